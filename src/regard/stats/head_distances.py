@@ -39,7 +39,7 @@ def divergence(
     JS(p, q) = H((p + q) / 2) - H(p) / 2 - H(q) / 2, 0 for equal rows and log 2 for rows that share no
     key; its square root is a metric (Lin 1991). The N heads of all maps are numbered layer by layer. `rows` are
     the indices of the queries, by default 64 random ones (`sample_rows`). At most 16 rows of each head are in
-    memory at once.
+    memory at once. Signed weights are compared as shares of |weight|.
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 2, 5, 4)
@@ -55,6 +55,7 @@ def divergence(
     chosen = sample_rows(layers[0].shape[2]) if rows is None else indices("divergence", "row", rows, layers[0].shape[2])
     if not len(chosen):
         raise RegardError("divergence: there are no rows. Give at least one query.")
+    layers = [layer.shares() if layer.is_signed else layer for layer in layers]
     total = torch.zeros((), dtype=torch.float32)
     for part in chosen.split(ROWS):
         weights = torch.cat([layer.tile(batch=batch, rows=part)[0].float().cpu() for layer in layers])

@@ -51,7 +51,8 @@ def mask_findings(
     `real` is lengths (B,) or a boolean (B, J) with True = real, as for `padding`. The kinds of findings are "leak"
     (weight on future tokens), "padding" (weight on padding) and "unseen" (real keys with weight 0 for every query,
     while other keys have weight). If texts of different lengths attend to the same keys, the sentence adds that one
-    mask seems to be used for the whole batch; broadcasting along the wrong axis causes this. `numbers` are the
+    mask seems to be used for the whole batch; broadcasting along the wrong axis causes this. Of signed weights, shares
+    of |weight| are read, so that opposite signs do not cancel. `numbers` are the
     numbers of the layers; by default they are read from the module paths (`layer_numbers`).
 
     >>> import torch, regard as rg
@@ -61,6 +62,7 @@ def mask_findings(
     """
     found = []
     for number, weights in zip(layer_numbers(maps, numbers), maps.values(), strict=True):
+        weights = weights.shares() if weights.is_signed else weights
         if causal:
             found += leaks(number, weights)
         if real is not None:
