@@ -171,11 +171,11 @@ def test_a_map_refuses_tensors_that_changed():
 def test_a_map_of_tensors_of_a_model():
     transition, q, k, _, tensors = drawn("kimi_delta", 12, 5)
     steps = steps_of(transition, q, k, tensors)
-    weights = TransportedMap.of(steps)
+    weights = TransportedMap.of_steps(steps)
     torch.testing.assert_close(weights.dense(), by_definition(steps))
     assert weights.shape == (2, 3, 5, 12)
     with pytest.raises(rg.RegardError, match="a key of its own"):
-        TransportedMap.of(rg.Steps(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 2, 2)))
+        TransportedMap.of_steps(rg.Steps(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 2, 2)))
 
 
 def test_empty_calls():

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import warnings
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -22,12 +20,11 @@ from regard.engine.plan import Plan, plan
 from regard.engine.problem import Problem, Result
 from regard.engine.ring import Ring, RingPlan
 from regard.engine.transforms import numbers_needed, refuse_tracing, uncompiled
-from regard.errors import RegardError
+from regard.errors import RegardError, errors_named
 from regard.maps.attention_map import AttentionMap
+from regard.maps.call_map import map_of, problem_of
 from regard.maps.listener import Listeners
 from regard.maps.ring_map import RingMap
-from regard.maps.scored_map import ScoredMap
-from regard.maps.transported_map import TransportedMap
 from regard.pieces.call_tensors import CallTensors, check_call_tensors, needs_of, refuse_needs, unexpected
 from regard.positions import Positions, check_positions
 from regard.shapes import Sizes, check_finite, in_autocast_dtype, without_autocast
@@ -119,17 +116,9 @@ def attend(
         result = _run(problem, engine, planned, request, plan_key)
         if isinstance(next_cache, RecurrentCache):
             next_cache = replace(next_cache, state=result.state)
-    weights = _map_of(problem, result)
+    weights = map_of(problem, result.row_statistic)
     attend_listeners.tell(None, lambda: weights)
     return AttentionOutput(result.output, weights, next_cache)
-
-
-def _map_of(problem: Problem, result: Result) -> AttentionMap:
-    """The weights of a call."""
-    pieces, prepared = problem.pieces_snapshot(), problem.prepared
-    if prepared.steps is not None:
-        return TransportedMap(prepared.steps, pieces, problem.positions, problem.grid)
-    return ScoredMap(pieces, prepared, problem.positions, problem.sizes, result.row_statistic)
 
 
 @overload
@@ -199,7 +188,7 @@ def explain(
     16,384 queries, 16,384 keys, 8 heads of width 64, batch 1.
     The ... engine is chosen: ...
     """
-    with _errors_of_explain():
+    with errors_named("attend", "explain"):
         if isinstance(attention, Composite):
             request = Request(attention, query, key, value, positions, None, None, engine, tensors)  # type: ignore[arg-type]
             return _explain_composite(request, cache)
@@ -212,18 +201,6 @@ def explain(
         planned = plan(problem, engine)
         problem.plan_cache.clear()
         return planned
-
-
-@contextmanager
-def _errors_of_explain() -> Iterator[None]:
-    """Errors name `explain`: both calls check their arguments with the same code, which names `attend`."""
-    try:
-        yield
-    except RegardError as error:
-        own = re.sub(r"^attend(?=[:(])", "explain", str(error))
-        if type(error) is not RegardError or own == str(error):
-            raise
-        raise RegardError(own) from None
 
 
 def _attend_composite(request: Request, cache: Cache | None, check: bool) -> AttentionOutput:
@@ -379,12 +356,7 @@ def _key_axes(attention: Attention) -> dict[str, int]:
 def _problem(request: Request) -> Problem:
     """The problem of a call, after checks of all sizes."""
     attention, query, key, value, positions, state, seed, _, tensors = request
-    sizes = Sizes.of(query, key, value)
-    check_positions(positions)
-    positions = positions or Positions.aligned_to_end(sizes.I, sizes.J)
-    positions.check(sizes.J)
-    attention.check(sizes, positions, key.shape[-1])
-    return Problem(attention, query, key, value, positions, sizes, seed, state, tensors)
+    return problem_of(attention, query, key, value, positions, state, seed, tensors)
 
 
 def _run(problem: Problem, engine: str | Ring, kept: Plan | None, request: Request, plan_key: Hashable) -> Result:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class RegardError(ValueError):
@@ -32,6 +34,25 @@ class MissingPackage(RegardError):
 
     def __reduce__(self) -> tuple[type[MissingPackage], tuple[str, str, str]]:
         return MissingPackage, (self.operation, self.package, self.extra)
+
+
+@contextmanager
+def errors_named(inner: str, outer: str) -> Iterator[None]:
+    """Errors of a block name the operation `outer`, which checks its arguments with the code of `inner`.
+
+    >>> with errors_named("attend", "explain"):
+    ...     raise RegardError("attend: no keys")
+    Traceback (most recent call last):
+        ...
+    regard.errors.RegardError: explain: no keys
+    """
+    try:
+        yield
+    except RegardError as error:
+        own = re.sub(rf"^{re.escape(inner)}(?=[:(])", outer, str(error))
+        if type(error) is not RegardError or own == str(error):
+            raise
+        raise RegardError(own) from None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -56,13 +56,13 @@ def with_remainder(
     logsumexp, (B, H, _) = logsumexp.clone(), logsumexp.shape
     row_bytes = B * H * grid.key.numel() * prepared.query.element_size() * (2 * attention.score.floats_per_score + 4)
     for rows in coarse_rows.split(max(1, RECOMPUTED_BYTES // row_bytes)):
-        exact = _recomputed_statistic(attention, prepared, positions, grid, rows)
+        exact = recomputed_statistic(attention, prepared, positions, grid, rows)
         place = to_device(rows, logsumexp.device)
         logsumexp[:, :, place], remainder[:, :, place] = exact
     return logsumexp, remainder
 
 
-def _recomputed_statistic(
+def recomputed_statistic(
     attention: Attention, prepared: Prepared, positions: Positions, grid: Grid, rows: Tensor
 ) -> RowStatistic:
     """The statistic of the rows at these indices (on the host), from the scores of all keys they may attend to."""

@@ -1,5 +1,6 @@
 """The weights of an attention on demand, and statistics that stream over them."""
 
+from regard.maps import call_map  # noqa: F401  tells AttentionMap.of the families
 from regard.maps.attention_map import AttentionMap
 from regard.maps.folds import (
     Distance,
@@ -15,6 +16,7 @@ from regard.maps.folds import (
     TopLinks,
 )
 from regard.maps.key_group_map import KeyGroupMap
+from regard.maps.paged_keys import PagedKeys
 from regard.maps.product_map import MatrixMap, ProductMap
 from regard.maps.ring_map import RingMap
 from regard.maps.sum_map import SumMap
@@ -30,6 +32,7 @@ __all__ = [
     "Links",
     "MassOn",
     "MatrixMap",
+    "PagedKeys",
     "Pool",
     "ProductMap",
     "RingMap",

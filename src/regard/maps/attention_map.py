@@ -36,6 +36,7 @@ from regard.maps.folds import (
     check_folds,
 )
 from regard.maps.indices import Index, OutOfRange, axis_index, indices
+from regard.maps.paged_keys import PagedKeys
 from regard.pieces.grid import Grid
 from regard.positions import Positions
 from regard.shapes import to_device
@@ -81,6 +82,8 @@ class AttentionMap(ABC):
 
     #: Whether weights may be negative, and rows may have any sum.
     is_signed: ClassVar[bool] = False
+    #: Chooses the family of weights; `call_map` sets it, since the families are subclasses of this class.
+    _of_tensors: ClassVar[Callable[..., AttentionMap]]
 
     #: The pieces. Their mask says which keys a query may attend to.
     attention: Attention
@@ -88,6 +91,31 @@ class AttentionMap(ABC):
     positions: Positions
     #: The coordinates of batch entries, heads, queries and keys.
     grid: Grid
+
+    @staticmethod
+    def of(
+        attention: Attention,
+        query: Tensor,
+        key: Tensor | PagedKeys,
+        statistic: Tensor | None = None,
+        positions: Positions | None = None,
+        **tensors: Tensor,
+    ) -> AttentionMap:
+        """The map of queries and keys that another program computed: a serving engine, a kernel, a saved file.
+
+        `query` (B, H, I, D) and `key` (B, G, J, D) are what the kernel read: if it rotates them before, `attention` has
+        no position. `statistic` is the log-sum-exp of every row in nats, (B, H, I), as FlashAttention, FlexAttention
+        and cuDNN return it; a few rows are compared with the scores, and without it it is computed. Keys may be in
+        pages (`PagedKeys`). `tensors` are those that pieces need for each call, by name. Nothing is attended: there
+        are no values and there is no output.
+
+        >>> import torch, regard as rg
+        >>> query, key = torch.randn(2, 1, 2, 5, 4)
+        >>> logsumexp = (query @ key.mT / 2).logsumexp(-1)
+        >>> rg.AttentionMap.of(rg.Attention(), query, key, logsumexp)
+        AttentionMap(1 x 2 heads x 5 queries x 5 keys)
+        """
+        return AttentionMap._of_tensors(attention, query, key, statistic, positions, tensors)
 
     @abstractmethod
     def select(self, batch: Index, head: Index) -> AttentionMap:

@@ -48,7 +48,7 @@ class TransportedMap(AttentionMap):
         self._versions = self._current_versions()
 
     @classmethod
-    def of(cls, steps: Steps) -> TransportedMap:
+    def of_steps(cls, steps: Steps) -> TransportedMap:
         """The map of tensors of a model: I queries are the last of J tokens."""
         B, H, I, _ = steps.query.shape
         J = steps.key.shape[2]

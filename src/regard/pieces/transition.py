@@ -38,7 +38,7 @@ class Steps:
     >>> import torch, regard as rg
     >>> one = torch.ones(1, 1, 3, 1)
     >>> steps = rg.Steps(one, one, log_decay=torch.tensor(0.5).log().expand(1, 1, 3, 1))
-    >>> rg.TransportedMap.of(steps)[0, 0, 2]
+    >>> rg.TransportedMap.of_steps(steps)[0, 0, 2]
     tensor([0.2500, 0.5000, 1.0000])
     """
 

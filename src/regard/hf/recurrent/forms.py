@@ -23,7 +23,7 @@ def map_of(form: Steps | Convolution, num_queries: int) -> AttentionMap:
     """The map of the last queries over all tokens of a form."""
     last = {name: x[:, :, x.shape[2] - num_queries :] for name, x in _tensors(form).items() if name in OF_QUERIES}
     form = replace(form, **last)
-    return TransportedMap.of(form) if isinstance(form, Steps) else ConvolutionMap.of(form)
+    return TransportedMap.of_steps(form) if isinstance(form, Steps) else ConvolutionMap.of(form)
 
 
 def joined(forms: Sequence[Form], orders: Sequence[Tensor | None]) -> Form:

@@ -1,0 +1,131 @@
+"""From a call to its map: the problem after all checks, and the family of weights that its pieces have."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.attention import EMPTY, Attention, checked_attention
+from regard.engine.problem import Problem
+from regard.engine.rows import recomputed_statistic
+from regard.errors import RegardError, errors_named
+from regard.maps.attention_map import AttentionMap
+from regard.maps.paged_keys import PagedKeys
+from regard.maps.scored_map import ScoredMap
+from regard.maps.transported_map import TransportedMap
+from regard.pieces.call_tensors import CallTensors, check_call_tensors
+from regard.pieces.mask_data import padding
+from regard.pieces.normalizer import RowStatistic, has_logsumexp
+from regard.positions import Positions, check_positions
+from regard.shapes import Sizes, in_autocast_dtype
+
+#: A given log-sum-exp may differ from that of the scores by this much: kernels in half precision round both.
+STATISTIC_TOLERANCE = 0.05
+#: Rows of a given statistic that are compared with the scores.
+COMPARED_ROWS = 4
+
+
+def problem_of(
+    attention: Attention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Positions | None,
+    state: Tensor | None = None,
+    seed: int | None = None,
+    tensors: CallTensors = EMPTY,
+) -> Problem:
+    """The problem of a call, after checks of all sizes."""
+    sizes = Sizes.of(query, key, value)
+    check_positions(positions)
+    positions = positions or Positions.aligned_to_end(sizes.I, sizes.J)
+    positions.check(sizes.J)
+    attention.check(sizes, positions, key.shape[-1])
+    return Problem(attention, query, key, value, positions, sizes, seed, state, tensors)
+
+
+def map_of(problem: Problem, row_statistic: RowStatistic | None) -> AttentionMap:
+    """The weights of a call."""
+    pieces, prepared = problem.pieces_snapshot(), problem.prepared
+    if prepared.steps is not None:
+        return TransportedMap(prepared.steps, pieces, problem.positions, problem.grid)
+    return ScoredMap(pieces, prepared, problem.positions, problem.sizes, row_statistic)
+
+
+def map_of_tensors(
+    attention: Attention,
+    query: Tensor,
+    key: Tensor | PagedKeys,
+    statistic: Tensor | None,
+    positions: Positions | None,
+    tensors: dict[str, Any],
+) -> AttentionMap:
+    """`AttentionMap.of`."""
+    with errors_named("attend", "AttentionMap.of"):
+        checked_attention("attend: the first argument", attention)
+        if isinstance(key, PagedKeys):
+            attention, key = _gathered(attention, key, positions)
+        query, key = in_autocast_dtype(query), in_autocast_dtype(key)
+        given = check_call_tensors("attend", attention.pieces(), Sizes.of(query, key, key), tensors)
+        problem = problem_of(attention, query, key, key[..., :1], positions, tensors=given)
+    return map_of(problem, None if statistic is None else _checked_statistic(problem, statistic))
+
+
+def _gathered(attention: Attention, keys: PagedKeys, positions: Positions | None) -> tuple[Attention, Tensor]:
+    """The keys of all pages in order, aligned to the end, and a mask that hides what is before shorter texts."""
+    if positions is not None:
+        raise RegardError("attend: keys in pages have their own positions, aligned to the end; leave positions out.")
+    key, real = keys.gathered()
+    if real is None:
+        return attention, key
+    mask = padding(real)
+    return attention.with_mask(mask if attention.mask is None else attention.mask & mask), key
+
+
+@torch.no_grad()
+def _checked_statistic(problem: Problem, statistic: Tensor) -> RowStatistic:
+    """The log-sum-exp of somebody else's kernel, after a comparison of a few rows with the scores."""
+    sizes, normalizer = problem.sizes, problem.attention.normalizer
+    if problem.prepared.steps is not None or not has_logsumexp(normalizer):
+        kind = "a transition" if problem.prepared.steps is not None else type(normalizer).__name__
+        raise RegardError(f"AttentionMap.of: with {kind} no row has a log-sum-exp. Leave `statistic` out.")
+    if not isinstance(statistic, Tensor) or statistic.shape != (sizes.B, sizes.H, sizes.I):
+        got = tuple(statistic.shape) if isinstance(statistic, Tensor) else type(statistic).__name__
+        raise RegardError(
+            f"AttentionMap.of: the statistic is the log-sum-exp of every row, a tensor of shape (batch, heads, queries)"
+            f" = ({sizes.B}, {sizes.H}, {sizes.I}), got {got}."
+        )
+    given = statistic.detach().to(problem.query.device, torch.promote_types(statistic.dtype, torch.float32))
+    given = given.masked_fill(given == torch.inf, -torch.inf)  # FlashAttention 2 writes inf for a row without keys
+    if not problem.sizes.is_empty:
+        _compare(problem, given)
+    return (given,)
+
+
+def _compare(problem: Problem, given: Tensor) -> None:
+    """Refuse a statistic that is not the log-sum-exp of these scores, in nats."""
+    rows = torch.linspace(0, problem.sizes.I - 1, min(problem.sizes.I, COMPARED_ROWS)).round().long().unique()
+    parts = problem.attention, problem.prepared, problem.positions, problem.grid, rows
+    exact = recomputed_statistic(*parts)[0]
+    found = given[:, :, rows.to(given.device)].to(exact.dtype)
+    wrong = ~torch.isclose(found, exact, rtol=1e-2, atol=STATISTIC_TOLERANCE) & ~(found.isneginf() & exact.isneginf())
+    if not wrong.any():
+        return
+    b, h, row = wrong.nonzero()[0].tolist()
+    is_base_2 = torch.isclose(found * math.log(2), exact, rtol=1e-2, atol=STATISTIC_TOLERANCE)[wrong].all()
+    remedy = (
+        "The numbers are logarithms of base 2, as FlashInfer returns them: give statistic * math.log(2)."
+        if bool(is_base_2)
+        else "Give the natural logarithm of the sum of exp(score), with the factor of the scores inside, and give the "
+        "same mask, factor and rotated queries and keys as the kernel read. Or leave `statistic` out: it is computed."
+    )
+    raise RegardError(
+        f"AttentionMap.of: the statistic of batch entry {b}, head {h}, query {int(rows[row])} is "
+        f"{float(found[b, h, row]):.4g}, but the log-sum-exp of its scores is {float(exact[b, h, row]):.4g}. {remedy}"
+    )
+
+
+AttentionMap._of_tensors = map_of_tensors
