@@ -386,7 +386,7 @@ def test_every_row_is_verified_when_asked(backend, monkeypatch):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_refusals():
     model = bert()
-    with pytest.raises(rg.RegardError, match="Known names: qk, statistics"), rg.watch(model, keep="all"):
+    with pytest.raises(rg.RegardError, match="Known names: qk, qkv, statistics"), rg.watch(model, keep="all"):
         pass
     with pytest.raises(rg.RegardError, match=r"model\._orig_mod"), rg.watch(torch.compile(model)):
         pass

@@ -117,7 +117,7 @@ def attend(
         if isinstance(next_cache, RecurrentCache):
             next_cache = replace(next_cache, state=result.state)
     weights = map_of(problem, result.row_statistic)
-    attend_listeners.tell(None, lambda: weights)
+    attend_listeners.tell(None, lambda: weights, lambda: request.value)
     return AttentionOutput(result.output, weights, next_cache)
 
 
@@ -217,7 +217,7 @@ def _attend_composite(request: Request, cache: Cache | None, check: bool) -> Att
     call = Call(request.query, request.key, request.value, request.positions, request.tensors, attend_part)  # type: ignore[arg-type]
     with attend_listeners.computing(), without_autocast(request.query.device):
         output, weights = composite.run(call)
-    attend_listeners.tell(None, lambda: weights)
+    attend_listeners.tell(None, lambda: weights, lambda: request.value)
     return AttentionOutput(output, weights, next_cache)
 
 

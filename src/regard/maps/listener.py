@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from torch import nn
+from torch import Tensor, nn
 
 from regard.context import ContextFlag, ContextItems
 from regard.maps.attention_map import AttentionMap
@@ -30,18 +30,29 @@ class Listener(Protocol):
     def on_attention(self, module: nn.Module | None, weights: AttentionMap) -> None: ...
 
 
+#: Computes the values (B, G, J, E) of a call; None if nobody has all of them.
+Values = Callable[[], Tensor] | None
+
+
+@runtime_checkable
+class ValueListener(Protocol):
+    """A listener that receives each map together with a function that returns the values of the call."""
+
+    def on_attention_with_values(self, module: nn.Module | None, weights: AttentionMap, values: Values) -> None: ...
+
+
 class Listeners:
     """The listeners of this thread, for all models. A listener receives maps only from the thread that added it."""
 
     def __init__(self) -> None:
-        self._following: ContextItems[Listener] = ContextItems("listeners")
+        self._following: ContextItems[Listener | ValueListener] = ContextItems("listeners")
         self._busy = ContextFlag("busy")
 
     def __bool__(self) -> bool:
         return bool(self._following)
 
     @contextmanager
-    def to(self, listener: Listener) -> Iterator[None]:
+    def to(self, listener: Listener | ValueListener) -> Iterator[None]:
         """Give maps to `listener` while the block runs."""
         with self._following.adding(listener):
             yield
@@ -54,9 +65,12 @@ class Listeners:
     def busy(self) -> bool:
         return bool(self._busy)
 
-    def tell(self, module: nn.Module | None, weights: Callable[[], AttentionMap]) -> None:
+    def tell(self, module: nn.Module | None, weights: Callable[[], AttentionMap], values: Values = None) -> None:
         """Give the map to all listeners; it is built only if there is one, and if the call is no part of another."""
         if self._following and not self._busy:
             attention_map = weights()
             for listener in self._following:
-                listener.on_attention(module, attention_map)
+                if isinstance(listener, ValueListener):
+                    listener.on_attention_with_values(module, attention_map, values)
+                else:
+                    listener.on_attention(module, attention_map)

@@ -91,7 +91,7 @@ class MultiHeadLatentAttention(Attends):
         key = self._keys(x, past.length)
         extended = past.extend(key, key[..., self.rotated_width :])
         seen = self._attend(self._queries(x, past.length), extended.key, extended.positions, mask, form)
-        listeners.tell(self, lambda: seen.weights)
+        listeners.tell(self, lambda: seen.weights, lambda: extended.value @ self.value.to(extended.value.dtype))
         assert isinstance(extended.cache, LatentCache)
         return self.output(seen.output.transpose(1, 2).flatten(2)), extended.cache
 

@@ -215,7 +215,7 @@ def read(module: Attends, query: Tensor, keys: ProjectedKV, start: int | None = 
         keys = keys.each
         positions = Positions.of(start, query.shape[2], keys.length)
         seen = attend(_masked(attention, keys), query, keys.key, keys.value, positions=positions)
-        listeners.tell(module, lambda: seen.weights)
+        listeners.tell(module, lambda: seen.weights, lambda: keys.value)
         return seen.output
     return _read_one(module, query, keys, start)
 
@@ -263,7 +263,7 @@ def _read_at_once(module: Attends, query: Tensor, keys: ProjectedKV, start: int,
     states = [bias.prepare(query, encoded, positions) for bias in attention.bias]
     prepared = Prepared(compared, key, tuple(r for r, _ in states), tuple(c for _, c in states))
     if listeners:
-        listeners.tell(module, lambda: ScoredMap(masked, prepared, positions, grid, None))
+        listeners.tell(module, lambda: ScoredMap(masked, prepared, positions, grid, None), lambda: keys.value)
     if plain and keys.has_products:
         return _fused(attention, compared, key, keys)
     if plain:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.attention import Attention, Prepared
 from regard.errors import RegardError
+from regard.hf.capture.kept_values import NoValues
 from regard.hf.capture.lazy_projection import DeferredCall
 from regard.hf.capture.module_rerun import RerunCall, RerunSteps
 from regard.hf.capture.module_statistics import ModuleStatistics
@@ -25,6 +26,8 @@ from regard.positions import Positions
 
 #: The kind of every layer that is not recurrent.
 ATTENTION = "attention"
+#: Why a map that a module reported has no values.
+OF_RING = "each rank of a ring has only its share of the values"
 
 
 class NotCaptured(RegardError, KeyError):
@@ -35,12 +38,12 @@ class NotCaptured(RegardError, KeyError):
 
 @dataclass(eq=False)
 class SharedKeys:
-    """Keys (B, G, J, D) that several calls with a growing cache share; each call uses the first of them."""
+    """Keys or values (B, G, J, D) that several calls with a growing cache share; each call uses the first of them."""
 
     tensor: Tensor
 
     def grow(self, later: Tensor) -> bool:
-        """Replace the keys by `later` if it begins with them; returns whether it does."""
+        """Replace the tensor by `later` if it begins with it; returns whether it does."""
         size = self.tensor.shape[2]
         if later.dtype != self.tensor.dtype or later.shape[2] <= size or later.shape[:2] != self.tensor.shape[:2]:
             return False
@@ -52,7 +55,10 @@ class SharedKeys:
 
 @dataclass(eq=False)
 class Capture:
-    """One call of a module: its pieces, queries and keys, the verification, and the log-sum-exp of rows if known."""
+    """One call of a module: its pieces, queries and keys, the verification, and the log-sum-exp of rows if known.
+
+    `values` are kept with watch(keep="qkv").
+    """
 
     attention: Attention
     positions: Positions
@@ -60,6 +66,7 @@ class Capture:
     keys: SharedKeys
     check: Check
     logsumexp: Tensor | None = None
+    values: SharedKeys | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -70,6 +77,10 @@ class Capture:
     def map(self) -> AttentionMap:
         """The weights; built at the first access."""
         return self._scored()
+
+    def read_values(self) -> Tensor:
+        assert self.values is not None
+        return self.values.tensor[:, :, : len(self.positions.keys)]
 
     def _scored(self) -> ScoredMap:
         key = self.keys.tensor[:, :, : len(self.positions.keys)]
@@ -90,6 +101,7 @@ class ModuleMap:
     maps: list[AttentionMap]
     check: Check
     steps: bool = True
+    values: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -102,6 +114,11 @@ class ModuleMap:
             self.maps[:] = [joined(self.maps)]
         return self.maps[0]
 
+    def read_values(self) -> Tensor:
+        if self.values is None:
+            raise NoValues(OF_RING)
+        return self.values
+
     def append(self, later: ModuleMap) -> bool:
         """Append the map of a later call if its queries follow; returns whether they do."""
         if not (self.steps and later.steps):
@@ -112,6 +129,7 @@ class ModuleMap:
         follows = new.positions.start == last.positions.start + last.shape[2] and new.shape[:2] == last.shape[:2]
         if follows and _begins_with(new._prepared.key, last._prepared.key):
             self.maps.append(new)
+            self.values = later.values
             return True
         return False
 
@@ -137,6 +155,9 @@ class FoldedCall:
             f"seen[{self.name!r}]: only statistics were kept, in seen.statistics[{self.name!r}]. "
             "watch(model, keep='qk') keeps the queries and keys that a map needs."
         )
+
+    def read_values(self) -> Tensor:
+        raise NoValues("only statistics were kept")
 
 
 Kept = Capture | RerunCall | RerunSteps | ProbedCall | ReturnedCall | ModuleMap | DeferredCall | FoldedCall
@@ -182,6 +203,8 @@ class ModuleCalls:
             return
         if isinstance(last, Capture) and isinstance(capture, Capture) and last.keys.grow(capture.keys.tensor):
             capture.keys = last.keys
+            if last.values and capture.values and last.values.grow(capture.values.tensor):
+                capture.values = last.values
         self.calls.append(capture)
 
     def _follow(self, capture: RecurrentCall) -> None:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.hf.calls import Untranslatable
-from regard.hf.capture.captured_calls import Capture
+from regard.hf.capture.captured_calls import Capture, SharedKeys
+from regard.hf.capture.torch_calls import ObservedCall
 from regard.maps import AttentionMap
 from regard.maps.sum_map import SumMap
 
@@ -49,12 +50,12 @@ class DifferentialCapture(Capture):
 
 
 @torch.no_grad()
-def differential(module: Any, first: Capture, outputs: list[Tensor], output: Tensor) -> DifferentialCapture:
-    """The difference of two softmaxes, from the captured first call, and the outputs (B, I, H, D) of both.
+def differential(module: Any, first: Capture, halves: list[ObservedCall], output: Tensor) -> DifferentialCapture:
+    """The difference of two softmaxes, from the captured first call, and both calls, with outputs (B, I, H, D).
 
     `Untranslatable` if the difference, normalised and projected, is not the output of the module.
     """
-    of_first, of_second = outputs
+    of_first, of_second = (half.output for half in halves)
     factor = float(_exp_dot(module.lambda_q1, module.lambda_k1) - _exp_dot(module.lambda_q2, module.lambda_k2))
     factor += module.lambda_init
     plus, minus = torch.cat([of_first, of_second], -1).chunk(2, dim=2)
@@ -65,9 +66,15 @@ def differential(module: Any, first: Capture, outputs: list[Tensor], output: Ten
     if not error <= tolerance:
         raise Untranslatable(f"{type(module).__name__} does not subtract its two maps as DiffLlama does")
     check = replace(first.check, error=max(error, first.check.error or 0.0)) if first.check.ok else first.check
+    values = None if first.values is None else SharedKeys(_values(halves))
     return DifferentialCapture(
-        first.attention, first.positions, first.query, first.keys, check, first.logsumexp, factor=factor
+        first.attention, first.positions, first.query, first.keys, check, first.logsumexp, values, factor
     )
+
+
+def _values(halves: list[ObservedCall]) -> Tensor:
+    """The values (B, G, J, 2 D) of each pair of heads: of either call, whose two halves of the heads have the same."""
+    return torch.cat([half.call.value.detach().chunk(2, dim=1)[0] for half in halves], -1)
 
 
 def _exp_dot(left: Tensor, right: Tensor) -> Tensor:

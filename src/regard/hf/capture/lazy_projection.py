@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from regard.attention import Attention, Prepared
 from regard.errors import RegardError
@@ -31,9 +32,13 @@ class DeferredCall:
     positions: Positions
     inputs: ProjectionInputs
     check: Check
+    keeps_values: bool = False
 
     def __post_init__(self) -> None:
-        self._versions, self._sample = self.inputs.versions(), self.inputs.sample()
+        self._versions, self._sample = self._state()
+
+    def _state(self) -> tuple[list[int], list[Tensor]]:
+        return self.inputs.versions(self.keeps_values), self.inputs.sample(self.keeps_values)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -54,9 +59,17 @@ class DeferredCall:
         grid = Grid.whole(self.positions, B, H, I, device)
         return ScoredMap(self.attention, prepared, self.positions, grid, None)
 
+    @torch.no_grad()
+    def read_values(self) -> Tensor:
+        """The values (B, H, J, E), projected again."""
+        self._check_unchanged()
+        with torch.autocast(self.inputs.tensors[2].device.type, enabled=False):
+            return self.inputs.projected(2, self.inputs.tensors[2])
+
     def _check_unchanged(self) -> None:
-        same = all(torch.equal(now, then) for now, then in zip(self.inputs.sample(), self._sample, strict=True))
-        if not same or self.inputs.versions() != self._versions:
+        versions, sample = self._state()
+        same = all(torch.equal(now, then) for now, then in zip(sample, self._sample, strict=True))
+        if not same or versions != self._versions:
             raise RegardError(
                 f"seen[{self.name!r}]: the inputs or parameters of this layer were changed in place after it was "
                 "watched (by an optimizer step, perhaps), so its queries and keys are lost. Read the map before the "

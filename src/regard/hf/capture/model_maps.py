@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
+
+from torch import Tensor
 
 from regard.display import viewer_part
 from regard.errors import RegardError, nearest
 from regard.hf.capture.captured_calls import ATTENTION, ModuleCalls, NotCaptured
+from regard.hf.capture.kept_values import NoValues
 from regard.hf.capture.model_inputs import ModelInputs
 from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.capture.verification import Check
@@ -46,6 +49,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         self._parts, self._missing, self._order, self._verified = parts, missing, order, verified
         self.model = model
         self.inputs = ModelInputs()
+        self.keeps_values = False
 
     @property
     def names(self) -> list[str]:
@@ -59,6 +63,39 @@ class WatchedAttention(Mapping[str, AttentionMap]):
     def calls(self, name: str | int) -> list[AttentionMap]:
         """The maps of all calls of a module, in order. With a cache they grow."""
         return [capture.map for capture in self._part(name).calls]
+
+    @overload
+    def values(self) -> ValuesView[AttentionMap]: ...
+
+    @overload
+    def values(self, name: str | int, call: int = -1) -> Tensor: ...
+
+    def values(self, name: str | int | None = None, call: int = -1) -> Any:
+        """The values (B, G, J, E) of a call of a module, after watch(keep="qkv"): W . values is its attention.
+
+        Without a module these are the maps, as of any mapping.
+
+        Query head h reads value head h // (H / G). With a cache, the values are those of all tokens so far. Values of
+        a recurrent layer are those of its recurrence, before the norm, gate and projection that follow it.
+
+        >>> import torch, regard as rg
+        >>> encoder = rg.nn.TransformerConfig(8, num_heads=2).encoder(layers=2).eval()
+        >>> with rg.watch(encoder, keep="qkv") as seen:
+        ...     states = encoder(torch.randn(1, 5, 8))
+        >>> seen.values(1).shape
+        torch.Size([1, 2, 5, 4])
+        """
+        if name is None:
+            return super().values()
+        if not self.keeps_values:
+            raise RegardError(f"seen.values({name!r}): values are not kept. Watch again with watch(model, keep='qkv').")
+        part = self._part(name)
+        if not -len(part.calls) <= call < len(part.calls):
+            raise RegardError(f"seen.values({name!r}, call={call}): the module was called {len(part.calls)} times.")
+        try:
+            return part.calls[call].read_values()
+        except NoValues as reason:
+            raise RegardError(f"seen.values({name!r}): {reason}.") from None
 
     @property
     def maps(self) -> dict[str, AttentionMap]:
@@ -155,7 +192,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
     def _view(self, belongs: Callable[[str], bool]) -> WatchedAttention:
         parts = {name: part for name, part in self._parts.items() if belongs(part.part)}
         view = WatchedAttention(parts, self._missing, self._order, self._verified, self.model)
-        view.inputs = self.inputs
+        view.inputs, view.keeps_values = self.inputs, self.keeps_values
         return view
 
     def _part(self, name: str | int) -> ModuleCalls:

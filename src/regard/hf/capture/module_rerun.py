@@ -21,6 +21,7 @@ from regard.attention import Attention
 from regard.checks import checked
 from regard.errors import RegardError
 from regard.hf.calls import NO_NUMBERS, Untranslatable
+from regard.hf.capture.kept_values import NoValues, values_of_product
 from regard.hf.capture.softmax_trace import Trace
 from regard.hf.capture.verification import Check
 from regard.hf.masks.mask_tensors import recognise
@@ -85,10 +86,18 @@ class RerunCall:
     small: Tensor | None = field(default=None, repr=False)
     #: Held until the next call, if this one has one head and one query.
     memory: StepMemory | None = field(default=None, repr=False)
+    #: Held with watch(keep="qkv"), or the reason why the call has none.
+    values: Tensor | NoValues | None = field(default=None, repr=False)
 
     @staticmethod
     def of(
-        name: str, module: nn.Module, given: tuple[Any, Any], trace: Trace, slot: LastWeights, output: Any = None
+        name: str,
+        module: nn.Module,
+        given: tuple[Any, Any],
+        trace: Trace,
+        slot: LastWeights,
+        output: Any = None,
+        keeps_values: bool = False,
     ) -> RerunCall:
         """The call, from the module's inputs, the trace of its run, and its output."""
         if trace.softmaxes[0].is_meta:
@@ -105,7 +114,14 @@ class RerunCall:
         check = Check(name, note="these are the weights of the module's own softmax, by which it multiplies the values")
         sample = _rows(weights).clone()
         memory = StepMemory.of(module, product.values) if H == I == 1 else None
-        return RerunCall(name, module, args, kwargs, (B, H, I, J), number, sample, slot, check, small, memory)
+        values = values_of_product(product, (B, H, I, J), type(module).__name__) if keeps_values else None
+        return RerunCall(name, module, args, kwargs, (B, H, I, J), number, sample, slot, check, small, memory, values)
+
+    def read_values(self) -> Tensor:
+        assert self.values is not None
+        if isinstance(self.values, NoValues):
+            raise self.values
+        return self.values
 
     @property
     def map(self) -> AttentionMap:
@@ -168,6 +184,10 @@ class RerunSteps:
         B, H, I, J = self.shape
         positions = Positions.aligned_to_end(I, J)
         return RerunMap(self.weights, positions, Grid.whole(positions, B, H, I, self.calls[0].sample.device))
+
+    def read_values(self) -> Tensor:
+        """The values, which all steps read."""
+        return self.calls[-1].read_values()
 
     def weights(self) -> Tensor:
         """The dense weights (B, 1, I, J), a row for each step."""

@@ -73,14 +73,16 @@ class ProjectionInputs:
         projected = mixed @ weight.mT.to(mixed.dtype)
         return projected if bias is None else projected + bias.view(self.num_heads, 1, -1)
 
-    def versions(self) -> list[int]:
+    def versions(self, with_values: bool = False) -> list[int]:
         """How often each tensor was changed in place. Tensors of inference mode have no counter."""
-        tensors = (*self.tensors[:2], *self.weights[:2], *(b for b in self.biases[:2] if b is not None))
+        last = 3 if with_values else 2
+        tensors = (*self.tensors[:last], *self.weights[:last], *(b for b in self.biases[:last] if b is not None))
         return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
-    def sample(self) -> list[Tensor]:
-        """A few rows of the inputs and weights of queries and keys."""
-        return [_rows(x) for x in (*self.tensors[:2], *(weight[None] for weight in self.weights[:2]))]
+    def sample(self, with_values: bool = False) -> list[Tensor]:
+        """A few rows of the inputs and weights of queries and keys, and of values if they are read later."""
+        last = 3 if with_values else 2
+        return [_rows(x) for x in (*self.tensors[:last], *(weight[None] for weight in self.weights[:last]))]
 
 
 def _rows(x: Tensor) -> Tensor:

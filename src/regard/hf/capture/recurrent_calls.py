@@ -41,6 +41,7 @@ class RecurrentCall:
     verified: bool | str = True
     earlier: RecurrentCall | None = None
     order: Tensor | None = None
+    keeps_values: bool = False
     check: Check = field(init=False)
     _map: AttentionMap | None = field(default=None, init=False, repr=False)
 
@@ -49,17 +50,23 @@ class RecurrentCall:
 
     @staticmethod
     def of(
-        name: str, core: CoreCall, dtype: torch.dtype, verified: bool | str, last: RecurrentCall | None
+        name: str,
+        core: CoreCall,
+        dtype: torch.dtype,
+        verified: bool | str,
+        last: RecurrentCall | None,
+        keeps_values: bool = False,
     ) -> RecurrentCall:
         """The call, joined to the last one if it begins with its state."""
         if core.output.is_meta:
             raise Untranslatable(NO_NUMBERS)
         core = replace(core, value=core.value.detach(), output=core.output.detach())
         if not core.before or not bool(core.before[0].any()):
-            return RecurrentCall(name, core, dtype, verified)
+            return RecurrentCall(name, core, dtype, verified, keeps_values=keeps_values)
         if last is None:
             raise Untranslatable(UNKNOWN_STATE)
-        return RecurrentCall(name, core, dtype, verified, last, _order(core.before, last.core.after))
+        order = _order(core.before, last.core.after)
+        return RecurrentCall(name, core, dtype, verified, last, order, keeps_values)
 
     @property
     def kind(self) -> str:
@@ -85,6 +92,10 @@ class RecurrentCall:
         calls = list(self._calls())[::-1]
         with torch.no_grad(), torch.autocast(self.core.value.device.type, enabled=False):
             return joined([call.core.form() for call, _ in calls], [order for _, order in calls])  # type: ignore[type-var]
+
+    def read_values(self) -> Tensor:
+        """The values (B, H, J, E) of all tokens up to this call. W . values is the output of the recurrence."""
+        return _whole([(call.core.value, order) for call, order in list(self._calls())[::-1]])
 
     @torch.no_grad()
     def verify(self) -> None:
@@ -114,10 +125,11 @@ class RecurrentCall:
         return heads, torch.linspace(0, J - 1, min(J, ROWS)).round().long()
 
     def forget(self) -> None:
-        """Drop the values and outputs of this run of calls: they are only needed to verify it."""
+        """Drop the outputs of this run of calls, and values that are not kept: they are only needed to verify it."""
         for call, _ in self._calls():
-            kept = {"value": call.core.value[..., :0].clone(), "output": call.core.output[..., :0].clone()}
-            call.core = replace(call.core, **kept, scale=None, offset=None)
+            value = call.core.value if self.keeps_values else call.core.value[..., :0].clone()
+            output = call.core.output[..., :0].clone()
+            call.core = replace(call.core, value=value, output=output, scale=None, offset=None)
 
     def _compared(self, expected: Tensor, actual: Tensor) -> Check:
         if not bool(actual.isfinite().all()):

@@ -29,6 +29,12 @@ class ReturnedCall:
     name: str
     weights: Tensor
     check: Check
+    #: Kept with watch(keep="qkv").
+    values: Tensor | None = None
+
+    def read_values(self) -> Tensor:
+        assert self.values is not None
+        return self.values
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -43,7 +49,9 @@ class ReturnedCall:
 
 
 @torch.no_grad()
-def returned_call(name: str, observed: ObservedCall, reason: Untranslatable) -> ReturnedCall:
+def returned_call(
+    name: str, observed: ObservedCall, reason: Untranslatable, keeps_values: bool = False
+) -> ReturnedCall:
     """The returned weights of a call that cannot be recomputed; else `Untranslatable` with reason and remedy."""
     call, weights = observed.call, observed.weights
     if weights is None or weights.ndim != 4:
@@ -59,4 +67,6 @@ def returned_call(name: str, observed: ObservedCall, reason: Untranslatable) -> 
     error = float((sums - observed.output).abs().max())
     if not error <= tolerance:
         raise Untranslatable(f"{reason}; the weights that it returned are not those that it computes with")
-    return ReturnedCall(name, weights.detach(), Check(name, error, tolerance, True, "these weights were returned"))
+    values = call.value.detach() if keeps_values else None
+    verified = Check(name, error, tolerance, True, "these weights were returned")
+    return ReturnedCall(name, weights.detach(), verified, values)

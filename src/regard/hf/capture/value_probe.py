@@ -24,6 +24,7 @@ from regard.attention import Attention
 from regard.checks import checked
 from regard.errors import RegardError
 from regard.hf.calls import NO_NUMBERS, Untranslatable
+from regard.hf.capture.kept_values import NoValues
 from regard.hf.capture.module_rerun import LastWeights, RerunMap, mask_of, snapshot
 from regard.hf.capture.verification import Check
 from regard.maps import attention_map
@@ -211,6 +212,17 @@ class ProbedCall:
         positions = Positions.aligned_to_end(I, J)
         return MeasuredMap(self.weights, positions, Grid.whole(positions, B, H, I, self.sample.device))
 
+    def read_values(self) -> Tensor:
+        """The values (B, H, J, E), from running the module again."""
+        if self.layout.is_shared:
+            raise NoValues(
+                f"{type(self.given.module).__name__} projects its values twice, for two kinds of queries, so no single "
+                "value of a key gives its output"
+            )
+        run = self.given.run()
+        self._check_sums(self.layout.sums(run))
+        return self.layout.values(run)
+
     def weights(self) -> Tensor:
         """The dense weights (B, H, I, J); measured at the first access."""
         if self.slot.owner is not self or self.slot.weights is None:
@@ -229,14 +241,18 @@ class ProbedCall:
         run = self.given.run()
         values, sums = self.layout.values(run), self.layout.sums(run)
         weights = torch.cat(list(self._columns(values)), -1)
-        tolerance = TOLERANCE.get(sums.dtype, 1e-4) * max(float(sums.abs().max()), 1e-6)
-        exact = self.layout.is_shared or _close(weights @ values, sums, tolerance)
-        if not exact or not _close(_rows(sums), self.sample, tolerance):
-            raise RegardError(
-                f"seen[{self.name!r}]: {kind} computes another output than when it was watched: its parameters or "
-                "inputs were changed. Read the map before the change, or watch again."
-            )
+        self._check_sums(sums, None if self.layout.is_shared else weights @ values)
         return weights
+
+    def _check_sums(self, sums: Tensor, expected: Tensor | None = None) -> None:
+        """Refuse sums of another run that are not those of the watched run, or not `expected`."""
+        tolerance = TOLERANCE.get(sums.dtype, 1e-4) * max(float(sums.abs().max()), 1e-6)
+        is_exact = expected is None or _close(expected, sums, tolerance)
+        if not is_exact or not _close(_rows(sums), self.sample, tolerance):
+            raise RegardError(
+                f"seen[{self.name!r}]: {type(self.given.module).__name__} computes another output than when it was "
+                "watched: its parameters or inputs were changed. Read the map before the change, or watch again."
+            )
 
     def _columns(self, values: Tensor) -> Iterator[Tensor]:
         """The weights of as many keys at once as a head has channels: key c of them has unit vector c as its value."""

@@ -29,7 +29,7 @@ from regard.hf.attention_modules import (
     part_of,
     parts_of_torch_layers,
 )
-from regard.hf.calls import DIRECT, NO_NUMBERS, Call, MaskCache, Untranslatable, translate
+from regard.hf.calls import NO_NUMBERS, Call, MaskCache, Untranslatable, translate
 from regard.hf.capture.captured_calls import Capture, ModuleCalls, ModuleMap, SharedKeys
 from regard.hf.capture.compiled_models import refuse_compiled
 from regard.hf.capture.differential import DifferentialCapture, differential, is_differential
@@ -44,6 +44,7 @@ from regard.hf.capture.module_statistics import ModuleStatistics, checked_folds
 from regard.hf.capture.recurrent_calls import RecurrentCall, dtype_of
 from regard.hf.capture.recurrent_layers import RecurrentLayers, is_recurrent
 from regard.hf.capture.returned_weights import ReturnedCall, returned_call
+from regard.hf.capture.static_caches import call_tensors
 from regard.hf.capture.torch_calls import ObservedCall, encoder_layer, multihead, observed_backend, sdpa
 from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.capture.value_probe import GivenCall, ProbedCall, has_values
@@ -51,10 +52,12 @@ from regard.hf.capture.verification import Check, check
 from regard.hf.models import model_name
 from regard.hf.recurrent.core_calls import CoreCall
 from regard.maps import AttentionMap, Fold
+from regard.maps.listener import Values
 from regard.nn import Attends, listeners
 
 Captured = Capture | RerunCall | ProbedCall | ReturnedCall | ModuleMap | DeferredCall | RecurrentCall
-KEEPS = ("qk", "statistics")
+QKV = "qkv"
+KEEPS = ("qk", QKV, "statistics")
 ALL = "all"
 UNCALLED = "was not called inside the with-block by the watching thread"
 OUTSIDE = (
@@ -95,6 +98,8 @@ def watch(
     is which. Their weights are signed, and W . values is the output of the recurrence. In Mamba-1, RWKV, RG-LRU and
     convolutions each channel is a head.
 
+    With `keep="qkv"` the values (B, G, J, E) of each call are kept, too: `seen.values(name)`.
+
     With `keep="statistics"` the `folds` (by default entropy, strongest link, distance and weight received) are
     computed while the model runs, and queries and keys are discarded: `seen.statistics[name].of(regard.Entropy)`.
 
@@ -120,7 +125,7 @@ def watch(
         )
     refuse_compiled(model)
     chosen, checked = ChosenLayers(layers), checked_folds(folds, keep)
-    return _Watch(lambda: _Watcher(model, chosen, verify, checked))
+    return _Watch(lambda: _Watcher(model, chosen, verify, checked, keep == QKV))
 
 
 @contextmanager
@@ -163,8 +168,16 @@ class _Watch(AbstractContextManager[WatchedAttention]):
 class _Watcher:
     """Observes one model, and keeps each attention call as a capture or as the reason why there is none."""
 
-    def __init__(self, model: nn.Module, chosen: ChosenLayers, verify: bool | str, folds: tuple[Fold, ...]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        chosen: ChosenLayers,
+        verify: bool | str,
+        folds: tuple[Fold, ...],
+        keeps_values: bool = False,
+    ) -> None:
         self.model, self.chosen, self.verify, self.folds = model, chosen, verify, folds
+        self.keeps_values = keeps_values
         self.masks, self.last_weights, self.hooks = MaskCache(), LastWeights(), ExitStack()
         # Paths of all modules, and which of them attend, are chosen, or may compute softmax themselves.
         self.order: list[str] = []
@@ -186,6 +199,7 @@ class _Watcher:
         self.missing: dict[str, str] = {}
         self.seen = WatchedAttention(self.calls, self.missing, self.order, bool(verify), model_name(model))
         self.seen.inputs = ModelInputs(getattr(model, "config", None))
+        self.seen.keeps_values = keeps_values
 
     def _read_names(self) -> dict[str, nn.Module]:
         """Read module paths and attention modules. A model may replace its modules while it runs (BigBird)."""
@@ -334,14 +348,15 @@ class _Watcher:
         else:
             self._keep_call(self.names.get(call.module), lambda: observed_backend(call, output))
 
-    def on_attention(self, module: nn.Module | None, weights: AttentionMap) -> None:
+    def on_attention_with_values(self, module: nn.Module | None, weights: AttentionMap, values: Values) -> None:
         """Keep a map reported by a module of `regard.nn`, or by `attend` for the module that called it."""
         called, running = module is None, self.running.modules
         if called and (backend_calls.inside or not running or isinstance(running[-1], Attends)):
             return  # the backend call is observed, and these modules report their own maps
         name = self.names.get(running[-1] if module is None else module)
         note = "regard.attend reported its own map" if called else "the module reported its own map"
-        self._keep(name, lambda: ModuleMap([weights], Check(name or "", note=note), steps=not called))
+        kept = values().detach() if values is not None and self.keeps_values else None
+        self._keep(name, lambda: ModuleMap([weights], Check(name or "", note=note), not called, kept))
 
     def _innermost(self) -> nn.Module | None:
         return self.running.modules[-1] if self.running.modules else None
@@ -354,7 +369,7 @@ class _Watcher:
         known = self.calls.get(name or "")
         dtype = dtype_of(module, self.model)
         last = None if known is None else known.recurrent
-        self._keep(name, lambda: RecurrentCall.of(name or "", read(), dtype, self.verify, last))
+        self._keep(name, lambda: RecurrentCall.of(name or "", read(), dtype, self.verify, last, self.keeps_values))
 
     def _keep_softmax(self, frame: ModuleFrame) -> None:
         """Keep the weights of a module that computed softmax itself."""
@@ -367,7 +382,7 @@ class _Watcher:
         """The weights of the softmax of a module, or measured weights if they are not those that it multiplies by."""
         name, inputs, output = frame.name or "", frame.inputs or ((), {}), frame.output
         try:
-            return RerunCall.of(name, frame.module, inputs, frame.trace, self.last_weights, output)
+            return RerunCall.of(name, frame.module, inputs, frame.trace, self.last_weights, output, self.keeps_values)
         except Untranslatable as reason:
             if frame.random is None:
                 raise
@@ -418,21 +433,24 @@ class _Watcher:
         try:
             call, translation = observed.call, translate(observed.call, self.masks)
         except Untranslatable as reason:
-            return returned_call(name, observed, reason)
+            return returned_call(name, observed, reason, self.keeps_values)
         verified = Check(name, note="verify=False")
         if self.verify:
             verified = check(name, observed, translation, self.verify == ALL)
         if observed.inputs is not None:
-            return DeferredCall(name, translation.attention, translation.positions, observed.inputs, verified)
-        query, key = _without_static_cache(translation.query.detach()), _without_static_cache(call.key.detach(), call)
-        logsumexp = row_logsumexp(call, translation)
-        return Capture(translation.attention, translation.positions, query, SharedKeys(key), verified, logsumexp)
+            return DeferredCall(
+                name, translation.attention, translation.positions, observed.inputs, verified, self.keeps_values
+            )
+        query, key, value = call_tensors(call, translation, self.keeps_values)
+        values = None if value is None else SharedKeys(value)
+        pieces, logsumexp = (translation.attention, translation.positions), row_logsumexp(call, translation)
+        return Capture(*pieces, query, SharedKeys(key), verified, logsumexp, values)
 
     def _differential(self, frame: ModuleFrame) -> DifferentialCapture:
         first = self._capture(frame.name or "", frame.halves[0])
         if not isinstance(first, Capture):
             raise Untranslatable(f"the two softmaxes of {type(frame.module).__name__} cannot be recomputed")
-        return differential(frame.module, first, [half.output for half in frame.halves], _first(frame.output))
+        return differential(frame.module, first, frame.halves, _first(frame.output))
 
     def _note_uncaptured(self) -> None:
         for name, module in self.candidates.items():
@@ -474,15 +492,3 @@ class _Watcher:
 
 def _first(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
-
-
-def _without_static_cache(tensor: Tensor, call: Call | None = None) -> Tensor:
-    """The tensor; a copy if it belongs to a static cache, which the next step writes in place."""
-    return tensor.clone() if call is not None and _is_static(call) else tensor
-
-
-def _is_static(call: Call) -> bool:
-    if hasattr(call.key, "_dynamo_static_input_type"):
-        return True
-    place = call.key.untyped_storage().data_ptr()
-    return call.backend == DIRECT and any(b.untyped_storage().data_ptr() == place for b in call.module.buffers())

@@ -44,12 +44,16 @@ class Traced:
 
 @dataclass(frozen=True, eq=False)
 class WeightedSum:
-    """A product of traced weights and values: the number of batch entries and of queries that its operands show."""
+    """A product of traced weights and values: the number of batch entries and of queries that its operands show.
+
+    `by_key` are the values with the axes of the weights (..., J, E), if the product shows which axis is which.
+    """
 
     weights: Traced
     num_batch: int
     num_queries: int
     values: Tensor | None
+    by_key: Tensor | None = None
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:
@@ -92,7 +96,8 @@ def _sum_of_products(name: str, part: Traced, args: tuple[Any, ...], kwargs: dic
     if name != "sum" or len(dims) != 1 or dims[0] not in (part.axis, part.axis + part.tensor.ndim):
         return None
     sizes = part.tensor.shape
-    return WeightedSum(part, prod(sizes) // max(sizes[-1] * sizes[part.axis], 1), 1, part.values)
+    by_key = part.values if part.axis == -2 else None
+    return WeightedSum(part, prod(sizes) // max(sizes[-1] * sizes[part.axis], 1), 1, part.values, by_key)
 
 
 def _matrix_product(name: str, part: Traced, operands: Any) -> WeightedSum | None:
@@ -107,7 +112,10 @@ def _matrix_product(name: str, part: Traced, operands: Any) -> WeightedSum | Non
     if not part.is_wide and (values is None or prod(values.shape[:-2]) != num_batch):
         return None  # one map for values of several texts
     num_queries = 1 if weights.ndim == 1 else weights.shape[-2 if is_left else -1]
-    return WeightedSum(part, num_batch, num_queries, values)
+    by_key = None
+    if values is not None and values.ndim > 1 and name != "linear":
+        by_key = values if is_left else values.mT
+    return WeightedSum(part, num_batch, num_queries, values, by_key)
 
 
 def _einsum(part: Traced, args: tuple[Any, ...]) -> WeightedSum | None:
@@ -128,4 +136,20 @@ def _einsum(part: Traced, args: tuple[Any, ...]) -> WeightedSum | None:
     queries = [sizes[letter] for letter in letters if letter not in others and letter in sizes]
     if not part.is_wide and (len(operands) != 2 or "." in letters or not set(letters) - {key} <= set(result)):
         return None
-    return WeightedSum(part, prod(batch), prod(queries), operands[1 - place] if len(operands) == 2 else None)
+    values = operands[1 - place] if len(operands) == 2 else None
+    by_key = None if values is None else _by_key(letters, subscripts[1 - place], key, values)
+    return WeightedSum(part, prod(batch), prod(queries), values, by_key)
+
+
+def _by_key(of_weights: str, of_values: str, key: str, values: Tensor) -> Tensor | None:
+    """Values (batch axes of the weights, J, E) from an einsum of weights (batch axes, I, J); None for other orders."""
+    width = [letter for letter in of_values if letter not in of_weights]
+    shared = [letter for letter in of_values if letter in of_weights]
+    batch = of_weights[:-2]
+    if len(width) != 1 or of_weights[-1:] != key or "." in of_weights + of_values or not {*shared} <= {*batch, key}:
+        return None
+    order = [letter for letter in batch if letter in shared] + [key, *width]
+    permuted = values.permute([of_values.index(letter) for letter in order])
+    for place, letter in enumerate(batch):
+        permuted = permuted if letter in shared else permuted.unsqueeze(place)
+    return permuted

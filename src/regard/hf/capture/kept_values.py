@@ -1,0 +1,30 @@
+"""The values (B, G, J, E) of a captured call, and the reason why a call has none."""
+
+from __future__ import annotations
+
+from math import prod
+
+from torch import Tensor
+
+from regard.hf.capture.weighted_sums import WeightedSum
+
+
+class NoValues(Exception):
+    """The reason why a captured call has no values."""
+
+
+def values_of_product(product: WeightedSum, shape: tuple[int, int, int, int], kind: str) -> Tensor | NoValues:
+    """The values of a product with weights (B, H, I, J), or the reason why its operands do not show them."""
+    (B, H, _, J), values = shape, product.by_key
+    if values is None:
+        return NoValues(f"the product of {kind} with its weights does not show which axes of its values are the keys")
+    leading, of_weights = tuple(values.shape[:-2]), tuple(product.weights.tensor.shape[:-2])
+    sizes = f"weights of shape {tuple(product.weights.tensor.shape)}, values of shape {tuple(values.shape)}"
+    fits = of_weights in ((B, H), (B * H,)) or prod(of_weights) == B * H == B
+    if values.shape[-2] != J or not fits:
+        return NoValues(f"the product of {kind} does not show which axes are batch, heads and keys: {sizes}")
+    if prod(leading) == B * H:
+        return values.detach().reshape(B, H, J, -1)
+    if len(leading) == 2 and leading[0] in (1, B) and leading[1] in (1, H):
+        return values.detach().expand(B, -1, -1, -1)
+    return NoValues(f"the product of {kind} does not show which axes are batch, heads and keys: {sizes}")
