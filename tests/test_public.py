@@ -24,7 +24,7 @@ LAYERS = [
     {"cache", "engine"},
     {"maps", "composites", "catalog", "attention_output", "combine", "nn"},
     {"stats", "hf", "seq2seq", "data", "drawing", "diagnosis"},
-    {"profiling"},
+    {"profiling", "attribution"},
     {"viewer", "bench", "cli", "api"},
 ]
 #: The same inside packages, by name.

@@ -1,8 +1,9 @@
 """Every public name of `regard`, in one place; `regard/__init__.py` loads it at the first use."""
 
-from regard import composites, drawing, hf, maps, pieces, profiling, stats
+from regard import attribution, composites, drawing, hf, maps, pieces, profiling, stats
 from regard.attention import Attention
 from regard.attention_output import AttentionOutput, attend, explain
+from regard.attribution import *  # noqa: F403
 from regard.cache import Cache, GrowingCache, LatentCache, RecurrentCache, RingCache
 from regard.catalog import Mechanism, mechanism, mechanisms
 from regard.combine import combine
@@ -45,6 +46,7 @@ __all__ = [
     "mechanism",
     "mechanisms",
 ]
+__all__ += attribution.__all__
 __all__ += composites.__all__
 __all__ += drawing.__all__
 __all__ += hf.__all__

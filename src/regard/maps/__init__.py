@@ -15,6 +15,7 @@ from regard.maps.folds import (
     Tile,
     TopLinks,
 )
+from regard.maps.gradient_map import GradientMap
 from regard.maps.key_group_map import KeyGroupMap
 from regard.maps.paged_keys import PagedKeys
 from regard.maps.product_map import MatrixMap, ProductMap
@@ -27,6 +28,7 @@ __all__ = [
     "Distance",
     "Entropy",
     "Fold",
+    "GradientMap",
     "KeyGroupMap",
     "KeyTotals",
     "Links",

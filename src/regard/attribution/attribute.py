@@ -1,0 +1,117 @@
+"""`attribute`: which weights and which tokens made a prediction, by any of several methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.attribution import chefer as chefer_rules
+from regard.attribution import weight_gradient as gradients
+from regard.attribution.faithfulness import Faithfulness, curves
+from regard.attribution.inputs import TextInputs
+from regard.attribution.question import INPUT, Found, Question
+from regard.attribution.result import Attribution
+from regard.attribution.target import explained
+from regard.attribution.traced_run import check_model
+from regard.checks import checked
+from regard.errors import RegardError, nearest
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method: its function, its formula, and the options of `attribute` that it reads."""
+
+    run: Callable[[Question], Found]
+    formula: str
+    options: tuple[str, ...] = ()
+
+
+METHODS = {
+    "weight-gradient": Method(gradients.weight_gradient, gradients.FORMULA),
+    "chefer": Method(chefer_rules.chefer, chefer_rules.FORMULA),
+}
+
+
+@checked
+def attribute(
+    model: nn.Module,
+    inputs: Any,
+    target: Any = None,
+    method: str = "weight-gradient",
+    layers: Any = None,
+    *,
+    tokenizer: Any = None,
+    test: bool = True,
+    **options: Any,
+) -> Attribution:
+    """Which weights and which tokens made a prediction: a map for each layer, and the relevance of each token.
+
+    `inputs` are token ids (B, n), or the arguments of the model by name. `target` is the number L to explain: a token
+    (an id, or a text with `tokenizer`), one id for each sequence, a class, a `rg.Target` with a position and a token to
+    compare with, or a function from the model's output to one number for each sequence; by default the model's own
+    prediction. `layers` are those of `rg.watch`. `method` is one of
+
+    - "weight-gradient": w_ij dL/dw_ij = w_ij (g_i . v_j), where g_i is the gradient of L at the output of a head;
+    - "chefer": A' = mean_h max(w dL/dw, 0), and R <- R + A' R from layer to layer (arXiv:2103.15679).
+
+    All maps are lazy, in O(n) memory. With `test` the curves of `rg.faithfulness` are computed, and printed with the
+    result: a method whose tokens are no better than random ones explains nothing. Gradients of parameters are not
+    changed, and frozen parameters are no obstacle.
+
+    >>> import torch, transformers, regard as rg
+    >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
+    >>> model = transformers.GPT2LMHeadModel(config).eval()
+    >>> found = rg.attribute(model, torch.tensor([[3, 1, 4, 1, 5]]), target=9)
+    >>> found[0], found.tokens().shape, len(found.test.counts)
+    (AttentionMap(1 x 2 heads x 5 queries x 5 keys, signed), torch.Size([1, 5]), 5)
+    """
+    if method not in METHODS:
+        raise RegardError(f"attribute(method={method!r}): {nearest(method, METHODS)}")
+    chosen = METHODS[method]
+    unread = sorted(set(options) - set(chosen.options))
+    if unread:
+        known = f"It has {', '.join(chosen.options)}." if chosen.options else "It has no options."
+        raise RegardError(f"attribute(method={method!r}): no option {', '.join(unread)}. {known}")
+    check_model(model)
+    text = TextInputs.of(model, inputs)
+    with torch.no_grad():
+        question = Question(model, text, explained(target, model, text, text.run(model), tokenizer), layers, options)
+    found = chosen.run(question)
+    return Attribution(
+        method,
+        chosen.formula,
+        question.target.label,
+        found.maps,
+        found.relevance,
+        found.value,
+        _labels(text, tokenizer),
+        found.parts,
+        found.missing,
+        found.notes,
+        _test(question, found, tokenizer, test),
+    )
+
+
+def _labels(inputs: TextInputs, tokenizer: Any) -> tuple[str, ...]:
+    """The tokens of the first sequence in readable form."""
+    if tokenizer is None or inputs.ids is None:
+        return ()
+    ids = inputs.ids[0].tolist()
+    return tuple(tokenizer.decode([number]).strip() or str(tokenizer.convert_ids_to_tokens(number)) for number in ids)
+
+
+def _test(question: Question, found: Found, tokenizer: Any, wanted: bool) -> Faithfulness | None:
+    """The curves of one sequence whose tokens have a relevance; None for a batch and for inputs without tokens."""
+    ids = question.inputs.ids
+    if not wanted or ids is None or len(ids) != 1 or INPUT not in found.relevance or ids.shape[1] < 2:
+        return None
+    relevance = found.relevance[INPUT]
+    return (
+        None
+        if relevance.shape != ids.shape
+        else curves(question.model, question.inputs, relevance, question.target, tokenizer)
+    )

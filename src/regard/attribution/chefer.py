@@ -1,0 +1,127 @@
+"""The relevance of Chefer, Gur & Wolf 2021 (arXiv:2103.15679), for encoders, decoders and encoder-decoders.
+
+Each layer has the map A' = mean_h max(w dL/dw, 0). Relevance starts as R = I. A layer of self-attention makes
+R <- R + A' R. In an encoder-decoder, cross-attention adds to the relevance of source tokens for target tokens:
+R_ts <- R_ts + norm(R_tt)^T A' norm(R_ss), where norm(R) = I + (R - I) with rows divided by their sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from regard.attribution.question import DECODER, INPUT, Found, Question
+from regard.attribution.traced_run import TracedCall, traced_run
+from regard.errors import RegardError
+from regard.maps import AttentionMap
+from regard.maps.gradient_map import PositiveMap
+from regard.maps.head_mean import HeadMean
+from regard.stats.flow import Carried, RowsTimesMap
+
+FORMULA = "R <- R + A' R, A' = mean_h max(w dL/dw, 0)"
+
+
+def chefer(question: Question) -> Found:
+    """The maps A' of each layer, and the row of R of the position that the target reads.
+
+    Where a target reads several positions (a mean over the text), the relevance is the mean of their rows. The 1 of a
+    token's own row is left out.
+    """
+    run = traced_run(question.model, question.inputs, question.target.number, None)
+    if run.missing:
+        name, reason = next(iter(run.missing.items()))
+        raise RegardError(
+            f"attribute(method='chefer'): relevance passes through all layers, and {len(run.missing)} of them have no "
+            f"map, such as {name}: {reason}. method='weight-gradient' needs no other layer."
+        )
+    maps = {name: HeadMean(PositiveMap(call.links())) for name, call in run.calls.items()}
+    calls = list(run.calls.values())
+    batches = range(calls[0].weights.shape[0])
+    if any(call.part == "cross" for call in calls):
+        rows = [_encoder_decoder(calls, maps, b) for b in batches]
+        relevance = {text: torch.cat([row[text] for row in rows]).cpu() for text in (INPUT, DECODER)}
+    else:
+        _check_chain(calls)
+        relevance = {INPUT: torch.cat([_one_text(calls, maps, b) for b in batches]).cpu()}
+    parts = {name: call.part for name, call in run.calls.items()}
+    return Found(_chosen(question, maps), relevance, run.number, parts)
+
+
+def _chosen(question: Question, maps: dict[str, HeadMean]) -> dict[str, AttentionMap]:
+    """The maps of the layers that were asked for; relevance always passes through all of them."""
+    from regard.hf.attention_modules import ChosenLayers
+
+    chosen = ChosenLayers(question.layers)
+    return {name: weights for name, weights in maps.items() if name.partition(" (call ")[0] in chosen}
+
+
+def _check_chain(calls: Sequence[TracedCall]) -> None:
+    shapes = {call.weights.shape[2:] for call in calls}
+    if len(shapes) > 1 or any(I != J for I, J in shapes):
+        raise RegardError(
+            "attribute(method='chefer'): the rule R <- R + A' R needs layers of self-attention over one text; these "
+            f"have the sizes {sorted(shapes)}. method='weight-gradient' has no such rule."
+        )
+
+
+def _reading_rows(call: TracedCall, batch: int) -> Tensor:
+    """The positions that the target reads after the last layer (those with a gradient), as a row with the sum 1."""
+    has_gradient = (call.gradient[batch] != 0).any(-1).any(0).float()
+    return (has_gradient / has_gradient.sum().clamp_min(1.0))[None]
+
+
+def _one_text(calls: Sequence[TracedCall], maps: dict[str, HeadMean], batch: int) -> Tensor:
+    start = _reading_rows(calls[-1], batch)
+    return _rows_times_relevance(start, [maps[call.name] for call in calls], batch) - start
+
+
+def _rows_times_relevance(rows: Tensor, maps: Sequence[AttentionMap], batch: int) -> Tensor:
+    """x R = x (I + A'_L) ... (I + A'_1), from the last layer to the first, in O(n) memory."""
+    for weights in reversed(maps):
+        rows = rows + weights.select([batch], None).summarize(RowsTimesMap(rows))[0]
+    return rows
+
+
+def _row_sums(maps: Sequence[AttentionMap], batch: int) -> Tensor:
+    """R 1 = (I + A'_L) ... (I + A'_1) 1, (n,)."""
+    n = maps[0].shape[2]
+    sums = torch.ones(1, 1, n, device=maps[0].device)
+    for weights in maps:
+        sums = sums + weights.select([batch], None).summarize(Carried(sums))[0]
+    return sums[0, 0]
+
+
+def _encoder_decoder(calls: Sequence[TracedCall], maps: dict[str, HeadMean], batch: int) -> dict[str, Tensor]:
+    """The relevance of source tokens and of target tokens; the decoder's own relevance is a matrix (n_t, n_t)."""
+    encoder = [maps[call.name] for call in calls if call.part == "encoder"]
+    decoder = [call for call in calls if call.part != "encoder"]
+    _check_chain([call for call in calls if call.part == "encoder"])
+    last = decoder[-1]
+    n_target, n_source = last.weights.shape[2], encoder[0].shape[2]
+    own = torch.eye(n_target, device=last.weights.device)
+    across = torch.zeros(n_target, n_source, device=own.device)  # before the factor norm(R_ss)
+    for call in decoder:
+        weights = maps[call.name].select([batch], None).dense()[0, 0].float()
+        if call.part == "cross":
+            across = across + _normalized(own).T @ weights
+        else:
+            own, across = own + weights @ own, across + weights @ across
+    rows = _reading_rows(last, batch)
+    return {INPUT: _times_normalized(rows @ across, encoder, batch), DECODER: rows @ own - rows}
+
+
+def _normalized(relevance: Tensor) -> Tensor:
+    """I + (R - I) with each row divided by its sum; a row of zeros stays zero."""
+    identity = torch.eye(len(relevance), device=relevance.device)
+    rest = relevance - identity
+    sums = rest.sum(-1, keepdim=True)
+    return identity + rest / sums.masked_fill(sums == 0, 1.0)
+
+
+def _times_normalized(rows: Tensor, maps: Sequence[AttentionMap], batch: int) -> Tensor:
+    """x norm(R) = x + (x / s)(R - I), s = (R - I) 1."""
+    sums = _row_sums(maps, batch) - 1
+    scaled = rows / sums.masked_fill(sums == 0, 1.0)
+    return rows + _rows_times_relevance(scaled, maps, batch) - scaled

@@ -1,0 +1,136 @@
+"""`TextInputs`: the arguments of one call of a model, with its tokens and which of them are padding."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+
+
+@dataclass(frozen=True, eq=False)
+class TextInputs:
+    """The arguments of a call. `ids` (B, n) are the tokens that the model reads, the source of an encoder-decoder.
+
+    >>> import torch
+    >>> inputs = TextInputs.of(torch.nn.Embedding(9, 4), torch.tensor([[3, 1, 4]]))
+    >>> inputs.ids.tolist(), inputs.run(torch.nn.Embedding(9, 4)).shape
+    ([[3, 1, 4]], torch.Size([1, 3, 4]))
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @staticmethod
+    def of(model: nn.Module, inputs: Any, operation: str = "attribute") -> TextInputs:
+        """Token ids (B, n), or the arguments of the model by name, as a tokenizer returns them."""
+        options = _without_cache(model)
+        if isinstance(inputs, Tensor):
+            ids = _checked_ids(operation, inputs)
+            return TextInputs((ids,), options)
+        if isinstance(inputs, Mapping):
+            given = dict(inputs)
+            if isinstance(given.get("input_ids"), Tensor):
+                given["input_ids"] = _checked_ids(operation, given["input_ids"])
+            return TextInputs((), options | given)
+        kind = type(inputs).__name__
+        raise RegardError(
+            f"{operation}: inputs is a {kind}; give token ids (B, n), or the arguments of the model by name: "
+            "tokenizer(text, return_tensors='pt')."
+        )
+
+    @property
+    def ids(self) -> Tensor | None:
+        """The tokens (B, n), if the model reads token ids."""
+        ids = self.args[0] if self.args else self.kwargs.get("input_ids")
+        return ids if isinstance(ids, Tensor) else None
+
+    @property
+    def decoder_ids(self) -> Tensor | None:
+        """The tokens (B, n) that the decoder of an encoder-decoder reads."""
+        ids = self.kwargs.get("decoder_input_ids")
+        return ids if isinstance(ids, Tensor) else None
+
+    @property
+    def batch_size(self) -> int:
+        """The number of sequences."""
+        tensors = [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor) and x.ndim]
+        return len(tensors[0]) if tensors else 1
+
+    def need_ids(self, operation: str) -> Tensor:
+        """The tokens; a model that reads none is refused."""
+        if self.ids is None:
+            raise RegardError(
+                f"{operation}: the inputs have no token ids ({', '.join(self.kwargs) or 'nothing'}). Give input_ids."
+            )
+        return self.ids
+
+    def last_real(self) -> Tensor:
+        """The index of the last token of each sequence that is no padding, (B,): of the decoder, if there is one."""
+        is_decoder = self.decoder_ids is not None
+        ids = self.decoder_ids if is_decoder else self.need_ids("attribute")
+        mask = self.kwargs.get("decoder_attention_mask" if is_decoder else "attention_mask")
+        assert ids is not None
+        if not isinstance(mask, Tensor) or mask.shape != ids.shape:
+            return torch.full((len(ids),), ids.shape[1] - 1)
+        places = torch.arange(ids.shape[1], device=mask.device)
+        return (places * (mask != 0)).amax(1).cpu()
+
+    def real(self) -> Tensor:
+        """Which tokens are no padding, (B, n)."""
+        ids, mask = self.need_ids("attribute"), self.kwargs.get("attention_mask")
+        fits = isinstance(mask, Tensor) and mask.shape == ids.shape
+        return mask != 0 if fits else torch.ones_like(ids, dtype=torch.bool)  # type: ignore[return-value]
+
+    def run(self, model: nn.Module) -> Any:
+        """Call the model."""
+        return model(*self.args, **self.kwargs)
+
+    def repeated(self, count: int) -> TextInputs:
+        """The same single sequence `count` times."""
+        args = tuple(_repeated(x, count) for x in self.args)
+        return TextInputs(args, {name: _repeated(x, count) for name, x in self.kwargs.items()})
+
+    def with_ids(self, ids: Tensor) -> TextInputs:
+        """The same call with other tokens."""
+        if self.args:
+            return replace(self, args=(ids, *self.args[1:]))
+        return replace(self, kwargs=self.kwargs | {"input_ids": ids})
+
+    def with_mask(self, mask: Tensor) -> TextInputs:
+        """The same call with another `attention_mask`."""
+        return replace(self, kwargs=self.kwargs | {"attention_mask": mask})
+
+
+def takes(model: nn.Module, name: str) -> bool:
+    """Whether the forward of a model has a parameter of this name."""
+    try:
+        parameters = inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):
+        return False
+    return name in parameters
+
+
+def _without_cache(model: nn.Module) -> dict[str, Any]:
+    """Keys and values need not be kept: one call reads the whole text."""
+    return {"use_cache": False} if takes(model, "use_cache") else {}
+
+
+def _checked_ids(operation: str, ids: Tensor) -> Tensor:
+    if ids.is_floating_point() or ids.ndim != 2 or 0 in ids.shape:
+        raise RegardError(
+            f"{operation}: token ids are integers (batch, length), at least one; got {ids.dtype} of shape "
+            f"{tuple(ids.shape)}. For one sequence: ids[None]."
+        )
+    return ids
+
+
+def _repeated(value: Any, count: int) -> Any:
+    if isinstance(value, Tensor) and value.ndim and len(value) == 1:
+        return value.expand(count, *value.shape[1:])
+    return value

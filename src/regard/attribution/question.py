@@ -1,0 +1,82 @@
+"""`Question`: what a method of attribution is asked, and `Found`, what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.attribution.inputs import TextInputs
+from regard.attribution.target import Explained
+from regard.attribution.traced_run import TracedCall
+from regard.errors import RegardError
+from regard.maps import AttentionMap
+
+#: The name of the tokens that the model reads, and of those of the decoder of an encoder-decoder.
+INPUT, DECODER = "input", "decoder"
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A model, its inputs, the number to explain, the chosen layers, and the options of the method."""
+
+    model: nn.Module
+    inputs: TextInputs
+    target: Explained
+    layers: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_decoder(self) -> bool:
+        """Whether the model is an encoder-decoder."""
+        return self.inputs.decoder_ids is not None or bool(
+            getattr(getattr(self.model, "config", None), "is_encoder_decoder", False)
+        )
+
+    def text_of_keys(self, call: TracedCall) -> str:
+        """Whose tokens the keys of a call are."""
+        return DECODER if self.has_decoder and call.part == "decoder" else INPUT
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The answer of a method: a map for each layer, the relevance of each token (B, n), and notes in words."""
+
+    maps: dict[str, AttentionMap]
+    relevance: dict[str, Tensor]
+    value: Tensor
+    parts: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def received(
+    question: Question, calls: Mapping[str, TracedCall], maps: Mapping[str, AttentionMap]
+) -> dict[str, Tensor]:
+    """The sum of the maps over layers, heads and queries, for each token as a key; (B, n) for each text."""
+    totals: dict[str, Tensor] = {}
+    for name, weights in maps.items():
+        text, total = question.text_of_keys(calls[name]), weights.received().sum(1)
+        known = totals.get(text)
+        if known is None or known.shape == total.shape:
+            totals[text] = total if known is None else known + total
+    return {text: total.cpu() for text, total in totals.items()}
+
+
+def one_sequence(method: str, question: Question) -> None:
+    """Refuse a batch of several sequences."""
+    if question.inputs.batch_size > 1:
+        raise RegardError(
+            f"attribute(method={method!r}): this method takes one sequence, got {question.inputs.batch_size}. Ask for "
+            "each: inputs[b : b + 1]."
+        )
+
+
+def row_vector(index: int, size: int, device: torch.device) -> Tensor:
+    """(1, n) zeros with a 1 at the index."""
+    row = torch.zeros(1, size, device=device)
+    row[0, index] = 1.0
+    return row

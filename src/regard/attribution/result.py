@@ -1,0 +1,117 @@
+"""`Attribution`: the result of `attribute`, one map for each layer and the relevance of each token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from regard.attribution.faithfulness import Faithfulness
+from regard.attribution.question import INPUT
+from regard.display import viewer_part
+from regard.errors import RegardError, nearest
+from regard.maps import AttentionMap
+
+#: Tokens named in a printed attribution.
+NAMED = 5
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Attribution(Mapping[str, AttentionMap]):
+    """What made a prediction: a map of links for each layer, and the relevance of each token.
+
+    `attribution[3]` is the map of the fourth attention, `attribution[name]` that of a module path; they have the tiles,
+    rows and folds of every `AttentionMap`. `tokens()` is the relevance of each input token (B, n), and
+    `tokens("decoder")` of each token that the decoder of an encoder-decoder has read. `value` is the number that is
+    explained, (B,). `test` is the test of faithfulness (`rg.faithfulness`), `missing` says which layers have no map.
+
+    >>> import torch, transformers, regard as rg
+    >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
+    >>> model = transformers.GPT2LMHeadModel(config).eval()
+    >>> found = rg.attribute(model, torch.tensor([[3, 1, 4, 1, 5]]), target=9)
+    >>> found[1], found.tokens().shape
+    (AttentionMap(1 x 2 heads x 5 queries x 5 keys, signed), torch.Size([1, 5]))
+    """
+
+    method: str
+    formula: str
+    target: str
+    maps: dict[str, AttentionMap]
+    relevance: dict[str, Tensor]
+    value: Tensor
+    labels: tuple[str, ...] = ()
+    parts: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    test: Faithfulness | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Module paths in the order of the run."""
+        return list(self.maps)
+
+    def __getitem__(self, layer: str | int) -> AttentionMap:
+        """The map of a module path, or of the number of an attention in the order of the run."""
+        if isinstance(layer, int) and not isinstance(layer, bool):
+            if not -len(self.names) <= layer < len(self.names):
+                raise RegardError(f"attribution[{layer}]: there are {len(self.names)} maps, numbered from 0.")
+            layer = self.names[layer]
+        if layer not in self.maps:
+            reason = (
+                f"it has no map: {self.missing[layer]}" if layer in self.missing else nearest(str(layer), self.names)
+            )
+            raise RegardError(f"attribution[{layer!r}]: {reason}")
+        return self.maps[layer]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.maps)
+
+    def __len__(self) -> int:
+        return len(self.maps)
+
+    def __contains__(self, layer: object) -> bool:
+        return layer in self.maps
+
+    def tokens(self, text: str = INPUT) -> Tensor:
+        """The relevance of each token, (B, n): of the "input", or of the "decoder" of an encoder-decoder."""
+        if text not in self.relevance:
+            raise RegardError(f"attribution.tokens({text!r}): {nearest(str(text), self.relevance)}")
+        return self.relevance[text]
+
+    def top(self, count: int = NAMED, batch: int = 0) -> list[tuple[int, float]]:
+        """The indices and the relevance of the input tokens with the largest relevance, the largest first."""
+        relevance = self.tokens()[batch]
+        best = relevance.topk(min(count, len(relevance)))
+        return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+    @property
+    def sentence(self) -> str:
+        """The result in words."""
+        if INPUT not in self.relevance:
+            return f"{self.method} explains {self.target} of {len(self)} layers."
+        named = [f"{self._label(index)} ({value:+.2g})" for index, value in self.top() if value > 0]
+        tokens = ", ".join(named) or "no token"
+        return f"By {self.method}, {self.target} depends most on {tokens}."
+
+    def _label(self, index: int) -> str:
+        return f'"{self.labels[index]}"' if self.labels else f"token {index}"
+
+    def show(self, tokens: Sequence[str] | None = None, layer: str | int = -1, batch: int = 0) -> Any:
+        """Show the map of a layer in a notebook, by default of the last; needs `pip install 'regard[view]'`."""
+        weights = self[layer]
+        labels = tokens if tokens is not None else (self.labels or None)
+        fits = labels is not None and len(labels) == weights.shape[3]
+        return viewer_part("widget").show_map(weights, labels if fits else tokens, None, batch)
+
+    def __repr__(self) -> str:
+        lines = [
+            f"Attribution({self.method}: {len(self)} maps, {self.target})",
+            f"  {self.formula}",
+            f"  {self.sentence}",
+        ]
+        lines += [] if self.test is None else [f"  {line}" for line in self.test.sentences]
+        lines += [f"  {note}" for note in self.notes]
+        lines += [f"  missing: {name}: {reason}" for name, reason in list(self.missing.items())[:3]]
+        return "\n".join(lines)

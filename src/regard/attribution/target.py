@@ -1,0 +1,248 @@
+"""`Target`: the number that an attribution explains, such as the logit of a token at a position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.attribution.inputs import TextInputs
+from regard.checks import checked
+from regard.errors import RegardError
+
+#: A token by its id or by its text.
+Token = int | str
+#: What `attribute` takes: a token, one id for each sequence, a `Target`, or a function of the model's output.
+AnyTarget = Token | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
+
+
+@checked
+@dataclass(frozen=True)
+class Target:
+    """The logit of `token` at `position`, minus that of `against` if it is given.
+
+    A language model predicts at position p the token p + 1. `token` is an id, a text (with a tokenizer), or the class
+    of a classifier; by default the model's own prediction. `position` is by default the last token, or the only
+    [MASK]; a model of classes has none. `against` asks why this token and not that one (Yin & Neubig 2022,
+    arXiv:2202.10419).
+
+    >>> import regard as rg
+    >>> rg.Target("cat", position=4, against="dog")
+    Target(token='cat', position=4, against='dog')
+    """
+
+    token: Token | None = None
+    position: int | None = None
+    against: Token | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Explained:
+    """A target whose tokens and positions are known: `number(outputs)` is L of each sequence, (B,)."""
+
+    number: Callable[[Any], Tensor]
+    label: str
+    #: The probability of the target in each sequence, (B,); None for a target that is a function.
+    probability: Callable[[Any], Tensor] | None = None
+    #: The position of the target in each sequence; empty if it has none.
+    positions: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
+
+    def score(self, outputs: Any) -> Tensor:
+        """The number that a test of faithfulness follows: the probability, or L itself."""
+        return (self.number if self.probability is None else self.probability)(outputs).detach().float()
+
+    @property
+    def measure(self) -> str:
+        """What `score` is, in words."""
+        return f"the probability of {self.label}" if self.probability is not None else self.label
+
+
+def explained(target: Any, model: nn.Module, inputs: TextInputs, outputs: Any, tokenizer: Any = None) -> Explained:
+    """Find the tokens and the positions of a target in the output of a model."""
+    if callable(target) and not isinstance(target, Target | Tensor):
+        return Explained(_function(target, inputs.batch_size), getattr(target, "__name__", "the target"))
+    logits = logits_of(outputs)
+    if logits is None:
+        raise RegardError(
+            f"attribute: {type(model).__name__} returns no logits, so it predicts nothing that a token or a class "
+            "could name. Give a model with a head, or a function of the output: target=lambda output: "
+            "output.last_hidden_state[:, -1].norm(dim=-1)."
+        )
+    wanted = target if isinstance(target, Target) else Target(position=None)
+    ids = _each_token(target, len(logits)) if not isinstance(target, Target) else None
+    positions = _positions(wanted, model, inputs, logits, tokenizer)
+    rows = _rows(logits, positions)
+    if ids is None:
+        tokens = [
+            _token_id(wanted.token if isinstance(target, Target) else target, row, model, tokenizer) for row in rows
+        ]
+    else:
+        tokens = [_token_id(number, row, model, tokenizer) for number, row in zip(ids, rows, strict=True)]
+    others = [None if wanted.against is None else _token_id(wanted.against, row, model, tokenizer) for row in rows]
+    label = " and ".join(dict.fromkeys(_label(token, logits, model, tokenizer) for token in tokens[:3]))
+    if wanted.against is not None and others[0] is not None:
+        label += f" against {_label(others[0], logits, model, tokenizer)}"
+    return _of_logits(tokens, others, positions, label)
+
+
+def logits_of(outputs: Any) -> Tensor | None:
+    """Logits (B, n, V) or (B, C) in the output of a model."""
+    logits = getattr(outputs, "logits", outputs)
+    return logits if isinstance(logits, Tensor) and logits.ndim in (2, 3) else None
+
+
+def _of_logits(tokens: list[int], others: list[int | None], positions: tuple[int, ...], label: str) -> Explained:
+    """L of each sequence. A test of faithfulness gives several versions of the only sequence."""
+
+    def at(outputs: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        logits = logits_of(outputs)
+        assert logits is not None
+        B = len(logits)
+        repeat = B // len(tokens)
+        rows = _rows(logits, positions * repeat)
+        chosen = torch.tensor(tokens * repeat, device=logits.device)
+        other = None if others[0] is None else torch.tensor(others * repeat, device=logits.device)
+        return rows, chosen, other
+
+    def number(outputs: Any) -> Tensor:
+        rows, chosen, other = at(outputs)
+        picked = rows.gather(-1, chosen[:, None])[:, 0]
+        return picked if other is None else picked - rows.gather(-1, other[:, None])[:, 0]
+
+    def probability(outputs: Any) -> Tensor:
+        rows, chosen, _ = at(outputs)
+        return rows.float().softmax(-1).gather(-1, chosen[:, None])[:, 0]
+
+    return Explained(number, label, probability, positions, tuple(tokens))
+
+
+def _function(target: Callable[..., object], batch_size: int) -> Callable[[Any], Tensor]:
+    """The target of a user: one number for each sequence, or their sum."""
+
+    def number(outputs: Any) -> Tensor:
+        result = target(outputs)
+        if not isinstance(result, Tensor) or result.ndim > 1 or not result.is_floating_point():
+            shape = f"a tensor {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
+            raise RegardError(
+                f"attribute: the target function must return one number, or one for each sequence ({batch_size},), as "
+                f"a tensor of floats; got {shape}."
+            )
+        return result
+
+    return number
+
+
+def _each_token(target: Any, batch_size: int) -> list[int] | None:
+    """One id for each sequence, if the target is a list or a vector."""
+    if isinstance(target, Tensor):
+        target = target.tolist()
+    if not isinstance(target, list | tuple):
+        return None
+    if len(target) != batch_size or not all(isinstance(n, int | str) and not isinstance(n, bool) for n in target):
+        raise RegardError(f"attribute(target={target!r}): a list has one token for each of the {batch_size} sequences.")
+    return list(target)
+
+
+def _rows(logits: Tensor, positions: tuple[int, ...]) -> Tensor:
+    """The logits at the positions, (B, V)."""
+    if logits.ndim == 2:
+        return logits
+    return logits[torch.arange(len(logits), device=logits.device), torch.tensor(positions, device=logits.device)]
+
+
+def _positions(target: Target, model: nn.Module, inputs: TextInputs, logits: Tensor, tokenizer: Any) -> tuple[int, ...]:
+    """The position of the target in each sequence; nothing for a model of classes."""
+    if logits.ndim == 2:
+        if target.position is not None:
+            raise RegardError(
+                f"attribute: {type(model).__name__} predicts a class of the whole text, so a target has no position; "
+                f"got position={target.position}."
+            )
+        return ()
+    B, n = logits.shape[:2]
+    if target.position is not None:
+        if not -n <= target.position < n:
+            raise RegardError(
+                f"attribute: position {target.position} is out of range; the model predicts at 0 to {n - 1}."
+            )
+        return (target.position % n,) * B
+    masked = _masked_positions(inputs, tokenizer)
+    if masked is not None:
+        return masked
+    if inputs.decoder_ids is None and not _predicts_next(model):
+        raise RegardError(
+            f"attribute: {type(model).__name__} predicts every token of the text. Say which: "
+            "target=regard.Target(token, position=...), or put one [MASK] into the text and give tokenizer=."
+        )
+    return tuple(inputs.last_real().tolist())
+
+
+def _masked_positions(inputs: TextInputs, tokenizer: Any) -> tuple[int, ...] | None:
+    """The position of the only mask token of each sequence."""
+    number = getattr(tokenizer, "mask_token_id", None)
+    ids = inputs.ids
+    if number is None or ids is None or not bool(((ids == number).sum(1) == 1).all()):
+        return None
+    return tuple((ids == number).int().argmax(1).tolist())
+
+
+def _predicts_next(model: nn.Module) -> bool:
+    """Whether the last position predicts the next token. Models that are not of transformers are taken to do so."""
+    config = getattr(model, "config", None)
+    if config is None:
+        return True
+    name = type(model).__name__
+    return bool(
+        name.endswith(("LMHeadModel", "ForCausalLM", "ForConditionalGeneration"))
+        or getattr(config, "is_decoder", False)
+    )
+
+
+def _token_id(token: Any, row: Tensor, model: nn.Module, tokenizer: Any) -> int:
+    """The id of a token or a class; by default of the prediction."""
+    if token is None:
+        return int(row.argmax())
+    if isinstance(token, str):
+        token = _id_of_text(token, row, model, tokenizer)
+    if isinstance(token, bool) or not isinstance(token, int) or not -len(row) <= token < len(row):
+        raise RegardError(
+            f"attribute: the target {token!r} is none of the {len(row)} tokens or classes that the model predicts; ids "
+            f"are 0 to {len(row) - 1}."
+        )
+    return token % len(row)
+
+
+def _id_of_text(text: str, row: Tensor, model: nn.Module, tokenizer: Any) -> int:
+    """The token of a text. Of "cat" and " cat" the one that the model finds more probable."""
+    if tokenizer is None:
+        labels = getattr(getattr(model, "config", None), "label2id", None) or {}
+        if text in labels:
+            return int(labels[text])
+        raise RegardError(
+            f"attribute(target={text!r}): a text needs tokenizer=..., which knows its token. Or give the id of the "
+            "token."
+        )
+    pieces = {form: tokenizer(form, add_special_tokens=False)["input_ids"] for form in (text, f" {text}")}
+    single = [ids[0] for ids in pieces.values() if len(ids) == 1 and ids[0] != tokenizer.unk_token_id]
+    if not single:
+        parts = tokenizer.convert_ids_to_tokens(pieces[text])
+        known = tokenizer.convert_ids_to_tokens(row.topk(min(5, len(row))).indices.tolist())
+        raise RegardError(
+            f"attribute(target={text!r}): this is no single token; the tokenizer splits it into {parts}. Give one of "
+            f"them. The model finds these most probable here: {', '.join(map(repr, known))}."
+        )
+    return max(single, key=lambda number: float(row[number]))
+
+
+def _label(token: int, logits: Tensor, model: nn.Module, tokenizer: Any) -> str:
+    """The name of a token or a class."""
+    if logits.ndim == 2:
+        names = getattr(getattr(model, "config", None), "id2label", None) or {}
+        return f"class {names.get(token, token)!r}" if token in names else f"class {token}"
+    if tokenizer is None:
+        return f"token {token}"
+    return repr(tokenizer.decode([token]).strip() or tokenizer.convert_ids_to_tokens(token))

@@ -1,0 +1,164 @@
+"""`traced_run`: one run of a model with the map, the values and the output gradient of every attention call."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.attribution.inputs import TextInputs
+from regard.errors import RegardError
+from regard.hf.calls import Call
+from regard.hf.capture import WatchedAttention, watch
+from regard.hf.capture.module_hooks import inside_backward
+from regard.hf.capture.transformers_interface import backend_calls
+from regard.maps import AttentionMap, GradientMap
+
+#: Chooses layers as `watch` does: numbers, module paths, or None for all.
+Layers = Any
+
+
+@dataclass(frozen=True, eq=False)
+class TracedCall:
+    """One attention call: its weights (B, H, I, J), values (B, G, J, E), output and its gradient (B, H, I, E)."""
+
+    name: str
+    part: str
+    module: nn.Module
+    weights: AttentionMap
+    value: Tensor
+    output: Tensor
+    gradient: Tensor
+
+    def links(self) -> GradientMap:
+        """w_ij (g_i . v_j)."""
+        return GradientMap(self.weights, self.gradient, self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class TracedRun:
+    """All attention calls of a run in their order, L of each sequence, and the output of the model."""
+
+    calls: dict[str, TracedCall]
+    number: Tensor
+    outputs: Any
+    seen: WatchedAttention
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+class _Outputs:
+    """Keeps the output of every attention call of a model, so that its gradient can be asked."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.names = {module: name for name, module in model.named_modules()}
+        self.kept: dict[str, list[tuple[Call, Tensor]]] = defaultdict(list)
+
+    def backend_called(self, call: Call, output: Any) -> None:
+        name = self.names.get(call.module)
+        if name is None or inside_backward():
+            return
+        output = output[0] if isinstance(output, tuple | list) else output
+        if not output.requires_grad and torch.is_grad_enabled():
+            output.requires_grad_()  # the parameters are frozen: the graph begins here
+        self.kept[name].append((call, output))
+
+
+def traced_run(
+    model: nn.Module,
+    inputs: TextInputs,
+    number: Callable[[Any], Tensor],
+    layers: Layers = None,
+    during: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> TracedRun:
+    """Run a model, and compute the gradient of `number(outputs)` at the output of each of its attention calls.
+
+    The gradients of parameters are not changed. `during` makes a block around the run of the model.
+    """
+    observer = _Outputs(model)
+    with gradients_on(), watch(model, layers) as seen, backend_calls.observed_by(observer), during():
+        outputs = inputs.run(model)
+    with gradients_on():
+        value = number(outputs)
+        kept = {name: observer.kept.get(name, []) for name in seen.names}
+        missing = seen.missing | {name: NO_CALL for name, calls in kept.items() if len(calls) != len(seen.calls(name))}
+        names = [name for name in kept if name not in missing]
+        found = [(name, n, *call) for name in names for n, call in enumerate(kept[name])]
+        slopes = _gradients(value, [output for *_, output in found])
+    _check_found(model, found, missing)
+    calls = {}
+    for (name, n, call, output), slope in zip(found, slopes, strict=True):
+        label = name if len(kept[name]) == 1 else f"{name} (call {n + 1})"
+        part = next((part for part in ("encoder", "decoder", "cross") if name in getattr(seen, part)), "encoder")
+        heads, slope = output.detach().transpose(1, 2), slope.transpose(1, 2)
+        calls[label] = TracedCall(label, part, call.module, seen.calls(name)[n], call.value.detach(), heads, slope)
+    return TracedRun(calls, value.detach(), outputs, seen, missing)
+
+
+#: Why a layer that `watch` sees has no gradient of its output.
+NO_CALL = (
+    "its output is not that of one call of transformers' attention interface, so the gradient of its heads is not known"
+)
+
+
+@contextmanager
+def gradients_on() -> Iterator[None]:
+    """Compute gradients, also inside torch.no_grad and torch.inference_mode of the caller."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+def _gradients(value: Tensor, outputs: list[Tensor]) -> list[Tensor]:
+    """dL/do of each output; zeros where L does not depend on it."""
+    if not outputs:
+        return []
+    if not value.requires_grad:
+        raise RegardError(
+            "attribute: the target does not depend on any attention through differentiable operations. Compute it "
+            "without .detach(), .item() or argmax; a model whose forward runs under torch.no_grad has no gradients."
+        )
+    slopes = torch.autograd.grad(value.sum(), outputs, allow_unused=True)
+    slopes = [torch.zeros_like(x) if slope is None else slope for slope, x in zip(slopes, outputs, strict=True)]
+    if not all(bool(slope.isfinite().all()) for slope in slopes):
+        dtype = str(outputs[0].dtype).removeprefix("torch.")
+        remedy = " Gradients overflow in float16: use model.float()." if outputs[0].dtype == torch.float16 else ""
+        raise RegardError(f"attribute: the gradients of the model are NaN or infinite in {dtype}.{remedy}")
+    return slopes
+
+
+def _check_found(model: nn.Module, found: list[Any], missing: dict[str, str]) -> None:
+    if found:
+        return
+    reasons = "; ".join(dict.fromkeys(missing.values())) or "no attention ran"
+    raise RegardError(
+        f"attribute: no attention of {type(model).__name__} can be attributed: {reasons}. Gradients of heads are read "
+        "from transformers' attention interface (GPT-2, Llama, BERT, T5, ViT and some 350 more)."
+    )
+
+
+def check_model(model: object, operation: str = "attribute") -> None:
+    """Refuse what has no gradients, or not those of the model that is used."""
+    if not isinstance(model, nn.Module):
+        raise RegardError(f"{operation}: model is a {type(model).__name__}; give a torch.nn.Module.")
+    if model.training and any(isinstance(part, nn.Dropout) and part.p for part in model.modules()):
+        raise RegardError(
+            f"{operation}: {type(model).__name__} is in training mode, so its dropout changes the result of each run. "
+            "Call model.eval() first."
+        )
+    parameters = list(model.parameters())
+    if any(parameter.is_inference() for parameter in parameters):
+        raise RegardError(
+            f"{operation}: the parameters of {type(model).__name__} were made inside torch.inference_mode, so they "
+            "have no gradients. Make or load the model outside of it."
+        )
+    half = {parameter.dtype for parameter in parameters} & {torch.float16, torch.bfloat16}
+    if half:
+        dtype = str(next(iter(half))).removeprefix("torch.")
+        raise RegardError(
+            f"{operation}: {type(model).__name__} is in {dtype}. Its gradients have 2 to 3 digits, and links that "
+            "cancel would be noise. Use model.float(), on a copy if memory allows."
+        )

@@ -1,0 +1,20 @@
+"""Weight x gradient: w_ij dL/dw_ij = w_ij (g_i . v_j) of every layer."""
+
+from __future__ import annotations
+
+from regard.attribution.question import Found, Question, received
+from regard.attribution.traced_run import traced_run
+
+FORMULA = "w_ij dL/dw_ij = w_ij (g_i . v_j), g_i = dL/do_i"
+
+
+def weight_gradient(question: Question) -> Found:
+    """The change of L, to first order, if each weight is removed.
+
+    The relevance of a token is the sum over layers, heads and queries of its links as a key: what is lost, to first
+    order, if no query reads it in any layer. It is large for tokens whose values pull L up.
+    """
+    run = traced_run(question.model, question.inputs, question.target.number, question.layers)
+    maps = {name: call.links() for name, call in run.calls.items()}
+    parts = {name: call.part for name, call in run.calls.items()}
+    return Found(dict(maps), received(question, run.calls, maps), run.number, parts, run.missing)
