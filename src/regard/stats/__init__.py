@@ -1,10 +1,12 @@
 """Statistics of heads and warnings about them, for the maps of any model."""
 
+from regard.stats.alignment_roles import alignment_roles
 from regard.stats.contacts import contact_maps
 from regard.stats.flow import ValueWeighted, rollout, value_weighted
 from regard.stats.folds import Agreement, Offsets, SameToken
 from regard.stats.head_distances import divergence, head_groups, head_map, sample_rows
 from regard.stats.head_table import HeadTable, LayerTable
+from regard.stats.locality import LayerLocality, Locality, locality
 from regard.stats.mask_warnings import mask_findings
 from regard.stats.numbering import layer_number, layer_numbers
 from regard.stats.patch_grid import PatchGrid
@@ -17,6 +19,7 @@ from regard.stats.roles import Role, RoleTable, roles
 from regard.stats.statistics import STATISTICS, HeadStatistic
 from regard.stats.text_differences import Difference, differences
 from regard.stats.text_reading import HeadLink, TextReading
+from regard.stats.time_warping import WarpingPath, token_times, warping_path
 from regard.stats.token_statistics import text_statistics
 from regard.stats.warnings import CAVEAT, Finding, findings
 
@@ -29,9 +32,11 @@ __all__ = [
     "HeadLink",
     "HeadStatistic",
     "HeadTable",
+    "LayerLocality",
     "LayerProfile",
     "LayerTable",
     "Link",
+    "Locality",
     "Offsets",
     "PatchGrid",
     "Patterns",
@@ -41,6 +46,8 @@ __all__ = [
     "SameToken",
     "TextReading",
     "ValueWeighted",
+    "WarpingPath",
+    "alignment_roles",
     "contact_maps",
     "differences",
     "divergence",
@@ -49,6 +56,7 @@ __all__ = [
     "head_map",
     "layer_number",
     "layer_numbers",
+    "locality",
     "mask_findings",
     "patch_roles",
     "patterns",
@@ -61,5 +69,7 @@ __all__ = [
     "shuffle_order",
     "shuffle_patches",
     "text_statistics",
+    "token_times",
     "value_weighted",
+    "warping_path",
 ]

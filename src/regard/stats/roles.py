@@ -58,9 +58,27 @@ PATCH_KINDS: dict[str, str] = {
     "above": "the patch above it",
     "below": "the patch below it",
 }
-MEANINGS = KINDS | PATCH_KINDS
+#: The same for cross-attention (`alignment_roles`), for needles (`retrieval_roles`) and for grammar (`syntax_roles`).
+ALIGNMENT_KINDS: dict[str, str] = {
+    "monotonic": "the source from its beginning to its end",
+    "alignment": "the source tokens that the gold alignment gives",
+}
+RETRIEVAL_KINDS: dict[str, str] = {"retrieval": "the token of the needle that comes next"}
+SYNTAX_KINDS: dict[str, str] = {
+    "subject": "the subject, from its verb",
+    "object": "the verb, from its object",
+    "pronoun": "the noun that a pronoun stands for",
+}
+MEANINGS = KINDS | PATCH_KINDS | ALIGNMENT_KINDS | RETRIEVAL_KINDS | SYNTAX_KINDS
 #: Kinds that depend on what the tokens are: shuffling must lower the score. For the other kinds it must not.
-CONTENT = frozenset({"punctuation", "duplicate", "induction"})
+CONTENT = frozenset({"punctuation", "duplicate", "induction", *ALIGNMENT_KINDS, *RETRIEVAL_KINDS, *SYNTAX_KINDS})
+#: Kind -> what `null` and `chance` are, where they are not shuffled text and equal weights.
+COMPARISONS: dict[str, tuple[str, str]] = {
+    "monotonic": ("with its rows shuffled", "by chance"),
+    "alignment": ("for the links of other tokens", "by chance"),
+    "retrieval": ("with the needle elsewhere", "by chance"),
+    **dict.fromkeys(SYNTAX_KINDS, ("on shuffled words", "at the best fixed offset")),
+}
 
 
 @dataclass(frozen=True)
@@ -91,7 +109,8 @@ class Role:
     def sentence(self) -> str:
         """`L2.H4 attends to the previous token (0.93; 0.91 on shuffled text, 0.05 by chance).`."""
         target = MEANINGS[self.kind] if self.offset is None else f"the token at offset {self.offset:+d}"
-        numbers = f"{self.score:.2f}; {self.null:.2f} on shuffled text, {self.chance:.2f} by chance"
+        compared = COMPARISONS.get(self.kind, ("on shuffled text", "by chance"))
+        numbers = f"{self.score:.2f}; {self.null:.2f} {compared[0]}, {self.chance:.2f} {compared[1]}"
         return f"{head_name(self.layer, self.head)} attends to {target} ({numbers})."
 
 
