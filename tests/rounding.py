@@ -8,6 +8,7 @@ A vector that a piece computes in the inputs' dtype is off by u times its norm f
     row:    softmax      |do_i| <= (e^(2 max_j |ds_ij|) - 1) sum_j w_ij |v_j|
             sparse ones  |do_i| <= |ds_i| |v|    (projections: their slope is at most 1 in the Euclidean norm)
             sum          |do_i| <= sum_j |ds_ij| / (Z_i - sum_j |ds_ij|) (|v_j| + |o_i|)
+            none         |do_i| <= sum_j |ds_ij| |v_j|
 
 and weights are rounded once where they meet the values, the output once, both by a sink's factor once more.
 """
@@ -39,7 +40,7 @@ def budget(problem, dtype):
     errors = score_errors(problem, u)
     by_scores = by_rows(problem, output, weights, values, errors)
     roundings = 2 if attention.normalizer.row_sum is not None else 4
-    by_sums = (roundings * u + (2 * problem.sizes.J + 4) * FLOAT32) * (weights @ values)
+    by_sums = (roundings * u + (2 * problem.sizes.J + 4) * FLOAT32) * (weights.abs() @ values)
     underflow = torch.finfo(dtype).tiny * values.sum(-2, keepdim=True)
     return output, by_scores + by_sums + underflow
 
@@ -49,8 +50,11 @@ def by_rows(problem, output, weights, values, errors):
     attention = problem.attention
     normalizer = attention.normalizer
     s = scores(attention, problem.prepared, problem.grid)
-    allowed = (s > -torch.inf) if not isinstance(normalizer, rg.SumNormalizer) else attention_allows(problem)
+    marked = not isinstance(normalizer, rg.SumNormalizer | rg.Unnormalized)
+    allowed = (s > -torch.inf) if marked else attention_allows(problem)
     errors = errors.expand_as(s).masked_fill(~allowed, 0.0)
+    if isinstance(normalizer, rg.Unnormalized):
+        return errors @ values
     if isinstance(normalizer, rg.SumNormalizer):
         off, total = errors.sum(-1, keepdim=True), s.sum(-1, keepdim=True)
         bound = (errors @ values + off * output.abs()) / (total - off)
@@ -89,6 +93,10 @@ def score_errors(problem, u):
         own = u * (2 * moved + learned) + (width + problem.sizes.D + 3) * FLOAT32
         total = own * dot_norms(score, problem)
     for bias in attention.bias:
+        if isinstance(bias, rg.ConvolutionFilter):
+            factor = bias.transform(torch.ones_like(total), problem.grid, None, None).abs()
+            total = factor * (total + 4 * FLOAT32 * dot_norms(score, problem))
+            continue
         total = total + bias_errors(bias, problem, u * (moved + 1))
     return total
 

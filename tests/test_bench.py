@@ -310,6 +310,18 @@ def test_recurrent_peers_are_ours(monkeypatch):
     assert not broken_law(mechanism("gated_deltanet").example)
 
 
+def test_peers_of_convolutions_are_ours(monkeypatch):
+    from regard.bench.cases import convolutions
+
+    for name in ("CHANNELS", "LENGTH", "LONG_CHANNELS", "LONG_LENGTH"):
+        monkeypatch.setattr(convolutions, name, 5 if "CHANNELS" in name else 40)
+    for one in convolutions.cases(Setting()):
+        inputs = one.inputs()
+        for side in one.peers:
+            compare(tensors_of(one.ours(*inputs)(*inputs)), side.build(*inputs)(*inputs), 1e-4)
+    assert not broken_law(mechanism("short_convolution").example)
+
+
 @torch.no_grad()
 def test_peers_of_composites_are_ours(monkeypatch):
     from regard.bench.cases import composites

@@ -32,6 +32,7 @@ SECTIONS = {
     "Masks": "sliding_window block_local dilated longformer bigbird tree shared_prefix neighborhood sliding_tiles",
     "Normalisers": "sparse top_k softcap sinks sigmoid scalable_softmax position_temperature",
     "Linear time": "linear performer",
+    "Convolutions": "token_shift short_convolution long_convolution",
 }
 #: Arguments of mechanisms in pictures, where those of their small examples do not fit the width of the model.
 PICTURED = {

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from regard.engine.blocked import Blocked, Work
+from regard.engine.convolution import ConvolutionEngine
 from regard.engine.dense import Dense
 from regard.engine.flex import Flex
 from regard.engine.formatting import duration, number, rough, size
@@ -22,9 +23,18 @@ from regard.engine.transforms import TRANSFORMED, is_transformed
 from regard.errors import RegardError, nearest
 from regard.pieces.mask import Mask, leaves
 
-ENGINES: dict[str, Engine] = {
-    e.name: e for e in (Reference(), Dense(), Fused(), Kernel(), Blocked(), LinearEngine(), RecurrentEngine(), Flex())
-}
+_ALL = (
+    Reference(),
+    Dense(),
+    Fused(),
+    Kernel(),
+    Blocked(),
+    LinearEngine(),
+    ConvolutionEngine(),
+    RecurrentEngine(),
+    Flex(),
+)
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in _ALL}
 
 #: Bytes of scores up to which dense runs, if no fused kernel computes blocks. Above, flex or blocked runs.
 DENSE_BYTES = 32 << 20
@@ -150,6 +160,8 @@ def _choose(problem: Problem) -> tuple[str, bool, str]:
     not_linear = _refusal("linear", problem)
     if not_linear is None:
         return "linear", False, "It sums kernel scores over keys, and scores pairs only inside chunks."
+    if problem.state is None and _refusal("convolution", problem) is None:
+        return "convolution", False, "It computes no single weights, and sums over distances once."
     if problem.state is not None:
         raise RegardError(f"attend: a RecurrentCache needs the linear engine, which cannot run this: {not_linear}.")
     if pays(problem) and _refusal("kernel", problem) is None:

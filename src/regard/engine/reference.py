@@ -20,7 +20,7 @@ from regard.engine.reference_masks import Array, Place, attends, undefined
 from regard.engine.reference_positions import encode as encode  # named in the error of `undefined`
 from regard.engine.reference_positions import encode_heads
 from regard.engine.reference_transitions import array, transit
-from regard.pieces import bias, distance_bias, forgetting, kernel, normalizer, score
+from regard.pieces import bias, convolution, distance_bias, forgetting, kernel, normalizer, score
 from regard.pieces.dropout import kept
 from regard.pieces.grid import Grid
 
@@ -260,6 +260,13 @@ def _(piece: forgetting.ForgettingBias, s: Array, q: Array, k: Array, place: Pla
     return s + np.where(between, log_forget, 0.0).sum(-1)
 
 
+@shift.register
+def _(piece: convolution.ConvolutionFilter, s: Array, q: Array, k: Array, place: Place) -> Array:
+    taps = array(piece.taps())[place.h]
+    behind = place.i - place.j
+    return s * np.where((behind >= 0) & (behind < len(taps)), np.append(taps, 0.0)[np.clip(behind, 0, len(taps))], 0.0)
+
+
 # Normalisers: (I, J) scores and allowed pairs -> (I, J) weights
 
 
@@ -336,6 +343,11 @@ def _(piece: normalizer.Sigmoid, s: Array, allowed: Array, h: int) -> Array:
     count = np.maximum(allowed.sum(1, keepdims=True), 1)
     offset = np.log(count) if piece.offset is None else piece.offset
     return np.where(allowed, 1 / (1 + np.exp(-(np.where(allowed, s, 0.0) - offset))), 0.0)
+
+
+@normalize.register
+def _(piece: normalizer.Unnormalized, s: Array, allowed: Array, h: int) -> Array:
+    return np.where(allowed, s, 0.0)
 
 
 # Transitions: q_i, multiplied by one matrix for each token

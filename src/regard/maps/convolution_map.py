@@ -1,21 +1,19 @@
-"""`ConvolutionMap`: a convolution over a few tokens between two gates, as weights."""
+"""`convolution_map`: a convolution over a few tokens between two gates, as weights."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from regard.attention import Attention
-from regard.checks import checked
-from regard.maps.attention_map import AttentionMap
-from regard.maps.indices import Index, indices
+from regard.attention import Attention, Prepared
+from regard.maps.scored_map import ScoredMap
+from regard.pieces.convolution import Taps
 from regard.pieces.grid import Grid
 from regard.pieces.mask import causal, window
+from regard.pieces.normalizer import Unnormalized
+from regard.pieces.score import Dot
 from regard.positions import Positions
-from regard.shapes import to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,49 +28,23 @@ class Convolution:
     taps: Tensor
 
 
-class ConvolutionMap(AttentionMap):
-    """w_ij = out_i taps_{i-j} in_j, which is 0 for keys more than K - 1 tokens back. Gated short convolutions (LFM2).
+def convolution_map(convolution: Convolution) -> ScoredMap:
+    """w_ij = out_i taps_{i-j} in_j, for I queries that are the last of J tokens. Gated short convolutions (LFM2).
 
     >>> import torch
-    >>> from regard.maps.convolution_map import Convolution, ConvolutionMap
+    >>> from regard.maps.convolution_map import Convolution, convolution_map
     >>> ones = torch.ones(1, 1, 3)
-    >>> ConvolutionMap.of(Convolution(2 * ones, ones, torch.tensor([[1.0, 0.5]])))[0, 0]
+    >>> convolution_map(Convolution(2 * ones, ones, torch.tensor([[1.0, 0.5]])))[0, 0]
     tensor([[2., 0., 0.],
             [1., 2., 0.],
             [0., 1., 2.]])
     """
-
-    is_signed: ClassVar[bool] = True
-
-    def __init__(self, convolution: Convolution, positions: Positions, grid: Grid) -> None:
-        self.convolution, self.positions, self.grid = convolution, positions, grid
-        self.attention = Attention(mask=causal() & window(convolution.taps.shape[1])).eval()
-
-    @classmethod
-    def of(cls, convolution: Convolution) -> ConvolutionMap:
-        """The map of I queries, which are the last of J tokens."""
-        (B, H, I), J = convolution.out_gate.shape, convolution.in_gate.shape[2]
-        positions = Positions.aligned_to_end(I, J)
-        return cls(convolution, positions, Grid.whole(positions, B, H, I, convolution.out_gate.device))
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return self.convolution.in_gate.dtype
-
-    @checked
-    def select(self, batch: Index, head: Index) -> ConvolutionMap:
-        """The map of some batch entries and heads (indices), still lazy."""
-        b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
-        h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
-        whole = self.convolution
-        part = Convolution(whole.out_gate[b][:, h], whole.in_gate[b][:, h], whole.taps[h])
-        grid = replace(self.grid, batch=self.grid.batch[b], head=self.grid.head[h])
-        return ConvolutionMap(part, self.positions, grid)
-
-    def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
-        rows, cols = (x if isinstance(x, slice) else to_device(x, self.device) for x in (rows, cols))
-        out_gate, in_gate, taps = self.convolution.out_gate, self.convolution.in_gate, self.convolution.taps
-        distance = self.grid.query[rows, None] - self.grid.key[cols]
-        near = (distance >= 0) & (distance < taps.shape[1])
-        kernel = taps[:, distance.clamp(0, taps.shape[1] - 1)] * near
-        return out_gate[:, :, rows, None] * kernel * in_gate[:, :, None, cols]
+    taps, gates = convolution.taps, (convolution.out_gate[..., None], convolution.in_gate[..., None])
+    mask, normalizer = causal() & window(taps.shape[1]), Unnormalized()
+    attention = Attention(Dot(1.0), bias=Taps(taps.detach()), mask=mask, normalizer=normalizer).eval()
+    (B, H, I), J = convolution.out_gate.shape, convolution.in_gate.shape[2]
+    positions = Positions.aligned_to_end(I, J)
+    grid = Grid.whole(positions, B, H, I, taps.device)
+    return ScoredMap(
+        attention, Prepared(*gates, (None,), (None,)), positions, grid, normalizer.row_statistic(gates[0], grid.key)
+    )

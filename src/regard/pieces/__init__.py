@@ -12,6 +12,7 @@ from regard.pieces.bias import (
     TransformerXLBias,
 )
 from regard.pieces.chosen import chosen_keys
+from regard.pieces.convolution import ConvolutionFilter, Taps, TokenShift
 from regard.pieces.distance_bias import FIREBias, KERPLEBias
 from regard.pieces.encodings import Chain, PoPE, PositionTemperature, QKNorm, ScalableSoftmax, TwoSidedPosition
 from regard.pieces.forgetting import ForgettingBias
@@ -31,6 +32,7 @@ from regard.pieces.normalizer import (
     Sparsemax,
     SumNormalizer,
     TopK,
+    Unnormalized,
 )
 from regard.pieces.position import (
     LearnedPositions,
@@ -72,6 +74,7 @@ __all__ = [
     "ChannelDecay",
     "CompressedBlocks",
     "Concat",
+    "ConvolutionFilter",
     "Cosine",
     "Decay",
     "Delta",
@@ -122,11 +125,14 @@ __all__ = [
     "Steps",
     "SumNormalizer",
     "T5Bias",
+    "Taps",
     "TokenIndexer",
+    "TokenShift",
     "TopK",
     "TransformerXLBias",
     "Transition",
     "TwoSidedPosition",
+    "Unnormalized",
     "YaRNScaling",
     "bigbird",
     "block_local",

@@ -462,3 +462,24 @@ class Sigmoid(Normalizer):
 
     def log_weights(self, scores: Tensor, row_statistic: RowStatistic) -> Tensor:
         return nn.functional.logsigmoid(scores - row_statistic[0].unsqueeze(-1))
+
+
+@dataclass(frozen=True)
+class Unnormalized(Normalizer):
+    """w_ij = s_ij: the scores are the weights, of any sign and any sum. For convolutions, for instance.
+
+    >>> import torch, regard as rg
+    >>> rg.Unnormalized().normalize_rows(torch.tensor([[[[2.0, -1.0]]]]), torch.arange(2))[0]
+    tensor([[[[ 2., -1.]]]])
+    """
+
+    row_sum = None
+    independent = True
+    is_signed = True
+    masked_score = 0.0
+
+    def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
+        return (scores.new_zeros(scores.shape[:-1]),)
+
+    def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
+        return scores

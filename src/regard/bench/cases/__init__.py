@@ -22,6 +22,7 @@ GROUPS = (
     "additive",
     "linear",
     "recurrent",
+    "convolutions",
     "composites",
     "decoding",
     "statistics",

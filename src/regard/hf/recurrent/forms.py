@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.maps.attention_map import AttentionMap
-from regard.maps.convolution_map import Convolution, ConvolutionMap
+from regard.maps.convolution_map import Convolution, convolution_map
 from regard.maps.transported_map import TransportedMap
 from regard.pieces.transition import Steps
 
@@ -23,7 +23,7 @@ def map_of(form: Steps | Convolution, num_queries: int) -> AttentionMap:
     """The map of the last queries over all tokens of a form."""
     last = {name: x[:, :, x.shape[2] - num_queries :] for name, x in _tensors(form).items() if name in OF_QUERIES}
     form = replace(form, **last)
-    return TransportedMap.of_steps(form) if isinstance(form, Steps) else ConvolutionMap.of(form)
+    return TransportedMap.of_steps(form) if isinstance(form, Steps) else convolution_map(form)
 
 
 def joined(forms: Sequence[Form], orders: Sequence[Tensor | None]) -> Form:
