@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 import regard as rg
 from recurrent_models import V, build, tokens
 from regard.cli.importance import with_importance
-from regard.maps.convolution_map import Convolution, ConvolutionMap
+from regard.maps.convolution_map import Convolution, convolution_map
 from regard.maps.head_mean import HeadMean
 from regard.stats import HeadTable, profile, rollout
 from regard.stats import layer_kinds as kinds_module
@@ -99,7 +99,7 @@ def test_the_mean_over_heads_is_a_map():
 
 def test_a_convolution_is_its_weights():
     out_gate, in_gate, taps, x = torch.randn(2, 5, 11), torch.randn(2, 5, 11), torch.randn(5, 3), torch.randn(2, 5, 11)
-    weights = ConvolutionMap.of(Convolution(out_gate[:, :, 4:], in_gate, taps))
+    weights = convolution_map(Convolution(out_gate[:, :, 4:], in_gate, taps))
     expected = out_gate * F.conv1d(F.pad(in_gate * x, (2, 0)), taps.flip(-1)[:, None], groups=5)
     torch.testing.assert_close((weights.dense() @ x[..., None])[..., 0], expected[:, :, 4:])
     totals = weights.summarize(rg.KeyTotals())[0]
