@@ -10,6 +10,7 @@ import transformers
 
 import regard as rg
 from miniatures import BERT, GPT2, LLAMA, T5, V, sharpened
+from regard.attribution.attention_flow import flows_to_inputs
 
 transformers.logging.set_verbosity_error()
 CONFIGS = {
@@ -317,3 +318,44 @@ def test_a_printed_attribution_has_its_test_of_faithfulness():
     torch.testing.assert_close(found.test.deletion, same.deletion)
     assert rg.attribute(model, ids, 9, test=False).test is None
     assert rg.attribute(model, ids.repeat(2, 1), 9).test is None
+
+
+# Attention flow
+
+
+def by_networkx(capacities, start, sink):
+    networkx = pytest.importorskip("networkx")
+    graph = networkx.DiGraph()
+    for i, capacity in enumerate(start.tolist()):
+        graph.add_edge("source", (len(capacities), i), capacity=capacity)
+    for layer, matrix in enumerate(capacities):
+        for i, row in enumerate(matrix.tolist()):
+            for j, capacity in enumerate(row):
+                graph.add_edge((layer + 1, i), (layer, j), capacity=capacity)
+    return networkx.maximum_flow_value(graph, "source", (0, sink))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_flows_are_those_of_networkx(seed):
+    generator = torch.Generator().manual_seed(seed)
+    n = 4 + seed
+    weights = [torch.rand(n, n, generator=generator, dtype=torch.float64) ** 6 for _ in range(4)]
+    weights = [w.tril() if seed % 2 else w for w in weights]
+    capacities = [(0.5 * w / w.sum(-1, keepdim=True) + 0.5 * torch.eye(n)).numpy() for w in weights]
+    start = torch.rand(n, generator=generator).numpy() if seed == 2 else torch.eye(n)[-1].numpy()
+    expected = [by_networkx(capacities, start, sink) for sink in range(n)]
+    torch.testing.assert_close(torch.tensor(flows_to_inputs(capacities, start.astype(float))).tolist(), expected)
+
+
+def test_attention_flow_of_a_model_is_that_of_the_weights_of_eager():
+    name = "GPT2LMHeadModel"
+    weights, _ = eager(name, text(name))
+    capacities = [(0.5 * w[0].mean(0) + 0.5 * torch.eye(7)).numpy() for w in weights]
+    found = rg.attribute(built(name), text(name), 9, "attention-flow", layers=[1])
+    expected = [by_networkx(capacities, torch.eye(7)[-1], sink) for sink in range(7)]
+    torch.testing.assert_close(found.tokens()[0].tolist(), expected, atol=1e-6, rtol=1e-5)
+    assert len(found) == 1 and "same flow" in repr(found)
+    with pytest.raises(rg.RegardError, match="one sequence, got 2"):
+        rg.attribute(built(name), text(name, batch=2), 9, "attention-flow")
+    with pytest.raises(rg.RegardError, match=r"\(4, 7\).*'chefer' an encoder-decoder"):
+        rg.attribute(built("T5ForConditionalGeneration"), text("T5ForConditionalGeneration"), 9, "attention-flow")

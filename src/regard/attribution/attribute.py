@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from regard.attribution import attention_flow as flow
+from regard.attribution import attn_lrp as lrp
 from regard.attribution import chefer as chefer_rules
 from regard.attribution import weight_gradient as gradients
 from regard.attribution.faithfulness import Faithfulness, curves
@@ -32,6 +34,8 @@ class Method:
 
 METHODS = {
     "weight-gradient": Method(gradients.weight_gradient, gradients.FORMULA),
+    "attention-flow": Method(flow.attention_flow, flow.FORMULA),
+    "attn-lrp": Method(lrp.attn_lrp, lrp.FORMULA),
     "chefer": Method(chefer_rules.chefer, chefer_rules.FORMULA),
 }
 
@@ -56,6 +60,8 @@ def attribute(
     prediction. `layers` are those of `rg.watch`. `method` is one of
 
     - "weight-gradient": w_ij dL/dw_ij = w_ij (g_i . v_j), where g_i is the gradient of L at the output of a head;
+    - "attention-flow": the maximum flow through the weights of all layers; short texts (arXiv:2005.00928);
+    - "attn-lrp": relevance that is passed on by the rules of AttnLRP; exact, or refused (arXiv:2402.05602);
     - "chefer": A' = mean_h max(w dL/dw, 0), and R <- R + A' R from layer to layer (arXiv:2103.15679).
 
     All maps are lazy, in O(n) memory. With `test` the curves of `rg.faithfulness` are computed, and printed with the

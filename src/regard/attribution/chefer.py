@@ -7,14 +7,15 @@ R_ts <- R_ts + norm(R_tt)^T A' norm(R_ss), where norm(R) = I + (R - I) with rows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from regard.attribution.question import DECODER, INPUT, Found, Question
-from regard.attribution.traced_run import TracedCall, traced_run
+from regard.attribution.traced_run import TracedCall, TracedRun, traced_run
 from regard.errors import RegardError
+from regard.hf.attention_modules import ChosenLayers
 from regard.maps import AttentionMap
 from regard.maps.gradient_map import PositiveMap
 from regard.maps.head_mean import HeadMean
@@ -30,12 +31,7 @@ def chefer(question: Question) -> Found:
     token's own row is left out.
     """
     run = traced_run(question.model, question.inputs, question.target.number, None)
-    if run.missing:
-        name, reason = next(iter(run.missing.items()))
-        raise RegardError(
-            f"attribute(method='chefer'): relevance passes through all layers, and {len(run.missing)} of them have no "
-            f"map, such as {name}: {reason}. method='weight-gradient' needs no other layer."
-        )
+    refuse_gaps("chefer", run)
     maps = {name: HeadMean(PositiveMap(call.links())) for name, call in run.calls.items()}
     calls = list(run.calls.values())
     batches = range(calls[0].weights.shape[0])
@@ -43,37 +39,48 @@ def chefer(question: Question) -> Found:
         rows = [_encoder_decoder(calls, maps, b) for b in batches]
         relevance = {text: torch.cat([row[text] for row in rows]).cpu() for text in (INPUT, DECODER)}
     else:
-        _check_chain(calls)
+        check_chain("chefer", run)
         relevance = {INPUT: torch.cat([_one_text(calls, maps, b) for b in batches]).cpu()}
     parts = {name: call.part for name, call in run.calls.items()}
-    return Found(_chosen(question, maps), relevance, run.number, parts)
+    return Found(chosen_maps(question, maps), relevance, run.number, parts)
 
 
-def _chosen(question: Question, maps: dict[str, HeadMean]) -> dict[str, AttentionMap]:
+def chosen_maps(question: Question, maps: Mapping[str, AttentionMap]) -> dict[str, AttentionMap]:
     """The maps of the layers that were asked for; relevance always passes through all of them."""
-    from regard.hf.attention_modules import ChosenLayers
-
     chosen = ChosenLayers(question.layers)
     return {name: weights for name, weights in maps.items() if name.partition(" (call ")[0] in chosen}
 
 
-def _check_chain(calls: Sequence[TracedCall]) -> None:
-    shapes = {call.weights.shape[2:] for call in calls}
-    if len(shapes) > 1 or any(I != J for I, J in shapes):
+def refuse_gaps(method: str, run: TracedRun) -> None:
+    """Refuse a model some of whose layers have no map: relevance passes through all of them."""
+    if run.missing:
+        name, reason = next(iter(run.missing.items()))
         raise RegardError(
-            "attribute(method='chefer'): the rule R <- R + A' R needs layers of self-attention over one text; these "
-            f"have the sizes {sorted(shapes)}. method='weight-gradient' has no such rule."
+            f"attribute(method={method!r}): relevance passes through all layers, and {len(run.missing)} of them have "
+            f"no map, such as {name}: {reason}. method='weight-gradient' needs no other layer."
         )
 
 
-def _reading_rows(call: TracedCall, batch: int) -> Tensor:
+def check_chain(method: str, run: TracedRun) -> None:
+    """Refuse layers that are no self-attention over one text."""
+    refuse_gaps(method, run)
+    shapes = sorted({call.weights.shape[2:] for call in run.calls.values()})
+    if len(shapes) > 1 or shapes[0][0] != shapes[0][1] or any(call.part == "cross" for call in run.calls.values()):
+        raise RegardError(
+            f"attribute(method={method!r}): this method needs layers of self-attention over one text; these have "
+            f"(queries, keys) of {', '.join(map(str, shapes))}. method='weight-gradient' takes any, 'chefer' an "
+            "encoder-decoder."
+        )
+
+
+def reading_rows(call: TracedCall, batch: int) -> Tensor:
     """The positions that the target reads after the last layer (those with a gradient), as a row with the sum 1."""
     has_gradient = (call.gradient[batch] != 0).any(-1).any(0).float()
     return (has_gradient / has_gradient.sum().clamp_min(1.0))[None]
 
 
 def _one_text(calls: Sequence[TracedCall], maps: dict[str, HeadMean], batch: int) -> Tensor:
-    start = _reading_rows(calls[-1], batch)
+    start = reading_rows(calls[-1], batch)
     return _rows_times_relevance(start, [maps[call.name] for call in calls], batch) - start
 
 
@@ -97,7 +104,6 @@ def _encoder_decoder(calls: Sequence[TracedCall], maps: dict[str, HeadMean], bat
     """The relevance of source tokens and of target tokens; the decoder's own relevance is a matrix (n_t, n_t)."""
     encoder = [maps[call.name] for call in calls if call.part == "encoder"]
     decoder = [call for call in calls if call.part != "encoder"]
-    _check_chain([call for call in calls if call.part == "encoder"])
     last = decoder[-1]
     n_target, n_source = last.weights.shape[2], encoder[0].shape[2]
     own = torch.eye(n_target, device=last.weights.device)
@@ -108,7 +114,7 @@ def _encoder_decoder(calls: Sequence[TracedCall], maps: dict[str, HeadMean], bat
             across = across + _normalized(own).T @ weights
         else:
             own, across = own + weights @ own, across + weights @ across
-    rows = _reading_rows(last, batch)
+    rows = reading_rows(last, batch)
     return {INPUT: _times_normalized(rows @ across, encoder, batch), DECODER: rows @ own - rows}
 
 

@@ -195,11 +195,9 @@ def _predicts_next(model: nn.Module) -> bool:
     config = getattr(model, "config", None)
     if config is None:
         return True
-    name = type(model).__name__
-    return bool(
-        name.endswith(("LMHeadModel", "ForCausalLM", "ForConditionalGeneration"))
-        or getattr(config, "is_decoder", False)
-    )
+    endings = "LMHeadModel", "ForCausalLM", "ForConditionalGeneration"
+    named = any(kind.__name__.endswith(endings) for kind in type(model).__mro__)
+    return named or bool(getattr(config, "is_decoder", False))
 
 
 def _token_id(token: Any, row: Tensor, model: nn.Module, tokenizer: Any) -> int:

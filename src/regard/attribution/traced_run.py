@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.attribution.inputs import TextInputs
 from regard.errors import RegardError
 from regard.hf.calls import Call
-from regard.hf.capture import WatchedAttention, watch
+from regard.hf.capture import watch
 from regard.hf.capture.module_hooks import inside_backward
 from regard.hf.capture.transformers_interface import backend_calls
 from regard.maps import AttentionMap, GradientMap
@@ -42,13 +42,28 @@ class TracedCall:
 
 @dataclass(frozen=True, eq=False)
 class TracedRun:
-    """All attention calls of a run in their order, L of each sequence, and the output of the model."""
+    """All attention calls of a run in their order, L of each sequence, and the gradients that rules asked for."""
 
     calls: dict[str, TracedCall]
     number: Tensor
-    outputs: Any
-    seen: WatchedAttention
     missing: dict[str, str] = field(default_factory=dict)
+    gradients: tuple[Tensor, ...] = ()
+
+
+class Rules:
+    """Changes the gradients of a run. This one changes nothing."""
+
+    @contextmanager
+    def during(self) -> Iterator[None]:
+        """A block around the run of the model."""
+        yield
+
+    def before_gradients(self, number: Tensor, calls: Sequence[tuple[Call, Tensor]]) -> None:
+        """Is called with L and all attention calls, before the gradients are computed."""
+
+    def tensors(self) -> list[Tensor]:
+        """Further tensors whose gradients are wanted."""
+        return []
 
 
 class _Outputs:
@@ -73,30 +88,31 @@ def traced_run(
     inputs: TextInputs,
     number: Callable[[Any], Tensor],
     layers: Layers = None,
-    during: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    rules: Rules | None = None,
 ) -> TracedRun:
     """Run a model, and compute the gradient of `number(outputs)` at the output of each of its attention calls.
 
-    The gradients of parameters are not changed. `during` makes a block around the run of the model.
+    The gradients of parameters are not changed. `rules` may change how gradients are computed.
     """
-    observer = _Outputs(model)
-    with gradients_on(), watch(model, layers) as seen, backend_calls.observed_by(observer), during():
+    observer, rules = _Outputs(model), rules or Rules()
+    with gradients_on(), watch(model, layers) as seen, backend_calls.observed_by(observer), rules.during():
         outputs = inputs.run(model)
     with gradients_on():
         value = number(outputs)
+        rules.before_gradients(value, [call for calls in observer.kept.values() for call in calls])
         kept = {name: observer.kept.get(name, []) for name in seen.names}
         missing = seen.missing | {name: NO_CALL for name, calls in kept.items() if len(calls) != len(seen.calls(name))}
         names = [name for name in kept if name not in missing]
         found = [(name, n, *call) for name in names for n, call in enumerate(kept[name])]
-        slopes = _gradients(value, [output for *_, output in found])
+        slopes = _gradients(value, [*(output for *_, output in found), *rules.tensors()])
     _check_found(model, found, missing)
     calls = {}
-    for (name, n, call, output), slope in zip(found, slopes, strict=True):
+    for (name, n, call, output), slope in zip(found, slopes, strict=False):
         label = name if len(kept[name]) == 1 else f"{name} (call {n + 1})"
         part = next((part for part in ("encoder", "decoder", "cross") if name in getattr(seen, part)), "encoder")
         heads, slope = output.detach().transpose(1, 2), slope.transpose(1, 2)
         calls[label] = TracedCall(label, part, call.module, seen.calls(name)[n], call.value.detach(), heads, slope)
-    return TracedRun(calls, value.detach(), outputs, seen, missing)
+    return TracedRun(calls, value.detach(), missing, tuple(slopes[len(found) :]))
 
 
 #: Why a layer that `watch` sees has no gradient of its output.

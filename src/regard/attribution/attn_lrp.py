@@ -1,0 +1,195 @@
+"""AttnLRP (Achtibat et al. 2024, arXiv:2402.05602): layer-wise relevance propagation as a modified gradient.
+
+The relevance of a tensor x is x . g, where g is a gradient with these rules:
+
+- a linear layer and a sum keep their gradient (the epsilon rule with epsilon 0);
+- a norm divides by its standard deviation, which is a constant (identity rule);
+- an activation f(x) has the derivative f(x) / x (identity rule);
+- a product x y of two tensors of the text gives half of its relevance to each (uniform rule): weights times values, and
+  the gate of a gated layer; queries times keys halve once more;
+- a softmax keeps its gradient: this is its Taylor decomposition.
+
+Every node of the graph must have one of these rules; a model with another is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.attribution.question import DECODER, INPUT, Found, Question
+from regard.attribution.traced_run import Rules, traced_run
+from regard.errors import RegardError
+from regard.hf.calls import Call
+from regard.maps import GradientMap
+
+FORMULA = "R(w_ij) = w_ij (g_i . v_j) / 2, R(token) = x . g, with gradients of the rules of AttnLRP"
+#: Graph nodes that are linear in what passes through them.
+LINEAR = """Add Sub Neg View UnsafeView ReshapeAlias Transpose T Permute Expand Slice Select Index IndexSelect Gather
+Cat Stack Split SplitWithSizes Unbind Chunk Clone Contiguous ToCopy Copy CopySlices Squeeze Unsqueeze Sum Mean
+Embedding AsStrided Alias Roll Flip Repeat MaskedFill Where ConstantPadNd Unfold Narrow Detach AccumulateGrad"""
+#: Activations, by the package that defines their modules.
+ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
+
+
+def attn_lrp(question: Question) -> Found:
+    """The relevance of each weight, R(w_ij) = w_ij (g_i . v_j) / 2, and of each token, x . g of its embedding.
+
+    Embeddings of positions and biases keep their own share, so the tokens need not sum to L.
+    """
+    rules = _LrpRules(question.model)
+    run = traced_run(question.model, question.inputs, question.target.number, question.layers, rules)
+    maps = {name: GradientMap(call.weights, call.gradient, call.value / 2) for name, call in run.calls.items()}
+    texts = (INPUT, DECODER) if question.has_decoder else (INPUT,)
+    pairs = zip(texts, rules.embedded, run.gradients, strict=False)
+    relevance = {text: (x.detach() * g).sum(-1).float().cpu() for text, x, g in pairs}
+    parts = {name: call.part for name, call in run.calls.items()}
+    return Found(dict(maps), relevance, run.number, parts, run.missing)
+
+
+class _LrpRules(Rules):
+    """Gives norms and activations their rules while the model runs, and products theirs in the graph."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.embedded: list[Tensor] = []
+
+    @contextmanager
+    def during(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for module in self.model.modules():
+                rule = _rule(module)
+                if rule is not None:
+                    stack.callback(module.register_forward_hook(rule).remove)
+            for module in _embeddings(self.model):
+                stack.callback(module.register_forward_hook(self._keep).remove)
+            yield
+
+    def _keep(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        output = output.detach().requires_grad_()
+        self.embedded.append(output)
+        return output
+
+    def before_gradients(self, number: Tensor, calls: Sequence[tuple[Call, Tensor]]) -> None:
+        inside = {output.grad_fn: call for call, output in calls if output.grad_fn is not None}
+        for call, _ in calls:
+            for tensor, share in ((call.query, 4), (call.key, 4), (call.value, 2)):
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda gradient, share=share: gradient / share)
+        for node in _nodes(number, inside):
+            kind = _kind(node)
+            if kind == "Mul" and sum(_is_of_text(other) for other, _ in node.next_functions) == 2:
+                node.register_prehook(lambda gradients: tuple(None if g is None else g / 2 for g in gradients))
+            elif not _is_linear(kind, node):
+                raise RegardError(
+                    f"attribute(method='attn-lrp'): {type(self.model).__name__} computes {kind} outside of its norms, "
+                    "activations and attention, and AttnLRP has no rule for it here. method='weight-gradient' and "
+                    "'chefer' take any model."
+                )
+
+    def tensors(self) -> list[Tensor]:
+        return self.embedded
+
+
+def _embeddings(model: nn.Module) -> list[nn.Module]:
+    """The modules that embed the tokens; encoder and decoder may have one each, with one table."""
+    try:
+        first = model.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):
+        first = None
+    if not isinstance(first, nn.Embedding):
+        raise RegardError(
+            f"attribute(method='attn-lrp'): {type(model).__name__} has no get_input_embeddings, so the relevance of "
+            "tokens has no end. Give a model of transformers that reads token ids."
+        )
+    return [part for part in model.modules() if isinstance(part, nn.Embedding) and part.weight is first.weight]
+
+
+def _nodes(number: Tensor, inside: dict[Any, Call]) -> Iterator[Any]:
+    """All nodes of the graph of L, without those inside the attention calls."""
+    waiting, visited = [number.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        if node in inside:
+            call = inside[node]
+            waiting += [tensor.grad_fn for tensor in (call.query, call.key, call.value)]
+            continue
+        yield node
+        waiting += [other for other, _ in node.next_functions]
+
+
+def _kind(node: Any) -> str:
+    """The operation of a node: AddBackward0 -> Add."""
+    return node.name().rpartition("::")[2].rstrip("0123456789").removesuffix("Backward")
+
+
+def _is_of_text(node: Any) -> bool:
+    """Whether a factor depends on the text: constants have no node, and views of parameters end at a parameter."""
+    while node is not None and len(node.next_functions) == 1:
+        node = node.next_functions[0][0]
+    is_parameter = node is not None and _kind(node) == "AccumulateGrad" and isinstance(node.variable, nn.Parameter)
+    return node is not None and not is_parameter
+
+
+def _is_linear(kind: str, node: Any) -> bool:
+    """Whether a node is linear in the text."""
+    if kind in ("Mul", "Div"):
+        factors = [other for other, _ in node.next_functions]
+        return not _is_of_text(factors[1] if kind == "Div" and len(factors) > 1 else None)
+    if kind in ("Mm", "Bmm", "Addmm", "Matmul"):
+        return sum(_is_of_text(other) for other, _ in node.next_functions[-2:]) < 2
+    return kind in LINEAR.split()
+
+
+def _rule(module: nn.Module) -> Callable[..., Tensor] | None:
+    """The rule of a norm or an activation as a forward hook, or None."""
+    if isinstance(module, nn.LayerNorm):
+        return _layer_norm
+    if "RMSNorm" in type(module).__name__ or type(module).__name__.endswith("LayerNorm"):
+        return _rms_norm
+    return _activation if type(module).__module__ in ACTIVATIONS else None
+
+
+def _with_gradient_of(output: Tensor, linear: Tensor) -> Tensor:
+    """The same numbers as `output`, with the gradient of `linear`."""
+    return output.detach() + (linear - linear.detach())
+
+
+def _layer_norm(module: nn.LayerNorm, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    x, axes = args[0], tuple(range(-len(module.normalized_shape), 0))
+    centred = x - x.mean(axes, keepdim=True)
+    deviation = (centred.detach().square().mean(axes, keepdim=True) + module.eps).sqrt()
+    weight = 1.0 if module.weight is None else module.weight.detach()
+    return _with_gradient_of(output, centred / deviation * weight)
+
+
+def _rms_norm(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """y = x c w, where c = 1 / sqrt(mean x^2 + eps) is a constant; the scale w may be stored as w - 1."""
+    x = args[0]
+    given = (getattr(module, name, None) for name in ("variance_epsilon", "eps"))
+    eps = next((value for value in given if isinstance(value, float)), 0.0)
+    scale = (x.detach().double().square().mean(-1, keepdim=True) + eps).rsqrt()
+    weight = getattr(module, "weight", None)
+    forms = [torch.ones((), dtype=x.dtype)] if weight is None else [weight.detach(), 1 + weight.detach()]
+    for form in forms:
+        linear = x * (scale * form).to(x.dtype)
+        if torch.allclose(linear, output, rtol=1e-3, atol=1e-5):
+            return _with_gradient_of(output, linear)
+    raise RegardError(
+        f"attribute(method='attn-lrp'): {type(module).__name__} is no norm x / sqrt(mean x^2 + eps) w, and AttnLRP has "
+        "no other rule for norms here. method='weight-gradient' and 'chefer' take any model."
+    )
+
+
+def _activation(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """f(x) has the derivative f(x) / x; at x = 0 its relevance is 0 for any."""
+    x = args[0]
+    ratio = output.detach() / torch.where(x == 0, torch.ones_like(x), x).detach()
+    return _with_gradient_of(output, x * ratio)
