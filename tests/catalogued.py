@@ -7,16 +7,21 @@ from regard.catalog import mechanisms
 from regard.pieces.call_tensors import needs_of
 
 
-def _is_single(name: str) -> bool:
+def _has_tensors(name: str) -> bool | None:
+    """Whether a scored mechanism needs tensors of the call; None for a transition or several attentions."""
     attention = mechanisms()[name].example()[0]
-    if not isinstance(attention, rg.Attention) or attention.transition is not None or attention.selection is not None:
-        return False
-    return not any(map(needs_of, attention.pieces()))
+    if not isinstance(attention, rg.Attention) or attention.transition is not None:
+        return None
+    return any(map(needs_of, attention.pieces()))
 
 
 #: Mechanisms with one score, one mask and one normaliser, and no tensors of the call: all engines run them, or say why
 #: not.
-SINGLE = sorted(name for name in mechanisms() if _is_single(name))
+SINGLE = sorted(
+    name for name, entry in mechanisms().items() if _has_tensors(name) is False and entry.family != "selected"
+)
+#: The same with tensors of the call: gates of keys, or an indexer.
+WITH_TENSORS = sorted(name for name in mechanisms() if _has_tensors(name))
 #: Mechanisms whose keys another score chooses, by numbers of each call.
 SELECTED = sorted(name for name, entry in mechanisms().items() if entry.family == "selected")
 #: Mechanisms with a transition, which the engines `recurrent` and `reference` run.

@@ -11,7 +11,7 @@ import torch
 from torch.autograd import gradcheck
 
 import regard as rg
-from catalogued import SINGLE
+from catalogued import SINGLE, WITH_TENSORS
 from regard.catalog import mechanisms
 from regard.diagnosis.laws import (
     LAWS,
@@ -28,11 +28,12 @@ from rounding import budget
 pytestmark = pytest.mark.usefixtures("small_blocks")
 NAMES = SINGLE
 every_mechanism = pytest.mark.parametrize("name", NAMES)
+and_those_with_tensors = pytest.mark.parametrize("name", [*NAMES, *WITH_TENSORS])
 TORCH_ENGINES = sorted(set(ENGINES) - {"reference"})
 
 
 @pytest.mark.parametrize("law", LAWS)
-@every_mechanism
+@and_those_with_tensors
 def test_the_laws_hold(name, law):
     LAWS[law](mechanisms()[name].example)
 
@@ -44,18 +45,18 @@ def test_the_laws_of_causal_masks_have_mechanisms():
 
 
 @pytest.mark.parametrize("engine", TORCH_ENGINES)
-@every_mechanism
+@and_those_with_tensors
 def test_engines_agree_with_the_reference(name, engine):
     agrees_with_the_reference(engine, mechanisms()[name].example())
 
 
 @pytest.mark.parametrize("engine", sorted(set(TORCH_ENGINES) - {"dense"}))
-@every_mechanism
+@and_those_with_tensors
 def test_gradients_agree_between_engines(name, engine):
     gradients_agree_with_dense(engine, mechanisms()[name].example())
 
 
-@every_mechanism
+@and_those_with_tensors
 def test_gradients_are_slopes_of_the_reference(name):
     dense_slope_is_that_of_the_reference(mechanisms()[name].example())
 

@@ -21,7 +21,7 @@ from regard.engine.reference import reference
 from regard.errors import RegardError
 from regard.maps import Distance, Entropy, KeyTotals, Pool, Similarity, TopLinks
 from regard.pieces import Grid, Mask, mask_mod, padding
-from regard.pieces.call_tensors import needs_of
+from regard.pieces.call_tensors import CallTensors, needs_of
 from regard.positions import Positions
 from regard.shapes import Sizes
 
@@ -30,15 +30,27 @@ Example = tuple[Attention, Tensor, Tensor, Tensor]
 
 
 def problem_of(attention: Attention, q: Tensor, k: Tensor, v: Tensor, positions: Positions | None = None) -> Problem:
-    """The `Problem` of a call, as engines get it."""
-    sizes = Sizes.of(q, k, v)
-    return Problem(attention, q, k, v, positions or Positions.aligned_to_end(sizes.I, sizes.J), sizes)
+    """The `Problem` of a call, as engines get it, with random tensors of the call."""
+    sizes, tensors = Sizes.of(q, k, v), call_tensors(attention, q, k, v)
+    positions = positions or Positions.aligned_to_end(sizes.I, sizes.J)
+    return Problem(attention, q, k, v, positions, sizes, call_tensors=tensors)
 
 
-def runs(engine: str, attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> AttentionOutput | None:
-    """The result of an engine, or None if it refuses; the refusal must name the engines that can."""
+def called(attention: Any, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> AttentionOutput:
+    """`attend` with random tensors of the call, if the pieces need some. They depend on the shapes only."""
+    return attend(attention, q, k, v, **call_tensors(attention, q, k, v), **options)
+
+
+def runs(
+    engine: str, attention: Attention, q: Tensor, k: Tensor, v: Tensor, tensors: CallTensors | None = None
+) -> AttentionOutput | None:
+    """The result of an engine, or None if it refuses; the refusal must name the engines that can.
+
+    `tensors` are those of the call, random if they are not given.
+    """
+    tensors = call_tensors(attention, q, k, v) if tensors is None else tensors
     try:
-        return attend(attention, q, k, v, engine=engine)
+        return attend(attention, q, k, v, engine=engine, **tensors)
     except RegardError as error:
         assert "Engines that can: " in str(error) and "dense" in str(error).split("Engines that can: ")[1]
         return None
@@ -55,14 +67,18 @@ def agrees_with_the_reference(engine: str, example: Example) -> None:
 
 
 def gradients(engine: str, example: Example) -> tuple[Tensor | None, ...] | None:
-    """Gradients of query, key, value and parameters for a fixed random output gradient; None if the engine refuses."""
+    """Gradients for a fixed random output gradient; None if the engine refuses.
+
+    They are those of query, key, value, of the tensors of the call, and of the parameters.
+    """
     attention, *tensors = example
+    of_call = {name: t.detach().requires_grad_() for name, t in call_tensors(*example).items()}
     inputs = [t.detach().requires_grad_() for t in tensors]
-    seen = runs(engine, attention, *inputs)
+    seen = runs(engine, attention, *inputs, of_call)
     if seen is None:
         return None
     grad_output = torch.randn(seen.output.shape, dtype=inputs[0].dtype, generator=torch.Generator().manual_seed(1))
-    leaves = [*inputs, *(p for p in attention.parameters() if p.requires_grad)]
+    leaves = [*inputs, *of_call.values(), *(p for p in attention.parameters() if p.requires_grad)]
     return torch.autograd.grad(seen.output, leaves, grad_output, allow_unused=True)
 
 
@@ -110,11 +126,9 @@ def broken_law(small: Callable[[], Example]) -> str:
 
 @torch.no_grad()
 def call_agrees_with_the_reference(example: Example) -> None:
-    """Check output and weights of an attention that needs tensors of the call, with random ones."""
-    attention, q, k, v = example
-    tensors = call_tensors(*example)
-    seen = attend(attention, q, k, v, **tensors)
-    expected = attend(attention, q, k, v, **tensors, engine="reference").output
+    """Check output and weights of an attention with a transition, with random tensors of the call."""
+    _, q, _, v = example
+    seen, expected = called(*example), called(*example, engine="reference").output
     torch.testing.assert_close(seen.output, expected, **CLOSE)
     values = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
     torch.testing.assert_close(seen.weights.dense() @ values, expected, **CLOSE)
@@ -124,9 +138,9 @@ def call_agrees_with_the_reference(example: Example) -> None:
 def composite_gives_its_map(example: Example) -> None:
     """Check that the weights of a composite, times the values, are its output, in two engines."""
     _, q, _, v = example
-    values, tensors = v.repeat_interleave(q.shape[1] // v.shape[1], 1), call_tensors(*example)
+    values = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
     for engine in ("auto", "dense"):
-        seen = attend(*example, engine=engine, **tensors)
+        seen = called(*example, engine=engine)
         torch.testing.assert_close(seen.weights.dense() @ values, seen.output, **CLOSE)
 
 
@@ -135,7 +149,7 @@ def _laws(small: Callable[[], Example]) -> Iterator[tuple[str, Callable[[], None
     if isinstance(attention, Composite):
         yield "the output of a composite is that of its map", lambda: composite_gives_its_map(small())
         return
-    if attention.transition is not None or any(map(needs_of, attention.pieces())):
+    if attention.transition is not None:
         yield "a call with its tensors agrees with the reference", lambda: call_agrees_with_the_reference(small())
         return
     yield "dense agrees with the reference", lambda: agrees_with_the_reference("dense", small())
@@ -175,7 +189,7 @@ def sees_the_future(attention: Attention, q: Tensor, k: Tensor) -> bool:
 @torch.no_grad()
 def engines_agree_with_dense(small: Small) -> None:
     """Output and weights of every engine are those of dense, or the engine refuses and names those that can."""
-    expected = attend(*small(), engine="dense")
+    expected = called(*small(), engine="dense")
     for engine in TORCH_ENGINES:
         seen = runs(engine, *small())
         if seen is not None:
@@ -194,7 +208,7 @@ def gradients_agree_with_finite_differences(small: Small) -> None:
     for sign in (1, -1):
         moved = [t + sign * step * d for t, d in zip(tensors, directions, strict=True)]
         with torch.no_grad():
-            output = attend(attention, *moved, engine="dense").output
+            output = called(attention, *moved, engine="dense").output
         toward = torch.randn(output.shape, dtype=output.dtype, generator=torch.Generator().manual_seed(1))
         ends.append((output * toward).sum())
     slope = sum((g * d).sum() for g, d in zip(analytic, directions, strict=False) if g is not None)
@@ -204,8 +218,8 @@ def gradients_agree_with_finite_differences(small: Small) -> None:
 @torch.no_grad()
 def lazy_tiles_equal_dense_weights(small: Small) -> None:
     """Any tile that is computed on demand equals the same part of the dense weights."""
-    seen = attend(*small())
-    weights = attend(*small(), engine="dense").weights.dense()
+    seen = called(*small())
+    weights = called(*small(), engine="dense").weights.dense()
     I, J = weights.shape[2:]
     torch.testing.assert_close(seen.weights[-1, -1, I // 3, :], weights[-1, -1, I // 3], **CLOSE)
     torch.testing.assert_close(seen.weights[0, :, 1:-1, J // 2 :], weights[0, :, 1:-1, J // 2 :], **CLOSE)
@@ -217,7 +231,7 @@ def lazy_tiles_equal_dense_weights(small: Small) -> None:
 def weights_times_values_are_the_output(small: Small) -> None:
     """The output is the weights times the values."""
     attention, q, k, v = small()
-    seen = attend(attention, q, k, v)
+    seen = called(attention, q, k, v)
     values = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
     torch.testing.assert_close(seen.weights.dense() @ values, seen.output, **CLOSE)
 
@@ -232,7 +246,7 @@ def rows_sum_to_what_the_normalizer_declares(small: Small) -> None:
     attention, q, k, v = small()
     if attention.normalizer.is_signed:
         return
-    weights = attend(attention, q, k, v).weights
+    weights = called(attention, q, k, v).weights
     sums, expected = weights.dense().sum(-1), attention.normalizer.row_sum
     if attention.mask is not None:
         grid = Grid.whole(weights.positions, q.shape[0], q.shape[1], q.shape[2])
@@ -244,6 +258,30 @@ def rows_sum_to_what_the_normalizer_declares(small: Small) -> None:
         torch.testing.assert_close(sums, torch.full_like(sums, expected))
 
 
+def _parts(attention: Attention, tensors: CallTensors, start: int, count: int) -> dict[str, Tensor]:
+    """The tensors of a call for some tokens, which are queries and keys."""
+    found = dict(tensors)
+    for name, axis in _axes(attention, "IJ"):
+        found[name] = found[name].narrow(axis, start, min(count, found[name].shape[axis] - start))
+    return found
+
+
+def _halved(attention: Attention, tensors: CallTensors, letters: str, start: int) -> dict[str, Tensor]:
+    """The tensors of a call with other numbers from an index on, along the axes of these letters."""
+    found = dict(tensors)
+    for name, axis in _axes(attention, letters):
+        early, late = found[name].tensor_split((start,), axis)
+        found[name] = torch.cat((early, late / 2), axis)
+    return found
+
+
+def _axes(attention: Attention, letters: str) -> Iterator[tuple[str, int]]:
+    """The names of the tensors that the pieces need for each call, each with an axis of these letters."""
+    for piece in attention.pieces():
+        for name, words in needs_of(piece).items():
+            yield from ((name, axis) for axis, letter in enumerate(words.split()) if letter in letters)
+
+
 def _joined(attention: Attention, mask: Mask) -> Attention:
     return attention.with_mask(mask if attention.mask is None else attention.mask & mask)
 
@@ -253,7 +291,7 @@ def masked_weights_are_zero(small: Small) -> None:
     """Pairs that the mask forbids have a weight of exactly 0."""
     attention, q, k, v = small()
     attention = _joined(attention, mask_mod(lambda b, h, i, j: (i + 2 * j + b) % 3 != 0))
-    seen = attend(attention, q, k, v)
+    seen = called(attention, q, k, v)
     assert attention.mask is not None
     grid = Grid.whole(seen.weights.positions, q.shape[0], q.shape[1], q.shape[2])
     forbidden = ~attention.mask.allowed(grid).expand(seen.weights.shape)
@@ -289,7 +327,8 @@ def no_future_leaks(small: Small) -> None:
             continue
         cut = q.shape[2] // 2
         q, k, v = (torch.cat((x[:, :, :cut], 3 * x[:, :, cut:] + 5), 2) for x in (q, k, v))
-        after = attend(attention, q, k, v, engine=engine)
+        later = _halved(attention, call_tensors(attention, q, k, v), "IJ", cut)
+        after = attend(attention, q, k, v, engine=engine, **later)
         assert torch.equal(before.output[:, :, :cut], after.output[:, :, :cut]), f"{engine}: outputs change"
         assert torch.equal(before.weights[:, :, :cut], after.weights[:, :, :cut]), f"{engine}: weights change"
 
@@ -300,12 +339,13 @@ def decoding_by_chunks_equals_one_call(small: Small) -> None:
     attention, q, k, v = small()
     if sees_the_future(attention, q, k):
         return
-    whole = attend(attention, q, k, v)
+    whole, tensors = called(attention, q, k, v), call_tensors(attention, q, k, v)
     for chunk in (1, 5):
         cache, outputs = GrowingCache(), []
         for step in range(0, q.shape[2], chunk):
             part = (slice(None), slice(None), slice(step, step + chunk))
-            seen = attend(attention, q[part], k[part], v[part], cache=cache)
+            here = _parts(attention, tensors, step, chunk)
+            seen = attend(attention, q[part], k[part], v[part], cache=cache, **here)
             cache = seen.cache
             outputs.append(seen.output)
             rows = whole.weights[:, :, step : step + chunk, : seen.weights.shape[3]]
@@ -319,11 +359,11 @@ def padding_does_not_matter(small: Small) -> None:
     attention, q, k, v = small()
     lengths = [max(1, k.shape[2] - (2, 5)[b % 2]) for b in range(k.shape[0])]
     padded = _joined(attention, padding(lengths))
-    before = attend(padded, q, k, v)
+    before = called(padded, q, k, v)
     k, v = k.clone(), v.clone()
     for b, length in enumerate(lengths):
         k[b, :, length:], v[b, :, length:] = 1e3, -1e3
-    assert torch.equal(before.output, attend(padded, q, k, v).output), "hidden keys change the output"
+    assert torch.equal(before.output, called(padded, q, k, v).output), "hidden keys change the output"
 
 
 def empty_rows_give_zeros(small: Small) -> None:
@@ -348,7 +388,7 @@ def a_call_changes_nothing(small: Small) -> None:
         leaves = [t.requires_grad_() for t in inputs]
         kept = [*leaves, *attention.parameters(), *attention.buffers()]
         before = [t.detach().clone() for t in kept]
-        seen = attend(attention, *leaves, engine=engine)
+        seen = called(attention, *leaves, engine=engine)
         toward = torch.ones(1, dtype=torch.float64).expand_as(seen.output)
         first = torch.autograd.grad(seen.output, leaves, toward, retain_graph=True, allow_unused=True)
         assert seen.weights.dense().shape == seen.weights.shape
@@ -363,10 +403,11 @@ def a_call_changes_nothing(small: Small) -> None:
 def batch_entries_are_independent(small: Small) -> None:
     """A batch gives what its entries give alone; only for masks that do not depend on the entry."""
     attention, q, k, v = small()
-    whole = attend(attention, q, k, v)
+    whole = called(attention, q, k, v)
     for b in range(q.shape[0]):
         changed = [torch.cat((x[: b + 1], 3 * x[b + 1 :] + 1)) for x in (q, k, v)]
-        alone = attend(attention, *changed)
+        others = _halved(attention, call_tensors(attention, q, k, v), "B", b + 1)
+        alone = attend(attention, *changed, **others)
         torch.testing.assert_close(whole.output[b], alone.output[b], **CLOSE)
         torch.testing.assert_close(whole.weights[b], alone.weights[b], **CLOSE)
 

@@ -13,7 +13,6 @@ import regard as rg
 from regard.bench.case import Aim, Case, Setting, Side, allowed_pairs
 from regard.bench.peers import sdpa
 from regard.catalog import mechanism
-from regard.diagnosis.laws import Example
 
 HEADS, WIDTH, LENGTH = 8, 64, 2048
 #: Bytes of one number for each pair.
@@ -52,7 +51,7 @@ def cases(setting: Setting) -> Iterator[Case]:
         yield _case(setting, name, attention, _peer(name, attention))
     gates = Side("SDPA, dense bias of each call", forgets_in_torch, (Aim("time", 1.5), SMALL), needs=3 * DENSE)
     attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
-    yield _case(setting, "forgetting", attention, gates, ours=forgets, example=small_forgetting)
+    yield _case(setting, "forgetting", attention, gates, ours=forgets)
 
 
 def _case(
@@ -61,7 +60,6 @@ def _case(
     attention: rg.Attention,
     peer: Side,
     ours: Callable[..., Callable[..., Tensor]] | None = None,
-    example: Callable[[], Example] | None = None,
 ) -> Case:
     return Case(
         group="today",
@@ -70,7 +68,6 @@ def _case(
         mechanism=name,
         attention=attention if ours is None else None,
         ours=ours,
-        example=example,
         peers=(peer,),
         flops=lambda: 4 * HEADS * WIDTH * allowed_pairs(attention.mask, LENGTH, LENGTH),
     )
@@ -127,8 +124,3 @@ def forgets_in_torch(*inputs: Tensor) -> Callable[..., Tensor]:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=sums[..., None] - sums[..., None, :] + later)
 
     return run
-
-
-def small_forgetting() -> Example:
-    """Causal attention: the laws take no gates, and those of the gates are in the tests of the piece."""
-    return mechanism("masked").example()
