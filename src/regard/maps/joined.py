@@ -1,20 +1,213 @@
-"""Maps of consecutive queries, for example of the steps of a generation, as one map."""
+"""Maps of consecutive queries, for example of the steps of a generation, as one map of any family."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
+from torch import Tensor
 
-from regard.attention import Prepared
+from regard.attention import Attention, Prepared
+from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
+from regard.maps.indices import Index, indices
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.grid import Grid
+from regard.pieces.mask import Mask
 from regard.positions import Positions
+from regard.shapes import to_device
+from regard.spans import EMPTY, EVERYTHING, Spans
 
 
-def joined(maps: Sequence[AttentionMap]) -> ScoredMap:
+@dataclass(frozen=True, eq=False)
+class MapRows:
+    """Some rows of one map, and their place in a joined map.
+
+    `source` returns the map. Its rows `rows` are the rows from `start` on of the joined map, and its first key is key
+    `offset` there. `entries` (B,) has the batch entry of the source for each batch entry of the joined map; -1: none.
+    """
+
+    source: Callable[[], AttentionMap]
+    rows: range
+    start: int
+    offset: int
+    entries: Tensor
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.rows)
+
+    def inside(self, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of these rows and columns of the joined map (indices on the host) this part has."""
+        first, size = self.offset, self.source().shape[3]
+        here = ((rows >= self.start) & (rows < self.stop)).nonzero().flatten()
+        return here, ((cols >= first) & (cols < first + size)).nonzero().flatten()
+
+
+class JoinedMap(AttentionMap):
+    """Rows of several maps as one map.
+
+    Each row is computed by the map that it came from, so every family can be joined. Pairs that no part has weigh 0.
+    The first part says whether weights have signs, and what their dtype is.
+
+    >>> import torch, regard as rg
+    >>> from regard.maps.joined import JoinedMap, MapRows
+    >>> x, attention = torch.zeros(1, 1, 3, 4), rg.Attention(mask=rg.causal())
+    >>> first = rg.attend(attention, x[:, :, :2], x[:, :, :2], x[:, :, :2]).weights
+    >>> last = rg.attend(attention, x[:, :, 2:], x, x).weights
+    >>> entry = torch.zeros(1, dtype=torch.int64)
+    >>> parts = [MapRows(lambda: first, range(2), 0, 0, entry), MapRows(lambda: last, range(1), 2, 0, entry)]
+    >>> JoinedMap(parts, num_queries=3, num_keys=3)[0, 0]
+    tensor([[1.0000, 0.0000, 0.0000],
+            [0.5000, 0.5000, 0.0000],
+            [0.3333, 0.3333, 0.3333]])
+    """
+
+    def __init__(self, parts: Sequence[MapRows], num_queries: int, num_keys: int) -> None:
+        self.parts = list(parts)
+        source = self.parts[0].source()
+        self.positions = Positions.aligned_to_end(num_queries, num_keys)
+        num_batch = len(self.parts[0].entries)
+        self.grid = Grid.whole(self.positions, num_batch, source.shape[1], num_queries, source.device)
+        self.attention = Attention(mask=JoinedMask(self.parts, self.positions)).eval()
+
+    @cached_property
+    def _first(self) -> AttentionMap:
+        return self.parts[0].source()
+
+    @cached_property
+    def is_signed(self) -> bool:  # type: ignore[override]
+        return self._first.is_signed
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self._first._dtype
+
+    @property
+    def _bytes_per_weight(self) -> int:
+        return 2 * self._item_bytes + self._first._bytes_per_weight
+
+    @checked
+    def select(self, batch: Index, head: Index) -> JoinedMap:
+        """The map of some batch entries and heads (indices), still lazy."""
+        b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
+        h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
+        chosen = copy(self)
+        chosen.grid = replace(self.grid, batch=self.grid.batch[b], head=self.grid.head[h])
+        return chosen
+
+    def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        i, j = (_on_host(part, size) for part, size in zip((rows, cols), self.shape[2:], strict=True))
+        weights = torch.zeros(*self.shape[:2], len(i), len(j), dtype=self._dtype, device=self.device)
+        for part in _overlapping(self.parts, i):
+            here, there = part.inside(i, j)
+            entries, sources, places = _entries(part, self.grid.batch)
+            if not (len(here) and len(there) and len(entries)):
+                continue
+            tile = self._of_heads(part.source(), sources)._weights(
+                i[here] - part.start + part.rows.start, j[there] - part.offset
+            )
+            place = (n.to(self.device) for n in (entries, torch.arange(self.shape[1]), here, there))
+            weights[torch.meshgrid(*place, indexing="ij")] = tile[places.to(tile.device)].to(self._dtype)
+        return weights
+
+    def _of_heads(self, source: AttentionMap, entries: Tensor) -> AttentionMap:
+        """The source, for the heads of this map and some of its own batch entries."""
+        heads = self.grid.head.cpu()
+        every_head = len(heads) == source.shape[1] and torch.equal(heads, torch.arange(len(heads)))
+        every_entry = torch.equal(entries, torch.arange(source.shape[0]))
+        return source if every_head and every_entry else source.select(entries, heads)
+
+
+class JoinedMask(Mask):
+    """The keys that each query of a joined map may attend to: those of the map that its row came from."""
+
+    def __init__(self, parts: Sequence[MapRows], positions: Positions) -> None:
+        self.parts, self.positions = list(parts), positions
+
+    def allowed(self, grid: Grid) -> Tensor:
+        i, j = grid.query.cpu() - self.positions.start, grid.key.cpu()
+        result = torch.zeros(len(grid.batch), 1, len(i), len(j), dtype=torch.bool, device=grid.device)
+        for part in _overlapping(self.parts, i):
+            here, there = part.inside(i, j)
+            entries, sources, places = _entries(part, grid.batch)
+            if not (len(here) and len(there) and len(entries)):
+                continue
+            pairs = _allowed(part, sources[places], grid.head, i[here], j[there])
+            if pairs.shape[1] > result.shape[1]:
+                result = result.expand(-1, pairs.shape[1], -1, -1).clone()
+            place = (n.to(grid.device) for n in (entries, torch.arange(result.shape[1]), here, there))
+            place = torch.meshgrid(*place, indexing="ij")
+            result[place] = pairs.expand(place[0].shape)
+        return result
+
+    def any_allowed(self, start: int, stop: int) -> Spans:
+        spans = EMPTY
+        for part, keys in self._keys("any_allowed", start, stop):
+            spans = spans | keys.shift(part.offset)
+        return spans & self.positions.keys
+
+    def all_allowed(self, start: int, stop: int) -> Spans:
+        spans, rows = EVERYTHING, EMPTY
+        for part, keys in self._keys("all_allowed", start, stop):
+            complete = bool((part.entries >= 0).all())
+            rows, spans = (
+                rows | Spans.of((part.start, part.stop)),
+                spans & (keys.shift(part.offset) if complete else EMPTY),
+            )
+        first = self.positions.start
+        return spans & self.positions.keys if rows.covers(Spans.of((start - first, stop - first))) else EMPTY
+
+    def _keys(self, question: str, start: int, stop: int) -> Iterator[tuple[MapRows, Spans]]:
+        """Each part with some of these queries, and the answer of its own mask, as indices of its keys."""
+        first, last = start - self.positions.start, stop - self.positions.start
+        for part in self.parts:
+            top, bottom = max(first, part.start), min(last, part.stop)
+            if top >= bottom:
+                continue
+            source = part.source()
+            mask, shift = source.attention.mask, source.positions.start + part.rows.start - part.start
+            keys = EVERYTHING if mask is None else getattr(mask, question)(top + shift, bottom + shift)
+            yield part, source.positions.columns(keys)
+
+    def __repr__(self) -> str:
+        masks = dict.fromkeys(repr(part.source().attention.mask) for part in (self.parts[0], self.parts[-1]))
+        return f"joined({', '.join(masks)})"
+
+
+def _allowed(part: MapRows, entries: Tensor, heads: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
+    """What the mask of a part allows, for rows and columns of the joined map that it has."""
+    source = part.source()
+    if (mask := source.attention.mask) is None:
+        return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=source.device)
+    i, j, b = (to_device(n, source.device) for n in (rows - part.start + part.rows.start, cols - part.offset, entries))
+    return mask.allowed(Grid(source.grid.batch[b], heads, source.grid.query[i], source.grid.key[j]))
+
+
+def _overlapping(parts: Sequence[MapRows], rows: Tensor) -> list[MapRows]:
+    """The parts that may have some of these rows."""
+    if not len(rows):
+        return []
+    first, last = int(rows.min()), int(rows.max())
+    return [part for part in parts if part.start <= last and part.stop > first]
+
+
+def _entries(part: MapRows, batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Batch entries that a part has, the different entries of its source, and the place among these of each."""
+    of_source = part.entries[batch.cpu()]
+    entries = (of_source >= 0).nonzero().flatten()
+    return entries, *of_source[entries].unique(return_inverse=True)
+
+
+def _on_host(part: Tensor | slice, size: int) -> Tensor:
+    return torch.arange(*part.indices(size)) if isinstance(part, slice) else part.cpu()
+
+
+def joined(maps: Sequence[AttentionMap]) -> AttentionMap:
     """One map from maps of consecutive queries: the rows of each map, over the keys of the last map.
 
     All maps must have the same batch and heads. Each must begin at the query after the last query of the previous one.
@@ -27,11 +220,8 @@ def joined(maps: Sequence[AttentionMap]) -> ScoredMap:
     """
     if not maps:
         raise RegardError("joined: there are no maps to join.")
-    scored = [part for part in maps if isinstance(part, ScoredMap)]
-    if len(scored) < len(maps):
-        raise RegardError("joined: only maps of scores can be joined. Read the map of each call.")
-    last, place = scored[-1], scored[0].positions.start
-    for part in scored:
+    last, place = maps[-1], maps[0].positions.start
+    for part in maps:
         if part.positions.start != place or part.shape[:2] != last.shape[:2]:
             raise RegardError(
                 f"joined: the maps must have consecutive queries and equal (batch, heads). Query {place} and "
@@ -39,9 +229,25 @@ def joined(maps: Sequence[AttentionMap]) -> ScoredMap:
                 "sequence of calls at a time."
             )
         place += part.shape[2]
-    parts = [part._prepared for part in scored]
+    scored = [part for part in maps if type(part) is ScoredMap]
+    return _one_scored_map(scored) if len(scored) == len(maps) else _of_any_family(maps)
+
+
+def _one_scored_map(maps: Sequence[ScoredMap]) -> ScoredMap:
+    """One map of all queries and the last keys; every call has the pieces of the last one."""
+    last, parts = maps[-1], [part._prepared for part in maps]
     rows = tuple(None if r is None else torch.cat([p.rows[n] for p in parts], 2) for n, r in enumerate(parts[0].rows))  # type: ignore[misc]
     prepared = Prepared(torch.cat([p.query for p in parts], 2), parts[-1].key, rows, parts[-1].cols)
     positions = Positions(maps[0].positions.start, last.positions.keys)
     grid = Grid(last.grid.batch, last.grid.head, torch.cat([part.grid.query for part in maps]), last.grid.key)
     return ScoredMap(last.attention, prepared, positions, grid, None)
+
+
+def _of_any_family(maps: Sequence[AttentionMap]) -> JoinedMap:
+    entries, parts, start = torch.arange(maps[0].shape[0]), [], 0
+    first_key = maps[-1].positions.keys.intervals[0][0]
+    for part in maps:
+        offset = part.positions.keys.intervals[0][0] - first_key
+        parts.append(MapRows(lambda part=part: part, range(part.shape[2]), start, offset, entries))
+        start += part.shape[2]
+    return JoinedMap(parts, start, maps[-1].shape[3])

@@ -50,6 +50,8 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         self.model = model
         self.inputs = ModelInputs()
         self.keeps_values = False
+        self._generations: list[Any] = []
+        self._joined: dict[int, Any] = {}
 
     @property
     def names(self) -> list[str]:
@@ -139,6 +141,29 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         """The attention of the decoder to the encoder."""
         return self._view(lambda part: part == "cross")
 
+    @property
+    def generation(self) -> Any:
+        """The `generate()` that was watched, as one `Generation`: a map of prompt and output for each layer."""
+        if len(self._generations) != 1:
+            count = len(self._generations)
+            remedy = (
+                f"{count} calls of generate() were watched. seen.generations has all of them; seen.generations[0] is "
+                "the first."
+                if count
+                else "no generate() was watched. Call model.generate(...) of a model of transformers inside the "
+                "with-block of watch; seen.calls(name) has the map of each call of a module."
+            )
+            raise NotCaptured(f"seen.generation: {remedy}")
+        return self.generations[0]
+
+    @property
+    def generations(self) -> list[Any]:
+        """Every `generate()` that was watched, in order, as a `Generation`."""
+        for number, record in enumerate(self._generations):
+            if number not in self._joined:
+                self._joined[number] = record.of(self)
+        return [self._joined[number] for number in range(len(self._generations))]
+
     def verify(self) -> dict[str, Check]:
         """Module path -> the worst check of its calls.
 
@@ -193,6 +218,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         parts = {name: part for name, part in self._parts.items() if belongs(part.part)}
         view = WatchedAttention(parts, self._missing, self._order, self._verified, self.model)
         view.inputs, view.keeps_values = self.inputs, self.keeps_values
+        view._generations = self._generations
         return view
 
     def _part(self, name: str | int) -> ModuleCalls:
@@ -205,6 +231,8 @@ class WatchedAttention(Mapping[str, AttentionMap]):
             return self._parts[name]
         if name in self._missing:
             raise NotCaptured(f"seen[{name!r}]: not captured: {self._missing[name]}")
+        if name in self._order:
+            raise NotCaptured(f"seen[{name!r}]: this module was not watched. {self._captured()} See watch(layers=...).")
         known = f"there is no such attention module. {nearest(name, names)}" if names else self._captured()
         raise NotCaptured(f"seen[{name!r}]: {known}")
 

@@ -33,6 +33,8 @@ from regard.hf.calls import NO_NUMBERS, Call, MaskCache, Untranslatable, transla
 from regard.hf.capture.captured_calls import Capture, ModuleCalls, ModuleMap, SharedKeys
 from regard.hf.capture.compiled_models import refuse_compiled
 from regard.hf.capture.differential import DifferentialCapture, differential, is_differential
+from regard.hf.capture.generation_calls import generation_calls
+from regard.hf.capture.generation_steps import GenerationRecorder
 from regard.hf.capture.kernel_statistic import row_logsumexp
 from regard.hf.capture.lazy_projection import DeferredCall
 from regard.hf.capture.model_inputs import ModelInputs, pictured_inputs
@@ -200,6 +202,7 @@ class _Watcher:
         self.seen = WatchedAttention(self.calls, self.missing, self.order, bool(verify), model_name(model))
         self.seen.inputs = ModelInputs(getattr(model, "config", None))
         self.seen.keeps_values = keeps_values
+        self.passes = GenerationRecorder(model, lambda: self.names, self.calls, self.seen._generations)
 
     def _read_names(self) -> dict[str, nn.Module]:
         """Read module paths and attention modules. A model may replace its modules while it runs (BigBird)."""
@@ -231,6 +234,8 @@ class _Watcher:
     def observing(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(module_calls.observed_by(self))
+            stack.enter_context(module_calls.observed_by(self.passes))  # after the watcher: the calls are kept
+            stack.enter_context(generation_calls.observed_by(self.passes))
             stack.enter_context(backend_calls.observed_by(self))
             stack.enter_context(listeners.to(self))
             stack.enter_context(attend_listeners.to(self))

@@ -1,0 +1,223 @@
+"""A generation is one map: each layer's joined map is the map of one full pass over the returned tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from torch.nn import functional as F
+
+import recurrent_models
+import regard as rg
+from miniatures import BART, GPT2, LLAMA, T5, sharpened, tokens
+from regard.hf.capture.generation_calls import METHODS
+from regard.maps.stored import load_map, save_map
+from watching import assert_verified, oracle
+
+SIX = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+STATIC = {"cache_implementation": "static", "disable_compile": True}
+BEAMS = {"num_beams": 3, "num_return_sequences": 2}
+#: Ways to generate that a decoder and a translator have in common.
+MODES = [{}, {"do_sample": True, "num_return_sequences": 2}, BEAMS, STATIC, {"use_cache": False}]
+MODES += [BEAMS | {"use_cache": False}]
+CHUNKS = {"prefill_chunk_size": 3}
+PADDED = torch.ones(2, 7, dtype=torch.int64)
+PADDED[1, :2] = 0
+
+
+def build(name, **changes):
+    torch.manual_seed(1)
+    config_class, config = {
+        "GPT2LMHeadModel": ("GPT2Config", GPT2 | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}),
+        "LlamaForCausalLM": ("LlamaConfig", LLAMA),
+        "MistralForCausalLM": ("MistralConfig", LLAMA | {"sliding_window": 4}),
+        "T5ForConditionalGeneration": ("T5Config", T5 | {"pad_token_id": 0, "eos_token_id": 1}),
+        "BartForConditionalGeneration": ("BartConfig", BART | {"forced_eos_token_id": None}),
+    }[name]
+    config = getattr(transformers, config_class)(**config | changes)
+    return sharpened(getattr(transformers, name)._from_config(config, attn_implementation="sdpa").eval())
+
+
+def generated(model, ids, **options):
+    with rg.watch(model) as seen, torch.no_grad():
+        out = model.generate(ids, **SIX | options)
+    return seen.generation, out
+
+
+def assert_one_pass(model, generation):
+    """Every sequence is the full pass over its tokens, and the batch has the same rows."""
+    batch = [weights.dense() for weights in generation.maps.values()]
+    for n in range(generation.num_sequences):
+        one = generation.sequence(n)
+        expected = oracle(model, {"input_ids": one.tokens[:, :-1]})["all"]
+        assert len(one) == len(expected) > 0
+        for layer, weights in enumerate(expected):
+            torch.testing.assert_close(one[layer].dense(), weights, atol=1e-5, rtol=0)
+            size, start = weights.shape[2], generation.lengths[n] - 1 - weights.shape[2]
+            own = batch[layer][n : n + 1, :, start : start + size, start : start + size]
+            torch.testing.assert_close(own, weights, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM"])
+def test_a_decoder_as_in_one_pass(name):
+    model = build(name)
+    modes = [*MODES, CHUNKS] if name == "LlamaForCausalLM" else [{}, BEAMS, CHUNKS]
+    for number, options in enumerate(modes):
+        mask = PADDED if number % 2 == 0 or options == BEAMS else None
+        generation, out = generated(model, tokens(7), attention_mask=mask, **options)
+        assert torch.equal(generation.tokens, out) and generation.lengths == [13] * len(out)
+        assert_one_pass(model, generation)
+        assert_verified(generation)
+    generation, _ = generated(model, tokens(7, batch=1), **STATIC)
+    assert_one_pass(model, generation)
+
+
+@pytest.mark.parametrize("name", ["T5ForConditionalGeneration", "BartForConditionalGeneration"])
+def test_a_translator_as_in_one_pass(name):
+    model, source = build(name), tokens(7)
+    for options in MODES if name.startswith("T5") else [{}, BEAMS]:
+        mask = None if options == STATIC else PADDED.flip(1)
+        generation, out = generated(model, source, attention_mask=mask, **{"num_beams": 1} | options)
+        for n in range(len(out)):
+            one, text = generation.sequence(n), n * 2 // len(out)
+            real = slice(None) if mask is None else mask[text].bool()
+            given = {"input_ids": source[text : text + 1, real], "decoder_input_ids": one.tokens[:, :-1]}
+            for part, expected in oracle(model, given).items():
+                mine = getattr(one, part)
+                assert len(mine) == len(expected) == 2
+                for layer, weights in enumerate(expected):
+                    torch.testing.assert_close(mine[layer].dense(), weights, atol=1e-5, rtol=0)
+        assert generation.cross[0].shape == (len(out), 4, 6, 7) and generation.encoder[0].shape[0] == len(out)
+
+
+@pytest.mark.parametrize("name", ["Qwen3Next", "Mamba", "Lfm2"])
+def test_recurrent_layers_as_in_one_pass(name):
+    model = recurrent_models.build(name)
+    for options in ({}, BEAMS, {"use_cache": False}):
+        generation, _ = generated(model, tokens(5), **options)
+        for n in range(generation.num_sequences):
+            one = generation.sequence(n)
+            with rg.watch(model) as whole, torch.no_grad():
+                model(one.tokens[:, :-1], use_cache=False)
+            assert one.kinds == whole.kinds
+            for path, weights in whole.maps.items():
+                torch.testing.assert_close(one[path].dense(), weights.dense(), atol=1e-5, rtol=0)
+                assert one[path].is_signed == weights.is_signed
+
+
+def test_beams_come_from_other_rows_and_end_early():
+    model = build("LlamaForCausalLM")
+    told = {"max_new_tokens": 8, "num_beams": 4, "num_return_sequences": 4, "do_sample": False}
+    crossed = ended = False
+    for _ in range(8):
+        ids = tokens(4, batch=1)
+        with rg.watch(model) as seen:
+            out = model.generate(ids, **told, return_dict_in_generate=True)
+        crossed |= any(len(set(row[row >= 0].tolist())) > 1 for row in out.beam_indices)
+        ended |= len(set(seen.generation.lengths)) > 1
+        assert_one_pass(model, seen.generation)
+        if crossed and ended:
+            break
+    assert crossed and ended
+    with rg.watch(model) as plain:
+        assert torch.equal(model.generate(ids, **told), out.sequences)
+    assert torch.equal(plain.generation.tokens, out.sequences)
+
+
+def test_a_batch_whose_texts_end_at_different_steps():
+    model = build("GPT2LMHeadModel")
+    for _ in range(20):
+        generation, _ = generated(model, tokens(4, batch=6), max_new_tokens=8, min_new_tokens=1, do_sample=True)
+        if len(set(generation.lengths)) > 1:
+            break
+    assert len(set(generation.lengths)) > 1
+    short = min(range(6), key=generation.lengths.__getitem__)
+    assert generation.sequence(short)[0].shape[2] == generation.lengths[short] - 1
+    assert not generation[0][short, :, generation.lengths[short] - 1 :].any()
+    assert_one_pass(model, generation)
+
+
+def test_refused_drafts_leave_no_row():
+    model, assistant = build("LlamaForCausalLM"), build("LlamaForCausalLM", num_hidden_layers=1)
+    ids = tokens(3, batch=1).repeat(1, 3)
+    for drafts in ({"prompt_lookup_num_tokens": 3}, {"assistant_model": assistant}):
+        with rg.watch(model) as seen:
+            out = model.generate(ids, **SIX, **drafts)
+        fed = sum(weights.shape[2] for weights in seen.calls(0))
+        kept = sum(len(part.rows) for part in seen.generation[0].parts)
+        assert fed > kept == out.shape[1] - 1  # some drafts were read and refused
+        assert_one_pass(model, seen.generation)
+    sliding = build("MistralForCausalLM")
+    generation, _ = generated(sliding, ids, prompt_lookup_num_tokens=3)
+    assert_one_pass(sliding, generation)
+
+
+def test_a_quantised_cache_shows_the_keys_of_each_step():
+    model, ids = build("LlamaForCausalLM"), tokens(5)
+    told = SIX | {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
+    generation, _ = generated(model, ids, **told)
+    model.set_attn_implementation("eager")
+    steps = model.generate(ids, **told, return_dict_in_generate=True, output_attentions=True).attentions
+    for layer in (0, 1):
+        rows = torch.cat([F.pad(step[layer], (0, 10 - step[layer].shape[3])) for step in steps], 2)
+        torch.testing.assert_close(generation[layer].dense(), rows, atol=1e-5, rtol=0)
+
+
+def test_a_generation_that_continues_a_cache_or_embeddings():
+    model, ids = build("LlamaForCausalLM"), tokens(6)
+    cache = transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(ids[:, :4], past_key_values=cache)
+    generation, out = generated(model, ids, past_key_values=cache)
+    whole = oracle(model, {"input_ids": out[:, :-1]})["all"]
+    for layer in (0, 1):  # the tokens of the earlier cache have keys and no rows
+        torch.testing.assert_close(generation[layer].dense(), whole[layer][:, :, 4:], atol=1e-5, rtol=0)
+    with rg.watch(model) as seen, torch.no_grad():
+        out = model.generate(inputs_embeds=model.get_input_embeddings()(ids), **SIX)
+    whole = oracle(model, {"input_ids": torch.cat([ids, out[:, :-1]], 1)})["all"]
+    torch.testing.assert_close(seen.generation[1].dense(), whole[1], atol=1e-5, rtol=0)
+
+
+def test_folds_profiles_files_and_the_page_take_a_generation(tmp_path):
+    for name in ("MistralForCausalLM", "GPT2LMHeadModel"):
+        generation, _ = generated(build(name), tokens(7), attention_mask=PADDED, num_beams=2)
+        weights, one = generation[0], generation.sequence(1)
+        dense = weights.dense()
+        entropy, received, top = weights.summarize(rg.Entropy(), rg.KeyTotals(), rg.TopLinks(2))
+        torch.testing.assert_close(entropy, -torch.xlogy(dense, dense).sum(-1), atol=1e-5, rtol=0)
+        torch.testing.assert_close(received, dense.sum(2), atol=1e-5, rtol=0)
+        torch.testing.assert_close(top.weights, dense.topk(2).values, atol=1e-6, rtol=0)
+        torch.testing.assert_close(weights.select([1], [3, 0]).entropy(), entropy[1:, [3, 0]])
+        words = [str(n) for n in range(one[0].shape[2])]
+        allowed = rg.profile(one.maps, words).layers[0].allowed[0]
+        assert allowed.tolist() == [min(n + 1, 4) if "Mistral" in name else n + 1 for n in range(10)]
+        assert float(rg.rollout(one.maps, [9]).sum()) == pytest.approx(1.0, abs=1e-5)
+        save_map(tmp_path / "map", one[1])
+        torch.testing.assert_close(load_map(tmp_path / "map").dense(), one[1].dense(), atol=1e-6, rtol=0)
+        one.show(words)
+
+
+def test_what_cannot_be_shown_says_why():
+    model, ids = build("LlamaForCausalLM"), tokens(4)
+    originals = {name: getattr(transformers.GenerationMixin, name) for name in METHODS}
+    with rg.watch(model, layers=[1]) as seen, torch.no_grad():
+        model(ids)
+    with pytest.raises(rg.RegardError, match=r"no generate\(\) was watched.*inside the with-block"):
+        _ = seen.generation
+    with rg.watch(model, layers=[1]) as seen:
+        first = model.generate(ids, **SIX)
+        model.generate(tokens(3), **SIX)
+    with pytest.raises(rg.RegardError, match=r"2 calls of generate\(\).*seen.generations"):
+        _ = seen.generation
+    assert torch.equal(seen.generations[0].tokens, first) and seen.generations[1][0].shape[2] == 8
+    with pytest.raises(rg.RegardError, match="this module was not watched"):
+        seen.generations[0]["model.layers.0.self_attn"]
+    with pytest.raises(rg.RegardError, match="2 sequences were returned"):
+        seen.generations[0].sequence(2)
+    with rg.watch(model) as seen, pytest.raises(ValueError, match="max_new_tokens"):
+        model.generate(ids, max_new_tokens=-1)
+    with rg.watch(model) as seen, pytest.raises(ZeroDivisionError):
+        model.generate(ids, stopping_criteria=[lambda *_: 1 / 0], **SIX)
+    with pytest.raises(rg.RegardError, match="ended with an error"):
+        _ = seen.generation
+    assert originals == {name: getattr(transformers.GenerationMixin, name) for name in METHODS}
