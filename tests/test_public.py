@@ -23,7 +23,7 @@ LAYERS = [
     {"pieces", "attention"},
     {"cache", "engine"},
     {"maps", "composites", "catalog", "attention_output", "combine", "nn"},
-    {"stats", "hf", "seq2seq", "data", "drawing", "diagnosis"},
+    {"stats", "edits", "hf", "seq2seq", "data", "drawing", "diagnosis"},
     {"profiling", "attribution"},
     {"viewer", "bench", "cli", "api"},
 ]
@@ -32,10 +32,10 @@ ROOMS = {
     "hf": [
         {"masks", "attention_modules", "gguf"},
         {"calls", "models"},
-        {"operator_calls", "recurrent"},
+        {"operator_calls", "recurrent", "edited_calls"},
         {"compiled"},
         {"capture", "heads", "backend"},
-        {"window_maps"},
+        {"editing", "window_maps"},
         {"text_reader", "image_grids"},
         {"image_reader"},
         {"__init__"},

@@ -1,6 +1,6 @@
 """Every public name of `regard`, in one place; `regard/__init__.py` loads it at the first use."""
 
-from regard import attribution, composites, drawing, hf, maps, pieces, profiling, stats
+from regard import attribution, composites, drawing, edits, hf, maps, pieces, profiling, stats
 from regard.attention import Attention
 from regard.attention_output import AttentionOutput, attend, explain
 from regard.attribution import *  # noqa: F403
@@ -10,6 +10,7 @@ from regard.combine import combine
 from regard.composites import *  # noqa: F403
 from regard.diagnosis import CheckFinding, CheckReport, check
 from regard.drawing import *  # noqa: F403
+from regard.edits import *  # noqa: F403
 from regard.engine import Plan
 from regard.engine.ring import RankLost, Ring, RingPlan
 from regard.errors import RegardError
@@ -49,6 +50,7 @@ __all__ = [
 __all__ += attribution.__all__
 __all__ += composites.__all__
 __all__ += drawing.__all__
+__all__ += edits.__all__
 __all__ += hf.__all__
 __all__ += maps.__all__
 __all__ += pieces.__all__

@@ -305,7 +305,8 @@ PLURALS = {int: "integers", float: "numbers", str: "texts", bool: "True and Fals
 
 
 def _plural(expected: Any) -> str:
-    return PLURALS.get(expected) or f"{getattr(expected, '__name__', 'values')}s"
+    name = getattr(expected, "__name__", None)
+    return PLURALS.get(expected) or (f"{name}s" if name else "values")
 
 
 def _with_article(name: str) -> str:

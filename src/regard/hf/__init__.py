@@ -2,18 +2,21 @@
 
 from regard.hf.backend import register
 from regard.hf.capture import WatchedAttention, watch
+from regard.hf.editing import EditedRun, edit
 from regard.hf.heads import CurvePoint, Importance, PruningCurve, PruningResult, gated, importance, prune, pruning_curve
 from regard.hf.models import load_model
 from regard.hf.text_reader import TextReader, TextResult
 
 __all__ = [
     "CurvePoint",
+    "EditedRun",
     "Importance",
     "PruningCurve",
     "PruningResult",
     "TextReader",
     "TextResult",
     "WatchedAttention",
+    "edit",
     "gated",
     "importance",
     "load_model",

@@ -18,11 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
+from regard.edits.layer_edits import CallEdits, EditedTile, LayerEdits
 from regard.hf.masks.biases import LearnedBias, bias_of
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.mask_tensors import Recognised, recognise
 from regard.hf.masks.span_masks import OURS, SpanMask
 from regard.pieces.bias import Bias, Softcap
+from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, causal, window
 from regard.pieces.mask_data import padding
 from regard.pieces.normalizer import LearnedSink, Normalizer, Softmax
@@ -53,7 +55,7 @@ class Call:
     """One call of a backend: the calling module, the backend's name and function, and the arguments.
 
     A call `to_run` is computed by Regard, not watched: it has gradients and dropout. `logsumexp` is what the kernel of
-    the backend returned for its rows, if it was observed.
+    the backend returned for its rows, if it was observed. `edits` change its scores and weights (`regard.edit`).
     """
 
     module: nn.Module
@@ -66,6 +68,11 @@ class Call:
     options: dict[str, Any]
     to_run: bool = False
     logsumexp: Tensor | None = None
+    edits: CallEdits | None = None
+
+    def run(self) -> Any:
+        """What the backend returns for these tensors, without the edits."""
+        return self.function(self.module, self.query, self.key, self.value, self.mask, **self.options)
 
     def needs_gradient(self, tensor: Tensor) -> bool:
         """Whether the tensor must receive gradients."""
@@ -92,11 +99,22 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Translation:
-    """The attention, the positions, and the query (already scaled if the scale is a tensor)."""
+    """The attention, the positions, and the query (already scaled if the scale is a tensor).
+
+    The attention has the edits of scores; `edits` has those of weights, which follow.
+    """
 
     attention: Attention
     positions: Positions
     query: Tensor
+    edits: LayerEdits | None = None
+
+    def edited(self, weights: Tensor, grid: Grid, whole: Grid) -> Tensor:
+        """The weights of a tile after the edits of weights; `whole` has all keys of the call."""
+        if self.edits is None:
+            return weights
+        tile = EditedTile(grid, whole, self.attention.mask, self.attention.normalizer.row_sum)
+        return self.edits.weights(weights, tile)
 
 
 @dataclass(eq=False)
@@ -130,7 +148,11 @@ def translate(call: Call, masks: MaskCache) -> Translation:
         normalizer=_normalizer(call),
         dropout=call.dropout if call.to_run else 0.0,
     )
-    return Translation(attention.train(call.to_run), positions, query)
+    attention = attention.train(call.to_run)
+    if call.edits is None:
+        return Translation(attention, positions, query)
+    edits = call.edits.placed(positions)
+    return Translation(edits.attention(attention), positions, query, edits if edits.changes_weights else None)
 
 
 def _check(call: Call) -> None:

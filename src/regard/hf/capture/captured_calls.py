@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared
+from regard.edits.edited_map import EditedMap
+from regard.edits.layer_edits import LayerEdits
 from regard.errors import RegardError
 from regard.hf.capture.kept_values import NoValues
 from regard.hf.capture.lazy_projection import DeferredCall
@@ -67,6 +69,7 @@ class Capture:
     check: Check
     logsumexp: Tensor | None = None
     values: SharedKeys | None = None
+    edits: LayerEdits | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -76,7 +79,7 @@ class Capture:
     @cached_property
     def map(self) -> AttentionMap:
         """The weights; built at the first access."""
-        return self._scored()
+        return self._scored() if self.edits is None else EditedMap(self._scored(), self.edits)
 
     def read_values(self) -> Tensor:
         assert self.values is not None

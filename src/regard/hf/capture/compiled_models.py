@@ -13,13 +13,13 @@ def _is_compiled(module: nn.Module) -> bool:
     return own or hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
-def refuse_compiled(model: nn.Module) -> None:
+def refuse_compiled(model: nn.Module, operation: str = "watch") -> None:
     """Raise an error if a part of the model is compiled."""
     for name, module in model.named_modules():
         if _is_compiled(module):
             where = f"its part {name!r}" if name else "the model"
             raise RegardError(
-                f"watch: {where} is compiled, and compiled code does not look up its backend again. Watch the "
+                f"{operation}: {where} is compiled, and compiled code does not look up its backend again. Use the "
                 "original model: model._orig_mod after torch.compile(model); after model.compile(), or if its forward "
                 "was compiled, load the model again."
             )

@@ -43,7 +43,13 @@ class KernelStatistic(TorchDispatchMode):
 def observing(call: Call) -> AbstractContextManager[KernelStatistic | None]:
     """A block in which the kernel of this call is observed, if its log-sum-exp is that of every row without a mask."""
     query = call.query
-    fits = call.backend == "sdpa" and call.mask is None and isinstance(query, Tensor) and query.ndim == 4
+    fits = (
+        call.backend == "sdpa"
+        and call.mask is None
+        and call.edits is None
+        and isinstance(query, Tensor)
+        and query.ndim == 4
+    )
     if fits and query.device.type == "cpu" and query.shape[2] >= FEWEST_QUERIES and has_numbers(query):
         return KernelStatistic()
     return nullcontext()

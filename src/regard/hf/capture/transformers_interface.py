@@ -19,6 +19,7 @@ from regard.context import ContextFlag, ContextItems
 from regard.errors import RegardError
 from regard.hf.calls import Call
 from regard.hf.capture.kernel_statistic import observing
+from regard.hf.edited_calls import edited_call, editors, patched_output, run_edited
 
 
 class BackendObserver(Protocol):
@@ -45,14 +46,19 @@ class BackendCalls:
         if sys.modules.get("transformers") is None:
             yield
             return
+        with self.replaced(), self.observers.adding(observer):
+            yield
+
+    @contextmanager
+    def replaced(self) -> Iterator[None]:
+        """A block in which calls are reported to observers, and changed by the open edits."""
         interface = _interface()
         with self._lock:
             self._num_open += 1
             if self.replacement is None:
                 self._open(interface)
         try:
-            with self.observers.adding(observer):
-                yield
+            yield
         finally:
             with self._lock:
                 self._num_open -= 1
@@ -69,7 +75,7 @@ class BackendCalls:
         @wraps(original)
         def get_interface(this: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
             function = original(this, attn_implementation, default)
-            observed = self.replacement is get_interface and self.observers
+            observed = self.replacement is get_interface and (self.observers or editors)
             return self._reporting(function, attn_implementation) if observed else function
 
         self._original = original
@@ -85,13 +91,15 @@ class BackendCalls:
         @wraps(function)
         def run(*args: Any, **options: Any) -> Any:
             call = _call(backend or "eager", function, args, options)
-            with self._inside.on(), observing(call) as statistic:
-                output = function(*args, **options)
+            edited = edited_call(call)
+            with self._inside.on(), observing(edited) as statistic:
+                output = function(*args, **options) if edited is call else run_edited(edited, edited.run)
+            call = edited
             if statistic is not None and len(statistic.logsumexps) == 1:
                 call = replace(call, logsumexp=statistic.logsumexps[0])
             for observer in self.observers:
                 observer.backend_called(call, output)
-            return output
+            return patched_output(call, output)
 
         return run
 

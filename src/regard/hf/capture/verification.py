@@ -128,8 +128,8 @@ def _recompute(
     B, H, I, _ = call.query.shape
     prepared = Prepared.of(attention, translation.query, call.key, positions)
     heads = torch.arange(H, device=rows.device)
-    grid = Grid.whole(positions, B, H, I, rows.device)
-    grid = Grid(grid.batch[entries], heads, grid.query[rows], grid.key)
+    whole = Grid.whole(positions, B, H, I, rows.device)
+    grid = Grid(whole.batch[entries], heads, whole.query[rows], whole.key)
     columns = torch.arange(call.key.shape[2], device=rows.device)
     tile = prepared.select(entries, heads).tile(rows, slice(None))
     if observed.inputs is None:
@@ -139,6 +139,7 @@ def _recompute(
         tile = replace(tile, query=query, key=key)
     s = scores(attention, tile, grid)
     weights = attention.normalizer.weights(s, attention.normalizer.row_statistic(s, columns), columns)
+    weights = translation.edited(weights, grid, whole)
     output = grouped_values(weights, at_least_float32(value))
     if observed.inputs is not None:
         output = observed.inputs.project_output(output)

@@ -449,7 +449,7 @@ class _Watcher:
         query, key, value = call_tensors(call, translation, self.keeps_values)
         values = None if value is None else SharedKeys(value)
         pieces, logsumexp = (translation.attention, translation.positions), row_logsumexp(call, translation)
-        return Capture(*pieces, query, SharedKeys(key), verified, logsumexp, values)
+        return Capture(*pieces, query, SharedKeys(key), verified, logsumexp, values, translation.edits)
 
     def _differential(self, frame: ModuleFrame) -> DifferentialCapture:
         first = self._capture(frame.name or "", frame.halves[0])

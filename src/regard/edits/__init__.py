@@ -1,0 +1,18 @@
+"""Edits of attention, as values: which pairs of queries and keys, and what happens to their scores and weights."""
+
+from regard.edits.reading import edit_from_json
+from regard.edits.selection import Where, where
+from regard.edits.values import Edit, Edits, KnockOut, Patch, ReplaceWeights, ScaleWeights, Steer
+
+__all__ = [
+    "Edit",
+    "Edits",
+    "KnockOut",
+    "Patch",
+    "ReplaceWeights",
+    "ScaleWeights",
+    "Steer",
+    "Where",
+    "edit_from_json",
+    "where",
+]

@@ -1,0 +1,59 @@
+"""`EditedMap`: the weights of an attention after edits of its weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regard.checks import checked
+from regard.edits.layer_edits import EditedTile, LayerEdits
+from regard.maps.attention_map import AttentionMap
+from regard.maps.indices import Index
+from regard.shapes import to_device
+
+
+class EditedMap(AttentionMap):
+    """The weights of another map, scaled, replaced or removed where edits say so; computed on demand.
+
+    >>> import torch, regard as rg
+    >>> from regard.edits.layer_edits import LayerEdit
+    >>> from regard.edits.pairs import Pairs
+    >>> x, half = torch.zeros(1, 1, 2, 4), rg.ScaleWeights(rg.Where(keys=0), 0.5)
+    >>> pairs = Pairs(keys=half.where.indices("keys"))
+    >>> EditedMap(rg.attend(rg.Attention(), x, x, x).weights, LayerEdits((LayerEdit(half, pairs),)))[0, 0, 1]
+    tensor([0.2500, 0.5000])
+    """
+
+    def __init__(self, source: AttentionMap, edits: LayerEdits) -> None:
+        self.source, self.edits = source, edits
+        self.attention, self.positions, self.grid = source.attention, source.positions, source.grid
+
+    @property
+    def is_signed(self) -> bool:  # type: ignore[override]
+        return self.source.is_signed
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.source.shape
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.source._dtype
+
+    @property
+    def _bytes_per_weight(self) -> int:
+        return 3 * self.source._bytes_per_weight
+
+    @checked
+    def select(self, batch: Index, head: Index) -> EditedMap:
+        """The map of some batch entries and heads (indices), still lazy."""
+        return EditedMap(self.source.select(batch, head), self.edits)
+
+    def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        i = rows if isinstance(rows, slice) else to_device(rows, self.device)
+        j = cols if isinstance(cols, slice) else to_device(cols, self.device)
+        grid = replace(self.grid, query=self.grid.query[i], key=self.grid.key[j], positions=None)
+        tile = EditedTile(grid, self.grid, self.attention.mask, self.attention.normalizer.row_sum)
+        return self.edits.weights(self.source._weights(rows, cols), tile)

@@ -1,0 +1,230 @@
+"""What the edits of one layer do to the scores and the weights of a tile; nothing here knows a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.attention import Attention
+from regard.edits.pairs import KnockedOut, Pairs, Steered
+from regard.edits.values import KnockOut, ReplaceWeights, ScaleWeights, Steer, check_sums
+from regard.errors import RegardError
+from regard.maps.attention_map import AttentionMap
+from regard.pieces.grid import Grid
+from regard.pieces.mask import Mask
+from regard.positions import Positions
+from regard.stats.numbering import layer_number
+
+#: The largest weight on a forbidden key that is rounding.
+ROUNDING = 1e-6
+
+PairEdit = KnockOut | ScaleWeights | Steer | ReplaceWeights
+
+
+@dataclass(frozen=True)
+class EditedTile:
+    """The coordinates of a tile, those of all keys of its rows, and the mask of the attention."""
+
+    grid: Grid
+    whole: Grid
+    mask: Mask | None
+    row_sum: float | None
+
+    @property
+    def whole_rows(self) -> Grid:
+        """The rows of the tile with all their keys."""
+        return replace(self.grid, key=self.whole.key, positions=None)
+
+    def allowed(self, grid: Grid) -> Tensor:
+        """For each pair, whether the mask allows it; broadcasts against the tile."""
+        if self.mask is None:
+            return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=grid.device)
+        return self.mask.allowed(grid)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerEdit:
+    """One edit, the pairs that it selects in one layer, and the weights that it gives to this layer."""
+
+    edit: PairEdit
+    pairs: Pairs
+    given: Tensor | str | AttentionMap | None = None
+
+    @property
+    def is_of_scores(self) -> bool:
+        """Whether it acts before the softmax."""
+        return isinstance(self.edit, Steer) or (isinstance(self.edit, KnockOut) and self.edit.renormalize)
+
+    def weights(self, weights: Tensor, tile: EditedTile) -> Tensor:
+        """The weights (B, H, I, J) of a tile after an edit of weights."""
+        edit, pairs = self.edit, self.pairs
+        if isinstance(edit, KnockOut):
+            return weights.masked_fill(pairs.cells(tile.grid), 0.0)
+        if isinstance(edit, ScaleWeights):
+            return torch.where(pairs.cells(tile.grid), weights * edit.factor, weights)
+        rows = pairs.rows(tile.grid)
+        if not bool(rows.any()):
+            return weights
+        return torch.where(rows, self._given(tile).to(weights.dtype), weights)
+
+    def _given(self, tile: EditedTile) -> Tensor:
+        if isinstance(self.given, str):
+            shared = tile.allowed(tile.whole_rows) & self.pairs.columns(tile.whole_rows)
+            here = tile.allowed(tile.grid) & self.pairs.columns(tile.grid)
+            return here / shared.expand(-1, -1, -1, len(tile.whole.key)).sum(-1, keepdim=True).clamp_min(1)
+        return GivenRows(self, tile).weights()
+
+
+@dataclass(frozen=True, eq=False)
+class GivenRows:
+    """The rows of a table, or of a map of another run, for the heads, queries and keys of a tile."""
+
+    of: LayerEdit
+    tile: EditedTile
+
+    def weights(self) -> Tensor:
+        """(B or 1, H, I, J), with zeros in rows that are not replaced."""
+        grid, pairs = self.tile.grid, self.of.pairs
+        chosen, heads = pairs.queries.contain(grid.query + pairs.query_shift), pairs.heads.contain(grid.head)
+        rows = self._rows(grid.head[heads], grid.query[chosen] + pairs.query_shift)
+        self._check(rows, heads, chosen)
+        columns, J = grid.key + pairs.key_shift, rows.shape[-1]
+        rows = rows[..., columns.clamp_max(J - 1)] * (columns < J)
+        table = rows.new_zeros(len(rows), len(heads), len(chosen), len(columns))
+        table[:, heads.nonzero(), chosen.nonzero()[:, 0]] = rows
+        return table
+
+    def _rows(self, heads: Tensor, queries: Tensor) -> Tensor:
+        """The given rows of these heads and queries, with all their keys: (B or 1, heads or 1, queries, J)."""
+        given, pairs = self.of.given, self.of.pairs
+        if isinstance(given, AttentionMap):
+            head, row, (B, H, R, _) = heads, queries, given.shape
+        else:
+            assert isinstance(given, Tensor)
+            given = given.reshape((1,) * (4 - given.ndim) + tuple(given.shape))
+            head, row, (B, H, R, _) = pairs.heads.rank(heads), pairs.queries.rank(queries), given.shape
+            row = row * (self.of.given.ndim > 1)  # type: ignore[union-attr]
+        _check_count("heads", H, int(head.max()))
+        _check_count("batch entries", B, int(self.tile.grid.batch.max()))
+        _check_count("rows", R + (R == 1), int(row.max()))
+        batch = self.tile.grid.batch * (B > 1)
+        index = batch[:1] if B == 1 else batch, head[:1] * 0 if H == 1 else head, row
+        if isinstance(given, AttentionMap):
+            batches, heads, rows = (part.cpu() for part in index)
+            return given.tile(batches, heads, rows).to(batch.device)
+        return given[tuple(part.to(given.device) for part in torch.meshgrid(*index, indexing="ij"))].to(batch.device)
+
+    def _check(self, rows: Tensor, heads: Tensor, chosen: Tensor) -> None:
+        """Refuse rows of another length, with another sum, or with weight on keys that the mask forbids."""
+        keys, J = self.tile.whole.key + self.of.pairs.key_shift, rows.shape[-1]
+        grid = replace(self.tile.whole_rows, query=self.tile.grid.query[chosen])
+        allowed = self.tile.allowed(grid)
+        allowed = (allowed if allowed.shape[1] == 1 else allowed[:, heads]).expand(-1, -1, -1, len(keys))
+        if bool(allowed[..., keys >= J].any()):
+            raise RegardError(
+                f"ReplaceWeights: rows of {J} keys were given, and a query of this run may attend to key "
+                f"{int(keys.max())}. Give weights of a run of the same length."
+            )
+        if isinstance(self.of.given, Tensor) and self.tile.row_sum == 1:
+            check_sums(rows)
+        inside = keys[keys < J]
+        lost = rows.sum(-1) - (rows[..., inside] * allowed[..., keys < J]).sum(-1)
+        if float(lost.max()) > ROUNDING:
+            raise RegardError(
+                "ReplaceWeights: the given rows have weight on keys that the mask forbids (later tokens, padding, keys "
+                "outside of a window or knocked out). Set them to 0 and divide each row by its sum."
+            )
+
+
+def _check_count(what: str, count: int, last: int) -> None:
+    """Refuse a number beyond the given ones; one alone serves all."""
+    if count > 1 and last >= count:
+        raise RegardError(
+            f"ReplaceWeights: weights of {count} {what} were given, and this run needs number {last}. Give weights of "
+            "a run of the same size, or select fewer: Where(queries=..., heads=...)."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LayerEdits:
+    """All edits of one layer, in order."""
+
+    edits: tuple[LayerEdit, ...]
+
+    @property
+    def changes_weights(self) -> bool:
+        """Whether weights change after the softmax."""
+        return any(not edit.is_of_scores for edit in self.edits)
+
+    def attention(self, attention: Attention) -> Attention:
+        """The attention with the edits of scores: masks and biases."""
+        mask, biases = attention.mask, [*attention.bias]
+        for edit in self.edits:
+            if isinstance(edit.edit, Steer):
+                biases.append(Steered(edit.pairs, float(edit.edit.amount)))
+            elif edit.is_of_scores:
+                knocked_out = KnockedOut(edit.pairs)
+                mask = knocked_out if mask is None else mask & knocked_out
+        edited = attention.with_mask(mask)
+        edited.bias = biases
+        return edited
+
+    def weights(self, weights: Tensor, tile: EditedTile) -> Tensor:
+        """The weights of a tile after the edits of weights."""
+        for edit in self.edits:
+            if not edit.is_of_scores:
+                weights = edit.weights(weights, tile)
+        return weights
+
+    def shifted(self, query_shift: int, key_shift: int) -> LayerEdits:
+        """The same edits for an attention whose positions are lower by these shifts."""
+        return LayerEdits(
+            tuple(
+                replace(edit, pairs=replace(edit.pairs, query_shift=query_shift, key_shift=key_shift))
+                for edit in self.edits
+            )
+        )
+
+
+def given_weights(edit: PairEdit, path: str, num_batch: int) -> Any:
+    """The weights that an edit gives to one layer: a tensor, a map or "uniform"; None if it gives none."""
+    weights = of_layer("ReplaceWeights", edit.weights, path) if isinstance(edit, ReplaceWeights) else None
+    shape = getattr(weights, "shape", ())
+    if len(shape) == 4 and shape[0] not in (1, num_batch):
+        raise RegardError(
+            f"ReplaceWeights: weights of {shape[0]} batch entries were given, and the run has {num_batch}. Give "
+            "one, or as many."
+        )
+    return weights
+
+
+def of_layer(edit: str, given: Any, path: str) -> Any:
+    """What belongs to one layer: a mapping has it by the number of the layer or by the module path."""
+    if not isinstance(given, Mapping):
+        return given
+    layer = layer_number(path)
+    for name in (path, layer, str(layer)):
+        if name in given:
+            return given[name]
+    raise RegardError(f"{edit}: what was given has no layer {path!r}. It has {', '.join(map(str, given))}.")
+
+
+@dataclass(frozen=True, eq=False)
+class CallEdits:
+    """The edits of one call, whose first query and first key have these numbers in the whole sequence."""
+
+    edits: LayerEdits
+    start: int
+    first: int
+
+    def placed(self, positions: Positions) -> LayerEdits:
+        """The edits for an attention with these positions."""
+        return self.edits.shifted(self.start - positions.start, self.first - positions.keys.intervals[0][0])
+
+    def and_then(self, edits: LayerEdits) -> CallEdits:
+        """These edits, then others."""
+        return replace(self, edits=LayerEdits((*self.edits.edits, *edits.edits)))

@@ -1,0 +1,238 @@
+"""`Where`: the layers, heads, queries and keys that an edit selects, by numbers, names, words or roles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from regard.checks import checked
+from regard.edits.indices import EVERY, Indices
+from regard.edits.words import Choice, listed, numbers, range_of
+from regard.errors import RegardError, nearest
+from regard.stats.numbering import head_name, layer_number
+from regard.stats.roles import MEANINGS, RoleTable
+
+#: Role -> heads (layer, head), or the table that `roles` made.
+Roles = RoleTable | Mapping[str, Iterable[tuple[int, int]]]
+HEAD = re.compile(r"[Ll](\d+)\.[Hh](\d+)")
+LAYER = re.compile(r"[Ll](\d+)")
+SHORT = "'L5.H3: it -> animal' (heads: queries -> keys)"
+
+
+@checked
+@dataclass(frozen=True)
+class Where:
+    """The pairs that an edit changes: layers x heads x queries x keys. A part that is None selects all.
+
+    Every part is a number, a slice, a name, or a list of them. `layers` are the numbers in module paths, or the paths
+    themselves (with * and ?). `heads` are numbers, or names such as "L5.H3", which select their layer too. `queries`
+    and `keys` are numbers of tokens in the whole sequence, from 0 on, or words of the text; the second "it" is "it#2".
+    A word of several tokens selects all of them. A slice without an end also selects tokens that are generated later.
+    `roles` are names of roles ("induction"): the heads that have one. Words and roles are looked up when the edit
+    begins: `rg.edit(model, edit, tokens=..., roles=...)`. `rg.where` reads the same from a short text.
+
+    Padding on the left counts: the first token of a padded text has the number of its column.
+
+    >>> import regard as rg
+    >>> rg.Where(layers=5, heads=[3, 4], queries="it", keys=slice(0, 4))
+    Where(layers=5, heads=[3, 4], queries='it', keys=slice(0, 4))
+    >>> rg.where("L5.H3: it -> animal", tokens=["the", "animal", "was", "tired", "and", "it", "slept"])
+    Where(heads='L5.H3', queries=5, keys=1)
+    """
+
+    layers: Choice = None
+    heads: Choice = None
+    queries: Choice = None
+    keys: Choice = None
+    roles: Choice = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Sequence) and not isinstance(value, str):
+                object.__setattr__(self, field.name, tuple(value))
+            _check(field.name, value)
+
+    def __repr__(self) -> str:
+        given = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return f"Where({', '.join(f'{name}={_typed(value)}' for name, value in given if value is not None)})"
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def found(
+        self, tokens: Sequence[str] | None = None, targets: Sequence[str] | None = None, roles: Roles | None = None
+    ) -> Where:
+        """The same selection with numbers in place of words, if there are tokens, and with heads in place of roles.
+
+        `targets` are the tokens of the queries, if they differ from those of the keys.
+        """
+        of_queries = tokens if targets is None else targets
+        found = replace(self, queries=numbers(self.queries, of_queries), keys=numbers(self.keys, tokens))
+        return (
+            found if self.roles is None or roles is None else replace(found, roles=None, heads=_of_roles(self, roles))
+        )
+
+    def heads_in(self, path: str) -> Indices | None:
+        """The heads that are selected in the layer with this module path; None if the layer is not selected."""
+        if self.layers is not None and not any(_is_layer(layer, path) for layer in listed(self.layers)):
+            return None
+        if self.roles is not None:
+            raise RegardError(
+                f"edit: {self!r} names roles. Give the heads that have them: rg.edit(model, edit, roles=table)."
+            )
+        if self.heads is None:
+            return EVERY
+        number, ranges = layer_number(path), []
+        for head in listed(self.heads):
+            if isinstance(head, str):
+                layer, head = _head(head)
+                ranges += [(head, head + 1, 1)] if layer == number else []
+            else:
+                ranges.append(range_of(head))
+        return Indices(tuple(ranges)) if ranges else None
+
+    @property
+    def names_layers(self) -> list[int | str]:
+        """The layers that are named one by one, by number or by path; a run that does not edit one is an error."""
+        named = [_head(head)[0] for head in listed(self.heads) if isinstance(head, str)]
+        exact = [layer for layer in listed(self.layers) if not isinstance(layer, slice) and "*" not in str(layer)]
+        return [*exact, *named]
+
+    def indices(self, part: str) -> Indices:
+        """The numbers of `queries` or `keys`."""
+        value = getattr(self, part)
+        if value is None:
+            return EVERY
+        if any(isinstance(one, str) for one in listed(value)):
+            raise RegardError(
+                f"edit: {self!r} names words. Give the tokens of the text: rg.edit(model, edit, tokens=[...]), or "
+                "rg.where('L5.H3: it -> animal', tokens)."
+            )
+        return Indices(tuple(range_of(one) for one in listed(value) if not isinstance(one, str)))
+
+
+@checked
+def where(
+    text: str,
+    tokens: Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
+    roles: RoleTable | Mapping | None = None,
+) -> Where:
+    """Read a selection from a short text: "heads: queries -> keys".
+
+    Heads are L5.H3, L5 (a whole layer), a role (induction), several of them with commas, or * for all. Queries and keys
+    are words of the text, numbers of tokens (#4), several of them with commas, or * for all. A part may be left out.
+    The second "it" is it#2. With `tokens` words become numbers at once; `targets` are the tokens of the queries, if
+    they differ. With `roles`, a table of `regard.roles` or a mapping, roles become heads.
+
+    >>> import regard as rg
+    >>> rg.where("L5.H3, L6.H1: it -> *"), rg.where("L2"), rg.where("#4 -> #0, #1")
+    (Where(heads=['L5.H3', 'L6.H1'], queries='it'), Where(layers=2), Where(queries=4, keys=[0, 1]))
+    """
+    heads, colon, pairs = text.partition(":")
+    if not colon and "->" in text:
+        heads, pairs = "", text
+    queries, arrow, keys = pairs.partition("->")
+    if "->" in keys or (colon and not arrow and pairs.strip()):
+        raise RegardError(f"where({text!r}): a selection is {SHORT}.")
+    selected = replace(_selected_heads(text, _parts(heads)), queries=_words(queries), keys=_words(keys))
+    if not any(getattr(selected, field.name) is not None for field in fields(selected)) and "*" not in text:
+        raise RegardError(f"where({text!r}): a selection is {SHORT}; * selects all.")
+    return selected.found(tokens, targets, roles)
+
+
+def _selected_heads(text: str, parts: list[str]) -> Where:
+    """The part of a short text before the colon: heads, whole layers, or roles."""
+    parts = [] if parts == ["*"] else parts
+    heads = [part.upper() for part in parts if HEAD.fullmatch(part)]
+    layers = [int(found[1]) for part in parts if (found := LAYER.fullmatch(part))]
+    roles = [part for part in parts if part in MEANINGS]
+    unknown = [part for part in parts if not HEAD.fullmatch(part) and not LAYER.fullmatch(part) and part not in roles]
+    if unknown:
+        raise RegardError(
+            f"where({text!r}): {unknown[0]!r} is no head (L5.H3), no layer (L5) and no role. "
+            f"{nearest(unknown[0], MEANINGS)}"
+        )
+    if bool(heads) + bool(layers) + bool(roles) > 1:
+        raise RegardError(
+            f"where({text!r}): give heads, or layers, or roles. Edits join with &: KnockOut(where('L5')) & Steer(...)."
+        )
+    return Where(layers=_single(layers), heads=_single(heads), roles=_single(roles))
+
+
+def _words(text: str) -> Choice:
+    """Words and numbers (#4) of one side of the arrow; None for all."""
+    parts = _parts(text)
+    named = [int(part[1:]) if re.fullmatch(r"#\d+", part) else part for part in parts]
+    return None if parts in ([], ["*"]) else _single(named)
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _single(values: list[Any]) -> Any:
+    """One value alone, several as they are, and None for none."""
+    return values[0] if len(values) == 1 else values or None
+
+
+def _of_roles(where: Where, roles: Roles) -> list[str]:
+    """The names of the heads that have the roles, among the heads and layers that are selected beside them."""
+    heads = [head for role in listed(where.roles) for head in _with_role(role, roles)]
+    beside = replace(where, roles=None)
+    chosen = [(head, beside.heads_in(str(head[0]))) for head in heads]
+    kept = [head for head, own in chosen if own is not None and own.among(range(head[1], head[1] + 1))]
+    if not kept:
+        raise RegardError(f"edit: no head has the role {where.roles!r} among those that {where!r} selects.")
+    return [head_name(*head) for head in dict.fromkeys(kept)]
+
+
+def _with_role(role: Any, roles: Roles) -> list[tuple[int, int]]:
+    if isinstance(roles, RoleTable):
+        return [(found.layer, found.head) for found in roles.of(role) if found.label]
+    if role not in roles:
+        raise RegardError(
+            f"edit: there is no role {role!r} in the mapping that was given. {nearest(str(role), map(str, roles))}"
+        )
+    return [(int(layer), int(head)) for layer, head in roles[role]]
+
+
+def _is_layer(layer: int | str | slice, path: str) -> bool:
+    number = layer_number(path)
+    if isinstance(layer, str):
+        named = LAYER.fullmatch(layer)
+        return fnmatchcase(path, layer) or (named is not None and int(named[1]) == number)
+    start, stop, step = range_of(layer)
+    return number is not None and number in range(start, stop, step)
+
+
+def _head(name: str) -> tuple[int, int]:
+    """The layer and the head of a name."""
+    named = HEAD.fullmatch(name)
+    assert named is not None, "checked when the selection was made"
+    return int(named[1]), int(named[2])
+
+
+def _check(part: str, value: Choice) -> None:
+    """Refuse values that select nothing, or that name no head."""
+    for one in listed(value):
+        if isinstance(one, bool) or not isinstance(one, int | str | slice):
+            raise RegardError(f"Where({part}={value!r}): give numbers, names, slices or a list of them, got {one!r}.")
+        if part == "heads" and isinstance(one, str) and not HEAD.fullmatch(one):
+            raise RegardError(f"Where(heads={one!r}): a head is a number, or a name with its layer, such as 'L5.H3'.")
+        if part == "roles" and not isinstance(one, str):
+            raise RegardError(f"Where(roles={one!r}): roles are names. {nearest(str(one), MEANINGS)}")
+        if part in ("layers", "heads") and not isinstance(one, str):
+            range_of(one)
+    if isinstance(value, Sequence) and not value:
+        raise RegardError(
+            f"Where({part}={value!r}): an empty {'text' if value == '' else 'list'} selects nothing. None selects all."
+        )
+
+
+def _typed(value: Choice) -> str:
+    return repr(list(value)) if isinstance(value, tuple) else repr(value)

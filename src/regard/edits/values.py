@@ -1,0 +1,272 @@
+"""Edits, as values: what is changed in the attention of a model while a block runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.checks import checked
+from regard.edits.selection import Where
+from regard.edits.writing import to_json
+from regard.errors import RegardError, nearest
+from regard.maps.attention_map import AttentionMap
+
+#: Weights in place of those of a model: given rows, equal weights, a map of another run, or one for each layer.
+Given = Tensor | str | AttentionMap | Mapping
+UNIFORM = "uniform"
+#: The largest error of a sum of given weights.
+ROUNDING = 1e-3
+PARTS = ("output", "query", "key", "value")
+
+
+class Edit:
+    """Base of all edits. `&` joins edits; an edit prints as one would type it, and `to_json` saves it.
+
+    Edits of scores (`KnockOut` with renormalisation, `Steer`) act before the softmax, edits of weights (`ScaleWeights`,
+    `ReplaceWeights`, `KnockOut` without) after it, each in the order of `&`. A `Patch` of queries, keys or values acts
+    before the attention, one of the output after it.
+
+    >>> import regard as rg
+    >>> first = rg.KnockOut(rg.Where(layers=1, keys=0)) & rg.ScaleWeights(rg.Where(heads="L0.H2"), 0.5)
+    >>> first
+    KnockOut(Where(layers=1, keys=0)) & ScaleWeights(Where(heads='L0.H2'), 0.5)
+    >>> rg.edit_from_json(first.to_json()) == first
+    True
+    """
+
+    @property
+    def parts(self) -> tuple[Edit, ...]:
+        """The single edits, in their order."""
+        return (self,)
+
+    def __and__(self, other: Edit) -> Edits:
+        if not isinstance(other, Edit):
+            raise RegardError(f"edit & {type(other).__name__}: both sides must be edits, such as KnockOut(Where(...)).")
+        return Edits((*self.parts, *other.parts))
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))  # type: ignore[arg-type]
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def to_json(self, tensors: str | PathLike[str] | None = None) -> str:
+        """The edit as JSON. Tensors become nested lists, or are written to the safetensors file `tensors`."""
+        return to_json(self.parts, tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class Edits(Edit):
+    """Several edits, applied in order; made by `&`. Without edits it changes nothing.
+
+    >>> import regard as rg
+    >>> len(rg.Edits() & rg.KnockOut(rg.Where(keys=0)))
+    1
+    """
+
+    edits: tuple[Edit, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Edit, ...]:
+        return self.edits
+
+    def __iter__(self) -> Iterator[Edit]:
+        return iter(self.edits)
+
+    def __len__(self) -> int:
+        return len(self.edits)
+
+    def __repr__(self) -> str:
+        return " & ".join(map(repr, self.edits)) or "Edits()"
+
+
+class Selecting(Edit):
+    """An edit of the pairs that `where` selects."""
+
+    where: Where
+
+    def __repr__(self) -> str:
+        shown = []
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.default is MISSING:
+                shown.append(_typed(value))
+            elif value is not field.default:
+                shown.append(f"{field.name}={_typed(value)}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+@checked
+@dataclass(frozen=True, eq=False, repr=False)
+class KnockOut(Selecting):
+    """w_ij = 0 for the selected pairs (attention knockout: Geva et al. 2023, arXiv:2304.14767).
+
+    With `renormalize` the pairs are masked before the softmax, so the other weights of a row grow and it still sums to
+    1; sinks take part. A row that loses all its keys has weights 0 and output 0. Without, the other weights stay.
+
+    >>> import regard as rg
+    >>> rg.KnockOut(rg.where("L5.H3: #4 -> #2"), renormalize=False)
+    KnockOut(Where(heads='L5.H3', queries=4, keys=2), renormalize=False)
+    """
+
+    where: Where
+    renormalize: bool = True
+
+
+@checked
+@dataclass(frozen=True, eq=False, repr=False)
+class ScaleWeights(Selecting):
+    """w_ij -> factor w_ij for the selected pairs, after the softmax; the row is not normalised again.
+
+    >>> import regard as rg
+    >>> rg.ScaleWeights(rg.Where(layers=0, keys=0), 0.5)
+    ScaleWeights(Where(layers=0, keys=0), 0.5)
+    """
+
+    where: Where
+    factor: float
+
+    def __post_init__(self) -> None:
+        _check_finite("ScaleWeights", "factor", self.factor)
+
+
+@checked
+@dataclass(frozen=True, eq=False, repr=False)
+class Steer(Selecting):
+    """s_ij -> s_ij + amount for the selected pairs, before the softmax: the weight grows by exp(amount), then rows are
+    normalised (PASTA, Zhang et al. 2024, arXiv:2311.02262, with amount = -log(alpha) on the other keys).
+
+    >>> import regard as rg
+    >>> rg.Steer(rg.Where(heads="L1.H0", keys=[2, 3]), 2.0)
+    Steer(Where(heads='L1.H0', keys=[2, 3]), 2.0)
+    """
+
+    where: Where
+    amount: float
+
+    def __post_init__(self) -> None:
+        _check_finite("Steer", "amount", self.amount)
+
+
+@checked
+@dataclass(frozen=True, eq=False, repr=False)
+class ReplaceWeights(Selecting):
+    """The rows of the selected heads and queries are replaced by other weights, after the softmax.
+
+    `weights` are a tensor of rows (rows, J), (heads, rows, J) or (batch, heads, rows, J), with a row for each selected
+    query, in that order; "uniform", equal weights of all keys that the mask allows (of the selected `keys` only, if
+    `where` has some); an `AttentionMap` of another run, of which the same heads and rows are taken; or a mapping from
+    layer numbers or module paths to one of these, such as the `seen` of `rg.watch`.
+
+    Given rows are not negative and sum to 1, or to less in a model with sinks: `ScaleWeights` makes other sums. They
+    may have no weight on keys that the mask forbids, and must have the length of the run.
+
+    >>> import torch, regard as rg
+    >>> rg.ReplaceWeights(rg.Where(heads="L1.H0"), "uniform")
+    ReplaceWeights(Where(heads='L1.H0'), 'uniform')
+    """
+
+    where: Where
+    weights: Given
+
+    def __post_init__(self) -> None:
+        one_each = self.weights.values() if isinstance(self.weights, Mapping) else [self.weights]
+        for weights in one_each:
+            _check_weights(weights)
+        if self.where.keys is not None and any(not isinstance(weights, str) for weights in one_each):
+            raise RegardError(
+                f"ReplaceWeights({self.where!r}, ...): whole rows are replaced, so leave keys out. With 'uniform' keys "
+                "are those that share the row."
+            )
+
+
+@checked
+@dataclass(frozen=True, eq=False, repr=False)
+class Patch(Selecting):
+    """A part of the selected heads and tokens is that of another run (activation patching: Vig et al. 2020,
+    arXiv:2004.12265; Zhang and Nanda 2024, arXiv:2309.16042).
+
+    `part` is the "output" of heads before the output projection, or the "query", "key" or "value" that they compute.
+    `source` is a tensor (B, H, n, D) of all heads and tokens of the other run (for keys and values: all key heads), a
+    mapping from layer numbers or module paths to such tensors, or the `seen` of `rg.watch(model, keep="qkv")`.
+    `where.queries` selects the tokens of outputs and queries, `where.keys` those of keys and values. Query heads that
+    share a key head (grouped-query attention) can only be patched together in "key" and "value".
+
+    >>> import torch, regard as rg
+    >>> rg.Patch(rg.Where(heads="L1.H0", queries=3), source=torch.zeros(1, 2, 5, 4))
+    Patch(Where(heads='L1.H0', queries=3), source=tensor of shape (1, 2, 5, 4))
+    """
+
+    where: Where
+    part: str = "output"
+    source: Any = None
+
+    def __post_init__(self) -> None:
+        if self.part not in PARTS:
+            raise RegardError(f"Patch(part={self.part!r}): {nearest(self.part, PARTS)}")
+        if self.source is None:
+            raise RegardError(
+                "Patch(source=...): give the run to patch from, the `seen` of rg.watch(model, keep='qkv'), or a tensor."
+            )
+        unread = self.where.queries if self.part in ("key", "value") else self.where.keys
+        if unread is not None:
+            name, other = ("queries", "keys") if self.part in ("key", "value") else ("keys", "queries")
+            raise RegardError(f"Patch(part={self.part!r}): it belongs to {other}, so select {other}, not {name}.")
+
+
+def _check_finite(edit: str, name: str, number: float) -> None:
+    if not math.isfinite(number):
+        remedy = " KnockOut removes pairs." if number < 0 else ""
+        raise RegardError(f"{edit}({name}={number}): the {name} must be a finite number.{remedy}")
+
+
+def _check_weights(weights: Any) -> None:
+    """Refuse rows that are no weights."""
+    if isinstance(weights, str) and weights != UNIFORM:
+        raise RegardError(f"ReplaceWeights(weights={weights!r}): weights are a tensor, a map or {UNIFORM!r}.")
+    if not isinstance(weights, Tensor):
+        if not isinstance(weights, str | AttentionMap):
+            raise RegardError(
+                f"ReplaceWeights: weights are a tensor, a map or {UNIFORM!r}, got {type(weights).__name__}."
+            )
+        return
+    if not 1 <= weights.ndim <= 4 or not weights.is_floating_point() or not weights.numel():
+        raise RegardError(
+            f"ReplaceWeights: rows are a tensor of numbers (rows, J), (heads, rows, J) or (batch, heads, rows, J), got "
+            f"{weights.dtype} of shape {tuple(weights.shape)}."
+        )
+    if not bool(weights.isfinite().all()) or bool((weights < 0).any()):
+        raise RegardError("ReplaceWeights: weights must be finite and not negative.")
+    check_sums(weights, least=0.0)
+
+
+def check_sums(rows: Tensor, least: float = 1.0) -> None:
+    """Refuse rows whose weights sum to more than 1, or to less than `least`."""
+    total = rows.double().sum(-1).flatten()
+    wrong = (total > 1 + ROUNDING) | (total < least - ROUNDING)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise RegardError(
+            f"ReplaceWeights: row {row} of the given weights sums to {float(total[row]):.4g}, and must sum to 1. "
+            "Divide it by its sum; ScaleWeights(where, factor) after it gives a row another sum."
+        )
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return list(one) == list(other) and all(_same(one[name], other[name]) for name in one)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _typed(value: Any) -> str:
+    return f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)

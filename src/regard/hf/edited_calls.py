@@ -1,0 +1,209 @@
+"""Calls of a backend that an edit changes.
+
+The backend computes the call as it is, so rows and heads that no edit selects keep their bits. The selected rows of the
+selected heads are computed again with the edit: as one call of `regard.attend` if whole heads change by masks and
+biases only, and otherwise in blocks of rows, from scores to weights to outputs, in linear memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from regard.attention import Prepared, scores
+from regard.attention_output import attend, attend_listeners
+from regard.context import ContextItems
+from regard.edits.pairs import Pairs
+from regard.errors import RegardError
+from regard.hf.calls import Call, MaskCache, Translation, Untranslatable, translate
+from regard.pieces.grid import Grid
+from regard.shapes import at_least_float32, grouped_values, without_autocast
+
+#: Bytes of scores that are computed at once.
+BYTES = 32 << 20
+#: Options of calls that return their weights.
+EAGER = "eager"
+#: The most pairs of an edit of which the mask is asked before.
+FEW_PAIRS = 4096
+
+
+class CallEditor(Protocol):
+    """Changes the calls of one model while a block of `regard.edit` is open."""
+
+    def edited(self, call: Call) -> Call:
+        """The call with patched queries, keys and values, and with the edits of its weights."""
+        ...
+
+    def patched(self, call: Call, output: Tensor) -> Tensor:
+        """The output (B, I, H, E) of the call with patched heads."""
+        ...
+
+
+#: The editors of this thread, the innermost block last.
+editors: ContextItems[CallEditor] = ContextItems("editors")
+_masks = MaskCache()
+
+
+def edited_call(call: Call) -> Call:
+    """The call as the open edits change it; the call itself if none does."""
+    for editor in editors:
+        call = editor.edited(call)
+    return call
+
+
+def patched_output(call: Call, output: Any) -> Any:
+    """What the backend returned for a call, with patched heads."""
+    first, *others = output if isinstance(output, tuple | list) else (output,)
+    changed = first
+    for editor in editors:
+        changed = editor.patched(call, changed)
+    if changed is first:
+        return output
+    return (changed, *others) if isinstance(output, tuple | list) else changed
+
+
+def run_edited(call: Call, compute: Callable[[], Any]) -> Any:
+    """What the backend returns for an edited call. `compute` runs the backend without the edits."""
+    rows = _rows(call)
+    if call.edits is None or not rows.any:
+        return compute()
+    translation = translated(call)
+    with attend_listeners.computing(), without_autocast(call.query.device):
+        if call.backend != EAGER and rows.is_whole and translation.edits is None:
+            seen = attend(
+                translation.attention, translation.query, call.key, call.value, positions=translation.positions
+            )
+            edited = seen.output.transpose(1, 2)
+            if rows.is_all_heads:
+                return edited.contiguous(), None
+            return _with_rows(compute(), rows, edited[:, :, rows.heads], None)
+        output, weights = _computed(call, translation, rows)
+    return _with_rows(compute(), rows, output.transpose(1, 2), weights)
+
+
+def translated(call: Call) -> Translation:
+    """The attention of an edited call; a `RegardError` if it is not known."""
+    try:
+        return translate(replace(call, to_run=True), _masks)
+    except Untranslatable as reason:
+        raise RegardError(
+            f"edit: the attention of {type(call.module).__name__} cannot be edited: {reason}. "
+            "Set attn_implementation='sdpa' or 'eager' for this model."
+        ) from None
+
+
+def allows_one(call: Call, pairs: Pairs, start: int, first: int) -> bool:
+    """Whether the mask of a call allows one of the pairs; True if there are too many to ask for each."""
+    (B, H, I, _), J = call.query.shape, call.key.shape[2]
+    queries = pairs.queries.among(range(start, start + I))
+    keys = pairs.keys.among(range(first, first + J))
+    if len(queries) * len(keys) > FEW_PAIRS:
+        return True
+    translation = translated(replace(call, edits=None))
+    mask = translation.attention.mask
+    if mask is None:
+        return True
+    whole = Grid.whole(translation.positions, B, H, I, call.query.device)
+    at = torch.tensor([n - start for n in queries]), torch.tensor([n - first for n in keys])
+    return bool(mask.allowed(Grid(whole.batch, whole.head, whole.query[at[0]], whole.key[at[1]])).any())
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The heads, and the indices of queries, that a call has to compute again."""
+
+    heads: list[int]
+    queries: list[int]
+    num_heads: int
+    num_queries: int
+
+    @property
+    def any(self) -> bool:
+        return bool(self.heads and self.queries)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every query is computed again."""
+        return len(self.queries) == self.num_queries
+
+    @property
+    def is_all_heads(self) -> bool:
+        return len(self.heads) == self.num_heads
+
+
+def _rows(call: Call) -> Rows:
+    """The heads and queries that some edit of the call selects."""
+    _, H, I, _ = call.query.shape
+    heads: set[int] = set()
+    queries: set[int] = set()
+    for pairs in pairs_of(call):
+        start = call.edits.start if call.edits is not None else 0
+        some = [n - start for n in pairs.queries.among(range(start, start + I))]
+        if some:
+            heads |= set(pairs.heads.among(range(H)))
+            queries |= set(some)
+    return Rows(sorted(heads), sorted(queries), H, I)
+
+
+def pairs_of(call: Call) -> list[Pairs]:
+    """The pairs of each edit of the call."""
+    return [] if call.edits is None else [edit.pairs for edit in call.edits.edits.edits]
+
+
+def _computed(call: Call, translation: Translation, rows: Rows) -> tuple[Tensor, Tensor | None]:
+    """Outputs (B, heads, rows, E) of these rows, and their weights if the backend returns weights."""
+    attention, positions = translation.attention, translation.positions
+    B, H, I, _ = call.query.shape
+    whole = Grid.whole(positions, B, H, I, call.query.device)
+    if isinstance(attention.normalizer, nn.Module) and not rows.is_all_heads:  # it has a number for every head
+        output, weights = _computed(call, translation, replace(rows, heads=list(range(H))))
+        return output[:, rows.heads], None if weights is None else weights[:, rows.heads]
+    heads = torch.tensor(rows.heads)
+    prepared = Prepared.of(attention, translation.query, call.key, positions).select(torch.arange(B), heads)
+    value = call.value[:, heads // (H // call.key.shape[1])] if len(heads) < H else call.value
+
+    def block(queries: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        """The output and the weights of some rows."""
+        tile, v = prepared.with_tensors(tensors[:-1]).tile(queries, slice(None)), tensors[-1]
+        grid = Grid(whole.batch, heads.to(queries.device), whole.query[queries], whole.key)
+        s, columns = scores(attention, tile, grid), torch.arange(len(whole.key), device=queries.device)
+        weights, _ = attention.normalizer.normalize_rows(s, columns)
+        weights = F.dropout(translation.edited(weights, grid, whole), attention.dropout, attention.training)
+        return grouped_values(weights, at_least_float32(v).to(weights.dtype)).to(call.value.dtype), weights
+
+    tensors = (*prepared.tensors(), value)
+    parts = [_run_block(block, queries, tensors, call) for queries in _blocks(rows, call)]
+    outputs, weights = zip(*parts, strict=True)
+    return torch.cat(outputs, 2), torch.cat(weights, 2).to(call.query.dtype) if call.backend == EAGER else None
+
+
+def _blocks(rows: Rows, call: Call) -> Iterator[Tensor]:
+    """The rows, as many at once as fit in memory."""
+    size = max(1, BYTES // (8 * call.query.shape[0] * len(rows.heads) * max(1, call.key.shape[2])))
+    yield from torch.tensor(rows.queries, device=call.query.device).split(size)
+
+
+def _run_block(block: Any, queries: Tensor, tensors: tuple[Tensor, ...], call: Call) -> tuple[Tensor, Tensor | None]:
+    """A block of rows; if it has gradients, its weights are computed again in the backward pass."""
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return checkpoint(block, queries, *tensors, use_reentrant=False)  # type: ignore[return-value]
+    output, weights = block(queries, *tensors)
+    return output, weights if call.backend == EAGER else None
+
+
+def _with_rows(original: Any, rows: Rows, output: Tensor, weights: Tensor | None) -> Any:
+    """What the backend returned, with other outputs (B, rows, heads, E) and weights (B, heads, rows, J) of rows."""
+    first, *others = original if isinstance(original, tuple | list) else (original,)
+    device = first.device
+    heads, queries = torch.tensor(rows.heads, device=device), torch.tensor(rows.queries, device=device)
+    first = first.index_put((torch.arange(len(first), device=device)[:, None, None], queries[:, None], heads), output)
+    if weights is not None and others and isinstance(others[0], Tensor):
+        at = torch.arange(len(weights), device=device)[:, None, None], heads[:, None], queries
+        others[0] = others[0].index_put(at, weights.to(others[0].dtype))
+    return (first, *others) if isinstance(original, tuple | list) else first

@@ -1,0 +1,239 @@
+"""`edit` changes the attention of a model while a block runs."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.checks import checked
+from regard.edits.layer_edits import CallEdits, LayerEdit, LayerEdits, given_weights
+from regard.edits.pairs import Pairs
+from regard.edits.selection import Roles, Where
+from regard.edits.values import Edit
+from regard.errors import RegardError
+from regard.hf.attention_modules import attention_modules, part_of
+from regard.hf.calls import Call
+from regard.hf.capture.compiled_models import refuse_compiled
+from regard.hf.capture.differential import is_differential
+from regard.hf.capture.module_hooks import inside_backward, module_calls
+from regard.hf.capture.transformers_interface import backend_calls
+from regard.hf.edited_calls import allows_one, editors
+from regard.hf.editing.places import Place, place_of, without_cache
+from regard.stats.numbering import layer_number
+
+
+@contextmanager
+@checked
+def edit(
+    model: nn.Module,
+    edits: Edit,
+    tokens: Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
+    roles: Any = None,
+) -> Iterator[EditedRun]:
+    """Change the attention of a model while the block runs: knock out, scale, steer, replace or patch weights.
+
+    `edits` is a `KnockOut`, `ScaleWeights`, `Steer`, `ReplaceWeights` or `Patch`, or several of them joined by `&`.
+    `tokens` are the tokens of the text, if the edit names words; `targets` those of the queries, if they differ.
+    `roles` is a table of `regard.roles`, or a mapping from names to heads (layer, head), if the edit names roles.
+
+    Attention that goes through transformers' attention interface (sdpa, eager, `regard` and flash backends) is edited.
+    Queries and keys are counted in the whole sequence, also in `generate()`, with caches, beams and windows. The
+    backend computes the call as it is; the selected rows of the selected heads are computed again, in linear memory.
+    So what no edit selects keeps its bits in that layer. A row that loses all its keys has output 0.
+
+    The model is the same before and after the block, also after an exception. Blocks may be nested: the edits of the
+    inner block follow those of the outer one. An edit belongs to its thread, as `watch` does, and a watch shows the
+    weights as they then are. A block whose edit selected nothing ends with a `RegardError`.
+
+    >>> import torch, transformers, regard as rg
+    >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
+    >>> model, ids = transformers.GPT2LMHeadModel(config).eval(), torch.tensor([[3, 1, 4, 1, 5]])
+    >>> with rg.edit(model, rg.KnockOut(rg.where("L1.H0: #4 -> #2"))), rg.watch(model) as seen:
+    ...     _ = model(ids)
+    >>> seen[1][0, :, 4].gt(0).int().tolist()
+    [[1, 1, 0, 1, 1], [1, 1, 1, 1, 1]]
+    """
+    refuse_compiled(model, "edit")
+    editor = _Editor(model, edits, tokens, targets, roles)
+    with editor.open():
+        yield editor.run
+    editor.conclude()
+
+
+@dataclass(eq=False)
+class EditedRun:
+    """What an edit changed: the number of edited calls of each attention module, by module path.
+
+    >>> import regard as rg
+    >>> rg.EditedRun(rg.KnockOut(rg.Where(keys=0)), {"h.0.attn": 2})
+    EditedRun(KnockOut(Where(keys=0)): h.0.attn 2 calls)
+    """
+
+    edit: Edit
+    calls: dict[str, int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        changed = ", ".join(f"{name} {n} call{'s' * (n > 1)}" for name, n in self.calls.items())
+        return f"EditedRun({self.edit!r}: {changed or 'nothing yet'})"
+
+
+class _State(threading.local):
+    """The places of the calls that come next, and the modules that run, in one thread."""
+
+    def __init__(self) -> None:
+        self.places: dict[nn.Module, Place | None] = {}
+        self.frames: list[tuple[nn.Module, list[int]]] = []
+
+
+class _Editor:
+    """Changes the calls of one model. It observes which attention modules run, to name those that it cannot edit."""
+
+    def __init__(
+        self, model: nn.Module, edits: Edit, tokens: Sequence[str] | None, targets: Sequence[str] | None, roles: Roles
+    ) -> None:
+        self.model, self.run = model, EditedRun(edits)
+        self.edits = [replace(part, where=part.where.found(tokens, targets, roles)) for part in edits.parts]  # type: ignore
+        self.names = {module: name for name, module in model.named_modules()}
+        self.attending = {module: name for name, module in attention_modules(model).items()}
+        self.state = _State()
+        self.num_changed = [0] * len(self.edits)
+        self.reasons: dict[int, str] = {}
+        self.unedited: dict[str, str] = {}
+        self.was_run = False
+        for part in self.edits:
+            self._check_layers(part)
+
+    def _check_layers(self, part: Any) -> None:
+        """Refuse layers that the model does not have, and words that were not found."""
+        where: Where = part.where
+        for name in ("queries", "keys"):
+            where.indices(name)
+        paths = list(self.attending.values())
+        if any(where.heads_in(path) is not None for path in paths):
+            return
+        known = sorted({n for n in map(layer_number, paths) if n is not None})
+        numbers = f"It has layers {', '.join(map(str, known))}, " if known else "It has "
+        raise RegardError(
+            f"edit: {part!r} selects no layer of {type(self.model).__name__}. {numbers}in the modules "
+            f"{', '.join(paths)}."
+        )
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        if not self.edits:
+            yield
+            return
+        with ExitStack() as stack:
+            if sys.modules.get("transformers") is not None:
+                stack.enter_context(backend_calls.replaced())
+            stack.enter_context(module_calls.observed_by(self))
+            stack.enter_context(editors.adding(self))
+            for module in self.attending:
+                stack.callback(module.register_forward_pre_hook(self._keep_place, with_kwargs=True).remove)
+            yield
+
+    # Events of the model
+
+    def _keep_place(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self in editors:  # the hook belongs to the module, which other threads may run
+            self.state.places[module] = place_of(module, args, kwargs)
+
+    def observes_functions(self, module: nn.Module) -> bool:
+        return False
+
+    def module_started(self, module: nn.Module) -> None:
+        self.was_run |= module in self.names
+        if module in self.attending:
+            self.state.frames.append((module, [0]))
+
+    def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if not any(module is running for running, _ in self.state.frames):
+            return
+        while (frame := self.state.frames.pop())[0] is not module:
+            pass
+        if output is not None and not frame[1][0]:
+            self.unedited[self.attending[module]] = type(module).__name__
+
+    def function_called(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Calls of torch functions are not edited."""
+
+    # Changes of a call
+
+    def edited(self, call: Call) -> Call:
+        """The call with patched queries, keys and values, and with the edits of its weights."""
+        name = self.names.get(call.module)
+        if name is None or inside_backward():
+            return call
+        for _, num_calls in self.state.frames:
+            num_calls[0] += 1
+        own = [
+            (n, part, heads) for n, part in enumerate(self.edits) if (heads := part.where.heads_in(name)) is not None
+        ]
+        if not own:
+            return call
+        if is_differential(call.module):
+            raise RegardError(f"edit: {name} subtracts two softmaxes, and such heads cannot be edited.")
+        start, first = self._place(call, name)
+        edits = []
+        for n, part, heads in own:
+            self._check_heads(part, heads, name, call.query.shape[1])
+            pairs = Pairs(heads, part.where.indices("queries"), part.where.indices("keys"))
+            if self._is_selected(n, pairs, call, start, first):
+                self.run.calls[name] = self.run.calls.get(name, 0) + (not edits)
+                edits.append(LayerEdit(part, pairs, given_weights(part, name, len(call.query))))
+        if not edits:
+            return call
+        added = LayerEdits(tuple(edits))
+        return replace(call, edits=CallEdits(added, start, first) if call.edits is None else call.edits.and_then(added))
+
+    def patched(self, call: Call, output: Tensor) -> Tensor:
+        return output
+
+    def _place(self, call: Call, name: str) -> tuple[int, int]:
+        place = self.state.places.get(call.module)
+        return without_cache(call, part_of(name, call.module) == "cross") if place is None else place.of_call(call)
+
+    def _check_heads(self, part: Any, heads: Any, name: str, num_heads: int) -> None:
+        if heads.is_finite and heads.last >= num_heads:
+            raise RegardError(f"edit: {part!r} selects head {heads.last}, and {name} has heads 0 to {num_heads - 1}.")
+
+    def _is_selected(self, number: int, pairs: Pairs, call: Call, start: int, first: int) -> bool:
+        """Whether the call has a selected pair; else the reason is kept for the error at the end."""
+        I, J = call.query.shape[2], call.key.shape[2]
+        if not pairs.queries.among(range(start, start + I)):
+            self.reasons[number] = f"the run had queries {start} to {start + I - 1}"
+        elif not pairs.keys.among(range(first, first + J)):
+            self.reasons[number] = f"the run had keys {first} to {first + J - 1}"
+        elif not self.num_changed[number] and not allows_one(call, pairs, start, first):
+            self.reasons[number] = "the mask of the model forbids all its pairs"
+        else:
+            self.num_changed[number] += 1
+            return True
+        return False
+
+    def conclude(self) -> None:
+        """Refuse an edit that selected nothing, and layers that cannot be edited."""
+        if not self.was_run:
+            return
+        for number, part in enumerate(self.edits):
+            own = {name: kind for name, kind in self.unedited.items() if part.where.heads_in(name) is not None}
+            named = [path for path in own if any(Where(layers=one).heads_in(path) for one in part.where.names_layers)]
+            if named or (own and not self.num_changed[number]):
+                raise RegardError(self._not_edited(part, named or list(own)))
+            if not self.num_changed[number]:
+                reason = self.reasons.get(number, "no attention that it selects was called")
+                raise RegardError(f"edit: {part!r} selected nothing: {reason}.")
+
+    def _not_edited(self, part: Any, paths: list[str]) -> str:
+        kinds = ", ".join(dict.fromkeys(self.unedited[path] for path in paths))
+        return (
+            f"edit: {part!r} could not be applied to {', '.join(paths[:5])}: {kinds} does not use the attention "
+            "interface of transformers. The model ran without this edit there."
+        )

@@ -1,0 +1,47 @@
+"""The numbers of the first query and the first key of a call in the whole sequence, which its cache knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.hf.calls import Call
+
+
+@dataclass(frozen=True)
+class Place:
+    """The number of the first query, and what the cache says of the keys: how many there are, and the first number."""
+
+    start: int
+    num_keys: int
+    first: int
+
+    def of_call(self, call: Call) -> tuple[int, int]:
+        """The numbers of the first query and key. Keys that are not the cache's (cross-attention) begin at 0."""
+        return self.start, self.first if call.key.shape[2] == self.num_keys else 0
+
+
+def place_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Place | None:
+    """The place of the next call of an attention module of transformers, from its arguments; None without a cache."""
+    cache = next((value for value in (*kwargs.values(), *args) if _is_cache(value)), None)
+    hidden = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+    if cache is None or hidden is None or hidden.ndim < 2:
+        return None
+    layer = getattr(module, "layer_idx", None) or 0
+    try:
+        num_keys, first = cache.get_mask_sizes(hidden.shape[1], layer)
+        return Place(int(cache.get_seq_length(layer)), int(num_keys), int(first))
+    except (ValueError, AttributeError, TypeError):  # a layer whose cache keeps no keys
+        return None
+
+
+def without_cache(call: Call, is_cross: bool) -> tuple[int, int]:
+    """The numbers of the first query and key of a call whose module got no cache: the last query stands at the end."""
+    I, J = call.query.shape[2], call.key.shape[2]
+    return (0 if is_cross else max(J - I, 0)), 0
+
+
+def _is_cache(value: object) -> bool:
+    return hasattr(value, "get_seq_length") and hasattr(value, "get_mask_sizes")

@@ -1,0 +1,229 @@
+"""Edits as values: selections by numbers, words and roles, composition, printing, JSON, and the mistakes of users."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+
+import regard as rg
+from regard import RegardError
+
+transformers = pytest.importorskip("transformers")
+TEXT = ["[CLS]", "The", "ani", "##mal", "said", "it", "was", "tired", ",", "and", "it", "slept"]
+IDS = torch.arange(len(TEXT))[None]
+
+
+@pytest.fixture(scope="module")
+def model():
+    config = transformers.LlamaConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=2, intermediate_size=8, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=4, bos_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def run(model, edit, **options):
+    with torch.no_grad(), rg.edit(model, edit, **options), rg.watch(model) as seen:
+        model(IDS)
+    return seen
+
+
+def zeros(model, edit, **options):
+    """The pairs (layer, head, query, key) that an edit set to 0, of those that the causal mask allows."""
+    seen = run(model, edit, **options)
+    weights = torch.stack([seen[0].dense()[0], seen[1].dense()[0]])
+    return {tuple(pair) for pair in ((weights == 0) & torch.ones(12, 12).tril().bool()).nonzero().tolist()}
+
+
+SELECTIONS = [
+    ("L1.H2: it#2 -> animal", {(1, 2, 10, 2), (1, 2, 10, 3)}),
+    ("L1.H2, L0.H0: #4 -> #1, #2", {(1, 2, 4, 1), (1, 2, 4, 2), (0, 0, 4, 1), (0, 0, 4, 2)}),
+    ("L0: slept -> TIRED", {(0, h, 11, 7) for h in range(4)}),
+    ("#3 -> #0", {(n, h, 3, 0) for n in range(2) for h in range(4)}),
+    ("L1.H3: * -> [CLS]", {(1, 3, i, 0) for i in range(12)}),
+    ("l1.h3: #5 -> *", {(1, 3, 5, j) for j in range(6)}),
+    ("induction: slept -> was", {(0, 1, 11, 6), (1, 3, 11, 6)}),
+]
+
+
+@pytest.mark.parametrize(("text", "pairs"), SELECTIONS, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_short_text_selects_the_pairs_that_it_names(model, text, pairs):
+    roles = {"induction": [(0, 1), (1, 3)]}
+    assert zeros(model, rg.KnockOut(rg.where(text, TEXT, roles=roles))) == pairs
+    assert zeros(model, rg.KnockOut(rg.where(text)), tokens=TEXT, roles=roles) == pairs
+
+
+def test_roles_come_from_a_table_of_roles(model):
+    table = rg.RoleTable([rg.Role("previous", n, h, 0.9, 0.9, label=n == h) for n in range(2) for h in range(4)])
+    where = rg.Where(roles="previous", queries=5, keys=4)
+    assert zeros(model, rg.KnockOut(where), roles=table) == {(0, 0, 5, 4), (1, 1, 5, 4)}
+    assert zeros(model, rg.KnockOut(rg.Where(layers=1, roles="previous", queries=5, keys=4)), roles=table) == {
+        (1, 1, 5, 4)
+    }
+
+
+def test_numbers_names_slices_and_lists_select(model):
+    where = rg.Where(layers="*layers.1.*", heads=slice(1, 4, 2), queries=[7, slice(9, None)], keys=[0, "tired"])
+    expected = {(1, h, i, j) for h in (1, 3) for i in (7, 9, 10, 11) for j in (0, 7)}
+    assert zeros(model, rg.KnockOut(where), tokens=TEXT) == expected
+    assert zeros(model, rg.KnockOut(rg.Where(layers=0, heads=0, queries=-1, keys=slice(-3, None))), tokens=TEXT) == {
+        (0, 0, 11, j) for j in (9, 10, 11)
+    }
+
+
+def test_given_rows_are_the_rows_of_the_map(model):
+    rows = torch.rand(2, 12).tril(3).softmax(-1) * torch.tensor([1.0] * 5 + [0.0] * 7)
+    rows = rows / rows.sum(-1, keepdim=True)
+    where = rg.Where(layers=1, heads=[3, 0], queries=[8, 5])
+    seen = run(model, rg.ReplaceWeights(where, rows))
+    for head in (0, 3):
+        torch.testing.assert_close(seen[1][0, head, [8, 5]], rows)
+    by_head = torch.stack([rows, rows.flip(0)])
+    seen = run(model, rg.ReplaceWeights(where, by_head))
+    torch.testing.assert_close(seen[1][0, [3, 0]][:, [8, 5]], by_head)
+    plain = run(model, rg.Edits())
+    assert torch.equal(seen[1][0, 1], plain[1][0, 1])
+
+
+def test_maps_of_another_run_replace_weights(model):
+    other = copy.deepcopy(model)
+    torch.nn.init.normal_(other.model.layers[1].self_attn.q_proj.weight)
+    with torch.no_grad(), rg.watch(other) as source:
+        expected = other(IDS).logits
+    for weights in (source[1], source, {1: source[1].dense()}):
+        edit = rg.ReplaceWeights(rg.Where(layers=1), weights)
+        with torch.no_grad(), rg.edit(model, edit):
+            torch.testing.assert_close(model(IDS).logits, expected)
+        again = rg.edit_from_json(edit.to_json())
+        with torch.no_grad(), rg.edit(model, again):
+            torch.testing.assert_close(model(IDS).logits, expected)
+
+
+def test_uniform_rows_share_the_allowed_keys(model):
+    seen = run(model, rg.ReplaceWeights(rg.Where(layers=0, queries=5), "uniform"))
+    torch.testing.assert_close(seen[0][0, 1, 5], torch.tensor([1 / 6] * 6 + [0.0] * 6))
+    seen = run(model, rg.ReplaceWeights(rg.Where(layers=0, queries=5, keys=[1, 3, 9]), "uniform"))
+    assert seen[0][0, 1, 5].tolist() == [0, 0.5, 0, 0.5, *[0] * 8]
+
+
+TYPED = [
+    "Edits()",
+    "KnockOut(Where(heads='L5.H3', queries='it', keys='animal'))",
+    "KnockOut(Where(layers=[1, 2], keys=slice(0, 4, None)), renormalize=False) & Steer(Where(roles='induction'), -2.5)",
+    "ScaleWeights(Where(), 0.5) & ReplaceWeights(Where(queries=[1, slice(4, None, None)]), 'uniform')",
+]
+
+
+@pytest.mark.parametrize("typed", TYPED)
+def test_an_edit_prints_as_one_types_it_and_returns_from_json(typed):
+    edit = eval(typed, vars(rg) | {name: getattr(rg, name) for name in rg.__all__})
+    again = rg.edit_from_json(edit.to_json())
+    assert repr(edit) == repr(again) == typed and edit == again and hash(edit) == hash(again)
+    assert len(edit & again) == 2 * len(edit.parts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_tensors_of_an_edit_are_saved_exactly(tmp_path, dtype):
+    rows = torch.rand(3, 4, 5).softmax(-1).to(dtype)
+    edit = rg.ReplaceWeights(rg.Where(layers=1), rows) & rg.Patch(rg.Where(layers=0), source={0: rows[None]})
+    file = tmp_path / "edit.safetensors"
+    for text in (edit.to_json(), edit.to_json(tensors=file)):
+        json.loads(text)
+        assert rg.edit_from_json(text) == edit
+    file.unlink()
+    with pytest.raises(RegardError, match="cannot be read"):
+        rg.edit_from_json(text)
+
+
+MISTAKES = [
+    (lambda: rg.KnockOut(rg.Where(layers=5)), "selects no layer of LlamaForCausalLM. It has layers 0, 1"),
+    (lambda: rg.KnockOut(rg.Where(heads="L7.H0")), "selects no layer"),
+    (lambda: rg.KnockOut(rg.Where(layers=1, heads=4)), "selects head 4, and model.layers.1.self_attn has heads 0 to 3"),
+    (lambda: rg.KnockOut(rg.Where(queries=12)), "selected nothing: the run had queries 0 to 11"),
+    (lambda: rg.Steer(rg.Where(keys=[40, 50]), 1.0), "selected nothing: the run had keys 0 to 11"),
+    (lambda: rg.KnockOut(rg.Where(queries=3, keys=7)), "selected nothing: the mask"),
+    (
+        lambda: rg.KnockOut(rg.where("L1.H3: it -> animal")),
+        "'it' is 2 times in the text .tokens 5, 10.. Write it#1 or it#2",
+    ),
+    (lambda: rg.KnockOut(rg.where("L1.H3: it#3 -> animal")), "'it' is 2 times in the text, so there is no 'it#3'"),
+    (lambda: rg.KnockOut(rg.where("slept -> cat")), "no word 'cat'"),
+    (lambda: rg.KnockOut(rg.Where(roles="induction")), "names roles. Give the heads that have them"),
+    (lambda: rg.KnockOut(rg.Where(queries=slice(5, 5))), "selects nothing"),
+    (lambda: rg.KnockOut(rg.Where(heads=[])), "an empty list selects nothing"),
+    (lambda: rg.KnockOut(rg.Where(heads="third")), "a head is a number, or a name with its layer"),
+    (lambda: rg.KnockOut(rg.Where(heads=-1)), "counts from the end"),
+    (
+        lambda: rg.KnockOut(rg.Where(layers=True)),
+        "layers must be an integer or a text or a slice or a list of values or None",
+    ),
+    (lambda: rg.KnockOut(rg.where("L1.H3 it animal")), "no head .L5.H3., no layer .L5. and no role"),
+    (lambda: rg.KnockOut(rg.where("L1.H3: it")), "a selection is 'L5.H3: it -> animal'"),
+    (lambda: rg.KnockOut(rg.where("")), "a selection is"),
+    (lambda: rg.KnockOut(rg.where("L1, L1.H3: * -> #1")), "give heads, or layers, or roles"),
+    (lambda: rg.Steer(rg.Where(), float("-inf")), "must be a finite number. KnockOut removes pairs"),
+    (lambda: rg.KnockOut(rg.Where()) & rg.Where(), "both sides must be edits"),
+    (lambda: rg.ReplaceWeights(rg.Where(), "equal"), "weights are a tensor, a map or 'uniform'"),
+    (lambda: rg.ReplaceWeights(rg.Where(), torch.full((12, 12), 0.2)), "sums to 2.4, and must sum to 1"),
+    (lambda: rg.ReplaceWeights(rg.Where(), torch.eye(12) * 0.5), "sums to 0.5, and must sum to 1"),
+    (lambda: rg.ReplaceWeights(rg.Where(), -torch.eye(12)), "finite and not negative"),
+    (lambda: rg.ReplaceWeights(rg.Where(keys=1), torch.eye(12)), "whole rows are replaced, so leave keys out"),
+    (lambda: rg.ReplaceWeights(rg.Where(), torch.eye(11)), "this run needs number 11"),
+    (lambda: rg.ReplaceWeights(rg.Where(queries=5), torch.eye(4)[:1]), "rows of 4 keys were given"),
+    (lambda: rg.ReplaceWeights(rg.Where(), torch.eye(12).roll(1, 1)), "weight on keys that the mask forbids"),
+    (lambda: rg.ReplaceWeights(rg.Where(heads=[1, 2, 3]), torch.eye(12).expand(2, 12, 12)), "weights of 2 heads"),
+    (lambda: rg.ReplaceWeights(rg.Where(), torch.eye(12).expand(3, 4, 12, 12)), "weights of 3 batch entries"),
+    (lambda: rg.ReplaceWeights(rg.Where(layers=1), {0: torch.eye(12)}), "has no layer 'model.layers.1.self_attn'"),
+    (lambda: rg.Patch(rg.Where(), part="weights", source=torch.ones(1)), "Known names: key, output, query, value"),
+    (lambda: rg.Patch(rg.Where()), "give the run to patch from"),
+    (lambda: rg.Patch(rg.Where(keys=1), source=torch.ones(1)), "select queries, not keys"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), MISTAKES, ids=[message[:30] for _, message in MISTAKES])
+def test_mistakes_are_named(model, make, message):
+    with pytest.raises(RegardError, match=message):
+        run(model, make(), tokens=TEXT)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"format": "regard edit", "version": 9}',
+        '{"format": "regard edit", "version": 1, "edits": [{"edit": "Drop"}]}',
+    ],
+)
+def test_a_text_that_is_no_edit_is_refused(text):
+    with pytest.raises(RegardError, match="edit_from_json"):
+        rg.edit_from_json(text)
+
+
+def test_words_without_tokens_are_refused(model):
+    with pytest.raises(RegardError, match="Give the tokens of the text"):
+        run(model, rg.KnockOut(rg.where("it -> animal")))
+
+
+def test_a_model_that_computes_its_weights_itself_is_refused():
+    config = transformers.BloomConfig(vocab_size=20, hidden_size=8, n_layer=1, n_head=2)
+    bloom = transformers.BloomModel(config).eval()
+    with (
+        pytest.raises(RegardError, match=r"could not be applied to .*BloomAttention"),
+        rg.edit(bloom, rg.KnockOut(rg.Where(keys=0))),
+    ):
+        bloom(IDS)
+
+
+def test_a_compiled_model_is_refused(model):
+    compiled = torch.nn.Sequential(model)
+    compiled._orig_mod = model
+    with (
+        pytest.raises(RegardError, match="edit: the model is compiled"),
+        rg.edit(compiled, rg.KnockOut(rg.Where(keys=0))),
+    ):
+        pass
