@@ -113,8 +113,8 @@ def test_uniform_rows_share_the_allowed_keys(model):
 TYPED = [
     "Edits()",
     "KnockOut(Where(heads='L5.H3', queries='it', keys='animal'))",
-    "KnockOut(Where(layers=[1, 2], keys=slice(0, 4, None)), renormalize=False) & Steer(Where(roles='induction'), -2.5)",
-    "ScaleWeights(Where(), 0.5) & ReplaceWeights(Where(queries=[1, slice(4, None, None)]), 'uniform')",
+    "KnockOut(Where(layers=[1, 2], keys=slice(0, 4)), renormalize=False) & Steer(Where(roles='induction'), -2.5)",
+    "ScaleWeights(Where(), 0.5) & ReplaceWeights(Where(queries=[1, slice(4, None)]), 'uniform')",
 ]
 
 

@@ -29,15 +29,16 @@ class Pairs:
     key_shift: int = 0
 
     def rows(self, grid: Grid) -> Tensor:
-        """For each row of a tile, whether its head and its query are selected: (1, H, I, 1)."""
-        return self.heads.contain(grid.h) & self.queries.contain(grid.i + self.query_shift)
+        """For each row of a tile, whether its head and its query are selected: (1, H or 1, I, 1)."""
+        queries = self.queries.contain(grid.i + self.query_shift)
+        return queries if self.heads.is_everything else self.heads.contain(grid.h) & queries
 
     def columns(self, grid: Grid) -> Tensor:
         """For each key of a tile, whether it is selected: (1, 1, 1, J)."""
         return self.keys.contain(grid.j + self.key_shift)
 
     def cells(self, grid: Grid) -> Tensor:
-        """For each pair of a tile, whether it is selected: (1, H, I, J)."""
+        """For each pair of a tile, whether it is selected: (1, H or 1, I, J)."""
         return self.rows(grid) & self.columns(grid)
 
 

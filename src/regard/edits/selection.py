@@ -235,4 +235,8 @@ def _check(part: str, value: Choice) -> None:
 
 
 def _typed(value: Choice) -> str:
-    return repr(list(value)) if isinstance(value, tuple) else repr(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_typed, value))}]"
+    if isinstance(value, slice) and value.step is None:
+        return f"slice({value.start}, {value.stop})"
+    return repr(value)
