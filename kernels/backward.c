@@ -176,7 +176,7 @@ static void add_group(const Rows *rows, const Workspace *w, int64_t entry, int64
     const float *key_rows = call->packed_key_rows + (unit * padded_keys(call) + keys.first) * width;
     float *query_sums = w->query_sums + group * width;
     if (!call->direction) {
-        add_product(grads, BLOCK, 1, key_rows, width, keys.stop - keys.first, query_sums, width, 0);
+        add_product(grads, BLOCK, 1, key_rows, width, keys.stop - keys.first, query_sums, width, width, 0);
         return;
     }
     const int num_queries = (int)min(ROWS, rows->stop_query - rows->query);
@@ -224,10 +224,10 @@ static void add_to_keys(const Call *call, Filled filled, int64_t sums, int64_t s
     for (int64_t key = first_key; key < filled.keys.stop; key += ROWS) {
         const int64_t from = first_row * BLOCK + key - start;
         add_product(w->weights + from, 1, BLOCK, w->grad_rows + first_row * w->value_width, w->value_width, count,
-                    call->grad_value + (sums + key) * w->value_width, w->value_width, 0);
+                    call->grad_value + (sums + key) * w->value_width, w->value_width, w->value_width, 0);
         if (call->direction) continue; /* done by add_group */
         add_product(w->grads + from, 1, BLOCK, w->query_rows + first_row * w->query_width, w->query_width, count,
-                    call->grad_key + (sums + key) * w->query_width, w->query_width, 0);
+                    call->grad_key + (sums + key) * w->query_width, w->query_width, w->query_width, 0);
     }
 }
 

@@ -50,7 +50,7 @@ static void add_keys(const Rows *rows, const Workspace *w, int64_t entry, int64_
     if (call->dropped_words)
         for (int r = 0; r < ROWS; r++) drop(call, rows->word, rows->query + r, first, stop, w->scores + r * KEYS);
     add_product(w->scores, KEYS, 1, call->packed_values + values * width, width, stop - first, w->sums + group * width,
-                width, w->factors);
+                width, width, w->factors);
 }
 
 static void start_tile(const Call *call, const Tile *tile, int64_t entry, int64_t head, const Workspace *w) {

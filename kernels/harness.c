@@ -5,8 +5,8 @@
      function (its place in `functions`), number of buffers, number of pointers
      the size of each buffer in bytes
      for each pointer: where it is (buffer, byte) and where it points to (buffer, byte)
-     the bytes of all buffers; the first is the Call, or what `rotate`, `sums` or `recurrence` takes in its place, and the second what
-     `statistics` and `similarity` take after it
+     the bytes of all buffers; the first is the Call, or what `rotate`, `sums` or `recurrence_...` takes in its place,
+   and the second what `statistics` and `similarity` take after it
 
    Each buffer is allocated alone, so that a sanitizer sees every access outside of it. After each call the bytes of all
    buffers are written to standard output. */
@@ -32,13 +32,15 @@ int64_t NAMED(rotate_workspace)(const Call *);
 int64_t NAMED(sums_workspace)(const Call *);
 int64_t NAMED(statistics_workspace)(const Call *);
 int64_t NAMED(similarity_workspace)(const Call *);
-int64_t NAMED(recurrence_workspace)(const Call *);
+int64_t NAMED(recurrence_forward_workspace)(const Call *);
+int64_t NAMED(recurrence_backward_workspace)(const Call *);
 void NAMED(forward)(const Call *, float *);
 void NAMED(backward)(const Call *, float *);
 void NAMED(decode)(const Call *, float *);
 void NAMED(rotate)(const Call *, float *);
 void NAMED(sums)(const Call *, float *);
-void NAMED(recurrence)(const Call *, float *);
+void NAMED(recurrence_forward)(const Call *, float *);
+void NAMED(recurrence_backward)(const Call *, float *);
 void NAMED(statistics)(const Call *, float *, const void *);
 void NAMED(similarity)(const Call *, float *, const void *);
 
@@ -47,10 +49,15 @@ static const struct {
     void (*compute)(const Call *, float *);
     void (*compute_wanted)(const Call *, float *, const void *); /* takes the second buffer too */
 } functions[] = {
-    {NAMED(forward_workspace), NAMED(forward), 0},   {NAMED(backward_workspace), NAMED(backward), 0},
-    {NAMED(decode_workspace), NAMED(decode), 0},     {NAMED(rotate_workspace), NAMED(rotate), 0},
-    {NAMED(sums_workspace), NAMED(sums), 0},         {NAMED(statistics_workspace), 0, NAMED(statistics)},
-    {NAMED(similarity_workspace), 0, NAMED(similarity)}, {NAMED(recurrence_workspace), NAMED(recurrence), 0},
+    {NAMED(forward_workspace), NAMED(forward), 0},
+    {NAMED(backward_workspace), NAMED(backward), 0},
+    {NAMED(decode_workspace), NAMED(decode), 0},
+    {NAMED(rotate_workspace), NAMED(rotate), 0},
+    {NAMED(sums_workspace), NAMED(sums), 0},
+    {NAMED(statistics_workspace), 0, NAMED(statistics)},
+    {NAMED(similarity_workspace), 0, NAMED(similarity)},
+    {NAMED(recurrence_forward_workspace), NAMED(recurrence_forward), 0},
+    {NAMED(recurrence_backward_workspace), NAMED(recurrence_backward), 0},
 };
 
 static void *allocated(int64_t num_bytes) {

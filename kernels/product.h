@@ -45,11 +45,11 @@ DEFINE_ADD_PRODUCT(1)
 DEFINE_ADD_PRODUCT(2)
 
 INLINE void add_product(const float *a, int64_t row, int64_t step, const float *b, int64_t width, int64_t length,
-                        float *out, int64_t num_channels, const float *factors) {
+                        float *out, int64_t out_row, int64_t num_channels, const float *factors) {
     int64_t e = 0;
     for (; e + 2 * LANES <= num_channels; e += 2 * LANES)
-        add_product_2(a, row, step, b + e, width, length, out + e, num_channels, factors);
-    if (e < num_channels) add_product_1(a, row, step, b + e, width, length, out + e, num_channels, factors);
+        add_product_2(a, row, step, b + e, width, length, out + e, out_row, factors);
+    if (e < num_channels) add_product_1(a, row, step, b + e, width, length, out + e, out_row, factors);
 }
 
 #endif

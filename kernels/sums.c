@@ -78,8 +78,8 @@ static void run_group(const Sums *call, const Workspace *w, int64_t entry, int64
     for (int r = 0; r < ROWS; r++)
         for (int64_t key = group + r + 1; key < num_keys; key++) w->pairs[r * CHUNK_KEYS + key] = 0;
     for (int64_t n = 0; n < ROWS * width; n++) w->sums[n] = 0;
-    add_product(w->pairs, CHUNK_KEYS, 1, w->values, width, num_keys, w->sums, width, 0);
-    add_product(w->queries, 1, ROWS, w->state, width, call->W, w->sums, width, 0);
+    add_product(w->pairs, CHUNK_KEYS, 1, w->values, width, num_keys, w->sums, width, width, 0);
+    add_product(w->queries, 1, ROWS, w->state, width, call->W, w->sums, width, width, 0);
     for (int64_t r = 0; r < num_rows; r++) write_row(call, entry, head, start + group + r, w->sums + r * width);
 }
 
@@ -103,7 +103,7 @@ static void add_to_state(const Sums *call, const Workspace *w) {
     for (int64_t c = 0; c < call->W; c += ROWS) {
         float *state = w->state + c * width;
         for (int64_t n = 0; n < ROWS * width; n++) w->sums[n] = 0;
-        add_product(w->keys + c, 1, w->key_width, w->values, width, CHUNK, w->sums, width, 0);
+        add_product(w->keys + c, 1, w->key_width, w->values, width, CHUNK, w->sums, width, width, 0);
         for (int64_t n = 0; n < ROWS * width; n++) state[n] += w->sums[n];
     }
 }

@@ -14,7 +14,10 @@ import torch
 from regard.engine.kernel.structures import Pointers
 
 #: The order of `functions` in kernels/harness.c.
-FUNCTIONS = ("forward", "backward", "decode", "rotate", "sums", "statistics", "similarity", "recurrence")
+FUNCTIONS = (
+    *("forward", "backward", "decode", "rotate", "sums", "statistics", "similarity"),
+    *("recurrence_forward", "recurrence_backward"),
+)
 
 
 def pointer_offsets(kind: type[ctypes.Structure], start: int = 0) -> Iterator[int]:

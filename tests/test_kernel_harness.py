@@ -153,20 +153,26 @@ def test_sums_of_linear_attention_are_those_of_float64(harness, monkeypatch, siz
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=2e-5)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("sizes", [(2, 3, 97, 20, 13), (1, 1, 5, 1, 1)], ids=str)
 def test_recurrences_are_those_of_float64(harness, monkeypatch, sizes):
     monkeypatch.setattr(recurrence, "run", harness)
     B, H, n, D, E = sizes
-    q, k, v = (torch.randn(B, H, n, width) for width in (D, D, E))
-    tensors = {"log_decay": -torch.rand(B, H, n), "beta": torch.rand(B, H, n)}
-    attention = rg.Attention(transition=rg.GatedDelta())
-    found = rg.attend(attention, q, k, v, **tensors).output
-    assert harness.num_calls == 1
-    exact = {name: x.double() for name, x in tensors.items()}
-    torch.testing.assert_close(
-        found.double(), rg.attend(attention, q.double(), k.double(), v.double(), **exact).output, rtol=1e-4, atol=2e-5
-    )
+    attention, grad = rg.Attention(transition=rg.GatedDelta()), torch.randn(B, H, n, E)
+    given = [torch.randn(B, H, n, width) for width in (D, D, E)] + [-torch.rand(B, H, n), torch.rand(B, H, n)]
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [x.to(dtype).requires_grad_() for x in given]
+        q, k, v, log_decay, beta = leaves
+        seen = rg.attend(attention, q, k, v, log_decay=log_decay, beta=beta)
+        results.append([seen.output, *torch.autograd.grad(seen.output, leaves, grad.to(dtype))])
+    assert harness.num_calls == 2
+    with torch.no_grad():  # few tokens go one by one
+        few = [x[:, :, :3] for x in given]
+        results[0].append(rg.attend(attention, *few[:3], log_decay=few[3], beta=few[4]).output)
+    results[1].append(results[1][0][:, :, :3])
+    for one, other in zip(*results, strict=True):
+        atol = 2e-5 + 1e-4 * float(other.detach().abs().max())
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=atol)
 
 
 @torch.no_grad()

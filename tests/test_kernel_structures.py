@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.engine.kernel import attention, structures
+from regard.engine.kernel import attention, recurrence, structures
 from regard.engine.kernel.recurrence import Recurrence
 from regard.engine.kernel.rotation import Rotation
 from regard.engine.kernel.similarity import SimilarityFields
@@ -42,7 +42,7 @@ def fields_of(source, structure):
         ("cells.h", "Statistics", StatisticsFields),
         ("similarity.c", "Similarity", SimilarityFields),
         ("sums.c", "Sums", Sums),
-        ("recurrence.c", "Recurrence", Recurrence),
+        ("recurrence.h", "Recurrence", Recurrence),
     ],
 )
 def test_a_structure_has_the_fields_of_its_source_in_the_same_order(source, name, structure):
@@ -55,6 +55,11 @@ def test_the_numbers_are_those_of_the_header():
         assert int(re.search(rf"#define {name} (\d+)", header)[1]) == getattr(structures, name)
     for dtype, number in structures.DTYPES.items():
         assert f"{str(dtype).removeprefix('torch.').upper()} = {number}" in header
+
+
+def test_the_sizes_of_chunks_are_those_of_the_sources():
+    for source, name in (("recurrence.h", "CHUNK"), ("recurrence.c", "FEW")):
+        assert int(re.search(rf"#define {name} (\d+)", text_of(source))[1]) == getattr(recurrence, name)
 
 
 def test_the_lanes_are_those_of_the_vectors():

@@ -1,41 +1,46 @@
-"""Recurrent layers with one decay a token, by the compiled kernels: outputs and states, without gradients."""
+"""Recurrent layers with one decay a token, by the compiled kernels: outputs, states and their gradients."""
 
 from __future__ import annotations
 
 from ctypes import c_int64, c_void_p
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from regard.engine.kernel.library import Library, load
-from regard.engine.kernel.running import counters, run
+from regard.engine.kernel.running import counters, empty, run
 from regard.engine.kernel.structures import Pointers, TensorFields, fields_of, has_address
 from regard.engine.transforms import is_transformed
 
-#: Threads for each head from which torch is faster: a head is computed by one thread.
+#: CHUNK and FEW of the kernels: tokens of a chunk, and the most tokens that go one by one.
+CHUNK, FEW = 48, 4
+#: Threads for each head from which torch is faster in chunks: a head is computed by one thread.
 MOST_THREADS_PER_HEAD = 2
 
 
 class Recurrence(Pointers):
-    """`Recurrence` of kernels/recurrence.c."""
+    """`Recurrence` of kernels/recurrence.h."""
 
     _fields_ = (
         *fields_of(c_int64, "B H n W E"),
-        *fields_of(TensorFields, "query key value address decay output"),
-        *fields_of(c_void_p, "state counters"),
+        *fields_of(TensorFields, "query key value address decay output written"),
+        *fields_of(c_void_p, "before state states counters"),
+        *fields_of(TensorFields, "grad_output grad_query grad_key grad_value grad_address grad_decay"),
+        *fields_of(c_void_p, "grad_state"),
     )
 
 
-def compiled_recurrence(*tensors: Tensor | None) -> Library | None:
+def compiled_recurrence(value: Tensor, *tensors: Tensor | None) -> Library | None:
     """The library, if it computes a recurrence of these tensors (B, H, n, ...) faster than torch; else None."""
-    known = [t for t in tensors if t is not None]
-    heads = known[0].shape[0] * known[0].shape[1]
-    if is_transformed() or torch.get_num_threads() > MOST_THREADS_PER_HEAD * heads:
+    known, (B, H, n, _) = [value, *(t for t in tensors if t is not None)], value.shape
+    if is_transformed() or (n > FEW and torch.get_num_threads() > MOST_THREADS_PER_HEAD * B * H):
         return None
-    if not all(t.dtype == torch.float32 and t.device.type == "cpu" and has_address(t) for t in known):
+    if not all([t.dtype == torch.float32 and t.device.type == "cpu" and has_address(t) for t in known]):
         return None
     library = load()
-    return library if library is not None and library.has("recurrence") else None
+    return library if library is not None and library.has("recurrence_forward") else None
 
 
 def run_recurrence(
@@ -45,18 +50,80 @@ def run_recurrence(
     value: Tensor,
     log_decay: Tensor,
     address: Tensor | None,
-    state: Tensor,
-) -> tuple[Tensor | None, Tensor]:
-    """Outputs (B, H, n, E), None without queries, and the state (B, H, D, E) after all tokens.
+    before: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Outputs (B, H, n, E), empty without queries, and the state (B, H, D, E) after all tokens, without gradients.
 
     S_t = (I - k_t w_t^T) exp(g_t) S_{t-1} + k_t v_t^T, with `log_decay` (B, H, n, 1) and `address` w, or None.
     """
+    return _run_forward(library, query, key, value, log_decay.exp(), address, before)
+
+
+def _run_forward(
+    library: Library,
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    address: Tensor | None,
+    before: Tensor,
+    **kept: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Outputs and the last state. `kept` are filled for the backward pass."""
     (B, H, n, W), E = key.shape, value.shape[3]
-    output = None if query is None else value.new_empty(B, H, n, E)
-    state = state.clone(memory_format=torch.contiguous_format)
+    output, state = empty(B, H, 0 if query is None else n, E), empty(B, H, W, E)
     call = Recurrence(B, H, n, W, E)
-    call.point(query=query, key=key, value=value, address=address, decay=log_decay.exp(), output=output)
-    call.point(state=state, counters=counters(1))
-    products = (query is not None) + 2 * (address is not None) + 1
-    run(library, "recurrence", call, products * B * H * n * W * E)
+    call.point(query=query, key=key, value=value, address=address, decay=decay, output=output, **kept)
+    call.point(before=before.contiguous(), state=state, counters=counters(1))
+    run(library, "recurrence_forward", call, _products(query, address) * B * H * n * W * E)
     return output, state
+
+
+def _products(query: Tensor | None, address: Tensor | None) -> int:
+    """Multiply-adds of a token for each number of the state."""
+    return (query is not None) + 2 * (address is not None) + 1
+
+
+class CompiledRecurrence(torch.autograd.Function):
+    """As `run_recurrence`, with gradients.
+
+    What tokens wrote and the states before chunks are kept: E and D E / 48 numbers a token.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        library: Library,
+        query: Tensor | None,
+        key: Tensor,
+        value: Tensor,
+        log_decay: Tensor,
+        address: Tensor | None,
+        before: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        B, H, n, E = value.shape
+        decay, written = log_decay.exp(), value if address is None else empty(B, H, n, E)
+        states = empty(B, H, -(-n // CHUNK), key.shape[3], E)
+        output, state = _run_forward(
+            *(library, query, key, value, decay, address, before), written=written, states=states
+        )
+        ctx.library = library
+        ctx.save_for_backward(query, key, decay, address, written, states, state)
+        return output, state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, decay, address, written, states, state = ctx.saved_tensors
+        (B, H, n, W), E = key.shape, written.shape[3]
+        call = Recurrence(B, H, n, W, E)
+        call.point(query=query, key=key, address=address, decay=decay, written=written, states=states, state=state)
+        given = (query, key, written, decay, address)
+        names = ("grad_query", "grad_key", "grad_value", "grad_decay", "grad_address")
+        needed = ctx.needs_input_grad[1:6]
+        found = [empty(*t.shape) if needs else None for t, needs in zip(given, needed, strict=True)]
+        later = grad_state.clone(memory_format=torch.contiguous_format)
+        call.point(**dict(zip(names, found, strict=True)), grad_state=later, counters=counters(1))
+        call.point(grad_output=None if query is None else grad_output)
+        run(ctx.library, "recurrence_backward", call, 2 * _products(query, address) * B * H * n * W * E)
+        return None, *found, later

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from regard.engine.kernel.recurrence import compiled_recurrence, run_recurrence
 from regard.engine.recurrent.chunks import Chunks, Kind, Tokens, WriteGradients, gradients
 from regard.shapes import at_least_float32
 
@@ -43,7 +42,7 @@ class _Chunked(torch.autograd.Function):
         output = state.new_empty(*value.shape) if inputs[0] is not None else state.new_empty(0)
         for part in _runs(value):
             states.append(state)
-            state = _forward(inputs, part, kind, state, None if inputs[0] is None else output[:, part])
+            state = _Run(inputs, part, kind).forward(state, None if inputs[0] is None else output[:, part])[0]
         ctx.save_for_backward(*inputs, *states)
         return output, state.clone() if not states else state
 
@@ -60,22 +59,6 @@ class _Chunked(torch.autograd.Function):
                 if grad is not None and of_part is not None:
                     grad[:, part] = of_part
         return None, later, *grads
-
-
-def _forward(
-    inputs: tuple[Tensor | None, ...], part: slice, kind: Kind, state: Tensor, output: Tensor | None
-) -> Tensor:
-    """The state after some tokens; fills their outputs. By the compiled kernels where they can run."""
-    query, key, value, log_decay, address, erase = (None if x is None else x[None, :, part] for x in inputs)
-    assert key is not None and value is not None and log_decay is not None
-    is_plain = erase is None and log_decay.shape[3] == 1 and kind == Kind()
-    library = compiled_recurrence(query, key, value, address, log_decay, state[None]) if is_plain else None
-    if library is None:
-        return _Run(inputs, part, kind).forward(state, output)[0]
-    found, state = run_recurrence(library, query, key, value, log_decay, address, state[None])
-    if output is not None and found is not None:
-        output.copy_(found[0])
-    return state[0]
 
 
 def _runs(value: Tensor) -> list[slice]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from regard.engine.kernel.recurrence import compiled_recurrence, run_recurrence
+from regard.engine.kernel.recurrence import CompiledRecurrence, compiled_recurrence, run_recurrence
 from regard.engine.recurrent.chunked import Inputs, Kind, chunked
 from regard.engine.transforms import differentiable_once
 from regard.pieces.transition import Steps
@@ -25,9 +27,46 @@ def recur(steps: Steps, value: Tensor, state: Tensor | None = None) -> tuple[Ten
     if 0 in (B * H, J):
         last = value.new_zeros(B, H, D, E) if state is None else state.expand(B, H, D, E)
         return value.new_zeros(B, H, I, E), at_least_float32(last)
-    compiled = _compiled(steps, value, state)
-    if compiled is not None:
-        return compiled
+    found = _compiled(steps, value, state)
+    output, last = _in_torch(steps, value, state) if found is None else found
+    if steps.own is not None:
+        output = output + steps.own[..., None] * value[:, :, J - I :]
+    return output, last
+
+
+def _compiled(steps: Steps, value: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """Outputs and the last state by the compiled kernels; None where they cannot run."""
+    is_plain = not (steps.reads_before or steps.erases_before) and steps.erase is None
+    if not is_plain or (steps.log_decay is not None and steps.log_decay.shape[3] > 1):
+        return None
+    (B, H, I, D), (J, E) = steps.query.shape, value.shape[2:]
+    log_decay = value.new_zeros(()).expand(B, H, J, 1) if steps.log_decay is None else steps.log_decay
+    state = value.new_zeros(B, H, D, E) if state is None else state.expand(B, H, D, E)
+    given = [steps.query, steps.key, value, log_decay, state, *(() if steps.address is None else (steps.address,))]
+    given = [at_least_float32(x) for x in given]
+    library = compiled_recurrence(*given)
+    if library is None:
+        return None
+    learns = torch.is_grad_enabled() and any([x.requires_grad for x in given])
+    run: Any = CompiledRecurrence.apply if learns else run_recurrence
+    query, key, value, log_decay, last, *address = differentiable_once("recurrent", *given)
+    on_cols = key, value, log_decay, address[0] if address else None
+    if J == I:
+        return run(library, query, *on_cols, last)
+    early, late = ([None if x is None else x[:, :, part] for x in on_cols] for part in _parts(J, I))
+    _, last = run(library, None, *early, last)
+    return run(library, query, *late, last) if I else (value.new_empty(B, H, 0, E), last)
+
+
+def _parts(num_tokens: int, num_queries: int) -> tuple[slice, slice]:
+    """The tokens without a query, and those with one."""
+    return slice(0, num_tokens - num_queries), slice(num_tokens - num_queries, None)
+
+
+def _in_torch(steps: Steps, value: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Outputs and the last state by torch's operations."""
+    B, H, I, D = steps.query.shape
+    J, E = value.shape[2:]
     flat = {name: _flat(getattr(steps, name)) for name in ("query", *Steps.ON_COLS)}
     value_ = _flat(value)
     assert value_ is not None and flat["key"] is not None
@@ -38,36 +77,7 @@ def recur(steps: Steps, value: Tensor, state: Tensor | None = None) -> tuple[Ten
     *given, value_, start = in_one_dtype(*(flat[name] for name in names), value_, at_least_float32(start))  # type: ignore[arg-type]
     flat.update(zip(names, differentiable_once("recurrent", *given), strict=True))
     output, last = _in_parts(flat, value_, start, Kind(steps.reads_before, steps.erases_before))
-    output = output.view(B, H, I, E)
-    if steps.own is not None:
-        output = output + steps.own[..., None] * value[:, :, J - I :]
-    return output, last.view(B, H, D, E)
-
-
-def _compiled(steps: Steps, value: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """The same by the compiled kernels; None where they cannot run."""
-    key, log_decay = steps.key, steps.log_decay
-    is_plain = not (steps.reads_before or steps.erases_before) and steps.erase is None
-    if not is_plain or value.shape[2] <= FEW or (log_decay is not None and log_decay.shape[3] > 1):
-        return None
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (*steps.tensors(), value))
-    if learns or (state is not None and state.requires_grad and torch.is_grad_enabled()):
-        return None
-    library = compiled_recurrence(steps.query, key, value, steps.address, log_decay, state)
-    if library is None:
-        return None
-    (B, H, I, D), (J, E) = steps.query.shape, value.shape[2:]
-    log_decay = value.new_zeros(()).expand(B, H, J, 1) if log_decay is None else log_decay
-    last = (value.new_zeros(()) if state is None else state).expand(B, H, D, E)
-    parts = [(None, slice(0, J - I))] if I < J else []
-    output = value.new_empty(B, H, 0, E)
-    for query, part in [*parts, (steps.query, slice(J - I, J))] if I else parts:
-        inputs = (None if x is None else x[:, :, part] for x in (key, value, log_decay, steps.address))
-        found, last = run_recurrence(library, query, *inputs, last)  # type: ignore[arg-type]
-        output = output if found is None else found
-    if steps.own is not None:
-        output = output + steps.own[..., None] * value[:, :, J - I :]
-    return output, last
+    return output.view(B, H, I, E), last.view(B, H, D, E)
 
 
 def _flat(x: Tensor | None) -> Tensor | None:
