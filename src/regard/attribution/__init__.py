@@ -1,8 +1,9 @@
 """Attribution: which weights and which tokens made a prediction, and whether the answer is faithful."""
 
 from regard.attribution.attribute import attribute
+from regard.attribution.edge_patching import HeadEdges
 from regard.attribution.faithfulness import Faithfulness, faithfulness
 from regard.attribution.result import Attribution
 from regard.attribution.target import Target
 
-__all__ = ["Attribution", "Faithfulness", "Target", "attribute", "faithfulness"]
+__all__ = ["Attribution", "Faithfulness", "HeadEdges", "Target", "attribute", "faithfulness"]

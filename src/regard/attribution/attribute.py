@@ -12,6 +12,9 @@ from torch import nn
 from regard.attribution import attention_flow as flow
 from regard.attribution import attn_lrp as lrp
 from regard.attribution import chefer as chefer_rules
+from regard.attribution import edge_patching as edges
+from regard.attribution import integrated_gradients as integrated
+from regard.attribution import value_zeroing as zeroing
 from regard.attribution import weight_gradient as gradients
 from regard.attribution.faithfulness import Faithfulness, curves
 from regard.attribution.inputs import TextInputs
@@ -37,6 +40,9 @@ METHODS = {
     "attention-flow": Method(flow.attention_flow, flow.FORMULA),
     "attn-lrp": Method(lrp.attn_lrp, lrp.FORMULA),
     "chefer": Method(chefer_rules.chefer, chefer_rules.FORMULA),
+    "edge-patching": Method(edges.edge_patching, edges.FORMULA, ("corrupted",)),
+    "integrated-gradients": Method(integrated.integrated_gradients, integrated.FORMULA, ("baseline", "steps")),
+    "value-zeroing": Method(zeroing.value_zeroing, zeroing.FORMULA),
 }
 
 
@@ -62,7 +68,13 @@ def attribute(
     - "weight-gradient": w_ij dL/dw_ij = w_ij (g_i . v_j), where g_i is the gradient of L at the output of a head;
     - "attention-flow": the maximum flow through the weights of all layers; short texts (arXiv:2005.00928);
     - "attn-lrp": relevance that is passed on by the rules of AttnLRP; exact, or refused (arXiv:2402.05602);
-    - "chefer": A' = mean_h max(w dL/dw, 0), and R <- R + A' R from layer to layer (arXiv:2103.15679).
+    - "chefer": A' = mean_h max(w dL/dw, 0), and R <- R + A' R from layer to layer (arXiv:2103.15679);
+    - "edge-patching": g_i . (w_ij v_j - w'_ij v'_j), where w' and v' are those of `corrupted`, the inputs of a text of
+      the same length, and the connections between heads, `edges` (arXiv:2310.10348);
+    - "integrated-gradients": (w_ij - w'_ij) v_j . mean_a g_i(a), where an edit moves the weights of one layer from a
+      `baseline`, "zero" or "uniform", in `steps` points (16): one run of the model each (arXiv:1703.01365);
+    - "value-zeroing": the cosine distance between the outputs of a layer with and without the value of each token; one
+      run of the layer for each token (arXiv:2301.12971).
 
     All maps are lazy, in O(n) memory. With `test` the curves of `rg.faithfulness` are computed, and printed with the
     result: a method whose tokens are no better than random ones explains nothing. Gradients of parameters are not
@@ -99,6 +111,7 @@ def attribute(
         found.missing,
         found.notes,
         _test(question, found, tokenizer, test),
+        found.edges,
     )
 
 

@@ -51,6 +51,8 @@ class Found:
     parts: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    #: The edges between heads of edge attribution patching.
+    edges: Any = None
 
 
 def received(

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.attribution.edge_patching import HeadEdges
 from regard.attribution.faithfulness import Faithfulness
 from regard.attribution.question import INPUT
 from regard.display import viewer_part
@@ -26,6 +27,7 @@ class Attribution(Mapping[str, AttentionMap]):
     rows and folds of every `AttentionMap`. `tokens()` is the relevance of each input token (B, n), and
     `tokens("decoder")` of each token that the decoder of an encoder-decoder has read. `value` is the number that is
     explained, (B,). `test` is the test of faithfulness (`rg.faithfulness`), `missing` says which layers have no map.
+    `edges` are the connections between heads of "edge-patching".
 
     >>> import torch, transformers, regard as rg
     >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
@@ -46,6 +48,7 @@ class Attribution(Mapping[str, AttentionMap]):
     missing: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     test: Faithfulness | None = None
+    edges: HeadEdges | None = None
 
     @property
     def names(self) -> list[str]:
@@ -112,6 +115,7 @@ class Attribution(Mapping[str, AttentionMap]):
             f"  {self.sentence}",
         ]
         lines += [] if self.test is None else [f"  {line}" for line in self.test.sentences]
+        lines += [] if self.edges is None else [f"  {line}" for line in repr(self.edges).split("\n")]
         lines += [f"  {note}" for note in self.notes]
         lines += [f"  missing: {name}: {reason}" for name, reason in list(self.missing.items())[:3]]
         return "\n".join(lines)

@@ -25,7 +25,10 @@ Layers = Any
 
 @dataclass(frozen=True, eq=False)
 class TracedCall:
-    """One attention call: its weights (B, H, I, J), values (B, G, J, E), output and its gradient (B, H, I, E)."""
+    """One attention call: its weights (B, H, I, J), values (B, G, J, E), output and its gradient (B, H, I, E).
+
+    `index` is the number of the call among those of its module.
+    """
 
     name: str
     part: str
@@ -34,6 +37,7 @@ class TracedCall:
     value: Tensor
     output: Tensor
     gradient: Tensor
+    index: int = 0
 
     def links(self) -> GradientMap:
         """w_ij (g_i . v_j)."""
@@ -64,6 +68,11 @@ class Rules:
     def tensors(self) -> list[Tensor]:
         """Further tensors whose gradients are wanted."""
         return []
+
+    @property
+    def keeps_graph(self) -> bool:
+        """Whether further gradients will be computed."""
+        return False
 
 
 class _Outputs:
@@ -104,14 +113,14 @@ def traced_run(
         missing = seen.missing | {name: NO_CALL for name, calls in kept.items() if len(calls) != len(seen.calls(name))}
         names = [name for name in kept if name not in missing]
         found = [(name, n, *call) for name in names for n, call in enumerate(kept[name])]
-        slopes = _gradients(value, [*(output for *_, output in found), *rules.tensors()])
+        slopes = _gradients(value, [*(output for *_, output in found), *rules.tensors()], rules.keeps_graph)
     _check_found(model, found, missing)
     calls = {}
     for (name, n, call, output), slope in zip(found, slopes, strict=False):
         label = name if len(kept[name]) == 1 else f"{name} (call {n + 1})"
         part = next((part for part in ("encoder", "decoder", "cross") if name in getattr(seen, part)), "encoder")
         heads, slope = output.detach().transpose(1, 2), slope.transpose(1, 2)
-        calls[label] = TracedCall(label, part, call.module, seen.calls(name)[n], call.value.detach(), heads, slope)
+        calls[label] = TracedCall(label, part, call.module, seen.calls(name)[n], call.value.detach(), heads, slope, n)
     return TracedRun(calls, value.detach(), missing, tuple(slopes[len(found) :]))
 
 
@@ -128,7 +137,7 @@ def gradients_on() -> Iterator[None]:
         yield
 
 
-def _gradients(value: Tensor, outputs: list[Tensor]) -> list[Tensor]:
+def _gradients(value: Tensor, outputs: list[Tensor], keeps_graph: bool = False) -> list[Tensor]:
     """dL/do of each output; zeros where L does not depend on it."""
     if not outputs:
         return []
@@ -137,7 +146,7 @@ def _gradients(value: Tensor, outputs: list[Tensor]) -> list[Tensor]:
             "attribute: the target does not depend on any attention through differentiable operations. Compute it "
             "without .detach(), .item() or argmax; a model whose forward runs under torch.no_grad has no gradients."
         )
-    slopes = torch.autograd.grad(value.sum(), outputs, allow_unused=True)
+    slopes = torch.autograd.grad(value.sum(), outputs, retain_graph=keeps_graph, allow_unused=True)
     slopes = [torch.zeros_like(x) if slope is None else slope for slope, x in zip(slopes, outputs, strict=True)]
     if not all(bool(slope.isfinite().all()) for slope in slopes):
         dtype = str(outputs[0].dtype).removeprefix("torch.")

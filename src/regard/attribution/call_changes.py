@@ -1,0 +1,43 @@
+"""`changing` changes the attention calls of one module while a block runs, before or after its backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from regard.hf.calls import Call
+from regard.hf.capture.transformers_interface import backend_calls
+from regard.hf.edited_calls import editors
+
+
+class CallChange:
+    """Changes the calls of `module`: `call` returns other tensors for the backend, `output` another output."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.num_calls = module, 0
+
+    def call(self, call: Call) -> Call:
+        """The call that the backend computes."""
+        return call
+
+    def output(self, call: Call, output: Tensor) -> Tensor:
+        """The output (B, I, H, E) that the module gets."""
+        return output
+
+    def edited(self, call: Call) -> Call:
+        if call.module is not self.module:
+            return call
+        self.num_calls += 1
+        return self.call(call)
+
+    def patched(self, call: Call, output: Tensor) -> Tensor:
+        return self.output(call, output) if call.module is self.module else output
+
+
+@contextmanager
+def changing(change: CallChange) -> Iterator[None]:
+    """A block in which the calls of one module are changed."""
+    with backend_calls.replaced(), editors.adding(change):
+        yield

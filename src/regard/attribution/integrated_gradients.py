@@ -1,0 +1,105 @@
+"""Integrated gradients (Sundararajan et al. 2017, arXiv:1703.01365) over the weights of a layer.
+
+An edit moves the weights of one layer from a baseline w' to what they are: w' + a (w - w'), a from 0 to 1. The share
+of each weight in the change of L is (w_ij - w'_ij) times the mean over a of dL/dw_ij = g_i(a) . v_j. Queries, keys and
+values of the layer do not depend on its own weights, so only g depends on a: the result is again a map of O(n) memory.
+Completeness: all links of a layer sum to L(w) - L(w').
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.attention import Attention
+from regard.attention_output import attend
+from regard.attribution.call_changes import CallChange, changing
+from regard.attribution.question import Found, Question, received
+from regard.attribution.traced_run import TracedCall, gradients_on, traced_run
+from regard.errors import RegardError, nearest
+from regard.hf.calls import Call
+from regard.maps import AttentionMap, GradientMap, SumMap
+
+FORMULA = "(w_ij - w'_ij) v_j . mean_a g_i(a), g(a) the gradient with the weights w' + a (w - w')"
+BASELINES = ("zero", "uniform")
+STEPS = 16
+
+
+def integrated_gradients(question: Question) -> Found:
+    """The links of each layer, edited alone: `baseline` "zero" (no attention) or "uniform" (all allowed keys alike).
+
+    The mean is a Gauss-Legendre quadrature with `steps` points: one run of the model for each point and layer.
+    """
+    baseline, steps = _options(question)
+    run = traced_run(question.model, question.inputs, question.target.number, question.layers)
+    maps: dict[str, AttentionMap] = {}
+    worst = 0.0
+    for name, call in run.calls.items():
+        source, base = _baseline(call, baseline)
+        gradient, start = _mean_gradient(question, call, base, steps)
+        maps[name] = GradientMap(source, gradient, call.value)
+        total = (gradient.double() * (call.output - base).double()).sum()
+        worst = max(worst, abs(float(total - (run.number.double().sum() - start.double().sum()))))
+    note = f"Completeness: links of a layer sum to L(weights) - L({baseline}), with an error of at most {worst:.1g}."
+    parts = {name: call.part for name, call in run.calls.items()}
+    return Found(maps, received(question, run.calls, maps), run.number, parts, run.missing, (note,))
+
+
+def _options(question: Question) -> tuple[str, int]:
+    baseline, steps = question.options.get("baseline", "zero"), question.options.get("steps", STEPS)
+    if baseline not in BASELINES:
+        raise RegardError(f"attribute(baseline={baseline!r}): {nearest(str(baseline), BASELINES)}")
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise RegardError(f"attribute(steps={steps!r}): the number of points is an integer of at least 1.")
+    return baseline, steps
+
+
+def _baseline(call: TracedCall, baseline: str) -> tuple[AttentionMap, Tensor]:
+    """The map w - w', and the output of the weights w', (B, H, I, E)."""
+    if baseline == "zero":
+        return call.weights, torch.zeros_like(call.output)
+    (B, H, I, J), G = call.weights.shape, call.value.shape[1]
+    query, key = call.value.new_zeros(B, H, I, 1), call.value.new_zeros(B, G, J, 1)
+    mask, positions = call.weights.attention.mask, call.weights.positions
+    with torch.no_grad():
+        seen = attend(Attention(mask=mask), query, key, call.value, positions=positions)
+    return SumMap([call.weights, seen.weights], [1.0, -1.0]), seen.output
+
+
+class _Path(CallChange):
+    """The output with the weights w' + a (w - w'), as the only tensor with a gradient."""
+
+    share = 1.0
+
+    def __init__(self, call: TracedCall, base: Tensor) -> None:
+        super().__init__(call.module)
+        self.base, self.index = base.transpose(1, 2), call.index
+        self.moved: list[Tensor] = []
+
+    def output(self, call: Call, output: Tensor) -> Tensor:
+        moved = (self.base + self.share * (output.detach() - self.base)).to(output.dtype).requires_grad_()
+        self.moved.append(moved)
+        return moved if len(self.moved) == self.index + 1 else output
+
+
+def _mean_gradient(question: Question, call: TracedCall, base: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """The mean of g(a) over a, (B, H, I, E), and L of the baseline."""
+    points, shares = np.polynomial.legendre.leggauss(steps)
+    total: Any = torch.zeros_like(call.output)
+    for point, share in zip((points + 1) / 2, shares / 2, strict=True):
+        number, moved = _at(question, call, base, float(point))
+        (gradient,) = torch.autograd.grad(number.sum(), moved, allow_unused=True)
+        total = total if gradient is None else total + share * gradient.transpose(1, 2)
+    return total, _at(question, call, base, 0.0)[0].detach()
+
+
+def _at(question: Question, call: TracedCall, base: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """L, and the moved output, with the weights w' + share (w - w')."""
+    path = _Path(call, base)
+    path.share = share
+    with gradients_on(), changing(path):
+        number = question.target.number(question.inputs.run(question.model))
+    return number, path.moved[path.index]

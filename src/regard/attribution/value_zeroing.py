@@ -1,0 +1,96 @@
+"""Value zeroing (Mohebbi et al. 2023, arXiv:2301.12971): how much each token of a layer changes without one value.
+
+In each layer the value of token j becomes zero in every head, and the layer runs again. The map is the cosine distance
+between both outputs of token i, C_ij = 1 - cos(x_i, x_i without j), divided by the sum of its row. It takes the whole
+layer into account: residual, norms and feed-forward network. A layer runs once for each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.attribution.blocks import BlockCalls, block_name
+from regard.attribution.call_changes import CallChange, changing
+from regard.attribution.chefer import reading_rows
+from regard.attribution.question import INPUT, Found, Question, one_sequence
+from regard.attribution.traced_run import Rules, TracedCall, traced_run
+from regard.errors import RegardError
+from regard.hf.attention_modules import attention_modules
+from regard.hf.calls import Call
+from regard.maps import AttentionMap, MatrixMap
+
+FORMULA = "C_ij = 1 - cos(x_i, x_i without v_j), rows divided by their sums; relevance = e_t C_L ... C_1"
+
+
+def value_zeroing(question: Question) -> Found:
+    """The map C of each layer, with one head, and their product from the position that the target reads.
+
+    Where layers are not self-attention over one text, there is no product, and so no relevance of tokens.
+    """
+    one_sequence("value-zeroing", question)
+    blocks = BlockCalls(question.model, attention_modules(question.model))
+    run = traced_run(question.model, question.inputs, question.target.number, question.layers, _Kept(blocks))
+    maps: dict[str, AttentionMap] = {name: _layer_map(question, blocks, name, call) for name, call in run.calls.items()}
+    calls = list(run.calls.values())
+    is_chain = len({(I, J) for _, _, I, J in (m.shape for m in maps.values())}) == 1 and not run.missing
+    is_chain = is_chain and question.layers is None and not any(call.part == "cross" for call in calls)
+    relevance, notes = {}, ("Relevance of tokens needs all layers, of self-attention over one text.",)
+    if is_chain:
+        rows = reading_rows(calls[-1], 0)
+        for weights in reversed(maps.values()):
+            rows = rows @ weights.dense()[0, 0].float()
+        relevance, notes = {INPUT: rows.cpu()}, ()
+    parts = {name: call.part for name, call in run.calls.items()}
+    return Found(maps, relevance, run.number, parts, run.missing, notes)
+
+
+class _Kept(Rules):
+    """Keeps the calls of the blocks."""
+
+    def __init__(self, blocks: BlockCalls) -> None:
+        self.blocks = blocks
+
+    @contextmanager
+    def during(self) -> Iterator[None]:
+        with self.blocks.kept():
+            yield
+
+
+class _ZeroValue(CallChange):
+    """The value of one token becomes zero."""
+
+    token = 0
+
+    def call(self, call: Call) -> Call:
+        value = call.value.clone()
+        value[:, :, self.token] = 0
+        return replace(call, value=value)
+
+
+@torch.no_grad()
+def _layer_map(question: Question, blocks: BlockCalls, name: str, call: TracedCall) -> MatrixMap:
+    kept = blocks.calls[block_name(name)]
+    change = _ZeroValue(call.module)
+    columns: list[Tensor] = []
+    with changing(change):
+        for change.token in range(call.value.shape[2]):
+            columns.append(1 - F.cosine_similarity(kept.run().float(), kept.output.detach().float(), dim=-1)[0])
+    if not change.num_calls:
+        raise RegardError(
+            f"attribute(method='value-zeroing'): {block_name(name)} does not call the attention {name} when it runs "
+            "again. method='weight-gradient' runs the model once."
+        )
+    distances = torch.stack(columns, -1).clamp_min(0.0)
+    distances = distances.masked_fill(distances < ROUNDING, 0.0)
+    sums = distances.sum(-1, keepdim=True)
+    return MatrixMap((distances / sums.masked_fill(sums == 0, 1.0))[None, None])
+
+
+#: A cosine distance below this is rounding.
+ROUNDING = 4 * torch.finfo(torch.float32).eps
