@@ -4,6 +4,7 @@ from regard.hf.backend import register
 from regard.hf.capture import WatchedAttention, watch
 from regard.hf.editing import EditedRun, edit
 from regard.hf.heads import CurvePoint, Importance, PruningCurve, PruningResult, gated, importance, prune, pruning_curve
+from regard.hf.heads.projections import composition, head_weights
 from regard.hf.models import load_model
 from regard.hf.text_reader import TextReader, TextResult
 
@@ -16,8 +17,10 @@ __all__ = [
     "TextReader",
     "TextResult",
     "WatchedAttention",
+    "composition",
     "edit",
     "gated",
+    "head_weights",
     "importance",
     "load_model",
     "prune",

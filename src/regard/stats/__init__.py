@@ -1,6 +1,7 @@
 """Statistics of heads and warnings about them, for the maps of any model."""
 
 from regard.stats.alignment_roles import alignment_roles
+from regard.stats.composition import Composition, HeadPair, HeadWeights, head_composition
 from regard.stats.contacts import contact_maps
 from regard.stats.flow import ValueWeighted, rollout, value_weighted
 from regard.stats.folds import Agreement, Offsets, SameToken
@@ -27,11 +28,14 @@ __all__ = [
     "CAVEAT",
     "STATISTICS",
     "Agreement",
+    "Composition",
     "Difference",
     "Finding",
     "HeadLink",
+    "HeadPair",
     "HeadStatistic",
     "HeadTable",
+    "HeadWeights",
     "LayerLocality",
     "LayerProfile",
     "LayerTable",
@@ -52,6 +56,7 @@ __all__ = [
     "differences",
     "divergence",
     "findings",
+    "head_composition",
     "head_groups",
     "head_map",
     "layer_number",

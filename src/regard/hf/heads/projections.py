@@ -1,0 +1,160 @@
+"""The query, key, value and output matrices of every head of a model, and the composition of its heads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from regard.checks import Count, checked
+from regard.errors import RegardError, first_few
+from regard.hf.attention_modules import part_of
+from regard.hf.heads.layout import AROUND, Heads, ModelHeads
+from regard.stats.composition import Composition, HeadWeights, head_composition
+from regard.stats.numbering import layer_numbers
+
+#: The words of a name of a projection -> what it computes.
+SIDES = {"q": "query", "wq": "query", "query": "query", "k": "key", "wk": "key", "key": "key"}
+SIDES |= {"v": "value", "wv": "value", "value": "value"}
+#: Names of projections that compute queries, keys and values one after the other.
+PACKED = ("c_attn", "qkv_proj", "in_proj", "Wqkv")
+#: Names of norms before the attention, beside the attention module. In other models such a norm may stand after it.
+NORMS = ("input_layernorm", "ln_1", "ln1", "layernorm_before", "layer_norm1", "pre_attention_layernorm")
+
+
+@checked
+def composition(
+    model: nn.Module, kind: str = "K", *, fold_norms: bool = True, rotations: Count = 19, layers: Sequence[int] = ()
+) -> Composition:
+    """Which heads of a model read what earlier heads write: the scores of Elhage et al. 2021 from its weights alone.
+
+    `kind` is "Q", "K" or "V": whether queries, keys or values of the later head read the output of the earlier one.
+    `head_composition` has the formula, the null by random rotations, and what a score does not say. An induction head
+    is made by K-composition with a previous-token head.
+
+    With `fold_norms` the scales of the norm before each attention are multiplied into its query, key and value
+    matrices, and the mean over channels is taken out if the norm does so, as in TransformerLens. Norms that stand after
+    the attention (BERT) are not folded. Biases are left out. Query heads that share a key have it repeated. Norms of
+    queries and keys, and rotary positions, are left out. `layers` are the numbers of the layers; by default all.
+
+    The projections must have usual names: q_proj, k_proj and v_proj; query, key and value; c_attn, qkv_proj or
+    in_proj with all three one after the other. Of an encoder-decoder the decoder's self-attention is read.
+
+    >>> import torch, transformers, regard as rg
+    >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
+    >>> scores = rg.composition(transformers.GPT2Model(config), "K")
+    >>> scores.heads, scores.scores.shape
+    ([(0, 0), (0, 1), (1, 0), (1, 1)], torch.Size([4, 4]))
+    """
+    found = head_weights(model, fold_norms=fold_norms)
+    known = [layer.layer for layer in found]
+    if set(layers) - set(known):
+        raise RegardError(f"composition(layers={list(layers)}): the model has the layers {first_few(known, 40)}.")
+    chosen = [layer for layer in found if not layers or layer.layer in set(layers)]
+    return head_composition(chosen, kind, rotations=rotations)
+
+
+@checked
+def head_weights(model: nn.Module, *, fold_norms: bool = True) -> list[HeadWeights]:
+    """The query, key, value and output matrices of every head, layer by layer: see `composition`.
+
+    >>> import transformers
+    >>> from regard.hf import head_weights
+    >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
+    >>> [tuple(layer.query.shape) for layer in head_weights(transformers.GPT2Model(config))]
+    [(2, 8, 4), (2, 8, 4)]
+    """
+    heads = ModelHeads.of(model, "composition")
+    modules = dict(model.named_modules())
+    parts = {name: part_of(name, one.module) for name, one in heads.by_name.items()}
+    part = "decoder" if "cross" in parts.values() else next(iter(parts.values()))
+    chosen = {name: one for name, one in heads.by_name.items() if parts[name] == part}
+    layers = []
+    for number, (name, one) in zip(layer_numbers(chosen), chosen.items(), strict=True):
+        norm = _norm_before(modules[name.rpartition(".")[0]]) if fold_norms else None
+        layers.append(_of_layer(number, name, one, norm))
+    return layers
+
+
+def _of_layer(number: int, name: str, heads: Heads, norm: nn.Module | None) -> HeadWeights:
+    projections = _projections(name, heads)
+    size = heads.num_heads
+    sides = {}
+    for side in ("query", "key", "value"):
+        matrix = projections[side].detach()  # (C, num_heads or num_key_heads x width)
+        folded = matrix if norm is None else _folded(norm, matrix)
+        count = size if side == "query" else size // heads.group
+        if folded.shape[1] % count:
+            raise RegardError(
+                f"composition: the {side} projection of {name} has {folded.shape[1]} outputs, which {count} heads "
+                "cannot share equally."
+            )
+        split = folded.unflatten(1, (count, -1)).movedim(1, 0)
+        sides[side] = split.repeat_interleave(size // count, 0)
+    output = _matrix(heads.output).detach().unflatten(0, (size, -1))
+    return HeadWeights(number, **sides, output=output)
+
+
+def _projections(name: str, heads: Heads) -> dict[str, Tensor]:
+    """The matrices (C, outputs) of queries, keys and values."""
+    separate, packed = {}, None
+    for path, part in heads.module.named_modules():
+        last = path.rpartition(".")[2]
+        words = [word for word in re.split(r"[_\d]+", last.lower()) if word]
+        telling = [word for word in words if word not in AROUND or word in SIDES]
+        if part is not heads.output and len(telling) == 1 and telling[0] in SIDES and _is_linear(part):
+            separate.setdefault(SIDES[telling[0]], _matrix(part))
+        elif last in PACKED and _is_linear(part):
+            packed = _matrix(part)
+    if len(separate) == 3:
+        return separate
+    if packed is None:
+        raise RegardError(
+            f"composition: the projections of {name} ({type(heads.module).__name__}) have no known names: q_proj, "
+            f"k_proj and v_proj; query, key and value; or all in {', '.join(PACKED)}. Give head_composition the "
+            "matrices: HeadWeights(layer, query, key, value, output)."
+        )
+    width, keys = heads.num_heads * heads.width, heads.num_heads // heads.group * heads.width
+    if packed.shape[1] != width + 2 * keys:
+        raise RegardError(
+            f"composition: the packed projection of {name} has {packed.shape[1]} outputs, not {width} + 2 x {keys} "
+            "for its queries, keys and values. Give head_composition the matrices."
+        )
+    return dict(zip(("query", "key", "value"), packed.split([width, keys, keys], 1), strict=True))
+
+
+def _is_linear(part: nn.Module) -> bool:
+    return isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
+
+
+def _matrix(part: nn.Module) -> Tensor:
+    """The matrix of a projection as (inputs, outputs); GPT-2's Conv1D stores it so, nn.Linear transposed."""
+    weight = part.weight
+    assert isinstance(weight, Tensor)
+    return weight if type(part).__name__ == "Conv1D" else weight.mT
+
+
+def _norm_before(layer: nn.Module) -> nn.Module | None:
+    """The norm before the attention of a layer, if its name says so."""
+    return next((part for name in NORMS if isinstance(part := getattr(layer, name, None), nn.Module)), None)
+
+
+@torch.no_grad()
+def _folded(norm: nn.Module, matrix: Tensor) -> Tensor:
+    """The matrix that reads the stream before a norm: diag(scale) W, without its mean row if the norm centres.
+
+    The scale and whether the norm centres are measured, since some norms store 1 + weight: a norm maps a vector x with
+    the mean 0 to scale * x / rms(x), and the vector of ones to 0 if it takes the mean out.
+    """
+    ones = torch.ones(matrix.shape[0], device=matrix.device, dtype=matrix.dtype)
+    x = ones.clone()
+    x[1::2] = -1.0
+    if len(x) % 2:
+        x[-3:] = torch.tensor([1.0, 1.0, -2.0]).to(x)
+    offset = norm(torch.zeros_like(ones))
+    scale = (norm(x) - offset) / x * x.square().mean().sqrt()
+    scaled = scale[:, None] * matrix
+    centres = bool((norm(ones) - offset).abs().max() < 1e-3 * scale.abs().max())
+    return scaled - scaled.mean(0, keepdim=True) if centres else scaled
