@@ -54,8 +54,9 @@ def _value(value: Any, edit: Any, kept: dict[str, Tensor] | None) -> Any:
         kept[name] = value
         return {"kept": name}
     if isinstance(value, Mapping):
+        read = getattr(value, "patch_source", None) if hasattr(edit, "part") else None  # of a watched run
         own = [name for name in value if edit.where.heads_in(str(name)) is not None]
-        return {"layers": [[name, _value(value[name], edit, kept)] for name in own]}
+        return {"layers": [[name, _value(read(edit.part, name) if read else value[name], edit, kept)] for name in own]}
     return value
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import replace
 from typing import Any, overload
 
+import torch
 from torch import Tensor
 
 from regard.display import viewer_part
@@ -14,6 +15,7 @@ from regard.hf.capture.captured_calls import ATTENTION, ModuleCalls, NotCaptured
 from regard.hf.capture.kept_values import NoValues
 from regard.hf.capture.model_inputs import ModelInputs
 from regard.hf.capture.module_statistics import ModuleStatistics
+from regard.hf.capture.patch_sources import head_outputs, queries_or_keys
 from regard.hf.capture.verification import Check
 from regard.maps.attention_map import AttentionMap
 
@@ -98,6 +100,19 @@ class WatchedAttention(Mapping[str, AttentionMap]):
             return part.calls[call].read_values()
         except NoValues as reason:
             raise RegardError(f"seen.values({name!r}): {reason}.") from None
+
+    def patch_source(self, part: str, name: str | int) -> Tensor:
+        """The "query", "key", "value" or "output" of all heads of a module over its calls, for `regard.Patch`.
+
+        Outputs (B, H, n, E) are those of heads, before the output projection.
+        """
+        calls = self._part(name)
+        if part == "value":
+            return self.values(name)
+        if part != "output":
+            return queries_or_keys(calls, part, str(name))
+        steps = range(len(calls.calls))
+        return torch.cat([head_outputs(calls.calls[n].map, self.values(name, n)) for n in steps], 2)
 
     @property
     def maps(self) -> dict[str, AttentionMap]:

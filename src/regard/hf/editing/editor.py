@@ -12,18 +12,20 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.checks import checked
+from regard.edits.indices import Indices
 from regard.edits.layer_edits import CallEdits, LayerEdit, LayerEdits, given_weights
 from regard.edits.pairs import Pairs
 from regard.edits.selection import Roles, Where
-from regard.edits.values import Edit
+from regard.edits.values import Edit, Patch
 from regard.errors import RegardError
 from regard.hf.attention_modules import attention_modules, part_of
 from regard.hf.calls import Call
 from regard.hf.capture.compiled_models import refuse_compiled
 from regard.hf.capture.differential import is_differential
-from regard.hf.capture.module_hooks import inside_backward, module_calls
+from regard.hf.capture.module_hooks import module_calls
 from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.edited_calls import allows_one, editors
+from regard.hf.editing.patches import OF_KEYS, CallPatch, check_length, patch_of
 from regard.hf.editing.places import Place, place_of, without_cache
 from regard.stats.numbering import layer_number
 
@@ -49,8 +51,9 @@ def edit(
     So what no edit selects keeps its bits in that layer. A row that loses all its keys has output 0.
 
     The model is the same before and after the block, also after an exception. Blocks may be nested: the edits of the
-    inner block follow those of the outer one. An edit belongs to its thread, as `watch` does, and a watch shows the
-    weights as they then are. A block whose edit selected nothing ends with a `RegardError`.
+    inner block follow those of the outer one. With gradient checkpointing call `backward` inside the block. An edit
+    belongs to its thread, as `watch` does, and a watch shows the weights as they then are; it does not show a patched
+    output. A block whose edit selected nothing ends with a `RegardError`.
 
     >>> import torch, transformers, regard as rg
     >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
@@ -89,6 +92,7 @@ class _State(threading.local):
 
     def __init__(self) -> None:
         self.places: dict[nn.Module, Place | None] = {}
+        self.outputs: list[CallPatch] = []
         self.frames: list[tuple[nn.Module, list[int]]] = []
 
 
@@ -106,6 +110,7 @@ class _Editor:
         self.num_changed = [0] * len(self.edits)
         self.reasons: dict[int, str] = {}
         self.unedited: dict[str, str] = {}
+        self.lengths: dict[tuple[int, str], int] = {}
         self.was_run = False
         for part in self.edits:
             self._check_layers(part)
@@ -169,7 +174,8 @@ class _Editor:
     def edited(self, call: Call) -> Call:
         """The call with patched queries, keys and values, and with the edits of its weights."""
         name = self.names.get(call.module)
-        if name is None or inside_backward():
+        self.state.outputs = []
+        if name is None:
             return call
         for _, num_calls in self.state.frames:
             num_calls[0] += 1
@@ -181,19 +187,44 @@ class _Editor:
         if is_differential(call.module):
             raise RegardError(f"edit: {name} subtracts two softmaxes, and such heads cannot be edited.")
         start, first = self._place(call, name)
-        edits = []
+        edits, original = [], call
         for n, part, heads in own:
             self._check_heads(part, heads, name, call.query.shape[1])
+            if isinstance(part, Patch):
+                call = self._with_patch(n, part, heads, call, name, (start, first))
+                continue
             pairs = Pairs(heads, part.where.indices("queries"), part.where.indices("keys"))
             if self._is_selected(n, pairs, call, start, first):
-                self.run.calls[name] = self.run.calls.get(name, 0) + (not edits)
                 edits.append(LayerEdit(part, pairs, given_weights(part, name, len(call.query))))
+        self.run.calls[name] = self.run.calls.get(name, 0) + (bool(edits) or call is not original)
         if not edits:
             return call
         added = LayerEdits(tuple(edits))
         return replace(call, edits=CallEdits(added, start, first) if call.edits is None else call.edits.and_then(added))
 
+    def _with_patch(
+        self, number: int, edit: Patch, heads: Indices, call: Call, name: str, place: tuple[int, int]
+    ) -> Call:
+        """The call with patched queries, keys or values; a patch of the output is kept for `patched`."""
+        start = place[edit.part in OF_KEYS]
+        of_tokens = call.key if edit.part in OF_KEYS else call.query
+        self.lengths[number, name] = max(self.lengths.get((number, name), 0), start + of_tokens.shape[2])
+        patch = patch_of(edit, heads, call, name, start)
+        if patch is None:
+            self.reasons[number] = f"the run had tokens {start} to {start + of_tokens.shape[2] - 1}"
+            return call
+        self.num_changed[number] += 1
+        if edit.part == "output":
+            self.state.outputs.append(patch)
+            return replace(call)
+        changed = {edit.part: patch.apply(getattr(call, edit.part))}
+        return replace(call, logsumexp=None, **changed)  # type: ignore[arg-type]
+
     def patched(self, call: Call, output: Tensor) -> Tensor:
+        """The output (B, I, H, E) of the call with patched heads."""
+        for patch in self.state.outputs:
+            output = patch.apply(output.transpose(1, 2)).transpose(1, 2).contiguous()
+        self.state.outputs = []
         return output
 
     def _place(self, call: Call, name: str) -> tuple[int, int]:
@@ -222,6 +253,8 @@ class _Editor:
         """Refuse an edit that selected nothing, and layers that cannot be edited."""
         if not self.was_run:
             return
+        for (number, path), length in self.lengths.items():
+            check_length(self.edits[number], path, length)
         for number, part in enumerate(self.edits):
             own = {name: kind for name, kind in self.unedited.items() if part.where.heads_in(name) is not None}
             named = [path for path in own if any(Where(layers=one).heads_in(path) for one in part.where.names_layers)]

@@ -1,0 +1,107 @@
+"""Patches: a part of the heads and tokens of a call is that of another run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.edits.indices import Indices
+from regard.edits.layer_edits import of_layer
+from regard.edits.values import Patch
+from regard.errors import RegardError
+from regard.hf.calls import Call
+from regard.hf.capture import WatchedAttention
+
+#: The parts of a call that belong to keys, and to heads of keys.
+OF_KEYS = ("key", "value")
+
+
+@dataclass(frozen=True, eq=False)
+class CallPatch:
+    """What a patch puts into one call: values (B or 1, heads, tokens, D) at these heads and rows of a tensor."""
+
+    heads: list[int]
+    rows: list[int]
+    values: Tensor
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """A copy of a tensor (B, H, n, D) with the patch."""
+        device = tensor.device
+        batch = torch.arange(len(tensor), device=device)[:, None, None]
+        heads, rows = torch.tensor(self.heads, device=device)[:, None], torch.tensor(self.rows, device=device)
+        return tensor.index_put((batch, heads, rows), self.values.to(tensor))
+
+
+def patch_of(edit: Patch, heads: Indices, call: Call, path: str, start: int) -> CallPatch | None:
+    """What a patch puts into a call, whose first token (query or key) has the number `start`; None if nothing."""
+    tensor = {"query": call.query, "key": call.key, "value": call.value, "output": call.query}[edit.part]
+    tokens = edit.where.indices("keys" if edit.part in OF_KEYS else "queries")
+    numbers = tokens.among(range(start, start + tensor.shape[2]))
+    if not numbers:
+        return None
+    chosen = heads.among(range(call.query.shape[1]))
+    if edit.part in OF_KEYS:
+        chosen = _key_heads(edit, chosen, call, path)
+    width = call.value.shape[3] if edit.part == "output" else tensor.shape[3]
+    source = _checked(edit, source_of(edit, path), (len(tensor), tensor.shape[1], width), numbers[-1])
+    rows = [number - start for number in numbers]
+    return CallPatch(chosen, rows, source[:, chosen][:, :, numbers])
+
+
+def _key_heads(edit: Patch, heads: list[int], call: Call, path: str) -> list[int]:
+    """The key heads of query heads; all query heads that share one must be selected."""
+    share = call.query.shape[1] // call.key.shape[1]
+    key_heads = sorted({head // share for head in heads})
+    missing = [head for head in range(call.query.shape[1]) if head // share in key_heads and head not in heads]
+    if missing:
+        group = [head for head in range(call.query.shape[1]) if head // share == missing[0] // share]
+        raise RegardError(
+            f"edit: {edit!r} selects one of the heads {', '.join(map(str, group))} of {path}, which share one key and "
+            f"value head, so a patch of the {edit.part} changes all of them. Select all: Where(heads={group})."
+        )
+    return key_heads
+
+
+def _checked(edit: Patch, source: Any, sizes: tuple[int, int, int], last: int) -> Tensor:
+    """The source (B or 1, H, n, D); a `RegardError` if it does not fit the call."""
+    B, H, D = sizes
+    if not isinstance(source, Tensor) or source.ndim not in (3, 4) or not source.is_floating_point():
+        kind = f"{source.dtype} of shape {tuple(source.shape)}" if isinstance(source, Tensor) else type(source).__name__
+        raise RegardError(
+            f"Patch(source=...): expected the seen of a watch, or a tensor (batch, heads, tokens, width), got {kind}."
+        )
+    source = source if source.ndim == 4 else source[None]
+    if source.shape[0] not in (1, B) or source.shape[1] != H or source.shape[3] != D:
+        raise RegardError(
+            f"Patch(part={edit.part!r}): the source has shape {tuple(source.shape)} (batch, heads, tokens, width), and "
+            f"this run has batch {B}, {H} heads and width {D}."
+        )
+    if last >= source.shape[2]:
+        raise RegardError(_other_length(edit, source.shape[2], last + 1))
+    return source
+
+
+def check_length(edit: Patch, path: str, length: int) -> None:
+    """Refuse a source of another length, if the patch takes all its tokens."""
+    tokens = edit.where.keys if edit.part in OF_KEYS else edit.where.queries
+    source = source_of(edit, path)
+    if tokens is None and source.shape[-2] != length:
+        raise RegardError(_other_length(edit, source.shape[-2], length))
+
+
+def _other_length(edit: Patch, own: int, needed: int) -> str:
+    which = "keys" if edit.part in OF_KEYS else "queries"
+    return (
+        f"Patch(part={edit.part!r}): the run to patch from has {own} tokens, and this one has at least {needed}, so "
+        f"tokens do not correspond. Give texts of the same length, or select tokens: Where({which}=...)."
+    )
+
+
+def source_of(edit: Patch, path: str) -> Any:
+    """The tensor of one layer that a patch reads."""
+    if isinstance(edit.source, WatchedAttention):
+        return edit.source.patch_source(edit.part, path)
+    return of_layer("Patch", edit.source, path)
