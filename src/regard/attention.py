@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard.checks import explained
 from regard.errors import RegardError
+from regard.live import keeps_gradients
 from regard.pieces.bias import Bias
 from regard.pieces.call_tensors import CallTensors, tensors_for
 from regard.pieces.contents import Skeleton, is_small, take_apart, tensor_snapshot
@@ -162,6 +163,16 @@ class Attention(nn.Module):
         other.training = self.training  # set here only: the pieces belong to other modules too
         return other
 
+    def of_heads(self, head: Tensor) -> Attention:
+        """The pieces for scores of some query heads (indices); biases read the numbers of heads from the grid."""
+        normalizer = self.normalizer.of_heads(head)
+        if normalizer is self.normalizer:
+            return self
+        other = self.with_mask(self.mask)
+        other.normalizer = normalizer
+        vars(other)["shared"] = self.shared
+        return other
+
     def pieces(self) -> list[Any]:
         """The pieces in all slots."""
         slots = (self.score, self.position, *self.bias, self.mask, self.normalizer, self.transition, self.selection)
@@ -212,7 +223,7 @@ def snapshot(attention: Attention) -> Attention:
     >>> attention.normalizer, copy.normalizer
     (LearnedSink(2), LearnedSink(1))
     """
-    if attention.shared is not None:
+    if attention.shared is not None and not _is_live(attention):
         return attention
     tensors, skeleton = take_apart(attention)
     return snapshot_around([tensor_snapshot(tensor) for tensor in tensors], skeleton)
@@ -221,8 +232,13 @@ def snapshot(attention: Attention) -> Attention:
 def snapshot_around(tensors: Sequence[Tensor], skeleton: Skeleton) -> Attention:
     """A snapshot from a skeleton of `take_apart`, and from the snapshots of its tensors."""
     copy: Attention = skeleton.around(tensors)
-    vars(copy)["shared"] = [tensor for tensor in tensors if not is_small(tensor)]
+    vars(copy)["shared"] = [tensor for tensor in tensors if tensor.requires_grad or not is_small(tensor)]
     return copy
+
+
+def _is_live(copy: Attention) -> bool:
+    """Whether a snapshot has tensors with gradients, and graphs are not kept now."""
+    return not keeps_gradients() and any(tensor.requires_grad for tensor in copy.shared or ())
 
 
 P = TypeVar("P")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar, overload
+from typing import Any, ClassVar, Self, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ from regard.maps.folds import (
     TopLinks,
     check_folds,
 )
+from regard.maps.gradients import LiveRows, joined_rows, live_states, live_tile
 from regard.maps.indices import Index, OutOfRange, axis_index, indices
 from regard.maps.paged_keys import PagedKeys
 from regard.pieces.grid import Grid
@@ -68,9 +69,10 @@ AXES = ("batch", "head", "query", "key")
 class AttentionMap(ABC):
     """The weights (B, H, I, J) of one attention, computed on demand in O(n) memory.
 
-    Nothing is computed before you ask. Every answer is exact. Weights are before dropout, in float32 or float64, and
-    detached. Weights of a softmax are shares: not negative, with the sum 1 in each row. If `is_signed`, they may be
-    negative and of any sum, and `shares()` gives |w_ij| / sum_j |w_ij|.
+    Nothing is computed before you ask. Every answer is exact. Weights are before dropout, in float32 or float64. They
+    are detached, unless the map was made inside `rg.differentiable()`. Weights of a softmax are shares: not negative,
+    with the sum 1 in each row. If `is_signed`, they may be negative and of any sum, and `shares()` gives
+    |w_ij| / sum_j |w_ij|.
 
     >>> import torch, regard as rg
     >>> seen = rg.attend(rg.Attention(), *(torch.randn(1, 2, 5, 4) for _ in range(3)))
@@ -145,6 +147,12 @@ class AttentionMap(ABC):
         return self._dtype.itemsize
 
     @property
+    def _row_bytes(self) -> int:
+        """Bytes of memory for computing one row of every batch entry and head."""
+        B, H, _, J = self.shape
+        return max(1, B * H * J * self._bytes_per_weight)
+
+    @property
     def _bytes_per_weight(self) -> int:
         """Bytes of memory for computing one weight."""
         return 2 * self._item_bytes
@@ -173,7 +181,6 @@ class AttentionMap(ABC):
         return [axis_index(axis, part) for axis, part in zip(AXES, parts, strict=True)]
 
     @checked
-    @torch.no_grad()
     def tile(
         self, batch: Index = None, head: Index = None, rows: Index = None, cols: Index = None, budget: Count = BUDGET
     ) -> Tensor:
@@ -186,10 +193,15 @@ class AttentionMap(ABC):
             return torch.zeros(len(b), len(h), len(i), len(j), dtype=self._dtype, device=self.device)
         self._within_budget(len(b) * len(h) * len(i) * len(j) * self._item_bytes, budget)
         view = self if batch is None and head is None else self.select(b, h)
-        keys, place = j.unique(return_inverse=True)
-        step = max(1, WORKSPACE // max(1, len(b) * len(h) * len(keys) * self._bytes_per_weight))
-        weights = torch.cat([view._weights(part, keys) for part in i.split(step)], 2)
-        return weights if torch.equal(keys, j) else weights[..., to_device(place, self.device)]
+        return live_tile(view, i, j, WORKSPACE) if view._is_read_live else view._indexed(i, j)
+
+    @torch.no_grad()
+    def _indexed(self, rows: Tensor, cols: Tensor) -> Tensor:
+        """The weights of these queries and keys (indices on the host), without gradients."""
+        (B, H), (keys, place) = self.shape[:2], cols.unique(return_inverse=True)
+        step = max(1, WORKSPACE // max(1, B * H * len(keys) * self._bytes_per_weight))
+        weights = torch.cat([self._weights(part, keys) for part in rows.split(step)], 2)
+        return weights if torch.equal(keys, cols) else weights[..., to_device(place, self.device)]
 
     @checked
     def dense(self, budget: Count = BUDGET) -> Tensor:
@@ -200,12 +212,12 @@ class AttentionMap(ABC):
         """All weights as a NumPy array, if they fit in the budget of `dense`."""
         if copy is False:
             raise RegardError("weights: each call computes a new array, so copy=False is impossible. Leave it out.")
-        weights = self.dense().cpu().numpy()
+        weights = self.dense().detach().cpu().numpy()
         return weights if dtype is None else weights.astype(dtype)
 
     def __dlpack__(self, **options: Any) -> Any:
         """All weights for `torch.as_tensor` and every other library that reads DLPack, within the budget of `dense`."""
-        return self.dense().__dlpack__(**options)
+        return self.dense().detach().__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
         return torch.empty(0, device=self.device).__dlpack_device__()
@@ -236,6 +248,51 @@ class AttentionMap(ABC):
         """
         return ShareMap(self)
 
+    # Gradients
+
+    @property
+    def carries_gradients(self) -> bool:
+        """Whether weights, tiles and folds of this map are in the autograd graph.
+
+        They are if the map was made inside `rg.differentiable()` and one of its tensors requires gradients.
+
+        >>> import torch, regard as rg
+        >>> q, k, v = (torch.randn(1, 1, 3, 4, requires_grad=True) for _ in range(3))
+        >>> rg.attend(rg.Attention(), q, k, v).weights.carries_gradients
+        False
+        """
+        return False
+
+    def with_gradients(self) -> Self:
+        """This map, if it carries gradients; else a `RegardError` that says why it does not.
+
+        Use it where a loss needs gradients: `weights.with_gradients().entropy()`. Without it a map that was made
+        outside `rg.differentiable()` gives a constant, and `backward()` fails later or learns nothing.
+
+        >>> import torch, regard as rg
+        >>> x = torch.randn(1, 1, 3, 4, requires_grad=True)
+        >>> rg.attend(rg.Attention(), x, x, x).weights.with_gradients()  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        regard.errors.RegardError: weights: this map carries no gradients. ...
+        """
+        if not self.carries_gradients:
+            raise RegardError(
+                "weights: this map carries no gradients. It was made outside `with rg.differentiable():`, or under "
+                "torch.no_grad(), or from tensors that do not require gradients. Run attend, the module or the watched "
+                "model inside that block, with gradients enabled."
+            )
+        return self
+
+    @property
+    def _is_read_live(self) -> bool:
+        """Whether what is read now must be in the autograd graph."""
+        return torch.is_grad_enabled() and self.carries_gradients
+
+    def live_rows(self) -> LiveRows:
+        """Whole rows of weights as a function of the tensors of this map, for gradients."""
+        raise RegardError(f"weights: {type(self).__name__} has no gradients: its weights are measured, not recomputed.")
+
     # Streaming statistics
 
     @overload
@@ -251,21 +308,26 @@ class AttentionMap(ABC):
     def summarize(self, *folds: Fold) -> tuple[Any, ...]: ...
 
     @checked
-    @torch.no_grad()
     def summarize(self, *folds: Fold) -> tuple[Any, ...]:
         """Any number of statistics in one pass over the tiles that the mask allows, in O(n) memory.
 
-        Equal folds are computed once.
+        Equal folds are computed once. Statistics of a map that carries gradients are in the autograd graph.
 
         >>> import torch, regard as rg
         >>> seen = rg.attend(rg.Attention(), *(torch.randn(1, 2, 5, 4) for _ in range(3)))
         >>> entropy, received = seen.weights.summarize(rg.Entropy(), rg.KeyTotals())
         """
-        states = self.fold_states(folds)
-        return tuple(fold.finish(states[fold]) for fold in folds)
+        is_live = self._is_read_live
+        with torch.set_grad_enabled(is_live):
+            states = live_states(self, folds) if is_live else self.fold_states(folds)
+            return tuple(fold.finish(states[fold]) for fold in folds)
 
+    @torch.no_grad()
     def fold_states(self, folds: Iterable[Fold]) -> dict[Fold, State]:
-        """The state of each fold after the whole map, for callers that merge states; in one pass over the tiles."""
+        """The state of each fold after the whole map, for callers that merge states; in one pass over the tiles.
+
+        States have no gradients.
+        """
         folds = check_folds(folds, self.is_signed)
         states = {fold: fold.init(self.shape, self.device) for fold in folds}
         self._add_tiles(states)
@@ -279,7 +341,7 @@ class AttentionMap(ABC):
 
     @torch.no_grad()
     def tiles(self) -> Iterator[Tile]:
-        """Every tile that may contain a weight other than 0, row by row."""
+        """Every tile that may contain a weight other than 0, row by row; without gradients."""
         yield from self._tiles_with(self._weights_of_strip)
 
     def _tiles_with(self, weights_of_strip: WeightsOfStrip) -> Iterator[Tile]:
@@ -299,17 +361,18 @@ class AttentionMap(ABC):
             columns = _cut(any_allowed, TILE[1])
             yield rows, [(cols, Spans.of((cols.start, cols.stop)) & ~all_allowed) for cols in columns]
 
-    def _row_blocks(self) -> Iterator[tuple[slice, Spans, Spans]]:
+    def _row_blocks(self, whole: int = 0) -> Iterator[tuple[slice, Spans, Spans]]:
         """Ranges of queries, the keys that some of them may attend to (and short gaps), and those that all may.
 
-        A range has at most TILE[0] queries, and fewer if one of its tiles would not fit in the workspace.
+        A range has at most TILE[0] queries, and fewer if one of its tiles would not fit in the workspace. If `whole` is
+        given, all tiles of a range must fit at once, with that number of times the memory.
         """
-        B, H, I, _J = self.shape
-        size = WORKSPACE // (B * H * self._bytes_per_weight)
-        top, height = 0, TILE[0]
+        B, H, I, J = self.shape
+        size = WORKSPACE // (B * H * self._bytes_per_weight * max(1, whole))
+        top, height, widest = 0, TILE[0], J if whole else TILE[1]
         while top < I:
             rows, any_allowed = self._range_of_rows(top, height)
-            while height > 1 and height * min(len(any_allowed), TILE[1]) > size:
+            while height > 1 and height * min(len(any_allowed), widest) > size:
                 height //= 2
                 rows, any_allowed = self._range_of_rows(top, height)
             yield rows, any_allowed, self._spans("all_allowed", rows)
@@ -384,7 +447,8 @@ class ShareMap(AttentionMap):
     def signs(self) -> Signs:
         """The sums of the positive and of the negative weights of every row, (B, H, I) each."""
         if self._signs is None:
-            (self._signs,) = self.source.summarize(SignedMass())
+            with torch.no_grad():  # rows with gradients compute their own totals
+                (self._signs,) = self.source.summarize(SignedMass())
         return self._signs
 
     @property
@@ -410,6 +474,21 @@ class ShareMap(AttentionMap):
         b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
         h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
         return ShareMap(self.source.select(batch, head), Signs(*(part[b][:, h] for part in self.signs)))
+
+    @property
+    def carries_gradients(self) -> bool:
+        return self.source.carries_gradients
+
+    def live_rows(self) -> LiveRows:
+        def combine(parts: list[Any]) -> Any:
+            def rows(queries: slice | Tensor, keys: Spans) -> tuple[Tensor, None]:
+                sizes = parts[0](queries, keys)[0].abs()
+                totals = sizes.sum(-1, keepdim=True)
+                return sizes / totals.masked_fill(totals == 0, 1.0), None
+
+            return rows
+
+        return joined_rows([self.source.live_rows()], combine)
 
     def _shares(self, weights: Tensor, rows: Tensor | slice) -> Tensor:
         rows = rows if isinstance(rows, slice) else to_device(rows, self.device)

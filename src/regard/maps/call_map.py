@@ -11,7 +11,9 @@ from torch import Tensor
 from regard.attention import EMPTY, Attention, checked_attention
 from regard.engine.problem import Problem
 from regard.engine.rows import recomputed_statistic
+from regard.engine.transforms import HIDDEN_GRADIENTS
 from regard.errors import RegardError, errors_named
+from regard.live import keeps_gradients
 from regard.maps.attention_map import AttentionMap
 from regard.maps.paged_keys import PagedKeys
 from regard.maps.scored_map import ScoredMap
@@ -49,6 +51,8 @@ def problem_of(
 
 def map_of(problem: Problem, row_statistic: RowStatistic | None) -> AttentionMap:
     """The weights of a call."""
+    if keeps_gradients() and problem.hides_gradients:
+        raise RegardError(f"attend: inside rg.differentiable() {HIDDEN_GRADIENTS}.")
     pieces, prepared = problem.pieces_snapshot(), problem.prepared
     if prepared.steps is not None:
         return TransportedMap(prepared.steps, pieces, problem.positions, problem.grid)

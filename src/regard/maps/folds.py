@@ -77,6 +77,9 @@ class Fold(ABC, Generic[FoldResult]):
     reads_weights: ClassVar[bool] = True
     #: Whether the statistic needs weights that are shares: not negative, with the sum 1 in each row.
     needs_shares: ClassVar[bool] = False
+    #: Whether states of disjoint queries add up, in what depends on weights. None: they do if `merge` is the sum. This
+    #: decides about memory only: gradients of other folds keep the state before each range of queries.
+    adds_rows: ClassVar[bool | None] = None
 
     @abstractmethod
     def init(self, shape: Shape, device: torch.device) -> State:
@@ -147,7 +150,14 @@ def weighted_log(tile: Tile) -> Tensor:
         if not known_none(total.isnan()):
             total = torch.einsum("...j,...j->...", tile.weights, tile.log_weights.clamp_min(NEARLY_ZERO))
         return total
-    return torch.xlogy(tile.weights, tile.weights).sum(-1)
+    return times_log(tile.weights).sum(-1)
+
+
+def times_log(weights: Tensor) -> Tensor:
+    """w log w, 0 log 0 being 0; the gradient at 0 is 0, because a key without weight is no part of the sum."""
+    if not weights.requires_grad:
+        return torch.xlogy(weights, weights)
+    return weights * weights.masked_fill(weights == 0, 1.0).log()
 
 
 class Links(NamedTuple):
@@ -175,6 +185,7 @@ class TopLinks(Fold[Links]):
     tensor([ 0, -1])
     """
 
+    adds_rows = True
     k: Size = 1
 
     def init(self, shape: Shape, device: torch.device) -> State:
@@ -295,6 +306,7 @@ class MassOn(Fold[Tensor]):
     tensor([[[1.0000, 1.0000, 0.6667, 0.5000]]])
     """
 
+    adds_rows = True
     keys: Tensor
 
     def __init__(self, keys: Tensor | list[int] | tuple[int, ...]) -> None:
@@ -343,6 +355,7 @@ class Pool(Fold[Tensor]):
             [0.5833, 0.4167]])
     """
 
+    adds_rows = True
     rows: Size = 64
     cols: Size = 64
 
@@ -405,5 +418,6 @@ class Similarity(Fold[Tensor]):
         state[0] += flat @ flat.transpose(-1, -2)
 
     def finish(self, state: State) -> Tensor:
-        norms = state[0].diagonal(dim1=-2, dim2=-1).sqrt()
+        squares = state[0].diagonal(dim1=-2, dim2=-1)
+        norms = squares.masked_fill(squares == 0, 1.0).sqrt()  # the slope of sqrt(0) is infinite
         return state[0] / (norms[:, :, None] * norms[:, None]).clamp_min(torch.finfo(torch.float32).tiny)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from regard.checks import checked
 from regard.maps.attention_map import AttentionMap
 from regard.maps.folds import Tile
+from regard.maps.gradients import LiveRows, Rows, joined_rows
 from regard.maps.indices import Index, indices
 
 
@@ -55,6 +57,16 @@ class HeadMean(AttentionMap):
     def _of_heads(self, weights: Tensor) -> Tensor:
         """The mean, once for each selected head: a selection may name the only head several times, or not at all."""
         return weights.mean(1, keepdim=True).expand(-1, len(self.grid.head), -1, -1)
+
+    @property
+    def carries_gradients(self) -> bool:
+        return self.source.carries_gradients
+
+    def live_rows(self) -> LiveRows:
+        def combine(parts: list[Any]) -> Rows:
+            return lambda queries, keys: (self._of_heads(parts[0](queries, keys)[0]), None)
+
+        return joined_rows([self.source.live_rows()], combine)
 
     @torch.no_grad()
     def tiles(self) -> Iterator[Tile]:

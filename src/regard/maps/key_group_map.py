@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,9 @@ from torch import Tensor
 from regard.attention import Attention
 from regard.checks import checked
 from regard.errors import RegardError
+from regard.live import keeping
 from regard.maps.attention_map import AttentionMap
+from regard.maps.gradients import LiveRows, Rows, given, joined_rows
 from regard.maps.indices import Index
 from regard.pieces import causal
 from regard.pieces.contents import take_apart, tensor_snapshot
@@ -18,6 +21,7 @@ from regard.pieces.grid import Grid
 from regard.pieces.key_groups import KeyGroups
 from regard.pieces.mask import sees_no_later_key
 from regard.positions import Positions
+from regard.spans import Spans
 
 
 class KeyGroupMap(AttentionMap):
@@ -73,7 +77,28 @@ class KeyGroupMap(AttentionMap):
     @checked
     def select(self, batch: Index, head: Index) -> KeyGroupMap:
         """The map of some batch entries and heads (indices), still lazy."""
-        return KeyGroupMap(self.by_group.select(batch, head), self.groups, self.positions)
+        with keeping(self.carries_gradients):
+            return KeyGroupMap(self.by_group.select(batch, head), self.groups, self.positions)
+
+    @property
+    def carries_gradients(self) -> bool:
+        return self.by_group.carries_gradients or any(tensor.requires_grad for tensor in self._tensors)
+
+    def live_rows(self) -> LiveRows:
+        self._check_unchanged()
+        tensors, skeleton = take_apart(self.groups)
+        all_groups = Spans.of((0, self.by_group.shape[3]))
+
+        def combine(parts: list[Any]) -> Rows:
+            groups: KeyGroups = skeleton.around(parts[1])
+
+            def rows(queries: Tensor | slice, keys: Spans) -> tuple[Tensor, None]:
+                by_group = parts[0](queries, all_groups)[0]
+                return groups.unfolded(by_group, keys.tensor("cpu"), self.shape[3]), None
+
+            return rows
+
+        return joined_rows([self.by_group.live_rows(), given(tensors)], combine)
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         self._check_unchanged()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property, reduce
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +13,14 @@ from torch import Tensor
 from regard.attention import Attention
 from regard.checks import checked
 from regard.errors import RegardError
+from regard.live import keeping, kept
 from regard.maps.attention_map import AttentionMap
+from regard.maps.gradients import LiveRows, Rows, joined_rows
 from regard.maps.indices import Index, indices
 from regard.pieces.grid import Grid
 from regard.positions import Positions
 from regard.shapes import to_device
+from regard.spans import Spans
 
 
 class ProductMap(AttentionMap):
@@ -76,6 +80,27 @@ class ProductMap(AttentionMap):
         assert product is not None
         return product
 
+    @property
+    def carries_gradients(self) -> bool:
+        return any(factor.carries_gradients for factor in self.factors)
+
+    def live_rows(self) -> LiveRows:
+        sizes = [factor.shape[2:] for factor in self.factors]
+
+        def combine(parts: list[Any]) -> Rows:
+            def rows(queries: Tensor | slice, keys: Spans) -> tuple[Tensor, None]:
+                product: Tensor | None = None
+                for number, (part, (I, J)) in enumerate(zip(parts, sizes, strict=True)):
+                    i = queries if number == 0 else slice(0, I)
+                    weights = part(i, Spans.of((0, J)))[0].to(self._dtype)
+                    product = weights if product is None else product @ weights
+                assert product is not None
+                return product[..., keys.tensor(product.device)], None
+
+            return rows
+
+        return joined_rows([factor.live_rows() for factor in self.factors], combine)
+
 
 class MatrixMap(AttentionMap):
     """Weights that are a matrix (B, H, I, J) in memory, such as a pseudo-inverse between two other maps.
@@ -89,7 +114,7 @@ class MatrixMap(AttentionMap):
         if not isinstance(matrix, Tensor) or matrix.ndim != 4:
             given = tuple(matrix.shape) if isinstance(matrix, Tensor) else type(matrix).__name__
             raise RegardError(f"MatrixMap: the matrix must be a tensor (B, H, I, J), got {given}.")
-        self.matrix = matrix.detach()
+        self.matrix = kept(matrix)
         B, H, I, J = matrix.shape
         self.positions = Positions.aligned_to_end(I, J)
         self.grid = Grid.whole(self.positions, B, H, I, matrix.device)
@@ -112,11 +137,26 @@ class MatrixMap(AttentionMap):
         """The map of some batch entries and heads (indices)."""
         b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
         h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
-        return MatrixMap(self.matrix[b][:, h])
+        with keeping(self.carries_gradients):
+            return MatrixMap(self.matrix[b][:, h])
+
+    @property
+    def carries_gradients(self) -> bool:
+        return self.matrix.requires_grad
+
+    def live_rows(self) -> LiveRows:
+        def around(tensors: Sequence[Tensor]) -> Rows:
+            (matrix,) = tensors
+            return lambda queries, keys: (_rows_of(matrix, queries)[..., keys.tensor(matrix.device)], None)
+
+        return LiveRows([self.matrix], around)
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
-        i, j = (x if isinstance(x, slice) else to_device(x, self.device) for x in (rows, cols))
-        return self.matrix[:, :, i][..., j]
+        return _rows_of(self.matrix, rows)[..., cols if isinstance(cols, slice) else to_device(cols, self.device)]
+
+
+def _rows_of(matrix: Tensor, rows: Tensor | slice) -> Tensor:
+    return matrix[:, :, rows if isinstance(rows, slice) else to_device(rows, matrix.device)]
 
 
 def _check_factors(factors: list[AttentionMap]) -> None:

@@ -54,6 +54,11 @@ class RingMap(ScoredMap):
         self._ring_call = replace(ring_call, own=own)
 
     @property
+    def carries_gradients(self) -> bool:  # type: ignore[override]
+        """False: each rank has only its part of the queries and keys."""
+        return False
+
+    @property
     def shape(self) -> tuple[int, int, int, int]:
         queries, keys = (sum(map(len, held)) for held in (self._ring_call.route.queries, self._ring_call.route.keys))
         return len(self.grid.batch), len(self.grid.head), queries, keys

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial, reduce
 from typing import Any
@@ -16,11 +16,15 @@ from regard.engine.blocks import blocks
 from regard.engine.kernel import Terms
 from regard.engine.rows import StatisticBuffer, with_remainder
 from regard.errors import RegardError
+from regard.live import keeping, keeps_gradients
 from regard.maps import attention_map, passes
 from regard.maps.attention_map import AttentionMap, TileKeys
 from regard.maps.folds import Fold, State, Tile, check_folds
+from regard.maps.gradients import LiveRows, Rows
 from regard.maps.indices import Index, indices
+from regard.pieces.contents import take_apart
 from regard.pieces.grid import Grid
+from regard.pieces.log_weights import rows_with_logs
 from regard.pieces.normalizer import RowStatistic, add_log_sums, has_logsumexp
 from regard.positions import Positions
 from regard.shapes import Sizes, as_slice, at_least_float32, to_device
@@ -48,7 +52,9 @@ class ScoredMap(AttentionMap):
         row_statistic: RowStatistic | None,
     ) -> None:
         """`extent`: the coordinates of the queries and keys, or the sizes of a whole call."""
-        self.attention, self.positions, self._prepared = snapshot(attention), positions, prepared.detach()
+        self._is_live = keeps_gradients()
+        self.attention, self.positions = snapshot(attention), positions
+        self._prepared = prepared if self._is_live else prepared.detach()
         if isinstance(extent, Grid):
             self.grid = extent
         else:
@@ -74,9 +80,17 @@ class ScoredMap(AttentionMap):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """All fields but the versions, since a copy has its own tensors."""
+        """All fields but the versions, since a copy has its own tensors; they are detached."""
         self._check_unchanged()
-        return {name: value for name, value in vars(self).items() if name != "_versions"}
+        state = {name: value for name, value in vars(self).items() if name not in ("_versions", "carries_gradients")}
+        if self._is_live:  # a copy carries no gradients
+            with torch.no_grad():
+                state |= {
+                    "attention": snapshot(self.attention),
+                    "_prepared": self._prepared.detach(),
+                    "_is_live": False,
+                }
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -158,7 +172,32 @@ class ScoredMap(AttentionMap):
         near = to_device(batch, self.device), to_device(head, self.device)
         grid = replace(self.grid, batch=self.grid.batch[near[0]], head=self.grid.head[near[1]])
         row_statistic = tuple(t[near[0]][:, near[1]] for t in self.row_statistic)
-        return ScoredMap(self.attention, self._prepared.select(batch, head), self.positions, grid, row_statistic)
+        with keeping(self.carries_gradients):
+            attention = self.attention.of_heads(near[1]) if self._is_read_live else self.attention
+            return ScoredMap(attention, self._prepared.select(batch, head), self.positions, grid, row_statistic)
+
+    @cached_property
+    def carries_gradients(self) -> bool:  # type: ignore[override]
+        """Whether weights, tiles and folds of this map are in the autograd graph."""
+        return self._is_live and any(tensor.requires_grad for tensor in self.live_rows().tensors)
+
+    def live_rows(self) -> LiveRows:
+        self._check_unchanged()
+        prepared, (pieces, skeleton) = self._prepared, take_apart(self.attention)
+        count = len(prepared.tensors())
+
+        def around(tensors: Sequence[Tensor]) -> Rows:
+            attention, own = skeleton.around(tensors[count:]), prepared.with_tensors(tensors[:count])
+
+            def rows(queries: slice | Tensor, keys: Spans) -> tuple[Tensor, Tensor | None]:
+                columns = keys.tensor(self.device)
+                i, j = _on_device(queries, self.device), as_slice(keys.tensor("cpu"))
+                s = scores(attention, own.tile(i, columns if j is None else j), self.grid.tile(i, keys))
+                return rows_with_logs(attention.normalizer, s, columns)
+
+            return rows
+
+        return LiveRows([*prepared.tensors(), *pieces], around)
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         """Weights of a tile (B, H, I', J'): slices, or indices on the host; the indices of keys ascend."""
@@ -170,6 +209,7 @@ class ScoredMap(AttentionMap):
         s = scores(self.attention, self._prepared.tile(i, j), self.grid.tile(i, keys))
         return self.attention.normalizer.weights(s, tuple(t[:, :, i] for t in self.row_statistic), columns)
 
+    @torch.no_grad()
     def fold_states(self, folds: Iterable[Fold]) -> dict[Fold, State]:
         """The state of each fold; the compiled kernels compute the folds that they know, tiles compute the others."""
         folds = check_folds(folds, self.is_signed)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +12,13 @@ from torch import Tensor
 from regard.attention import Attention
 from regard.checks import checked
 from regard.errors import RegardError
+from regard.live import keeping, kept
 from regard.maps.attention_map import AttentionMap
+from regard.maps.gradients import LiveRows, Rows, given, joined_rows
 from regard.maps.indices import Index, indices
 from regard.pieces.mask import Mask
 from regard.shapes import to_device
+from regard.spans import Spans
 
 
 class SumMap(AttentionMap):
@@ -60,16 +64,31 @@ class SumMap(AttentionMap):
         """The map of some batch entries and heads (indices), still lazy."""
         b = indices("weights.select", "batch", batch, self.shape[0])
         h = indices("weights.select", "head", head, self.shape[1])
-        factors = [_selected(_selected(factor, 0, b), 1, h) for factor in self.factors]
-        return SumMap([part.select(b, h) for part in self.parts], factors)
+        with keeping(self.carries_gradients):
+            factors = [_selected(_selected(factor, 0, b), 1, h) for factor in self.factors]
+            return SumMap([part.select(b, h) for part in self.parts], factors)
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
-        total: Tensor | None = None
-        for part, factor in zip(self.parts, self.factors, strict=True):
-            weights = _of_rows(factor, rows).to(self._dtype) * part._weights(rows, cols)
-            total = weights if total is None else total + weights
-        assert total is not None
-        return total
+        return self._summed(self.factors, (part._weights(rows, cols) for part in self.parts), rows)
+
+    def _summed(self, factors: Sequence[Tensor], weights: Iterable[Tensor], rows: Tensor | slice) -> Tensor:
+        terms = (_of_rows(c, rows).to(self._dtype) * w for c, w in zip(factors, weights, strict=True))
+        return reduce(torch.add, terms)
+
+    @property
+    def carries_gradients(self) -> bool:
+        return any(each.carries_gradients for each in self.parts) or any(c.requires_grad for c in self.factors)
+
+    def live_rows(self) -> LiveRows:
+        def combine(parts: list[Any]) -> Rows:
+            *parts, factors = parts
+
+            def rows(queries: Tensor | slice, keys: Spans) -> tuple[Tensor, None]:
+                return self._summed(factors, (part(queries, keys)[0] for part in parts), queries), None
+
+            return rows
+
+        return joined_rows([*(part.live_rows() for part in self.parts), given(self.factors)], combine)
 
 
 def _check_parts(parts: list[AttentionMap], factors: Sequence[float | Tensor]) -> None:
@@ -89,7 +108,8 @@ def _check_parts(parts: list[AttentionMap], factors: Sequence[float | Tensor]) -
 def _factor(number: int, factor: float | Tensor, part: AttentionMap) -> Tensor:
     """The factor as a tensor with four axes, each of size 1 or of the size of the map."""
     B, H, I, _ = part.shape
-    tensor = torch.as_tensor(factor, device=part.device).detach().clone()
+    tensor = kept(torch.as_tensor(factor, device=part.device))
+    tensor = tensor if tensor.requires_grad else tensor.clone()
     tensor = tensor.reshape(*[1] * (4 - tensor.ndim), *tensor.shape) if tensor.ndim < 4 else tensor
     fits = tensor.ndim == 4 and all(n in (1, m) for n, m in zip(tensor.shape, (B, H, I, 1), strict=True))
     if not fits:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -11,10 +11,12 @@ from torch import Tensor
 
 from regard.attention import Attention
 from regard.checks import checked
-from regard.engine.recurrent import Transport, recur
+from regard.engine.recurrent import Transport, recur, rows_of_steps
 from regard.errors import RegardError
+from regard.live import keeping, keeps_gradients
 from regard.maps.attention_map import TILE, WORKSPACE, AttentionMap
 from regard.maps.folds import Tile
+from regard.maps.gradients import LiveRows, Rows
 from regard.maps.indices import Index, indices
 from regard.pieces.grid import Grid
 from regard.pieces.mask import causal
@@ -42,7 +44,7 @@ class TransportedMap(AttentionMap):
 
     def __init__(self, steps: Steps, attention: Attention, positions: Positions, grid: Grid) -> None:
         self.attention, self.positions, self.grid = attention, positions, grid
-        self.steps = steps.detach()
+        self.steps = steps if keeps_gradients() else steps.detach()
         self._transport: Transport | None = None
         self._of_heads: dict[tuple[int, int], TransportedMap] = {}
         self._versions = self._current_versions()
@@ -74,7 +76,7 @@ class TransportedMap(AttentionMap):
         """All fields but the versions and the factors, which a copy computes again."""
         self._check_unchanged()
         kept = {name: value for name, value in vars(self).items() if name != "_versions"}
-        return kept | {"_transport": None, "_of_heads": {}}
+        return kept | {"_transport": None, "_of_heads": {}, "steps": self.steps.detach()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -98,8 +100,9 @@ class TransportedMap(AttentionMap):
         self._check_unchanged()
         b = indices("weights.select", "batch", batch, self.shape[0])
         h = indices("weights.select", "head", head, self.shape[1])
-        if (len(b), len(h)) != (1, 1):
-            return self._selected(b, h)
+        if (len(b), len(h)) != (1, 1) or self._is_read_live:
+            with keeping(self.carries_gradients):
+                return self._selected(b, h)
         if (place := (int(b), int(h))) not in self._of_heads:
             self._of_heads[place] = self._selected(b, h)  # with its factors, for the next look
         return self._of_heads[place]
@@ -108,6 +111,19 @@ class TransportedMap(AttentionMap):
         b, h = to_device(batch, self.device), to_device(head, self.device)
         grid = replace(self.grid, batch=self.grid.batch[b], head=self.grid.head[h])
         return TransportedMap(self.steps.select(batch, head), self.attention, self.positions, grid)
+
+    @property
+    def carries_gradients(self) -> bool:
+        return any(tensor.requires_grad for tensor in self.steps.tensors())
+
+    def live_rows(self) -> LiveRows:
+        self._check_unchanged()
+
+        def around(tensors: Sequence[Tensor]) -> Rows:
+            steps = self.steps.with_tensors(tensors)
+            return lambda queries, keys: (rows_of_steps(steps, queries, keys), None)
+
+        return LiveRows(self.steps.tensors(), around)
 
     @torch.no_grad()
     def output(self, value: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.closures import closure_values, global_names
+from regard.live import keeps_gradients
 from regard.pieces.bias import Bias
 from regard.pieces.builders import (
     Assembly,
@@ -97,13 +98,17 @@ def tensors_of(piece: Any) -> list[Tensor]:
 
 
 def tensor_snapshot(tensor: Tensor) -> Tensor:
-    """The tensor as it is now. A small tensor is copied. A large one shares its memory; torch's version counts changes.
+    """The tensor as it is now. Inside `rg.differentiable()` one that requires gradients is itself, with its graph.
+
+    A small tensor is copied. A large one shares its memory; torch's version counts changes.
 
     Limit: a change through `.data`, NumPy or another library does not change the version of a tensor. A map does not
     notice such a change in a tensor of more than `SMALL` bytes, and gives weights of the new values. Comparing 1,024
     sampled entries is no remedy: it costs about 10 us for each tensor and call, makes the host wait for a device, and
     misses changes of other entries. Change parameters under `torch.no_grad()` instead, as optimizers do.
     """
+    if tensor.requires_grad and keeps_gradients():
+        return tensor
     return tensor.detach().clone() if is_small(tensor) else tensor.detach()
 
 

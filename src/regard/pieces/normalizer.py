@@ -75,6 +75,10 @@ class Normalizer(ABC):
         row_statistic = self.row_statistic(scores, columns)
         return *self.tile_weights(scores, row_statistic, columns), row_statistic
 
+    def of_heads(self, head: Tensor) -> Normalizer:
+        """The normaliser of some query heads (indices)."""
+        return self
+
     def check(self, sizes: Sizes) -> None:  # noqa: B027 - most normalisers fit any size
         """Refuse sizes that do not fit the normaliser."""
 
@@ -125,19 +129,19 @@ def any_coarse(logsumexp: Tensor | float) -> bool:
 
 def softmax_weights(scores: Tensor, row_statistic: RowStatistic) -> Tensor:
     """exp(s_ij - r_i), 0 in empty rows."""
-    for number in _subtracted(row_statistic):
+    for number in subtracted(row_statistic):
         scores = scores - number
     return _at_most_one(scores.exp())
 
 
 def _log_softmax_weights(scores: Tensor, row_statistic: RowStatistic) -> Tensor:
     """s_ij - r_i, at most 0, written over the scores."""
-    for number in _subtracted(row_statistic):
+    for number in subtracted(row_statistic):
         scores.sub_(number)
     return scores.clamp_(max=0.0)
 
 
-def _subtracted(row_statistic: RowStatistic) -> Iterator[Tensor]:
+def subtracted(row_statistic: RowStatistic) -> Iterator[Tensor]:
     """What is subtracted from the scores: the log-sum-exp, then the remainder unless it is known to be needless."""
     logsumexp, *remainders = row_statistic
     yield _finite(logsumexp).unsqueeze(-1)
@@ -196,7 +200,7 @@ class Softmax(Normalizer):
 
     def logsumexp(self, scores: Tensor) -> RowStatistic:
         """log sum_j exp(s_ij / T) over any part of the rows, (B, H, I). `add_log_sums` combines parts of a row."""
-        return log_sum_exp(self._tempered(scores))
+        return log_sum_exp(self.tempered(scores))
 
     def with_sink(self, logsumexp: RowStatistic) -> RowStatistic:
         """The statistic from a log-sum-exp without the sink (B, H, I), in one number or two."""
@@ -205,15 +209,15 @@ class Softmax(Normalizer):
         return _with_sink(logsumexp, torch.full_like(logsumexp[0], self.sink))
 
     def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
-        return softmax_weights(self._tempered(scores), row_statistic)
+        return softmax_weights(self.tempered(scores), row_statistic)
 
     def log_weights(self, scores: Tensor, row_statistic: RowStatistic) -> Tensor:
-        return _log_softmax_weights(self._tempered(scores), row_statistic)
+        return _log_softmax_weights(self.tempered(scores), row_statistic)
 
     def normalize_rows(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, RowStatistic]:
         if self.sink is not None:
             return super().normalize_rows(scores, columns)
-        s = self._tempered(scores)
+        s = self.tempered(scores)
         greatest = s.detach().amax(-1)
         empty = greatest.isneginf()
         if may_be_empty := not known_none(empty):
@@ -230,7 +234,7 @@ class Softmax(Normalizer):
         weights, row_statistic = self.normalize_rows(scores, columns)
         return weights, self.log_weights(scores, row_statistic), row_statistic
 
-    def _tempered(self, scores: Tensor) -> Tensor:
+    def tempered(self, scores: Tensor) -> Tensor:
         if isinstance(self.temperature, Tensor):
             masked = scores.isneginf()  # the gradient of -inf / temperature is NaN
             return (scores.masked_fill(masked, 0.0) / self.temperature).masked_fill(masked, -torch.inf)
@@ -268,6 +272,12 @@ class LearnedSink(nn.Module, Normalizer):
 
     def log_weights(self, scores: Tensor, row_statistic: RowStatistic) -> Tensor:
         return _log_softmax_weights(scores, row_statistic)
+
+    def of_heads(self, head: Tensor) -> LearnedSink:
+        some = LearnedSink(1)
+        del some.sink  # that of some heads is no parameter: its gradient goes to the parameter of all
+        some.sink = self.sink[head]
+        return some
 
     def check(self, sizes: Sizes) -> None:
         if self.sink.shape[0] != sizes.H:

@@ -1,0 +1,353 @@
+"""Gradients of weights and folds in O(n) memory: the forward pass keeps no weights, the backward computes them again.
+
+A family of weights says how whole rows of weights follow from its tensors (`LiveRows`). What is read from a map, a tile
+or the states of folds, is one autograd function. Its forward pass is that of any map: kernels, or tiles without a
+graph. Its backward pass goes through the rows, a range at a time: weights, what is read of them, and the gradients of
+the tensors, which are added up. So no more weights are in memory than those of one range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from regard.engine.gradients import zeros_like
+from regard.engine.transforms import is_transformed
+from regard.errors import RegardError
+from regard.maps.folds import Fold, Shape, State, Tile, check_folds
+from regard.pieces.grid import Grid
+from regard.shapes import as_slice, to_device, without_autocast
+from regard.spans import Spans
+
+#: Weights of whole rows, and their logarithms if these are more precise than log(weights): from queries (a slice, or
+#: indices on the host) and keys, among which are all those with a weight other than 0.
+Rows = Callable[[slice | Tensor, Spans], tuple[Tensor, Tensor | None]]
+#: Numbers that the graph of a weight holds, for each number that its computation without a graph holds.
+GRAPH = 4
+
+
+@dataclass(frozen=True, eq=False)
+class LiveRows:
+    """Whole rows of weights as a function of `tensors`: `around` makes it for tensors of the same shapes."""
+
+    tensors: Sequence[Tensor]
+    around: Callable[[Sequence[Tensor]], Rows]
+
+
+class Readable(Protocol):
+    """What this file needs of a map."""
+
+    is_signed: ClassVar[bool]
+    grid: Grid
+
+    @property
+    def shape(self) -> Shape: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def _row_bytes(self) -> int: ...
+    def live_rows(self) -> LiveRows: ...
+    def fold_states(self, folds: Iterable[Fold]) -> dict[Fold, State]: ...
+    def _indexed(self, rows: Tensor, cols: Tensor) -> Tensor: ...
+    def _row_blocks(self, whole: int = 0) -> Iterator[tuple[slice, Spans, Spans]]: ...
+    def _spans(self, question: str, rows: slice) -> Spans: ...
+
+
+def live_tile(weights: Readable, rows: Tensor, cols: Tensor, workspace: int) -> Tensor:
+    """The weights (B, H, I', J') of these queries and keys (indices on the host), in the autograd graph."""
+    return _read(_TileReading(weights, rows, cols, workspace))[0]
+
+
+def live_states(weights: Readable, folds: Iterable[Fold]) -> dict[Fold, State]:
+    """The state of each fold after the whole map, in the autograd graph."""
+    reading = _FoldReading(weights, list(dict.fromkeys(check_folds(folds, weights.is_signed))))
+    numbers = iter(_read(reading))
+    return {fold: [next(numbers) for _ in range(count)] for fold, count in reading.counts.items()}
+
+
+def joined_rows(parts: Sequence[LiveRows], combine: Callable[[list[Any]], Rows]) -> LiveRows:
+    """Rows that `combine` computes from the rows of several maps."""
+    counts = [len(part.tensors) for part in parts]
+
+    def around(tensors: Sequence[Tensor]) -> Rows:
+        source = iter(tensors)
+        own = [[next(source) for _ in range(count)] for count in counts]
+        return combine([part.around(some) for part, some in zip(parts, own, strict=True)])
+
+    return LiveRows([tensor for part in parts for tensor in part.tensors], around)
+
+
+def given(tensors: Sequence[Tensor]) -> LiveRows:
+    """Tensors that `joined_rows` passes to its `combine` as they are."""
+    return LiveRows(tensors, lambda some: some)  # type: ignore[arg-type, return-value]
+
+
+#: Results of a part of a reading, each with its gradient.
+Part = list[tuple[Tensor, Tensor]]
+
+
+class _Reading(Protocol):
+    """What is read of a map: its results without a graph, and in the graph, part by part."""
+
+    weights: Readable
+
+    def results(self) -> list[Tensor]: ...
+    def parts(self, rows: Rows, grads: Sequence[Tensor | None]) -> Iterator[Part]:
+        """The parts of the results that depend on weights, each with its gradient; together they are the results."""
+        ...
+
+    def whole(self, rows: Rows, grads: Sequence[Tensor | None]) -> Part:
+        """All results in one graph, for a second derivative."""
+        ...
+
+
+@dataclass(eq=False)
+class _TileReading:
+    """The weights of some queries and keys."""
+
+    weights: Readable
+    rows: Tensor
+    cols: Tensor
+    workspace: int
+
+    def results(self) -> list[Tensor]:
+        tile = self.weights._indexed(self.rows, self.cols)
+        return [tile.clone() if tile._is_view() else tile]
+
+    def parts(self, rows: Rows, grads: Sequence[Tensor | None]) -> Iterator[Part]:
+        (grad,) = grads
+        if grad is None:
+            return
+        height = max(1, self.workspace // (GRAPH * self.weights._row_bytes))
+        for places in torch.arange(len(self.rows)).split(height):
+            index = self.rows[places]
+            keys = self.weights._spans("any_allowed", slice(int(index.min()), int(index.max()) + 1))
+            if keys:
+                here = as_slice(index)
+                tile, _ = rows(index if here is None else here, keys)
+                yield [(self._chosen(tile, keys), grad[:, :, places.to(grad.device)])]
+
+    def _chosen(self, tile: Tensor, keys: Spans) -> Tensor:
+        """The columns of a tile of these keys; 0 for keys that no query of the tile may attend to."""
+        known = keys.tensor("cpu")
+        place = torch.searchsorted(known, self.cols).clamp_max(len(known) - 1)
+        is_known = to_device(known[place] == self.cols, tile.device)
+        return tile[..., to_device(place, tile.device)].where(is_known, 0.0)
+
+    def whole(self, rows: Rows, grads: Sequence[Tensor | None]) -> Part:
+        return [pair for part in self.parts(rows, grads) for pair in part]
+
+
+class _FoldReading:
+    """The states of folds after the whole map."""
+
+    def __init__(self, weights: Readable, folds: list[Fold]) -> None:
+        self.weights, self.folds = weights, folds
+        self.counts: dict[Fold, int] = {}
+
+    def results(self) -> list[Tensor]:
+        states = self.weights.fold_states(self.folds)
+        self.counts = {fold: len(states[fold]) for fold in self.folds}
+        return [tensor for state in states.values() for tensor in state]
+
+    @property
+    def constants(self) -> list[bool]:
+        """For each result, whether it depends on no weight."""
+        return [not fold.reads_weights for fold, count in self.counts.items() for _ in range(count)]
+
+    def _grads_of(self, grads: Sequence[Tensor | None]) -> dict[Fold, list[Tensor | None]]:
+        """The gradients of the states that the loss depends on, by fold."""
+        source = iter(grads)
+        split = {fold: [next(source) for _ in range(count)] for fold, count in self.counts.items()}
+        return {fold: some for fold, some in split.items() if any(grad is not None for grad in some)}
+
+    def _new(self, fold: Fold) -> State:
+        return fold.init(self.weights.shape, self.weights.device)
+
+    def _blocks(self) -> list[tuple[slice, Spans, Spans]]:
+        blocks = self.weights._row_blocks(whole=GRAPH) if 0 not in self.weights.shape else ()
+        return [block for block in blocks if block[1]]
+
+    def _tiles(self, rows: Rows, block: tuple[slice, Spans, Spans]) -> list[Tile]:
+        """The tiles of a range of queries, one for each interval of their keys."""
+        queries, keys, all_allowed = block
+        weights, logs = rows(queries, keys)
+        tiles, first = [], 0
+        for start, stop in keys:
+            cols, part = slice(start, stop), slice(first, first + stop - start)
+            undecided = Spans.of((start, stop)) & ~all_allowed
+            own_logs = None if logs is None else logs[..., part]
+            tiles.append(
+                Tile(weights[..., part], own_logs, queries, cols, self.weights.grid.tile(queries, cols), undecided)
+            )
+            first = part.stop
+        return tiles
+
+    def parts(self, rows: Rows, grads: Sequence[Tensor | None]) -> Iterator[Part]:
+        """Range by range, from the last to the first.
+
+        States of disjoint queries add up for most folds, so that every range has the gradient of the result. For other
+        folds, such as a maximum, the state before a range takes part in it, and the gradient goes through it.
+        """
+        of_fold, blocks = self._grads_of(grads), self._blocks()
+        before = self._states_before(rows, [fold for fold in of_fold if not _adds_up(fold)], blocks)
+        reached: set[Fold] = set()
+        for number, block in reversed(list(enumerate(blocks))):
+            tiles, part = self._tiles(rows, block), []
+            for fold, fold_grads in of_fold.items():
+                earlier = [_leaf(t) for t in before[fold][number]] if fold in before else []
+                state = [t.clone() for t in earlier] if fold in before else self._new(fold)
+                for tile in tiles:
+                    fold.add(state, tile)
+                pairs = _in_graph(state, fold_grads)
+                part += pairs
+                if fold not in reached and self._reaches(fold, state, tiles, fold in before):
+                    reached.add(fold)
+                if fold in before:
+                    of_fold[fold] = _gradients_before(pairs, earlier, fold_grads)
+            yield part
+        if blocks:
+            _refuse_unreached([fold for fold in of_fold if fold not in reached])
+
+    def _reaches(self, fold: Fold, state: State, tiles: list[Tile], has_earlier: bool) -> bool:
+        """Whether the state of a fold depends on the weights of these tiles, and not on an earlier state alone."""
+        if has_earlier:
+            state = self._new(fold)
+            for tile in tiles:
+                fold.add(state, tile)
+        return any(tensor.requires_grad for tensor in state)
+
+    @torch.no_grad()
+    def _states_before(self, rows: Rows, folds: list[Fold], blocks: list[Any]) -> dict[Fold, list[State]]:
+        """For each of these folds its state before each range."""
+        before: dict[Fold, list[State]] = {fold: [] for fold in folds}
+        states = {fold: self._new(fold) for fold in folds}
+        for block in blocks if folds else ():
+            tiles = self._tiles(rows, block)
+            for fold, state in states.items():
+                before[fold].append([tensor.clone() for tensor in state])
+                for tile in tiles:
+                    fold.add(state, tile)
+        return before
+
+    def whole(self, rows: Rows, grads: Sequence[Tensor | None]) -> Part:
+        of_fold, blocks = self._grads_of(grads), self._blocks()
+        states = {fold: self._new(fold) for fold in of_fold}
+        for block in blocks:
+            for tile in self._tiles(rows, block):
+                for fold, state in states.items():
+                    fold.add(state, tile)
+        return [pair for fold, state in states.items() for pair in _in_graph(state, of_fold[fold])]
+
+
+def _adds_up(fold: Fold) -> bool:
+    return type(fold).merge is Fold.merge if fold.adds_rows is None else fold.adds_rows
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.requires_grad_() if tensor.is_floating_point() else tensor
+
+
+def _in_graph(state: State, grads: Sequence[Tensor | None]) -> Part:
+    """The tensors of a state that depend on weights and have a gradient, with it."""
+    pairs = zip(state, grads, strict=True)
+    return [(tensor, grad) for tensor, grad in pairs if grad is not None and tensor.requires_grad]
+
+
+def _gradients_before(pairs: Part, earlier: State, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The gradients of a state before a range, from those after it."""
+    inputs = [tensor for tensor in earlier if tensor.requires_grad]
+    if not pairs or not inputs:
+        return list(grads)
+    outputs, output_grads = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(outputs, inputs, output_grads, retain_graph=True, allow_unused=True))
+    return [next(found) if tensor.requires_grad else None for tensor in earlier]
+
+
+def _refuse_unreached(folds: list[Fold]) -> None:
+    """Refuse gradients of folds that no weight reaches by differentiable operations."""
+    for fold in folds:
+        raise RegardError(
+            f"weights.summarize: {type(fold).__name__} has no gradient. Its state depends on weights only through "
+            "operations without a derivative, such as comparisons, counts or indices. Leave it out of the loss."
+        )
+
+
+def _read(reading: _Reading) -> tuple[Tensor, ...]:
+    """The results of a reading, in the autograd graph."""
+    if is_transformed():
+        raise RegardError(
+            "weights: inside torch.func and forward-mode derivatives weights carry no gradients. Use "
+            "torch.autograd.grad or backward(), or read the output of attend(..., engine='dense')."
+        )
+    return _Read.apply(reading, *reading.weights.live_rows().tensors)  # type: ignore[return-value]
+
+
+class _Read(torch.autograd.Function):
+    """Reads a map; backward computes the weights again, range by range."""
+
+    @staticmethod
+    def forward(ctx: Any, reading: _Reading, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.reading = reading
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+        results = reading.results()
+        constants = getattr(reading, "constants", [False] * len(results))
+        pairs = zip(results, constants, strict=True)
+        ctx.mark_non_differentiable(*(t for t, is_constant in pairs if is_constant or not t.is_floating_point()))
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        tensors, wanted = _saved(ctx), ctx.needs_input_grad[1:]
+        live = ctx.reading.weights.live_rows()
+        if torch.is_grad_enabled():  # create_graph=True
+            part = ctx.reading.whole(live.around(tensors), grads)
+            return None, *_gradients(part, tensors, wanted, create_graph=True)
+        sums = [zeros_like(t) if want else None for t, want in zip(tensors, wanted, strict=True)]
+        leaves = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted, strict=True)]
+        with torch.enable_grad(), without_autocast(ctx.reading.weights.device):
+            for part in ctx.reading.parts(live.around(leaves), grads):
+                for total, gradient in zip(sums, _gradients(part, leaves, wanted), strict=True):
+                    if total is not None and gradient is not None:
+                        total += gradient
+        return None, *(s if s is None else s.to(t.dtype) for s, t in zip(sums, tensors, strict=True))
+
+
+def _saved(ctx: Any) -> Sequence[Tensor]:
+    """The tensors of the forward pass; an error with the remedy if they were freed or changed."""
+    try:
+        return ctx.saved_tensors
+    except RuntimeError as error:
+        if "in-place" in str(error) or "inplace" in str(error):
+            raise RegardError(
+                "weights: queries, keys or parameters were changed in place after the weights were read, so their "
+                "gradients cannot be computed. Call backward() before the change (an optimizer step, perhaps)."
+            ) from error
+        if "second time" in str(error):
+            raise RegardError(
+                "weights: backward() has already freed the graph of these weights. Add up the losses and call "
+                "backward() once, read the weights again, or pass retain_graph=True to the first backward()."
+            ) from error
+        raise
+
+
+def _gradients(
+    part: Part, inputs: Sequence[Tensor], wanted: Sequence[bool], create_graph: bool = False
+) -> list[Tensor | None]:
+    """Gradients of a part of the results with respect to the wanted inputs; None where there is none."""
+    part = [(result, grad) for result, grad in part if result.requires_grad]
+    if not part:
+        return [None] * len(inputs)
+    results, grads = zip(*part, strict=True)
+    grads = tuple(grad.to(result.dtype) for result, grad in part)
+    some = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want]
+    # keep the graph: a family may compute something once for all rows
+    found = iter(
+        torch.autograd.grad(results, some, grads, retain_graph=True, create_graph=create_graph, allow_unused=True)
+    )
+    return [next(found) if want else None for want in wanted]
