@@ -17,7 +17,7 @@ from regard.drawing.paper_panels import PANELS, Content, Drawn, Layer
 from regard.drawing.scale import ScaleName, WeightScale
 from regard.errors import RegardError, nearest
 from regard.maps import AttentionMap
-from regard.maps.attention_map import ShareMap
+from regard.maps.share_map import ShareMap
 from regard.stats import TextReading
 from regard.stats.numbering import layer_numbers
 

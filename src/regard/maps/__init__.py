@@ -1,6 +1,6 @@
 """The weights of an attention on demand, and statistics that stream over them."""
 
-from regard.maps import call_map  # noqa: F401  tells AttentionMap.of the families
+from regard.maps import call_map, share_map  # noqa: F401  tell AttentionMap the families
 from regard.maps.attention_map import AttentionMap
 from regard.maps.folds import (
     Distance,

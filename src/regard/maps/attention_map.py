@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Self, TypeVar, overload
 
 import torch
@@ -27,15 +26,13 @@ from regard.maps.folds import (
     Links,
     MassOn,
     Pool,
-    SignedMass,
-    Signs,
     Similarity,
     State,
     Tile,
     TopLinks,
     check_folds,
 )
-from regard.maps.gradients import LiveRows, joined_rows, live_states, live_tile
+from regard.maps.gradients import LiveRows, live_states, live_tile
 from regard.maps.indices import Index, OutOfRange, axis_index, indices
 from regard.maps.paged_keys import PagedKeys
 from regard.pieces.grid import Grid
@@ -86,6 +83,8 @@ class AttentionMap(ABC):
     is_signed: ClassVar[bool] = False
     #: Chooses the family of weights; `call_map` sets it, since the families are subclasses of this class.
     _of_tensors: ClassVar[Callable[..., AttentionMap]]
+    #: Makes the map of shares; `share_map` sets it.
+    _shares_of: ClassVar[Callable[[AttentionMap], AttentionMap]]
 
     #: The pieces. Their mask says which keys a query may attend to.
     attention: Attention
@@ -238,7 +237,7 @@ class AttentionMap(ABC):
                 f"the budget: tile(..., budget={size})."
             )
 
-    def shares(self) -> ShareMap:
+    def shares(self) -> AttentionMap:
         """|w_ij| / sum_j |w_ij|: the share of each key, for statistics that need shares.
 
         >>> import torch, regard as rg
@@ -246,7 +245,7 @@ class AttentionMap(ABC):
         >>> rg.attend(rg.Attention(), x, x, x).weights.shares()[0, 0, 2]
         tensor([0.3333, 0.3333, 0.3333])
         """
-        return ShareMap(self)
+        return AttentionMap._shares_of(self)
 
     # Gradients
 
@@ -427,82 +426,6 @@ class AttentionMap(ABC):
     def __repr__(self) -> str:
         B, H, I, J = self.shape
         return f"AttentionMap({B} x {H} heads x {I} queries x {J} keys{', signed' if self.is_signed else ''})"
-
-
-class ShareMap(AttentionMap):
-    """|w_ij| / sum_j |w_ij| of another map; a row of zeros stays zero.
-
-    >>> import torch, regard as rg
-    >>> x = torch.zeros(1, 1, 3, 4)
-    >>> rg.attend(rg.Attention(), x, x, x).weights.shares().entropy().exp().round(decimals=4)
-    tensor([[[3., 3., 3.]]])
-    """
-
-    def __init__(self, source: AttentionMap, signs: Signs | None = None) -> None:
-        """`signs`: the sums of the weights of each sign; computed in one pass at the first look if not given."""
-        self.source, self._signs = source, signs
-        self.attention, self.positions, self.grid = source.attention, source.positions, source.grid
-
-    @property
-    def signs(self) -> Signs:
-        """The sums of the positive and of the negative weights of every row, (B, H, I) each."""
-        if self._signs is None:
-            with torch.no_grad():  # rows with gradients compute their own totals
-                (self._signs,) = self.source.summarize(SignedMass())
-        return self._signs
-
-    @property
-    def totals(self) -> Tensor:
-        """sum_j |w_ij| of every row, (B, H, I)."""
-        return self.signs.positive - self.signs.negative
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return self.source.shape
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return self.source._dtype
-
-    @property
-    def _bytes_per_weight(self) -> int:
-        return self.source._bytes_per_weight
-
-    @checked
-    def select(self, batch: Index, head: Index) -> ShareMap:
-        """The map of some batch entries and heads (indices), still lazy."""
-        b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
-        h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
-        return ShareMap(self.source.select(batch, head), Signs(*(part[b][:, h] for part in self.signs)))
-
-    @property
-    def carries_gradients(self) -> bool:
-        return self.source.carries_gradients
-
-    def live_rows(self) -> LiveRows:
-        def combine(parts: list[Any]) -> Any:
-            def rows(queries: slice | Tensor, keys: Spans) -> tuple[Tensor, None]:
-                sizes = parts[0](queries, keys)[0].abs()
-                totals = sizes.sum(-1, keepdim=True)
-                return sizes / totals.masked_fill(totals == 0, 1.0), None
-
-            return rows
-
-        return joined_rows([self.source.live_rows()], combine)
-
-    def _shares(self, weights: Tensor, rows: Tensor | slice) -> Tensor:
-        rows = rows if isinstance(rows, slice) else to_device(rows, self.device)
-        totals = self.totals[:, :, rows, None].to(weights.dtype)
-        return weights.abs() / totals.masked_fill(totals == 0, 1.0)
-
-    def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
-        return self._shares(self.source._weights(rows, cols), rows)
-
-    @torch.no_grad()
-    def tiles(self) -> Iterator[Tile]:
-        """Every tile of the other map, with shares in place of weights."""
-        for tile in self.source.tiles():
-            yield replace(tile, weights=self._shares(tile.weights, tile.rows), log_weights=None)
 
 
 def _cut(spans: Spans, width: int) -> Iterator[slice]:

@@ -13,9 +13,9 @@ from torch import Tensor
 from regard.checks import Count, checked
 from regard.errors import RegardError
 from regard.maps import AttentionMap, Fold, KeyTotals, Links, Similarity, TopLinks
-from regard.maps.attention_map import ShareMap
 from regard.maps.head_mean import HeadMean
 from regard.maps.scored_map import ScoredMap
+from regard.maps.share_map import ShareMap
 from regard.pieces import Dot
 from regard.stats.folds import Agreement
 from regard.stats.numbering import layer_numbers
