@@ -23,6 +23,7 @@ from regard.hf.masks.biases import LearnedBias, bias_of
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.mask_tensors import Recognised, recognise
 from regard.hf.masks.span_masks import OURS, SpanMask
+from regard.live import keeps_gradients
 from regard.pieces.bias import Bias, Softcap
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, causal, window
@@ -75,8 +76,8 @@ class Call:
         return self.function(self.module, self.query, self.key, self.value, self.mask, **self.options)
 
     def needs_gradient(self, tensor: Tensor) -> bool:
-        """Whether the tensor must receive gradients."""
-        return self.to_run and tensor.requires_grad and torch.is_grad_enabled()
+        """Whether the tensor must receive gradients: from the output of a backend, or from a map that carries them."""
+        return (self.to_run or keeps_gradients()) and tensor.requires_grad and torch.is_grad_enabled()
 
     @property
     def flash(self) -> bool:

@@ -9,6 +9,7 @@ the tensors, which are added up. So no more weights are in memory than those of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -201,8 +202,7 @@ class _FoldReading:
             for fold, fold_grads in of_fold.items():
                 earlier = [_leaf(t) for t in before[fold][number]] if fold in before else []
                 state = [t.clone() for t in earlier] if fold in before else self._new(fold)
-                for tile in tiles:
-                    fold.add(state, tile)
+                _add(fold, state, tiles)
                 pairs = _in_graph(state, fold_grads)
                 part += pairs
                 if fold not in reached and self._reaches(fold, state, tiles, fold in before):
@@ -217,8 +217,7 @@ class _FoldReading:
         """Whether the state of a fold depends on the weights of these tiles, and not on an earlier state alone."""
         if has_earlier:
             state = self._new(fold)
-            for tile in tiles:
-                fold.add(state, tile)
+            _add(fold, state, tiles)
         return any(tensor.requires_grad for tensor in state)
 
     @torch.no_grad()
@@ -230,18 +229,25 @@ class _FoldReading:
             tiles = self._tiles(rows, block)
             for fold, state in states.items():
                 before[fold].append([tensor.clone() for tensor in state])
-                for tile in tiles:
-                    fold.add(state, tile)
+                _add(fold, state, tiles)
         return before
 
     def whole(self, rows: Rows, grads: Sequence[Tensor | None]) -> Part:
         of_fold, blocks = self._grads_of(grads), self._blocks()
         states = {fold: self._new(fold) for fold in of_fold}
         for block in blocks:
-            for tile in self._tiles(rows, block):
-                for fold, state in states.items():
-                    fold.add(state, tile)
+            tiles = self._tiles(rows, block)
+            for fold, state in states.items():
+                _add(fold, state, tiles)
         return [pair for fold, state in states.items() for pair in _in_graph(state, of_fold[fold])]
+
+
+def _add(fold: Fold, state: State, tiles: Sequence[Tile]) -> None:
+    """Add the tiles to a state, which `add` may overwrite although its graph needs the earlier numbers."""
+    is_sum = _adds_up(fold) or not torch.is_grad_enabled()
+    with nullcontext() if is_sum else torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda saved: saved):
+        for tile in tiles:
+            fold.add(state, tile)
 
 
 def _adds_up(fold: Fold) -> bool:

@@ -20,6 +20,7 @@ from regard.hf.capture.recurrent_calls import RecurrentCall
 from regard.hf.capture.returned_weights import ReturnedCall
 from regard.hf.capture.value_probe import ProbedCall
 from regard.hf.capture.verification import Check
+from regard.live import keeping, keeps_gradients
 from regard.maps.attention_map import AttentionMap
 from regard.maps.joined import joined
 from regard.maps.scored_map import ScoredMap
@@ -45,7 +46,9 @@ class SharedKeys:
     tensor: Tensor
 
     def grow(self, later: Tensor) -> bool:
-        """Replace the tensor by `later` if it begins with it; returns whether it does."""
+        """Replace the tensor by `later` if it begins with it; returns whether it does. Graphs are not shared."""
+        if later.requires_grad or self.tensor.requires_grad:
+            return False
         size = self.tensor.shape[2]
         if later.dtype != self.tensor.dtype or later.shape[2] <= size or later.shape[:2] != self.tensor.shape[:2]:
             return False
@@ -59,7 +62,7 @@ class SharedKeys:
 class Capture:
     """One call of a module: its pieces, queries and keys, the verification, and the log-sum-exp of rows if known.
 
-    `values` are kept with watch(keep="qkv").
+    `values` are kept with watch(keep="qkv"). If `is_live`, the tensors have their graphs.
     """
 
     attention: Attention
@@ -70,6 +73,7 @@ class Capture:
     logsumexp: Tensor | None = None
     values: SharedKeys | None = None
     edits: LayerEdits | None = None
+    is_live: bool = field(default_factory=keeps_gradients)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -86,12 +90,13 @@ class Capture:
         return self.values.tensor[:, :, : len(self.positions.keys)]
 
     def _scored(self) -> ScoredMap:
-        key = self.keys.tensor[:, :, : len(self.positions.keys)]
-        prepared = Prepared.of(self.attention, self.query, key, self.positions)
         B, H, I, _ = self.query.shape
         grid = Grid.whole(self.positions, B, H, I, self.query.device)
         row_statistic = None if self.logsumexp is None else (self.logsumexp,)
-        return ScoredMap(self.attention, prepared, self.positions, grid, row_statistic)
+        with keeping(self.is_live), torch.set_grad_enabled(self.is_live):
+            key = self.keys.tensor[:, :, : len(self.positions.keys)]
+            prepared = Prepared.of(self.attention, self.query, key, self.positions)
+            return ScoredMap(self.attention, prepared, self.positions, grid, row_statistic)
 
 
 @dataclass(eq=False)

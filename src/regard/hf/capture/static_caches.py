@@ -5,11 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from regard.hf.calls import DIRECT, Call, Translation
+from regard.live import kept
 
 
 def call_tensors(call: Call, translation: Translation, with_values: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Queries, keys, and values if they are kept; keys and values of a static cache are copies."""
-    query, key = translation.query.detach(), call.key.detach()
+    query, key = kept(translation.query), kept(call.key)
     value = call.value.detach() if with_values else None
     if not _is_static(call):
         return query, key, value

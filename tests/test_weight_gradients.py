@@ -1,0 +1,394 @@
+"""Weights and folds carry gradients inside `rg.differentiable()`: those of dense float64 autograd, in O(n) memory."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import regard as rg
+from regard.catalog import mechanisms
+from regard.maps import attention_map, transported_map
+from regard.maps.head_mean import HeadMean
+from regard.maps.pyramid import Pyramid
+from regard.stats import Agreement, Offsets
+
+every_mechanism = pytest.mark.parametrize("name", sorted(mechanisms()))
+EXACT, ROUNDED = {"rtol": 1e-8, "atol": 1e-10}, {"rtol": 2e-4, "atol": 2e-6}
+
+
+def drawn_call(name, **sizes):
+    """A mechanism, its inputs and tensors of the call with gradients, and everything that has one."""
+    entry = mechanisms()[name]
+    attention, *inputs = entry.example(**sizes)
+    tensors = {
+        label: t.detach().clone().requires_grad_(t.is_floating_point())
+        for label, t in entry.tensors(attention, *inputs).items()
+    }
+    q, k, v = (t.detach().clone().requires_grad_() for t in inputs)
+    learned = [q, k, *(t for t in tensors.values() if t.requires_grad), *attention.parameters()]
+    return attention, (q, k, v), tensors, learned
+
+
+def dense_weights(attention, inputs, tensors):
+    """The weights by torch's own autograd: the output for unit vectors as values. No map is involved."""
+    q, k, _ = inputs
+    units = torch.eye(k.shape[2], dtype=q.dtype).expand(*k.shape[:2], -1, -1)
+    is_recurrent = isinstance(attention, rg.Attention) and attention.transition is not None
+    return rg.attend(attention, q, k, units, engine="recurrent" if is_recurrent else "dense", **tensors).output
+
+
+def live_map(attention, inputs, tensors):
+    with rg.differentiable():
+        return rg.attend(attention, *inputs, **tensors)
+
+
+def gradients(loss, learned):
+    found = torch.autograd.grad(loss, learned, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(x) if grad is None else grad for x, grad in zip(learned, found, strict=True)]
+
+
+def times_noise(x):
+    """A drawn linear function."""
+    torch.manual_seed(x.numel())
+    return (x * torch.randn(x.shape, dtype=torch.float64)).sum()
+
+
+def entropy_of(weights):
+    shares = weights.abs() / weights.abs().sum(-1, keepdim=True).clamp_min(1e-30)
+    return -(shares * shares.clamp_min(1e-30).log()).sum(-1)
+
+
+@pytest.fixture
+def small_ranges(monkeypatch):
+    """Tiles and ranges of a few queries, so that tiny maps have several."""
+    for module in (attention_map, transported_map):
+        monkeypatch.setattr(module, "TILE", (6, 4))
+    monkeypatch.setattr(attention_map, "GAP", 1)
+
+
+@pytest.mark.usefixtures("small_ranges")
+@every_mechanism
+def test_gradients_of_weights_and_folds_are_those_of_dense_weights(name):
+    """Of tiles with strides and repeated keys, of all kinds of folds, and of the output in the same loss."""
+    attention, inputs, tensors, learned = drawn_call(name, batch=1)
+    seen, dense = live_map(attention, inputs, tensors), dense_weights(attention, inputs, tensors)
+    weights = seen.weights
+    loss = times_noise(weights.dense().square()) + times_noise(weights[:, -1:, 1::3, [2, 0, 2]])
+    expected = times_noise(dense.square()) + times_noise(dense[:, -1:, 1::3][..., [2, 0, 2]])
+    loss, expected = (x + seen.output.square().sum() for x in (loss, expected))
+    for found, exact in zip(gradients(loss, learned), gradients(expected, learned), strict=True):
+        torch.testing.assert_close(found, exact, **EXACT)
+
+    shape = dense.shape
+    target = torch.rand(shape[2:]).softmax(-1)
+    received, top, mass, cells, offsets = weights.summarize(
+        rg.KeyTotals(), rg.TopLinks(2), rg.MassOn([0, 2]), rg.Pool(3, 2), Offsets(-2, 1)
+    )
+    entropy, divergence = weights.shares().summarize(rg.Entropy(), rg.Divergence(to=target))
+    shares = dense.abs() / dense.abs().sum(-1, keepdim=True).clamp_min(1e-300)
+    i, j = torch.meshgrid(weights.grid.query, weights.grid.key, indexing="ij")
+    cell_of = [torch.arange(n) * c // n for n, c in zip(shape[2:], (min(3, shape[2]), min(2, shape[3])), strict=True)]
+    members = [torch.nn.functional.one_hot(x).double() for x in cell_of]
+    dense_cells = (members[0] / members[0].sum(0)).T @ dense @ members[1]
+    is_live = (shares > 2.0**-100) & (target > 0)
+    dense_divergence = -(target * shares.where(is_live, 1.0).log()).sum(-1)
+    pairs = [
+        (received, dense.sum(2)),
+        (top.weights, dense.topk(2).values.clamp_min(0)),
+        (mass, dense[..., 0] + dense[..., 2]),
+        (cells, dense_cells),
+        (offsets, torch.stack([(dense * (j - i == by)).sum((-2, -1)) for by in range(-2, 2)], -1)),
+        (entropy, entropy_of(dense)),
+        (divergence, dense_divergence),
+    ]
+    assert not top.keys.requires_grad
+    loss = sum(times_noise(found) for found, _ in pairs)
+    expected = sum(times_noise(exact) for _, exact in pairs)
+    for found, exact in zip(gradients(loss, learned), gradients(expected, learned), strict=True):
+        torch.testing.assert_close(found, exact, **ROUNDED)
+
+
+def strongest(weights):
+    return weights.amax((-2, -1))
+
+
+class Strongest(rg.Fold):
+    """A maximum: states do not add up."""
+
+    def init(self, shape, device):
+        return [torch.zeros(shape[:2], device=device)]
+
+    def add(self, state, tile):
+        state[0].copy_(state[0].maximum(tile.weights.amax((-2, -1))))
+
+    def merge(self, state, other):
+        return [state[0].maximum(other[0])]
+
+
+class Above(rg.Fold):
+    """A count: no derivative."""
+
+    def init(self, shape, device):
+        return [torch.zeros(shape[:2], device=device)]
+
+    def add(self, state, tile):
+        state[0] += (tile.weights > 0.2).sum((-2, -1))
+
+
+def simple_map(**options):
+    q, k, v = (torch.randn(2, heads, 9, 4, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
+    attention = rg.Attention(mask=rg.causal() & rg.window(5), **options)
+    return (q, k), live_map(attention, (q, k, v), {}).weights, dense_weights(attention, (q, k, v), {})
+
+
+@pytest.mark.usefixtures("small_ranges")
+def test_folds_of_maxima_and_of_pairs_of_heads_have_gradients():
+    (q, k), weights, dense = simple_map()
+    flat = dense.flatten(2)
+    unit = flat / flat.norm(dim=-1, keepdim=True)
+    centred = (dense - dense.mean(2, keepdim=True)).flatten(2)
+    agreeing = centred / centred.norm(dim=-1, keepdim=True)
+    padded = torch.nn.functional.pad(dense, (0, 1, 0, 1)).unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2))
+    pairs = [
+        (weights.summarize(Strongest())[0], strongest(dense)),
+        (weights.summarize(Pyramid(1))[0][1], padded.amax((-3, -1))),
+        (weights.similarity(), unit @ unit.mT),
+        (weights.summarize(Agreement())[0], agreeing @ agreeing.mT),
+        (HeadMean(weights)[0, 0, 4], dense[0].mean(0)[4]),
+    ]
+    for found, exact in pairs:
+        for grad, expected in zip(
+            gradients(times_noise(found), (q, k)), gradients(times_noise(exact), (q, k)), strict=True
+        ):
+            torch.testing.assert_close(grad, expected, rtol=2e-4, atol=2e-5)
+
+
+def test_folds_without_a_derivative_say_so():
+    _, weights, _ = simple_map()
+    (above,) = weights.summarize(Above())
+    with pytest.raises(rg.RegardError, match=r"Above has no gradient.*comparisons, counts"):
+        above.sum().backward()
+
+
+@pytest.mark.parametrize("normalizer", [rg.Softmax(), rg.Softmax(2.0, sink=0.5), rg.Sparsemax(), rg.Entmax15()])
+def test_second_derivatives_are_exact(normalizer):
+    attention = rg.Attention(mask=rg.causal(), normalizer=normalizer)
+
+    def weights(q, k):
+        return live_map(attention, (q, k, k), {}).weights[..., 1:, :]
+
+    inputs = [torch.randn(1, 2, 4, 3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    assert gradcheck(weights, inputs, fast_mode=True) and gradgradcheck(weights, inputs, fast_mode=True)
+
+
+def test_second_derivatives_of_a_recurrence_are_refused():
+    attention, inputs, tensors, (q, *_) = drawn_call("deltanet")
+    (slope,) = torch.autograd.grad(
+        live_map(attention, inputs, tensors).weights.dense().square().sum(), q, create_graph=True
+    )
+    with pytest.raises(rg.RegardError, match="no gradient"):
+        slope.sum().backward()
+
+
+NORMALIZERS = [rg.Softmax(), rg.Softmax(sink=0.0), rg.LearnedSink(2), rg.Sparsemax(), rg.Entmax15(), rg.TopK(2)]
+
+
+@pytest.mark.parametrize("normalizer", [*NORMALIZERS, rg.Sigmoid()], ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_extreme_scores_and_empty_rows_give_no_nan(normalizer, dtype):
+    q, k, v = (torch.randn(1, 2, 6, 4, dtype=dtype, requires_grad=True) for _ in range(3))
+    real = torch.tensor([[False, True, True, True, True, False]])
+    attention = rg.Attention(mask=rg.causal() & rg.padding(real), normalizer=normalizer)
+    weights = live_map(attention, (q * 200, k * 200, v), {}).weights
+    entropy, divergence, similarity = weights.summarize(
+        rg.Entropy(), rg.Divergence(to=torch.full((6, 6), 1 / 6)), rg.Similarity()
+    )
+    loss = entropy.sum() + divergence.sum() + similarity.sum() + weights.dense().square().sum()
+    loss.backward()
+    assert loss.isfinite() and q.grad.isfinite().all() and k.grad.isfinite().all() and q.grad.dtype == dtype
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(0, 3), (3, 0), (1, 1), (1, 4)])
+def test_empty_and_single_rows_have_gradients(queries, keys):
+    q = torch.randn(1, 2, queries, 4, requires_grad=True)
+    k = torch.randn(1, 2, keys, 4, requires_grad=True)
+    weights = live_map(rg.Attention(), (q, k, k), {}).weights
+    loss = weights.received().square().sum() + weights.entropy().sum() + weights.dense().sum()
+    loss.backward()
+    assert q.grad is not None and q.grad.shape == q.shape and k.grad.isfinite().all()
+
+
+class Largest(TorchDispatchMode):
+    """The numbers in the largest tensor that any operation returns."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for x in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(x, torch.Tensor):
+                self.numbers = max(self.numbers, x.untyped_storage().nbytes() // x.element_size())
+        return result
+
+
+@pytest.mark.parametrize("transition", [None, rg.Decay(-0.05)], ids=["softmax", "retention"])
+def test_memory_is_linear_in_the_length(transition, monkeypatch):
+    """No tensor of n x n numbers is made, forward or backward, and what is kept between both is O(n)."""
+    for module in (attention_map, transported_map):
+        monkeypatch.setattr(module, "TILE", (32, 64))
+        monkeypatch.setattr(module, "WORKSPACE", 1 << 19)
+    n, kept = 240, []
+    q, k, v = (torch.randn(1, 2, n, 8, requires_grad=True) for _ in range(3))
+    attention = rg.Attention(mask=rg.causal()) if transition is None else rg.Attention(transition=transition)
+
+    def keep(x):
+        kept.append(x.numel())
+        return x
+
+    weights = live_map(attention, (q, k, v), {}).weights
+    with Largest() as largest, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        shares = weights.shares() if transition else weights
+        target = weights.select(0, [0])
+        loss = shares.entropy().sum() + weights.received().square().sum() + weights[0, 0, ::40].square().sum()
+        if transition is None:
+            loss = loss + weights.summarize(rg.Divergence(to=target))[0].sum()
+        assert max(kept) <= n * 16 and sum(kept) < n * n / 2
+        loss.backward()
+    assert largest.numbers < n * n / 2 and q.grad.abs().sum() > 0
+
+
+def test_only_maps_made_inside_carry_gradients():
+    q, k, v = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3))
+    outside = rg.attend(rg.Attention(), q, k, v).weights
+    with rg.differentiable():
+        inside = rg.attend(rg.Attention(), q, k, v).weights
+        with torch.no_grad():
+            teacher = rg.attend(rg.Attention(), q, k, v).weights
+        constant = rg.attend(rg.Attention(), q.detach(), k.detach(), v).weights
+    assert inside.carries_gradients and inside.with_gradients() is inside
+    for weights in (outside, teacher, constant, pickle.loads(pickle.dumps(inside)), copy.deepcopy(inside)):
+        assert not weights.carries_gradients and not weights.dense().requires_grad
+        assert not weights.entropy().requires_grad and torch.equal(weights.dense(), inside.dense())
+        with pytest.raises(rg.RegardError, match=r"made outside `with rg.differentiable\(\):`, or under"):
+            weights.with_gradients()
+    with torch.no_grad():
+        assert not inside.entropy().requires_grad and not inside[0, 0, 1].requires_grad
+    assert inside.select(0, [1]).carries_gradients and inside.shares().carries_gradients
+    assert inside.__array__().shape == (1, 2, 5, 5) and torch.from_dlpack(inside).shape == (1, 2, 5, 5)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode(), pytest.raises(rg.RegardError, match=f"torch.{mode.__name__} is active"):
+            rg.differentiable().__enter__()
+
+
+def test_changes_in_place_and_freed_graphs_are_errors():
+    sink = rg.LearnedSink(2)
+    attention = rg.Attention(normalizer=sink)
+    q, k, v = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3))
+    received = (weights := live_map(attention, (q, k, v), {}).weights).received().sum()
+    received.backward(retain_graph=True)
+    received.backward()
+    assert sink.sink.grad.abs().sum() > 0
+    with pytest.raises(rg.RegardError, match=r"already freed the graph.*retain_graph"):
+        received.backward()
+    again = weights.entropy().sum()
+    with torch.no_grad():
+        sink.sink += 1.0
+    with pytest.raises(rg.RegardError, match="changed in place"):
+        again.backward()
+    with pytest.raises(rg.RegardError, match="changed in place since attend ran"):
+        weights.entropy()
+
+
+HIDDEN = {}
+
+
+class Hidden(rg.Score):
+    def check(self, sizes, key_width):
+        pass
+
+    def tile(self, query, key, grid):
+        return HIDDEN["scale"] * query @ key.mT
+
+
+def test_hidden_tensors_and_transforms_are_refused():
+    HIDDEN["scale"] = torch.ones((), requires_grad=True)
+    q = torch.randn(1, 1, 3, 4, requires_grad=True)
+    with rg.differentiable(), pytest.raises(rg.RegardError, match=r"inside rg.differentiable\(\) a piece depends on"):
+        rg.attend(rg.Attention(Hidden()), q, q, q)
+    weights = live_map(rg.Attention(), (q, q, q), {}).weights
+    with pytest.raises(rg.RegardError, match=r"inside torch\.func"):
+        torch.func.grad(lambda x: weights.entropy().sum() * x)(torch.ones(()))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_modules_give_live_maps(is_causal):
+    """Those of rg.nn, and torch's own under a watch, with fast paths and without; parameters get gradients."""
+    x = torch.randn(2, 5, 8)
+    own = rg.nn.MultiHeadAttention(8, 2, is_causal=is_causal, return_weights=True)
+    with rg.differentiable():
+        _, weights = own(x, x, x)
+    weights.entropy().sum().backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in own.parameters())
+
+    mask = torch.ones(5, 5).triu(1).bool() if is_causal else None
+    theirs = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    with rg.differentiable(), rg.watch(theirs) as seen:
+        _, returned = theirs(x, x, x, attn_mask=mask, need_weights=True, average_attn_weights=False)
+    found = gradients(times_noise(seen[0].dense()), [theirs.in_proj_weight])
+    torch.testing.assert_close(found, gradients(times_noise(returned), [theirs.in_proj_weight]))
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_watched_models_give_live_maps(kind):
+    """Gradients of all parameters equal those of the weights that the eager backend returns."""
+    transformers = pytest.importorskip("transformers")
+    if kind == "llama":
+        sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "intermediate_size": 16}
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(hidden_size=16, vocab_size=20, **sizes))
+    else:
+        config = transformers.T5Config(d_model=16, d_kv=4, d_ff=16, num_layers=2, num_heads=2, vocab_size=20)
+        model = transformers.T5EncoderModel(config)
+    for parameter in (model := model.eval()).parameters():
+        parameter.data = 0.3 * torch.randn(parameter.shape)
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9]])
+    model.set_attn_implementation("sdpa")
+    with rg.differentiable(), rg.watch(model) as seen:
+        model(ids)
+    with torch.no_grad():
+        assert not seen[0].dense().requires_grad  # the first look is no loss
+    loss = sum(seen[layer].summarize(rg.Entropy())[0].square().sum() for layer in range(2))
+    model.set_attn_implementation("eager")
+    expected = sum(entropy_of(weights).square().sum() for weights in model(ids, output_attentions=True).attentions)
+    parameters = list(model.parameters())
+    torch.testing.assert_close(loss, expected)
+    for found, exact in zip(gradients(loss, parameters), gradients(expected, parameters), strict=True):
+        torch.testing.assert_close(found, exact, rtol=1e-3, atol=1e-5)
+
+
+def test_divergence_is_that_of_torch_and_checks_its_target():
+    _, weights, dense = simple_map()
+    (q, k), teacher, dense_teacher = simple_map()
+    expected = torch.nn.functional.kl_div(dense.log(), dense_teacher, reduction="none").nan_to_num(0.0).sum(-1)
+    (found,) = weights.summarize(rg.Divergence(to=teacher))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+    found.sum().backward()
+    assert q.grad is None and k.grad is None  # a target is a constant
+    full = rg.attend(rg.Attention(), q, q, q).weights
+    (hidden,) = weights.select(0, [0]).summarize(rg.Divergence(to=full.select(0, [0])))
+    assert (hidden[0, 0, 0] > 10) and hidden.isfinite().all()  # the mask hides keys that have a target
+    rows = torch.eye(9)
+    (sharp,) = weights.summarize(rg.Divergence(to=rows))
+    torch.testing.assert_close(sharp.double(), -dense.diagonal(dim1=-2, dim2=-1).log(), rtol=1e-5, atol=1e-6)
+    for target, words in (
+        (rows[:3], "need the same queries and keys"),
+        (-rows, "must not be negative"),
+        (rows.long(), "target rows are floats"),
+        (rg.SumMap([full, full], [1.0, -1.0]), "targets are shares"),
+    ):
+        with pytest.raises(rg.RegardError, match=words):
+            weights.summarize(rg.Divergence(to=target))
