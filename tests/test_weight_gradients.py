@@ -242,7 +242,7 @@ def test_memory_is_linear_in_the_length(transition, monkeypatch):
     for module in (attention_map, transported_map):
         monkeypatch.setattr(module, "TILE", (32, 64))
         monkeypatch.setattr(module, "WORKSPACE", 1 << 19)
-    n, kept = 240, []
+    n, kept = 300, []
     q, k, v = (torch.randn(1, 2, n, 8, requires_grad=True) for _ in range(3))
     attention = rg.Attention(mask=rg.causal()) if transition is None else rg.Attention(transition=transition)
 
@@ -257,7 +257,7 @@ def test_memory_is_linear_in_the_length(transition, monkeypatch):
         loss = shares.entropy().sum() + weights.received().square().sum() + weights[0, 0, ::40].square().sum()
         if transition is None:
             loss = loss + weights.summarize(rg.Divergence(to=target))[0].sum()
-        assert max(kept) <= n * 16 and sum(kept) < n * n / 2
+        assert max(kept) <= n * 16 and sum(kept) < n * 200
         loss.backward()
     assert largest.numbers < n * n / 2 and q.grad.abs().sum() > 0
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from regard.context import ContextFlag
 from regard.errors import RegardError
+
+Result = TypeVar("Result")
 
 _kept = ContextFlag("differentiable")
 
@@ -59,3 +62,14 @@ def keeping(is_kept: bool) -> AbstractContextManager[None]:
 def kept(tensor: Tensor) -> Tensor:
     """The tensor itself if graphs are kept, else detached."""
     return tensor if keeps_gradients() else tensor.detach()
+
+
+def with_graph(function: Callable[[], Result]) -> Callable[[], Result]:
+    """The function, which runs with gradients if graphs are kept now, even if it is called under `torch.no_grad()`."""
+    is_kept = keeps_gradients()
+
+    def run() -> Result:
+        with torch.set_grad_enabled(is_kept):
+            return function()
+
+    return run

@@ -28,9 +28,9 @@ class Divergence(Fold[Tensor]):
 
     `to` are the target rows p: a tensor (I, J), (H, I, J) or (B, H, I, J) whose batch and heads may be 1, such as gold
     alignments, or another map with the same queries and keys and as many heads, or one. Targets are constants: no
-    gradient goes into them. Their rows should sum to 1; a row of zeros has divergence 0. If a key has a target but weight 0, the divergence is
-    infinite; here such a key has the weight 2^-126, so it costs 87 nats for its share of the row. (Kullback and
-    Leibler 1951.)
+    gradient goes into them. Their rows should sum to 1; a row of zeros has divergence 0. If a key has a target but
+    weight 0, the divergence is infinite; here such a key has the weight 2^-126, so it costs 87 nats for its share of
+    the row. (Kullback and Leibler 1951.)
 
     Errors: `RegardError` if `to` is negative or not finite, is signed, or does not fit the map.
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from regard.hf.calls import DIRECT, Call, Untranslatable
 from regard.hf.capture.projection_inputs import ProjectionInputs
+from regard.live import keeps_gradients
 
 #: (head outputs (b, H, r, E), batch entries, rows) -> the output of the module for these rows, (b, r, C).
 Finish = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -68,7 +69,7 @@ def multihead(
 ) -> ObservedCall:
     """A call of `nn.MultiheadAttention` on any of its three paths. Queries and keys are projected again.
 
-    With `deferred` they are projected when the map is read.
+    With `deferred` they are projected when the map is read, unless it carries gradients.
     """
     if type(module).forward is not nn.MultiheadAttention.forward:
         raise Untranslatable(f"{type(module).__name__} replaces the forward of nn.MultiheadAttention")
@@ -128,7 +129,7 @@ def _call(
     module: nn.MultiheadAttention, inputs: list[Tensor], masked: Tensor | None, padded: Tensor | None, deferred: bool
 ) -> tuple[Call, ProjectionInputs | None]:
     """The call with projected inputs (B, I, C) each. In both masks True means: may not attend."""
-    kept = ProjectionInputs.of(module, inputs) if deferred else None
+    kept = ProjectionInputs.of(module, inputs) if deferred and not keeps_gradients() else None
     q, k, v = _projected(module, inputs) if kept is None else kept.shaped()
     mask = _mask(masked, padded, len(q), q.shape[1], inputs[1].shape[1])
     if mask is not None and k.shape[2] > mask.shape[-1]:

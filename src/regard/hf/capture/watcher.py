@@ -53,7 +53,7 @@ from regard.hf.capture.value_probe import GivenCall, ProbedCall, has_values
 from regard.hf.capture.verification import Check, check
 from regard.hf.models import model_name
 from regard.hf.recurrent.core_calls import CoreCall
-from regard.live import keeps_gradients
+from regard.live import with_graph
 from regard.maps import AttentionMap, Fold
 from regard.maps.listener import Values
 from regard.nn import Attends, listeners
@@ -310,18 +310,14 @@ class _Watcher:
         elif frame.random is not None and frame.inputs is not None and not self._observed_inside(frame.name or ""):
             self._keep(frame.name, lambda: self._probed(frame))
         elif isinstance(module, nn.MultiheadAttention):
-            self._keep_call(frame.name, lambda: multihead(module, args, kwargs, output, self._defers(module)))
+            self._keep_call(frame.name, lambda: multihead(module, args, kwargs, output, module in self.deferred))
         elif isinstance(module, nn.TransformerEncoderLayer):
             name = self.attending.get(module.self_attn)
             if name is not None and self.running.num_calls[name] == frame.num_calls:
                 self.called.add(name)
                 self.running.num_calls[name] += 1
-                deferred = self._defers(module.self_attn)
+                deferred = module.self_attn in self.deferred
                 self._keep_call(name, lambda: encoder_layer(module, args, kwargs, output, deferred))
-
-    def _defers(self, module: nn.Module) -> bool:
-        """Whether queries and keys are projected when the map is read; live ones are projected at once."""
-        return module in self.deferred and not keeps_gradients()
 
     def _keep_pictured(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the inputs of the last call with an image or a sound, so that a page can show it."""
@@ -415,13 +411,7 @@ class _Watcher:
             self._keep_softmax(returned.frame)
 
     def _keep_call(self, name: str | None, observe: Callable[[], ObservedCall]) -> None:
-        is_live = keeps_gradients()
-
-        def capture() -> Captured:
-            with torch.set_grad_enabled(is_live):
-                return self._capture(name or "", observe())
-
-        self._keep(name, capture)
+        self._keep(name, with_graph(lambda: self._capture(name or "", observe())))
 
     @torch.no_grad()
     def _keep(self, name: str | None, capture: Callable[[], Captured]) -> None:
