@@ -14,15 +14,14 @@ def rows_with_logs(normalizer: Normalizer, scores: Tensor, columns: Tensor) -> t
     >>> rows_with_logs(Softmax(), torch.tensor([[[[0.0, 200.0]]]]), torch.arange(2))
     (tensor([[[[0., 1.]]]]), tensor([[[[-200.,    0.]]]]))
     """
-    kind = type(normalizer)
-    if kind is Softmax and normalizer.sink is None:
+    if type(normalizer) is Softmax and normalizer.sink is None:
         return normalizer.normalize_rows(scores, columns)[0], _log_softmax(normalizer.tempered(scores))
-    if kind is Softmax or kind is LearnedSink:
+    if type(normalizer) is Softmax or type(normalizer) is LearnedSink:
         logs = normalizer.tempered(scores) if isinstance(normalizer, Softmax) else scores
         for number in subtracted(normalizer.row_statistic(scores, columns)):
             logs = logs - number
         return logs.exp(), logs
-    if kind is Sigmoid:
+    if type(normalizer) is Sigmoid:
         shifted = scores - normalizer.row_statistic(scores, columns)[0].unsqueeze(-1)
         return torch.sigmoid(shifted), nn.functional.logsigmoid(shifted)
     return normalizer.normalize_rows(scores, columns)[0], None
