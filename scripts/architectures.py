@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 import regard as rg
-from regard.hf.capture.watcher import UNCALLED
+from regard.hf.capture.reasons import UNCALLED
 
 DATA = Path(__file__).parents[1] / "docs" / "architectures.jsonl"
 PAGE = DATA.with_suffix(".md")

@@ -38,7 +38,7 @@ MASKS = {
 
 def arguments(tensors, **given):
     """All arguments of the operator in their order."""
-    usual = {"sink": None, "real": None, "groups": None, "offset": None, "seed": None}
+    usual = {"sink": None, "real": None, "groups": None, "offset": None, "seed": None, "owner": None}
     usual |= {"start": 0, "first": 0, "is_causal": False, "window": 0, "scale": 0.3, "cap": 0.0, "dropout": 0.0}
     return *tensors, *(usual | given).values()
 

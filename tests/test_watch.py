@@ -16,7 +16,7 @@ import regard as rg
 from miniatures import BART, BERT, DECODERS, ENCODERS, LLAMA, SEQ2SEQ, padding, sharpened, tokens
 from regard.hf import calls as translating
 from regard.hf.capture import verification as verifying
-from regard.hf.capture.watcher import UNCALLED
+from regard.hf.capture.reasons import UNCALLED
 from regard.hf.masks.biases import DiagonalBias, TensorBias
 from regard.hf.masks.mask_tensors import Recognised, recognise
 from watching import assert_identical, assert_verified, oracle, watched

@@ -18,7 +18,7 @@ import regard as rg
 from miniatures import V, padding, sharpened, tokens
 from regard.hf.capture import verification as verifying
 from regard.hf.capture.projection_inputs import ProjectionInputs
-from regard.hf.capture.watcher import UNCALLED
+from regard.hf.capture.reasons import UNCALLED
 from watching import assert_identical, assert_verified, oracle, watched
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

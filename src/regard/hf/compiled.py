@@ -18,10 +18,12 @@ from transformers import masking_utils as theirs
 from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.operator import OPERATOR
 from regard.engine.ring import Ring
+from regard.hf.calls import Call
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.mask_functions import MaskFunction, MaskFunctionReader
 from regard.hf.masks.mask_tensors import Recognised
-from regard.hf.operator_calls import call_operator, fits_operator
+from regard.hf.masks.span_masks import OURS
+from regard.hf.operator_calls import call_operator, fits_operator, graph_breaks, owner_of
 from regard.shapes import in_autocast_dtype
 
 #: The code of mask functions that may be ranges of distances.
@@ -40,7 +42,7 @@ _breaking: Function = torch.compiler.disable
 
 def attention_function(run: Function) -> Function:
     """The backend function `run`, which becomes the operator inside a graph where this is possible."""
-    outside = _breaking(run)
+    outside = _breaking(_reporting(run))
 
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
@@ -50,10 +52,24 @@ def attention_function(run: Function) -> Function:
         q, k, v = in_autocast_dtype(query), in_autocast_dtype(key), in_autocast_dtype(value)
         is_known = attention_mask is None or isinstance(attention_mask, GraphMask)
         if is_known and _has_kernels() and fits_operator(q, k, v, options):
-            return call_operator(OPERATOR, module, q, k, v, attention_mask, options), None
+            return call_operator(OPERATOR, module, q, k, v, attention_mask, options, owner_of(module)), None
         return outside(module, query, key, value, attention_mask, **options)
 
     return attention
+
+
+def _reporting(run: Function) -> Function:
+    """The backend function, whose calls between two graphs are told to observers."""
+
+    def call(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
+    ) -> tuple[Tensor, None]:
+        output = run(module, query, key, value, attention_mask, **options)
+        for observer in graph_breaks:
+            observer.backend_called(Call(module, OURS, run, query, key, value, attention_mask, options), output)
+        return output
+
+    return call
 
 
 def _is_transformed() -> bool:

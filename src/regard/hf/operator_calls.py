@@ -6,15 +6,26 @@ torch's compiler traces these functions, so they are plain Python that it can fo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from regard.context import ContextItems
 from regard.engine.kernel.engine import LARGEST_WIDTH
 from regard.engine.kernel.structures import DTYPES
-from regard.hf.calls import HARMLESS, PACKING, UNDERSTOOD
+from regard.hf.calls import HARMLESS, PACKING, UNDERSTOOD, Call
 from regard.hf.masks.graph_masks import GraphMask
+
+
+class BackendObserver(Protocol):
+    """Is called after every call of a backend."""
+
+    def backend_called(self, call: Call, output: Any) -> None: ...
+
+
+#: Observers of the calls in this context that break a graph of torch.compile.
+graph_breaks: ContextItems[BackendObserver] = ContextItems("graph breaks")
 
 
 def fits_operator(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> bool:
@@ -47,8 +58,9 @@ def call_operator(
     value: Tensor,
     mask: GraphMask | None,
     options: dict[str, Any],
+    owner: Tensor | None = None,
 ) -> Tensor:
-    """The output of the backend, (B, I, H, E)."""
+    """The output of the backend, (B, I, H, E). `owner` tells observers of a graph which module calls."""
     scale, sinks = options.get("scaling"), options.get("s_aux")
     if mask is None:
         mask = _implicit(module, query.shape[2], key.shape[2], options.get("is_causal"))
@@ -62,6 +74,7 @@ def call_operator(
         mask.groups,
         mask.start if is_tensor else None,
         torch.randint(2**31, ()) if dropout else None,
+        owner,
         0 if is_tensor else mask.start,
         mask.first,
         mask.is_causal,
@@ -71,6 +84,12 @@ def call_operator(
         dropout,
     )
     return output.transpose(1, 2)
+
+
+def owner_of(module: nn.Module) -> Tensor | None:
+    """The first parameter of a module, which tells it from others inside a graph; None if it has none."""
+    first = next(module.parameters(), None)
+    return None if first is None else first.detach()
 
 
 def _implicit(module: nn.Module, num_queries: int, num_keys: int, is_causal: bool | None) -> GraphMask:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from functools import lru_cache, reduce
 from operator import and_
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.context import ContextItems
 from regard.engine.kernel.attention import Dropout, Inputs, Setting, forward, gradients
 from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.library import load, reason
@@ -32,7 +33,8 @@ from regard.shapes import Sizes
 from regard.spans import Spans
 
 TENSORS = (
-    "Tensor query, Tensor key, Tensor value, Tensor? sink, Tensor? real, Tensor? groups, Tensor? offset, Tensor? seed"
+    "Tensor query, Tensor key, Tensor value, Tensor? sink, Tensor? real, Tensor? groups, Tensor? offset, Tensor? seed, "
+    "Tensor? owner"
 )
 NUMBERS = "SymInt start, SymInt first, bool is_causal, SymInt window, float scale, float cap, float dropout"
 
@@ -43,13 +45,15 @@ class OperatorTerms(NamedTuple):
     Query i has position `start` + i, plus `offset` if it is given; key j has position `first` + j. `real` (B, n) and
     `groups` (B, n) hold for each position whether the key is real, and the group of the token: a query attends only to
     its own group, whose tokens are neighbours. A `window` of 0 is none, and so is a `cap` of 0. `seed` is an integer
-    for the dropout; None: no weight is dropped.
+    for the dropout; None: no weight is dropped. `owner` is a parameter of the module that calls, without gradients: in
+    a graph, which one graph of several layers shares, it alone tells them apart.
     """
 
     real: Tensor | None
     groups: Tensor | None
     offset: Tensor | None
     seed: Tensor | None
+    owner: Tensor | None
     start: int
     first: int
     is_causal: bool
@@ -76,6 +80,16 @@ class OperatorTerms(NamedTuple):
         ((first, stop),) = positions.keys
         real = F.pad(self.real, (0, max(0, stop - self.real.shape[1])))[:, :stop]
         return None if bool(real[:, first:].all()) else real
+
+
+class OperatorObserver(Protocol):
+    """Is called after every call of the operator, which may overwrite its tensors when it returns."""
+
+    def operator_called(self, inputs: Inputs, terms: OperatorTerms, output: Tensor, logsumexp: Tensor) -> None: ...
+
+
+#: Observers of the operator in this context: code that torch compiled calls nothing else of Regard.
+operator_observers: ContextItems[OperatorObserver] = ContextItems("operator")
 
 
 class Table(NamedTuple):
@@ -113,16 +127,20 @@ def attention(query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None, *t
 
     `terms` are the fields of `OperatorTerms`, in their order.
     """
-    sizes = Sizes.of(query, key, value)
+    sizes, named = Sizes.of(query, key, value), OperatorTerms(*terms)
     output = value.new_empty(sizes.B, sizes.I, sizes.H, sizes.E).transpose(1, 2)
     if sizes.is_empty:
         return output.zero_(), empty(*query.shape[:3]).fill_(-torch.inf)
-    return forward(OperatorTerms(*terms).setting(sizes), Inputs(query, key, value, None, None, sink), output=output)
+    inputs = Inputs(query, key, value, None, None, sink)
+    output, logsumexp = forward(named.setting(sizes), inputs, output=output)
+    for observer in operator_observers:
+        observer.operator_called(inputs, named, output, logsumexp)
+    return output, logsumexp
 
 
 def decode(query: Tensor, key: Tensor, value: Tensor, real: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     """`attention` of queries that attend to all real keys."""
-    return attention(query, key, value, None, real, None, None, None, 0, 0, False, 0, scale, 0.0, 0.0)
+    return attention(query, key, value, None, real, None, None, None, None, 0, 0, False, 0, scale, 0.0, 0.0)
 
 
 def attention_backward(
@@ -163,8 +181,8 @@ def _fake_gradients(query: Tensor, key: Tensor, value: Tensor, sink: Tensor | No
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*output, *inputs[:8])
-    ctx.numbers = inputs[8:]
+    ctx.save_for_backward(*output, *inputs[:9])
+    ctx.numbers = inputs[9:]
     ctx.mark_non_differentiable(output[1])
 
 

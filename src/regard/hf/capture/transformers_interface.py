@@ -13,19 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any
 
 from regard.context import ContextFlag, ContextItems
 from regard.errors import RegardError
 from regard.hf.calls import Call
 from regard.hf.capture.kernel_statistic import observing
 from regard.hf.edited_calls import edited_call, editors, patched_output, run_edited
-
-
-class BackendObserver(Protocol):
-    """Is called after every call of a backend."""
-
-    def backend_called(self, call: Call, output: Any) -> None: ...
+from regard.hf.operator_calls import BackendObserver
 
 
 class BackendCalls:

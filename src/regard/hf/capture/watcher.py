@@ -1,4 +1,4 @@
-"""`watch` keeps the queries and keys of every attention call while a model runs on its own backend.
+"""A `Watcher` keeps the queries and keys of every attention call while a model runs on its own backend.
 
 Calls are observed at five places: transformers' attention interface, `F.scaled_dot_product_attention`, torch's own
 attention modules, the recurrent layers of transformers, and `regard.attend` with the modules of `regard.nn`. The model
@@ -9,18 +9,18 @@ is not changed, and its outputs are bit-identical. Patches belong to the process
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention_output import attend_listeners
-from regard.checks import checked
 from regard.context import ContextFlag
-from regard.errors import RegardError, nearest
+from regard.engine.kernel.operator import operator_observers
+from regard.errors import RegardError
 from regard.hf.attention_modules import (
     ChosenLayers,
     attention_modules,
@@ -31,7 +31,7 @@ from regard.hf.attention_modules import (
 )
 from regard.hf.calls import NO_NUMBERS, Call, MaskCache, Untranslatable, translate
 from regard.hf.capture.captured_calls import Capture, ModuleCalls, ModuleMap, SharedKeys
-from regard.hf.capture.compiled_models import refuse_compiled
+from regard.hf.capture.compiled_models import CompiledCalls
 from regard.hf.capture.differential import DifferentialCapture, differential, is_differential
 from regard.hf.capture.generation_calls import generation_calls
 from regard.hf.capture.generation_steps import GenerationRecorder
@@ -42,7 +42,8 @@ from regard.hf.capture.model_maps import WatchedAttention
 from regard.hf.capture.module_frames import ModuleFrame, ReturnedWeights, ThreadState
 from regard.hf.capture.module_hooks import inside_backward, module_calls
 from regard.hf.capture.module_rerun import LastWeights, RerunCall, snapshot
-from regard.hf.capture.module_statistics import ModuleStatistics, checked_folds
+from regard.hf.capture.module_statistics import ModuleStatistics
+from regard.hf.capture.reasons import FUSED, NOT_IN_GRAPH, OUTSIDE, SUPPORTED, UNCALLED, nothing_captured
 from regard.hf.capture.recurrent_calls import RecurrentCall, dtype_of
 from regard.hf.capture.recurrent_layers import RecurrentLayers, is_recurrent
 from regard.hf.capture.returned_weights import ReturnedCall, returned_call
@@ -52,6 +53,7 @@ from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.capture.value_probe import GivenCall, ProbedCall, has_values
 from regard.hf.capture.verification import Check, check
 from regard.hf.models import model_name
+from regard.hf.operator_calls import graph_breaks
 from regard.hf.recurrent.core_calls import CoreCall
 from regard.live import with_graph
 from regard.maps import AttentionMap, Fold
@@ -59,116 +61,10 @@ from regard.maps.listener import Values
 from regard.nn import Attends, listeners
 
 Captured = Capture | RerunCall | ProbedCall | ReturnedCall | ModuleMap | DeferredCall | RecurrentCall
-QKV = "qkv"
-KEEPS = ("qk", QKV, "statistics")
 ALL = "all"
-UNCALLED = "was not called inside the with-block by the watching thread"
-OUTSIDE = (
-    "computes its weights itself, without the attention interface of transformers, F.scaled_dot_product_attention, "
-    "nn.MultiheadAttention or regard.attend, and has no projection named v_proj or value to measure them by"
-)
-FUSED = "computed this layer in one fused kernel, which does not return the tensors of its weights; use model.eval()"
-#: Ends the errors of models that cannot be watched.
-SUPPORTED = (
-    "Maps are recorded of attention that goes through transformers' attention interface (BERT, Llama, T5, ViT and some "
-    "350 more), F.scaled_dot_product_attention, nn.MultiheadAttention or regard.attend, that computes softmax itself, "
-    "or that is linear in the result of a projection named v_proj or value; and of transformers' recurrent layers"
-)
 
 
-@checked
-def watch(
-    model: nn.Module,
-    layers: int | str | Iterable[int | str] | None = None,
-    keep: str = "qk",
-    verify: bool | str = True,
-    folds: Iterable[Fold] | None = None,
-) -> AbstractContextManager[WatchedAttention]:
-    """Capture every attention map of a model, of transformers or in plain torch, while it runs on its own backend.
-
-    The watch keeps queries and keys, O(n) for each layer. Weights are recomputed from them when you read a map. The
-    outputs of the model are bit-identical. `layers` takes layer numbers or module paths (with * and ?).
-
-    With `verify` a few rows of every call are recomputed and compared with the output of the kernel; if they differ,
-    the block ends with a `RegardError`. With `verify="all"`, and for a backend that you registered, every row is
-    verified, in quadratic time but linear memory. For a module that computes softmax itself (Bloom, DeBERTa, your own)
-    the inputs are kept, and the module runs once more when you read its map. If the module changes these weights, or
-    works in blocks or by hashing (Longformer, BigBird, Reformer, deformable attention), its weights are measured: it
-    runs with unit vectors as its values.
-
-    The recurrent layers of transformers (delta rules as in Qwen3-Next and Kimi Linear, Mamba-1 and -2 and their
-    hybrids, lightning attention, RWKV, xLSTM, RG-LRU, short convolutions) have maps too: `seen.kinds` says which layer
-    is which. Their weights are signed, and W . values is the output of the recurrence. In Mamba-1, RWKV, RG-LRU and
-    convolutions each channel is a head.
-
-    With `keep="qkv"` the values (B, G, J, E) of each call are kept, too: `seen.values(name)`.
-
-    With `keep="statistics"` the `folds` (by default entropy, strongest link, distance and weight received) are
-    computed while the model runs, and queries and keys are discarded: `seen.statistics[name].of(regard.Entropy)`.
-
-    You can watch several models at once and nest blocks. A watch sees only the calls of its own thread. If a model
-    runs in another thread, begin the watch there, or pass the context to the thread:
-    `Thread(target=contextvars.copy_context().run, args=(model.generate, ...))`. A recomputation by activation
-    checkpointing does not count as a call. A model that is compiled, or that computes attention in an unknown way, is
-    refused or listed in `missing`: it never gets a wrong map.
-
-    >>> import torch, transformers, regard as rg
-    >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
-    >>> model = transformers.GPT2LMHeadModel(config).eval()
-    >>> with rg.watch(model) as seen:
-    ...     _ = model(torch.tensor([[3, 1, 4, 1, 5]]))
-    >>> seen[1], seen[1].attention.mask
-    (AttentionMap(1 x 2 heads x 5 queries x 5 keys), causal())
-    """
-    if keep not in KEEPS:
-        raise RegardError(f"watch(keep={keep!r}): keep names what is kept. {nearest(str(keep), KEEPS)}")
-    if verify not in (True, False, ALL):
-        raise RegardError(
-            f"watch(verify={verify!r}): verify is True (a few rows), {ALL!r} (every row) or False (none)."
-        )
-    refuse_compiled(model)
-    chosen, checked = ChosenLayers(layers), checked_folds(folds, keep)
-    return _Watch(lambda: _Watcher(model, chosen, verify, checked, keep == QKV))
-
-
-@contextmanager
-def _watching(watcher: _Watcher) -> Iterator[WatchedAttention]:
-    with watcher.observing():
-        yield watcher.seen
-    watcher.conclude()
-
-
-class _Watch(AbstractContextManager[WatchedAttention]):
-    """A context manager that can be entered several times: each block captures its own calls.
-
-    Several threads may have open blocks of one watch. Each thread ends its own block, or, if it has none, the last.
-    """
-
-    def __init__(self, new_watcher: Callable[[], _Watcher]) -> None:
-        self._new_watcher = new_watcher
-        self._open: list[tuple[_Watcher, AbstractContextManager[WatchedAttention]]] = []
-
-    def __enter__(self) -> WatchedAttention:
-        watcher = self._new_watcher()
-        block = _watching(watcher)
-        seen = block.__enter__()
-        self._open.append((watcher, block))
-        return seen
-
-    def __exit__(self, *error: Any) -> bool | None:
-        own = [block for block in self._open if block[0] in module_calls.observers]
-        last = (own or self._open)[-1]
-        self._open.remove(last)
-        return last[1].__exit__(*error)
-
-    def __getitem__(self, key: object) -> NoReturn:
-        raise RegardError(
-            f"watch(...)[{key!r}]: nothing is captured before the watch is entered. Run the model inside "
-            "`with regard.watch(model) as seen:` and read the maps from `seen`."
-        )
-
-
-class _Watcher:
+class Watcher:
     """Observes one model, and keeps each attention call as a capture or as the reason why there is none."""
 
     def __init__(
@@ -459,6 +355,7 @@ class _Watcher:
         return differential(frame.module, first, frame.halves, _first(frame.output))
 
     def _note_uncaptured(self) -> None:
+        """Write down why a module has no map."""
         for name, module in self.candidates.items():
             if name not in self.calls and name not in self.missing and not self._observed_inside(name):
                 outside = f"{type(module).__name__} {FUSED if is_recurrent(module) else OUTSIDE}"
@@ -477,7 +374,7 @@ class _Watcher:
                 "give the model that contains it."
             )
         if self.called and not self.calls:
-            raise RegardError(self._nothing_captured())
+            raise RegardError(nothing_captured(self.model, self.missing.values()))
         wrong = self.seen.mismatched
         if wrong:
             checks = "\n".join(f"  {check}" for check in wrong.values())
@@ -487,13 +384,28 @@ class _Watcher:
                 "Something unknown changes the weights there. watch(model, verify=False) returns these maps anyway."
             )
 
-    def _nothing_captured(self) -> str:
-        reasons = dict.fromkeys(self.missing.values())
-        listed = f" {len(self.missing)} attention modules: {'; '.join(reasons)}." if reasons else ""
-        return (
-            f"watch: no attention of {type(self.model).__name__} was captured although it ran.{listed} {SUPPORTED}; "
-            "output_attentions=True with attn_implementation='eager' may still return its weights."
-        )
+
+class CompiledWatcher(Watcher):
+    """Observes a model that is compiled, without hooks, for which torch would compile it again.
+
+    It sees the operator inside of graphs, and calls of the backend that break a graph.
+    """
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        calls = CompiledCalls(self.candidates, self._keep_call)
+        with operator_observers.adding(calls), graph_breaks.adding(self):
+            try:
+                yield
+            finally:
+                self._note_uncaptured()
+
+    def _note_uncaptured(self) -> None:
+        self.missing |= {
+            name: NOT_IN_GRAPH
+            for name in self.candidates
+            if name not in self.calls and name not in self.missing and not self._observed_inside(name)
+        }
 
 
 def _first(output: Any) -> Tensor:

@@ -1,0 +1,35 @@
+"""Why a module has no map, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+UNCALLED = "was not called inside the with-block by the watching thread"
+OUTSIDE = (
+    "computes its weights itself, without the attention interface of transformers, F.scaled_dot_product_attention, "
+    "nn.MultiheadAttention or regard.attend, and has no projection named v_proj or value to measure them by"
+)
+FUSED = "computed this layer in one fused kernel, which does not return the tensors of its weights; use model.eval()"
+#: Ends the errors of models that cannot be watched.
+SUPPORTED = (
+    "Maps are recorded of attention that goes through transformers' attention interface (BERT, Llama, T5, ViT and some "
+    "350 more), F.scaled_dot_product_attention, nn.MultiheadAttention or regard.attend, that computes softmax itself, "
+    "or that is linear in the result of a projection named v_proj or value; and of transformers' recurrent layers"
+)
+#: Why a module of a compiled model has no map.
+NOT_IN_GRAPH = (
+    "did not run inside the with-block in the watching thread, or its compiled code is older than the registration of "
+    "the backend"
+)
+
+
+def nothing_captured(model: nn.Module, reasons: Iterable[str]) -> str:
+    """What to say of a model that ran and of which no module has a map."""
+    reasons = list(reasons)
+    listed = f" {len(reasons)} attention modules: {'; '.join(dict.fromkeys(reasons))}." if reasons else ""
+    return (
+        f"watch: no attention of {type(model).__name__} was captured although it ran.{listed} {SUPPORTED}; "
+        "output_attentions=True with attn_implementation='eager' may still return its weights."
+    )

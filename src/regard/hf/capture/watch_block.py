@@ -1,0 +1,116 @@
+"""`watch` is the block in which a model is watched: it may be entered again, in several threads, and nested."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NoReturn
+
+from torch import nn
+
+from regard.checks import checked
+from regard.errors import RegardError, nearest
+from regard.hf.attention_modules import ChosenLayers
+from regard.hf.capture.compiled_models import is_compiled
+from regard.hf.capture.model_maps import WatchedAttention
+from regard.hf.capture.module_hooks import module_calls
+from regard.hf.capture.module_statistics import checked_folds
+from regard.hf.capture.watcher import ALL, CompiledWatcher, Watcher
+from regard.maps import Fold
+
+QKV = "qkv"
+KEEPS = ("qk", QKV, "statistics")
+
+
+@checked
+def watch(
+    model: nn.Module,
+    layers: int | str | Iterable[int | str] | None = None,
+    keep: str = "qk",
+    verify: bool | str = True,
+    folds: Iterable[Fold] | None = None,
+) -> AbstractContextManager[WatchedAttention]:
+    """Capture every attention map of a model, of transformers or in plain torch, while it runs on its own backend.
+
+    The watch keeps queries and keys, O(n) for each layer. Weights are recomputed from them when you read a map. The
+    outputs of the model are bit-identical. `layers` takes layer numbers or module paths (with * and ?).
+
+    With `verify` a few rows of every call are recomputed and compared with the output of the kernel; if they differ,
+    the block ends with a `RegardError`. With `verify="all"`, and for a backend that you registered, every row is
+    verified, in quadratic time but linear memory. For a module that computes softmax itself (Bloom, DeBERTa, your own)
+    the inputs are kept, and the module runs once more when you read its map. If the module changes these weights, or
+    works in blocks or by hashing (Longformer, BigBird, Reformer, deformable attention), its weights are measured: it
+    runs with unit vectors as its values.
+
+    The recurrent layers of transformers (delta rules as in Qwen3-Next and Kimi Linear, Mamba-1 and -2 and their
+    hybrids, lightning attention, RWKV, xLSTM, RG-LRU, short convolutions) have maps too: `seen.kinds` says which layer
+    is which. Their weights are signed, and W . values is the output of the recurrence. In Mamba-1, RWKV, RG-LRU and
+    convolutions each channel is a head.
+
+    With `keep="qkv"` the values (B, G, J, E) of each call are kept, too: `seen.values(name)`.
+
+    With `keep="statistics"` the `folds` (by default entropy, strongest link, distance and weight received) are
+    computed while the model runs, and queries and keys are discarded: `seen.statistics[name].of(regard.Entropy)`.
+
+    You can watch several models at once and nest blocks. A watch sees only the calls of its own thread. If a model
+    runs in another thread, begin the watch there, or pass the context to the thread:
+    `Thread(target=contextvars.copy_context().run, args=(model.generate, ...))`. A recomputation by activation
+    checkpointing does not count as a call. A compiled model is watched if its backend is "regard", whose attention is
+    an operator of the graph. Any other compiled model, or one that computes attention in an unknown way, is refused or
+    listed in `missing`: it never gets a wrong map.
+
+    >>> import torch, transformers, regard as rg
+    >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
+    >>> model = transformers.GPT2LMHeadModel(config).eval()
+    >>> with rg.watch(model) as seen:
+    ...     _ = model(torch.tensor([[3, 1, 4, 1, 5]]))
+    >>> seen[1], seen[1].attention.mask
+    (AttentionMap(1 x 2 heads x 5 queries x 5 keys), causal())
+    """
+    if keep not in KEEPS:
+        raise RegardError(f"watch(keep={keep!r}): keep names what is kept. {nearest(str(keep), KEEPS)}")
+    if verify not in (True, False, ALL):
+        raise RegardError(
+            f"watch(verify={verify!r}): verify is True (a few rows), {ALL!r} (every row) or False (none)."
+        )
+    compiled, model = is_compiled(model), getattr(model, "_orig_mod", model)
+    chosen, checked = ChosenLayers(layers), checked_folds(folds, keep)
+    watcher = CompiledWatcher if compiled else Watcher
+    return _Watch(lambda: watcher(model, chosen, verify, checked, keep == QKV))
+
+
+@contextmanager
+def _watching(watcher: Watcher) -> Iterator[WatchedAttention]:
+    with watcher.observing():
+        yield watcher.seen
+    watcher.conclude()
+
+
+class _Watch(AbstractContextManager[WatchedAttention]):
+    """A context manager that can be entered several times: each block captures its own calls.
+
+    Several threads may have open blocks of one watch. Each thread ends its own block, or, if it has none, the last.
+    """
+
+    def __init__(self, new_watcher: Callable[[], Watcher]) -> None:
+        self._new_watcher = new_watcher
+        self._open: list[tuple[Watcher, AbstractContextManager[WatchedAttention]]] = []
+
+    def __enter__(self) -> WatchedAttention:
+        watcher = self._new_watcher()
+        block = _watching(watcher)
+        seen = block.__enter__()
+        self._open.append((watcher, block))
+        return seen
+
+    def __exit__(self, *error: Any) -> bool | None:
+        own = [block for block in self._open if block[0] in module_calls.observers]
+        last = (own or self._open)[-1]
+        self._open.remove(last)
+        return last[1].__exit__(*error)
+
+    def __getitem__(self, key: object) -> NoReturn:
+        raise RegardError(
+            f"watch(...)[{key!r}]: nothing is captured before the watch is entered. Run the model inside "
+            "`with regard.watch(model) as seen:` and read the maps from `seen`."
+        )
