@@ -85,7 +85,7 @@ def attribute(
     >>> model = transformers.GPT2LMHeadModel(config).eval()
     >>> found = rg.attribute(model, torch.tensor([[3, 1, 4, 1, 5]]), target=9)
     >>> found[0], found.tokens().shape, len(found.test.counts)
-    (AttentionMap(1 x 2 heads x 5 queries x 5 keys, signed), torch.Size([1, 5]), 5)
+    (AttentionMap(1 x 2 heads x 5 queries x 5 keys, signed), torch.Size([1, 5]), 4)
     """
     if method not in METHODS:
         raise RegardError(f"attribute(method={method!r}): {nearest(method, METHODS)}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from torch import Tensor, nn
 
+from regard.attribution.traced_run import TracedCall
+from regard.errors import RegardError
 from regard.hf.calls import Call
 from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.edited_calls import editors
@@ -41,3 +43,14 @@ def changing(change: CallChange) -> Iterator[None]:
     """A block in which the calls of one module are changed."""
     with backend_calls.replaced(), editors.adding(change):
         yield
+
+
+def need_backend(method: str, calls: Iterable[TracedCall]) -> None:
+    """Refuse attention that does not go through transformers' attention interface: it cannot be changed."""
+    for call in calls:
+        if not call.is_backend:
+            raise RegardError(
+                f"attribute(method={method!r}): this method changes attention calls while the model runs, and "
+                f"{call.name} does not call transformers' attention interface. method='weight-gradient' and 'chefer' "
+                "change nothing."
+            )

@@ -176,6 +176,8 @@ def _edges(
 def _no_edges(question: Question, rules: _EdgeRules, clean: TracedRun, num_modules: int) -> str | None:
     if question.has_decoder:
         return "they are computed for one residual stream, and an encoder-decoder has two"
+    if not all(call.is_backend for call in clean.calls.values()):
+        return "attention does not go through transformers' attention interface"
     if num_modules != len(rules.calls) or clean.missing:
         return "a module attends several times, or has no map"
     for name in clean.calls:

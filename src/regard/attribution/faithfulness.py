@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.attribution.inputs import TextInputs, takes
-from regard.attribution.target import Explained, explained
+from regard.attribution.inputs import TextInputs, is_translator, padding_id, takes
+from regard.attribution.target import Explained, explained, predicts_next
 from regard.attribution.traced_run import check_model
 from regard.checks import Count, Size, checked
 from regard.errors import MissingPackage, RegardError
@@ -56,18 +55,20 @@ class Faithfulness:
         """How much higher the insertion curve is than that of random orders, on average."""
         return _area(self.counts, self.insertion - self.random_insertion.mean(0))
 
-    @cached_property
+    @property
+    def better_than(self) -> tuple[int, int]:
+        """Of how many random orders the area is smaller: of deletion, and of insertion."""
+        falls = self.random_deletion.mean(0) - self.random_deletion
+        rises = self.random_insertion - self.random_insertion.mean(0)
+        return (
+            sum(self.deletion_area > _area(self.counts, curve) for curve in falls),
+            sum(self.insertion_area > _area(self.counts, curve) for curve in rises),
+        )
+
+    @property
     def is_faithful(self) -> bool:
-        """Whether both areas are larger than those of every single random order."""
-        areas = [
-            (
-                _area(self.counts, self.random_deletion.mean(0) - deletion),
-                _area(self.counts, insertion - self.random_insertion.mean(0)),
-            )
-            for deletion, insertion in zip(self.random_deletion, self.random_insertion, strict=True)
-        ]
-        best = [max(pair[n] for pair in areas) for n in (0, 1)]
-        return self.deletion_area > max(best[0], 0) and self.insertion_area > max(best[1], 0)
+        """Whether both curves are better than those of every random order."""
+        return min(self.better_than) == len(self.random_deletion) and min(self.deletion_area, self.insertion_area) > 0
 
     @property
     def sentences(self) -> list[str]:
@@ -82,12 +83,12 @@ class Faithfulness:
             f"{after:.3g}; {count} random {tokens} give {float(drawn.mean()):.3g} ({float(drawn.min()):.3g} to "
             f"{float(drawn.max()):.3g} in {len(drawn)} draws)."
         )
-        verdict = (
-            "more faithful than every random order" if self.is_faithful else "not more faithful than random orders"
-        )
+        deleted, inserted = self.better_than
+        verdict = "faithful" if self.is_faithful else "do not rely on it" if max(deleted, inserted) == 0 else "mixed"
         second = (
-            f"Area between its curve and the random mean: deletion {self.deletion_area:+.3f}, insertion "
-            f"{self.insertion_area:+.3f}: {verdict}."
+            f"Area between its curve and the random mean (above 0 is better): deletion {self.deletion_area:+.3f}, "
+            f"insertion {self.insertion_area:+.3f}; better than {deleted} and {inserted} of {len(drawn)} random "
+            f"orders: {verdict}."
         )
         return [first, second]
 
@@ -132,7 +133,7 @@ def faithfulness(
     tokenizer: Any = None,
     replacement: int | None = None,
     keep: Sequence[int] = (),
-    points: Size = 10,
+    points: Size = 8,
     seeds: Size = 5,
 ) -> Faithfulness:
     """Do the tokens with a large relevance carry the prediction? Deletion and insertion curves beside random orders.
@@ -144,14 +145,16 @@ def faithfulness(
 
     A removed token keeps its position, and no query may attend to it (`attention_mask`). With `replacement` its id is
     replaced by this one. Never removed are padding, the token at the target's position, the special tokens of the
-    `tokenizer`, and the indices in `keep`. `inputs` is one sequence; `target` is that of `rg.attribute`.
+    `tokenizer`, and the indices in `keep`. In a language model the first token stays too: most heads rest on it when
+    they have nothing to read (Xiao et al. 2023, arXiv:2309.17453), and without it any text falls apart. `inputs` is one
+    sequence; `target` is that of `rg.attribute`.
 
     >>> import torch, transformers, regard as rg
     >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20)
     >>> model = transformers.GPT2LMHeadModel(config).eval()
     >>> test = rg.faithfulness(model, torch.tensor([[3, 1, 4, 1, 5]]), torch.arange(5.0), target=9)
     >>> test.counts.tolist(), test.deletion.shape, test.random_deletion.shape
-    ([0, 1, 2, 3, 4], torch.Size([5]), torch.Size([5, 5]))
+    ([0, 1, 2, 3], torch.Size([4]), torch.Size([5, 4]))
     """
     check_model(model, "faithfulness")
     text = TextInputs.of(model, inputs, "faithfulness")
@@ -169,7 +172,7 @@ def curves(
     tokenizer: Any = None,
     replacement: int | None = None,
     keep: Sequence[int] = (),
-    points: int = 10,
+    points: int = 8,
     seeds: Count = 5,
 ) -> Faithfulness:
     """The curves of `faithfulness` for a target whose tokens are known."""
@@ -177,7 +180,7 @@ def curves(
     if len(ids) != 1:
         raise RegardError(f"faithfulness: inputs is one sequence, got {len(ids)}. Ask for each: inputs[b : b + 1].")
     scores = _checked_scores(relevance, ids.shape[1])
-    candidates = _candidates(inputs, target, tokenizer, keep)
+    candidates = _candidates(model, inputs, target, tokenizer, keep)
     order = candidates[scores[candidates].argsort(descending=True, stable=True)]
     orders = [order, *(_shuffled(candidates, seed) for seed in range(seeds))]
     m = len(order)
@@ -201,12 +204,18 @@ def _checked_scores(relevance: Any, n: int) -> Tensor:
     return scores
 
 
-def _candidates(inputs: TextInputs, target: Explained, tokenizer: Any, keep: Sequence[int]) -> Tensor:
+def _candidates(model: nn.Module, inputs: TextInputs, target: Explained, tokenizer: Any, keep: Sequence[int]) -> Tensor:
     """The indices of the tokens that may be removed."""
     ids = inputs.need_ids("faithfulness")[0].cpu()
     allowed = inputs.real()[0].cpu().clone()
-    if inputs.decoder_ids is None and target.positions:
+    if is_translator(model):
+        from regard.data import EOS
+
+        allowed &= ids != EOS
+    elif inputs.decoder_ids is None and target.positions:
         allowed[target.positions[0]] = False
+        if predicts_next(model):
+            allowed[int(allowed.int().argmax())] = False  # the attention sink
     special = torch.tensor(sorted(set(getattr(tokenizer, "all_special_ids", None) or [-1])))
     allowed &= ~torch.isin(ids, special)
     for index in keep:
@@ -232,6 +241,8 @@ def _remover(
 ) -> Callable[[list[Tensor]], TextInputs]:
     """A function from the indices that are removed to a batch of inputs."""
     ids = inputs.need_ids("faithfulness")
+    if replacement is None and is_translator(model):
+        replacement = padding_id()  # which no query may attend to
     if replacement is None and not takes(model, "attention_mask"):
         replacement = next(
             (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
+
+#: The arguments of a translator of `regard.seq2seq`.
+SOURCE, TARGET = "source", "target"
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +32,13 @@ class TextInputs:
 
     @staticmethod
     def of(model: nn.Module, inputs: Any, operation: str = "attribute") -> TextInputs:
-        """Token ids (B, n), or the arguments of the model by name, as a tokenizer returns them."""
+        """Token ids (B, n), or the arguments of the model by name, as a tokenizer returns them.
+
+        Of a translator of `regard.seq2seq` they are `source` and `target`.
+        """
         options = _without_cache(model)
+        if is_translator(model):
+            return TextInputs((), _pair(inputs, operation))
         if isinstance(inputs, Tensor):
             ids = _checked_ids(operation, inputs)
             return TextInputs((ids,), options)
@@ -47,13 +56,18 @@ class TextInputs:
     @property
     def ids(self) -> Tensor | None:
         """The tokens (B, n), if the model reads token ids."""
-        ids = self.args[0] if self.args else self.kwargs.get("input_ids")
+        ids = self.args[0] if self.args else self.kwargs.get(self._name)
         return ids if isinstance(ids, Tensor) else None
+
+    @property
+    def _name(self) -> str:
+        """The argument with the tokens."""
+        return SOURCE if SOURCE in self.kwargs and "input_ids" not in self.kwargs else "input_ids"
 
     @property
     def decoder_ids(self) -> Tensor | None:
         """The tokens (B, n) that the decoder of an encoder-decoder reads."""
-        ids = self.kwargs.get("decoder_input_ids")
+        ids = self.kwargs.get(TARGET if self._name == SOURCE else "decoder_input_ids")
         return ids if isinstance(ids, Tensor) else None
 
     @property
@@ -76,6 +90,8 @@ class TextInputs:
         ids = self.decoder_ids if is_decoder else self.need_ids("attribute")
         mask = self.kwargs.get("decoder_attention_mask" if is_decoder else "attention_mask")
         assert ids is not None
+        if self._name == SOURCE:
+            mask = ids != padding_id()
         if not isinstance(mask, Tensor) or mask.shape != ids.shape:
             return torch.full((len(ids),), ids.shape[1] - 1)
         places = torch.arange(ids.shape[1], device=mask.device)
@@ -84,12 +100,15 @@ class TextInputs:
     def real(self) -> Tensor:
         """Which tokens are no padding, (B, n)."""
         ids, mask = self.need_ids("attribute"), self.kwargs.get("attention_mask")
+        if self._name == SOURCE:
+            mask = ids != padding_id()
         fits = isinstance(mask, Tensor) and mask.shape == ids.shape
         return mask != 0 if fits else torch.ones_like(ids, dtype=torch.bool)  # type: ignore[return-value]
 
     def run(self, model: nn.Module) -> Any:
-        """Call the model."""
-        return model(*self.args, **self.kwargs)
+        """Call the model; of a translator the result are its logits."""
+        output = model(*self.args, **self.kwargs)
+        return model.logits(output) if is_translator(model) else output  # type: ignore[operator]
 
     def repeated(self, count: int) -> TextInputs:
         """The same single sequence `count` times."""
@@ -100,11 +119,35 @@ class TextInputs:
         """The same call with other tokens."""
         if self.args:
             return replace(self, args=(ids, *self.args[1:]))
-        return replace(self, kwargs=self.kwargs | {"input_ids": ids})
+        return replace(self, kwargs=self.kwargs | {self._name: ids})
 
     def with_mask(self, mask: Tensor) -> TextInputs:
         """The same call with another `attention_mask`."""
         return replace(self, kwargs=self.kwargs | {"attention_mask": mask})
+
+
+def is_translator(model: nn.Module) -> bool:
+    """Whether a model is a translator of `regard.seq2seq`, which is not imported for this."""
+    loaded = sys.modules.get("regard.seq2seq.models.translator")
+    return loaded is not None and isinstance(model, loaded.Translator)
+
+
+def padding_id() -> int:
+    """The id of padding in the texts of a translator."""
+    from regard.data import PAD
+
+    return PAD
+
+
+def _pair(inputs: Any, operation: str) -> dict[str, Any]:
+    """The source and the target of a translator."""
+    given = dict(inputs) if isinstance(inputs, Mapping) else dict(zip((SOURCE, TARGET), inputs, strict=False))
+    if set(given) != {SOURCE, TARGET} or not all(isinstance(ids, Tensor) for ids in given.values()):
+        raise RegardError(
+            f"{operation}: a translator reads two tensors of ids: {{'source': (B, S), 'target': (B, T)}}, where the "
+            "target begins with the start of sentence."
+        )
+    return {name: _checked_ids(operation, ids) for name, ids in given.items()}
 
 
 def takes(model: nn.Module, name: str) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.attention import Attention
 from regard.attention_output import attend
-from regard.attribution.call_changes import CallChange, changing
+from regard.attribution.call_changes import CallChange, changing, need_backend
 from regard.attribution.question import Found, Question, received
 from regard.attribution.traced_run import TracedCall, gradients_on, traced_run
 from regard.errors import RegardError, nearest
@@ -35,6 +35,7 @@ def integrated_gradients(question: Question) -> Found:
     """
     baseline, steps = _options(question)
     run = traced_run(question.model, question.inputs, question.target.number, question.layers)
+    need_backend("integrated-gradients", run.calls.values())
     maps: dict[str, AttentionMap] = {}
     worst = 0.0
     for name, call in run.calls.items():

@@ -94,12 +94,12 @@ class Attribution(Mapping[str, AttentionMap]):
         """The result in words."""
         if INPUT not in self.relevance:
             return f"{self.method} explains {self.target} of {len(self)} layers."
-        named = [f"{self._label(index)} ({value:+.2g})" for index, value in self.top() if value > 0]
+        named = [f"{self._label(index)}{value:+.2g})" for index, value in self.top() if value > 0]
         tokens = ", ".join(named) or "no token"
         return f"By {self.method}, {self.target} depends most on {tokens}."
 
     def _label(self, index: int) -> str:
-        return f'"{self.labels[index]}"' if self.labels else f"token {index}"
+        return f'"{self.labels[index]}" (token {index}, ' if self.labels else f"token {index} ("
 
     def show(self, tokens: Sequence[str] | None = None, layer: str | int = -1, batch: int = 0) -> Any:
         """Show the map of a layer in a notebook, by default of the last; needs `pip install 'regard[view]'`."""

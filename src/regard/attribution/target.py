@@ -173,7 +173,7 @@ def _positions(target: Target, model: nn.Module, inputs: TextInputs, logits: Ten
     masked = _masked_positions(inputs, tokenizer)
     if masked is not None:
         return masked
-    if inputs.decoder_ids is None and not _predicts_next(model):
+    if inputs.decoder_ids is None and not predicts_next(model):
         raise RegardError(
             f"attribute: {type(model).__name__} predicts every token of the text. Say which: "
             "target=regard.Target(token, position=...), or put one [MASK] into the text and give tokenizer=."
@@ -190,7 +190,7 @@ def _masked_positions(inputs: TextInputs, tokenizer: Any) -> tuple[int, ...] | N
     return tuple((ids == number).int().argmax(1).tolist())
 
 
-def _predicts_next(model: nn.Module) -> bool:
+def predicts_next(model: nn.Module) -> bool:
     """Whether the last position predicts the next token. Models that are not of transformers are taken to do so."""
     config = getattr(model, "config", None)
     if config is None:

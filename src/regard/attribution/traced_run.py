@@ -12,15 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from regard.attribution.inputs import TextInputs
+from regard.attribution.projected_heads import ProjectedHeads, UnknownOutput
 from regard.errors import RegardError
 from regard.hf.calls import Call
-from regard.hf.capture import watch
+from regard.hf.capture import WatchedAttention, watch
 from regard.hf.capture.module_hooks import inside_backward
 from regard.hf.capture.transformers_interface import backend_calls
 from regard.maps import AttentionMap, GradientMap
 
 #: Chooses layers as `watch` does: numbers, module paths, or None for all.
 Layers = Any
+PARTS = ("encoder", "decoder", "cross")
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,8 @@ class TracedCall:
     output: Tensor
     gradient: Tensor
     index: int = 0
+    #: Whether the call went through transformers' attention interface, where it can be changed.
+    is_backend: bool = True
 
     def links(self) -> GradientMap:
         """w_ij (g_i . v_j)."""
@@ -104,30 +108,66 @@ def traced_run(
     The gradients of parameters are not changed. `rules` may change how gradients are computed.
     """
     observer, rules = _Outputs(model), rules or Rules()
-    with gradients_on(), watch(model, layers) as seen, backend_calls.observed_by(observer), rules.during():
+    projections = ProjectedHeads(model)
+    with (
+        gradients_on(),
+        watch(model, layers, keep="qkv") as seen,
+        backend_calls.observed_by(observer),
+        projections.kept(),
+        rules.during(),
+    ):
         outputs = inputs.run(model)
     with gradients_on():
         value = number(outputs)
         rules.before_gradients(value, [call for calls in observer.kept.values() for call in calls])
-        kept = {name: observer.kept.get(name, []) for name in seen.names}
-        missing = seen.missing | {name: NO_CALL for name, calls in kept.items() if len(calls) != len(seen.calls(name))}
-        names = [name for name in kept if name not in missing]
-        found = [(name, n, *call) for name in names for n, call in enumerate(kept[name])]
-        slopes = _gradients(value, [*(output for *_, output in found), *rules.tensors()], rules.keeps_graph)
-    _check_found(model, found, missing)
-    calls = {}
-    for (name, n, call, output), slope in zip(found, slopes, strict=False):
-        label = name if len(kept[name]) == 1 else f"{name} (call {n + 1})"
-        part = next((part for part in ("encoder", "decoder", "cross") if name in getattr(seen, part)), "encoder")
-        heads, slope = output.detach().transpose(1, 2), slope.transpose(1, 2)
-        calls[label] = TracedCall(label, part, call.module, seen.calls(name)[n], call.value.detach(), heads, slope, n)
+        found, missing = _found(seen, observer, projections)
+        _check_found(model, found, missing)
+        slopes = _gradients(value, [*(part.output for part in found), *rules.tensors()], rules.keeps_graph)
+    calls = {part.label: part.traced(slope) for part, slope in zip(found, slopes, strict=False)}
     return TracedRun(calls, value.detach(), missing, tuple(slopes[len(found) :]))
 
 
-#: Why a layer that `watch` sees has no gradient of its output.
-NO_CALL = (
-    "its output is not that of one call of transformers' attention interface, so the gradient of its heads is not known"
-)
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """One call of a module, with its output (B, I, H, E) or (B, I, H E) in the graph."""
+
+    seen: WatchedAttention
+    name: str
+    index: int
+    module: nn.Module
+    value: Tensor
+    output: Tensor
+    is_backend: bool
+
+    @property
+    def label(self) -> str:
+        return self.name if len(self.seen.calls(self.name)) == 1 else f"{self.name} (call {self.index + 1})"
+
+    def traced(self, slope: Tensor) -> TracedCall:
+        part = next((part for part in PARTS if self.name in getattr(self.seen, part)), "encoder")
+        num_heads = self.seen.calls(self.name)[self.index].shape[1]
+        heads, slope = (x.reshape(*x.shape[:2], num_heads, -1).transpose(1, 2) for x in (self.output.detach(), slope))
+        weights, value = self.seen.calls(self.name)[self.index], self.value.detach()
+        return TracedCall(self.label, part, self.module, weights, value, heads, slope, self.index, self.is_backend)
+
+
+def _found(
+    seen: WatchedAttention, observer: _Outputs, projections: ProjectedHeads
+) -> tuple[list[_Part], dict[str, str]]:
+    """The calls whose outputs are known, and the reasons why others are not."""
+    found: list[_Part] = []
+    missing = seen.missing
+    for name in seen.names:
+        num_calls, calls = len(seen.calls(name)), observer.kept.get(name, [])
+        if len(calls) == num_calls:
+            found += [_Part(seen, name, n, call.module, call.value, x, True) for n, (call, x) in enumerate(calls)]
+            continue
+        try:
+            for n, (module, value, x) in enumerate(projections.outputs(seen, name)):
+                found.append(_Part(seen, name, n, module, value, x, False))
+        except UnknownOutput as reason:
+            missing[name] = str(reason)
+    return found, missing
 
 
 @contextmanager
@@ -161,7 +201,8 @@ def _check_found(model: nn.Module, found: list[Any], missing: dict[str, str]) ->
     reasons = "; ".join(dict.fromkeys(missing.values())) or "no attention ran"
     raise RegardError(
         f"attribute: no attention of {type(model).__name__} can be attributed: {reasons}. Gradients of heads are read "
-        "from transformers' attention interface (GPT-2, Llama, BERT, T5, ViT and some 350 more)."
+        "from transformers' attention interface (GPT-2, Llama, BERT, T5, ViT and some 350 more), and from the inputs "
+        "of output projections, as in regard.nn."
     )
 
 

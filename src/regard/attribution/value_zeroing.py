@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.attribution.blocks import BlockCalls, block_name
-from regard.attribution.call_changes import CallChange, changing
+from regard.attribution.call_changes import CallChange, changing, need_backend
 from regard.attribution.chefer import reading_rows
 from regard.attribution.question import INPUT, Found, Question, one_sequence
 from regard.attribution.traced_run import Rules, TracedCall, traced_run
@@ -24,6 +24,7 @@ from regard.errors import RegardError
 from regard.hf.attention_modules import attention_modules
 from regard.hf.calls import Call
 from regard.maps import AttentionMap, MatrixMap
+from regard.shapes import at_least_float32
 
 FORMULA = "C_ij = 1 - cos(x_i, x_i without v_j), rows divided by their sums; relevance = e_t C_L ... C_1"
 
@@ -36,6 +37,7 @@ def value_zeroing(question: Question) -> Found:
     one_sequence("value-zeroing", question)
     blocks = BlockCalls(question.model, attention_modules(question.model))
     run = traced_run(question.model, question.inputs, question.target.number, question.layers, _Kept(blocks))
+    need_backend("value-zeroing", run.calls.values())
     maps: dict[str, AttentionMap] = {name: _layer_map(question, blocks, name, call) for name, call in run.calls.items()}
     calls = list(run.calls.values())
     is_chain = len({(I, J) for _, _, I, J in (m.shape for m in maps.values())}) == 1 and not run.missing
@@ -80,7 +82,7 @@ def _layer_map(question: Question, blocks: BlockCalls, name: str, call: TracedCa
     columns: list[Tensor] = []
     with changing(change):
         for change.token in range(call.value.shape[2]):
-            columns.append(1 - F.cosine_similarity(kept.run().float(), kept.output.detach().float(), dim=-1)[0])
+            columns.append(1 - F.cosine_similarity(kept.run().double(), kept.output.detach().double(), dim=-1)[0])
     if not change.num_calls:
         raise RegardError(
             f"attribute(method='value-zeroing'): {block_name(name)} does not call the attention {name} when it runs "
@@ -89,8 +91,8 @@ def _layer_map(question: Question, blocks: BlockCalls, name: str, call: TracedCa
     distances = torch.stack(columns, -1).clamp_min(0.0)
     distances = distances.masked_fill(distances < ROUNDING, 0.0)
     sums = distances.sum(-1, keepdim=True)
-    return MatrixMap((distances / sums.masked_fill(sums == 0, 1.0))[None, None])
+    return MatrixMap((distances / sums.masked_fill(sums == 0, 1.0))[None, None].to(at_least_float32(kept.output).dtype))
 
 
-#: A cosine distance below this is rounding.
-ROUNDING = 4 * torch.finfo(torch.float32).eps
+#: A cosine distance below this is rounding: outputs that do not change are equal, to the bit.
+ROUNDING = 1e-14
