@@ -246,7 +246,7 @@ def test_what_has_no_values_says_why():
         folded.values(0)
     _, seen = seen_with_values(model, inputs, layers=[1])
     assert seen.values(0).shape == (2, 2, 5, 8) and len(seen) == 1
-    with pytest.raises(rg.RegardError, match=r"call=3\): the module was called 1 times"):
+    with pytest.raises(rg.RegardError, match="call 3 is out of range: the module was called 1 times"):
         seen.values(0, call=3)
     with pytest.raises(rg.RegardError, match="1 attention modules were captured"):
         seen.values(7)

@@ -68,7 +68,7 @@ def differential(module: Any, first: Capture, halves: list[ObservedCall], output
     check = replace(first.check, error=max(error, first.check.error or 0.0)) if first.check.ok else first.check
     values = None if first.values is None else SharedKeys(_values(halves))
     return DifferentialCapture(
-        first.attention, first.positions, first.query, first.keys, check, first.logsumexp, values, factor
+        first.attention, first.positions, first.query, first.keys, check, first.logsumexp, values, factor=factor
     )
 
 

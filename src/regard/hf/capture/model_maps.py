@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, overload
 
@@ -12,12 +13,15 @@ from torch import Tensor
 from regard.display import viewer_part
 from regard.errors import RegardError, nearest
 from regard.hf.capture.captured_calls import ATTENTION, ModuleCalls, NotCaptured
+from regard.hf.capture.head_parts import CallParts, KeptParts
 from regard.hf.capture.kept_values import NoValues
 from regard.hf.capture.model_inputs import ModelInputs
 from regard.hf.capture.module_statistics import ModuleStatistics
-from regard.hf.capture.patch_sources import head_outputs, queries_or_keys
+from regard.hf.capture.patch_sources import queries_or_keys
+from regard.hf.capture.token_ids import token_id
 from regard.hf.capture.verification import Check
 from regard.maps.attention_map import AttentionMap
+from regard.maps.indices import Index, axis_index, indices
 
 
 class WatchedAttention(Mapping[str, AttentionMap]):
@@ -51,7 +55,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         self._parts, self._missing, self._order, self._verified = parts, missing, order, verified
         self.model = model
         self.inputs = ModelInputs()
-        self.keeps_values = False
+        self.kept: KeptParts | None = None
         self._generations: list[Any] = []
         self._joined: dict[int, Any] = {}
 
@@ -91,15 +95,94 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         """
         if name is None:
             return super().values()
-        if not self.keeps_values:
-            raise RegardError(f"seen.values({name!r}): values are not kept. Watch again with watch(model, keep='qkv').")
+        with _explained(f"seen.values({name!r})"):
+            return self._call(name, call).values
+
+    def value_weighted(self, name: str | int, projected: bool | None = None, call: int = -1) -> AttentionMap:
+        """The map of w_ij |v_j W_h|: how much of a key's value reaches the output, not only how much is looked at it.
+
+        W_h is the part of the output projection for head h, where it is found: then the weights are the norms of the
+        vectors f(x_j) of Kobayashi et al. (2020, arXiv:2004.10102). With `projected=False`, or without a projection,
+        they are w_ij |v_j|. A key with a large weight and a small value, such as a first token that nobody needs, has
+        a small number. Rows may have any sum; `shares()` divides them.
+
+        >>> import torch, regard as rg
+        >>> encoder = rg.nn.TransformerConfig(8, num_heads=2).encoder(layers=2).eval()
+        >>> with rg.watch(encoder, keep="qkv") as seen:
+        ...     states = encoder(torch.randn(1, 5, 8))
+        >>> seen.value_weighted(0).shares().entropy().shape
+        torch.Size([1, 2, 5])
+        """
+        with _explained(f"seen.value_weighted({name!r})"):
+            return self._call(name, call).value_weighted(projected)
+
+    def head_output(self, name: str | int, head: Index = None, call: int = -1) -> Tensor:
+        """The output W . values of a head, (B, I, E); of a list of heads, or of all, (B, H', I, E).
+
+        It is computed tile by tile, in O(n) memory. Of a recurrent layer it is the output of the recurrence, before the
+        norm, gate and projection that follow it.
+        """
+        return self._of_heads("head_output", name, head, call, CallParts.output)
+
+    def head_part(self, name: str | int, head: Index = None, call: int = -1) -> Tensor:
+        """What a head adds to the residual stream, (B, I, C); of a list of heads, or of all, (B, H', I, C).
+
+        It is the input of the output projection in the channels of this head, times these rows of its matrix (Elhage
+        et al. 2021, "A mathematical framework for transformer circuits"). Gates and norms between the weighted values
+        and the projection are in that input. The sum over all heads and `seen.bias_part(name)` is the output of the
+        attention.
+
+        >>> import torch, regard as rg
+        >>> attention, x = rg.nn.MultiHeadAttention(8, 2).eval(), torch.randn(1, 5, 8)
+        >>> with rg.watch(attention, keep="qkv") as seen:
+        ...     output = attention(x)
+        >>> torch.allclose(seen.head_part(0).sum(1) + seen.bias_part(0), output, atol=1e-6)
+        True
+        """
+        return self._of_heads("head_part", name, head, call, CallParts.part)
+
+    def bias_part(self, name: str | int) -> Tensor:
+        """What the bias of the output projection adds to the residual stream of every token, (C,)."""
+        with _explained(f"seen.bias_part({name!r})"):
+            return self._call(name, -1).bias()
+
+    def logit_effect(
+        self, name: str | int, token: int | str, head: Index = None, call: int = -1, *, tokenizer: Any = None
+    ) -> Tensor:
+        """What heads add to the logit of a token directly, (B, H', I) for the next token after each query.
+
+        The logit is u . norm(x), where x is the residual stream and u the row of the token in the language-model head.
+        With the scale of the final norm held as it was in this call, the logit is a sum over the parts of x: each head
+        adds u . (gain * (part - mean)) * scale; an RMSNorm has no mean. The sum over all heads, biases, MLPs and the
+        embedding, with u . bias of the norm and the bias of the head, is the logit. This is direct logit attribution:
+        the logit lens (nostalgebraist 2020) of one part, as in Elhage et al. (2021) and Wang et al. (2022,
+        arXiv:2211.00593). It counts no effect through later layers. The logit is the result of the head, before a soft
+        cap or a factor that some models apply to it.
+
+        `token` is an id, or a text of one token with its `tokenizer`. Models whose layers do not add their results to
+        one stream (a norm after attention, as in BERT and Gemma 2) are refused.
+        """
+        number = token_id(token, tokenizer)
+        return self._of_heads("logit_effect", name, head, call, lambda parts, h: parts.logit_effect(number, h))
+
+    def _of_heads(
+        self, caller: str, name: str | int, head: Any, call: int, read: Callable[[CallParts, Tensor], Tensor]
+    ) -> Tensor:
+        """The result for each head, on axis 1; an integer drops the axis."""
+        with _explained(f"seen.{caller}({name!r})"):
+            parts = self._call(name, call)
+            head = axis_index("head", head) if head is not None else None
+            result = read(parts, indices(f"seen.{caller}({name!r})", "head", head, parts.weights.shape[1]))
+        return result[:, 0] if isinstance(head, int) else result
+
+    def _call(self, name: str | int, call: int) -> CallParts:
+        if self.kept is None:
+            raise NoValues("values are not kept. Watch again with watch(model, keep='qkv')")
         part = self._part(name)
         if not -len(part.calls) <= call < len(part.calls):
-            raise RegardError(f"seen.values({name!r}, call={call}): the module was called {len(part.calls)} times.")
-        try:
-            return part.calls[call].read_values()
-        except NoValues as reason:
-            raise RegardError(f"seen.values({name!r}): {reason}.") from None
+            raise NoValues(f"call {call} is out of range: the module was called {len(part.calls)} times")
+        path = next(path for path, known in self._parts.items() if known is part)
+        return CallParts(path, part, call, self.kept)
 
     def patch_source(self, part: str, name: str | int) -> Tensor:
         """The "query", "key", "value" or "output" of all heads of a module over its calls, for `regard.Patch`.
@@ -111,8 +194,8 @@ class WatchedAttention(Mapping[str, AttentionMap]):
             return self.values(name)
         if part != "output":
             return queries_or_keys(calls, part, str(name))
-        steps = range(len(calls.calls))
-        return torch.cat([head_outputs(calls.calls[n].map, self.values(name, n)) for n in steps], 2)
+        outputs = torch.cat([self.head_output(name, call=n) for n in range(len(calls.calls))], 2)
+        return outputs.to(self.values(name).dtype)
 
     @property
     def maps(self) -> dict[str, AttentionMap]:
@@ -232,7 +315,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
     def _view(self, belongs: Callable[[str], bool]) -> WatchedAttention:
         parts = {name: part for name, part in self._parts.items() if belongs(part.part)}
         view = WatchedAttention(parts, self._missing, self._order, self._verified, self.model)
-        view.inputs, view.keeps_values = self.inputs, self.keeps_values
+        view.inputs, view.kept = self.inputs, self.kept
         view._generations = self._generations
         return view
 
@@ -257,6 +340,15 @@ class WatchedAttention(Mapping[str, AttentionMap]):
             return f"{len(self)} attention modules were captured; they are numbered from 0."
         reasons = "".join(f" {name}: {reason}." for name, reason in list(self._missing.items())[:3])
         return f"nothing was captured. Run the model inside the with-block of watch.{reasons}"
+
+
+@contextmanager
+def _explained(caller: str) -> Iterator[None]:
+    """A reason why there are no values, as an error that names the call."""
+    try:
+        yield
+    except NoValues as reason:
+        raise RegardError(f"{caller}: {reason}.") from None
 
 
 def worst(checks: list[Check]) -> Check:

@@ -47,7 +47,8 @@ def watch(
     is which. Their weights are signed, and W . values is the output of the recurrence. In Mamba-1, RWKV, RG-LRU and
     convolutions each channel is a head.
 
-    With `keep="qkv"` the values (B, G, J, E) of each call are kept, too: `seen.values(name)`.
+    With `keep="qkv"` the values (B, G, J, E) and the inputs of output projections are kept, too: `seen.values(name)`,
+    and what each head adds to the residual stream (`head_part`) or to a logit (`logit_effect`).
 
     With `keep="statistics"` the `folds` (by default entropy, strongest link, distance and weight received) are
     computed while the model runs, and queries and keys are discarded: `seen.statistics[name].of(regard.Entropy)`.

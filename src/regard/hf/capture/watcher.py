@@ -35,6 +35,7 @@ from regard.hf.capture.compiled_models import CompiledCalls
 from regard.hf.capture.differential import DifferentialCapture, differential, is_differential
 from regard.hf.capture.generation_calls import generation_calls
 from regard.hf.capture.generation_steps import GenerationRecorder
+from regard.hf.capture.head_parts import KeptParts
 from regard.hf.capture.kernel_statistic import row_logsumexp
 from regard.hf.capture.lazy_projection import DeferredCall
 from regard.hf.capture.model_inputs import ModelInputs, pictured_inputs
@@ -98,7 +99,7 @@ class Watcher:
         self.missing: dict[str, str] = {}
         self.seen = WatchedAttention(self.calls, self.missing, self.order, bool(verify), model_name(model))
         self.seen.inputs = ModelInputs(getattr(model, "config", None))
-        self.seen.keeps_values = keeps_values
+        self.seen.kept = KeptParts(model, attending) if keeps_values else None
         self.passes = GenerationRecorder(model, lambda: self.names, self.calls, self.seen._generations)
 
     def _read_names(self) -> dict[str, nn.Module]:
@@ -183,6 +184,8 @@ class Watcher:
         if self.probing:
             return
         self._keep_pictured(module, args, kwargs)
+        if self.seen.kept is not None and output is not None and not inside_backward():
+            self.seen.kept.module_ended(module, args, kwargs, output)
         self._keep_returned(lambda returned: returned.caller is module)
         while module in running and running.pop() is not module:
             pass

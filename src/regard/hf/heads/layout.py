@@ -12,13 +12,9 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError, nearest
 from regard.hf.attention_modules import attention_modules, layer_number
+from regard.hf.output_projections import BY_HAND, OUTPUTS, num_inputs, output_projection
 from regard.nn import Attends, MultiHeadAttention
 
-#: Names of output projections: of children of the attention module, and of a module next to it. The second line has
-#: those of modules that people write by hand.
-OUTPUTS = ("o_proj", "out_proj", "c_proj", "Wo", "out_lin", "o", "dense", "proj")
-BY_HAND = ("W_o", "W_O", "w_o", "wo", "WO", "fc_out", "fc_o", "fc", "out", "output", "linear_out", "out_linear")
-BESIDE = "output.dense"
 COUNTS = ("num_heads", "num_attention_heads", "n_heads")
 COUNTS_BY_HAND = ("n_head", "nhead", "num_head", "heads", "h")
 WIDTHS = ("head_dim", "attention_head_size", "head_size", "d_k", "d_head", "dim_head")
@@ -216,8 +212,8 @@ def _heads(model: nn.Module, name: str, module: nn.Module, told: Told) -> Heads 
         told.check_num_heads(name, module.num_heads, module.width)
         group = module.num_heads // module.num_key_heads
         return Heads(name, module, module.output, module.num_heads, module.head_width, group)
-    kind, output = type(module).__name__, _output(model, name, module, told.output)
-    size = _num_inputs(output)
+    kind, output = type(module).__name__, output_projection(model, name, module, told.output)
+    size = num_inputs(output)
     if output is None or size is None:
         names = ", ".join((*OUTPUTS, *BY_HAND))
         return f"{kind} has no output projection of a known name ({names}). Give its path in {kind}: output='...'"
@@ -242,31 +238,13 @@ def _without_output(module: nn.Module) -> str | None:
     return f"{kind} normalises all heads together ({between}) before its output projection" if between else None
 
 
-def _output(model: nn.Module, name: str, module: nn.Module, output_path: str | None) -> nn.Module | None:
-    """The output projection: at the path that a user gave, of a known name, or beside the attention."""
-    children = dict(module.named_children())
-    if output_path is not None and output_path in dict(module.named_modules()):
-        return module.get_submodule(output_path)
-    known = [child for child in OUTPUTS if child in children]
-    known += [child for child in BY_HAND if _num_inputs(children.get(child)) is not None]
-    if known:
-        return children[known[0]]
-    parent = name.rpartition(".")[0]
-    return dict(model.named_modules()).get(f"{parent}.{BESIDE}" if parent else BESIDE)
-
-
 def _linear_paths(module: nn.Module) -> list[str]:
-    return [path for path, part in module.named_modules() if path and _num_inputs(part) is not None]
+    return [path for path, part in module.named_modules() if path and num_inputs(part) is not None]
 
 
 def _shape(part: nn.Module) -> tuple[int, ...]:
     weight = getattr(part, "weight", None)
     return tuple(weight.shape) if isinstance(weight, Tensor) else ()
-
-
-def _num_inputs(output: nn.Module | None) -> int | None:
-    size = getattr(output, "in_features", getattr(output, "nx", None))
-    return size if isinstance(size, int) else None
 
 
 def _number(module: nn.Module, names: Sequence[str]) -> int | None:

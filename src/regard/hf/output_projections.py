@@ -1,0 +1,65 @@
+"""Finds the output projection of an attention module, and reads its matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+#: Names of output projections: of children of the attention module, and of a module next to it. The second line has
+#: those of modules that people write by hand.
+OUTPUTS = ("o_proj", "out_proj", "c_proj", "Wo", "out_lin", "o", "dense", "proj")
+BY_HAND = ("W_o", "W_O", "w_o", "wo", "WO", "fc_out", "fc_o", "fc", "out", "output", "linear_out", "out_linear")
+BESIDE = "output.dense"
+
+
+def output_projection(model: nn.Module, name: str, module: nn.Module, path: str | None = None) -> nn.Module | None:
+    """The output projection of a module: at the path that a user gave, of a known name, or beside the attention."""
+    children = dict(module.named_children())
+    if path is not None and path in dict(module.named_modules()):
+        return module.get_submodule(path)
+    known = [child for child in OUTPUTS if child in children]
+    known += [child for child in BY_HAND if num_inputs(children.get(child)) is not None]
+    if known:
+        return children[known[0]]
+    parent = name.rpartition(".")[0]
+    return dict(model.named_modules()).get(f"{parent}.{BESIDE}" if parent else BESIDE)
+
+
+def num_inputs(output: nn.Module | None) -> int | None:
+    """The width of the inputs of a linear layer; None if the module is none."""
+    size = getattr(output, "in_features", getattr(output, "nx", None))
+    return size if isinstance(size, int) else None
+
+
+@dataclass(frozen=True, eq=False)
+class LinearLayer:
+    """x W + b: the matrix (inputs, outputs) and the bias of a linear layer, and how often they were changed in place.
+
+    >>> LinearLayer.of(nn.Linear(3, 5)).matrix.shape
+    torch.Size([3, 5])
+    """
+
+    matrix: Tensor
+    bias: Tensor | None
+    versions: tuple[int, ...]
+
+    @staticmethod
+    def of(module: nn.Module | None) -> LinearLayer | None:
+        """The layer of a module; None if the module computes anything else, or has packed weights."""
+        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+        if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
+            return None
+        is_linear = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+        if not is_linear and type(module).__name__ != "Conv1D":
+            return None
+        weight, bias = weight.detach(), None if bias is None else bias.detach()
+        return LinearLayer(weight.T if is_linear else weight, bias, _versions(weight, bias))
+
+    @property
+    def is_unchanged(self) -> bool:
+        return _versions(self.matrix, self.bias) == self.versions
+
+
+def _versions(*tensors: Tensor | None) -> tuple[int, ...]:
+    return tuple(x._version for x in tensors if x is not None and not x.is_inference())
