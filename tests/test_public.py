@@ -35,7 +35,7 @@ ROOMS = {
         {"operator_calls", "recurrent", "edited_calls"},
         {"compiled"},
         {"capture", "heads", "backend"},
-        {"editing", "window_maps"},
+        {"editing", "window_maps", "text_probes"},
         {"text_reader", "image_grids"},
         {"image_reader"},
         {"__init__"},

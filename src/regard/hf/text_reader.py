@@ -15,10 +15,12 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.hf.capture import WatchedAttention, watch
 from regard.hf.models import full_name, load_model, model_name
+from regard.hf.text_probes import syntax_table
 from regard.maps import AttentionMap, Fold
 from regard.stats import (
     Profile,
     RoleTable,
+    SyntaxSentence,
     TextReading,
     layer_numbers,
     mask_findings,
@@ -26,9 +28,10 @@ from regard.stats import (
     profile,
     roles,
     shuffle_order,
+    syntax_sentences,
     text_statistics,
 )
-from regard.stats.roles import QUERIES
+from regard.stats.roles import QUERIES, SYNTAX_KINDS
 
 #: Marks with which byte-level and SentencePiece tokenizers begin a word.
 WORD_STARTS = ("Ġ", "▁")
@@ -125,7 +128,7 @@ class TextReader:
         """
         inputs = self.tokenize(text, length)
         ids = inputs["input_ids"][0].tolist()
-        chosen = self._watch(inputs, layers)
+        chosen = self.watched(inputs, layers)
         errors = [check.error for check in chosen.seen.verify().values() if check.error is not None]
         title = title or _in_one_line(text)
         labels, special = self._labels(ids), self.special(ids)
@@ -144,7 +147,7 @@ class TextReader:
         truncated = longest is not None and num_tokens > longest
         inputs = self._inputs(text, longest if truncated else None)
         ids = inputs["input_ids"][0].tolist()
-        chosen, tokens = self._watch(inputs, layers), self.tokenizer.convert_ids_to_tokens(ids)
+        chosen, tokens = self.watched(inputs, layers), self.tokenizer.convert_ids_to_tokens(ids)
         statistics = text_statistics(tokens)
         special = self.special(ids)
         options = {"special": special, "statistics": statistics, "numbers": chosen.numbers, "kinds": chosen.seen.kinds}
@@ -165,10 +168,22 @@ class TextReader:
         probe = probe_tokens(ordinary, min(PROBE, room // 2, len(ordinary))).tolist()
         row = torch.tensor([[*ids[:start], *probe, *ids[stop:]]])
         inputs = {name: torch.full_like(row, int(value[0, 0])) for name, value in example.items()} | {"input_ids": row}
-        table = self._roles(self._watch(inputs, layers), inputs, layers)
+        table = self._roles(self.watched(inputs, layers), inputs, layers)
         if table is None:
             raise RegardError("TextReader.probe: a probe needs a model that takes at least 60 tokens.")
         return table
+
+    def syntax(
+        self,
+        sentences: Sequence[SyntaxSentence] | None = None,
+        relations: Sequence[str] = tuple(SYNTAX_KINDS),
+        layers: Sequence[int] | None = None,
+    ) -> RoleTable:
+        """The heads that follow grammar (`syntax_roles`), on annotated sentences; by default the 72 of the package.
+
+        The null reads the same sentences with their words in random order.
+        """
+        return syntax_table(self, syntax_sentences() if sentences is None else sentences, relations, layers)
 
     def next_token_loss(self, text: str, length: int | None = None) -> Callable[[Any], Tensor]:
         """A function of a model: the mean loss in nats of predicting each token of the text from those before it.
@@ -236,7 +251,8 @@ class TextReader:
         declared = self.tokenizer.model_max_length
         return declared if positions is not None and positions - 2 <= declared < positions else positions
 
-    def _watch(self, inputs: dict[str, Any], layers: Sequence[int] | None) -> _ChosenMaps:
+    def watched(self, inputs: dict[str, Any], layers: Sequence[int] | None) -> _ChosenMaps:
+        """Run the model on its inputs, and keep the maps of some layers and their numbers."""
         encoder = self._encoder()
         with watch(encoder, verify="all" if self.verify_all else True) as seen, torch.no_grad():
             _run(encoder, inputs)
@@ -256,7 +272,7 @@ class TextReader:
         shuffled = [tokens[place] for place in order]
         if len(ids) - len(special) <= QUERIES or shuffled == tokens:
             return None
-        null = self._watch(inputs | {"input_ids": inputs["input_ids"][:, order]}, layers).maps
+        null = self.watched(inputs | {"input_ids": inputs["input_ids"][:, order]}, layers).maps
         return roles(chosen.maps, tokens, null=null, null_tokens=shuffled, special=special, numbers=chosen.numbers)
 
     def _claims_causal(self, maps: dict[str, AttentionMap]) -> bool:

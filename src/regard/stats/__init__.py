@@ -18,6 +18,7 @@ from regard.stats.probes import probe_tokens, shuffle_order
 from regard.stats.profile import LayerProfile, Link, Profile, profile
 from regard.stats.roles import Role, RoleTable, roles
 from regard.stats.statistics import STATISTICS, HeadStatistic
+from regard.stats.syntax_roles import SyntaxSentence, WatchedSentence, syntax_roles, syntax_sentences
 from regard.stats.text_differences import Difference, differences
 from regard.stats.text_reading import HeadLink, TextReading
 from regard.stats.time_warping import WarpingPath, token_times, warping_path
@@ -48,9 +49,11 @@ __all__ = [
     "Role",
     "RoleTable",
     "SameToken",
+    "SyntaxSentence",
     "TextReading",
     "ValueWeighted",
     "WarpingPath",
+    "WatchedSentence",
     "alignment_roles",
     "contact_maps",
     "differences",
@@ -73,6 +76,8 @@ __all__ = [
     "sample_rows",
     "shuffle_order",
     "shuffle_patches",
+    "syntax_roles",
+    "syntax_sentences",
     "text_statistics",
     "token_times",
     "value_weighted",
