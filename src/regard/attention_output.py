@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -115,7 +115,7 @@ def attend(
             check_finite(query=query, key=key, value=value)
         result = _run(problem, engine, planned, request, plan_key)
         if isinstance(next_cache, RecurrentCache):
-            next_cache = replace(next_cache, state=result.state)
+            next_cache = next_cache.with_state(result.state)
     weights = map_of(problem, result.row_statistic)
     attend_listeners.tell(None, lambda: weights, lambda: request.value)
     return AttentionOutput(result.output, weights, next_cache)
@@ -313,17 +313,17 @@ def _extended(operation: str, request: Request, cache: Cache | None) -> tuple[Re
     query, key, value = (in_autocast_dtype(t) for t in (request.query, request.key, request.value))
     request = request._replace(query=query, key=key, value=value)
     pieces = attention.pieces()
+    sizes = None
     if request.tensors or any(map(needs_of, pieces)):
         sizes = Sizes.of(query, key, value)
         tensors = check_call_tensors(operation, pieces, sizes, request.tensors, ARGUMENTS)
         request = request._replace(tensors=tensors)
-    return (request, None) if cache is None else _with_cache(request, cache)
+    return (request, None) if cache is None else _with_cache(request, cache, sizes or Sizes.of(query, key, value))
 
 
-def _with_cache(request: Request, cache: Cache) -> tuple[Request, Cache]:
+def _with_cache(request: Request, cache: Cache, sizes: Sizes) -> tuple[Request, Cache]:
     """The call with all keys of the cache, and the next cache."""
     attention, query, key, value = request.attention, request.query, request.key, request.value
-    sizes = Sizes.of(query, key, value)
     check_positions(request.positions)
     if not isinstance(cache, Cache):
         kind = f"the class {cache.__name__}" if isinstance(cache, type) else type(cache).__name__

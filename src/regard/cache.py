@@ -255,7 +255,18 @@ class RecurrentCache(Cache):
     def extend(self, key: Tensor, value: Tensor) -> Extended:
         length = self.length + key.shape[2]
         positions = Positions(self.length, Spans(((self.length, length),)))
-        return Extended(key, value, positions, RecurrentCache(self.state, length))
+        return Extended(key, value, positions, self._next(self.state, length))
+
+    def with_state(self, state: Tensor | None) -> RecurrentCache:
+        """This cache with another state."""
+        return self._next(state, self.length)
+
+    @staticmethod
+    def _next(state: Tensor | None, length: int) -> RecurrentCache:
+        """A cache without the checks of its arguments, which take longer than many a step."""
+        cache = object.__new__(RecurrentCache)
+        vars(cache).update(state=state, length=length)
+        return cache
 
 
 @checked

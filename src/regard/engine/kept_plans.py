@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regard.attention import EMPTY, Attention, Prepared
 from regard.engine.kernel.library import SETTING
-from regard.engine.kernel.structures import has_address
+from regard.engine.kernel.structures import PLAIN, have_addresses
 from regard.engine.plan import ENGINES, Plan
 from regard.engine.problem import Problem
 from regard.engine.transforms import is_transformed
@@ -33,8 +33,6 @@ from regard.shapes import is_autocast
 
 #: Most plans that are kept. The masks of 32 more layouts are kept in `kernel/layout.py`.
 MOST_PLANS = 128
-#: Types of tensors that are nothing but numbers.
-PLAIN = (Tensor, torch.nn.Parameter)
 #: What a problem has besides its tensors. `skeleton` holds the pieces without their tensors.
 FACTS = ("positions", "sizes", "skeleton", "learns", "learns_bias", "scale", "hides_gradients")
 
@@ -42,7 +40,7 @@ FACTS = ("positions", "sizes", "skeleton", "learns", "learns_bias", "scale", "hi
 class Request(NamedTuple):
     """One call of `attend`: its pieces and tensors. `state`: the sum of earlier keys. `seed`: of dropout.
 
-    `tensors`: those that pieces need beside queries, keys and values. Such a call is planned anew.
+    `tensors`: those that pieces need beside queries, keys and values.
     """
 
     attention: Attention
@@ -76,11 +74,11 @@ class KeptPlan:
 
     def plan(self, request: Request, piece_tensors: list[Tensor]) -> Plan:
         """The plan of a call with an equal key."""
-        query, key, value, seed = request.query, request.key, request.value, request.seed
-        prepared = Prepared.of(request.attention, query, key, self.facts["positions"])
-        problem = Problem.repeated(
-            self.facts, piece_tensors, query=query, key=key, value=value, prepared=prepared, seed=seed
-        )
+        attention, query, key, value, positions, state, seed, _, tensors = request
+        facts = self.facts if state is None else {**self.facts, "positions": positions}
+        prepared = Prepared.of(attention, query, key, facts["positions"], tensors)
+        own = {"query": query, "key": key, "value": value, "prepared": prepared, "seed": seed, "state": state}
+        problem = Problem.repeated(facts, piece_tensors, call_tensors=tensors, **own)
         problem.plan_cache.update(self.of_engine)
         return Plan(self.engine, self.requested, self.why, problem)
 
@@ -142,24 +140,22 @@ def _key(request: Request, piece_tensors: list[Tensor]) -> Hashable:
     TypeError and NoFingerprint say the same as None.
     """
     attention, query, key, value, positions, state, seed, engine, tensors = request
-    if (
-        state is not None
-        or tensors
-        or type(attention) is not Attention
-        or attention.transition
-        or attention.selection
-        or not _is_plain_call(query, key, value)
-    ):
+    if type(attention) is not Attention or attention.selection is not None:
         return None
-    pieces = attention.score, attention.position, attention.bias, attention.mask, attention.normalizer
-    pieces_key = fingerprint(pieces, piece_tensors)
+    if state is not None and attention.transition is None:
+        return None  # a mask reads positions, which differ from step to step; a transition does not
+    states = () if state is None else (state,)
+    if not _is_plain_call(query, key, value, *tensors.values(), *states):
+        return None
+    pieces_key = fingerprint(_slots(attention), piece_tensors)
     sink = attention.normalizer.sink if isinstance(attention.normalizer, LearnedSink) else None
     return (
         pieces_key,
         None if seed is None else attention.dropout,
         sink is not None and any_coarse(sink),  # engines refuse coarse sinks
         *(_tensor_key(query), _tensor_key(key), _tensor_key(value)),
-        positions,
+        tuple([(name, _tensor_key(tensor)) for name, tensor in tensors.items()]),
+        positions if state is None else _tensor_key(state),
         engine,
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -167,6 +163,12 @@ def _key(request: Request, piece_tensors: list[Tensor]) -> Hashable:
         torch.get_default_dtype(),
         os.environ.get(SETTING),
     )
+
+
+def _slots(attention: Attention) -> tuple[Any, ...]:
+    """The pieces that a plan depends on: those of every slot."""
+    scored = attention.score, attention.position, attention.bias, attention.mask, attention.normalizer
+    return *scored, attention.transition, attention.selection
 
 
 def _tensor_key(tensor: Tensor) -> Hashable:
@@ -178,13 +180,12 @@ def _is_plain_call(*tensors: Tensor) -> bool:
     """Whether all tensors are plain ones in the memory of the host, and torch does not trace or transform the call."""
     if is_transformed() or torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
         return False
-    return all([type(t) in PLAIN and t.is_cpu and has_address(t) for t in tensors])
+    return all([type(t) in PLAIN and t.is_cpu for t in tensors]) and have_addresses(tensors)
 
 
 def _reads_all(attention: Attention) -> bool:
     """Whether fingerprints see the same tensors in the same order as snapshots do."""
     seen: list[Tensor] = []
-    pieces = attention.score, attention.position, attention.bias, attention.mask, attention.normalizer
-    fingerprint(pieces, seen)
+    fingerprint(_slots(attention), seen)
     tensors = take_apart(attention)[0]
     return len(seen) == len(tensors) and all(a is b for a, b in zip(seen, tensors, strict=True))

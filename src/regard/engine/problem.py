@@ -67,7 +67,7 @@ class Problem:
     def repeated(cls, facts: dict[str, Any], tensors: list[Tensor], **own: Any) -> Self:
         """A problem with the facts of an earlier one, the tensors of its pieces, and tensors of its own."""
         problem = object.__new__(cls)
-        vars(problem).update(facts, state=None, call_tensors=EMPTY, plan_cache={}, **own)
+        vars(problem).update(facts, plan_cache={}, **own)
         problem._read(tensors)
         return problem
 

@@ -55,7 +55,7 @@ def map_of(problem: Problem, row_statistic: RowStatistic | None) -> AttentionMap
         raise RegardError(f"attend: inside rg.differentiable() {HIDDEN_GRADIENTS}.")
     pieces, prepared = problem.pieces_snapshot(), problem.prepared
     if prepared.steps is not None:
-        return TransportedMap(prepared.steps, pieces, problem.positions, problem.grid)
+        return TransportedMap(prepared.steps, pieces, problem.positions)
     return ScoredMap(pieces, prepared, problem.positions, problem.sizes, row_statistic)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -42,9 +43,11 @@ class TransportedMap(AttentionMap):
 
     is_signed: ClassVar[bool] = True
 
-    def __init__(self, steps: Steps, attention: Attention, positions: Positions, grid: Grid) -> None:
-        self.attention, self.positions, self.grid = attention, positions, grid
+    def __init__(self, steps: Steps, attention: Attention, positions: Positions, grid: Grid | None = None) -> None:
+        self.attention, self.positions = attention, positions
         self.steps = steps if keeps_gradients() else steps.detach()
+        if grid is not None:
+            self.grid = grid
         self._transport: Transport | None = None
         self._of_heads: dict[tuple[int, int], TransportedMap] = {}
         self._versions = self._current_versions()
@@ -52,13 +55,17 @@ class TransportedMap(AttentionMap):
     @classmethod
     def of_steps(cls, steps: Steps) -> TransportedMap:
         """The map of tensors of a model: I queries are the last of J tokens."""
-        B, H, I, _ = steps.query.shape
+        _, H, I, _ = steps.query.shape
         J = steps.key.shape[2]
         if I > J:
             raise RegardError(f"TransportedMap: {I} queries and {J} keys; every query needs a key of its own.")
-        positions = Positions.aligned_to_end(I, J)
-        grid = Grid.whole(positions, B, H, I, steps.query.device)
-        return cls(steps.of_heads(H), Attention(mask=causal()), positions, grid)
+        return cls(steps.of_heads(H), Attention(mask=causal()), Positions.aligned_to_end(I, J))
+
+    @cached_property
+    def grid(self) -> Grid:  # type: ignore[override]
+        """The coordinates of all weights; made when they are first needed, because a step of one token is short."""
+        B, H, I, _ = self.steps.query.shape
+        return Grid.whole(self.positions, B, H, I, self.steps.query.device)
 
     def _current_versions(self) -> list[int]:
         """The versions of tensors that share memory with tensors outside the map."""

@@ -97,7 +97,7 @@ def _fitted(operation: str, name: str, tensor: Any, piece: object, words: str, s
         size = _size(letter, sizes)
         if letter == "H" and tensor.shape[axis] not in (1, sizes.H):
             tensor = tensor.repeat_interleave(sizes.R, axis)
-        elif letter in "BH" and size is not None:
+        elif letter in "BH" and size is not None and tensor.shape[axis] != size:
             tensor = tensor.expand(*tensor.shape[:axis], size, *tensor.shape[axis + 1 :])
     return tensor
 

@@ -6,7 +6,7 @@ Only pieces of this package have a fingerprint. Other code may keep a state that
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any
 
@@ -50,11 +50,11 @@ def _reader_of(kind: type) -> Reader:
         return _of_tuple
     if kind is nn.Linear or (package == "regard" and issubclass(kind, nn.Module)):
         return _of_module
-    fields = tuple(getattr(kind, "__dataclass_fields__", ()))
+    names = tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
     is_frozen = is_dataclass(kind) and getattr(kind, "__dataclass_params__").frozen  # noqa: B009 - it has no public name
     if package != "regard" or not is_frozen:
         return _refused
-    return _of_mask(kind, fields) if issubclass(kind, Mask) else _of_fields(kind, fields)
+    return _of_mask(kind, names) if issubclass(kind, Mask) else _of_fields(kind, names)
 
 
 def _refused(part: Any, tensors: list[Tensor]) -> Hashable:
@@ -73,16 +73,16 @@ def _of_tuple(parts: tuple[Any, ...], tensors: list[Tensor]) -> Hashable:
     return tuple([fingerprint(part, tensors) for part in parts])
 
 
-def _of_fields(kind: type, fields: tuple[str, ...]) -> Reader:
-    """A reader of frozen dataclasses."""
-    if not fields:
+def _of_fields(kind: type, names: tuple[str, ...]) -> Reader:
+    """A reader of frozen dataclasses, by the names of their fields."""
+    if not names:
         return lambda piece, tensors: kind
-    return lambda piece, tensors: (kind, *[fingerprint(getattr(piece, name), tensors) for name in fields])
+    return lambda piece, tensors: (kind, *[fingerprint(getattr(piece, name), tensors) for name in names])
 
 
-def _of_mask(kind: type, fields: tuple[str, ...]) -> Reader:
+def _of_mask(kind: type, names: tuple[str, ...]) -> Reader:
     """A reader of masks. The numbers of a mask's tensors decide its spans, so such a mask has no fingerprint."""
-    read = _of_fields(kind, fields)
+    read = _of_fields(kind, names)
 
     def of_mask(mask: Mask, tensors: list[Tensor]) -> Hashable:
         found = read(mask, own := [])

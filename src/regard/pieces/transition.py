@@ -70,7 +70,8 @@ class Steps:
         return replace(self, **dict(zip(self._names(), tensors, strict=True)))
 
     def detach(self) -> Steps:
-        return self.with_tensors(t.detach() for t in self.tensors())
+        tensors = self.tensors()
+        return self.with_tensors([t.detach() for t in tensors]) if any([t.requires_grad for t in tensors]) else self
 
     def select(self, batch: Tensor, head: Tensor) -> Steps:
         """Some batch entries and heads, by indices on the host; for `Steps` of all query heads."""
@@ -78,7 +79,10 @@ class Steps:
 
     def of_heads(self, num_heads: int) -> Steps:
         """Every tensor with this number of heads: heads of keys are repeated for the query heads that share them."""
-        return self.with_tensors(with_heads(t, num_heads) for t in self.tensors())
+        tensors = self.tensors()
+        if all([t.shape[1] == num_heads for t in tensors]):
+            return self
+        return self.with_tensors([with_heads(t, num_heads) for t in tensors])
 
 
 def with_heads(x: Tensor, num_heads: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from regard.engine.kernel.library import Library, load
 from regard.engine.kernel.running import counters, empty, run
-from regard.engine.kernel.structures import Pointers, TensorFields, fields_of, has_address
+from regard.engine.kernel.structures import Pointers, TensorFields, fields_of, have_addresses
 from regard.engine.transforms import is_transformed
 
 #: CHUNK and FEW of the kernels: tokens of a chunk, and the most tokens that go one by one.
@@ -37,7 +37,7 @@ def compiled_recurrence(value: Tensor, *tensors: Tensor | None) -> Library | Non
     known, (B, H, n, _) = [value, *(t for t in tensors if t is not None)], value.shape
     if is_transformed() or (n > FEW and torch.get_num_threads() > MOST_THREADS_PER_HEAD * B * H):
         return None
-    if not all([t.dtype == torch.float32 and t.device.type == "cpu" and has_address(t) for t in known]):
+    if not (all([t.dtype is torch.float32 and t.is_cpu for t in known]) and have_addresses(known)):
         return None
     library = load()
     return library if library is not None and library.has("recurrence_forward") else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from ctypes import Structure, c_float, c_int64, c_void_p
 from functools import cache
 from struct import Struct as Packing
@@ -14,6 +15,8 @@ from regard.shapes import has_numbers
 
 #: Numbers of kernels/regard.h.
 TILE_QUERIES, PART_KEYS, MARGIN, CLIPPED_MARGIN = 96, 1024, 64, 16
+#: Types of tensors that are nothing but numbers.
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
@@ -28,6 +31,19 @@ def has_address(tensor: torch.Tensor) -> bool:
         return tensor.data_ptr() != 0 or tensor.numel() == 0
     except RuntimeError:
         return False
+
+
+def have_addresses(tensors: Iterable[torch.Tensor]) -> bool:
+    """`has_address` of all tensors; what holds for the whole call is asked once."""
+    if torch.compiler.is_compiling() or is_recorded():
+        return False
+    is_plain = not torch._C._are_functorch_transforms_active()
+    return all([_lies_in_memory(t) if is_plain and type(t) in PLAIN and t.is_cpu else has_address(t) for t in tensors])
+
+
+def _lies_in_memory(tensor: torch.Tensor) -> bool:
+    """`has_address` of a plain tensor of the host."""
+    return tensor.layout is torch.strided and (tensor.data_ptr() != 0 or tensor.numel() == 0)
 
 
 def fields_of(kind: type, names: str) -> tuple[tuple[str, type], ...]:
