@@ -52,7 +52,7 @@ def flows_to_inputs(capacities: Sequence[np.ndarray], start: np.ndarray) -> np.n
     `start` (n,) are the capacities from the source to the tokens after the last layer.
 
     >>> flows_to_inputs([np.array([[1.0, 0.0], [0.5, 0.5]])] * 2, np.array([0.0, 1.0]))
-    array([0.75, 0.25])
+    array([1. , 0.5])
     """
     return np.array([_maximum_flow(capacities, start, sink) for sink in range(len(start))])
 

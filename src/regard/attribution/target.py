@@ -58,7 +58,9 @@ class Explained:
     @property
     def measure(self) -> str:
         """What `score` is, in words."""
-        return f"the probability of {self.label}" if self.probability is not None else self.label
+        return (
+            f"the probability of {self.label.partition(' against ')[0]}" if self.probability is not None else self.label
+        )
 
 
 def explained(target: Any, model: nn.Module, inputs: TextInputs, outputs: Any, tokenizer: Any = None) -> Explained:
