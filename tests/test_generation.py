@@ -197,6 +197,99 @@ def test_folds_profiles_files_and_the_page_take_a_generation(tmp_path):
         one.show(words)
 
 
+def test_values_of_a_generation_are_those_of_one_pass():
+    for model, inputs in ((build("MistralForCausalLM"), {}), (recurrent_models.build("Qwen3Next"), {})):
+        for options in (BEAMS, CHUNKS, {"use_cache": False}):
+            with rg.watch(model, keep="qkv") as seen:
+                model.generate(tokens(5), **SIX, **options, **inputs)
+            for n in (0, 1):
+                one = seen.generation.sequence(n)
+                with rg.watch(model, keep="qkv") as whole, torch.no_grad():
+                    model(one.tokens[:, :-1], use_cache=False)
+                for path in whole:
+                    torch.testing.assert_close(one.values(path), whole.values(path), atol=1e-5, rtol=0)
+    model = build("T5ForConditionalGeneration")
+    with rg.watch(model, keep="qkv") as seen:
+        model.generate(tokens(7), attention_mask=PADDED.flip(1), **SIX, num_beams=1)
+    one = seen.generation.sequence(1)
+    assert one.cross.values(0).shape == (1, 4, 5, 8) and one.encoder.values(0).shape == (1, 4, 5, 8)
+
+
+# While the model runs
+
+
+def test_each_step_has_its_rows_while_the_model_runs():
+    model, ids, rows, places, read = build("BartForConditionalGeneration"), tokens(7), [], [], []
+
+    def look(step):
+        assert step.number == len(rows) and step.tokens.shape == (2, len(step.positions))
+        rows.append([(weights.dense(), step.cross[n].dense()) for n, weights in enumerate(step.decoder.maps.values())])
+        places.append(step.positions)
+        read.append(step.tokens)
+
+    with rg.watch(model, on_step=look) as seen:
+        out = model.generate(ids, **SIX, num_beams=1)
+    assert places == [range(n, n + 1) for n in range(6)] and torch.equal(torch.cat(read, 1), out[:, :-1])
+    for layer in (0, 1):
+        own = torch.cat([F.pad(step[layer][0], (0, 5 - n)) for n, step in enumerate(rows)], 2)
+        assert torch.equal(own, seen.generation.decoder[layer].dense())
+        assert torch.equal(torch.cat([step[layer][1] for step in rows], 2), seen.generation.cross[layer].dense())
+
+
+def test_steps_outside_of_a_generation_and_of_statistics():
+    model, ids, seen_steps = build("LlamaForCausalLM"), tokens(5), []
+    cache = transformers.DynamicCache(config=model.config)
+    with rg.watch(model, on_step=lambda step: seen_steps.append((step.number, step.positions))), torch.no_grad():
+        for part in ids.split((3, 2), 1):
+            model(part, past_key_values=cache)
+        model(ids, use_cache=False)
+        model(ids[:, :2], use_cache=False)
+    assert seen_steps == [(0, range(3)), (1, range(3, 5)), (2, range(5)), (3, range(2))]
+    entropies = []
+    look = lambda step: entropies.append(step.statistics[step.names[0]].of(rg.Entropy))  # noqa: E731
+    with rg.watch(model, on_step=look, keep="statistics"):
+        out = model.generate(ids, **SIX)
+    with rg.watch(model) as whole, torch.no_grad():
+        model(out[:, :-1], use_cache=False)
+    torch.testing.assert_close(torch.cat(entropies, 2), whole[0].entropy(), atol=1e-5, rtol=0)
+
+
+def test_old_steps_are_dropped():
+    model, held = build("MistralForCausalLM"), []
+    with rg.watch(model, keep_steps=2, on_step=lambda step: held.append(len(seen.calls(0)))) as seen:
+        model.generate(tokens(5), **SIX)
+        model.generate(tokens(5), **SIX)
+    assert max(held) <= 3 and [weights.shape[2] for weights in seen.calls(0)] == [1, 1]
+    assert_verified(seen)
+    with pytest.raises(rg.RegardError, match="first steps were dropped"):
+        _ = seen.generation
+    with rg.watch(model, keep_steps=9) as seen:
+        model.generate(tokens(5), **SIX)
+    assert_one_pass(model, seen.generation)
+
+
+def test_an_error_in_the_callback_ends_the_block_cleanly():
+    model, ids = build("LlamaForCausalLM"), tokens(5)
+    expected = model.generate(ids, **SIX)
+    originals = {name: getattr(transformers.GenerationMixin, name) for name in METHODS}
+
+    def fail(step):
+        if step.number == 2:
+            raise KeyError("stop here")
+
+    with pytest.raises(KeyError, match="stop here"), rg.watch(model, on_step=fail):
+        model.generate(ids, **SIX)
+    assert originals == {name: getattr(transformers.GenerationMixin, name) for name in METHODS}
+    assert torch.equal(model.generate(ids, **SIX), expected)
+    with rg.watch(model) as seen:
+        model.generate(ids, **SIX)
+    assert_one_pass(model, seen.generation)
+    with pytest.raises(rg.RegardError, match="on_step must be a function"):
+        rg.watch(model, on_step=3)
+    with pytest.raises(rg.RegardError, match="keep_steps must be an integer of at least 1"):
+        rg.watch(model, keep_steps=0)
+
+
 def test_what_cannot_be_shown_says_why():
     model, ids = build("LlamaForCausalLM"), tokens(4)
     originals = {name: getattr(transformers.GenerationMixin, name) for name in METHODS}

@@ -37,7 +37,7 @@ FIRST = {
     "regard.composites": "Sum Grouped",
     "regard.maps": "AttentionMap",
     "regard.edits": "Where where KnockOut ScaleWeights Steer ReplaceWeights Patch Edit",
-    "regard.hf": "watch WatchedAttention edit load_model register importance prune",
+    "regard.hf": "watch WatchedAttention Generation WatchedStep edit load_model register importance prune",
     "regard.attribution": "attribute Attribution Target faithfulness",
     "regard.stats": "profile roles findings",
     "regard.nn": "MultiHeadAttention CrossAttention EncoderLayer DecoderLayer Transformer TransformerConfig",

@@ -1,7 +1,7 @@
 """Attention maps, heads and backends of Hugging Face models. transformers is imported when it is first used."""
 
 from regard.hf.backend import register
-from regard.hf.capture import WatchedAttention, watch
+from regard.hf.capture import Generation, WatchedAttention, WatchedStep, watch
 from regard.hf.editing import EditedRun, edit
 from regard.hf.heads import CurvePoint, Importance, PruningCurve, PruningResult, gated, importance, prune, pruning_curve
 from regard.hf.heads.projections import composition, head_weights
@@ -11,12 +11,14 @@ from regard.hf.text_reader import TextReader, TextResult
 __all__ = [
     "CurvePoint",
     "EditedRun",
+    "Generation",
     "Importance",
     "PruningCurve",
     "PruningResult",
     "TextReader",
     "TextResult",
     "WatchedAttention",
+    "WatchedStep",
     "composition",
     "edit",
     "gated",

@@ -19,7 +19,7 @@ from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.capture.recurrent_calls import RecurrentCall
 from regard.hf.capture.returned_weights import ReturnedCall
 from regard.hf.capture.value_probe import ProbedCall
-from regard.hf.capture.verification import Check
+from regard.hf.capture.verification import Check, worst
 from regard.live import keeping, keeps_gradients
 from regard.maps.attention_map import AttentionMap
 from regard.maps.joined import joined
@@ -191,6 +191,29 @@ class ModuleCalls:
     kind: str = ATTENTION
     #: The last call of a recurrent layer, which the next one may continue.
     recurrent: RecurrentCall | None = None
+    #: The calls that were dropped, and the worst of their checks.
+    num_dropped: int = 0
+    dropped_checks: list[Check] = field(default_factory=list)
+
+    @property
+    def num_calls(self) -> int:
+        """The number of calls so far, with those that were dropped."""
+        return self.num_dropped + len(self.calls)
+
+    @property
+    def check(self) -> Check:
+        """The worst check of all calls."""
+        return worst([*self.dropped_checks, *(call.check for call in self.calls)])
+
+    def drop_before(self, number: int) -> None:
+        """Drop the calls before a call, by its number; their checks stay."""
+        count = max(0, number - self.num_dropped)
+        if count:
+            self.dropped_checks = [worst([*self.dropped_checks, *(call.check for call in self.calls[:count])])]
+            del self.calls[:count]
+            self.num_dropped += count
+            if self.statistics is not None:
+                del self.statistics.calls[:count]
 
     def add(
         self, capture: Capture | RerunCall | ProbedCall | ReturnedCall | ModuleMap | DeferredCall | RecurrentCall

@@ -1,15 +1,21 @@
-"""`GenerationRecorder` notes which calls belong to each forward pass of a model, and to each `generate()`."""
+"""`GenerationRecorder` notes which calls belong to each forward pass of a model, and to each `generate()`.
+
+`WatchedStep` has the maps of one pass; `watch(on_step=...)` calls a function with it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from regard.hf.capture.captured_calls import ModuleCalls
-from regard.hf.capture.generation import ForwardPass, GenerationRecord
+from regard.hf.capture.generation import Generation
+from regard.hf.capture.generation_joins import ForwardPass, GenerationRecord
+from regard.hf.capture.model_maps import WatchedAttention
 from regard.hf.capture.module_hooks import inside_backward
 
 #: Names under which models of transformers get their cache, and the tokens of a pass.
@@ -17,19 +23,66 @@ CACHES = ("past_key_values", "cache_params", "past_buckets_states", "mems", "sta
 TOKENS = ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embeds")
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
+class StepOptions:
+    """What `watch` does after each forward pass: the function that it calls, and the number of passes that it keeps."""
+
+    on_step: Callable[[WatchedStep], object] | None = None
+    keep: int | None = None
+
+
+class WatchedStep(WatchedAttention):
+    """One forward pass of a watched model, while it runs: the maps of the rows that it added.
+
+    Use it like the result of `watch`: `step[3]`, `step.cross[0]`, `step.maps`. `number` counts the passes of a
+    generation from 0, the prompt. `tokens` (B, I) are those that the model read in this pass (None if it read
+    embeddings), and `positions` are their places in the text. The tokens that it predicts come with the next step.
+
+    >>> import torch, transformers, regard as rg
+    >>> sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 20, "bos_token_id": 0, "eos_token_id": None}
+    >>> model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
+    >>> with rg.watch(model, on_step=lambda step: print(step.number, step.positions, step[0])):
+    ...     tokens = model.generate(torch.tensor([[3, 1, 4]]), max_new_tokens=3, do_sample=False)
+    0 range(0, 3) AttentionMap(1 x 2 heads x 3 queries x 3 keys)
+    1 range(3, 4) AttentionMap(1 x 2 heads x 1 queries x 4 keys)
+    2 range(4, 5) AttentionMap(1 x 2 heads x 1 queries x 5 keys)
+    """
+
+    def __init__(self, seen: WatchedAttention, a_pass: ForwardPass, number: int, tokens: Tensor | None) -> None:
+        modules = {name: _calls_of(seen._parts[name], numbers) for name, numbers in a_pass.calls.items()}
+        super().__init__(modules, seen._missing, seen._order, seen._verified, seen.model)
+        self.inputs, self.kept = seen.inputs, seen.kept
+        self.number, self.tokens, self.positions = number, tokens, a_pass.positions
+
+    def __repr__(self) -> str:
+        lines = super().__repr__().splitlines()[1:]
+        return "\n".join([f"WatchedStep({self.number}: positions {self.positions}, {len(self)} modules)", *lines])
+
+
+def _calls_of(module: ModuleCalls, numbers: range) -> ModuleCalls:
+    """A module with some of its calls only."""
+    calls = [module.calls[number - module.num_dropped] for number in numbers]
+    return ModuleCalls(module.part, calls, module.statistics, module.kind)
+
+
 class GenerationRecorder:
     """Observes the forward passes of a model, and the beginning and end of each `generate()`."""
 
-    model: nn.Module
-    names: Callable[[], Any]
-    calls: dict[str, ModuleCalls]
-    records: list[GenerationRecord]
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        seen: WatchedAttention,
+        names: Callable[[], Container[nn.Module]],
+        model: nn.Module,
+        options: StepOptions,
+        is_probing: Callable[[], bool],
+    ) -> None:
+        self.seen, self.names, self.model, self.options, self.is_probing = seen, names, model, options, is_probing
+        self._record: GenerationRecord | None = None
         self._depth = 0
         self._generating: nn.Module | None = None
         self._started: dict[str, int] = {}
+        self._last: list[ForwardPass] = []
+        self._number = 0
 
     # Generations
 
@@ -37,22 +90,26 @@ class GenerationRecorder:
         if not self._concerns(model):
             return
         self._depth += 1
-        if self._depth > 1:
-            self.records[-1].is_nested = True
+        if self._record is not None:
+            self._record.is_nested = True
             return
         self._generating = model if model in self.names() else self.model
-        self.records.append(_record(model, prompt, options, self._counts()))
+        self._number = 0
+        if self.options.keep is not None:
+            self.seen._forget_generations()
+        self._record = _record(model, prompt, options, self._counts())
+        self.seen._generations.append(partial(Generation, self._record))
 
     def generation_ended(self, model: nn.Module, tokens: Tensor | None, beams: Tensor | None) -> None:
         if not self._concerns(model):
             return
         self._depth -= 1
-        if self._depth:
+        if self._depth or self._record is None:
             return
-        self._generating = None
-        record = self.records[-1]
-        record.tokens = None if tokens is None else tokens.detach().cpu()
-        record.beams = None if beams is None else beams.detach().cpu()
+        self._record.tokens = None if tokens is None else tokens.detach().cpu()
+        self._record.beams = None if beams is None else beams.detach().cpu()
+        self._generating = self._record = None
+        self._number = 0
 
     def _concerns(self, model: nn.Module) -> bool:
         """Whether the model is watched, is a part of the watched model, or contains it."""
@@ -73,19 +130,45 @@ class GenerationRecorder:
     def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if output is None or not self._is_pass(module):
             return
-        counts = self._counts()
-        calls = {name: range(self._started.get(name, 0), count) for name, count in counts.items()}
-        a_pass = ForwardPass(
-            _num_tokens(args, kwargs), _num_cached(kwargs, output), {n: r for n, r in calls.items() if r}
-        )
-        if self._generating is not None:
-            self.records[-1].passes.append(a_pass)
+        calls = {name: range(self._started.get(name, 0), count) for name, count in self._counts().items()}
+        tokens, cached = _tokens(args, kwargs), _num_cached(kwargs, output)
+        positions = None if tokens is None else self._positions(tokens.shape[1], cached)
+        a_pass = ForwardPass(positions, cached, {name: r for name, r in calls.items() if r})
+        self._number += 1
+        self._last = [*self._last[-(self.options.keep or 1) :], a_pass]
+        if self._record is not None and not self._record.is_dropped:
+            self._record.passes.append(a_pass)
+        if self.options.on_step is not None:
+            ids = None if tokens is None or tokens.is_floating_point() else tokens
+            self.options.on_step(WatchedStep(self.seen, a_pass, self._number - 1, ids))
+        self._drop_passes()
+
+    def _positions(self, num_tokens: int, cached: int | None) -> range:
+        """The places of the tokens of a pass. Without a cache it reads the whole text."""
+        if cached is not None:
+            return range(cached - num_tokens, cached)
+        last = self._last[-1].positions if self._number and self._record is not None else None
+        before = 0 if last is None or num_tokens > last.stop else last.stop
+        return range(before, before + num_tokens)
+
+    def _drop_passes(self) -> None:
+        """Keep the calls of the last passes only."""
+        keep = self.options.keep
+        if keep is None or len(self._last) <= keep:
+            return
+        del self._last[:-keep]
+        for name, numbers in self._last[0].calls.items():
+            self.seen._parts[name].drop_before(numbers.start)
+        if self._record is not None and len(self._record.passes) > keep:
+            self._record.is_dropped = True
+            self._record.passes.clear()
 
     def _is_pass(self, module: nn.Module) -> bool:
-        return module is (self._generating or self.model) and not inside_backward()
+        is_model = module is (self._generating or self.model)
+        return is_model and self._depth < 2 and not inside_backward() and not self.is_probing()
 
     def _counts(self) -> dict[str, int]:
-        return {name: len(calls.calls) for name, calls in self.calls.items()}
+        return {name: calls.num_calls for name, calls in self.seen._parts.items()}
 
 
 def _record(model: Any, prompt: Tensor, options: dict[str, Any], before: dict[str, int]) -> GenerationRecord:
@@ -119,10 +202,11 @@ def _first_position(prompt: Tensor, config: Any, options: dict[str, Any]) -> int
     return past if past and length != prompt.shape[1] else 0
 
 
-def _num_tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+def _tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The tokens (B, I) that a pass read, or their embeddings (B, I, C)."""
     given = next((kwargs[name] for name in TOKENS if isinstance(kwargs.get(name), Tensor)), None)
     given = args[0] if given is None and args and isinstance(args[0], Tensor) else given
-    return given.shape[1] if given is not None and given.ndim >= 2 else None
+    return given if given is not None and given.ndim >= 2 else None
 
 
 def _num_cached(kwargs: dict[str, Any], output: Any) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, overload
 
 import torch
@@ -56,7 +55,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         self.model = model
         self.inputs = ModelInputs()
         self.kept: KeptParts | None = None
-        self._generations: list[Any] = []
+        self._generations: list[Callable[[WatchedAttention], Any]] = []
         self._joined: dict[int, Any] = {}
 
     @property
@@ -249,7 +248,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
                 "the first."
                 if count
                 else "no generate() was watched. Call model.generate(...) of a model of transformers inside the "
-                "with-block of watch; seen.calls(name) has the map of each call of a module."
+                "with-block of watch, before it is compiled; seen.calls(name) has the map of each call of a module."
             )
             raise NotCaptured(f"seen.generation: {remedy}")
         return self.generations[0]
@@ -257,10 +256,14 @@ class WatchedAttention(Mapping[str, AttentionMap]):
     @property
     def generations(self) -> list[Any]:
         """Every `generate()` that was watched, in order, as a `Generation`."""
-        for number, record in enumerate(self._generations):
+        for number, generation_of in enumerate(self._generations):
             if number not in self._joined:
-                self._joined[number] = record.of(self)
+                self._joined[number] = generation_of(self)
         return [self._joined[number] for number in range(len(self._generations))]
+
+    def _forget_generations(self) -> None:
+        self._generations.clear()
+        self._joined.clear()
 
     def verify(self) -> dict[str, Check]:
         """Module path -> the worst check of its calls.
@@ -269,7 +272,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         """
         if not self._verified:
             raise RegardError("verify: values are not kept after a call. Watch again with watch(model, verify=True).")
-        return {name: worst([capture.check for capture in self._parts[name].calls]) for name in self.names}
+        return {name: self._parts[name].check for name in self.names}
 
     def show(
         self,
@@ -349,16 +352,6 @@ def _explained(caller: str) -> Iterator[None]:
         yield
     except NoValues as reason:
         raise RegardError(f"{caller}: {reason}.") from None
-
-
-def worst(checks: list[Check]) -> Check:
-    """The failed check with the largest error, or else the passed one; it notes how many calls were not verified."""
-    verified = [check for check in checks if check.ok is not None]
-    if not verified:
-        return checks[-1]
-    result = max(verified, key=lambda check: (not check.ok, check.error != check.error, check.error or 0.0))
-    skipped = len(checks) - len(verified)
-    return replace(result, note=f"{skipped} of {len(checks)} calls not verified") if skipped and result.ok else result
 
 
 def _shape(part: ModuleCalls) -> str:

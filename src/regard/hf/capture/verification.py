@@ -46,6 +46,16 @@ class Check:
         return f"{self.name}: {'ok' if self.ok else 'WRONG'}, error {self.error:.2g}, tolerance {self.tolerance:.2g}"
 
 
+def worst(checks: list[Check]) -> Check:
+    """The failed check with the largest error, or else the passed one; it notes how many calls were not verified."""
+    verified = [check for check in checks if check.ok is not None]
+    if not verified:
+        return checks[-1]
+    result = max(verified, key=lambda check: (not check.ok, check.error != check.error, check.error or 0.0))
+    skipped = len(checks) - len(verified)
+    return replace(result, note=f"{skipped} of {len(checks)} calls not verified") if skipped and result.ok else result
+
+
 @torch.no_grad()
 def check(name: str, observed: ObservedCall, translation: Translation, every_row: bool = False) -> Check:
     """Recompute rows of all heads, and compare them with the kernel's output, or after `finish` with the module's.

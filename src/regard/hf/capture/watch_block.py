@@ -8,10 +8,11 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from regard.checks import checked
+from regard.checks import Size, checked
 from regard.errors import RegardError, nearest
 from regard.hf.attention_modules import ChosenLayers
 from regard.hf.capture.compiled_models import is_compiled
+from regard.hf.capture.generation_steps import StepOptions, WatchedStep
 from regard.hf.capture.model_maps import WatchedAttention
 from regard.hf.capture.module_hooks import module_calls
 from regard.hf.capture.module_statistics import checked_folds
@@ -29,6 +30,8 @@ def watch(
     keep: str = "qk",
     verify: bool | str = True,
     folds: Iterable[Fold] | None = None,
+    on_step: Callable[[WatchedStep], object] | None = None,
+    keep_steps: Size | None = None,
 ) -> AbstractContextManager[WatchedAttention]:
     """Capture every attention map of a model, of transformers or in plain torch, while it runs on its own backend.
 
@@ -53,6 +56,10 @@ def watch(
     With `keep="statistics"` the `folds` (by default entropy, strongest link, distance and weight received) are
     computed while the model runs, and queries and keys are discarded: `seen.statistics[name].of(regard.Entropy)`.
 
+    After `generate()`, `seen.generation` has one map of prompt and output for each layer. `on_step` is called after
+    each forward pass with a `WatchedStep`: the maps of its new rows, while the model generates. An error in it ends
+    the block. With `keep_steps=n` only the last n passes are kept, so a watch can last as long as a server runs.
+
     You can watch several models at once and nest blocks. A watch sees only the calls of its own thread. If a model
     runs in another thread, begin the watch there, or pass the context to the thread:
     `Thread(target=contextvars.copy_context().run, args=(model.generate, ...))`. A recomputation by activation
@@ -76,8 +83,18 @@ def watch(
         )
     compiled, model = is_compiled(model), getattr(model, "_orig_mod", model)
     chosen, checked = ChosenLayers(layers), checked_folds(folds, keep)
-    watcher = CompiledWatcher if compiled else Watcher
-    return _Watch(lambda: watcher(model, chosen, verify, checked, keep == QKV))
+    watcher, steps = CompiledWatcher if compiled else Watcher, StepOptions(on_step, keep_steps)
+    if compiled and steps != StepOptions():
+        raise RegardError(
+            "watch(on_step=..., keep_steps=...): the passes of a compiled model are not observed, only its attention. "
+            "Watch the model before it is compiled."
+        )
+    if keep == QKV and keep_steps is not None:
+        raise RegardError(
+            "watch(keep='qkv', keep_steps=...): the parts of heads are kept for all steps. Watch with keep='qk', or "
+            "leave keep_steps out."
+        )
+    return _Watch(lambda: watcher(model, chosen, verify, checked, keep == QKV, steps))
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from regard.hf.capture.captured_calls import Capture, ModuleCalls, ModuleMap, Sh
 from regard.hf.capture.compiled_models import CompiledCalls
 from regard.hf.capture.differential import DifferentialCapture, differential, is_differential
 from regard.hf.capture.generation_calls import generation_calls
-from regard.hf.capture.generation_steps import GenerationRecorder
+from regard.hf.capture.generation_steps import GenerationRecorder, StepOptions
 from regard.hf.capture.head_parts import KeptParts
 from regard.hf.capture.kernel_statistic import row_logsumexp
 from regard.hf.capture.lazy_projection import DeferredCall
@@ -74,7 +74,8 @@ class Watcher:
         chosen: ChosenLayers,
         verify: bool | str,
         folds: tuple[Fold, ...],
-        keeps_values: bool = False,
+        keeps_values: bool,
+        steps: StepOptions,
     ) -> None:
         self.model, self.chosen, self.verify, self.folds = model, chosen, verify, folds
         self.keeps_values = keeps_values
@@ -100,7 +101,7 @@ class Watcher:
         self.seen = WatchedAttention(self.calls, self.missing, self.order, bool(verify), model_name(model))
         self.seen.inputs = ModelInputs(getattr(model, "config", None))
         self.seen.kept = KeptParts(model, attending) if keeps_values else None
-        self.passes = GenerationRecorder(model, lambda: self.names, self.calls, self.seen._generations)
+        self.passes = GenerationRecorder(self.seen, lambda: self.names, model, steps, lambda: bool(self.probing))
 
     def _read_names(self) -> dict[str, nn.Module]:
         """Read module paths and attention modules. A model may replace its modules while it runs (BigBird)."""

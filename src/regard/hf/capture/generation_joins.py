@@ -1,0 +1,301 @@
+"""Joins the calls of each module in a generation: which rows of which call belong to which token of each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.hf.capture.captured_calls import ModuleCalls
+from regard.hf.capture.recurrent_calls import RecurrentCall
+from regard.hf.capture.verification import Check, worst
+from regard.hf.recurrent.forms import map_of
+from regard.maps.attention_map import AttentionMap
+from regard.maps.joined import JoinedMap, MapRows
+
+#: Why a module has no map of a generation.
+OTHER_TOKENS = (
+    "the rows of its calls are not the tokens that the model read, so they form no map of the text; seen.calls(name) "
+    "has the map of each call"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardPass:
+    """One forward pass of the model: the places of the tokens that it read, and the calls that it made.
+
+    `calls` has the numbers of the calls of each attention module. `num_cached` is the number of tokens in the cache
+    after the pass, None without a cache. `positions` is None if the number of tokens is not known.
+    """
+
+    positions: range | None
+    num_cached: int | None
+    calls: dict[str, range]
+
+
+@dataclass(eq=False)
+class GenerationRecord:
+    """What was observed of one `generate()`.
+
+    `prompt` (R, P) has a row for each row of the cache. `real` (R, P) and `source` (R, J) say which tokens of the
+    decoder and of the encoder are no padding. `first` is the position of the first token of the prompt. `before` has
+    the number of calls of each module before the first pass. `tokens` (N, L) are the returned sequences, and `beams`
+    (N, T) the row of the cache that each generated token came from, -1 after the end.
+    """
+
+    prompt: Tensor
+    real: Tensor | None
+    source: Tensor | None
+    first: int
+    ends: list[int]
+    before: dict[str, int]
+    passes: list[ForwardPass] = field(default_factory=list)
+    tokens: Tensor | None = None
+    beams: Tensor | None = None
+    is_nested: bool = False
+    is_dropped: bool = False
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """The number of tokens of each returned sequence, with the prompt, without padding after its end."""
+        assert self.tokens is not None
+        P, L = self.prompt.shape[1], self.tokens.shape[1]
+        if self.beams is not None:
+            return [P + int(count) for count in (self.beams >= 0).sum(1)]
+        is_end = torch.isin(self.tokens[:, P:].cpu(), torch.tensor(self.ends, dtype=torch.int64))
+        return [P + int(row.int().argmax()) + 1 if bool(row.any()) else L for row in is_end]
+
+    def starts(self) -> list[int]:
+        """For each returned sequence the number of tokens of padding before it."""
+        if self.real is None:
+            return [0] * len(self.lengths)
+        return [int(self.real[self.row(n, 0)].int().argmax()) for n in range(len(self.lengths))]
+
+    def row(self, sequence: int, step: int) -> int:
+        """The row of the cache that a sequence had at a step (0: the prompt)."""
+        if self.beams is None:
+            return sequence
+        last = self.lengths[sequence] - self.prompt.shape[1] - 1
+        return int(self.beams[sequence, min(step, last)])
+
+
+@dataclass(eq=False)
+class JoinedCalls:
+    """The calls of one module in a generation, as one call."""
+
+    shape: tuple[int, int, int, int]
+    check: Check
+    _build: Callable[[], AttentionMap]
+    read_values: Callable[[], Tensor]
+
+    @cached_property
+    def map(self) -> AttentionMap:
+        """The map; built at the first access."""
+        return self._build()
+
+
+@dataclass(frozen=True)
+class TokenRange:
+    """A range of the tokens: `rows` of the decoder and `source` of the encoder (None: all), for some sequences."""
+
+    sequences: tuple[int, ...]
+    rows: range
+    source: range | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleJoin:
+    """One attention module in a generation, and the tokens that are wanted of it."""
+
+    record: GenerationRecord
+    module: ModuleCalls
+    name: str
+    part: TokenRange
+
+    @cached_property
+    def _steps(self) -> list[list[Any]]:
+        """Its calls in each pass."""
+        numbers = [a_pass.calls.get(self.name, range(0)) for a_pass in self.record.passes]
+        dropped = self.module.num_dropped
+        return [[self.module.calls[n - dropped] for n in of_pass] for of_pass in numbers]
+
+    @cached_property
+    def _runs_in_every_pass(self) -> bool:
+        counts = {len(calls) for calls in self._steps}
+        return len(counts) == 1 and counts != {0}
+
+    @cached_property
+    def _reads_the_tokens(self) -> bool:
+        """Whether each call has a row for each token that its pass read."""
+        counted = zip(self.record.passes, self._steps, strict=True)
+        return all(
+            a_pass.positions is None or len(a_pass.positions) == call.shape[2]
+            for a_pass, calls in counted
+            for call in calls
+        )
+
+    @property
+    def reads_other_tokens(self) -> bool:
+        """Whether it runs in every pass, with rows that are not the tokens of the pass."""
+        return self._runs_in_every_pass and len(self._steps) > 1 and not self._reads_the_tokens
+
+    def joined(self) -> list[Any]:
+        """Its calls as one call, or one call for each time that it ran in a pass; of an encoder its only call."""
+        if self._runs_in_every_pass and self._reads_the_tokens:
+            return [self._joined(list(calls)) for calls in zip(*self._steps, strict=True)]
+        return self._of_encoder(next((calls[-1] for calls in self._steps if calls), None))
+
+    def _of_encoder(self, call: Any = None) -> list[Any]:
+        """The last call before the first pass, or the given one: all its tokens, for each of the sequences."""
+        number = self.record.before.get(self.name, 0) - 1 - self.module.num_dropped
+        call = self.module.calls[number] if call is None and number >= 0 else call
+        if call is None:
+            return []
+        B, H, I, J = call.shape
+        rows = [self.record.row(n, 0) * B // len(self.record.prompt) for n in self.part.sequences]
+        real = self.part.source if self.part.source is not None and I == J == _width(self.record.source) else None
+        tokens = range(I) if real is None else real
+        entries, keys = torch.tensor(rows), J if real is None else len(real)
+        if entries.tolist() == list(range(B)) and real is None:
+            return [call]
+        build = partial(_rows_of_one_map, call, tokens, entries, keys)
+        values = partial(_values_of_one_call, call, tokens if real is not None else range(J), entries)
+        return [JoinedCalls((len(rows), H, len(tokens), keys), call.check, build, values)]
+
+    def _joined(self, calls: list[Any]) -> JoinedCalls:
+        """One call from the calls of all passes."""
+        ends = self._ends(calls)
+        starts = [end - call.shape[2] for end, call in zip(ends, calls, strict=True)]
+        rows = range(max(self.part.rows.start, starts[0]), self.part.rows.stop)
+        keys = self._keys(calls[-1].shape[3])
+        shape = (len(self.part.sequences), calls[-1].shape[1], len(rows), len(keys))
+        build = partial(self._map, calls, starts, ends, rows, keys)
+        values = partial(self._values, calls, starts, ends, keys)
+        return JoinedCalls(shape, worst([call.check for call in calls]), build, values)
+
+    @property
+    def _is_cross(self) -> bool:
+        return self.module.part == "cross"
+
+    def _keys(self, num_keys: int) -> range:
+        """The keys of the joined map: tokens of the decoder, or of the encoder."""
+        if not self._is_cross:
+            return self.part.rows
+        return self.part.source if self.part.source is not None else range(num_keys)
+
+    def _ends(self, calls: Sequence[Any]) -> list[int]:
+        """The number of tokens that were read after each call."""
+        ends: list[int] = []
+        for a_pass, call in zip(self.record.passes, calls, strict=True):
+            before, (_, _, num_queries, num_keys) = ends[-1] if ends else 0, call.shape
+            if a_pass.num_cached is not None:
+                ends.append(a_pass.num_cached)
+            elif isinstance(call, RecurrentCall):
+                ends.append(num_keys)
+            else:  # without a cache each call reads the whole text
+                ends.append(num_queries if num_queries > before else before + num_queries)
+        return ends
+
+    def _map(self, calls: list[Any], starts: list[int], ends: list[int], rows: range, keys: range) -> JoinedMap:
+        if _every_call_has_all(calls, starts):
+            parts = self._last_calls(calls, ends, rows, keys)
+        else:
+            parts = self._each_call(calls, starts, ends, rows, keys)
+        return JoinedMap(list(parts), len(rows), len(keys))
+
+    def _each_call(
+        self, calls: list[Any], starts: list[int], ends: list[int], rows: range, keys: range
+    ) -> Iterator[MapRows]:
+        """The rows of each call; those of tokens that a later call read again are left out."""
+        for n, (call, start, end) in enumerate(zip(calls, starts, ends, strict=True)):
+            first, stop = max(start, rows.start), min([end, rows.stop, *starts[n + 1 :]])
+            if first < stop:
+                source, local = cache(partial(getattr, call, "map")), range(first - start, stop - start)
+                offset = self._first_key(call, end) - keys.start
+                yield MapRows(source, local, first - rows.start, offset, self._entries(start, end))
+
+    def _first_key(self, call: Any, end: int) -> int:
+        """The token that is the first key of a call: a sliding cache has the last tokens, a static one is not full."""
+        return 0 if self._is_cross else max(end - call.shape[3], 0)
+
+    def _last_calls(self, calls: list[Any], ends: list[int], rows: range, keys: range) -> Iterator[MapRows]:
+        """The last call of each sequence, which has all its rows."""
+        last = torch.tensor([self._last_call(n, ends) for n in self.part.sequences])
+        for number in last.unique().tolist():
+            call, end = calls[number], ends[number]
+            source = cache(partial(_whole_map, call, end))
+            entries = torch.where(last == number, self._entries(0, end), -1)
+            local = range(rows.start, min(rows.stop, end))
+            yield MapRows(source, local, 0, 0 if self._is_cross else -keys.start, entries)
+
+    def _values(self, calls: list[Any], starts: list[int], ends: list[int], keys: range) -> Tensor:
+        """The values (N, G, J, E) of the keys, each from the call that read its token; 0 after the end of a text."""
+        if self._is_cross:
+            return _values_of_one_call(calls[0], keys, self._entries(starts[0], ends[0]))
+        if _every_call_has_all(calls, starts):
+            last = [self._last_call(n, ends) for n in self.part.sequences]
+            read = [(calls[n], ends[n], 0, ends[n], torch.tensor(last) == n) for n in sorted(set(last))]
+        else:
+            read = []
+            for n, (call, start, end) in enumerate(zip(calls, starts, ends, strict=True)):
+                first = start if n else keys.start  # the first call has the values of an earlier cache
+                read.append((call, end, first, min([end, *starts[n + 1 :]]), self._entries(start, end) >= 0))
+        values = None
+        for call, end, first, stop, present in read:
+            tokens = range(max(first, keys.start), min(stop, keys.stop))
+            own, rows = call.read_values(), self._entries(0, end)[present]
+            if values is None:
+                values = own.new_zeros(len(present), own.shape[1], len(keys), own.shape[3])
+            local = slice(tokens.start - self._first_key(call, end), tokens.stop - self._first_key(call, end))
+            places = torch.arange(tokens.start - keys.start, tokens.stop - keys.start)
+            values[present.nonzero(), :, places] = own[rows][:, :, local].transpose(1, 2)
+        assert values is not None
+        return values
+
+    def _last_call(self, sequence: int, ends: list[int]) -> int:
+        length = self.record.first + self.record.lengths[sequence] - 1
+        return next((number for number, end in enumerate(ends) if end >= length), len(ends) - 1)
+
+    def _entries(self, start: int, end: int) -> Tensor:
+        """The row of the cache of each sequence in the pass that read these tokens; -1 after its end."""
+        record = self.record
+        step = max(0, end - record.first - record.prompt.shape[1])
+        stops = [record.first + record.lengths[n] - 1 for n in self.part.sequences]
+        rows = [record.row(n, step) for n in self.part.sequences]
+        return torch.tensor([row if start < stop else -1 for row, stop in zip(rows, stops, strict=True)])
+
+
+def _every_call_has_all(calls: list[Any], starts: list[int]) -> bool:
+    """Whether the last call has the rows of all tokens: a recurrent layer, or a model without a cache."""
+    return isinstance(calls[-1], RecurrentCall) or (len(calls) > 1 and not any(starts))
+
+
+def _whole_map(call: Any, num_queries: int) -> AttentionMap:
+    """The map of a call with a row for every token so far."""
+    return map_of(call.form(), num_queries) if isinstance(call, RecurrentCall) else call.map
+
+
+def _rows_of_one_map(call: Any, rows: range, entries: Tensor, num_keys: int) -> AttentionMap:
+    offset = -rows.start if num_keys == len(rows) else 0
+    return JoinedMap([MapRows(cache(partial(getattr, call, "map")), rows, 0, offset, entries)], len(rows), num_keys)
+
+
+def _values_of_one_call(call: Any, keys: range, entries: Tensor) -> Tensor:
+    return call.read_values()[entries][:, :, keys.start : keys.stop]
+
+
+def real_range(real: Tensor | None, row: int) -> range | None:
+    """The range of tokens that are no padding; None if these are all tokens, or no range."""
+    if real is None or bool(real[row].all()):
+        return None
+    places = real[row].nonzero().flatten().tolist()
+    tokens = range(places[0], places[-1] + 1) if places else range(0)
+    return tokens if len(tokens) == len(places) > 0 else None
+
+
+def _width(real: Tensor | None) -> int | None:
+    return None if real is None else real.shape[1]
