@@ -199,6 +199,13 @@ def see(
         bool,
         typer.Option("--importance", help="How much predicting the next token depends on each head; language models."),
     ] = False,
+    knock_out: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="'L5.H3: it -> animal'",
+            help="Print what the model predicts without these weights: heads: queries -> keys; may be repeated.",
+        ),
+    ] = None,
     table: Annotated[bool, typer.Option("--table", help="Print every head, not a summary.")] = False,
     json: Json = False,
 ) -> None:
@@ -218,6 +225,10 @@ def see(
         from regard.cli import see_image
 
         see_image.run(image, options)
+    elif knock_out:
+        from regard.cli import see_edits
+
+        see_edits.run(knock_out, options)
     elif corpus:
         profiling.run(options, field, engine, workers)
     else:

@@ -1,0 +1,82 @@
+"""`regard see TEXT --knock-out "L5.H3: it -> animal"` prints what the model predicts without these weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from regard.cli.see import Options
+from regard.cli.texts import read_texts
+from regard.edits import Edits, KnockOut, where
+from regard.edits.values import Edit
+from regard.errors import RegardError
+from regard.hf.edit_effects import SENTENCE, EditEffect, edit_effect
+from regard.hf.text_reader import TextReader
+
+#: The options of `regard see` that say nothing about an edit, by their fields.
+OF_MAPS = {"words": "--word", "verify_all": "--verify-all", "all_figures": "--all-figures"} | {
+    name: f"--{name}" for name in ("layers", "save", "figures", "probe", "table", "importance", "story")
+}
+
+
+def run(knock_out: Sequence[str], options: Options) -> None:
+    """Read each text without and with the edit, and print the difference."""
+    given = [option for name, option in OF_MAPS.items() if getattr(options, name)]
+    if given:
+        raise RegardError(f"see: {given[0]} shows maps. --knock-out goes with --model, --length and --json.")
+    edits = Edits(tuple(KnockOut(where(text)) for text in knock_out))
+    texts, errors = read_texts(options.texts), Console(stderr=True)
+    with errors.status(f"Reading with {options.model}"):
+        reader = TextReader.load(options.model)
+        effects = [_effect(reader, text, edits, options) for text in texts]
+    if options.as_json:
+        data = [as_data(effect) for effect in effects]
+        print(json.dumps(data[0] if len(data) == 1 else data, ensure_ascii=False, indent=1))
+        return
+    for effect, text in zip(effects, texts, strict=True):
+        console = Console()
+        console.print(Text(" ".join(text.split()), style="bold"))
+        console.print(Text(f"Without the weights of {' and of '.join(knock_out)}:"))
+        print_effect(console, effect)
+
+
+def _effect(reader: TextReader, text: str, edits: Edit, options: Options) -> EditEffect:
+    needs_roles = any(part.where.roles is not None for part in edits.parts)  # type: ignore[attr-defined]
+    roles = reader.probe() if needs_roles else None
+    return edit_effect(reader, text, edits, options.length, roles)
+
+
+def print_effect(console: Console, effect: EditEffect) -> None:
+    """What changes, in plain words."""
+    if effect.kind == SENTENCE:
+        moved = ", ".join(f'"{token}" ({100 * change:.2g} %)' for token, change in effect.moved())
+        size, cosine = 100 * effect.change, effect.cosine
+        console.print(Text(f"The sentence embedding changes by {size:.2g} % of its length (cosine {cosine:.6f})."))
+        console.print(Text(f"The states that change most: {moved}."))
+        return
+    before, after = effect.best
+    same = "stays" if before == after else f"was {before!r} and is"
+    moved = f"The prediction moves by {effect.divergence:.3f} nats (Kullback-Leibler divergence)."
+    console.print(Text(f"The most probable {effect.kind} {same} {after!r}. {moved}"))
+    table = Table(box=None, pad_edge=False)
+    for name in (effect.kind, "before", "after"):
+        table.add_column(name, justify="left" if name == effect.kind else "right")
+    for token, old, new in effect.top():
+        table.add_row(Text(repr(token)), f"{old:.3f}", f"{new:.3f}")
+    console.print(table)
+
+
+def as_data(effect: EditEffect) -> dict[str, Any]:
+    """The difference as JSON."""
+    data: dict[str, Any] = {"edit": json.loads(effect.edit.to_json())}
+    data |= {"prediction": effect.kind, "tokens": effect.tokens}
+    if effect.kind == SENTENCE:
+        moved = [{"token": token, "change": change} for token, change in effect.moved()]
+        return data | {"cosine": effect.cosine, "change": effect.change, "moved": moved}
+    top = [{"token": token, "before": old, "after": new} for token, old, new in effect.top()]
+    return data | {"top": top, "divergence": effect.divergence}

@@ -1,0 +1,122 @@
+"""What an edit changes in the prediction of a model that reads a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.edits.values import Edit
+from regard.errors import RegardError
+from regard.hf.editing import edit
+from regard.hf.text_reader import TextReader
+
+NEXT, MASKED, SENTENCE = "next token", "masked token", "sentence embedding"
+
+
+@dataclass(frozen=True, eq=False)
+class EditEffect:
+    """What a model predicts for one text without and with an edit.
+
+    `kind` is "next token" or "masked token", with the probabilities of all tokens before and after, or "sentence
+    embedding", with the states (n, C) of all tokens. `place` is the token at which a language model predicts.
+    """
+
+    edit: Edit
+    kind: str
+    tokens: list[str]
+    place: int
+    before: Tensor
+    after: Tensor
+    vocabulary: Any
+
+    def top(self, count: int = 5) -> list[tuple[str, float, float]]:
+        """The most probable tokens before or after the edit, with both probabilities."""
+        best = torch.cat([self.before.topk(count).indices, self.after.topk(count).indices]).unique()
+        best = best[torch.maximum(self.before, self.after)[best].argsort(descending=True)]
+        return [(self.vocabulary(int(n)), float(self.before[n]), float(self.after[n])) for n in best]
+
+    @property
+    def best(self) -> tuple[str, str]:
+        """The most probable token before and after the edit."""
+        return self.vocabulary(int(self.before.argmax())), self.vocabulary(int(self.after.argmax()))
+
+    @property
+    def divergence(self) -> float:
+        """sum p log(p / q) in nats, of the prediction p before from q after (Kullback and Leibler 1951)."""
+        return float((self.before * (self.before / self.after.clamp_min(1e-30)).log().nan_to_num()).sum())
+
+    @property
+    def cosine(self) -> float:
+        """The cosine of the mean states of all tokens, before and after."""
+        return float(F.cosine_similarity(self.before.mean(0), self.after.mean(0), 0))
+
+    @property
+    def change(self) -> float:
+        """The length of the change of the mean state, as a share of its length before."""
+        mean = self.before.mean(0)
+        return float((self.after.mean(0) - mean).norm() / mean.norm())
+
+    def moved(self, count: int = 3) -> list[tuple[str, float]]:
+        """The tokens whose states changed most, and the length of each change as a share of the state's length."""
+        changes = (self.after - self.before).norm(dim=-1) / self.before.norm(dim=-1)
+        return [(self.tokens[n], float(changes[n])) for n in changes.argsort(descending=True)[:count].tolist()]
+
+
+@torch.no_grad()
+def edit_effect(reader: TextReader, text: str, edits: Edit, length: int | None = None, roles: Any = None) -> EditEffect:
+    """Run a model on a text without and with an edit; words of the edit are words of the text.
+
+    >>> import regard as rg
+    >>> reader = TextReader.load("minilm")
+    >>> text = "The animal did not cross the street because it was tired."
+    >>> effect = edit_effect(reader, text, rg.KnockOut(rg.where("L2.H1: it -> animal")))
+    >>> effect.kind, effect.moved(1)[0][0]
+    ('sentence embedding', 'it')
+    """
+    inputs = reader.tokenize(text, length)
+    model, ids = reader._encoder(), inputs["input_ids"][0].tolist()
+    tokens = reader._labels(ids)
+    before = model(**inputs)
+    with edit(model, edits, tokens, roles=roles):
+        after = model(**inputs)
+    kind, place = _prediction(reader, model, before, ids)
+    if kind == SENTENCE:
+        states = _states(before), _states(after)
+    else:
+        states = tuple(output.logits[0, place].float().softmax(-1) for output in (before, after))
+    return EditEffect(edits, kind, tokens, place, states[0], states[1], lambda number: _shown(reader, number))
+
+
+def _prediction(reader: TextReader, model: Any, output: Any, ids: list[int]) -> tuple[str, int]:
+    """What the model predicts for a text, and at which token."""
+    mask = getattr(reader.tokenizer, "mask_token_id", None)
+    if mask is not None and mask in ids and _is_over_vocabulary(model, output):
+        return MASKED, ids.index(mask)
+    is_causal = _is_over_vocabulary(model, output) and mask is None
+    return (NEXT if is_causal else SENTENCE), len(ids) - 1
+
+
+def _is_over_vocabulary(model: Any, output: Any) -> bool:
+    logits = getattr(output, "logits", None)
+    return logits is not None and logits.ndim == 3 and logits.shape[-1] == model.config.vocab_size
+
+
+def _states(output: Any) -> Tensor:
+    """The last states (n, C) of a model."""
+    states = getattr(output, "last_hidden_state", None)
+    if states is None:
+        states = getattr(output, "logits", None)
+    if states is None or states.ndim != 3:
+        raise RegardError(
+            f"edit: the output {type(output).__name__} has neither logits of tokens nor states, so its change "
+            "cannot be shown. Run the model inside `with rg.edit(model, edit):` and compare its output."
+        )
+    return states[0].float()
+
+
+def _shown(reader: TextReader, number: int) -> str:
+    return reader.tokenizer.decode([number]).replace("\n", "↵")
