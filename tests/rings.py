@@ -22,6 +22,7 @@ import regard as rg
 import ring_modules  # noqa: F401 - its cases
 import ring_parts  # noqa: F401 - its cases
 import ring_requests  # noqa: F401 - its cases
+import ring_tensors  # noqa: F401 - its cases
 from catalogued import SINGLE
 from regard.catalog import mechanisms
 from regard.engine.ring.kv_chunk import KVChunk, refusal

@@ -106,11 +106,13 @@ def test_a_tensor_that_no_piece_needs_is_refused():
         rg.attend(rg.Attention(), *drawn()[:3], log_forget=drawn()[3])
 
 
-def test_modules_and_rings_refuse_pieces_that_need_tensors():
+def test_modules_refuse_pieces_that_need_tensors_and_rings_plan_them():
     with pytest.raises(rg.RegardError, match=r"Forget needs log_forget for each call, and the module passes none"):
         rg.nn.MultiHeadAttention(8, 2, attention=FORGETTING)
-    with pytest.raises(rg.RegardError, match=r"Forget needs log_forget for each call, and the ring engine"):
-        rg.explain(FORGETTING, *drawn()[:3], engine=rg.Ring(ranks=2), log_forget=drawn()[3])
+    plan = rg.explain(FORGETTING, *drawn()[:3], engine=rg.Ring(ranks=2), log_forget=drawn()[3])
+    assert plan.key_bytes == 2 * 8 * (2 * 8 + 2 * 8 + 4)  # keys and values of 2 heads, and a sum for each of 4 heads
+    with pytest.raises(rg.RegardError, match="Forget needs a tensor for each call"):
+        rg.explain(FORGETTING, *drawn()[:3], engine=rg.Ring(ranks=2))
 
 
 def test_caches_that_cannot_keep_a_tensor_refuse_it():

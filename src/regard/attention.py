@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.checks import explained
 from regard.errors import RegardError
 from regard.live import keeps_gradients
-from regard.pieces.bias import Bias
+from regard.pieces.bias import Bias, State
 from regard.pieces.call_tensors import CallTensors, tensors_for
 from regard.pieces.contents import Skeleton, is_small, take_apart, tensor_snapshot
 from regard.pieces.grid import Grid
@@ -284,13 +284,22 @@ class Prepared:
 
     @staticmethod
     def of(
-        attention: Attention, query: Tensor, key: Tensor, positions: Positions, tensors: CallTensors = EMPTY
+        attention: Attention,
+        query: Tensor,
+        key: Tensor,
+        positions: Positions,
+        tensors: CallTensors = EMPTY,
+        state_of: Callable[[Bias, Tensor, Tensor, Positions, CallTensors], State] | None = None,
     ) -> Prepared:
-        """The prepared tensors. `tensors` are those that pieces need beside queries and keys."""
+        """The prepared tensors. `tensors` are those that pieces need beside queries and keys.
+
+        `state_of` prepares each bias, in place of its own `prepare`.
+        """
         score, position = attention.score, attention.position
         if position is not None:
             query, key = position.encode_both(query, key, positions, **tensors_for(position, tensors))
-        states = [bias.prepare(query, key, positions, **tensors_for(bias, tensors)) for bias in attention.bias]
+        prepare = _state_of if state_of is None else state_of
+        states = [prepare(bias, query, key, positions, tensors) for bias in attention.bias]
         prepared = score.prepare(query, key, **tensors_for(score, tensors))
         if (transition := attention.transition) is not None:
             steps = scaled_steps(transition, score, *prepared, tensors_for(transition, tensors))
@@ -336,6 +345,10 @@ class Prepared:
 
     def detach(self) -> Prepared:
         return self.with_tensors(t.detach() for t in self.tensors())
+
+
+def _state_of(bias: Bias, query: Tensor, key: Tensor, positions: Positions, tensors: CallTensors) -> State:
+    return bias.prepare(query, key, positions, **tensors_for(bias, tensors))
 
 
 @torch.no_grad()

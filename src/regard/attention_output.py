@@ -18,20 +18,18 @@ from regard.composites.plan import CompositePlan, PlannedMap, PlannedPart
 from regard.engine.kept_plans import Request, kept_plans
 from regard.engine.plan import Plan, plan
 from regard.engine.problem import Problem, Result
-from regard.engine.ring import Ring, RingPlan
+from regard.engine.ring import RankShare, Ring, RingCall, RingPlan
 from regard.engine.transforms import numbers_needed, refuse_tracing, uncompiled
 from regard.errors import RegardError, errors_named
 from regard.maps.attention_map import AttentionMap
 from regard.maps.call_map import map_of, problem_of
 from regard.maps.listener import Listeners
 from regard.maps.ring_map import RingMap
-from regard.pieces.call_tensors import CallTensors, check_call_tensors, needs_of, refuse_needs, unexpected
+from regard.maps.ring_transported_map import RingTransportedMap
+from regard.pieces.call_tensors import ARGUMENTS, check_call_tensors, needs_of
 from regard.positions import Positions, check_positions
 from regard.shapes import Sizes, check_finite, in_autocast_dtype, without_autocast
 from regard.spans import Spans
-
-#: The arguments of `attend` that are not tensors of a piece.
-ARGUMENTS = ("attention", "query", "key", "value", "positions", "cache", "engine", "check")
 
 #: Listeners of every call of `attend`. The module is None: a function does not know its caller.
 attend_listeners = Listeners()
@@ -105,7 +103,8 @@ def attend(
         request = Request(attention, query, key, value, positions, None, None, engine, tensors)  # type: ignore[arg-type]
         return _attend_composite(request, cache, check)
     if (ring := Ring.of(engine)) is not None:
-        return _attend_ring(ring, attention, (query, key, value), positions, cache, check, tensors)
+        query, key, value = (in_autocast_dtype(t) for t in (query, key, value))
+        return _attend_ring(ring, RankShare(attention, query, key, value, positions, tensors), cache, check)
     with numbers_needed(query):
         request = Request(attention, query, key, value, positions, None, _seed(attention), engine, tensors)
         request, next_cache = _extended("attend", request, cache)
@@ -193,8 +192,7 @@ def explain(
             request = Request(attention, query, key, value, positions, None, None, engine, tensors)  # type: ignore[arg-type]
             return _explain_composite(request, cache)
         if (ring := Ring.of(engine)) is not None:
-            _no_tensors(attention, tensors)
-            return ring.plan(attention, query, key, value, positions)
+            return ring.plan(RankShare(attention, query, key, value, positions, tensors))
         seed = 0 if _drops(attention) else None
         request = Request(attention, query, key, value, positions, None, seed, engine, tensors)
         problem = _problem(_extended("attend", request, cache)[0])
@@ -263,46 +261,23 @@ def _composite_request(request: Request, cache: Cache | None) -> tuple[Request, 
     return request._replace(positions=positions), next_cache
 
 
-def _attend_ring(
-    ring: Ring,
-    attention: Attention,
-    inputs: tuple[Tensor, Tensor, Tensor],
-    positions: Positions | None,
-    cache: Cache | None,
-    check: bool,
-    tensors: CallTensors,
-) -> AttentionOutput:
+def _attend_ring(ring: Ring, share: RankShare, cache: Cache | None, check: bool) -> AttentionOutput:
     """`attend` with the ring engine, on all ranks of a group."""
 
     def check_own() -> None:
-        _no_tensors(attention, tensors)
         if cache is not None:
             raise RegardError(
                 "attend: the ring engine takes no cache: a decoding step has only one query. Use the blocked engine."
             )
         if check:
-            check_finite(**dict(zip(("query", "key", "value"), inputs, strict=True)))
+            check_finite(query=share.query, key=share.key, value=share.value)
 
-    query, key, value = (in_autocast_dtype(t) for t in inputs)
-    ring_call = ring.start_call(attention, query, key, value, positions, _seed(attention), check_own)
-    with attend_listeners.computing(), without_autocast(query.device):
+    ring_call = ring.start_call(share, _seed(share.attention), check_own)
+    with attend_listeners.computing(), without_autocast(share.query.device):
         result = ring_call.run()
-    weights = RingMap(ring_call, result)
+    weights = RingMap(ring_call, result) if isinstance(ring_call, RingCall) else RingTransportedMap(ring_call)
     attend_listeners.tell(None, lambda: weights)
     return AttentionOutput(result.output, weights)
-
-
-def _no_tensors(attention: Attention, tensors: CallTensors) -> None:
-    """Refuse tensors of a call: each rank of a ring has only its part of the keys."""
-    pieces = checked_attention("attend: the first argument", attention).pieces()
-    refuse_needs("attend", pieces, "the ring engine does not send it; use another engine")
-    if attention.selection is not None:
-        raise RegardError(
-            f"attend: {type(attention.selection).__name__} compares queries with all keys, and each rank of a ring has "
-            "only its part. Use another engine."
-        )
-    if tensors:
-        raise RegardError(unexpected("attend", next(iter(tensors)), [], ARGUMENTS))
 
 
 def _extended(operation: str, request: Request, cache: Cache | None) -> tuple[Request, Cache | None]:

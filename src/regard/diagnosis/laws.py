@@ -5,7 +5,7 @@ The first part must hold before a mechanism is timed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from regard.engine.reference import reference
 from regard.errors import RegardError
 from regard.maps import Distance, Entropy, KeyTotals, Pool, Similarity, TopLinks
 from regard.pieces import Grid, Mask, mask_mod, padding
-from regard.pieces.call_tensors import CallTensors, needs_of
+from regard.pieces.call_tensors import needs_of
 from regard.positions import Positions
 from regard.shapes import Sizes
 
@@ -42,7 +42,7 @@ def called(attention: Any, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> A
 
 
 def runs(
-    engine: str, attention: Attention, q: Tensor, k: Tensor, v: Tensor, tensors: CallTensors | None = None
+    engine: str, attention: Attention, q: Tensor, k: Tensor, v: Tensor, tensors: Mapping[str, Any] | None = None
 ) -> AttentionOutput | None:
     """The result of an engine, or None if it refuses; the refusal must name the engines that can.
 
@@ -74,7 +74,7 @@ def gradients(engine: str, example: Example) -> tuple[Tensor | None, ...] | None
     attention, *tensors = example
     of_call = {name: t.detach().requires_grad_() for name, t in call_tensors(*example).items()}
     inputs = [t.detach().requires_grad_() for t in tensors]
-    seen = runs(engine, attention, *inputs, of_call)
+    seen = runs(engine, attention, *inputs, tensors=of_call)
     if seen is None:
         return None
     grad_output = torch.randn(seen.output.shape, dtype=inputs[0].dtype, generator=torch.Generator().manual_seed(1))
@@ -258,7 +258,7 @@ def rows_sum_to_what_the_normalizer_declares(small: Small) -> None:
         torch.testing.assert_close(sums, torch.full_like(sums, expected))
 
 
-def _parts(attention: Attention, tensors: CallTensors, start: int, count: int) -> dict[str, Tensor]:
+def _parts(attention: Attention, tensors: Mapping[str, Any], start: int, count: int) -> dict[str, Any]:
     """The tensors of a call for some tokens, which are queries and keys."""
     found = dict(tensors)
     for name, axis in _axes(attention, "IJ"):
@@ -266,7 +266,7 @@ def _parts(attention: Attention, tensors: CallTensors, start: int, count: int) -
     return found
 
 
-def _halved(attention: Attention, tensors: CallTensors, letters: str, start: int) -> dict[str, Tensor]:
+def _halved(attention: Attention, tensors: Mapping[str, Any], letters: str, start: int) -> dict[str, Any]:
     """The tensors of a call with other numbers from an index on, along the axes of these letters."""
     found = dict(tensors)
     for name, axis in _axes(attention, letters):
@@ -372,7 +372,8 @@ def empty_rows_give_zeros(small: Small) -> None:
         attention, *tensors = small()
         attention = _joined(attention, mask_mod(lambda b, h, i, j: (i != i.min()) & (j >= 0)))
         inputs = [t.requires_grad_() for t in tensors]
-        seen = runs(engine, attention, *inputs)
+        q, k, v = inputs
+        seen = runs(engine, attention, q, k, v)
         if seen is None:
             continue
         assert not seen.output[:, :, 0].any() and not seen.weights[:, :, 0].any(), f"{engine}: no zeros"

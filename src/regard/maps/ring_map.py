@@ -18,7 +18,7 @@ from regard.engine.ring.digests import Contents, digest, words
 from regard.engine.ring.kv_chunk import KVChunk
 from regard.errors import RegardError
 from regard.maps.attention_map import BUDGET
-from regard.maps.folds import Fold, Tile
+from regard.maps.folds import Fold, Tile, check_folds
 from regard.maps.indices import Index, indices
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.grid import Grid
@@ -131,7 +131,7 @@ class RingMap(ScoredMap):
         states: dict[Fold, Any] = {}
 
         def ask() -> str:
-            states.update((fold, fold.init(self.shape, self.device)) for fold in folds)
+            states.update((fold, fold.init(self.shape, self.device)) for fold in check_folds(folds, self.is_signed))
             return ", ".join(f"{words(fold)} ({Contents.of(fold).digest})" for fold in folds)
 
         self._agree("statistics", ask)

@@ -17,6 +17,8 @@ from regard.errors import RegardError
 from regard.names import explanation
 from regard.shapes import Sizes
 
+#: The arguments of `attend` that are not tensors of a piece.
+ARGUMENTS = ("attention", "query", "key", "value", "positions", "cache", "engine", "check")
 #: Tensors by name.
 CallTensors = Mapping[str, Tensor]
 

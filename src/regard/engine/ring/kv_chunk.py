@@ -15,7 +15,16 @@ from regard.engine.kernel.attention import forward
 from regard.engine.problem import Engine, Problem
 from regard.engine.rows import with_remainder
 from regard.pieces.contents import take_apart
-from regard.pieces.normalizer import Normalizer, RowStatistic, Softmax, SumNormalizer, add_log_sums, has_logsumexp
+from regard.pieces.normalizer import (
+    Normalizer,
+    RowStatistic,
+    Sigmoid,
+    Softmax,
+    SumNormalizer,
+    Unnormalized,
+    add_log_sums,
+    has_logsumexp,
+)
 from regard.positions import Positions
 from regard.shapes import Sizes, at_least_float32
 from regard.spans import Spans
@@ -27,12 +36,22 @@ Rows = tuple[Tensor, RowStatistic]
 def refusal(attention: Attention) -> str | None:
     """Why rows of chunks cannot be merged; None if they can."""
     normalizer = attention.normalizer
-    if has_logsumexp(normalizer) or isinstance(normalizer, SumNormalizer):
+    if has_logsumexp(normalizer) or isinstance(normalizer, SumNormalizer) or adds_up(normalizer):
         return None
+    if isinstance(normalizer, Sigmoid):
+        return (
+            f"the weights of {normalizer!r} need the number of keys of the whole row before the first of them; with "
+            "Sigmoid(offset=...) they do not"
+        )
     return (
         f"the weights of {normalizer!r} need all scores of a row at once (for a threshold, or for the keys that are "
         "kept), and the row statistics of parts do not give that of the whole row, as they do for softmax"
     )
+
+
+def adds_up(normalizer: Normalizer) -> bool:
+    """Whether a weight depends on its own score only, so that the outputs of chunks are added."""
+    return isinstance(normalizer, Unnormalized) or (isinstance(normalizer, Sigmoid) and normalizer.offset is not None)
 
 
 def chunk_attention(whole: Attention) -> Attention:
@@ -91,8 +110,13 @@ class KVChunk(Problem):
 
 
 def merge(normalizer: Normalizer, rows: Rows, new_rows: Rows) -> None:
-    """Merge the same rows over other keys into `rows`, in place: the mean of both outputs, weighted by row sums."""
+    """Merge the same rows over other keys into `rows`, in place: their sum, or their mean by row sums."""
     (output, statistic), (new_output, new_statistic) = rows, new_rows
+    if adds_up(normalizer):
+        output += new_output
+        for number, new_number in zip(statistic, new_statistic, strict=True):
+            number.copy_(new_number)
+        return
     if has_logsumexp(normalizer):
         merged = add_log_sums(statistic, new_statistic)
         factors = share(statistic, merged), share(new_statistic, merged)

@@ -13,9 +13,9 @@ from regard.attention import Attention, Prepared
 from regard.engine.formatting import duration, number, rough, size
 from regard.engine.problem import Cost
 from regard.engine.ring.kv_chunk import KVChunk, chunk_attention
+from regard.engine.ring.rank_share import RankShare
 from regard.engine.ring.route import Route
 from regard.engine.speed_model import seconds
-from regard.positions import Positions
 from regard.spans import Spans
 
 
@@ -35,19 +35,11 @@ class RingPlan:
     rank: int | None = None
 
     @staticmethod
-    def of(
-        attention: Attention,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        route: Route,
-        layout: str,
-        rank: int | None = None,
-    ) -> RingPlan:
+    def of(share: RankShare, route: Route, layout: str, rank: int | None = None) -> RingPlan:
         """The plan for tensors of any length, from their first tokens."""
-        first = query[:, :, :1], key[:, :, :1], value[:, :, :1]
-        prepared = Prepared.of(attention, first[0], first[1], Positions.aligned_to_end(1, 1))
-        return RingPlan(attention, prepared, first, route, layout, rank)
+        first = share.first_token()
+        inputs = first.query, first.key, first.value
+        return RingPlan(share.attention, share.prepared_token(), inputs, route, layout, rank)
 
     @property
     def value(self) -> Tensor:

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regard.attention import Attention, checked_attention
 from regard.checks import checked
 from regard.engine.problem import Problem
 from regard.engine.ring.digests import Contents, words
@@ -21,14 +20,16 @@ from regard.engine.ring.exchange import Agreement, Exchange
 from regard.engine.ring.gathering import Gathered
 from regard.engine.ring.kv_chunk import refusal
 from regard.engine.ring.plan import RingPlan
+from regard.engine.ring.rank_share import RankShare, ShareProblem, of_all_keys
 from regard.engine.ring.ring_call import RingCall
 from regard.engine.ring.route import Route
 from regard.engine.ring.sharding import LAYOUTS, ShardPositions, shares, shares_of
+from regard.engine.ring.state_passing import StatePassing
 from regard.engine.transforms import HIDDEN_GRADIENTS, TRANSFORMED, differentiable_once, is_transformed, uncompiled
 from regard.errors import RegardError, nearest
+from regard.pieces.call_tensors import needs_of
 from regard.pieces.contents import take_apart
 from regard.positions import Positions, check_positions
-from regard.shapes import Sizes
 from regard.spans import Spans
 
 #: The rings of the open blocks of `as_default`, each with its thread. A tuple, so that code that torch.compile compiled
@@ -36,7 +37,7 @@ from regard.spans import Spans
 _defaults: tuple[tuple[int, Ring], ...] = ()
 _changing = Lock()
 #: The pieces of an attention that ranks compare.
-SLOTS = ("score", "position", "bias", "mask", "normalizer")
+SLOTS = ("score", "position", "bias", "mask", "normalizer", "transition", "selection")
 
 
 @checked
@@ -150,15 +151,8 @@ class Ring:
         return exchange
 
     def start_call(
-        self,
-        attention: Attention,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        positions: Positions | None = None,
-        seed: int | None = None,
-        check: Callable[[], None] = lambda: None,
-    ) -> RingCall:
+        self, share: RankShare, seed: int | None = None, check: Callable[[], None] = lambda: None
+    ) -> RingCall | StatePassing:
         """This rank's share of a call, after a handshake of all ranks. Collective.
 
         If a rank refuses its share, also by `check`, all ranks raise its error. With dropout (`seed` is not None) the
@@ -167,74 +161,67 @@ class Ring:
         if is_transformed():  # a transform allows no messages, so this rank refuses alone
             raise RegardError(f"attend: the ring engine cannot run here: {TRANSFORMED}. Call it outside the transform.")
         exchange = self.exchange()
-        agreement = self._agree(exchange, attention, query, key, value, positions, seed, check)
+        share, agreement = self._agree(exchange, share, seed, check)
         counts = zip(*agreement.lengths, strict=True)
         held = [shares_of(count, self.layout, name) for count, name in zip(counts, ("queries", "keys"), strict=True)]
-        sizes = Sizes.of(query, key, value)
-        route = _route(attention, sizes, key, held, positions)
+        route = _route(share, held)
         rows, keys = route.queries[exchange.rank], route.keys[exchange.rank]
-        shard_positions = ShardPositions(rows.intervals[0][0], keys, rows)
-        common_seed = None if seed is None else agreement.seed
-        problem = Problem(attention, query, key, value, shard_positions, sizes, seed=common_seed)
-        return RingCall(problem, route, exchange, agreement.number)
+        problem = ShareProblem(
+            *(share.attention, share.query, share.key, share.value),
+            ShardPositions(rows.intervals[0][0], keys, rows),
+            share.sizes,
+            seed=None if seed is None else agreement.seed,
+            call_tensors=share.tensors,
+            whole=of_all_keys(share, exchange, agreement.number, held[1]),
+            all_keys=Spans.union(interval for of_rank in route.keys for interval in of_rank),
+        )
+        kind = RingCall if share.attention.transition is None else StatePassing
+        return kind(problem, route, exchange, agreement.number)
 
-    def plan(
-        self, attention: Attention, query: Tensor, key: Tensor, value: Tensor, positions: Positions | None = None
-    ) -> RingPlan:
+    def plan(self, share: RankShare) -> RingPlan:
         """The plan of these ranks and shares; without a process group, of whole tensors on `ranks` ranks."""
+        if getattr(share.attention, "transition", None) is not None:
+            raise RegardError("attend: there is no cost model of a transition in a ring. attend(...) runs it.")
         if self.ranks is not None and not (dist.is_available() and dist.is_initialized()):
-            sizes = _checked(attention, query, key, value, positions)
-            held = [shares(length, self.ranks, self.layout) for length in (sizes.I, sizes.J)]
-            route = _route(attention, sizes, key, held, positions)
-            return RingPlan.of(attention, query, key, value, route, self.layout)
-        ring_call = self.start_call(attention, query, key, value, positions)
-        return RingPlan.of(attention, query, key, value, ring_call.route, self.layout, ring_call.exchange.rank)
+            share = _checked(share)
+            held = [shares(length, self.ranks, self.layout) for length in (share.sizes.I, share.sizes.J)]
+            return RingPlan.of(share, _route(share, held), self.layout)
+        ring_call = self.start_call(share)
+        return RingPlan.of(share.checked(), ring_call.route, self.layout, ring_call.exchange.rank)
 
     def _agree(
-        self,
-        exchange: Exchange,
-        attention: Attention,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        positions: Positions | None,
-        seed: int | None,
-        check: Callable[[], None],
-    ) -> Agreement:
-        """The handshake of `attend`. If a rank refuses its share, all ranks raise its error."""
+        self, exchange: Exchange, share: RankShare, seed: int | None, check: Callable[[], None]
+    ) -> tuple[RankShare, Agreement]:
+        """The handshake of `attend`, and the share after checks. If a rank refuses, all ranks raise its error."""
         request: Mapping[str, str] | RegardError
         learned: dict[str, Contents] = {}
         lengths = 0, 0
         try:
             check()
-            sizes = _checked(attention, query, key, value, positions)
-            exchange.check_device(query.device.type)
-            contents = {name: Contents.of(getattr(attention, name)) for name in SLOTS}
-            request = self._request(attention, sizes, query, key, value, positions)
-            request["dropout"] = "none" if seed is None else str(attention.dropout)
+            share = _checked(share)
+            exchange.check_device(share.query.device.type)
+            contents = {name: Contents.of(getattr(share.attention, name)) for name in SLOTS}
+            contents |= {f"tensor {name}": Contents.of(tensor) for name, tensor in share.of_all_tokens().items()}
+            request = self._request(share)
+            request["dropout"] = "none" if seed is None else str(share.attention.dropout)
             request |= {f"contents of the {name}": slot.digest for name, slot in contents.items() if slot.hidden}
             compared = exchange.compared
             learned = {name: slot for name, slot in contents.items() if any(t not in compared for t in slot.learned)}
-            lengths = sizes.I, sizes.J
+            lengths = share.sizes.I, share.sizes.J
         except RegardError as error:
             request = error
         learned_values = {f"learned values of the {name}": slot.learned_digest for name, slot in learned.items()}
         agreement = exchange.agree("attend", request, lengths, learned_values, seed or 0)
         exchange.compared.update((t, True) for slot in learned.values() for t in slot.learned)
-        return agreement
+        return share, agreement
 
-    def _request(
-        self,
-        attention: Attention,
-        sizes: Sizes,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        positions: Positions | None,
-    ) -> dict[str, str]:
+    def _request(self, share: RankShare) -> dict[str, str]:
         """The request of this rank, by name; all ranks must make the same request."""
-        wanted = [name for name, t in (("q", query), ("k", key), ("v", value)) if t.requires_grad]
+        attention, sizes, (query, key, value) = share.attention, share.sizes, (share.query, share.key, share.value)
+        given = {"q": query, "k": key, "v": value, **dict(sorted(share.tensors.items()))}
+        wanted = [name for name, t in given.items() if t.requires_grad]
         wanted += [name for name, p in attention.named_parameters() if p.requires_grad]
+        tensors = [f"{name} ({' '.join(axes)}) in {share.tensors[name].dtype}" for name, axes in share.axes()]
         return {
             "batch size": str(sizes.B),
             "number of query heads": str(sizes.H),
@@ -244,8 +231,9 @@ class Ring:
             "pieces": words(attention.with_mask(None)),
             "mask": words(attention.mask),
             "gradients": ", ".join(wanted) if wanted and torch.is_grad_enabled() else "none",
+            "tensors of the call": ", ".join(tensors) or "none",
             "layout": self.layout,
-            "positions": repr(positions) if positions else "aligned to the end",
+            "positions": repr(share.positions) if share.positions else "aligned to the end",
         }
 
 
@@ -272,15 +260,15 @@ def _group(group: Any) -> dist.ProcessGroup | None:
     )
 
 
-def _checked(attention: Attention, query: Tensor, key: Tensor, value: Tensor, positions: Positions | None) -> Sizes:
-    """The sizes of this share; an error if the ring cannot run it."""
-    checked_attention("attend: the first argument", attention)
-    sizes = Sizes.of(query, key, value)
+def _checked(share: RankShare) -> RankShare:
+    """The share with its tensors after checks; an error if the ring cannot run it."""
+    share = share.checked()
+    attention, positions, sizes = share.attention, share.positions, share.sizes
     check_positions(positions)
     reason = refusal(attention)
     if reason is None and positions is not None and len(positions.keys.intervals) != 1:
         reason = f"its keys must have contiguous positions, and {positions.keys} are several intervals"
-    if reason is None and _hides_gradients(attention, query, key, value):
+    if reason is None and _hides_gradients(share):
         reason = HIDDEN_GRADIENTS
     if reason is None and sizes.is_empty:
         reason = (
@@ -290,30 +278,41 @@ def _checked(attention: Attention, query: Tensor, key: Tensor, value: Tensor, po
     if reason is not None:
         able = "" if refusal(attention) is None else " Engines that can: dense, blocked, each on one device."
         raise RegardError(f"attend: the ring engine cannot run {attention!r}: {reason}.{able}")
-    return sizes
+    return share
 
 
-def _hides_gradients(attention: Attention, query: Tensor, key: Tensor, value: Tensor) -> bool:
-    if not take_apart(attention)[1].is_foreign:
+def _hides_gradients(share: RankShare) -> bool:
+    if not take_apart(share.attention)[1].is_foreign:
         return False
-    q, k, v = (t[:, :, :1] for t in (query, key, value))
-    return Problem(attention, q, k, v, Positions.aligned_to_end(1, 1), Sizes.of(q, k, v)).hides_gradients
+    first, positions = share.first_token(), Positions.aligned_to_end(1, 1)
+    inputs = first.attention, first.query, first.key, first.value
+    return Problem(*inputs, positions, first.sizes, call_tensors=first.tensors).hides_gradients
 
 
-def _route(
-    attention: Attention,
-    sizes: Sizes,
-    key: Tensor,
-    held: Sequence[Sequence[Spans]],
-    positions: Positions | None,
-) -> Route:
+def _route(share: RankShare, held: Sequence[Sequence[Spans]]) -> Route:
     """The positions of all queries and keys, once the pieces accept the sizes of the whole call."""
+    attention, sizes, positions = share.attention, share.sizes, share.positions
     I, J = (sum(map(len, shares)) for shares in held)
     positions = positions or Positions.aligned_to_end(I, J)
     positions.check(J)
-    attention.check(dataclasses.replace(sizes, I=I, J=J), positions, key.shape[-1])
+    attention.check(dataclasses.replace(sizes, I=I, J=J), positions, share.key.shape[-1])
     ((first, _),) = positions.keys
     if attention.position is not None:  # a table may be shorter than the sequence: all ranks raise, not only the last
         attention.position.check(positions.queries(I) | positions.keys)
+    _check_own_queries(share, held)
     queries, keys = ([s.shift(by) for s in shares] for shares, by in zip(held, (positions.start, first), strict=True))
     return Route(attention.mask, queries, keys)
+
+
+def _check_own_queries(share: RankShare, held: Sequence[Sequence[Spans]]) -> None:
+    """Refuse shares whose queries are not its keys, for pieces that read tensors of the own keys at the queries."""
+    attention = share.attention
+    reader = attention.transition or (attention.position if needs_of(attention.position) else None)
+    if reader is None:
+        return
+    for rank, (queries, keys) in enumerate(zip(*held, strict=True)):
+        if queries != keys:
+            raise RegardError(
+                f"attend: in a ring {type(reader).__name__} needs the queries and keys of the same tokens on each "
+                f"rank, and rank {rank} holds queries {queries} and keys {keys}."
+            )
