@@ -449,3 +449,49 @@ def test_a_role_keeps_transitions_and_selections(name, slot):
     assert getattr(attention, slot) is not None
     module = rg.nn.MultiHeadAttention(16, 2, attention=attention)
     assert module(torch.randn(1, 40, 16)).shape == (1, 40, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("retnet", {"num_heads": 2, "width": 8}),
+        ("moba", {"size": 2, "k": 2}),
+        ("short_convolution", {"num_heads": 2}),
+        ("pooled_keys", {"size": 3}),
+        ("differential", {"width": 4}),
+        ("infini", {"num_heads": 2, "size": 3}),
+    ],
+)
+@torch.no_grad()
+def test_one_token_at_a_time_is_the_same_attention(name, arguments):
+    """Also where weights are no function of one score: transitions, selections, sums and groups of keys."""
+    attention = rg.mechanism(name).build(**arguments)
+    module, x = (
+        rg.nn.MultiHeadAttention(16, 2, attention=attention, return_weights=True).double(),
+        torch.randn(1, 8, 16).double(),
+    )
+    output, weights = module(x)
+    steps, past = [], None
+    for token in x.split(1, 1):
+        step, past = module.advance(token, past)
+        steps.append(step)
+    torch.testing.assert_close(torch.cat(steps, 1), output)
+    values = module.keys(x).value
+    torch.testing.assert_close(module.output((weights.dense() @ values).transpose(1, 2).flatten(2)), output)
+
+
+def test_a_composite_in_a_module_takes_no_mask_of_a_call():
+    composite = rg.mechanism("nystrom").build(num_landmarks=2)
+    module, x = rg.nn.MultiHeadAttention(16, 2, attention=composite), torch.randn(1, 6, 16)
+    for options in ({"mask": rg.padding([4])}, {"is_causal": True}):
+        with pytest.raises(rg.RegardError, match="several attentions, and a mask of a call"):
+            module(x, **options)
+    with pytest.raises(rg.RegardError, match="GateFactors needs"):
+        rg.nn.MultiHeadAttention(16, 2, attention=rg.mechanism("nsa").build(size=2))
+    with rg.watch(module) as seen:
+        module(x)
+    assert seen[0].shape == (1, 2, 6, 6)
+    retnet = rg.nn.MultiHeadAttention(16, 2, attention=rg.mechanism("retnet").build(2, 8))
+    for whole, reason in ((module, "Nystrom is made of several"), (retnet, "Decay has a number for each head")):
+        with pytest.raises(rg.RegardError, match=reason):
+            rg.prune(nn.Sequential(whole), {"0": [1]})

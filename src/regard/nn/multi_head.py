@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.checks import Size, checked, explained
+from regard.composites import Composite
 from regard.errors import RegardError
 from regard.maps import AttentionMap
 from regard.nn.listener import Attends, listeners
@@ -25,7 +27,8 @@ class MultiHeadAttention(Attends):
     """sum_h head_h W_h, head_h = attend(x Q_h, y K_h, z V_h) (Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2).
 
     `attention` is the attention of every head: any score, position, bias, mask and normaliser; by default the softmax
-    of scaled dot products. If `num_key_heads` is below `num_heads`, groups of query heads share a key and value head
+    of scaled dot products. A composite of several attentions runs too, such as `regard.Sum`: its parts have the masks,
+    so calls take none. If `num_key_heads` is below `num_heads`, groups of query heads share a key and value head
     (grouped-query attention; 1 is multi-query attention). `key_width` and `value_width` are the widths of the inputs
     for keys and values, by default `width`. `dropout` and `is_causal` are for the default attention: the share of
     dropped weights, and the mask `regard.causal()` in every call. An `attention` of yours has its own. Without
@@ -53,7 +56,7 @@ class MultiHeadAttention(Attends):
         width: Size,
         num_heads: Size,
         num_key_heads: Size | None = None,
-        attention: Attention | None = None,
+        attention: Attention | Composite | None = None,
         *,
         key_width: Size | None = None,
         value_width: Size | None = None,
@@ -75,7 +78,7 @@ class MultiHeadAttention(Attends):
         self.value = nn.Linear(value_width or key_width or width, inner, bias=bias)
         self.output = nn.Linear(width, width, bias=bias) if output_projection else None
         self.gate = nn.Linear(width, width, bias=bias) if output_gate else None
-        self.attention = _attention(attention, dropout, is_causal)
+        self.attention: Any = _attention(attention, dropout, is_causal)
         _initialize(filter(None, (self.query, self.key, self.value, self.output, self.gate)))
 
     @classmethod
@@ -219,7 +222,7 @@ def _check_aligned(num_queries: int, num_keys: int) -> None:
         )
 
 
-def _attention(attention: Attention | None, dropout: float, is_causal: bool) -> Attention:
+def _attention(attention: Attention | Composite | None, dropout: float, is_causal: bool) -> Attention | Composite:
     """The given attention, which has its own dropout and mask, or the default one."""
     if attention is None:
         return Attention(mask=causal() if is_causal else None, dropout=dropout)

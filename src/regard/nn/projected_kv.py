@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.attention import Attention, Prepared, scores
 from regard.attention_output import attend
+from regard.composites import Composite
 from regard.engine.decoding import decode
 from regard.engine.ring import Ring
 from regard.engine.rows import attend_rows
@@ -89,7 +90,7 @@ class ProjectedKV:
     (5, True)
     """
 
-    attention: Attention
+    attention: Any  # an Attention, or a Composite of several
     key: Tensor
     value: Tensor
     mask: Mask | None = None
@@ -147,6 +148,8 @@ class ProjectedKV:
         mask = self.attention.mask
         if sees_no_later_key(mask):
             return self
+        if isinstance(self.attention, Composite):
+            raise _no_mask(self.attention, causal())
         return replace(self, attention=self.attention.with_mask(_both(mask, causal())))
 
     def compared(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -203,21 +206,30 @@ class ProjectedKV:
 def read(module: Attends, query: Tensor, keys: ProjectedKV, start: int | None = None) -> Tensor:
     """The attention output (B, H, I, E) of queries (B, H, I, D); the first query has position `start`.
 
-    Several queries are one call of `attend`. A single query, as in decoding, is scored against the prepared keys
-    without planning, because planning takes longer than the arithmetic.
+    Several queries are one call of `attend`, and so is every call whose weights are not those of one score. A single
+    query, as in decoding, is scored against the prepared keys without planning, because planning takes longer than the
+    arithmetic.
     """
     attention = keys.attention
     if Ring.default() is not None:
         return _read_share(module, query, keys.each, start)
     start = keys.length - query.shape[2] if start is None else start
     is_empty = 0 in (*query.shape[:3], keys.length)
-    if query.shape[2] > 1 or is_empty or (attention.training and attention.dropout):
+    if query.shape[2] > 1 or is_empty or _needs_a_call(attention):
         keys = keys.each
         positions = Positions.of(start, query.shape[2], keys.length)
         seen = attend(_masked(attention, keys), query, keys.key, keys.value, positions=positions)
         listeners.tell(module, lambda: seen.weights, lambda: keys.value)
         return seen.output
     return _read_one(module, query, keys, start)
+
+
+def _needs_a_call(attention: Attention | Composite) -> bool:
+    """Whether a single query, too, is a call of `attend`: its weights are not those of one score, or dropout draws."""
+    if isinstance(attention, Composite):
+        return True
+    is_scored = attention.transition is None and attention.selection is None
+    return not is_scored or bool(attention.training and attention.dropout)
 
 
 def _read_share(module: Attends, query: Tensor, keys: ProjectedKV, start: int | None) -> Tensor:
@@ -291,8 +303,18 @@ def _numbers(x: Tensor) -> Tensor:
     return torch.arange(len(x), device=x.device)
 
 
-def _masked(attention: Attention, keys: ProjectedKV) -> Attention:
+def _masked(attention: Any, keys: ProjectedKV) -> Any:
+    if keys.mask is not None and isinstance(attention, Composite):
+        raise _no_mask(attention, keys.mask)
     return attention if keys.mask is None else attention.with_mask(_both(attention.mask, keys.mask))
+
+
+def _no_mask(attention: Composite, mask: Mask) -> RegardError:
+    """The error for a mask that a composite cannot take."""
+    return RegardError(
+        f"attention: {type(attention).__name__} is made of several attentions, and a mask of a call, {mask!r}, has no "
+        "place in them. Give each part its mask when you build it."
+    )
 
 
 def _sees_all(mask: Mask | None, start: int, num_keys: int) -> bool:

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
+from regard.composites import Composite
 from regard.errors import RegardError
 from regard.hf.heads.layout import COUNTS, Heads, ModelHeads
 from regard.nn import MultiHeadAttention
 from regard.pieces import Bilinear, LearnedSink, ShawBias, Softcap
+from regard.pieces.contents import tensors_of
 
 #: Attention classes whose forward reads the number of heads from the weights or from attributes that `prune` sets.
 #: Tests compare each with gates of zero. Classes that read the configuration instead cannot be pruned.
@@ -191,11 +193,16 @@ def _others(heads: Heads, projections: set[nn.Module]) -> str | None:
     return None
 
 
-def _piece_per_head(attention: Attention) -> str | None:
+def _piece_per_head(attention: Attention | Composite) -> str | None:
     """The reason if a piece of the attention has a parameter for each head."""
+    if isinstance(attention, Composite):
+        return (
+            f"its {type(attention).__name__} is made of several attentions, whose parts may have numbers for each head"
+        )
     pieces = [bias for bias in attention.bias if not isinstance(bias, ShawBias | Softcap)]
     pieces += [attention.normalizer] if isinstance(attention.normalizer, LearnedSink) else []
     pieces += [attention.score] if isinstance(attention.score, Bilinear) and len(attention.score.weight) > 1 else []
+    pieces += [attention.transition] if tensors_of(attention.transition) else []
     return f"its {type(pieces[0]).__name__} has a number for each head" if pieces else None
 
 
