@@ -207,6 +207,10 @@ def see(
         ),
     ] = None,
     table: Annotated[bool, typer.Option("--table", help="Print every head, not a summary.")] = False,
+    generate: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Continue the text by N tokens, and show what each was predicted from."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show what every head of a model attends to in a text, in several texts, or in a corpus."""
@@ -215,6 +219,9 @@ def see(
 
     if not texts and image is None:
         raise typer.BadParameter("give at least one, or --image FILE.", param_hint="'TEXT|FILE|-...'")
+    ways = {"--image": image, "--corpus": corpus, "--knock-out": knock_out, "--generate": generate}
+    if len(given := [way for way, value in ways.items() if value]) > 1:
+        raise RegardError(f"see: {given[0]} and {given[1]} are different ways to see; give one of them.")
     texts = texts or []
     if "-" in texts and sys.stdin.isatty():
         typer.echo("Reading from the keyboard; end with Ctrl-D.", err=True)
@@ -229,6 +236,10 @@ def see(
         from regard.cli import see_edits
 
         see_edits.run(knock_out, options)
+    elif generate is not None:
+        from regard.cli import see_generation
+
+        see_generation.run(generate, options)
     elif corpus:
         profiling.run(options, field, engine, workers)
     else:

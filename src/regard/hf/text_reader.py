@@ -71,7 +71,7 @@ def no_folds(weights: AttentionMap) -> tuple[Fold, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class _ChosenMaps:
+class ChosenMaps:
     """The maps of the chosen layers, the numbers of these layers in the model, and the whole watch."""
 
     maps: dict[str, AttentionMap]
@@ -130,12 +130,12 @@ class TextReader:
         ids = inputs["input_ids"][0].tolist()
         chosen = self.watched(inputs, layers)
         errors = [check.error for check in chosen.seen.verify().values() if check.error is not None]
-        title = title or _in_one_line(text)
-        labels, special = self._labels(ids), self.special(ids)
+        title = title or in_one_line(text)
+        labels, special = self.labels(ids), self.special(ids)
         options = {"also": also, "model": self.model_name, "kinds": chosen.seen.kinds}
         reading = TextReading.of(title, chosen.maps, labels, special, chosen.numbers, **options)
         masks = mask_findings(chosen.maps, causal=self._claims_causal(chosen.maps), numbers=chosen.numbers)
-        reading = replace(reading, roles=self._roles(chosen, inputs, layers), masks=masks)
+        reading = replace(reading, roles=self.roles_of(chosen, inputs, layers), masks=masks)
         return TextResult(reading, chosen.seen.missing | self._skipped_decoder(), max(errors, default=None))
 
     def profile(
@@ -168,7 +168,7 @@ class TextReader:
         probe = probe_tokens(ordinary, min(PROBE, room // 2, len(ordinary))).tolist()
         row = torch.tensor([[*ids[:start], *probe, *ids[stop:]]])
         inputs = {name: torch.full_like(row, int(value[0, 0])) for name, value in example.items()} | {"input_ids": row}
-        table = self._roles(self.watched(inputs, layers), inputs, layers)
+        table = self.roles_of(self.watched(inputs, layers), inputs, layers)
         if table is None:
             raise RegardError("TextReader.probe: a probe needs a model that takes at least 60 tokens.")
         return table
@@ -251,7 +251,7 @@ class TextReader:
         declared = self.tokenizer.model_max_length
         return declared if positions is not None and positions - 2 <= declared < positions else positions
 
-    def watched(self, inputs: dict[str, Any], layers: Sequence[int] | None) -> _ChosenMaps:
+    def watched(self, inputs: dict[str, Any], layers: Sequence[int] | None) -> ChosenMaps:
         """Run the model on its inputs, and keep the maps of some layers and their numbers."""
         encoder = self._encoder()
         with watch(encoder, verify="all" if self.verify_all else True) as seen, torch.no_grad():
@@ -261,9 +261,9 @@ class TextReader:
             raise RegardError(
                 f"TextReader: no attention of this model could be captured. {reasons or 'It has no attention modules.'}"
             )
-        return _chosen(seen, layers)
+        return chosen_maps(seen, layers)
 
-    def _roles(self, chosen: _ChosenMaps, inputs: dict[str, Any], layers: Sequence[int] | None) -> RoleTable | None:
+    def roles_of(self, chosen: ChosenMaps, inputs: dict[str, Any], layers: Sequence[int] | None) -> RoleTable | None:
         """The roles, with scores on the shuffled tokens as the null; None if too few tokens can be shuffled."""
         ids = inputs["input_ids"][0].tolist()
         special = self.special(ids)
@@ -305,7 +305,7 @@ class TextReader:
         inputs = self.tokenizer(text, return_tensors="pt", verbose=False, **truncation)
         return {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in inputs}
 
-    def _labels(self, ids: Sequence[int]) -> list[str]:
+    def labels(self, ids: Sequence[int]) -> list[str]:
         """Tokens in readable form; a piece that continues a word starts with ##, as in WordPiece."""
         raw = self.tokenizer.convert_ids_to_tokens(ids)
         spaced = any(token.startswith(WORD_STARTS) for token in raw)
@@ -340,13 +340,14 @@ def _predicts_next_token(model: Any) -> bool:
     return causal and getattr(model.config, "is_decoder", True)  # BERT with a language head is causal only as a decoder
 
 
-def _in_one_line(text: str, width: int = 76) -> str:
+def in_one_line(text: str, width: int = 76) -> str:
     """A text as one line, cut between words."""
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1].rsplit(" ", 1)[0] + "…"
 
 
-def _chosen(seen: WatchedAttention, layers: Sequence[int] | None) -> _ChosenMaps:
+def chosen_maps(seen: WatchedAttention, layers: Sequence[int] | None) -> ChosenMaps:
+    """The maps of some layers, by their numbers in the model."""
     maps = seen.maps
     names = dict(zip(layer_numbers(maps), maps, strict=True))
     wanted = list(names) if layers is None else list(layers)
@@ -355,4 +356,4 @@ def _chosen(seen: WatchedAttention, layers: Sequence[int] | None) -> _ChosenMaps
             count = len(names)
             known = f"0 to {count - 1}" if list(names) == list(range(count)) else ", ".join(map(str, names))
             raise RegardError(f"TextReader: there is no layer {layer}; the model has layers {known}.")
-    return _ChosenMaps({names[layer]: maps[names[layer]] for layer in wanted}, wanted, seen)
+    return ChosenMaps({names[layer]: maps[names[layer]] for layer in wanted}, wanted, seen)
