@@ -188,7 +188,7 @@ def test_tokens_of_byte_level_tokenizers_become_words():
     words = Tokenizer(models.BPE({token: i for i, token in enumerate(vocabulary)}, []))
     words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(), ByteLevel()
     reader = TextReader(torch.nn.Identity(), PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>"))
-    assert reader._labels(range(8)) == ["<s>", "It", "rain", "##ed", "↵", "“", "So", "said"]
+    assert reader.labels(range(8)) == ["<s>", "It", "rain", "##ed", "↵", "“", "So", "said"]
 
 
 @pytest.fixture(scope="module")

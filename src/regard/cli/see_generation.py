@@ -81,7 +81,7 @@ def print_generation(console: Console, result: GenerationResult, table: bool) ->
     for link in links if table else links[:NUM_LINKS]:
         where = "" if result.cross is None else " of the source"
         name = head_name(link.layer, link.head)
-        console.print(Text(f'"{link.token}" was predicted with {name} on "{link.key}"{where} ({link.weight:.2f}).'))
+        console.print(Text(f"“{link.token}” was predicted with {name} on “{link.key}”{where} ({link.weight:.2f})."))
     console.print(Text(f"{ROWS} {CAVEAT}", style="dim"))
     console.print(Text("More: --table (every layer, every token), --save DIR (a page), --json.", style="dim"))
 

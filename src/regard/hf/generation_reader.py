@@ -160,7 +160,7 @@ def _result(
 ) -> GenerationResult:
     ids = generation.tokens[0].tolist()
     labels, read = reader.labels(ids), ids[:-1]
-    output = reader.tokenizer.decode(ids[generation.prompt_length :], skip_special_tokens=True)
+    output = _output(reader.tokenizer, ids, generation.prompt_length)
     translates = bool(generation.cross)
     chosen = chosen_maps(generation.decoder if translates else generation, layers)
     shown = {"also": also, "model": reader.model_name, "kinds": generation.kinds}
@@ -175,6 +175,14 @@ def _result(
     result = TextResult(reading, generation.missing, max(errors, default=None))
     cross = _cross(reader, inputs, generation, labels[:-1], title, shown) if translates else None
     return GenerationResult(text, output, labels, result, generation, cross)
+
+
+def _output(tokenizer: Any, ids: list[int], prompt_length: int) -> str:
+    """The generated tokens as they follow the prompt, with the space between."""
+    prompt, whole = (tokenizer.decode(part, skip_special_tokens=True) for part in (ids[:prompt_length], ids))
+    if whole.startswith(prompt):
+        return whole[len(prompt) :]
+    return tokenizer.decode(ids[prompt_length:], skip_special_tokens=True)
 
 
 def _cross(
