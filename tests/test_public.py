@@ -37,7 +37,7 @@ ROOMS = {
         {"capture", "heads", "backend"},
         {"editing", "window_maps", "text_probes"},
         {"text_reader", "image_grids"},
-        {"image_reader", "edit_effects"},
+        {"image_reader", "edit_effects", "generation_reader"},
         {"__init__"},
     ],
     "seq2seq": [{"models"}, {"decoding"}, {"evaluation"}, {"runs"}, {"training"}, {"comparison"}, {"__init__"}],
