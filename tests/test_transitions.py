@@ -9,6 +9,8 @@ import torch
 
 import regard as rg
 from regard.engine.recurrent import chunked as chunked_module
+from regard.engine.recurrent import engine as recurrent_engine
+from regard.engine.recurrent import recur
 from regard.engine.recurrent import transport as transport_module
 from regard.maps import attention_map
 from regard.maps.transported_map import TransportedMap
@@ -59,6 +61,48 @@ def test_caches_continue_the_memory(name, make):
     assert cache.length == 14
     if make is rg.GrowingCache:
         torch.testing.assert_close(seen.weights.dense(), weights[:, :, -2:])
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("position", [None, rg.RoPE(4)])
+def test_a_growing_cache_computes_new_tokens_only(position, learns, monkeypatch):
+    """Its map has all keys; queries of earlier tokens, and other pieces, compute all tokens again."""
+    transition, q, k, v, tensors = drawn("gated_deltanet", 14)
+    attention, lengths = rg.Attention(transition=transition, position=position), []
+    monkeypatch.setattr(recurrent_engine, "recur", lambda s, v, state: lengths.append(v.shape[2]) or recur(s, v, state))
+    for t in (inputs := [q, k, v, *tensors.values()]):
+        t.requires_grad_(learns)
+    whole = rg.attend(attention, q, k, v, **tensors)
+    cache, outputs, start = rg.GrowingCache(), [], 0
+    for size in (6, 1, 5):
+        part = slice(start, start := start + size)
+        here = {name: x[:, :, part] for name, x in tensors.items()}
+        seen = rg.attend(attention, q[:, :, part], k[:, :, part], v[:, :, part], cache=cache, **here)
+        outputs.append(seen.output)
+        cache = seen.cache
+    late = {name: x[:, :, 12:] for name, x in tensors.items()}
+    for queries, of in (
+        (q[:, :, 12:], attention),
+        (q[:, :, 11:], attention),
+        (q[:, :, 12:], with_other_scale(attention)),
+    ):
+        seen = rg.attend(of, queries, k[:, :, 12:], v[:, :, 12:], cache=cache, **late)
+        expected = rg.attend(of, queries, k, v, **tensors)
+        torch.testing.assert_close(seen.output, expected.output)
+        torch.testing.assert_close(seen.weights.dense(), expected.weights.dense())
+    assert lengths == [14, 6, 1, 5, 2, 14, 14, 14, 14, 14]
+    outputs = torch.cat(
+        (*outputs, rg.attend(attention, q[:, :, 12:], k[:, :, 12:], v[:, :, 12:], cache=cache, **late).output), 2
+    )
+    torch.testing.assert_close(outputs, whole.output)
+    if learns:
+        found, exact = (torch.autograd.grad(x.sin().sum(), inputs) for x in (outputs, whole.output))
+        for one, other in zip(found, exact, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def with_other_scale(attention):
+    return rg.Attention(rg.Dot(3.0), transition=attention.transition, position=attention.position)
 
 
 @every_transition
@@ -151,12 +195,25 @@ def test_refusals_say_what_to_do():
     with pytest.raises(rg.RegardError, match="the mask is causal"):
         rg.attend(rg.Attention(transition=rg.Decay(-0.1)), q, k, v, cache=rg.RingCache(3))
     with pytest.raises(rg.RegardError, match="a dot product"):
-        rg.attend(rg.Attention(rg.Additive(4, 4, 3).double(), transition=transition), q, k, v, **tensors)
+        rg.Attention(rg.Additive(4, 4, 3), transition=transition)
+    with pytest.raises(rg.RegardError, match="a dot product"):
+        replaced = rg.Attention(transition=transition)
+        replaced.score = rg.Additive(4, 4, 3).double()
+        rg.attend(replaced, q, k, v, **tensors)
     with pytest.raises(rg.RegardError, match="2 heads"):
         rg.attend(rg.Attention(transition=rg.Decay(-torch.rand(2))), q, k, v)
     with pytest.raises(rg.RegardError, match="bonus must be"):
         decays = {"log_decay": -torch.rand(2, 3, 6, 4).double()}
         rg.attend(rg.Attention(transition=rg.ChannelDecay(bonus=torch.zeros(3, 5))), q, k, v, **decays)
+
+
+def test_the_error_of_second_derivatives_names_no_engine_that_cannot_run_a_transition():
+    attention, (q, k, v), tensors, _ = made("decay")
+    q.requires_grad_()
+    (first,) = torch.autograd.grad(rg.attend(attention, q, k, v, **tensors).output.sin().sum(), q, create_graph=True)
+    with pytest.raises(rg.RegardError, match="No engine has second derivatives of a transition") as error:
+        first.sum().backward()
+    assert "engine='" not in str(error.value)
 
 
 def test_a_map_refuses_tensors_that_changed():

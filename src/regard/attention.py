@@ -132,6 +132,10 @@ class Attention(nn.Module):
         """Refuse pieces beside a transition that it cannot have."""
         if not isinstance(self.mask, causal):
             raise RegardError(f"Attention: with a transition the mask is causal(), or left out; got {self.mask!r}.")
+        if self.score.scale(1) is None:
+            raise RegardError(
+                f"Attention: a transition needs a score that is a dot product, such as Dot(), got {self.score!r}."
+            )
         if self.bias or self.dropout or self.selection is not None:
             piece = self.bias or self.selection or f"dropout={self.dropout}"
             raise RegardError(f"Attention: a transition computes no single weights, which {piece!r} would change.")
@@ -191,7 +195,7 @@ class Attention(nn.Module):
             self.selection.check(sizes)
         if self.transition is not None:
             self._check_transition()
-            self.transition.check(self.score, sizes, positions)
+            self.transition.check(sizes, positions)
 
     def __repr__(self) -> str:
         slots = {"score": self.score, "position": self.position, "bias": self.bias, "mask": self.mask}

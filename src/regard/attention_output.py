@@ -113,8 +113,8 @@ def attend(
         if check:
             check_finite(query=query, key=key, value=value)
         result = _run(problem, engine, planned, request, plan_key)
-        if isinstance(next_cache, RecurrentCache):
-            next_cache = next_cache.with_state(result.state)
+        if isinstance(next_cache, RecurrentCache) or (next_cache is not None and attention.transition is not None):
+            next_cache = next_cache.with_state(result.state, _of_memory(attention))
     weights = map_of(problem, result.row_statistic)
     attend_listeners.tell(None, lambda: weights, lambda: request.value)
     return AttentionOutput(result.output, weights, next_cache)
@@ -313,6 +313,8 @@ def _with_cache(request: Request, cache: Cache, sizes: Sizes) -> tuple[Request, 
         tensors, next_cache = {**tensors, **of_keys}, next_cache.with_tensors(of_keys)
     if isinstance(cache, RecurrentCache):
         request = request._replace(state=query.new_zeros(()) if cache.state is None else cache.state)
+    elif isinstance(cache, GrowingCache) and attention.transition is not None and sizes.I <= sizes.J:
+        request = request._replace(memory=cache.memory_of(_of_memory(attention)))
     if cache.mask is not None:
         attention = attention.with_mask(cache.mask if attention.mask is None else attention.mask & cache.mask)
     positions = _positions_of(sizes, extended, cache)
@@ -320,6 +322,11 @@ def _with_cache(request: Request, cache: Cache, sizes: Sizes) -> tuple[Request, 
         attention=attention, key=extended.key, value=extended.value, positions=positions, tensors=tensors
     )
     return request, next_cache
+
+
+def _of_memory(attention: Attention) -> tuple[Any, ...]:
+    """The pieces that decide about the memory of a transition."""
+    return attention.score, attention.position, attention.transition
 
 
 def _key_axes(attention: Attention) -> dict[str, int]:
@@ -330,8 +337,8 @@ def _key_axes(attention: Attention) -> dict[str, int]:
 
 def _problem(request: Request) -> Problem:
     """The problem of a call, after checks of all sizes."""
-    attention, query, key, value, positions, state, seed, _, tensors = request
-    return problem_of(attention, query, key, value, positions, state, seed, tensors)
+    attention, query, key, value, positions, state, seed, _, tensors, memory = request
+    return problem_of(attention, query, key, value, positions, state, seed, tensors, memory)
 
 
 def _run(problem: Problem, engine: str | Ring, kept: Plan | None, request: Request, plan_key: Hashable) -> Result:

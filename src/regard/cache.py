@@ -8,9 +8,11 @@ tokens, gives the same output as one call with the whole text.
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +36,15 @@ class Extended:
     value: Tensor
     positions: Positions
     cache: Cache
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """The memory of a transition after the tokens of a cache, and the pieces that made it."""
+
+    state: Tensor
+    num_tokens: int
+    pieces: tuple[Any, ...]
 
 
 class Cache(ABC):
@@ -61,6 +72,10 @@ class Cache(ABC):
 
     def with_tensors(self, tensors: CallTensors) -> Cache:
         """This cache with the tensors of its keys, if it keeps them."""
+        return self
+
+    def with_state(self, state: Tensor | None, pieces: tuple[Any, ...] = ()) -> Cache:
+        """This cache with what the pieces of a call summed over its keys, if it keeps that."""
         return self
 
     @property
@@ -148,6 +163,8 @@ def _appended(store: _Store | None, key: Tensor, value: Tensor) -> _Store:
 class GrowingCache(Cache):
     """Keeps all keys and values; appending is amortised O(new tokens) if gradients are off.
 
+    Of an attention with a transition it also keeps the memory, so a call computes its new tokens only.
+
     >>> import torch, regard as rg
     >>> attention, cache = rg.Attention(mask=rg.causal()), rg.GrowingCache()
     >>> q, k, v = (torch.randn(1, 2, 6, 8) for _ in range(3))
@@ -161,6 +178,7 @@ class GrowingCache(Cache):
     store: _Store | None = None
     length: int = 0
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    memory: Memory | None = None
 
     def extend(self, key: Tensor, value: Tensor) -> Extended:
         store = _appended(self.store, key, value)
@@ -178,6 +196,16 @@ class GrowingCache(Cache):
 
     def with_tensors(self, tensors: CallTensors) -> GrowingCache:
         return GrowingCache(self.store, self.length, tensors)
+
+    def with_state(self, state: Tensor | None, pieces: tuple[Any, ...] = ()) -> GrowingCache:
+        """This cache with the memory of a transition, so that the next call computes its new tokens only."""
+        memory = None if state is None else Memory(state, self.length, pieces)
+        return GrowingCache(self.store, self.length, self.tensors, memory)
+
+    def memory_of(self, pieces: tuple[Any, ...]) -> Memory | None:
+        """The memory, if these pieces made it."""
+        known = self.memory
+        return known if known is not None and all(map(operator.is_, known.pieces, pieces)) else None
 
 
 @checked
@@ -257,7 +285,7 @@ class RecurrentCache(Cache):
         positions = Positions(self.length, Spans(((self.length, length),)))
         return Extended(key, value, positions, self._next(self.state, length))
 
-    def with_state(self, state: Tensor | None) -> RecurrentCache:
+    def with_state(self, state: Tensor | None, pieces: tuple[Any, ...] = ()) -> RecurrentCache:
         """This cache with another state."""
         return self._next(state, self.length)
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import EMPTY, Attention, Prepared
+from regard.cache import Memory
 from regard.engine.kernel.library import SETTING
 from regard.engine.kernel.structures import PLAIN, have_addresses
 from regard.engine.plan import ENGINES, Plan
@@ -40,7 +41,8 @@ FACTS = ("positions", "sizes", "skeleton", "learns", "learns_bias", "scale", "hi
 class Request(NamedTuple):
     """One call of `attend`: its pieces and tensors. `state`: the sum of earlier keys. `seed`: of dropout.
 
-    `tensors`: those that pieces need beside queries, keys and values.
+    `tensors`: those that pieces need beside queries, keys and values. `memory`: what a transition made of the first
+    keys of a growing cache.
     """
 
     attention: Attention
@@ -52,6 +54,7 @@ class Request(NamedTuple):
     seed: int | None
     engine: Any
     tensors: CallTensors = EMPTY
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +77,7 @@ class KeptPlan:
 
     def plan(self, request: Request, piece_tensors: list[Tensor]) -> Plan:
         """The plan of a call with an equal key."""
-        attention, query, key, value, positions, state, seed, _, tensors = request
+        attention, query, key, value, positions, state, seed, _, tensors, _ = request
         facts = self.facts if state is None else {**self.facts, "positions": positions}
         prepared = Prepared.of(attention, query, key, facts["positions"], tensors)
         own = {"query": query, "key": key, "value": value, "prepared": prepared, "seed": seed, "state": state}
@@ -139,8 +142,8 @@ def _key(request: Request, piece_tensors: list[Tensor]) -> Hashable:
 
     TypeError and NoFingerprint say the same as None.
     """
-    attention, query, key, value, positions, state, seed, engine, tensors = request
-    if type(attention) is not Attention or attention.selection is not None:
+    attention, query, key, value, positions, state, seed, engine, tensors, memory = request
+    if type(attention) is not Attention or attention.selection is not None or memory is not None:
         return None
     if state is not None and attention.transition is None:
         return None  # a mask reads positions, which differ from step to step; a transition does not

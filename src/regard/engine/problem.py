@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import EMPTY, Attention, Prepared, choose_keys, scores, snapshot_around
+from regard.cache import Memory
 from regard.engine.transforms import is_transformed
 from regard.pieces.call_tensors import CallTensors
 from regard.pieces.contents import Skeleton, is_small, take_apart, tensor_snapshot, tensors_of
@@ -28,6 +29,7 @@ class Problem:
 
     `seed` decides which weights dropout drops, None for no dropout. `state` is the sum of the keys of earlier calls
     (recurrent decoding of kernel scores). `call_tensors` are those that pieces need beside queries, keys and values.
+    `memory` is what a transition made of the first keys, before the first query: an engine may begin with it.
     `plan_cache` holds what engines compute while planning and use again while
     running.
     """
@@ -41,6 +43,7 @@ class Problem:
     seed: int | None = None
     state: Tensor | None = None
     call_tensors: CallTensors = field(default_factory=dict)
+    memory: Memory | None = None
     plan_cache: dict[str, Any] = field(default_factory=dict, repr=False)
     #: The tensors that the pieces depend on, and the pieces without these tensors.
     piece_tensors: list[Tensor] = field(init=False, repr=False)
@@ -67,7 +70,7 @@ class Problem:
     def repeated(cls, facts: dict[str, Any], tensors: list[Tensor], **own: Any) -> Self:
         """A problem with the facts of an earlier one, the tensors of its pieces, and tensors of its own."""
         problem = object.__new__(cls)
-        vars(problem).update(facts, plan_cache={}, **own)
+        vars(problem).update(facts, plan_cache={}, memory=None, **own)
         problem._read(tensors)
         return problem
 

@@ -25,6 +25,11 @@ GRAPH = (
     "regard.attend plans by sizes and masks in Python, which no graph can hold. Leave fullgraph=True out to compile "
     "the code around the call; or record one plan with torch.export.export(model, inputs)"
 )
+#: Engines with derivatives of any order, or what to do without one.
+DENSE = "The dense engine has derivatives of any order: attend(..., engine='dense')."
+REMEDIES = {
+    "recurrent": "No engine has second derivatives of a transition: compute the steps with torch's own operations."
+}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -136,6 +141,5 @@ class _Refused(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         raise RegardError(
             f"attend: the {ctx.engine} engine computes gradients itself, so these gradients have no gradient "
-            "(create_graph=True, a gradient penalty, a Hessian). The dense engine has derivatives of any "
-            "order: attend(..., engine='dense')."
+            f"(create_graph=True, a gradient penalty, a Hessian). {REMEDIES.get(ctx.engine, DENSE)}"
         )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import EMPTY, Attention, checked_attention
+from regard.cache import Memory
 from regard.engine.problem import Problem
 from regard.engine.rows import recomputed_statistic
 from regard.engine.transforms import HIDDEN_GRADIENTS
@@ -39,6 +40,7 @@ def problem_of(
     state: Tensor | None = None,
     seed: int | None = None,
     tensors: CallTensors = EMPTY,
+    memory: Memory | None = None,
 ) -> Problem:
     """The problem of a call, after checks of all sizes."""
     sizes = Sizes.of(query, key, value)
@@ -46,7 +48,7 @@ def problem_of(
     positions = positions or Positions.aligned_to_end(sizes.I, sizes.J)
     positions.check(sizes.J)
     attention.check(sizes, positions, key.shape[-1])
-    return Problem(attention, query, key, value, positions, sizes, seed, state, tensors)
+    return Problem(attention, query, key, value, positions, sizes, seed, state, tensors, memory)
 
 
 def map_of(problem: Problem, row_statistic: RowStatistic | None) -> AttentionMap:

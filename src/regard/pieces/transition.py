@@ -69,6 +69,11 @@ class Steps:
         """The same structure with other tensors, in the order of `tensors()`."""
         return replace(self, **dict(zip(self._names(), tensors, strict=True)))
 
+    def after(self, num_tokens: int) -> Steps:
+        """The steps of later tokens, for queries that are all later."""
+        names = [name for name in self.ON_COLS if getattr(self, name) is not None]
+        return replace(self, **{name: getattr(self, name)[:, :, num_tokens:] for name in names})
+
     def detach(self) -> Steps:
         tensors = self.tensors()
         return self.with_tensors([t.detach() for t in tensors]) if any([t.requires_grad for t in tensors]) else self
@@ -129,12 +134,8 @@ class Transition(ABC):
     def prepare(self, query: Tensor, key: Tensor, **tensors: Tensor) -> Steps:
         """(B, H, I, D), with the factor of the score, (B, G, J, D) and the tensors of `needs` -> `Steps`."""
 
-    def check(self, score: Score, sizes: Sizes, positions: Positions) -> None:
-        """Refuse a score that is no dot product, and tokens that do not follow each other."""
-        if score.scale(sizes.D) is None:
-            raise RegardError(
-                f"attend: a transition needs a score that is a dot product, such as Dot(), got {score!r}."
-            )
+    def check(self, sizes: Sizes, positions: Positions) -> None:
+        """Refuse tokens that do not follow each other."""
         ends = [stop for _, stop in positions.keys]
         if sizes.J and (ends != [positions.start + sizes.I] or sizes.I > sizes.J):
             raise RegardError(

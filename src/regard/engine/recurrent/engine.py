@@ -20,9 +20,11 @@ class RecurrentEngine(Engine):
         return None
 
     def run(self, problem: Problem) -> Result:
-        steps, state = problem.prepared.steps, problem.state
+        steps, state, value, memory = problem.prepared.steps, problem.state, problem.value, problem.memory
         assert steps is not None
-        output, last = recur(steps, with_heads(problem.value, problem.sizes.H), state)
+        if memory is not None:
+            steps, value, state = steps.after(memory.num_tokens), value[:, :, memory.num_tokens :], memory.state
+        output, last = recur(steps, with_heads(value, problem.sizes.H), state)
         return Result(output.to(problem.value.dtype), None, last)
 
     def cost(self, problem: Problem) -> Cost:
