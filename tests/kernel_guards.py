@@ -21,7 +21,7 @@ from regard.engine.kernel import attention, library, recurrence, rotation, runni
 from regard.engine.kernel.structures import Call
 from regard.maps import compiled_folds
 from regard.maps.pyramid import Pyramid
-from regard.stats.flow import Carried
+from regard.maps.value_weighted_map import Carried
 from regard.stats.folds import Agreement, Offsets, SameToken
 from regard.stats.mask_warnings import Future
 from regard.stats.statistics import Offset, WeightOnKeys

@@ -195,11 +195,24 @@ def test_a_value_weighted_map_has_a_profile_and_roles():
     torch.testing.assert_close(*scores, atol=1e-4, rtol=1e-4)
 
 
-def test_factors_of_another_shape_are_refused():
+@pytest.mark.usefixtures("small_blocks")
+def test_signed_weights_have_norms_that_are_not_negative():
+    model, inputs = built("Qwen3Next")
+    _, seen = seen_with_values(model, inputs)
+    weights, values = seen[0].dense(), seen.values(0)
+    assert (weights < 0).any()
+    sent = weights[..., None] * values.repeat_interleave(weights.shape[1] // values.shape[1], 1)[:, :, None]
+    mine = seen.value_weighted(0)
+    torch.testing.assert_close(mine.dense(), sent.norm(dim=-1), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(mine.carried(), sent.norm(dim=-1).sum(-1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(mine.received(), sent.norm(dim=-1).sum(2), atol=1e-5, rtol=1e-5)
+
+
+def test_norms_of_another_shape_are_refused():
     x = torch.zeros(1, 2, 3, 4)
     weights = rg.attend(rg.Attention(), x, x, x).weights
     with pytest.raises(rg.RegardError, match=r"\(B, H, J\) = \(1, 2, 3\).*shape \(1, 3\)"):
-        rg.ColumnScaledMap(weights, torch.ones(1, 3))
+        rg.ValueWeighted(weights, torch.ones(1, 3))
 
 
 # Direct effects on a logit

@@ -17,9 +17,9 @@ from regard.engine.problem import Problem
 from regard.engine.reference import reference
 from regard.maps import compiled_folds
 from regard.maps.pyramid import Pyramid
+from regard.maps.value_weighted_map import Carried
 from regard.pieces.normalizer import any_coarse
 from regard.shapes import Sizes
-from regard.stats.flow import Carried
 from regard.stats.folds import Agreement, Offsets, SameToken
 from regard.stats.mask_warnings import Future
 from regard.stats.statistics import Allowed, Offset, WeightOnKeys

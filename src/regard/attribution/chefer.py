@@ -19,7 +19,8 @@ from regard.hf.attention_modules import ChosenLayers
 from regard.maps import AttentionMap
 from regard.maps.gradient_map import PositiveMap
 from regard.maps.head_mean import HeadMean
-from regard.stats.flow import Carried, RowsTimesMap
+from regard.maps.value_weighted_map import Carried
+from regard.stats.flow import RowsTimesMap
 
 FORMULA = "R <- R + A' R, A' = mean_h max(w dL/dw, 0)"
 

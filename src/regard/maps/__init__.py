@@ -2,7 +2,6 @@
 
 from regard.maps import call_map, share_map  # noqa: F401  tell AttentionMap the families
 from regard.maps.attention_map import AttentionMap
-from regard.maps.column_scaled_map import ColumnScaledMap
 from regard.maps.divergence import Divergence
 from regard.maps.folds import (
     Distance,
@@ -27,7 +26,6 @@ from regard.maps.transported_map import TransportedMap
 
 __all__ = [
     "AttentionMap",
-    "ColumnScaledMap",
     "Distance",
     "Divergence",
     "Entropy",

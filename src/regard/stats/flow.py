@@ -1,20 +1,20 @@
-"""Attention rollout through all layers, and weights scaled by the norms of the values that they carry."""
+"""Attention rollout through all layers, and the norms of the vectors that keys send to queries."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.checks import Count, checked
 from regard.errors import RegardError
-from regard.maps import AttentionMap, Fold, KeyTotals, Tile
-from regard.maps.compiled_folds import computes
+from regard.maps import AttentionMap, Fold, Tile
 from regard.maps.folds import Shape, State, zeros
-from regard.maps.indices import Index, indices
+from regard.maps.indices import indices
+from regard.maps.value_weighted_map import ValueWeighted
+from regard.shapes import at_least_float32
 from regard.stats.profile import one_text
 
 
@@ -69,66 +69,15 @@ class RowsTimesMap(Fold):
             state[0][:, tile.cols] += flow @ tile.weights[0].mean(0).to(flow.dtype)
 
 
-@dataclass(frozen=True, eq=False)
-class ValueWeighted:
-    """The result of `value_weighted`: exact norms ||w_ij v_j W_O||, computed tile by tile.
-
-    `norms` (B, H, J) holds ||v_j W_O|| of every key and head.
-
-    >>> import torch, regard as rg
-    >>> from regard.stats import value_weighted
-    >>> x, value = torch.zeros(1, 1, 2, 2), torch.tensor([[[[3.0, 4.0], [0.0, 0.0]]]])
-    >>> norms = value_weighted(rg.attend(rg.Attention(), x, x, value).weights, value, torch.eye(2))
-    >>> norms.carried().tolist(), norms.received().tolist()  # the value of the second key is zero
-    ([[[2.5, 2.5]]], [[[5.0, 0.0]]])
-    """
-
-    map: AttentionMap
-    norms: Tensor
-
-    def tile(self, batch: Index = None, head: Index = None, rows: Index = None, cols: Index = None) -> Tensor:
-        """Exact norms of a tile, (B', H', I', J'); the arguments are those of `AttentionMap.tile`."""
-        norms = self.norms[_keep_axis(batch)][:, _keep_axis(head)][:, :, _keep_axis(cols)]
-        return self.map.tile(batch, head, rows, cols) * norms[:, :, None]
-
-    def carried(self) -> Tensor:
-        """sum_j ||w_ij v_j W_O||: how much every query receives from all keys; (B, H, I)."""
-        return self.map.summarize(Carried(self.norms))[0]
-
-    def received(self) -> Tensor:
-        """sum_i ||w_ij v_j W_O||: how much all queries receive from each key; (B, H, J)."""
-        return self.map.summarize(KeyTotals())[0] * self.norms
-
-    def per_head(self) -> Tensor:
-        """Mean over queries of `carried`, an upper bound on the mean norm of the head's output; (B, H)."""
-        return self.carried().mean(-1)
-
-
-@dataclass(frozen=True, eq=False)
-class Carried(Fold):
-    """sum_j w_ij x_j, where `numbers` (B, H, J) holds x_j for each key and head; (B, H, I)."""
-
-    numbers: Tensor
-
-    def init(self, shape: Shape, device: torch.device) -> State:
-        return [zeros(device, *shape[:3])]
-
-    def add(self, state: State, tile: Tile) -> None:
-        numbers = self.numbers[:, :, tile.cols, None].to(tile.weights)
-        state[0][:, :, tile.rows] += (tile.weights @ numbers).squeeze(-1)
-
-
-computes(Carried, lambda fold, state, _: {"numbers": [(fold.numbers, state[0])]})
-
-
 @checked
 @torch.no_grad()
-def value_weighted(map: AttentionMap, value: Tensor, projection: Tensor) -> ValueWeighted:
-    """Norms of weighted and projected values, ||w_ij v_j W_O^h|| (Kobayashi et al. 2020, arXiv:2004.10102).
+def value_weighted(map: AttentionMap, value: Tensor, projection: Tensor | None = None) -> ValueWeighted:
+    """The map of the norms ||w_ij v_j W_O^h|| = |w_ij| ||v_j W_O^h|| (Kobayashi et al. 2020, arXiv:2004.10102).
 
     A key with a large weight may contribute little, because its value is small. Special tokens often do.
     `value` is (B, G, J, E) with G dividing H; `projection` is (H, E, C), or the weight (C, H E) of the
-    `nn.Linear` that follows the heads. Weights are not negative, so the norm is w_ij ||v_j W_O^h||.
+    `nn.Linear` that follows the heads. Without it the norms are |w_ij| ||v_j||. The values and the projection of a
+    watched model are known: `seen.value_weighted(layer)`.
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 2, 5, 4)
@@ -143,6 +92,9 @@ def value_weighted(map: AttentionMap, value: Tensor, projection: Tensor) -> Valu
             f"value_weighted: values are floats of shape (batch {B}, heads that divide {H}, keys {J}, width) "
             f"on {map.device}, got {value.dtype} of shape {tuple(value.shape)} on {value.device}."
         )
+    values = at_least_float32(value.detach()).repeat_interleave(H // value.shape[1], 1)
+    if projection is None:
+        return ValueWeighted(map, values.norm(dim=-1))
     if projection.ndim == 2 and projection.shape[1] == H * E:
         projection = projection.T.reshape(H, E, -1)
     if projection.ndim != 3 or projection.shape[:2] != (H, E):
@@ -150,16 +102,6 @@ def value_weighted(map: AttentionMap, value: Tensor, projection: Tensor) -> Valu
             f"value_weighted: the projection is ({H}, {E}, C), or the weight (C, {H * E}) of nn.Linear, "
             f"got {tuple(projection.shape)}."
         )
-    value = value.detach().float().repeat_interleave(H // value.shape[1], 1)
-    # ||v W||^2 = v (W W') v' needs (E, E) per head instead of C numbers per key.
-    gram = projection.detach().float() @ projection.detach().float().transpose(-1, -2)
-    return ValueWeighted(map, ((value @ gram) * value).sum(-1).clamp_min(0.0).sqrt())
-
-
-def _keep_axis(index: Index) -> Any:
-    """The same index in a form that does not remove its axis."""
-    if index is None:
-        return slice(None)
-    if isinstance(index, int):
-        return [index]
-    return index if isinstance(index, slice | Tensor) else list(index)
+    # ||v W|| = ||v R'||, where W' = Q R: a triangle of (E, E) numbers per head instead of C numbers per key
+    triangle = torch.linalg.qr(at_least_float32(projection.detach()).mT, mode="r").R
+    return ValueWeighted(map, (values.to(triangle.dtype) @ triangle.mT).norm(dim=-1))

@@ -15,9 +15,10 @@ from regard.hf.capture.joined_heads import JoinedHeads
 from regard.hf.capture.kept_values import NoValues
 from regard.hf.capture.residual_stream import FinalNorm, ResidualStream
 from regard.maps.attention_map import AttentionMap
-from regard.maps.column_scaled_map import ColumnScaledMap
+from regard.maps.value_weighted_map import ValueWeighted
 from regard.maps.weighted_values import weighted_values
 from regard.shapes import at_least_float32, to_device
+from regard.stats.flow import value_weighted
 
 #: Rows of weights times values that are compared with the input of the output projection.
 ROWS = 4
@@ -119,17 +120,13 @@ class CallParts:
         return layer.matrix.new_zeros(layer.matrix.shape[1]) if layer.bias is None else layer.bias.clone()
 
     @torch.no_grad()
-    def value_weighted(self, projected: bool | None) -> AttentionMap:
-        """The map of w_ij |v_j|, or of w_ij |v_j W_h| with the part W_h of the output projection."""
-        heads = torch.arange(self.weights.shape[1])
-        values = at_least_float32(self.values_of(heads))
-        if projected or (projected is None and self._has_projection()):
-            if not self.is_direct:
-                raise NoValues(f"{BETWEEN}; projected=False has the norms of the values alone")
-            # |v W| = |v R^T|, where W^T = Q R: a triangle of E x E numbers in place of E x C
-            triangle = torch.linalg.qr(at_least_float32(self._matrix()).mT, mode="r").R
-            values = values.to(triangle.dtype) @ triangle.mT
-        return ColumnScaledMap(self.weights, values.norm(dim=-1))
+    def value_weighted(self, projected: bool | None) -> ValueWeighted:
+        """The map of |w_ij| ||v_j||, or of |w_ij| ||v_j W_h|| with the part W_h of the output projection."""
+        if not (projected or (projected is None and self._has_projection())):
+            return value_weighted(self.weights, self.values)
+        if not self.is_direct:
+            raise NoValues(f"{BETWEEN}; projected=False has the norms of the values alone")
+        return value_weighted(self.weights, self.values, self._matrix())
 
     def _has_projection(self) -> bool:
         try:

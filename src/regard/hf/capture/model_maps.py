@@ -21,6 +21,7 @@ from regard.hf.capture.token_ids import token_id
 from regard.hf.capture.verification import Check
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indices import Index, axis_index, indices
+from regard.maps.value_weighted_map import ValueWeighted
 
 
 class WatchedAttention(Mapping[str, AttentionMap]):
@@ -97,13 +98,13 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         with _explained(f"seen.values({name!r})"):
             return self._call(name, call).values
 
-    def value_weighted(self, name: str | int, projected: bool | None = None, call: int = -1) -> AttentionMap:
-        """The map of w_ij |v_j W_h|: how much of a key's value reaches the output, not only how much is looked at it.
+    def value_weighted(self, name: str | int, projected: bool | None = None, call: int = -1) -> ValueWeighted:
+        """The map of |w_ij| ||v_j W_h||: what a key sends to a query, not only how much the query looks at it.
 
         W_h is the part of the output projection for head h, where it is found: then the weights are the norms of the
         vectors f(x_j) of Kobayashi et al. (2020, arXiv:2004.10102). With `projected=False`, or without a projection,
-        they are w_ij |v_j|. A key with a large weight and a small value, such as a first token that nobody needs, has
-        a small number. Rows may have any sum; `shares()` divides them.
+        they are |w_ij| ||v_j||. A key with a large weight and a small value, such as a first token that nobody needs,
+        has a small number. Rows may have any sum; `shares()` divides them.
 
         >>> import torch, regard as rg
         >>> encoder = rg.nn.TransformerConfig(8, num_heads=2).encoder(layers=2).eval()
@@ -120,6 +121,13 @@ class WatchedAttention(Mapping[str, AttentionMap]):
 
         It is computed tile by tile, in O(n) memory. Of a recurrent layer it is the output of the recurrence, before the
         norm, gate and projection that follow it.
+
+        >>> import torch, regard as rg
+        >>> attention = rg.nn.MultiHeadAttention(8, 2, output_projection=False).eval()
+        >>> with rg.watch(attention, keep="qkv") as seen:
+        ...     output = attention(torch.randn(1, 5, 8))
+        >>> torch.allclose(seen.head_output(0, 1), output[..., 4:], atol=1e-6)
+        True
         """
         return self._of_heads("head_output", name, head, call, CallParts.output)
 
@@ -160,6 +168,14 @@ class WatchedAttention(Mapping[str, AttentionMap]):
 
         `token` is an id, or a text of one token with its `tokenizer`. Models whose layers do not add their results to
         one stream (a norm after attention, as in BERT and Gemma 2) are refused.
+
+        >>> import torch, transformers, regard as rg
+        >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
+        >>> model = transformers.GPT2LMHeadModel(config).eval()
+        >>> with torch.no_grad(), rg.watch(model, keep="qkv") as seen:
+        ...     logits = model(torch.tensor([[3, 1, 4, 1, 5]])).logits
+        >>> seen.logit_effect(1, token=9).shape, seen.logit_effect(1, token=9, head=0)[0, -1].shape
+        (torch.Size([1, 2, 5]), torch.Size([]))
         """
         number = token_id(token, tokenizer)
         return self._of_heads("logit_effect", name, head, call, lambda parts, h: parts.logit_effect(number, h))

@@ -1,0 +1,112 @@
+"""`ValueWeighted`: the norms |w_ij| ||v_j W|| of the vectors that keys send to queries, as a map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regard.checks import checked
+from regard.errors import RegardError
+from regard.maps.attention_map import AttentionMap
+from regard.maps.compiled_folds import computes
+from regard.maps.folds import Fold, Shape, State, Tile, zeros
+from regard.maps.indices import Index, indices
+from regard.shapes import at_least_float32, to_device
+
+
+class ValueWeighted(AttentionMap):
+    """||w_ij v_j W_O|| = |w_ij| c_j, where `norms` (B, H, J) holds c_j = ||v_j W_O|| of every key and head.
+
+    It is what a key sends, and not only how much the query looks at it (Kobayashi et al. 2020, arXiv:2004.10102). Rows
+    may have any sum, so statistics that need shares are those of `shares()`.
+
+    >>> import torch, regard as rg
+    >>> from regard.stats import value_weighted
+    >>> x, value = torch.zeros(1, 1, 2, 2), torch.tensor([[[[3.0, 4.0], [0.0, 0.0]]]])
+    >>> sent = value_weighted(rg.attend(rg.Attention(), x, x, value).weights, value, torch.eye(2))
+    >>> sent.carried().tolist(), sent.received().tolist()  # the value of the second key is zero
+    ([[[2.5, 2.5]]], [[[5.0, 0.0]]])
+    """
+
+    is_signed: ClassVar[bool] = True
+
+    def __init__(self, map: AttentionMap, norms: Tensor) -> None:
+        B, H, _, J = map.shape
+        if norms.shape != (B, H, J):
+            raise RegardError(
+                f"ValueWeighted: the map has (B, H, J) = {(B, H, J)}, the norms have shape {tuple(norms.shape)}. Give "
+                "one number for each batch entry, head and key."
+            )
+        self.map, self.norms = map, at_least_float32(norms.detach()).to(map.device)
+        self.attention, self.positions, self.grid = map.attention, map.positions, map.grid
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return self.map.shape
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.promote_types(self.map._dtype, self.norms.dtype)
+
+    @property
+    def _bytes_per_weight(self) -> int:
+        return self._item_bytes + self.map._bytes_per_weight
+
+    @checked
+    def select(self, batch: Index, head: Index) -> ValueWeighted:
+        """The map of some batch entries and heads (indices), still lazy."""
+        b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
+        h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
+        return ValueWeighted(self.map.select(batch, head), self.norms[b][:, h])
+
+    def carried(self) -> Tensor:
+        """sum_j ||w_ij v_j W_O||: how much every query receives from all keys; (B, H, I)."""
+        if self.map.is_signed:
+            return self.summarize(Carried(torch.ones_like(self.norms)))[0]
+        return self.map.summarize(Carried(self.norms))[0]
+
+    def received(self) -> Tensor:
+        """sum_i ||w_ij v_j W_O||: how much all queries receive from each key; (B, H, J)."""
+        return super().received() if self.map.is_signed else self.map.received() * self.norms
+
+    def per_head(self) -> Tensor:
+        """Mean over queries of `carried`, an upper bound on the mean norm of the head's output; (B, H)."""
+        return self.carried().mean(-1)
+
+    def _scaled(self, weights: Tensor, cols: Tensor | slice) -> Tensor:
+        cols = cols if isinstance(cols, slice) else to_device(cols, self.device)
+        return (weights.abs() if self.map.is_signed else weights) * self.norms[:, :, None, cols]
+
+    def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        return self._scaled(self.map._weights(rows, cols), cols)
+
+    @torch.no_grad()
+    def tiles(self) -> Iterator[Tile]:
+        """Every tile of the other map, with its columns multiplied."""
+        for tile in self.map.tiles():
+            yield replace(tile, weights=self._scaled(tile.weights, tile.cols), log_weights=None)
+
+    def __repr__(self) -> str:
+        B, H, I, J = self.shape
+        return f"ValueWeighted({B} x {H} heads x {I} queries x {J} keys)"
+
+
+@dataclass(frozen=True, eq=False)
+class Carried(Fold):
+    """sum_j w_ij x_j, where `numbers` (B, H, J) holds x_j for each key and head; (B, H, I)."""
+
+    numbers: Tensor
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        return [zeros(device, *shape[:3])]
+
+    def add(self, state: State, tile: Tile) -> None:
+        numbers = self.numbers[:, :, tile.cols, None].to(tile.weights)
+        state[0][:, :, tile.rows] += (tile.weights @ numbers).squeeze(-1)
+
+
+computes(Carried, lambda fold, state, _: {"numbers": [(fold.numbers, state[0])]})
