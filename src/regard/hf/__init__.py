@@ -2,13 +2,15 @@
 
 from regard.hf.backend import register
 from regard.hf.capture import Generation, WatchedAttention, WatchedStep, watch
-from regard.hf.editing import EditedRun, edit
+from regard.hf.editing import EditedRun, edit, streaming
 from regard.hf.heads import CurvePoint, Importance, PruningCurve, PruningResult, gated, importance, prune, pruning_curve
 from regard.hf.heads.projections import composition, head_weights
 from regard.hf.models import load_model
+from regard.hf.text_probes import CacheCost
 from regard.hf.text_reader import TextReader, TextResult
 
 __all__ = [
+    "CacheCost",
     "CurvePoint",
     "EditedRun",
     "Generation",
@@ -28,5 +30,6 @@ __all__ = [
     "prune",
     "pruning_curve",
     "register",
+    "streaming",
     "watch",
 ]

@@ -1,13 +1,45 @@
-"""Runs a model on texts that show a role: annotated sentences, and needles in a long text."""
+"""Runs a model on texts that show a role: annotated sentences, needles in a long text, and a smaller cache."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
+import torch
+
+from regard.data.bible import load_bible
 from regard.errors import RegardError
-from regard.stats import RoleTable, SyntaxSentence, WatchedSentence, syntax_roles
+from regard.hf.editing import streaming
+from regard.hf.heads.layout import ModelHeads
+from regard.stats import (
+    CacheSplit,
+    RoleTable,
+    SyntaxSentence,
+    WatchedNeedle,
+    WatchedSentence,
+    cache_split,
+    retrieval_roles,
+    syntax_roles,
+)
+
+#: A sentence of which the end is the answer, its end, and the question.
+NEEDLES = (
+    ("The gardener hid the silver key", " under the third stone of the old bridge.",
+     "Where did the gardener hide the silver key? He hid it"),
+    ("The captain's secret code", " is seven violet lanterns beside a sleeping tiger.",
+     "What is the captain's secret code? It"),
+    ("For her best bread the baker", " needs walnuts, two pears and a spoon of dark honey.",
+     "What does the baker need for her best bread? She"),
+    ("The doctor from Vienna keeps her letters", " inside a blue piano behind the winter garden.",
+     "Where does the doctor from Vienna keep her letters? She keeps them"),
+)  # fmt: skip
+#: The places of the needle, as shares of the text.
+DEPTHS = (0.1, 0.5, 0.85)
 
 #: Random orders of the words that are tried, until every gold pair still goes back in the text.
 TRIES = 1000
@@ -65,3 +97,94 @@ def _word_places(tokenizer: Any, text: str) -> list[int]:
         is_none = token in special or stop <= start or not text[start:stop].strip()
         places.append(-1 if is_none else text[:stop].rstrip().count(" "))
     return places
+
+
+def needle_table(reader: Any, length: int, depths: Sequence[float], layers: Sequence[int] | None) -> RoleTable:
+    """The retrieval heads of a causal model, on needles at several depths of a text of `length` tokens."""
+    watched, numbers = [], None
+    for needle, answer, question in NEEDLES:
+        parts = [_ids(reader, part) for part in (f" {needle}", answer, f" {question}")]
+        size = length - sum(map(len, parts)) - len(parts[1])
+        if size < 2 * len(parts[1]) or not depths or not all(0 <= depth <= 1 for depth in depths):
+            raise RegardError(
+                f"TextReader.needles(length={length}, depths={list(depths)}): a needle, its question and its answer "
+                f"take {length - size} tokens. Give a longer length, and depths between 0 and 1."
+            )
+        text = long_text(reader, size)
+        for depth in depths:
+            cut = 1 + round(depth * (size - 1))
+            ids = [*text[:cut], *parts[0], *parts[1], *text[cut:], *parts[2], *parts[1]]
+            chosen = reader.watched(_inputs(ids), layers)
+            numbers = chosen.numbers
+            place = cut + len(parts[0])
+            watched.append(WatchedNeedle(chosen.maps, place, len(ids) - len(parts[1]), len(parts[1])))
+    return retrieval_roles(watched, numbers=numbers)
+
+
+def long_text(reader: Any, length: int) -> list[int]:
+    """The first tokens of the texts of the package: a passage of Alice in Wonderland, then the World English Bible."""
+    ids = _ids(reader, files("regard").joinpath("data", "passage.txt").read_text(encoding="utf-8"))
+    if len(ids) < length:
+        verses = [pair.source for pair in load_bible("en", "fr").train[: length // 4 + 100]]
+        ids += _ids(reader, " " + " ".join(verses))
+    return ids[:length]
+
+
+def _ids(reader: Any, text: str) -> list[int]:
+    return reader.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def _inputs(ids: Sequence[int]) -> dict[str, Any]:
+    row = torch.tensor([list(ids)])
+    return {"input_ids": row, "attention_mask": torch.ones_like(row)}
+
+
+def split_of(reader: Any, inputs: dict[str, Any], sinks: int, window: int, least: float) -> CacheSplit:
+    """The heads of a model that need the whole cache, on one text."""
+    chosen = reader.watched(inputs, None)
+    heads = ModelHeads.of(reader.model, "cache_split")
+    groups = {name: heads[name].group for name in chosen.maps}
+    return cache_split(chosen.maps, sinks=sinks, window=window, least=least, groups=groups, numbers=chosen.numbers)
+
+
+@dataclass(frozen=True)
+class CacheCost:
+    """The perplexity of a text under a `CacheSplit`: `TextReader.cache_cost(split, text)`.
+
+    `whole` is that of the whole cache, `split` that of the split, `random` that of as many key heads with the whole
+    cache at random, and `none` that of streaming heads only. `share` is the cache of the split for this text.
+
+    >>> from regard.hf import CacheCost
+    >>> print(CacheCost(whole=18.2, split=18.9, random=21.4, none=25.0, share=0.41, tokens=1024).sentence)
+    The cache takes 41 % and perplexity goes from 18.2 to 18.9 over 1,024 tokens (21.4 with as many heads at
+    random, 25.0 if all stream).
+    """
+
+    whole: float
+    split: float
+    random: float
+    none: float
+    share: float
+    tokens: int
+
+    @property
+    def sentence(self) -> str:
+        """The cost in one sentence."""
+        return (
+            f"The cache takes {100 * self.share:.0f} % and perplexity goes from {self.whole:.1f} to {self.split:.1f} "
+            f"over {self.tokens:,} tokens ({self.random:.1f} with as many heads at random, {self.none:.1f} if all "
+            "stream)."
+        )
+
+
+@torch.no_grad()
+def cost_of(reader: Any, split: CacheSplit, inputs: dict[str, Any], seed: int) -> CacheCost:
+    """The perplexities of a text with the whole cache, with a split, and with two to compare it with."""
+    ids = inputs["input_ids"]
+
+    def perplexity(tried: CacheSplit | None) -> float:
+        with nullcontext() if tried is None else streaming(reader.model, tried):
+            return math.exp(float(reader.model(**inputs, labels=ids, use_cache=False).loss))
+
+    tried = (None, split, split.at_random(seed), split.without_full())
+    return CacheCost(*map(perplexity, tried), share=split.share(ids.shape[1]), tokens=ids.shape[1])

@@ -15,9 +15,10 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.hf.capture import WatchedAttention, watch
 from regard.hf.models import full_name, load_model, model_name
-from regard.hf.text_probes import syntax_table
+from regard.hf.text_probes import DEPTHS, CacheCost, cost_of, needle_table, split_of, syntax_table
 from regard.maps import AttentionMap, Fold
 from regard.stats import (
+    CacheSplit,
     Profile,
     RoleTable,
     SyntaxSentence,
@@ -184,6 +185,40 @@ class TextReader:
         The null reads the same sentences with their words in random order.
         """
         return syntax_table(self, syntax_sentences() if sentences is None else sentences, relations, layers)
+
+    def needles(
+        self, length: int = 512, depths: Sequence[float] = DEPTHS, layers: Sequence[int] | None = None
+    ) -> RoleTable:
+        """The retrieval heads (`retrieval_roles`) on four needles at some depths of a text of `length` tokens.
+
+        The text is that of the package. Each needle is asked for at the end, and the answer is given.
+        """
+        self._check_causal("needles")
+        self.check_length(length)
+        return needle_table(self, length, depths, layers)
+
+    def cache_split(
+        self, text: str, sinks: int = 4, window: int = 256, least: float = 0.1, length: int | None = None
+    ) -> CacheSplit:
+        """Which heads need the whole cache on this text, and which live from its ends: see `regard.cache_split`."""
+        self._check_causal("cache_split")
+        return split_of(self, self.tokenize(text, length), sinks, window, least)
+
+    def cache_cost(self, split: CacheSplit, text: str, length: int | None = None, seed: int = 0) -> CacheCost:
+        """The perplexity of a text with the whole cache and with the split, and with as many heads at random.
+
+        Take another text than that of the split, whose heads were chosen on it.
+        """
+        self._check_causal("cache_cost")
+        inputs = self.tokenize(text, length)
+        return cost_of(self, split, inputs, seed)
+
+    def _check_causal(self, method: str) -> None:
+        if not _predicts_next_token(self.model):
+            raise RegardError(
+                f"TextReader.{method}: {type(self.model).__name__} does not predict the next token; only causal "
+                "language models do, such as smollm2."
+            )
 
     def next_token_loss(self, text: str, length: int | None = None) -> Callable[[Any], Tensor]:
         """A function of a model: the mean loss in nats of predicting each token of the text from those before it.

@@ -1,6 +1,7 @@
 """Statistics of heads and warnings about them, for the maps of any model."""
 
 from regard.stats.alignment_roles import alignment_roles
+from regard.stats.cache_split import Beyond, CacheSplit, LayerSplit, cache_split
 from regard.stats.composition import Composition, HeadPair, HeadWeights, head_composition
 from regard.stats.contacts import contact_maps
 from regard.stats.flow import ValueWeighted, rollout, value_weighted
@@ -16,6 +17,7 @@ from regard.stats.patterns import Patterns, patterns
 from regard.stats.prediction_warnings import prediction_findings
 from regard.stats.probes import probe_tokens, shuffle_order
 from regard.stats.profile import LayerProfile, Link, Profile, profile
+from regard.stats.retrieval_roles import WatchedNeedle, retrieval_roles
 from regard.stats.roles import Role, RoleTable, roles
 from regard.stats.statistics import STATISTICS, HeadStatistic
 from regard.stats.syntax_roles import SyntaxSentence, WatchedSentence, syntax_roles, syntax_sentences
@@ -29,6 +31,8 @@ __all__ = [
     "CAVEAT",
     "STATISTICS",
     "Agreement",
+    "Beyond",
+    "CacheSplit",
     "Composition",
     "Difference",
     "Finding",
@@ -39,6 +43,7 @@ __all__ = [
     "HeadWeights",
     "LayerLocality",
     "LayerProfile",
+    "LayerSplit",
     "LayerTable",
     "Link",
     "Locality",
@@ -53,8 +58,10 @@ __all__ = [
     "TextReading",
     "ValueWeighted",
     "WarpingPath",
+    "WatchedNeedle",
     "WatchedSentence",
     "alignment_roles",
+    "cache_split",
     "contact_maps",
     "differences",
     "divergence",
@@ -71,6 +78,7 @@ __all__ = [
     "prediction_findings",
     "probe_tokens",
     "profile",
+    "retrieval_roles",
     "roles",
     "rollout",
     "sample_rows",

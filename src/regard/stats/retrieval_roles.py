@@ -1,0 +1,115 @@
+"""Retrieval heads: those that attend to the token of a needle that is copied next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.checks import Count, Size, checked
+from regard.errors import RegardError
+from regard.maps import AttentionMap
+from regard.stats.numbering import layer_numbers
+from regard.stats.profile import one_text
+from regard.stats.roles import Measured, RoleTable, roles_of_kind
+
+
+@checked
+@dataclass(frozen=True, eq=False)
+class WatchedNeedle:
+    """A text with a needle, as a model read it: `length` tokens from `needle` on come again from `answer` on.
+
+    >>> import torch, regard as rg
+    >>> from regard.stats import WatchedNeedle
+    >>> x = torch.zeros(1, 1, 9, 2)
+    >>> maps = {"layer": rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights}
+    >>> WatchedNeedle(maps, needle=2, answer=7, length=2).needle
+    2
+    """
+
+    maps: Mapping[str, AttentionMap]
+    needle: Count
+    answer: Size
+    length: Size
+
+
+@checked
+def retrieval_roles(
+    watched: Sequence[WatchedNeedle], *, batch: Count = 0, numbers: Sequence[int] | None = None
+) -> RoleTable:
+    """Score every head by how often it attends most to the token of a needle that is copied next.
+
+    The retrieval score (Wu et al. 2024, arXiv:2404.15574): the share of the copied tokens for which the largest weight
+    of the head, at the query that predicts the token, is on this token in the needle. With the needle at s and its
+    copy at a, token t counts if argmax_j w[a+t-1, j] = s+t. Wu et al. let the model generate the answer and count the
+    tokens that it copies; here the answer is given (teacher forcing), so every token counts, and models can be
+    compared that would answer otherwise. Their threshold is a score of 0.1; a role here needs 0.4.
+
+    The null scores each text at the places that the needles of the other texts have, so a head that goes by position
+    has the same score there. Give at least two places, in texts that differ in nothing else. Chance is that of a
+    random key. A head has the role if its score is at least 0.4, and 0.2 above null and chance, over at least 25
+    tokens. Induction heads have it too, since the tokens of the answer came before in this order.
+
+    `TextReader.needles()` runs a model on needles in the texts of the package.
+
+    >>> import torch, regard as rg
+    >>> from regard.stats import WatchedNeedle, retrieval_roles
+    >>> def run(needle, n=40, answer=30, length=8):
+    ...     scores = torch.zeros(n, n)
+    ...     for t in range(length):
+    ...         scores[answer + t - 1, needle + t] = 9.0
+    ...     x = rg.attend(rg.Attention(score=rg.Dot(scale=1.0)), scores[None, None], *[torch.eye(n)[None, None]] * 2)
+    ...     return WatchedNeedle({"layers.0": x.weights}, needle, answer, length)
+    >>> print(retrieval_roles([run(2), run(9), run(15), run(21)]).labelled[0].sentence)
+    L0.H0 attends to the token of the needle that comes next (1.00; 0.00 with the needle elsewhere, 0.03 by chance).
+    """
+    _check(watched)
+    names = list(watched[0].maps)
+    counts = torch.tensor([one.length for one in watched])
+    chances = [1 / (one.answer + t) for one in watched for t in range(one.length)]
+    head_roles = []
+    for number, name in zip(layer_numbers(names, numbers), names, strict=True):
+        strongest = [_strongest(one, name, batch) for one in watched]
+        score = torch.cat([_hits(keys, one.needle) for keys, one in zip(strongest, watched, strict=True)], -1)
+        null = torch.stack([_elsewhere(keys, one, watched) for keys, one in zip(strongest, watched, strict=True)])
+        count, by_chance = counts.sum().expand(len(score)), torch.tensor(chances).mean().expand(len(score))
+        nulls = (null * counts[:, None]).sum(0) / counts.sum()
+        measured = Measured(score.mean(-1), by_chance, count), Measured(nulls, by_chance, count)
+        head_roles += roles_of_kind("retrieval", number, *measured)
+    return RoleTable(head_roles)
+
+
+def _check(watched: Sequence[WatchedNeedle]) -> None:
+    if len({one.needle for one in watched}) < 2:
+        raise RegardError(
+            f"retrieval_roles: {len(watched)} texts with needles at {sorted({one.needle for one in watched})}. The "
+            "null needs needles at two places at least."
+        )
+    names = list(watched[0].maps)
+    for one in watched:
+        sizes = {tuple(weights.shape[2:]) for weights in one.maps.values()}
+        I, J = sizes.pop() if len(sizes) == 1 else (0, 0)
+        if list(one.maps) != names or I != J or not one.needle + one.length <= one.answer <= I - one.length:
+            raise RegardError(
+                f"retrieval_roles: a needle of {one.length} tokens at {one.needle}, and its copy at {one.answer}, in "
+                f"maps of {I} queries and {J} keys. Every text needs the same layers, of self-attention over all its "
+                "tokens, and the copy stands after the needle."
+            )
+
+
+def _strongest(one: WatchedNeedle, name: str, batch: int) -> Tensor:
+    """The key of largest weight for each query that predicts a token of the answer; (H, length)."""
+    weights = one_text("retrieval_roles", one.maps[name], batch)
+    return weights.tile(rows=slice(one.answer - 1, one.answer - 1 + one.length))[0].argmax(-1).cpu()
+
+
+def _hits(keys: Tensor, needle: int) -> Tensor:
+    return (keys == needle + torch.arange(keys.shape[-1])).double()
+
+
+def _elsewhere(keys: Tensor, one: WatchedNeedle, watched: Sequence[WatchedNeedle]) -> Tensor:
+    """The mean score at the places of the needles of the other texts; (H,)."""
+    places = sorted({other.needle for other in watched} - {one.needle})
+    return torch.stack([_hits(keys, place).mean(-1) for place in places]).mean(0)
