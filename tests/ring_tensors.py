@@ -98,6 +98,33 @@ def coordinates_stay_with_their_tokens():
     )
 
 
+@case
+def each_rank_chooses_the_keys_of_its_queries():
+    """The tensors of an indexer have their tokens on several axes; the ring sends only chosen keys."""
+    n, places = 15, {"index_query": 2, "index_key": 2, "index_weights": 1}
+    inputs = some(2, 4, n, 6), some(2, 2, n, 6, seed=1), some(2, 2, n, 5, seed=2)
+    index = {"index_query": some(2, 3, n, 4, seed=3), "index_key": some(2, 1, n, 4, seed=4)}
+    for layout, size in itertools.product(LAYOUTS, (1, 2)):
+        ring = rg.Ring(layout=layout)
+        if size == 1:
+            selection, given = rg.TokenIndexer(4), index | {"index_weights": some(2, n, 3, seed=5)}
+        else:
+            selection, given = rg.BlockIndexer(size, 2), index | {"index_query": index["index_query"][:, :2]}
+        attention = rg.Attention(position=rg.RoPE(6), mask=rg.causal(), selection=selection)
+        one, own = [t.clone().requires_grad_() for t in inputs], [ring.share(t).requires_grad_() for t in inputs]
+        whole = rg.attend(attention, *one, **given)
+        shared = {name: ring.share(t, axis=places[name]) for name, t in given.items()}
+        seen = rg.attend(attention, *own, **shared, engine=ring)
+        up = some(*whole.output.shape, seed=7)
+        whole.output.backward(up)
+        seen.output.backward(ring.share(up))
+        torch.testing.assert_close(seen.output, ring.share(whole.output), **CLOSE)
+        torch.testing.assert_close(seen.weights.dense(), whole.weights.dense(), **CLOSE)
+        torch.testing.assert_close(seen.weights.entropy(), whole.weights.entropy(), rtol=1e-5, atol=1e-5)
+        for mine, theirs in zip(own, one, strict=True):
+            torch.testing.assert_close(mine.grad, ring.share(theirs.grad), **CLOSE)
+
+
 class PerHead(rg.AdditiveBias):
     """A number of the call for each head."""
 

@@ -48,6 +48,8 @@ class Selection(ABC):
 
     #: The tensors of a call that `choose` needs, each with its axes: see `regard.pieces.call_tensors`.
     needs: ClassVar[Mapping[str, str]] = {}
+    #: Whether `choose` reads the numbers of queries and keys. If not, a ring can run it: no rank has all keys.
+    reads_vectors: ClassVar[bool] = True
 
     @abstractmethod
     def choose(self, query: Tensor, key: Tensor, positions: Positions, mask: Mask | None, **tensors: Tensor) -> Mask:
@@ -232,6 +234,7 @@ class TokenIndexer(Selection):
 
     k: Size
     needs: ClassVar[Mapping[str, str]] = {"index_query": "B N I W", "index_key": "B 1 J W", "index_weights": "B I N"}
+    reads_vectors: ClassVar[bool] = False
 
     def choose(
         self,
@@ -281,6 +284,7 @@ class BlockIndexer(Selection):
     k: Size
     local: Count = 1
     needs: ClassVar[Mapping[str, str]] = {"index_query": "B G I W", "index_key": "B 1 J W"}
+    reads_vectors: ClassVar[bool] = False
 
     def choose(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -72,7 +72,7 @@ class RankShare:
 
 def _unsent(attention: Attention) -> str | None:
     """Why the ring does not carry the tensors of a piece; None if it does."""
-    if (selection := attention.selection) is not None:
+    if (selection := attention.selection) is not None and selection.reads_vectors:
         return f"{type(selection).__name__} compares queries with all keys, and each rank has only its part"
     for piece in (attention.score, attention.mask, attention.normalizer):
         if needs := needs_of(piece):
@@ -108,24 +108,11 @@ class ShareProblem(Problem):
         assert isinstance(positions, ShardPositions)
         for start, stop in positions.rows:
             part = slice(before, before := before + stop - start)
-            given = self._tensors_of(bias, part)
-            row, cols = bias.prepare(query[:, :, part], self._unread(key), Positions(start, self.all_keys), **given)
+            given, stand_in = of_queries(bias, self.whole, part), unread_keys(key, len(self.all_keys))
+            row, cols = bias.prepare(query[:, :, part], stand_in, Positions(start, self.all_keys), **given)
             rows.append(row)
         filled = [row for row in rows if row is not None]
         return torch.cat(filled, 2) if filled else None, self._own(bias, cols)
-
-    def _tensors_of(self, bias: Bias, part: slice) -> dict[str, Tensor]:
-        """The tensors of a bias for all keys, and for some of the own queries."""
-        given = {}
-        for name, words in needs_of(bias).items():
-            letters = words.split()
-            index = tuple(part if letter == "I" else slice(None) for letter in letters)
-            given[name] = self.whole[name][index]
-        return given
-
-    def _unread(self, key: Tensor) -> Tensor:
-        """In place of the keys of all ranks, which no rank holds: NaN, so that a bias that reads them is noticed."""
-        return key.new_full((1, 1, 1, 1), torch.nan).expand(*key.shape[:2], len(self.all_keys), key.shape[3])
 
     def _own(self, bias: Bias, cols: Tensor | None) -> Tensor | None:
         """The vectors of the own keys."""
@@ -141,9 +128,24 @@ class ShareProblem(Problem):
         return own
 
 
-def of_all_keys(share: RankShare, exchange: Exchange, number: int, held: Sequence[Spans]) -> CallTensors:
-    """The tensors of biases for the keys of all ranks. Gradients return to the rank that gave them. Collective."""
-    names = {name for bias in share.attention.bias for name in needs_of(bias)}
+def of_queries(piece: object, whole: CallTensors, part: slice) -> dict[str, Tensor]:
+    """The tensors of a piece for all keys, and for some of the own queries."""
+    given = {}
+    for name, words in needs_of(piece).items():
+        given[name] = whole[name][tuple(part if letter == "I" else slice(None) for letter in words.split())]
+    return given
+
+
+def unread_keys(key: Tensor, count: int) -> Tensor:
+    """In place of the keys of all ranks, which no rank holds: NaN, so that a piece that reads them is noticed."""
+    return key.new_full((1, 1, 1, 1), torch.nan).expand(*key.shape[:2], count, key.shape[3])
+
+
+def of_all_keys(
+    share: RankShare, pieces: Iterable[object], exchange: Exchange, number: int, held: Sequence[Spans]
+) -> CallTensors:
+    """The tensors of pieces for the keys of all ranks. Gradients return to the rank that gave them. Collective."""
+    names = {name for piece in pieces for name in needs_of(piece)}
     whole = {name: share.tensors[name] for name in names}
     for name, letters in share.axes():
         if name in names and "J" in letters:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard.checks import checked
 from regard.engine.problem import Problem
+from regard.engine.ring.choosing import with_chosen_keys
 from regard.engine.ring.digests import Contents, words
 from regard.engine.ring.exchange import Agreement, Exchange
 from regard.engine.ring.gathering import Gathered
@@ -164,6 +165,7 @@ class Ring:
         share, agreement = self._agree(exchange, share, seed, check)
         counts = zip(*agreement.lengths, strict=True)
         held = [shares_of(count, self.layout, name) for count, name in zip(counts, ("queries", "keys"), strict=True)]
+        share = with_chosen_keys(share, exchange, agreement.number, *held)
         route = _route(share, held)
         rows, keys = route.queries[exchange.rank], route.keys[exchange.rank]
         problem = ShareProblem(
@@ -172,7 +174,7 @@ class Ring:
             share.sizes,
             seed=None if seed is None else agreement.seed,
             call_tensors=share.tensors,
-            whole=of_all_keys(share, exchange, agreement.number, held[1]),
+            whole=of_all_keys(share, share.attention.bias, exchange, agreement.number, held[1]),
             all_keys=Spans.union(interval for of_rank in route.keys for interval in of_rank),
         )
         kind = RingCall if share.attention.transition is None else StatePassing

@@ -1,0 +1,65 @@
+"""A selection over the ranks of a ring: each rank chooses the keys of its queries, and all ranks get all choices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regard.engine.ring.exchange import Exchange
+from regard.engine.ring.rank_share import RankShare, of_all_keys, of_queries, unread_keys
+from regard.errors import RegardError
+from regard.pieces.call_tensors import needs_of
+from regard.pieces.chosen import chosen_keys
+from regard.positions import Positions
+from regard.spans import Spans
+
+
+@torch.no_grad()
+def with_chosen_keys(
+    share: RankShare, exchange: Exchange, number: int, queries: Sequence[Spans], keys: Sequence[Spans]
+) -> RankShare:
+    """The share with the chosen keys of all queries as a part of its mask, in place of its selection. Collective.
+
+    `queries` and `keys` are the tokens of each rank, counted from 0. The tensors of the selection for all keys, and the
+    ids of all choices, are on every rank. So the mask is the same everywhere, and the route sends only chosen keys.
+    """
+    attention, selection = share.attention, share.attention.selection
+    if selection is None:
+        return share
+    I, J = (sum(map(len, held)) for held in (queries, keys))
+    positions = share.positions or Positions.aligned_to_end(I, J)
+    positions.check(J)
+    whole = of_all_keys(share, [selection], exchange, number, keys)
+    masks, before = [], 0
+    for start, stop in queries[exchange.rank]:
+        part = slice(before, before := before + stop - start)
+        given = of_queries(selection, whole, part)
+        query, there = share.query[:, :, part], Positions(positions.start + start, positions.keys)
+        masks.append(selection.choose(query, unread_keys(share.key, J), there, attention.mask, **given))
+    chosen = _of_all_ranks(masks, selection, exchange, queries, positions.start)
+    resolved = attention.with_mask(chosen if attention.mask is None else attention.mask & chosen)
+    resolved.selection = None
+    tensors = {name: x for name, x in share.tensors.items() if name not in needs_of(selection)}
+    return replace(share, attention=resolved, tensors=tensors)
+
+
+def _of_all_ranks(
+    masks: Sequence[object], selection: object, exchange: Exchange, queries: Sequence[Spans], start: int
+) -> chosen_keys:
+    """The mask of the choices of all ranks."""
+    own: list[Tensor] = []
+    for mask in masks:
+        if not isinstance(mask, chosen_keys):
+            raise RegardError(
+                f"attend: in a ring {type(selection).__name__}.choose must return regard.chosen_keys(ids), got "
+                f"{type(mask).__name__}."
+            )
+        own.append(mask.ids)
+    first = masks[0]
+    assert isinstance(first, chosen_keys)
+    order = torch.cat([held.tensor(own[0].device) for held in queries]).argsort()
+    ids = exchange.gathered(torch.cat(own, 2), [len(held) for held in queries]).index_select(2, order)
+    return chosen_keys.of_sorted(ids, first.size, first.num_heads or ids.shape[1], start)
