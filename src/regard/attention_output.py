@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -15,6 +15,7 @@ from regard.cache import Cache, Extended, GrowingCache, RecurrentCache
 from regard.checks import explained
 from regard.composites.composite import Call, Composite
 from regard.composites.plan import CompositePlan, PlannedMap, PlannedPart
+from regard.context import ContextItems
 from regard.engine.kept_plans import Request, kept_plans
 from regard.engine.plan import Plan, plan
 from regard.engine.problem import Problem, Result
@@ -33,6 +34,8 @@ from regard.spans import Spans
 
 #: Listeners of every call of `attend`. The module is None: a function does not know its caller.
 attend_listeners = Listeners()
+#: The open edits of this thread. Each runs a call of `attend` with its changes, or returns None if it changes nothing.
+attend_editors: ContextItems[Callable[..., AttentionOutput | None]] = ContextItems("attend editors")
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +102,12 @@ def attend(
     if not isinstance(check, bool):
         raise RegardError(f"attend: check is True or False, got {type(check).__name__}.")
     refuse_tracing("attend")
+    if attend_editors and not attend_listeners.busy:
+        options = {"positions": positions, "cache": cache, "engine": engine, "check": check, **tensors}
+        edited = [*attend_editors][-1](attention, query, key, value, **options)
+        if edited is not None:
+            attend_listeners.tell(None, lambda: edited.weights, lambda: value)
+            return edited
     if isinstance(attention, Composite):
         request = Request(attention, query, key, value, positions, None, None, engine, tensors)  # type: ignore[arg-type]
         return _attend_composite(request, cache, check)

@@ -57,6 +57,7 @@ class Call:
 
     A call `to_run` is computed by Regard, not watched: it has gradients and dropout. `logsumexp` is what the kernel of
     the backend returned for its rows, if it was observed. `edits` change its scores and weights (`regard.edit`).
+    `place` has the numbers of its first query and key, if the caller knows them.
     """
 
     module: nn.Module
@@ -70,6 +71,7 @@ class Call:
     to_run: bool = False
     logsumexp: Tensor | None = None
     edits: CallEdits | None = None
+    place: tuple[int, int] | None = None
 
     def run(self) -> Any:
         """What the backend returns for these tensors, without the edits."""

@@ -8,6 +8,7 @@ biases only, and otherwise in blocks of rows, from scores to weights to outputs,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -35,6 +36,10 @@ FEW_PAIRS = 4096
 
 class CallEditor(Protocol):
     """Changes the calls of one model while a block of `regard.edit` is open."""
+
+    def selects(self, module: nn.Module) -> bool:
+        """Whether an edit selects some of the heads of a module."""
+        ...
 
     def edited(self, call: Call) -> Call:
         """The call with patched queries, keys and values, and with the edits of its weights."""
@@ -70,7 +75,7 @@ def patched_output(call: Call, output: Any) -> Any:
 
 def run_edited(call: Call, compute: Callable[[], Any]) -> Any:
     """What the backend returns for an edited call. `compute` runs the backend without the edits."""
-    rows = _rows(call)
+    rows = rows_of(call)
     if call.edits is None or not rows.any:
         return compute()
     translation = translated(call)
@@ -82,19 +87,27 @@ def run_edited(call: Call, compute: Callable[[], Any]) -> Any:
             edited = seen.output.transpose(1, 2)
             if rows.is_all_heads:
                 return edited.contiguous(), None
-            return _with_rows(compute(), rows, edited[:, :, rows.heads], None)
-        output, weights = _computed(call, translation, rows)
-    return _with_rows(compute(), rows, output.transpose(1, 2), weights)
+            return with_rows(compute(), rows, edited[:, :, rows.heads], None)
+        output, weights = computed(call, translation, rows)
+    return with_rows(compute(), rows, output.transpose(1, 2), weights)
 
 
 def translated(call: Call) -> Translation:
     """The attention of an edited call; a `RegardError` if it is not known."""
-    try:
+    with as_mistakes(call.module):
         return translate(replace(call, to_run=True), _masks)
+
+
+@contextmanager
+def as_mistakes(module: object) -> Iterator[None]:
+    """Raise a `RegardError` if a call that an edit selects is not known well enough to be edited."""
+    try:
+        yield
     except Untranslatable as reason:
+        of_transformers = type(module).__module__.startswith("transformers")
+        remedy = " Set attn_implementation='sdpa' or 'eager' for this model." if of_transformers else ""
         raise RegardError(
-            f"edit: the attention of {type(call.module).__name__} cannot be edited: {reason}. "
-            "Set attn_implementation='sdpa' or 'eager' for this model."
+            f"edit: the attention of {type(module).__name__} cannot be edited: {reason}.{remedy}"
         ) from None
 
 
@@ -137,7 +150,7 @@ class Rows:
         return len(self.heads) == self.num_heads
 
 
-def _rows(call: Call) -> Rows:
+def rows_of(call: Call) -> Rows:
     """The heads and queries that some edit of the call selects."""
     _, H, I, _ = call.query.shape
     heads: set[int] = set()
@@ -151,18 +164,24 @@ def _rows(call: Call) -> Rows:
     return Rows(sorted(heads), sorted(queries), H, I)
 
 
+def all_rows(call: Call) -> Rows:
+    """All heads and queries of a call."""
+    _, H, I, _ = call.query.shape
+    return Rows(list(range(H)), list(range(I)), H, I)
+
+
 def pairs_of(call: Call) -> list[Pairs]:
     """The pairs of each edit of the call."""
     return [] if call.edits is None else [edit.pairs for edit in call.edits.edits.edits]
 
 
-def _computed(call: Call, translation: Translation, rows: Rows) -> tuple[Tensor, Tensor | None]:
+def computed(call: Call, translation: Translation, rows: Rows) -> tuple[Tensor, Tensor | None]:
     """Outputs (B, heads, rows, E) of these rows, and their weights if the backend returns weights."""
     attention, positions = translation.attention, translation.positions
     B, H, I, _ = call.query.shape
     whole = Grid.whole(positions, B, H, I, call.query.device)
     if isinstance(attention.normalizer, nn.Module) and not rows.is_all_heads:  # it has a number for every head
-        output, weights = _computed(call, translation, replace(rows, heads=list(range(H))))
+        output, weights = computed(call, translation, replace(rows, heads=list(range(H))))
         return output[:, rows.heads], None if weights is None else weights[:, rows.heads]
     heads = torch.tensor(rows.heads)
     prepared = Prepared.of(attention, translation.query, call.key, positions).select(torch.arange(B), heads)
@@ -197,7 +216,7 @@ def _run_block(block: Any, queries: Tensor, tensors: tuple[Tensor, ...], call: C
     return output, weights if call.backend == EAGER else None
 
 
-def _with_rows(original: Any, rows: Rows, output: Tensor, weights: Tensor | None) -> Any:
+def with_rows(original: Any, rows: Rows, output: Tensor, weights: Tensor | None) -> Any:
     """What the backend returned, with other outputs (B, rows, heads, E) and weights (B, heads, rows, J) of rows."""
     first, *others = original if isinstance(original, tuple | list) else (original,)
     device = first.device

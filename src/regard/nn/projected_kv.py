@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared, scores
-from regard.attention_output import attend
+from regard.attention_output import attend, attend_editors
 from regard.composites import Composite
 from regard.engine.decoding import decode
 from regard.engine.ring import Ring
@@ -215,7 +215,7 @@ def read(module: Attends, query: Tensor, keys: ProjectedKV, start: int | None = 
         return _read_share(module, query, keys.each, start)
     start = keys.length - query.shape[2] if start is None else start
     is_empty = 0 in (*query.shape[:3], keys.length)
-    if query.shape[2] > 1 or is_empty or _needs_a_call(attention):
+    if query.shape[2] > 1 or is_empty or attend_editors or _needs_a_call(attention):
         keys = keys.each
         positions = Positions.of(start, query.shape[2], keys.length)
         seen = attend(_masked(attention, keys), query, keys.key, keys.value, positions=positions)

@@ -123,6 +123,9 @@ class GenerationRecorder:
     def function_called(self, function: Any, args: Any, kwargs: Any, output: Any) -> None:
         """Functions are not observed."""
 
+    def call_edited(self, observed: Any) -> None:
+        """Calls are not observed."""
+
     def module_started(self, module: nn.Module) -> None:
         if self._is_pass(module):
             self._started = self._counts()

@@ -19,7 +19,7 @@ class ModuleFrame:
 
     The path is None for an encoder layer that is no attention module itself. `random` is the state of the random
     numbers at its start, if the module may have to run again to measure its weights. `halves` are the backend calls of
-    differential attention.
+    differential attention. `is_edited`: an edit ran its attention, and reported it.
     """
 
     module: nn.Module
@@ -30,6 +30,7 @@ class ModuleFrame:
     output: Any = None
     trace: Trace = field(default_factory=Trace)
     halves: list[ObservedCall] = field(default_factory=list)
+    is_edited: bool = False
 
 
 @dataclass(eq=False)

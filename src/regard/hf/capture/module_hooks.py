@@ -19,6 +19,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from regard.context import ContextItems
+from regard.hf.capture.edited_modules import edited_multihead, edited_sdpa
+from regard.hf.capture.torch_calls import ObservedCall
+from regard.hf.edited_calls import editors
 
 _with_kwargs: dict[int, bool] = getattr(nn.modules.module, "_global_forward_hooks_with_kwargs", {})
 
@@ -32,21 +35,7 @@ class ModuleObserver(Protocol):
     def function_called(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None: ...
-
-
-class _FunctionCalls(TorchFunctionMode):
-    """Runs every torch function, and then reports it to the observers."""
-
-    def __init__(self, observers: Iterable[ModuleObserver]) -> None:
-        super().__init__()
-        self.observers = observers
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        output = func(*args, **kwargs)
-        for observer in self.observers:
-            observer.function_called(func, args, kwargs, output)
-        return output
+    def call_edited(self, observed: ObservedCall) -> None: ...
 
 
 class _OpenModules(threading.local):
@@ -54,6 +43,25 @@ class _OpenModules(threading.local):
 
     def __init__(self) -> None:
         self.stack: list[nn.Module] = []
+
+
+class _FunctionCalls(TorchFunctionMode):
+    """Runs every torch function, as the open edits change it, and then reports it to the observers."""
+
+    def __init__(self, observers: Iterable[ModuleObserver], open_modules: _OpenModules) -> None:
+        super().__init__()
+        self.observers, self.open_modules = observers, open_modules
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if editors and (edited := edited_sdpa(self.open_modules.stack[-1], func, args, kwargs)) is not None:
+            for observer in self.observers:
+                observer.call_edited(edited.observed)
+            return edited.returned
+        output = func(*args, **kwargs)
+        for observer in self.observers:
+            observer.function_called(func, args, kwargs, output)
+        return output
 
 
 class _ModuleCalls:
@@ -65,7 +73,7 @@ class _ModuleCalls:
     def __init__(self) -> None:
         self.observers: ContextItems[ModuleObserver] = ContextItems("observers")
         self._open_modules = _OpenModules()
-        self._function_calls = _FunctionCalls(self.observers)
+        self._function_calls = _FunctionCalls(self.observers, self._open_modules)
         self._hooks: tuple[RemovableHandle, ...] = ()
         self._num_open, self._lock = 0, threading.Lock()
 
@@ -106,14 +114,21 @@ class _ModuleCalls:
             if len(self._open_modules.stack) == 1:
                 self._function_calls.__enter__()
 
-    def _end(self, module: nn.Module, args: tuple[Any, ...], *more: Any) -> None:
+    def _end(self, module: nn.Module, args: tuple[Any, ...], *more: Any) -> Any:
+        """Report the end of a module; returns its output if an edit changed it."""
         kwargs, output = more if len(more) == 2 else ({}, None)  # after an exception torch does not pass the kwargs
         if self._open_modules.stack and self._open_modules.stack[-1] is module:
             self._open_modules.stack.pop()
             if not self._open_modules.stack:
                 self._function_calls.__exit__(None, None, None)
+        edited = edited_multihead(module, args, kwargs, output) if editors else None
+        if edited is not None:
+            output = edited.returned
+            for observer in self.observers:
+                observer.call_edited(edited.observed)
         for observer in self.observers:
             observer.module_ended(module, args, kwargs, output)
+        return None if edited is None else output
 
 
 module_calls = _ModuleCalls()

@@ -43,6 +43,11 @@ def observed_backend(call: Call, output: Any) -> ObservedCall:
 
 
 def sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> ObservedCall:
+    """A call of `F.scaled_dot_product_attention`, and its output."""
+    return ObservedCall(sdpa_call(module, args, kwargs), output.transpose(1, 2))
+
+
+def sdpa_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """A call of `F.scaled_dot_product_attention`."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -61,7 +66,7 @@ def sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outpu
         mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
     options = {"is_causal": causal, "scaling": given.get("scale"), "dropout": given.get("dropout_p")}
     function = F.scaled_dot_product_attention
-    return ObservedCall(Call(module, DIRECT, function, query, key, value, mask, options), output.transpose(1, 2))
+    return Call(module, DIRECT, function, query, key, value, mask, options)
 
 
 def multihead(
@@ -85,6 +90,11 @@ def multihead(
         inputs, result = [x.transpose(0, 1) for x in inputs], result.transpose(0, 1)
     call, kept = _call(module, inputs, given["attn_mask"], padded, deferred)
     return ObservedCall(call, result, lambda heads, *_: _merged(module, heads), kept)
+
+
+def multihead_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of `nn.MultiheadAttention`, by name."""
+    return _arguments(nn.MultiheadAttention, module, args, kwargs)
 
 
 def encoder_layer(

@@ -209,7 +209,7 @@ class Watcher:
                 self._keep_softmax(frame)
         elif frame.random is not None and frame.inputs is not None and not self._observed_inside(frame.name or ""):
             self._keep(frame.name, lambda: self._probed(frame))
-        elif isinstance(module, nn.MultiheadAttention):
+        elif isinstance(module, nn.MultiheadAttention) and not frame.is_edited:
             self._keep_call(frame.name, lambda: multihead(module, args, kwargs, output, module in self.deferred))
         elif isinstance(module, nn.TransformerEncoderLayer):
             name = self.attending.get(module.self_attn)
@@ -243,6 +243,13 @@ class Watcher:
             self._keep_call(frame.name, lambda: sdpa(frame.module, args, kwargs, output))
         else:
             frame.trace.follow(function, args, kwargs, output)
+
+    def call_edited(self, observed: ObservedCall) -> None:
+        """Keep a call of a torch function or module that an edit changed, in place of the one that ends."""
+        module = observed.call.module
+        for frame in self.running.frames[-1:] if not self.probing else ():
+            frame.inputs, frame.is_edited = None, True
+        self._keep_call(self.names.get(module), lambda: observed)
 
     def backend_called(self, call: Call, output: Any) -> None:
         """Keep one call of a backend, if its module belongs to the model."""

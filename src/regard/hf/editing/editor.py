@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from regard.attention_output import AttentionOutput, attend_editors
 from regard.checks import checked
 from regard.edits.indices import Indices
 from regard.edits.layer_edits import CallEdits, LayerEdit, LayerEdits, given_weights
@@ -18,16 +19,20 @@ from regard.edits.pairs import Pairs
 from regard.edits.selection import Roles, Where
 from regard.edits.values import Edit, Patch
 from regard.errors import RegardError
-from regard.hf.attention_modules import attention_modules, part_of
+from regard.hf.attention_modules import attention_modules, names_called, part_of
 from regard.hf.calls import Call
 from regard.hf.capture.compiled_models import refuse_compiled
 from regard.hf.capture.differential import is_differential
 from regard.hf.capture.module_hooks import module_calls
 from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.edited_calls import allows_one, editors
+from regard.hf.editing.attend_edits import edited_attend
 from regard.hf.editing.patches import OF_KEYS, CallPatch, check_length, patch_of
 from regard.hf.editing.places import Place, place_of, without_cache
 from regard.stats.numbering import layer_number
+
+#: The function of torch that modules call without the interface of transformers.
+FUNCTION = "scaled_dot_product_attention"
 
 
 @contextmanager
@@ -106,6 +111,9 @@ class _Editor:
         self.edits = [replace(part, where=part.where.found(tokens, targets, roles)) for part in edits.parts]  # type: ignore
         self.names = {module: name for name, module in model.named_modules()}
         self.attending = {module: name for name, module in attention_modules(model).items()}
+        self.selected = {
+            module for module, name in self.attending.items() if any(_selects(part, name) for part in self.edits)
+        }
         self.state = _State()
         self.num_changed = [0] * len(self.edits)
         self.reasons: dict[int, str] = {}
@@ -140,7 +148,8 @@ class _Editor:
                 stack.enter_context(backend_calls.replaced())
             stack.enter_context(module_calls.observed_by(self))
             stack.enter_context(editors.adding(self))
-            for module in self.attending:
+            stack.enter_context(attend_editors.adding(self._attend))
+            for module in self.selected:  # a hook also makes layers of torch leave their fused path
                 stack.callback(module.register_forward_pre_hook(self._keep_place, with_kwargs=True).remove)
             yield
 
@@ -151,7 +160,8 @@ class _Editor:
             self.state.places[module] = place_of(module, args, kwargs)
 
     def observes_functions(self, module: nn.Module) -> bool:
-        return False
+        """Whether a module may call torch's fused function, and an edit selects it."""
+        return module in self.selected and FUNCTION in names_called(type(module))
 
     def module_started(self, module: nn.Module) -> None:
         self.was_run |= module in self.names
@@ -167,9 +177,15 @@ class _Editor:
             self.unedited[self.attending[module]] = type(module).__name__
 
     def function_called(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Calls of torch functions are not edited."""
+        """Functions are edited when they are called, and nothing is left to do then."""
+
+    def call_edited(self, observed: Any) -> None:
+        """Nothing is left to do after an edited call."""
 
     # Changes of a call
+
+    def selects(self, module: nn.Module) -> bool:
+        return module in self.selected
 
     def edited(self, call: Call) -> Call:
         """The call with patched queries, keys and values, and with the edits of its weights."""
@@ -220,6 +236,12 @@ class _Editor:
         changed = {edit.part: patch.apply(getattr(call, edit.part))}
         return replace(call, logsumexp=None, **changed)  # type: ignore[arg-type]
 
+    def _attend(self, *inputs: Any, **options: Any) -> AttentionOutput | None:
+        """A call of `regard.attend` with all open edits; None if they change nothing."""
+        if not self.state.frames or backend_calls.inside:
+            return None
+        return edited_attend(self.state.frames[-1][0], *inputs, **options)
+
     def patched(self, call: Call, output: Tensor) -> Tensor:
         """The output (B, I, H, E) of the call with patched heads."""
         for patch in self.state.outputs:
@@ -228,6 +250,8 @@ class _Editor:
         return output
 
     def _place(self, call: Call, name: str) -> tuple[int, int]:
+        if call.place is not None:
+            return call.place
         place = self.state.places.get(call.module)
         return without_cache(call, part_of(name, call.module) == "cross") if place is None else place.of_call(call)
 
@@ -267,6 +291,11 @@ class _Editor:
     def _not_edited(self, part: Any, paths: list[str]) -> str:
         kinds = ", ".join(dict.fromkeys(self.unedited[path] for path in paths))
         return (
-            f"edit: {part!r} could not be applied to {', '.join(paths[:5])}: {kinds} does not use the attention "
-            "interface of transformers. The model ran without this edit there."
+            f"edit: {part!r} could not be applied to {', '.join(paths[:5])}: {kinds} computes its weights itself. "
+            "Edits reach the attention interface of transformers, F.scaled_dot_product_attention, "
+            "nn.MultiheadAttention, regard.attend and regard.nn. The model ran without this edit there."
         )
+
+
+def _selects(part: Any, name: str) -> bool:
+    return part.where.heads_in(name) is not None

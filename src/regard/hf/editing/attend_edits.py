@@ -1,0 +1,81 @@
+"""Edits of calls of `regard.attend`, which the modules of `regard.nn` make too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.attention import Attention
+from regard.attention_output import AttentionOutput, attend, attend_listeners
+from regard.cache import Cache
+from regard.composites.composite import Composite
+from regard.edits.edited_map import EditedMap
+from regard.edits.layer_edits import LayerEdits
+from regard.engine.ring import Ring
+from regard.errors import RegardError
+from regard.hf.calls import Call, Translation
+from regard.hf.edited_calls import computed, edited_call, editors, patched_output, rows_of, with_rows
+from regard.pieces.call_tensors import needs_of
+from regard.positions import Positions
+
+NAME = "regard.attend"
+
+
+def edited_attend(
+    module: nn.Module,
+    attention: Attention | Composite,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    positions: Positions | None,
+    cache: Cache | None,
+    engine: str | Ring,
+    **options: Any,
+) -> AttentionOutput | None:
+    """The result of a call of `attend` by a module as the open edits change it; None if none does."""
+    if not any(editor.selects(module) for editor in editors):
+        return None
+    if isinstance(attention, Composite):
+        raise _refusal(module, "a composite of several attentions")
+    if cache is not None or Ring.of(engine) is not None or Ring.default() is not None:
+        raise _refusal(module, "a ring" if cache is None else "a cache; give it all keys, and positions")
+    positions = positions or Positions.aligned_to_end(query.shape[2], key.shape[2])
+    place = positions.start, positions.keys.hull().intervals[0][0] if positions.keys else 0
+    call = Call(module, NAME, attend, query, key, value, None, {}, to_run=True, place=place)
+    edited = edited_call(call)
+    if edited is call:
+        return None
+    edits = LayerEdits(()) if edited.edits is None else edited.edits.edits
+    changed, tensors = edits.attention(attention), (edited.query, edited.key, edited.value)
+    with attend_listeners.computing():
+        seen = attend(changed, *tensors, positions=positions, engine=engine, **options)
+    if edits.changes_weights:
+        seen = _with_weights(seen, edited, Translation(changed, positions, edited.query, edits))
+    patched = patched_output(edited, (seen.output.transpose(1, 2), None))[0]
+    return replace(seen, output=patched.transpose(1, 2))
+
+
+def _refusal(module: nn.Module, what: str) -> RegardError:
+    kind = type(module).__name__
+    return RegardError(f"edit: the attention of {kind} cannot be edited: it calls regard.attend with {what}.")
+
+
+def _with_weights(seen: AttentionOutput, call: Call, translation: Translation) -> AttentionOutput:
+    """The result with the rows whose weights are edited after the softmax."""
+    attention = translation.attention
+    if attention.transition is not None or attention.selection is not None or any(map(needs_of, attention.pieces())):
+        raise RegardError(
+            f"edit: the weights of {type(call.module).__name__} cannot be edited after they are computed: its "
+            "attention is recurrent, chooses keys or needs tensors of the call. KnockOut (renormalised) and Steer "
+            "act before."
+        )
+    rows, output = rows_of(call), seen.output
+    assert translation.edits is not None
+    if rows.any:
+        with attend_listeners.computing():
+            edited, _ = computed(call, translation, rows)
+        output = with_rows(output.transpose(1, 2), rows, edited.transpose(1, 2), None).transpose(1, 2)
+    return replace(seen, output=output, weights=EditedMap(seen.weights, translation.edits))

@@ -1,0 +1,228 @@
+"""Edits of modules that people write: torch's function and modules, `regard.nn` and `regard.attend`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import regard as rg
+from regard import RegardError
+
+B, N, C, H = 2, 6, 16, 4
+
+
+class Own(nn.Module):
+    """Attention as in a tutorial: with torch's function, or dense with an edit of its weights written out."""
+
+    def __init__(self, causal=True):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(C, C) for _ in range(4))
+        self.causal, self.change = causal, None
+
+    def forward(self, x):
+        q, k, v = (p(x).unflatten(-1, (H, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        if self.change is None:
+            heads = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        else:
+            s = q @ k.mT * (C // H) ** -0.5
+            s = s.masked_fill(~torch.ones(x.shape[1], x.shape[1]).tril().bool(), -torch.inf) if self.causal else s
+            heads = self.change(s) @ v
+        return self.out_proj(heads.transpose(1, 2).flatten(2))
+
+
+def knock_out(s):
+    s[:, 2, 4, 1] = -torch.inf
+    return s.softmax(-1)
+
+
+def scale(s):
+    w = s.softmax(-1).clone()
+    w[:, 1:3, 3:] *= 0.3
+    return w
+
+
+def both(s):
+    s[:, 2, 4, 1] = -torch.inf
+    return scale(s)
+
+
+KNOCK_OUT = rg.KnockOut(rg.Where(heads=2, queries=4, keys=1))
+SCALE = rg.ScaleWeights(rg.Where(heads=[1, 2], queries=slice(3, None)), 0.3)
+EDITS = [(KNOCK_OUT, knock_out), (SCALE, scale), (KNOCK_OUT & SCALE, both)]
+NAMES = ["knock-out", "scale", "both"]
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("edit", "change"), EDITS, ids=NAMES)
+def test_the_function_of_torch(edit, change):
+    model, x = nn.Sequential(Own()).double(), torch.randn(B, N, C, dtype=torch.float64)
+    plain = model(x)
+    with rg.watch(model) as outside, rg.edit(model, edit), rg.watch(model) as inside:
+        edited = model(x)
+    model[0].change = change
+    torch.testing.assert_close(edited, model(x), rtol=1e-10, atol=1e-10)
+    assert not torch.allclose(plain, edited) and torch.equal(inside[0].dense(), outside[0].dense())
+    assert all(check.ok for seen in (inside, outside) for check in seen.verify().values())
+
+
+def dense_twin(theirs):
+    """`Own` with the weights of an `nn.MultiheadAttention`."""
+    own = Own(causal=False).double()
+    for projection, weight, bias in zip(
+        (own.q_proj, own.k_proj, own.v_proj), theirs.in_proj_weight.chunk(3), theirs.in_proj_bias.chunk(3), strict=True
+    ):
+        projection.weight.copy_(weight)
+        projection.bias.copy_(bias)
+    own.out_proj.load_state_dict(theirs.out_proj.state_dict())
+    return own
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(("edit", "change"), EDITS, ids=NAMES)
+def test_multihead_attention_of_torch(edit, change, first):
+    theirs = nn.MultiheadAttention(C, H, batch_first=first).double().eval()
+    own, x = dense_twin(theirs), torch.randn(B, N, C, dtype=torch.float64)
+    nn.init.normal_(theirs.out_proj.bias)
+    own.out_proj.load_state_dict(theirs.out_proj.state_dict())
+    given = x if first else x.transpose(0, 1)
+    weights = []
+    own.change = lambda s: weights.append(change(s)) or weights[-1]
+    expected = own(x)
+    for options in ({}, {"average_attn_weights": False}, {"need_weights": False}):
+        with rg.watch(theirs) as outside, rg.edit(theirs, edit), rg.watch(theirs) as inside:
+            output, returned = theirs(given, given, given, **options)
+        torch.testing.assert_close(output if first else output.transpose(0, 1), expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(inside[0].dense(), weights[0], rtol=1e-10, atol=1e-10)
+        assert torch.equal(inside[0].dense(), outside[0].dense()) and all(c.ok for c in inside.verify().values())
+        if returned is not None:
+            torch.testing.assert_close(returned, weights[0].mean(1) if not options else weights[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_the_encoder_of_torch_with_padding(norm_first):
+    layer = nn.TransformerEncoderLayer(C, H, 8, batch_first=True, norm_first=norm_first)
+    encoder, x = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval(), torch.randn(B, N, C)
+    padded = torch.zeros(B, N, dtype=torch.bool)
+    padded[1, 4:] = True
+    edit = rg.KnockOut(rg.Where(layers=1, heads=0, queries=2, keys=0))
+    plain = encoder(x, src_key_padding_mask=padded)
+    with rg.edit(encoder, edit) as run, rg.watch(encoder) as seen:
+        edited = encoder(x, src_key_padding_mask=padded)
+    assert run.calls == {"layers.1.self_attn": 1}
+    real = ~padded
+    changed = ((plain - edited).abs() > 1e-5).any(-1)
+    assert changed[:, 2].all() and not (changed & real)[:, [0, 1, 3, 4, 5]].any()
+    zeros = (seen["layers.1.self_attn"].dense() == 0) & real[:, None, None]
+    assert zeros.nonzero().tolist() == [[b, 0, 2, 0] for b in range(B)]
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused_in_words():
+    layer = nn.TransformerEncoderLayer(C, H, 8, batch_first=True)
+    encoder, padded = nn.TransformerEncoder(layer, 1).eval(), torch.arange(N).expand(B, N) > 3
+    with pytest.raises(RegardError, match="inputs are nested tensors; give padded"), rg.edit(encoder, KNOCK_OUT):
+        encoder(torch.randn(B, N, C), src_key_padding_mask=padded)
+
+
+@torch.no_grad()
+def test_a_module_with_another_layout_is_refused():
+    class Flat(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q_proj = nn.Linear(C, C)
+
+        def forward(self, x):
+            return F.scaled_dot_product_attention(self.q_proj(x), x, x)
+
+    model = nn.Sequential(Flat())
+    with (
+        pytest.raises(RegardError, match=r"attention of Flat cannot be edited: .* no separate axes"),
+        rg.edit(model, KNOCK_OUT),
+    ):
+        model(torch.randn(B, N, C))
+
+
+class Attending(Own):
+    """The same with `regard.attend`."""
+
+    def forward(self, x):
+        if self.change is not None:
+            return super().forward(x)
+        q, k, v = (p(x).unflatten(-1, (H, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        seen = rg.attend(rg.Attention(mask=rg.causal()), q, k, v)
+        return self.out_proj(seen.output.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(("edit", "change"), EDITS, ids=NAMES)
+def test_attend_in_a_module(edit, change):
+    model, x = nn.Sequential(Attending()).double(), torch.randn(B, N, C, dtype=torch.float64)
+    with rg.watch(model) as outside, rg.edit(model, edit), rg.watch(model) as inside:
+        edited = model(x)
+    gradients = torch.autograd.grad(edited.square().sum(), model.parameters())
+    model[0].change = change
+    expected = model(x)
+    torch.testing.assert_close(edited, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected.square().sum(), model.parameters()))
+    assert torch.equal(inside[0].dense(), outside[0].dense()) and inside[0].shape == (B, H, N, N)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("edit", "change"), EDITS, ids=NAMES)
+def test_modules_of_regard(edit, change):
+    ours, own, x = (
+        rg.nn.MultiHeadAttention(C, H, is_causal=True).double(),
+        Own().double(),
+        torch.randn(B, N, C).double(),
+    )
+    pairs = ("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj"), ("output", "out_proj")
+    for name, of_own in pairs:
+        getattr(own, of_own).load_state_dict(getattr(ours, name).state_dict())
+    own.change = change
+    with rg.watch(ours) as outside, rg.edit(ours, edit), rg.watch(ours) as inside:
+        edited = ours(x)
+    torch.testing.assert_close(edited, own(x), rtol=1e-10, atol=1e-10)
+    assert torch.equal(inside[0].dense(), outside[0].dense())
+    with rg.watch(ours, keep="qkv") as seen:
+        ours(x)
+    with rg.edit(ours, rg.Patch(rg.Where(heads=1), source=torch.zeros(B, H, N, C // H, dtype=x.dtype))):
+        gated = ours(x)
+    heads = (seen[0].dense() @ seen.values(0)).transpose(1, 2)
+    heads[:, :, 1] = 0
+    torch.testing.assert_close(gated, ours.output(heads.flatten(2)), rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("edit", "change"), EDITS, ids=NAMES)
+def test_a_decoder_of_regard_counts_queries_in_the_whole_sequence(edit, change):
+    decoder = rg.nn.TransformerConfig(C, num_heads=H).decoder(layers=2, cross=False).double().eval()
+    x, past, steps = torch.randn(B, N, C, dtype=torch.float64), None, []
+    plain = decoder(x)
+    with rg.edit(decoder, edit) as run:
+        whole = decoder(x)
+        for n in range(N):
+            step, past = decoder.advance(x[:, n : n + 1], past=past)
+            steps.append(step)
+    torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-10, atol=1e-10)
+    assert len(run.calls) == 2 and not torch.allclose(plain, whole)
+
+
+@torch.no_grad()
+def test_attend_with_a_cache_or_a_composite_is_refused():
+    class Cached(Own):
+        def forward(self, x):
+            q = self.q_proj(x).unflatten(-1, (H, -1)).transpose(1, 2)
+            return rg.attend(rg.Attention(), q, q, q, cache=rg.GrowingCache()).output
+
+    model = nn.Sequential(Cached())
+    with pytest.raises(RegardError, match=r"calls regard.attend with a cache"), rg.edit(model, KNOCK_OUT):
+        model(torch.randn(B, N, C))
