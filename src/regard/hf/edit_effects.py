@@ -79,7 +79,7 @@ def edit_effect(reader: TextReader, text: str, edits: Edit, length: int | None =
     """
     inputs = reader.tokenize(text, length)
     model, ids = reader._encoder(), inputs["input_ids"][0].tolist()
-    tokens = reader._labels(ids)
+    tokens = reader.labels(ids)
     before = model(**inputs)
     with edit(model, edits, tokens, roles=roles):
         after = model(**inputs)
