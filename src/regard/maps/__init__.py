@@ -21,6 +21,7 @@ from regard.maps.key_group_map import KeyGroupMap
 from regard.maps.paged_keys import PagedKeys
 from regard.maps.product_map import MatrixMap, ProductMap
 from regard.maps.ring_map import RingMap
+from regard.maps.ring_transported_map import RingTransportedMap
 from regard.maps.sum_map import SumMap
 from regard.maps.transported_map import TransportedMap
 
@@ -40,6 +41,7 @@ __all__ = [
     "Pool",
     "ProductMap",
     "RingMap",
+    "RingTransportedMap",
     "SignedMass",
     "Similarity",
     "SumMap",
