@@ -41,11 +41,13 @@ class TextInputs:
             return TextInputs((), _pair(inputs, operation))
         if isinstance(inputs, Tensor):
             ids = _checked_ids(operation, inputs)
+            _check_decoder(model, {}, operation)
             return TextInputs((ids,), options)
         if isinstance(inputs, Mapping):
             given = dict(inputs)
             if isinstance(given.get("input_ids"), Tensor):
                 given["input_ids"] = _checked_ids(operation, given["input_ids"])
+            _check_decoder(model, given, operation)
             return TextInputs((), options | given)
         kind = type(inputs).__name__
         raise RegardError(
@@ -124,6 +126,16 @@ class TextInputs:
     def with_mask(self, mask: Tensor) -> TextInputs:
         """The same call with another `attention_mask`."""
         return replace(self, kwargs=self.kwargs | {"attention_mask": mask})
+
+
+def _check_decoder(model: nn.Module, given: Mapping[str, Any], operation: str) -> None:
+    """An encoder-decoder of transformers needs the tokens that its decoder reads."""
+    is_pair = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and takes(model, "decoder_input_ids")
+    if is_pair and not isinstance(given.get("decoder_input_ids"), Tensor):
+        raise RegardError(
+            f"{operation}: {type(model).__name__} is an encoder-decoder, and the inputs do not say what its decoder "
+            "has read. Give decoder_input_ids (B, m): the start token and the words so far, as generate() returns them."
+        )
 
 
 def is_translator(model: nn.Module) -> bool:

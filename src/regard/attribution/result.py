@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -13,10 +13,20 @@ from regard.attribution.faithfulness import Faithfulness
 from regard.attribution.question import INPUT
 from regard.display import viewer_part
 from regard.errors import RegardError, nearest
-from regard.maps import AttentionMap
+from regard.maps import AttentionMap, TopLinks
 
 #: Tokens named in a printed attribution.
 NAMED = 5
+
+
+class Link(NamedTuple):
+    """A link of an attribution: the layer and the head, the indices of the query and the key, and its value."""
+
+    layer: str
+    head: int
+    query: int
+    key: int
+    value: float
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -88,6 +98,19 @@ class Attribution(Mapping[str, AttentionMap]):
         relevance = self.tokens()[batch]
         best = relevance.topk(min(count, len(relevance)))
         return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+    def links(self, count: int = NAMED, batch: int = 0) -> list[Link]:
+        """The links with the largest positive values of all layers and heads, the largest first."""
+        found: list[Link] = []
+        for layer, weights in self.maps.items():
+            k = min(count, weights.shape[3])
+            (best,) = weights.select([batch], None).summarize(TopLinks(k))
+            values, places = best.weights[0].flatten().topk(min(count, best.weights[0].numel()))
+            for value, place in zip(values.tolist(), places.tolist(), strict=True):
+                head, query = divmod(place // k, weights.shape[2])
+                if value > 0:
+                    found.append(Link(layer, head, query, int(best.keys[0].flatten()[place]), value))
+        return sorted(found, key=lambda link: -link.value)[:count]
 
     @property
     def sentence(self) -> str:

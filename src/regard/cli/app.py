@@ -206,6 +206,15 @@ def see(
             help="Print what the model predicts without these weights: heads: queries -> keys; may be repeated.",
         ),
     ] = None,
+    attribute: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METHOD", help="Print which tokens made the prediction: weight-gradient, chefer, attn-lrp, ..."
+        ),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="With --attribute: explain this token, not the prediction.")
+    ] = None,
     table: Annotated[bool, typer.Option("--table", help="Print every head, not a summary.")] = False,
     generate: Annotated[
         int | None,
@@ -232,6 +241,10 @@ def see(
         from regard.cli import see_image
 
         see_image.run(image, options)
+    elif attribute is not None or target is not None:
+        from regard.cli import see_attribution
+
+        see_attribution.run(options, attribute, target, knock_out or [])
     elif knock_out:
         from regard.cli import see_edits
 

@@ -1,0 +1,114 @@
+"""`regard see --attribute METHOD` prints which tokens made a prediction, and the test of faithfulness beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from regard.attribution import Attribution, attribute
+from regard.cli.see import Options
+from regard.cli.texts import read_texts
+from regard.errors import RegardError
+from regard.hf.text_reader import TextReader
+from regard.stats.numbering import head_name, layer_numbers
+
+#: The longest bar, in characters; tokens and links in a printed result.
+BAR, MOST_TOKENS, LINKS = 30, 40, 5
+
+
+def run(options: Options, method: str | None, target: str | None, knock_out: Sequence[str] = ()) -> None:
+    """Attribute the prediction of each text, and print the results."""
+    _check(options, method, knock_out)
+    assert method is not None
+    texts, errors = read_texts(options.texts), Console(stderr=True)
+    with errors.status(f"Reading with {options.model}"):
+        reader = TextReader.load(options.model)
+        if not hasattr(reader.model, "get_output_embeddings") or reader.model.get_output_embeddings() is None:
+            raise RegardError(
+                f"see: {reader.model_name} predicts no token, so there is nothing to attribute. Give a language model: "
+                "--model smollm2. In Python, rg.attribute takes a function of the output as its target."
+            )
+        results = [_attributed(reader, text, method, target, options) for text in texts]
+    if options.as_json:
+        data = [_as_data(result) for result in results]
+        print(json.dumps(data[0] if len(data) == 1 else data, ensure_ascii=False, indent=1))
+        return
+    for result in results:
+        _print(Console(), result)
+
+
+def _check(options: Options, method: str | None, knock_out: Sequence[str]) -> None:
+    if method is None:
+        raise RegardError("see: --target needs --attribute METHOD, which explains this token.")
+    if method == "edge-patching":
+        raise RegardError("see: edge-patching compares two texts: rg.attribute(..., corrupted=...) in Python.")
+    given = {"--save": options.save, "--figures": options.figures, "--probe": options.probe, "--table": options.table}
+    given |= {"--importance": options.importance, "--word": options.words, "--knock-out": knock_out}
+    unread = [name for name, value in given.items() if value]
+    if unread:
+        raise RegardError(f"see: --attribute prints tokens and links, and does not read {', '.join(unread)}.")
+
+
+def _attributed(reader: TextReader, text: str, method: str, target: str | None, options: Options) -> Attribution:
+    inputs = reader.tokenize(text, options.length)
+    return attribute(reader.model, inputs, target, method, options.numbers, tokenizer=reader.tokenizer)
+
+
+def _print(console: Console, found: Attribution) -> None:
+    console.print(Text(found.sentence), soft_wrap=True)
+    for sentence in (*([] if found.test is None else found.test.sentences), *found.notes):
+        console.print(Text(sentence, style="dim"), soft_wrap=True)
+    console.print()
+    if found.relevance:
+        console.print(_tokens(found))
+        console.print()
+    for line in _links(found):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _tokens(found: Attribution) -> Table:
+    """A bar for each token, in the order of the text; of a long text those with the largest |relevance|."""
+    relevance = found.tokens()[0]
+    largest = float(relevance.abs().max()) or 1.0
+    shown = relevance.abs().topk(min(MOST_TOKENS, len(relevance))).indices.sort().values.tolist()
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for index in shown:
+        value = float(relevance[index])
+        bar = Text("█" * round(BAR * abs(value) / largest), style="green" if value > 0 else "red")
+        table.add_row(str(index), found.labels[index], f"{value:+.2g}", bar)
+    return table
+
+
+def _links(found: Attribution) -> list[str]:
+    """The strongest links, by head."""
+    names = dict(zip(found.names, layer_numbers(name.partition(" (call ")[0] for name in found.names), strict=True))
+    return [
+        f'{head_name(names[link.layer], link.head)}: "{found.labels[link.query]}" -> "{found.labels[link.key]}" '
+        f"({link.query} -> {link.key}), {link.value:+.2g}"
+        for link in found.links(LINKS)
+        if link.query < len(found.labels) and link.key < len(found.labels)
+    ]
+
+
+def _as_data(found: Attribution) -> dict[str, Any]:
+    data: dict[str, Any] = {"method": found.method, "target": found.target, "value": float(found.value.sum())}
+    data |= {"tokens": list(found.labels), "relevance": found.tokens()[0].tolist() if found.relevance else None}
+    data["links"] = [link._asdict() for link in found.links(LINKS)]
+    if found.test is not None:
+        test = found.test
+        data["faithfulness"] = {
+            "measure": test.measure,
+            "counts": test.counts.tolist(),
+            "deletion": test.deletion.tolist(),
+            "insertion": test.insertion.tolist(),
+            "random_deletion": test.random_deletion.tolist(),
+            "random_insertion": test.random_insertion.tolist(),
+            "deletion_area": test.deletion_area,
+            "insertion_area": test.insertion_area,
+        }
+    return data | {"notes": list(found.notes), "missing": found.missing}
