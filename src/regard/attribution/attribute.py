@@ -24,6 +24,7 @@ from regard.attribution.target import explained
 from regard.attribution.traced_run import check_model
 from regard.checks import checked
 from regard.errors import RegardError, nearest
+from regard.hf.attention_modules import ChosenLayers, attention_modules
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def attribute(
     - "edge-patching": g_i . (w_ij v_j - w'_ij v'_j), where w' and v' are those of `corrupted`, the inputs of a text of
       the same length, and the connections between heads, `edges` (arXiv:2310.10348);
     - "integrated-gradients": (w_ij - w'_ij) v_j . mean_a g_i(a), where an edit moves the weights of one layer from a
-      `baseline`, "zero" or "uniform", in `steps` points (16): one run of the model each (arXiv:1703.01365);
+      `baseline`, "zero" or "uniform", in `steps` points (16): one run of the model each (arXiv:2004.11207);
     - "value-zeroing": the cosine distance between the outputs of a layer with and without the value of each token; one
       run of the layer for each token (arXiv:2301.12971).
 
@@ -95,6 +96,7 @@ def attribute(
         known = f"It has {', '.join(chosen.options)}." if chosen.options else "It has no options."
         raise RegardError(f"attribute(method={method!r}): no option {', '.join(unread)}. {known}")
     check_model(model)
+    ChosenLayers(layers).check((name for name, _ in model.named_modules()), attention_modules(model))
     text = TextInputs.of(model, inputs)
     with torch.no_grad():
         question = Question(model, text, explained(target, model, text, text.run(model), tokenizer), layers, options)

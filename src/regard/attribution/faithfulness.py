@@ -15,7 +15,7 @@ from regard.attribution.traced_run import check_model
 from regard.checks import Count, Size, checked
 from regard.errors import MissingPackage, RegardError
 
-#: Tokens removed in the sentence.
+#: Tokens removed in the sentence, at most.
 NAMED = 5
 #: Sequences of a batch, and tokens of a batch, while the curves are computed.
 ROWS, TOKENS = 64, 1 << 14
@@ -73,7 +73,7 @@ class Faithfulness:
     @property
     def sentences(self) -> list[str]:
         """The result in words: a removal of a few tokens, and the areas."""
-        at = int((self.counts - min(NAMED, int(self.counts[-1]))).abs().argmin())
+        at = int((self.counts - num_named(int(self.counts[-1]))).abs().argmin())
         count, before, after = int(self.counts[at]), float(self.deletion[0]), float(self.deletion[at])
         drawn = self.random_deletion[:, at]
         tokens = "tokens" if count != 1 else "token"
@@ -115,6 +115,11 @@ class Faithfulness:
 
     def __repr__(self) -> str:
         return "\n".join(self.sentences)
+
+
+def num_named(num_tokens: int) -> int:
+    """How many removed tokens the sentence names: few enough that random ones are others."""
+    return max(1, min(NAMED, num_tokens // 2))
 
 
 def _area(counts: Tensor, heights: Tensor) -> float:
@@ -184,7 +189,7 @@ def curves(
     order = candidates[scores[candidates].argsort(descending=True, stable=True)]
     orders = [order, *(_shuffled(candidates, seed) for seed in range(seeds))]
     m = len(order)
-    counts = sorted({round(m * step / points) for step in range(points + 1)} | {min(NAMED, m)})
+    counts = sorted({round(m * step / points) for step in range(points + 1)} | {num_named(m)})
     remove = _remover(model, inputs, replacement, tokenizer)
     removed = [row for places in orders for count in counts for row in (places[:count], places[count:])]
     values = _scores(model, remove, removed, target).view(len(orders), len(counts), 2)

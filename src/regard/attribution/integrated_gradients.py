@@ -1,4 +1,5 @@
-"""Integrated gradients (Sundararajan et al. 2017, arXiv:1703.01365) over the weights of a layer.
+"""Integrated gradients (Sundararajan et al. 2017, arXiv:1703.01365) over the weights of a layer (Hao et al. 2021,
+arXiv:2004.11207).
 
 An edit moves the weights of one layer from a baseline w' to what they are: w' + a (w - w'), a from 0 to 1. The share
 of each weight in the change of L is (w_ij - w'_ij) times the mean over a of dL/dw_ij = g_i(a) . v_j. Queries, keys and

@@ -1,4 +1,7 @@
-"""Weight x gradient: w_ij dL/dw_ij = w_ij (g_i . v_j) of every layer."""
+"""Weight x gradient of every layer: w_ij dL/dw_ij = w_ij (g_i . v_j).
+
+Barkan et al. 2021 (arXiv:2204.11073) use its positive part, Chefer et al. 2021 (arXiv:2103.15679) the mean of that.
+"""
 
 from __future__ import annotations
 
