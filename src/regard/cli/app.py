@@ -228,7 +228,13 @@ def see(
 
     if not texts and image is None:
         raise typer.BadParameter("give at least one, or --image FILE.", param_hint="'TEXT|FILE|-...'")
-    ways = {"--image": image, "--corpus": corpus, "--knock-out": knock_out, "--generate": generate}
+    ways = {
+        "--image": image,
+        "--corpus": corpus,
+        "--knock-out": knock_out,
+        "--generate": generate,
+        "--attribute": attribute,
+    }
     if len(given := [way for way, value in ways.items() if value]) > 1:
         raise RegardError(f"see: {given[0]} and {given[1]} are different ways to see; give one of them.")
     texts = texts or []
@@ -244,7 +250,7 @@ def see(
     elif attribute is not None or target is not None:
         from regard.cli import see_attribution
 
-        see_attribution.run(options, attribute, target, knock_out or [])
+        see_attribution.run(options, attribute, target)
     elif knock_out:
         from regard.cli import see_edits
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -21,9 +20,9 @@ from regard.stats.numbering import head_name, layer_numbers
 BAR, MOST_TOKENS, LINKS = 30, 40, 5
 
 
-def run(options: Options, method: str | None, target: str | None, knock_out: Sequence[str] = ()) -> None:
+def run(options: Options, method: str | None, target: str | None) -> None:
     """Attribute the prediction of each text, and print the results."""
-    _check(options, method, knock_out)
+    _check(options, method)
     assert method is not None
     texts, errors = read_texts(options.texts), Console(stderr=True)
     with errors.status(f"Reading with {options.model}"):
@@ -42,13 +41,13 @@ def run(options: Options, method: str | None, target: str | None, knock_out: Seq
         _print(Console(), result)
 
 
-def _check(options: Options, method: str | None, knock_out: Sequence[str]) -> None:
+def _check(options: Options, method: str | None) -> None:
     if method is None:
         raise RegardError("see: --target needs --attribute METHOD, which explains this token.")
     if method == "edge-patching":
         raise RegardError("see: edge-patching compares two texts: rg.attribute(..., corrupted=...) in Python.")
     given = {"--save": options.save, "--figures": options.figures, "--probe": options.probe, "--table": options.table}
-    given |= {"--importance": options.importance, "--word": options.words, "--knock-out": knock_out}
+    given |= {"--importance": options.importance, "--word": options.words}
     unread = [name for name, value in given.items() if value]
     if unread:
         raise RegardError(f"see: --attribute prints tokens and links, and does not read {', '.join(unread)}.")
