@@ -207,10 +207,7 @@ def see(
         ),
     ] = None,
     attribute: Annotated[
-        str | None,
-        typer.Option(
-            metavar="METHOD", help="Print which tokens made the prediction: weight-gradient, chefer, attn-lrp, ..."
-        ),
+        str | None, typer.Option(metavar="METHOD", help="Print which tokens made the prediction: attn-lrp, chefer, ...")
     ] = None,
     target: Annotated[
         str | None, typer.Option(metavar="TOKEN", help="With --attribute: explain this token, not the prediction.")
@@ -228,13 +225,8 @@ def see(
 
     if not texts and image is None:
         raise typer.BadParameter("give at least one, or --image FILE.", param_hint="'TEXT|FILE|-...'")
-    ways = {
-        "--image": image,
-        "--corpus": corpus,
-        "--knock-out": knock_out,
-        "--generate": generate,
-        "--attribute": attribute,
-    }
+    ways = {"--image": image, "--corpus": corpus, "--knock-out": knock_out, "--generate": generate}
+    ways["--attribute"] = attribute
     if len(given := [way for way, value in ways.items() if value]) > 1:
         raise RegardError(f"see: {given[0]} and {given[1]} are different ways to see; give one of them.")
     texts = texts or []
