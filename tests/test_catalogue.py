@@ -47,11 +47,13 @@ EVIDENCE = {
     "rope": "apply_rotary_pos_emb",
     "self_attention": r"class \w*(Self)?Attention",
     "shaw": "relative_key",
+    "short_convolution": r"class \w*ShortConv",
     "sinks": r"self\.sinks",
     "sinusoidal": "SinusoidalPositionalEmbedding|sinusoidal_pos_embds|create_sinusoidal_embeddings",
     "sliding_window": "sliding_window",
     "softcap": "attn_logit_softcapping",
     "t5": "_relative_position_bucket",
+    "token_shift": r"self\.time_shift",
     "transformer_xl": "rel_shift|linear_pos",
     "yarn": '"yarn"|yarn_get_mscale',
 }

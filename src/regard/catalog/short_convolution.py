@@ -22,7 +22,7 @@ MECHANISM = Mechanism(
     formula="w_ij = q_i k_j h_(i - j) over 0 <= i - j < K, with learned h_0, ..., h_(K-1) of each head",
     paper="Liquid AI 2025, LFM2 technical report, arXiv:2511.23404",
     year=2025,
-    used_by=("lfm2", "lfm2_moe", "lfm2_vl"),
+    used_by=("lfm2", "lfm2_moe"),
     cost="O(n K) time a channel, O(n) memory; RingCache(K) keeps the last K tokens for generation",
     tiny={"num_heads": 4, "size": 3},
     sizes={"width": 1, "value_width": 3},
