@@ -5,8 +5,8 @@
      function (its place in `functions`), number of buffers, number of pointers
      the size of each buffer in bytes
      for each pointer: where it is (buffer, byte) and where it points to (buffer, byte)
-     the bytes of all buffers; the first is the Call, or what `rotate`, `sums` or `recurrence_...` takes in its place,
-   and the second what `statistics` and `similarity` take after it
+     the bytes of all buffers; the first is the Call, or what a function of another file takes in its place, and the
+     second what `statistics` and `similarity` take after it
 
    Each buffer is allocated alone, so that a sanitizer sees every access outside of it. After each call the bytes of all
    buffers are written to standard output. */
@@ -34,6 +34,7 @@ int64_t NAMED(statistics_workspace)(const Call *);
 int64_t NAMED(similarity_workspace)(const Call *);
 int64_t NAMED(recurrence_forward_workspace)(const Call *);
 int64_t NAMED(recurrence_backward_workspace)(const Call *);
+int64_t NAMED(transport_workspace)(const Call *);
 void NAMED(forward)(const Call *, float *);
 void NAMED(backward)(const Call *, float *);
 void NAMED(decode)(const Call *, float *);
@@ -41,6 +42,7 @@ void NAMED(rotate)(const Call *, float *);
 void NAMED(sums)(const Call *, float *);
 void NAMED(recurrence_forward)(const Call *, float *);
 void NAMED(recurrence_backward)(const Call *, float *);
+void NAMED(transport)(const Call *, float *);
 void NAMED(statistics)(const Call *, float *, const void *);
 void NAMED(similarity)(const Call *, float *, const void *);
 
@@ -58,6 +60,7 @@ static const struct {
     {NAMED(similarity_workspace), 0, NAMED(similarity)},
     {NAMED(recurrence_forward_workspace), NAMED(recurrence_forward), 0},
     {NAMED(recurrence_backward_workspace), NAMED(recurrence_backward), 0},
+    {NAMED(transport_workspace), NAMED(transport), 0},
 };
 
 static void *allocated(int64_t num_bytes) {

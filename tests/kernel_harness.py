@@ -16,7 +16,7 @@ from regard.engine.kernel.structures import Pointers
 #: The order of `functions` in kernels/harness.c.
 FUNCTIONS = (
     *("forward", "backward", "decode", "rotate", "sums", "statistics", "similarity"),
-    *("recurrence_forward", "recurrence_backward"),
+    *("recurrence_forward", "recurrence_backward", "transport"),
 )
 
 

@@ -18,7 +18,7 @@ import torch
 import regard as rg
 from kernel_harness import Harness
 from kernels import additive
-from regard.engine.kernel import attention, library, recurrence, rotation, similarity, statistics, sums
+from regard.engine.kernel import attention, library, recurrence, rotation, similarity, statistics, sums, transport
 from regard.maps import compiled_folds
 from test_kernel_folds import check, some_folds
 
@@ -156,16 +156,21 @@ def test_sums_of_linear_attention_are_those_of_float64(harness, monkeypatch, siz
 @pytest.mark.parametrize("sizes", [(2, 3, 97, 20, 13), (1, 1, 5, 1, 1)], ids=str)
 def test_recurrences_are_those_of_float64(harness, monkeypatch, sizes):
     monkeypatch.setattr(recurrence, "run", harness)
+    monkeypatch.setattr(transport, "run", harness)
     B, H, n, D, E = sizes
     attention, grad = rg.Attention(transition=rg.GatedDelta()), torch.randn(B, H, n, E)
     given = [torch.randn(B, H, n, width) for width in (D, D, E)] + [-torch.rand(B, H, n), torch.rand(B, H, n)]
-    results = []
+    results, maps = [], []
     for dtype in (torch.float32, torch.float64):
         leaves = [x.to(dtype).requires_grad_() for x in given]
         q, k, v, log_decay, beta = leaves
         seen = rg.attend(attention, q, k, v, log_decay=log_decay, beta=beta)
         results.append([seen.output, *torch.autograd.grad(seen.output, leaves, grad.to(dtype))])
+        maps.append(seen.weights)
     assert harness.num_calls == 2
+    rows = torch.tensor([0, n // 2, n - 1])
+    for found, seen in zip(results, maps, strict=True):
+        found.append(seen.tile(rows=rows))
     with torch.no_grad():  # few tokens go one by one
         few = [x[:, :, :3] for x in given]
         results[0].append(rg.attend(attention, *few[:3], log_decay=few[3], beta=few[4]).output)

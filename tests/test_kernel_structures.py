@@ -14,6 +14,7 @@ from regard.engine.kernel.rotation import Rotation
 from regard.engine.kernel.similarity import SimilarityFields
 from regard.engine.kernel.statistics import StatisticsFields
 from regard.engine.kernel.sums import Sums
+from regard.engine.kernel.transport import Transport
 
 KERNELS = Path(__file__).parent.parent / "kernels"
 TYPES = {"int64_t": c_int64, "float": c_float, "Tensor": structures.TensorFields}
@@ -43,6 +44,7 @@ def fields_of(source, structure):
         ("similarity.c", "Similarity", SimilarityFields),
         ("sums.c", "Sums", Sums),
         ("recurrence.h", "Recurrence", Recurrence),
+        ("transport.c", "Transport", Transport),
     ],
 )
 def test_a_structure_has_the_fields_of_its_source_in_the_same_order(source, name, structure):

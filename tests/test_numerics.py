@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from drawn import LAYOUTS
 from regard.engine import ENGINES
 from regard.engine.blocked import Work
 from regard.engine.blocks import query_edges
+from regard.maps.indices import indices
 
 
 def tensors(*shape, count=3, **options):
@@ -114,6 +116,14 @@ def test_weights_of_changed_inputs_are_refused():
     q.mul_(2)
     with pytest.raises(rg.RegardError, match="changed in place since attend ran"):
         seen.weights.dense()
+
+
+@pytest.mark.parametrize("size", [0, 1, 5])
+def test_slices_of_indices_are_those_of_a_range(size):
+    ends = (None, -7, -2, 0, 1, 3, 9)
+    for part in (slice(*parts) for parts in product(ends, ends, (None, 1, 2, -1, -3))):
+        found = indices("weights[...]", "key", part, size)
+        assert found.tolist() == list(range(size)[part]) and found.dtype == torch.int64
 
 
 def test_indices_pick_what_a_tensor_of_weights_would_give():

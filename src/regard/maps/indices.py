@@ -27,7 +27,8 @@ def indices(owner: str, axis: str, index: Index, size: int) -> Tensor:
     if index is None:
         return torch.arange(size, device="cpu")
     if isinstance(index, slice):
-        return torch.tensor(_range(owner, axis, index, size), dtype=torch.int64, device="cpu")
+        places = _range(owner, axis, index, size)
+        return torch.arange(places.start, places.start + len(places) * places.step, places.step, device="cpu")
     try:
         places = torch.as_tensor(index, device="cpu")
     except (TypeError, ValueError, RuntimeError):

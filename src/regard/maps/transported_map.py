@@ -141,13 +141,18 @@ class TransportedMap(AttentionMap):
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         i, j = (_indices(part, size) for part, size in zip((rows, cols), self.shape[2:], strict=True))
         found, place = i.unique(return_inverse=True)
-        weights = torch.zeros(self._flat(len(found)), len(j), dtype=self._dtype, device=self.device)
-        weights = weights.view(-1, len(found), len(j))
-        for start, part in self.transport.sweep(found, int(j[0])):
-            left, right = (int(n) for n in torch.searchsorted(j, torch.tensor([start, start + part.shape[2]])))
-            weights[:, :, left:right] = part[:, :, to_device(j[left:right] - start, self.device)]
-        weights = weights.view(*self.shape[:2], len(found), len(j))
+        few = self.transport.few_rows(found, int(j[0]))
+        weights = self._swept(found, j) if few is None else few[..., j]
         return weights if torch.equal(found, i) else weights[:, :, to_device(place, self.device)]
+
+    def _swept(self, rows: Tensor, cols: Tensor) -> Tensor:
+        """Weights of ascending rows and columns by a scan of chunks."""
+        weights = torch.zeros(self._flat(len(rows)), len(cols), dtype=self._dtype, device=self.device)
+        weights = weights.view(-1, len(rows), len(cols))
+        for start, part in self.transport.sweep(rows, int(cols[0])):
+            left, right = (int(n) for n in torch.searchsorted(cols, torch.tensor([start, start + part.shape[2]])))
+            weights[:, :, left:right] = part[:, :, to_device(cols[left:right] - start, self.device)]
+        return weights.view(*self.shape[:2], len(rows), len(cols))
 
     def _flat(self, rows: int) -> int:
         return self.shape[0] * self.shape[1] * rows

@@ -18,6 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from regard.engine.kernel.transport import MOST_ROWS, compiled_weights
 from regard.engine.recurrent.chunks import Chunks, Kind, Tokens, solve
 from regard.pieces.transition import Steps
 from regard.shapes import at_least_float32, in_one_dtype
@@ -122,6 +123,22 @@ class Transport:
         of_keys, of_erase = read.split(self.size, 2)
         of_erase = solve(chunks.erased[1], of_erase.mT, transposed=True).mT
         return (of_keys - of_erase @ chunks.erased[0].tril(-1)).tril(), query - of_erase @ chunks.addresses
+
+    def few_rows(self, rows: Tensor, until: int) -> Tensor | None:
+        """Weights (B, H, R, J) of few queries on tokens from `until` on, by the compiled kernels, without factors.
+
+        `rows` are ascending indices of queries, on the host. None where the kernels cannot run.
+        """
+        steps, tokens = self.steps, rows + self.first
+        is_plain = self.kind == Kind() and steps.erase is None
+        if not is_plain or (steps.log_decay is not None and steps.log_decay.shape[3] > 1) or len(rows) > MOST_ROWS:
+            return None
+        no_decay = steps.key.new_ones(()).expand(*steps.key.shape[:3], 1)
+        decay = no_decay if steps.log_decay is None else steps.log_decay.exp()
+        weights = compiled_weights(steps.query[:, :, rows], steps.key, decay, steps.address, tokens, until)
+        if weights is not None and steps.own is not None:
+            weights[:, :, torch.arange(len(rows)), tokens] += steps.own[:, :, rows]
+        return weights
 
     def sweep(self, rows: Tensor, until: int) -> Iterator[tuple[int, Tensor]]:
         """For each chunk, from the last that a row sees to the chunk of key `until`: its first key and the weights.
