@@ -118,6 +118,7 @@ class _Editor:
         self.num_changed = [0] * len(self.edits)
         self.reasons: dict[int, str] = {}
         self.unedited: dict[str, str] = {}
+        self.paths: dict[tuple[int, int | None], str] = {}
         self.lengths: dict[tuple[int, str], int] = {}
         self.was_run = False
         for part in self.edits:
@@ -157,7 +158,8 @@ class _Editor:
 
     def _keep_place(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self in editors:  # the hook belongs to the module, which other threads may run
-            self.state.places[module] = place_of(module, args, kwargs)
+            is_cross = part_of(self.names[module], module) == "cross"
+            self.state.places[module] = place_of(module, args, kwargs, is_cross)
 
     def observes_functions(self, module: nn.Module) -> bool:
         """Whether a module may call torch's fused function, and an edit selects it."""
@@ -206,6 +208,7 @@ class _Editor:
         edits, original = [], call
         for n, part, heads in own:
             self._check_heads(part, heads, name, call.query.shape[1])
+            self._check_number(n, part, name)
             if isinstance(part, Patch):
                 call = self._with_patch(n, part, heads, call, name, (start, first))
                 continue
@@ -258,6 +261,18 @@ class _Editor:
     def _check_heads(self, part: Any, heads: Any, name: str, num_heads: int) -> None:
         if heads.is_finite and heads.last >= num_heads:
             raise RegardError(f"edit: {part!r} selects head {heads.last}, and {name} has heads 0 to {num_heads - 1}.")
+
+    def _check_number(self, number: int, part: Any, name: str) -> None:
+        """Refuse a number of a layer that two modules have: self-attention and cross-attention, encoder and decoder."""
+        layer = layer_number(name)
+        if layer not in part.where.names_layers:
+            return
+        known = self.paths.setdefault((number, layer), name)
+        if known != name:
+            raise RegardError(
+                f"edit: {part!r} names layer {layer}, which is {known} and {name}. Give the module path: "
+                f"Where(layers={known!r}, ...)."
+            )
 
     def _is_selected(self, number: int, pairs: Pairs, call: Call, start: int, first: int) -> bool:
         """Whether the call has a selected pair; else the reason is kept for the error at the end."""

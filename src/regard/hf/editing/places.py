@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from regard.hf.calls import Call
 
+#: Arguments of cross-attention.
+OF_ENCODER = ("key_value_states", "encoder_hidden_states")
+
 
 @dataclass(frozen=True)
 class Place:
@@ -23,16 +26,22 @@ class Place:
         return self.start, self.first if call.key.shape[2] == self.num_keys else 0
 
 
-def place_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Place | None:
-    """The place of the next call of an attention module of transformers, from its arguments; None without a cache."""
+def place_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], is_cross: bool = False) -> Place | None:
+    """The place of the next call of an attention module of transformers, from its arguments; None without a cache.
+
+    When cross-attention runs, the self-attention of its layer has already put the keys of this call into the cache.
+    """
     cache = next((value for value in (*kwargs.values(), *args) if _is_cache(value)), None)
     hidden = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
     if cache is None or hidden is None or hidden.ndim < 2:
         return None
     layer = getattr(module, "layer_idx", None) or 0
     try:
+        length = int(cache.get_seq_length(layer))
+        if is_cross or any(kwargs.get(name) is not None for name in OF_ENCODER):
+            return Place(max(length - hidden.shape[1], 0), 0, 0)
         num_keys, first = cache.get_mask_sizes(hidden.shape[1], layer)
-        return Place(int(cache.get_seq_length(layer)), int(num_keys), int(first))
+        return Place(length, int(num_keys), int(first))
     except (ValueError, AttributeError, TypeError):  # a layer whose cache keeps no keys
         return None
 

@@ -98,6 +98,9 @@ class _StreamingHeads:
     def keep_place(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.places[module] = place_of(module, args, kwargs)
 
+    def selects(self, module: nn.Module) -> bool:
+        return module in self.heads
+
     def edited(self, call: Call) -> Call:
         """The call with the far keys of its streaming heads knocked out."""
         heads = self.heads.get(call.module)
