@@ -120,6 +120,8 @@ class ShareProblem(Problem):
             return None
         ((first, _),) = self.all_keys
         own = cols.index_select(2, self.positions.keys.shift(-first).tensor(cols.device))
+        if type(bias).__module__.startswith("regard."):
+            return own  # it reads no keys, and the host need not wait for the device
         if bool(own.isnan().any()) and not any(bool(t.isnan().any()) for t in self.whole.values()):
             raise RegardError(
                 f"attend: {type(bias).__name__} reads keys in `prepare` beside tensors of the call, and each rank of "
