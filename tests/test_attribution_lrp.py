@@ -13,6 +13,7 @@ import transformers
 
 import regard as rg
 from miniatures import LLAMA, sharpened
+from regard.attribution.attn_lrp import _rule
 from test_attribution import CONFIGS, built, target_of, text
 
 LAYERS = transformers.LlamaConfig(**LLAMA | {"num_hidden_layers": 1, "rms_norm_eps": 0.0})
@@ -121,6 +122,56 @@ def test_a_model_with_another_operation_is_refused_by_its_name():
     with pytest.raises(rg.RegardError, match=r"Cubed computes Pow .*no rule.*'weight-gradient'"):
         rg.attribute(model, torch.tensor([[3, 4, 5]]), 9, "attn-lrp")
     assert not any(part._forward_hooks for part in model.modules())
+
+
+def test_what_has_no_rule_is_refused_inside_attention_too():
+    gemma = transformers.Gemma2Config(**LLAMA | {"attn_logit_softcapping": 1.5, "sliding_window": 4})
+    model = transformers.Gemma2ForCausalLM._from_config(gemma, attn_implementation="eager").eval()
+    with pytest.raises(rg.RegardError, match="caps scores"):
+        rg.attribute(model, torch.tensor([[3, 4, 5]]), 9, "attn-lrp")
+
+    class Softened(transformers.GPT2LMHeadModel):
+        def __init__(self, config):
+            super().__init__(config)
+            self.soft = torch.nn.Softmax(-1)  # a module, and no activation
+
+        def forward(self, *args, **kwargs):
+            outputs = super().forward(*args, **kwargs)
+            outputs.logits = self.soft(outputs.logits)
+            return outputs
+
+    with pytest.raises(rg.RegardError, match="computes Softmax"):
+        rg.attribute(Softened(CONFIGS["GPT2LMHeadModel"]).eval(), torch.tensor([[3, 4, 5]]), 9, "attn-lrp")
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms", "rms + 1", "centred"])
+def test_a_norm_keeps_its_numbers_and_divides_by_a_constant(kind):
+    class CentredLayerNorm(torch.nn.Module):
+        def __init__(self, weight):
+            super().__init__()
+            self.weight, self.eps = weight, 1e-5
+
+        def forward(self, x):
+            return torch.nn.functional.layer_norm(x, (6,), self.weight, eps=self.eps)
+
+    class ShiftedRMSNorm(torch.nn.RMSNorm):
+        def forward(self, x):
+            return torch.nn.functional.rms_norm(x, (6,), 1 + self.weight, self.eps)
+
+    torch.manual_seed(0)
+    x, seed = torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True), torch.randn(2, 5, 6, dtype=torch.float64)
+    weight = torch.nn.Parameter(torch.rand(6, dtype=torch.float64))
+    make = {"layer": torch.nn.LayerNorm, "rms": torch.nn.RMSNorm, "rms + 1": ShiftedRMSNorm}
+    module = CentredLayerNorm(weight) if kind == "centred" else make[kind](6, eps=1e-5).double()
+    module.weight = weight
+    plain = module(x)
+    output = _rule(module)(module, (x,), plain)
+    torch.testing.assert_close(output, plain, atol=0, rtol=0)
+    centred = x - x.mean(-1, keepdim=True) if kind in ("layer", "centred") else x
+    constant = (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt().detach()
+    expected = centred / constant * (1 + weight if kind == "rms + 1" else weight)
+    (wanted,), (mine,) = (torch.autograd.grad(y, x, seed, retain_graph=True) for y in (expected, output))
+    torch.testing.assert_close(mine, wanted)
 
 
 def lxt_patches():

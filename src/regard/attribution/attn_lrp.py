@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,11 @@ FORMULA = "R(w_ij) = w_ij (g_i . v_j) / 2, R(token) = x . g, with gradients of t
 LINEAR = """Add Sub Neg View UnsafeView ReshapeAlias Transpose T Permute Expand Slice Select Index IndexSelect Gather
 Cat Stack Split SplitWithSizes Unbind Chunk Clone Contiguous ToCopy Copy CopySlices Squeeze Unsqueeze Sum Mean
 Embedding AsStrided Alias Roll Flip Repeat MaskedFill Where ConstantPadNd Unfold Narrow Detach AccumulateGrad"""
-#: Activations, by the package that defines their modules.
-ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
+#: Activations of torch that work element by element; those of transformers all do.
+ELEMENTWISE = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid,
+    nn.Softplus, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh,
+)  # fmt: skip
 
 
 def attn_lrp(question: Question) -> Found:
@@ -77,6 +80,8 @@ class _LrpRules(Rules):
     def before_gradients(self, number: Tensor, calls: Sequence[tuple[Call, Tensor]]) -> None:
         inside = {output.grad_fn: call for call, output in calls if output.grad_fn is not None}
         for call, _ in calls:
+            if call.options.get("softcap"):
+                self._refuse("caps scores (softcap) inside its attention")
             for tensor, share in ((call.query, 4), (call.key, 4), (call.value, 2)):
                 if tensor.requires_grad:
                     tensor.register_hook(lambda gradient, share=share: gradient / share)
@@ -85,11 +90,13 @@ class _LrpRules(Rules):
             if kind == "Mul" and sum(_is_of_text(other) for other, _ in node.next_functions) == 2:
                 node.register_prehook(lambda gradients: tuple(None if g is None else g / 2 for g in gradients))
             elif not _is_linear(kind, node):
-                raise RegardError(
-                    f"attribute(method='attn-lrp'): {type(self.model).__name__} computes {kind} outside of its norms, "
-                    "activations and attention, and AttnLRP has no rule for it here. method='weight-gradient' and "
-                    "'chefer' take any model."
-                )
+                self._refuse(f"computes {kind} outside of its norms, activations and attention")
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise RegardError(
+            f"attribute(method='attn-lrp'): {type(self.model).__name__} {reason}, and AttnLRP has no rule for it here. "
+            "method='weight-gradient' and 'chefer' take any model."
+        )
 
     def tensors(self) -> list[Tensor]:
         return self.embedded
@@ -119,7 +126,8 @@ def _nodes(number: Tensor, inside: dict[Any, Call]) -> Iterator[Any]:
         visited.add(node)
         if node in inside:
             call = inside[node]
-            waiting += [tensor.grad_fn for tensor in (call.query, call.key, call.value)]
+            given = (call.query, call.key, call.value, call.mask, *call.options.values())
+            waiting += [tensor.grad_fn for tensor in given if isinstance(tensor, Tensor)]
             continue
         yield node
         waiting += [other for other, _ in node.next_functions]
@@ -153,8 +161,9 @@ def _rule(module: nn.Module) -> Callable[..., Tensor] | None:
     if isinstance(module, nn.LayerNorm):
         return _layer_norm
     if "RMSNorm" in type(module).__name__ or type(module).__name__.endswith("LayerNorm"):
-        return _rms_norm
-    return _activation if type(module).__module__ in ACTIVATIONS else None
+        return _scaled_norm
+    is_activation = type(module).__module__ == "transformers.activations" or isinstance(module, ELEMENTWISE)
+    return _activation if is_activation else None
 
 
 def _with_gradient_of(output: Tensor, linear: Tensor) -> Tensor:
@@ -170,18 +179,18 @@ def _layer_norm(module: nn.LayerNorm, args: tuple[Tensor, ...], output: Tensor) 
     return _with_gradient_of(output, centred / deviation * weight)
 
 
-def _rms_norm(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    """y = x c w, where c = 1 / sqrt(mean x^2 + eps) is a constant; the scale w may be stored as w - 1."""
-    x = args[0]
+def _scaled_norm(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """y = x c w, where c = 1 / sqrt(mean x^2 + eps) is a constant; x may be centred first, and w stored as w - 1."""
+    x, weight = args[0], getattr(module, "weight", None)
     given = (getattr(module, name, None) for name in ("variance_epsilon", "eps"))
     eps = next((value for value in given if isinstance(value, float)), 0.0)
-    scale = (x.detach().double().square().mean(-1, keepdim=True) + eps).rsqrt()
-    weight = getattr(module, "weight", None)
-    forms = [torch.ones((), dtype=x.dtype)] if weight is None else [weight.detach(), 1 + weight.detach()]
-    for form in forms:
-        linear = x * (scale * form).to(x.dtype)
-        if torch.allclose(linear, output, rtol=1e-3, atol=1e-5):
-            return _with_gradient_of(output, linear)
+    scales = [torch.ones((), dtype=x.dtype)] if weight is None else [weight.detach(), 1 + weight.detach()]
+    for centred in (x, x - x.mean(-1, keepdim=True)):
+        constant = (centred.detach().double().square().mean(-1, keepdim=True) + eps).rsqrt()
+        for scale in scales:
+            linear = centred * (constant * scale).to(x.dtype)
+            if torch.allclose(linear, output, rtol=1e-3, atol=1e-5):
+                return _with_gradient_of(output, linear)
     raise RegardError(
         f"attribute(method='attn-lrp'): {type(module).__name__} is no norm x / sqrt(mean x^2 + eps) w, and AttnLRP has "
         "no other rule for norms here. method='weight-gradient' and 'chefer' take any model."

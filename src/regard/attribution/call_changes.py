@@ -28,6 +28,9 @@ class CallChange:
         """The output (B, I, H, E) that the module gets."""
         return output
 
+    def selects(self, module: nn.Module) -> bool:
+        return module is self.module
+
     def edited(self, call: Call) -> Call:
         if call.module is not self.module:
             return call
