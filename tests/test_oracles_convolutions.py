@@ -127,6 +127,9 @@ def test_refusals():
         "at most 256 products.*give 512": lambda: rg.attend(
             attention, x, x, torch.ones(1, 4, 6, 64), engine="convolution"
         ),
+        r"GrowingCache keeps all keys, and RingCache\(size\)": lambda: rg.attend(
+            attention, x, x, x, cache=rg.RecurrentCache()
+        ),
         "one ConvolutionFilter": lambda: rg.attend(rg.Attention(), x, x, x, engine="convolution"),
     }.items():
         with pytest.raises(rg.RegardError, match=words):

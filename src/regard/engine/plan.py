@@ -163,7 +163,10 @@ def _choose(problem: Problem) -> tuple[str, bool, str]:
     if problem.state is None and _refusal("convolution", problem) is None:
         return "convolution", False, "It computes no single weights, and sums over distances once."
     if problem.state is not None:
-        raise RegardError(f"attend: a RecurrentCache needs the linear engine, which cannot run this: {not_linear}.")
+        raise RegardError(
+            f"attend: a RecurrentCache needs the linear engine, which cannot run this: {not_linear}. GrowingCache "
+            "keeps all keys, and RingCache(size) those of a window or a short convolution."
+        )
     if pays(problem) and _refusal("kernel", problem) is None:
         return "kernel", False, "It is the fastest engine for softmax over this many queries and keys."
     if _refusal("fused", problem) is None and not _worth_skipping(problem):
