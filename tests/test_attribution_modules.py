@@ -88,3 +88,35 @@ def test_methods_that_do_not_take_a_module_name_those_that_do():
     assert found.edges is None and found[0].dense().any()
     with pytest.raises(rg.RegardError, match="two tensors of ids"):
         rg.attribute(model, {"source": SOURCE}, 9)
+
+
+@pytest.mark.parametrize("system", ["bahdanau", "luong_general"])
+def test_a_decoder_that_attends_once_a_step_has_slopes_of_its_weights(system):
+    """dL/dw_ij is the slope of L when v_j is added to the context of step i, and the steps after it follow."""
+    torch.manual_seed(4)
+    model, step = translator(system), 1e-6
+    source, target = torch.tensor([[5, 9, 3, 7]]), torch.tensor([[2, 8, 6, 4, 11]])
+    goal = rg.Target(12, position=3)
+    found = rg.attribute(model, (source, target), goal, test=False)
+    with torch.no_grad(), rg.watch(model, keep="qkv") as seen:
+        model(source, target)
+    links, weights, values = found[0].dense(), seen[0].dense(), seen.values(0)
+
+    def moved(i, j, size):
+        rows = iter(range(10))
+
+        def add(module, args, output):
+            first = next(rows) if output.shape[1] == 1 else 0
+            place = i - first
+            if 0 <= place < output.shape[1]:
+                output = output.clone()
+                output[:, place] += size * values[:, 0, j]
+            return output
+
+        with model.bridge.register_forward_hook(add), torch.no_grad():
+            return model.logits(model(source, target))[:, 3, 12]
+
+    for i, j in [(0, 0), (1, 3), (2, 1), (3, 2), (4, 0)]:
+        slope = (moved(i, j, step) - moved(i, j, -step)) / (2 * step)
+        torch.testing.assert_close(links[0, 0, i, j], weights[0, 0, i, j] * slope[0], rtol=1e-5, atol=1e-8)
+    assert float(links[0, 0, :3].abs().max()) > 0 and not links[0, 0, 4].any()

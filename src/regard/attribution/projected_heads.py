@@ -1,11 +1,15 @@
-"""The outputs of heads of modules that do not call an attention interface: the inputs of their output projections."""
+"""The outputs of heads of modules that do not call an attention interface.
+
+They are the inputs of their output projections. `regard.nn.CrossAttention` has one head and no projection: its own
+output is that of its head, and a decoder may call it once for each query.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +18,7 @@ from regard.errors import RegardError
 from regard.hf.capture import WatchedAttention
 from regard.hf.heads.layout import ModelHeads
 from regard.maps import AttentionMap
+from regard.nn import CrossAttention
 from regard.shapes import at_least_float32, grouped_values
 
 #: Rows that are compared with weights @ values.
@@ -26,7 +31,7 @@ class UnknownOutput(Exception):
 
 
 class ProjectedHeads:
-    """Keeps the inputs of all output projections of a model while it runs."""
+    """Keeps the outputs of all heads of a model while it runs, joined: (B, I, H E) of each call."""
 
     def __init__(self, model: nn.Module) -> None:
         self.reason = "its heads were not found"
@@ -35,30 +40,38 @@ class ProjectedHeads:
             self.heads, self.unknown = layout.by_name, layout.unknown
         except RegardError as error:
             self.heads, self.unknown, self.reason = {}, {}, str(error)
-        self._inputs: dict[str, list[Tensor]] = defaultdict(list)
+        self.single = {name: module for name, module in model.named_modules() if isinstance(module, CrossAttention)}
+        self._joined: dict[str, list[Tensor]] = defaultdict(list)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """A block in which the inputs are kept. They get a gradient, also if parameters are frozen."""
+        """A block in which the outputs are kept. They get a gradient, also if parameters are frozen."""
         with ExitStack() as stack:
             for name, heads in self.heads.items():
-                stack.callback(heads.output.register_forward_pre_hook(self._keeper(name)).remove)
+                stack.callback(heads.output.register_forward_pre_hook(partial(self._keep_input, name)).remove)
+            for name, module in self.single.items():
+                stack.callback(module.register_forward_hook(partial(self._keep_output, name)).remove)
             yield
 
-    def _keeper(self, name: str) -> Callable[..., None]:
-        def keep(module: nn.Module, args: tuple[Any, ...]) -> None:
-            joined = args[0]
-            if not joined.requires_grad and torch.is_grad_enabled() and joined.is_floating_point():
-                joined.requires_grad_()
-            self._inputs[name].append(joined)
+    def _keep_input(self, name: str, _: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self._keep(name, args[0])
 
-        return keep
+    def _keep_output(self, name: str, _: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        self._keep(name, output)
 
-    def outputs(self, seen: WatchedAttention, name: str) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
-        """The module, the values and the joined outputs (B, I, H E) of each call of a module."""
+    def _keep(self, name: str, joined: Tensor) -> None:
+        if not joined.requires_grad and torch.is_grad_enabled() and joined.is_floating_point():
+            joined.requires_grad_()
+        self._joined[name].append(joined)
+
+    def outputs(self, seen: WatchedAttention, name: str) -> Iterator[tuple[nn.Module, Tensor, list[Tensor]]]:
+        """The module, the values and the joined outputs of each call of a module; of steps, a list of outputs."""
+        if name in self.single:
+            yield self._single(seen, name)
+            return
         if name not in self.heads:
             raise UnknownOutput(f"the output of its heads is not known: {self.unknown.get(name, self.reason)}")
-        calls, joined = seen.calls(name), self._inputs[name]
+        calls, joined = seen.calls(name), self._joined[name]
         if len(joined) != len(calls):
             raise UnknownOutput(f"its output projection ran {len(joined)} times for {len(calls)} attention calls")
         for n, (weights, x) in enumerate(zip(calls, joined, strict=True)):
@@ -71,7 +84,20 @@ class ProjectedHeads:
                 raise UnknownOutput(f"its output projection reads {tuple(x.shape)}, not heads of the shape {shape}")
             if not _is_output(weights, value, x.detach().unflatten(-1, shape[2:])):
                 raise UnknownOutput("its output projection does not read weights times values alone (a gate or a norm)")
-            yield self.heads[name].module, value, x
+            yield self.heads[name].module, value, [x]
+
+    def _single(self, seen: WatchedAttention, name: str) -> tuple[nn.Module, Tensor, list[Tensor]]:
+        """A module without an output projection, whose steps are one call of the watch."""
+        steps, calls = self._joined[name], seen.calls(name)
+        if len(calls) != 1 or sum(step.shape[1] for step in steps) != calls[0].shape[2]:
+            raise UnknownOutput(f"its {len(steps)} steps are not the {len(calls)} calls that the watch kept")
+        try:
+            value = seen.values(name)
+        except RegardError as reason:
+            raise UnknownOutput(str(reason)) from None
+        if not _is_output(calls[0], value, torch.cat(steps, 1).detach()[:, :, None]):
+            raise UnknownOutput("its output is not weights times values alone")
+        return self.single[name], value, steps
 
 
 @torch.no_grad()

@@ -122,21 +122,25 @@ def traced_run(
         rules.before_gradients(value, [call for calls in observer.kept.values() for call in calls])
         found, missing = _found(seen, observer, projections)
         _check_found(model, found, missing)
-        slopes = _gradients(value, [*(part.output for part in found), *rules.tensors()], rules.keeps_graph)
-    calls = {part.label: part.traced(slope) for part, slope in zip(found, slopes, strict=False)}
-    return TracedRun(calls, value.detach(), missing, tuple(slopes[len(found) :]))
+        outputs = [step for part in found for step in part.steps]
+        slopes = iter(_gradients(value, [*outputs, *rules.tensors()], rules.keeps_graph))
+    calls = {part.label: part.traced(torch.cat([next(slopes) for _ in part.steps], 1)) for part in found}
+    return TracedRun(calls, value.detach(), missing, tuple(slopes))
 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """One call of a module, with its output (B, I, H, E) or (B, I, H E) in the graph."""
+    """One call of a module, with its output (B, I, H, E) or (B, I, H E) in the graph.
+
+    Of a decoder that calls once for each query, `steps` are the outputs for these queries.
+    """
 
     seen: WatchedAttention
     name: str
     index: int
     module: nn.Module
     value: Tensor
-    output: Tensor
+    steps: list[Tensor]
     is_backend: bool
 
     @property
@@ -145,8 +149,9 @@ class _Part:
 
     def traced(self, slope: Tensor) -> TracedCall:
         part = next((part for part in PARTS if self.name in getattr(self.seen, part)), "encoder")
+        output = torch.cat(self.steps, 1).detach()
         num_heads = self.seen.calls(self.name)[self.index].shape[1]
-        heads, slope = (x.reshape(*x.shape[:2], num_heads, -1).transpose(1, 2) for x in (self.output.detach(), slope))
+        heads, slope = (x.reshape(*x.shape[:2], num_heads, -1).transpose(1, 2) for x in (output, slope))
         weights, value = self.seen.calls(self.name)[self.index], self.value.detach()
         return TracedCall(self.label, part, self.module, weights, value, heads, slope, self.index, self.is_backend)
 
@@ -160,11 +165,11 @@ def _found(
     for name in seen.names:
         num_calls, calls = len(seen.calls(name)), observer.kept.get(name, [])
         if len(calls) == num_calls:
-            found += [_Part(seen, name, n, call.module, call.value, x, True) for n, (call, x) in enumerate(calls)]
+            found += [_Part(seen, name, n, call.module, call.value, [x], True) for n, (call, x) in enumerate(calls)]
             continue
         try:
-            for n, (module, value, x) in enumerate(projections.outputs(seen, name)):
-                found.append(_Part(seen, name, n, module, value, x, False))
+            for n, (module, value, steps) in enumerate(projections.outputs(seen, name)):
+                found.append(_Part(seen, name, n, module, value, steps, False))
         except UnknownOutput as reason:
             missing[name] = str(reason)
     return found, missing
