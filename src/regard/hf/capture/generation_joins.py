@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.hf.capture.captured_calls import ModuleCalls
+from regard.hf.capture.generation_merge import CallRows, merged_map
 from regard.hf.capture.recurrent_calls import RecurrentCall
 from regard.hf.capture.verification import Check, worst
 from regard.hf.recurrent.forms import map_of
@@ -200,37 +201,42 @@ class ModuleJoin:
                 ends.append(num_queries if num_queries > before else before + num_queries)
         return ends
 
-    def _map(self, calls: list[Any], starts: list[int], ends: list[int], rows: range, keys: range) -> JoinedMap:
+    def _map(self, calls: list[Any], starts: list[int], ends: list[int], rows: range, keys: range) -> AttentionMap:
         if _every_call_has_all(calls, starts):
-            parts = self._last_calls(calls, ends, rows, keys)
+            parts = list(self._last_calls(calls, ends, rows, keys))
         else:
-            parts = self._each_call(calls, starts, ends, rows, keys)
-        return JoinedMap(list(parts), len(rows), len(keys))
+            parts = list(self._each_call(calls, starts, ends, rows, keys))
+        merged = merged_map(parts, len(rows), len(keys), self._is_cross)
+        if merged is not None:
+            return merged
+        if _is_one_map(parts, len(rows), len(keys)):
+            return _source(parts[0].call)()
+        of_maps = [MapRows(_source(part.call), part.rows, part.start, part.offset, part.entries) for part in parts]
+        return JoinedMap(of_maps, len(rows), len(keys))
 
     def _each_call(
         self, calls: list[Any], starts: list[int], ends: list[int], rows: range, keys: range
-    ) -> Iterator[MapRows]:
+    ) -> Iterator[CallRows]:
         """The rows of each call; those of tokens that a later call read again are left out."""
         for n, (call, start, end) in enumerate(zip(calls, starts, ends, strict=True)):
             first, stop = max(start, rows.start), min([end, rows.stop, *starts[n + 1 :]])
             if first < stop:
-                source, local = cache(partial(getattr, call, "map")), range(first - start, stop - start)
+                local = range(first - start, stop - start)
                 offset = self._first_key(call, end) - keys.start
-                yield MapRows(source, local, first - rows.start, offset, self._entries(start, end))
+                yield CallRows(call, local, first - rows.start, offset, self._entries(start, end))
 
     def _first_key(self, call: Any, end: int) -> int:
         """The token that is the first key of a call: a sliding cache has the last tokens, a static one is not full."""
         return 0 if self._is_cross else max(end - call.shape[3], 0)
 
-    def _last_calls(self, calls: list[Any], ends: list[int], rows: range, keys: range) -> Iterator[MapRows]:
+    def _last_calls(self, calls: list[Any], ends: list[int], rows: range, keys: range) -> Iterator[CallRows]:
         """The last call of each sequence, which has all its rows."""
         last = torch.tensor([self._last_call(n, ends) for n in self.part.sequences])
         for number in last.unique().tolist():
             call, end = calls[number], ends[number]
-            source = cache(partial(_whole_map, call, end))
             entries = torch.where(last == number, self._entries(0, end), -1)
             local = range(rows.start, min(rows.stop, end))
-            yield MapRows(source, local, 0, 0 if self._is_cross else -keys.start, entries)
+            yield CallRows(call, local, 0, -keys.start, entries)
 
     def _values(self, calls: list[Any], starts: list[int], ends: list[int], keys: range) -> Tensor:
         """The values (N, G, J, E) of the keys, each from the call that read its token; 0 after the end of a text."""
@@ -274,14 +280,26 @@ def _every_call_has_all(calls: list[Any], starts: list[int]) -> bool:
     return isinstance(calls[-1], RecurrentCall) or (len(calls) > 1 and not any(starts))
 
 
-def _whole_map(call: Any, num_queries: int) -> AttentionMap:
-    """The map of a call with a row for every token so far."""
-    return map_of(call.form(), num_queries) if isinstance(call, RecurrentCall) else call.map
+def _source(call: Any) -> Callable[[], AttentionMap]:
+    """The map of a call, built once; that of a recurrent layer has a row for every token so far."""
+    if isinstance(call, RecurrentCall):
+        return cache(lambda: map_of(call.form(), call.shape[3]))
+    return cache(partial(getattr, call, "map"))
+
+
+def _is_one_map(parts: Sequence[CallRows], num_queries: int, num_keys: int) -> bool:
+    """Whether the only part is the whole map of its call."""
+    part = parts[0]
+    B, _, num_rows, num_columns = part.call.shape
+    if isinstance(part.call, RecurrentCall):
+        num_rows = num_columns
+    whole = (part.rows, part.offset, num_rows, num_columns) == (range(num_rows), 0, num_queries, num_keys)
+    return len(parts) == 1 and whole and torch.equal(part.entries, torch.arange(B))
 
 
 def _rows_of_one_map(call: Any, rows: range, entries: Tensor, num_keys: int) -> AttentionMap:
     offset = -rows.start if num_keys == len(rows) else 0
-    return JoinedMap([MapRows(cache(partial(getattr, call, "map")), rows, 0, offset, entries)], len(rows), num_keys)
+    return JoinedMap([MapRows(_source(call), rows, 0, offset, entries)], len(rows), num_keys)
 
 
 def _values_of_one_call(call: Any, keys: range, entries: Tensor) -> Tensor:
