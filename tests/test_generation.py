@@ -214,6 +214,44 @@ def test_values_of_a_generation_are_those_of_one_pass():
     assert one.cross.values(0).shape == (1, 4, 5, 8) and one.encoder.values(0).shape == (1, 4, 5, 8)
 
 
+def test_statistics_of_a_generation_are_those_of_its_map():
+    folds = [rg.Entropy(), rg.KeyTotals(), rg.TopLinks(2), rg.Distance()]
+    for name in ("MistralForCausalLM", "T5ForConditionalGeneration"):
+        model, ids = build(name), tokens(7)
+        for options in (
+            {"num_beams": 3, "num_return_sequences": 2},
+            {"num_beams": 1, "attention_mask": PADDED.flip(1)},
+        ):
+            with rg.watch(model) as seen:
+                model.generate(ids, **SIX, **options)
+            with rg.watch(model, keep="statistics", folds=folds) as kept:
+                model.generate(ids, **SIX, **options)
+            for path, weights in seen.generation.maps.items():
+                if path.startswith("encoder"):
+                    continue
+                for fold, expected in zip(folds, weights.summarize(*folds), strict=True):
+                    if isinstance(fold, rg.Distance) and "EncDec" in path:
+                        continue  # a query has no place among the tokens of the encoder
+                    found = kept.generation.statistics[path].of(fold)
+                    assert isinstance(fold, rg.TopLinks) or found.shape == expected.shape
+                    found, expected = (x.weights if isinstance(fold, rg.TopLinks) else x for x in (found, expected))
+                    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    with pytest.raises(rg.RegardError, match="only statistics were kept"):
+        kept.generation.decoder[0].dense()
+
+
+def test_most_generations_are_one_map_of_queries_and_keys():
+    model = build("LlamaForCausalLM")
+    for options in ({}, BEAMS, CHUNKS, STATIC, {"use_cache": False}):
+        generation, _ = generated(model, tokens(7), attention_mask=PADDED, **options)
+        one = generation.sequence(-1)
+        assert type(one[0]) is rg.maps.scored_map.ScoredMap and repr(one[0].attention.mask) == "causal()"
+        assert one[0]._prepared.key.shape[1:3] == (2, 10)
+    quantised = {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
+    generation, _ = generated(model, tokens(7), **quantised)
+    assert type(generation[0]) is rg.maps.joined.JoinedMap
+
+
 # While the model runs
 
 

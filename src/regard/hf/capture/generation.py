@@ -42,6 +42,8 @@ class Generation(WatchedAttention):
     `prompt_length` counts the tokens of the prompt, and `lengths` those of each sequence. `sequence(n)` is one of
     them alone, without padding.
 
+    After `watch(keep="statistics")` it has `statistics` of the whole text: of folds by row, and of `KeyTotals`.
+
     A row has the weights that the model used when it read the token:
 
     - Beam search: the rows of a sequence are those of its ancestors in the beam.
@@ -73,7 +75,7 @@ class Generation(WatchedAttention):
             if module.reads_other_tokens:
                 missing[name] = OTHER_TOKENS
             elif joined := module.joined():
-                modules[name] = ModuleCalls(calls.part, joined, kind=calls.kind)
+                modules[name] = ModuleCalls(calls.part, joined, module.statistics(), calls.kind)
         super().__init__(modules, missing, seen._order, seen._verified, seen.model)
         self.inputs, self.kept = seen.inputs, seen.kept
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from regard.hf.capture.captured_calls import ModuleCalls
 from regard.hf.capture.generation_merge import CallRows, merged_map
+from regard.hf.capture.generation_statistics import joined_statistics
+from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.capture.recurrent_calls import RecurrentCall
 from regard.hf.capture.verification import Check, worst
 from regard.hf.recurrent.forms import map_of
@@ -169,14 +171,18 @@ class ModuleJoin:
 
     def _joined(self, calls: list[Any]) -> JoinedCalls:
         """One call from the calls of all passes."""
-        ends = self._ends(calls)
-        starts = [end - call.shape[2] for end, call in zip(ends, calls, strict=True)]
-        rows = range(max(self.part.rows.start, starts[0]), self.part.rows.stop)
-        keys = self._keys(calls[-1].shape[3])
+        ends, starts, rows, keys = self._places(calls)
         shape = (len(self.part.sequences), calls[-1].shape[1], len(rows), len(keys))
         build = partial(self._map, calls, starts, ends, rows, keys)
         values = partial(self._values, calls, starts, ends, keys)
         return JoinedCalls(shape, worst([call.check for call in calls]), build, values)
+
+    def _places(self, calls: list[Any]) -> tuple[list[int], list[int], range, range]:
+        """Where each call ends and starts in the text, and the rows and keys of the joined map."""
+        ends = self._ends(calls)
+        starts = [end - call.shape[2] for end, call in zip(ends, calls, strict=True)]
+        rows = range(max(self.part.rows.start, starts[0]), self.part.rows.stop)
+        return ends, starts, rows, self._keys(calls[-1].shape[3])
 
     @property
     def _is_cross(self) -> bool:
@@ -202,10 +208,7 @@ class ModuleJoin:
         return ends
 
     def _map(self, calls: list[Any], starts: list[int], ends: list[int], rows: range, keys: range) -> AttentionMap:
-        if _every_call_has_all(calls, starts):
-            parts = list(self._last_calls(calls, ends, rows, keys))
-        else:
-            parts = list(self._each_call(calls, starts, ends, rows, keys))
+        parts = self._parts(calls, starts, ends, rows, keys)
         merged = merged_map(parts, len(rows), len(keys), self._is_cross)
         if merged is not None:
             return merged
@@ -213,6 +216,20 @@ class ModuleJoin:
             return _source(parts[0].call)()
         of_maps = [MapRows(_source(part.call), part.rows, part.start, part.offset, part.entries) for part in parts]
         return JoinedMap(of_maps, len(rows), len(keys))
+
+    def _parts(self, calls: list[Any], starts: list[int], ends: list[int], rows: range, keys: range) -> list[CallRows]:
+        """The rows of each call that are rows of the map."""
+        if _every_call_has_all(calls, starts):
+            return list(self._last_calls(calls, ends, rows, keys))
+        return list(self._each_call(calls, starts, ends, rows, keys))
+
+    def statistics(self) -> ModuleStatistics | None:
+        """The results of its folds for the whole text, if statistics were kept; of its first call in each pass."""
+        if self.module.statistics is None or not (self._runs_in_every_pass and self._reads_the_tokens):
+            return self.module.statistics
+        calls = [of_pass[0] for of_pass in self._steps]
+        ends, starts, rows, keys = self._places(calls)
+        return joined_statistics(self.module, self._parts(calls, starts, ends, rows, keys), len(rows), len(keys))
 
     def _each_call(
         self, calls: list[Any], starts: list[int], ends: list[int], rows: range, keys: range
