@@ -12,9 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard as rg
 from regard.catalog import mechanisms
+from regard.edits.edited_map import EditedMap
+from regard.edits.layer_edits import LayerEdit, LayerEdits
+from regard.edits.pairs import Pairs
 from regard.maps import attention_map, transported_map
+from regard.maps.gradient_map import PositiveMap
 from regard.maps.head_mean import HeadMean
 from regard.maps.pyramid import Pyramid
+from regard.maps.value_weighted_map import ValueWeighted
 from regard.stats import Agreement, Offsets
 
 every_mechanism = pytest.mark.parametrize("name", sorted(mechanisms()))
@@ -392,3 +397,32 @@ def test_divergence_is_that_of_torch_and_checks_its_target():
     ):
         with pytest.raises(rg.RegardError, match=words):
             weights.summarize(rg.Divergence(to=target))
+
+
+@pytest.mark.usefixtures("small_ranges")
+def test_maps_made_of_a_live_map_are_live():
+    """Shares, means over heads, edits, positive parts and norms of values; the numbers of a page are not."""
+    (q, k), weights, dense = simple_map()
+    norms, halved = torch.rand(2, 4, 9), rg.ScaleWeights(rg.Where(keys=0), 0.5)
+    edits = LayerEdits((LayerEdit(halved, Pairs(keys=halved.where.indices("keys"))),))
+    factors, signs = torch.ones(9, dtype=torch.float64), torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None, None]
+    factors[0] = 0.5
+    pairs = [
+        (EditedMap(weights, edits), dense * factors),
+        (PositiveMap(rg.SumMap([weights], [signs])), (dense * signs).clamp_min(0)),
+        (ValueWeighted(weights, norms), dense * norms[:, :, None]),
+    ]
+    for live, exact in pairs:
+        for found, expected in (
+            (live[1, 2:, 1::2, [3, 0]], exact[1, 2:, 1::2][..., [3, 0]]),
+            (live.received(), exact.sum(2)),
+        ):
+            for grad, slope in zip(
+                gradients(times_noise(found), (q, k)), gradients(times_noise(expected), (q, k)), strict=True
+            ):
+                torch.testing.assert_close(grad, slope, rtol=1e-5, atol=1e-6)
+    profile = rg.profile({"0": weights}, [f"t{n}" for n in range(9)]).layers[0]
+    assert not any(isinstance(x, torch.Tensor) and x.requires_grad for x in vars(profile).values())
+    gradient = rg.GradientMap(weights, torch.ones(2, 4, 9, 3), torch.ones(2, 2, 9, 3))
+    with pytest.raises(rg.RegardError, match="a GradientMap carries no gradients"):
+        gradient.with_gradients()

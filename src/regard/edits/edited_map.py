@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.checks import checked
 from regard.edits.layer_edits import EditedTile, LayerEdits
 from regard.maps.attention_map import AttentionMap
+from regard.maps.gradients import LiveRows, mapped_rows
 from regard.maps.indices import Index
 from regard.shapes import to_device
 
@@ -51,9 +52,21 @@ class EditedMap(AttentionMap):
         """The map of some batch entries and heads (indices), still lazy."""
         return EditedMap(self.source.select(batch, head), self.edits)
 
+    @property
+    def carries_gradients(self) -> bool:
+        return self.source.carries_gradients
+
+    def live_rows(self) -> LiveRows:
+        return mapped_rows(
+            self.source.live_rows(), lambda weights, i, keys: self._edited(weights, i, keys.tensor("cpu"))
+        )
+
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        return self._edited(self.source._weights(rows, cols), rows, cols)
+
+    def _edited(self, weights: Tensor, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         i = rows if isinstance(rows, slice) else to_device(rows, self.device)
         j = cols if isinstance(cols, slice) else to_device(cols, self.device)
         grid = replace(self.grid, query=self.grid.query[i], key=self.grid.key[j], positions=None)
         tile = EditedTile(grid, self.grid, self.attention.mask, self.attention.normalizer.row_sum)
-        return self.edits.weights(self.source._weights(rows, cols), tile)
+        return self.edits.weights(weights, tile)

@@ -276,6 +276,8 @@ class AttentionMap(ABC):
         regard.errors.RegardError: weights: this map carries no gradients. ...
         """
         if not self.carries_gradients:
+            if type(self).live_rows is AttentionMap.live_rows:
+                self.live_rows()
             raise RegardError(
                 "weights: this map carries no gradients. It was made outside `with rg.differentiable():`, or under "
                 "torch.no_grad(), or from tensors that do not require gradients. Run attend, the module or the watched "
@@ -290,7 +292,11 @@ class AttentionMap(ABC):
 
     def live_rows(self) -> LiveRows:
         """Whole rows of weights as a function of the tensors of this map, for gradients."""
-        raise RegardError(f"weights: {type(self).__name__} has no gradients: its weights are measured, not recomputed.")
+        raise RegardError(
+            f"weights: a {type(self).__name__} carries no gradients. Maps that are measured, that hold gradients, that "
+            "join several calls or that lie on several ranks are constants. Use a map of attend, of a module of rg.nn, "
+            "or of a watched layer that has queries and keys."
+        )
 
     # Streaming statistics
 
@@ -416,6 +422,7 @@ class AttentionMap(ABC):
         """Cosine between the maps of every two heads; (B, H, H)."""
         return self.summarize(Similarity())[0]
 
+    @torch.no_grad()
     def show(self, tokens: Sequence[str] | None = None, queries: Sequence[str] | None = None, batch: int = 0) -> Any:
         """Show the map in a notebook; needs `pip install 'regard[view]'`.
 

@@ -13,6 +13,7 @@ from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.folds import Tile
+from regard.maps.gradients import LiveRows, mapped_rows
 from regard.maps.indices import Index, indices
 from regard.shapes import at_least_float32, grouped_scores, to_device
 
@@ -155,6 +156,13 @@ class PositiveMap(AttentionMap):
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         return self.source._weights(rows, cols).clamp_min(0.0)
+
+    @property
+    def carries_gradients(self) -> bool:
+        return self.source.carries_gradients
+
+    def live_rows(self) -> LiveRows:
+        return mapped_rows(self.source.live_rows(), lambda weights, _queries, _keys: weights.clamp_min(0.0))
 
     @torch.no_grad()
     def tiles(self) -> Iterator[Tile]:

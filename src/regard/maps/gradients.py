@@ -82,6 +82,15 @@ def joined_rows(parts: Sequence[LiveRows], combine: Callable[[list[Any]], Rows])
     return LiveRows([tensor for part in parts for tensor in part.tensors], around)
 
 
+def mapped_rows(source: LiveRows, change: Callable[[Tensor, slice | Tensor, Spans], Tensor]) -> LiveRows:
+    """The rows of one map, changed: `change` gets the weights, the queries and the keys."""
+
+    def combine(parts: list[Rows]) -> Rows:
+        return lambda queries, keys: (change(parts[0](queries, keys)[0], queries, keys), None)
+
+    return joined_rows([source], combine)
+
+
 def given(tensors: Sequence[Tensor]) -> LiveRows:
     """Tensors that `joined_rows` passes to its `combine` as they are."""
     return LiveRows(tensors, lambda some: some)  # type: ignore[arg-type, return-value]

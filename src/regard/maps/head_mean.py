@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from regard.checks import checked
 from regard.maps.attention_map import AttentionMap
 from regard.maps.folds import Tile
-from regard.maps.gradients import LiveRows, Rows, joined_rows
+from regard.maps.gradients import LiveRows, mapped_rows
 from regard.maps.indices import Index, indices
 
 
@@ -63,10 +62,7 @@ class HeadMean(AttentionMap):
         return self.source.carries_gradients
 
     def live_rows(self) -> LiveRows:
-        def combine(parts: list[Any]) -> Rows:
-            return lambda queries, keys: (self._of_heads(parts[0](queries, keys)[0]), None)
-
-        return joined_rows([self.source.live_rows()], combine)
+        return mapped_rows(self.source.live_rows(), lambda weights, _queries, _keys: self._of_heads(weights))
 
     @torch.no_grad()
     def tiles(self) -> Iterator[Tile]:

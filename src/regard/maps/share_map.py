@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from regard.checks import checked
 from regard.maps.attention_map import AttentionMap
 from regard.maps.folds import SignedMass, Signs, Tile
-from regard.maps.gradients import LiveRows, joined_rows
+from regard.maps.gradients import LiveRows, mapped_rows
 from regard.maps.indices import Index, indices
 from regard.shapes import to_device
 from regard.spans import Spans
@@ -69,15 +68,7 @@ class ShareMap(AttentionMap):
         return self.source.carries_gradients
 
     def live_rows(self) -> LiveRows:
-        def combine(parts: list[Any]) -> Any:
-            def rows(queries: slice | Tensor, keys: Spans) -> tuple[Tensor, None]:
-                sizes = parts[0](queries, keys)[0].abs()
-                totals = sizes.sum(-1, keepdim=True)
-                return sizes / totals.masked_fill(totals == 0, 1.0), None
-
-            return rows
-
-        return joined_rows([self.source.live_rows()], combine)
+        return mapped_rows(self.source.live_rows(), _shares_of_rows)
 
     def _shares(self, weights: Tensor, rows: Tensor | slice) -> Tensor:
         rows = rows if isinstance(rows, slice) else to_device(rows, self.device)
@@ -92,6 +83,13 @@ class ShareMap(AttentionMap):
         """Every tile of the other map, with shares in place of weights."""
         for tile in self.source.tiles():
             yield replace(tile, weights=self._shares(tile.weights, tile.rows), log_weights=None)
+
+
+def _shares_of_rows(weights: Tensor, _queries: slice | Tensor, _keys: Spans) -> Tensor:
+    """The shares of whole rows."""
+    sizes = weights.abs()
+    totals = sizes.sum(-1, keepdim=True)
+    return sizes / totals.masked_fill(totals == 0, 1.0)
 
 
 AttentionMap._shares_of = ShareMap

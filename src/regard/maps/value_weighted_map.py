@@ -14,6 +14,7 @@ from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.compiled_folds import computes
 from regard.maps.folds import Fold, Shape, State, Tile, zeros
+from regard.maps.gradients import LiveRows, mapped_rows
 from regard.maps.indices import Index, indices
 from regard.shapes import at_least_float32, to_device
 
@@ -83,6 +84,14 @@ class ValueWeighted(AttentionMap):
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         return self._scaled(self.map._weights(rows, cols), cols)
+
+    @property
+    def carries_gradients(self) -> bool:
+        """Whether gradients flow through the weights; the norms are constants."""
+        return self.map.carries_gradients
+
+    def live_rows(self) -> LiveRows:
+        return mapped_rows(self.map.live_rows(), lambda weights, _, keys: self._scaled(weights, keys.tensor("cpu")))
 
     @torch.no_grad()
     def tiles(self) -> Iterator[Tile]:

@@ -156,6 +156,7 @@ class Profile:
 
 
 @checked
+@torch.no_grad()
 def profile(
     maps: Mapping[str, AttentionMap],
     tokens: Sequence[str],

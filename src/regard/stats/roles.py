@@ -153,6 +153,7 @@ class RoleTable:
 
 
 @checked
+@torch.no_grad()
 def roles(
     maps: Mapping[str, AttentionMap],
     tokens: Sequence[str] | Sequence[int],

@@ -96,6 +96,7 @@ class Sheet:
     ready: list[Cells | None] = field(default_factory=list)
 
     @staticmethod
+    @torch.no_grad()
     def of(
         reading: TextReading,
         gold: Sequence[tuple[int, int, bool]] = (),

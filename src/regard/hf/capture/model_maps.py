@@ -290,6 +290,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
             raise RegardError("verify: values are not kept after a call. Watch again with watch(model, verify=True).")
         return {name: self._parts[name].check for name in self.names}
 
+    @torch.no_grad()
     def show(
         self,
         tokens: Sequence[str] | None = None,
