@@ -359,3 +359,24 @@ def test_attention_flow_of_a_model_is_that_of_the_weights_of_eager():
         rg.attribute(built(name), text(name, batch=2), 9, "attention-flow")
     with pytest.raises(rg.RegardError, match=r"\(4, 7\).*'chefer' an encoder-decoder"):
         rg.attribute(built("T5ForConditionalGeneration"), text("T5ForConditionalGeneration"), 9, "attention-flow")
+
+
+# Pages and files
+
+
+def test_an_attribution_is_shown_and_its_maps_are_saved(tmp_path):
+    pytest.importorskip("anywidget", reason="the view extra is not installed")
+    from regard.maps.stored import load_map, save_map
+
+    for name, titles in (("GPT2LMHeadModel", 1), ("T5ForConditionalGeneration", 3)):
+        for method in ("weight-gradient", "chefer", "value-zeroing"):
+            found = rg.attribute(built(name, dtype=torch.float32), text(name), 9, method, test=False)
+            widget = found.show(list("abcdefg"), list("vwxy") if titles == 3 else None)
+            assert len(widget.answers.sheets) == titles
+    save_map(tmp_path / "links.safetensors", found[0])
+    torch.testing.assert_close(load_map(tmp_path / "links.safetensors").dense(), found[0].dense())
+    links = rg.attribute(built("GPT2LMHeadModel", dtype=torch.float32), text("GPT2"), 9, test=False)[1]
+    save_map(tmp_path / "signed.safetensors", links)
+    again = load_map(tmp_path / "signed.safetensors")
+    torch.testing.assert_close(again.dense(), links.dense())
+    assert again.is_signed

@@ -124,12 +124,12 @@ class Attribution(Mapping[str, AttentionMap]):
     def _label(self, index: int) -> str:
         return f'"{self.labels[index]}" (token {index}, ' if self.labels else f"token {index} ("
 
-    def show(self, tokens: Sequence[str] | None = None, layer: str | int = -1, batch: int = 0) -> Any:
-        """Show the map of a layer in a notebook, by default of the last; needs `pip install 'regard[view]'`."""
-        weights = self[layer]
-        labels = tokens if tokens is not None else (self.labels or None)
-        fits = labels is not None and len(labels) == weights.shape[3]
-        return viewer_part("widget").show_map(weights, labels if fits else tokens, None, batch)
+    def show(self, tokens: Sequence[str] | None = None, targets: Sequence[str] | None = None, batch: int = 0) -> Any:
+        """Show the maps of all layers in a notebook; needs `pip install 'regard[view]'`.
+
+        `tokens` are those of the input, by default those of the tokenizer; `targets` those that a decoder has read.
+        """
+        return viewer_part("widget").show_attribution(self, tokens or self.labels or None, targets, batch)
 
     def __repr__(self) -> str:
         lines = [

@@ -12,6 +12,7 @@ from regard.viewer.picture_sheets import picture_sheets
 from regard.viewer.sheet import Sheet, page_folds, sheets_of
 
 if TYPE_CHECKING:
+    from regard.attribution import Attribution
     from regard.hf.capture.model_maps import WatchedAttention
 
 #: The parts of a model, in the order of their tabs.
@@ -37,6 +38,22 @@ def show_texts(texts: Sequence[TextReading | Sheet]) -> Any:
 def show_map(weights: AttentionMap, tokens: Sequence[str] | None, queries: Sequence[str] | None, batch: int) -> Any:
     """The widget of one map."""
     return show_texts([_reading("Attention", {"attention": weights}, tokens, queries, batch)])
+
+
+def show_attribution(
+    found: Attribution, tokens: Sequence[str] | None, targets: Sequence[str] | None, batch: int
+) -> Any:
+    """The widget of an attribution: one text per part of the model, with a map for each layer."""
+    is_pair = "cross" in found.parts.values()
+    readings = []
+    for part, title in TITLES.items():
+        maps = {name: weights for name, weights in found.items() if found.parts.get(name) == part}
+        if maps:
+            keys = targets if is_pair and part == "decoder" else tokens
+            queries = targets if part == "cross" else None
+            name = f"{title}: {found.method} of {found.target}" if is_pair else f"{found.method} of {found.target}"
+            readings.append(_reading(name, maps, keys, queries, batch))
+    return show_texts(readings)
 
 
 def show_watched(
