@@ -5,6 +5,8 @@ The oracles are the model's own modules, read by hooks of the tests, and dense a
 
 from __future__ import annotations
 
+import contextvars
+import threading
 from contextlib import ExitStack
 
 import pytest
@@ -268,23 +270,40 @@ def test_heads_mlps_biases_and_the_embedding_sum_to_the_logit(name, monkeypatch)
     torch.testing.assert_close(total, outputs.logits[..., token].detach(), atol=1e-9, rtol=1e-9)
 
 
-def test_layers_that_do_not_add_to_one_stream_have_no_direct_effect():
+#: Models that do not add what their heads write to one stream: a norm after attention, or a factor.
+NO_SUM = {
+    "Gemma2": LLAMA | {"sliding_window": 4},
+    "Granite": LLAMA | {"residual_multiplier": 0.5},
+    "Bert": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_that_do_not_add_to_one_stream_have_no_direct_effect(dtype):
     torch.manual_seed(0)
-    changes = {
-        "Gemma2": LLAMA | {"sliding_window": 4},  # a norm after attention
-        "Granite": LLAMA | {"residual_multiplier": 0.5},
-        "Bert": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16},
-    }
-    for name, settings in changes.items():
+    inputs = {"input_ids": tokens(6)}
+    for name, settings in NO_SUM.items():
         config = getattr(transformers, f"{name}Config")(**settings | {"vocab_size": V})
         kind = transformers.AutoModelForMaskedLM if name == "Bert" else transformers.AutoModelForCausalLM
-        model = sharpened(kind.from_config(config, attn_implementation="eager").eval())
-        _, seen = seen_with_values(model, {"input_ids": tokens(6)})
+        model = sharpened(kind.from_config(config, attn_implementation="eager").eval()).to(dtype)
+        _, seen = seen_with_values(model, inputs)
         with pytest.raises(rg.RegardError, match="so a head has no direct effect on the logit"):
             seen.logit_effect(1, 5)
-    plain = transformers.GraniteForCausalLM(transformers.GraniteConfig(**LLAMA)).eval()
-    _, seen = seen_with_values(plain, {"input_ids": tokens(6)})
+    plain = sharpened(transformers.GraniteForCausalLM(transformers.GraniteConfig(**LLAMA)).eval()).to(dtype)
+    _, seen = seen_with_values(plain, inputs)
     assert seen.logit_effect(1, 5).shape == (2, 4, 6)  # without the factor it is a sum
+
+
+def test_a_watch_that_follows_several_threads_has_no_parts():
+    model, inputs = language_model("gpt2"), {"input_ids": tokens(5)}
+    with rg.watch(model, keep="qkv") as seen, torch.no_grad():
+        model(**inputs)
+        other = threading.Thread(target=contextvars.copy_context().run, args=(lambda: model(**inputs),))
+        other.start(), other.join()
+    assert seen.values(0).shape == (2, 4, 5, 4)
+    for ask in (lambda: seen.head_part(0), lambda: seen.logit_effect(0, 3)):
+        with pytest.raises(rg.RegardError, match="ran in several threads under one watch"):
+            ask()
 
 
 # Bad input

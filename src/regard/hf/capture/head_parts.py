@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,13 +35,20 @@ class KeptParts:
 
     def __init__(self, model: nn.Module, attending: Mapping[str, nn.Module]) -> None:
         self.joined, self.stream = JoinedHeads(model, attending), ResidualStream(model, attending)
+        self._threads: set[int] = set()
         self.trusted = {
             name for name, module in attending.items() if type(module).__module__.startswith("transformers")
         }
 
     def module_ended(self, module: nn.Module, args: Iterable[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        self._threads.add(threading.get_ident())
         name = self.joined.module_ended(module, args, kwargs)
         self.stream.module_ended(module, args, kwargs, output, name)
+
+    def check_threads(self) -> None:
+        """Refuse runs in several threads: the order of their calls does not show which part belongs to which call."""
+        if len(self._threads) > 1:
+            raise NoValues("the model ran in several threads under one watch. Begin a watch in each thread")
 
 
 @dataclass(eq=False)
@@ -72,6 +80,7 @@ class CallParts:
     @cached_property
     def joined(self) -> Tensor:
         """The input of the output projection, (B, I, H, E): weighted values, after a gate or a norm if there is one."""
+        self.kept.check_threads()
         self.kept.joined.layer(self.name)
         if self.kept.joined.are_values(self.name):
             return weighted_values(self.weights, self.values).transpose(1, 2)

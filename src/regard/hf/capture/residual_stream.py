@@ -24,7 +24,7 @@ ROWS = 4
 #: The most parts beside a head's layer that a block may add to its input.
 PARTS = 3
 #: Sums are equal if they differ by at most this number of rounding errors of their terms.
-ROUNDINGS = 32
+ROUNDINGS = 4
 #: Largest error of a norm, relative to its largest number.
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 1e-2}
 #: Names of the small number that norms add to the mean square.
