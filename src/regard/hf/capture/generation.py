@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 from torch import Tensor
@@ -12,24 +13,31 @@ from regard.hf.capture.generation_joins import OTHER_TOKENS, GenerationRecord, M
 from regard.hf.capture.head_parts import CallParts
 from regard.hf.capture.kept_values import NoValues
 from regard.hf.capture.model_maps import WatchedAttention
+from regard.hf.capture.residual_stream import FinalNorm
+from regard.maps.weighted_values import weighted_values
 
 
+@dataclass(eq=False)
 class GenerationParts(CallParts):
-    """The values of a module in a generation. What its heads add to the residual stream belongs to single passes."""
+    """The values of a module in a generation, and what its heads write; `last_pass` are those of the last pass."""
 
-    @cached_property
-    def joined(self) -> Tensor:
-        raise NoValues(
-            "the inputs of the output projection belong to single passes; read those of a pass: "
-            f"seen.head_part({self.name!r}, call=...)"
-        )
+    last_pass: CallParts
 
     @cached_property
     def is_direct(self) -> bool:
-        raise RegardError(
-            f"generation.value_weighted({self.name!r}): the norms after the output projection belong to single passes. "
-            "projected=False has the norms of the values alone."
-        )
+        return self.last_pass.is_direct
+
+    @cached_property
+    def joined(self) -> Tensor:
+        if not self.is_direct:
+            raise NoValues(
+                "a gate or a norm before the output projection belongs to a single pass; read the parts of a pass: "
+                f"seen.head_part({self.name!r}, call=...)"
+            )
+        return weighted_values(self.weights, self.values).transpose(1, 2)
+
+    def _final_read(self) -> FinalNorm:
+        raise NoValues(f"a final norm belongs to a single pass; read seen.logit_effect({self.name!r}, token, call=...)")
 
 
 class Generation(WatchedAttention):
@@ -118,7 +126,8 @@ class Generation(WatchedAttention):
 
     def _call(self, name: str | int, call: int) -> CallParts:
         parts = super()._call(name, call)
-        return GenerationParts(parts.name, parts.calls, parts.call, parts.kept)
+        last_pass = CallParts(parts.name, self._seen._parts[parts.name], -1, parts.kept)
+        return GenerationParts(parts.name, parts.calls, parts.call, parts.kept, last_pass)
 
     def __repr__(self) -> str:
         count, output = self.num_sequences, max(self.lengths) - self.prompt_length
