@@ -232,3 +232,42 @@ def test_generation_with_a_cache_counts_queries_in_the_whole_sequence(name, cach
         else:
             scores = torch.stack(out.scores, 1)
             torch.testing.assert_close(scores, whole[:, N - 1 : -1], rtol=1e-5, atol=1e-5, check_dtype=False)
+
+
+def test_one_edit_serves_several_blocks(llama):
+    block, expected = rg.edit(llama, EDIT), logits_of(llama, EDIT)
+    for _ in range(2):
+        with torch.no_grad(), block as run:
+            assert torch.equal(llama(IDS).logits, expected)
+        assert run.calls == {"model.layers.1.self_attn": 1}
+
+
+def test_autocast_keeps_the_dtype_of_the_backend(llama):
+    model = copy.deepcopy(llama).float()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        plain = model(IDS).logits
+        with rg.edit(model, EDIT & rg.ScaleWeights(rg.Where(layers=0, heads=1), 0.5)), rg.watch(model):
+            edited = model(IDS).logits
+    assert plain.dtype == edited.dtype == torch.bfloat16 and not torch.equal(plain, edited)
+
+
+def test_an_edited_map_carries_gradients(llama, dense):
+    """Inside `rg.differentiable()` a loss of edited weights has the gradients of dense autograd."""
+    edit = EDIT & rg.ScaleWeights(rg.Where(layers=1, heads=[0, 1], keys=slice(0, 3)), 0.3)
+    with rg.differentiable(), rg.edit(llama, edit), rg.watch(llama) as seen:
+        llama(IDS)
+    parameters = [p for name, p in llama.named_parameters() if "layers.0" in name or "layers.1.self_attn.q" in name]
+    loss = seen[1].entropy().sum() + seen[1][:, 1, 4].square().sum()
+    gradients = torch.autograd.grad(loss, parameters)
+    dense.edits = [
+        {"kind": "knock", "layers": [1], "heads": [2], "queries": [6], "keys": [3]},
+        {"kind": "scale", "layers": [1], "heads": [0, 1], "queries": range(99), "keys": range(3), "number": 0.3},
+    ]
+    oracle = model_of("llama", "dense")
+    weights = oracle(IDS, output_attentions=True).attentions[1]
+    dense.edits = []
+    loss = -torch.special.xlogy(weights, weights.clamp_min(1e-300)).sum() + weights[:, 1, 4].square().sum()
+    named = dict(oracle.named_parameters())
+    own = [named[name] for name, p in llama.named_parameters() if any(p is q for q in parameters)]
+    for one, other in zip(gradients, torch.autograd.grad(loss, own), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
+from numbers import Integral
 from typing import Any
 
 from regard.checks import checked
@@ -52,8 +53,9 @@ class Where:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, Sequence) and not isinstance(value, str):
-                object.__setattr__(self, field.name, tuple(value))
+            if isinstance(value, Sequence | Set) and not isinstance(value, str):
+                value = tuple(_plain(one) for one in (sorted(value) if isinstance(value, Set) else value))
+                object.__setattr__(self, field.name, value)
             _check(field.name, value)
 
     def __repr__(self) -> str:
@@ -232,6 +234,11 @@ def _check(part: str, value: Choice) -> None:
         raise RegardError(
             f"Where({part}={value!r}): an empty {'text' if value == '' else 'list'} selects nothing. None selects all."
         )
+
+
+def _plain(one: Any) -> Any:
+    """An integer of NumPy or of torch as Python's own."""
+    return int(one) if isinstance(one, Integral) and not isinstance(one, bool) else one
 
 
 def _typed(value: Choice) -> str:

@@ -219,7 +219,7 @@ def _run_block(block: Any, queries: Tensor, tensors: tuple[Tensor, ...], call: C
 def with_rows(original: Any, rows: Rows, output: Tensor, weights: Tensor | None) -> Any:
     """What the backend returned, with other outputs (B, rows, heads, E) and weights (B, heads, rows, J) of rows."""
     first, *others = original if isinstance(original, tuple | list) else (original,)
-    device = first.device
+    device, output = first.device, output.to(first.dtype)
     heads, queries = torch.tensor(rows.heads, device=device), torch.tensor(rows.queries, device=device)
     first = first.index_put((torch.arange(len(first), device=device)[:, None, None], queries[:, None], heads), output)
     if weights is not None and others and isinstance(others[0], Tensor):

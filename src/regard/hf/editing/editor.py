@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,7 +35,23 @@ from regard.stats.numbering import layer_number
 FUNCTION = "scaled_dot_product_attention"
 
 
-@contextmanager
+@dataclass(eq=False)
+class EditedRun:
+    """What an edit changed: the number of edited calls of each attention module, by module path.
+
+    >>> import regard as rg
+    >>> rg.EditedRun(rg.KnockOut(rg.Where(keys=0)), {"h.0.attn": 2})
+    EditedRun(KnockOut(Where(keys=0)): h.0.attn 2 calls)
+    """
+
+    edit: Edit
+    calls: dict[str, int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        changed = ", ".join(f"{name} {n} call{'s' * (n > 1)}" for name, n in self.calls.items())
+        return f"EditedRun({self.edit!r}: {changed or 'nothing yet'})"
+
+
 @checked
 def edit(
     model: nn.Module,
@@ -43,7 +59,7 @@ def edit(
     tokens: Sequence[str] | None = None,
     targets: Sequence[str] | None = None,
     roles: Any = None,
-) -> Iterator[EditedRun]:
+) -> AbstractContextManager[EditedRun]:
     """Change the attention of a model while the block runs: knock out, scale, steer, replace or patch weights.
 
     `edits` is a `KnockOut`, `ScaleWeights`, `Steer`, `ReplaceWeights` or `Patch`, or several of them joined by `&`.
@@ -69,27 +85,32 @@ def edit(
     [[1, 1, 0, 1, 1], [1, 1, 1, 1, 1]]
     """
     refuse_compiled(model, "edit")
-    editor = _Editor(model, edits, tokens, targets, roles)
+    _Editor(model, edits, tokens, targets, roles)  # its errors are raised here
+    return _Block(lambda: _Editor(model, edits, tokens, targets, roles))
+
+
+@contextmanager
+def _editing(editor: _Editor) -> Iterator[EditedRun]:
     with editor.open():
         yield editor.run
     editor.conclude()
 
 
-@dataclass(eq=False)
-class EditedRun:
-    """What an edit changed: the number of edited calls of each attention module, by module path.
+class _Block(AbstractContextManager[EditedRun]):
+    """A context manager that can be entered several times, one block inside another too."""
 
-    >>> import regard as rg
-    >>> rg.EditedRun(rg.KnockOut(rg.Where(keys=0)), {"h.0.attn": 2})
-    EditedRun(KnockOut(Where(keys=0)): h.0.attn 2 calls)
-    """
+    def __init__(self, new_editor: Callable[[], _Editor]) -> None:
+        self._new_editor = new_editor
+        self._open: list[AbstractContextManager[EditedRun]] = []
 
-    edit: Edit
-    calls: dict[str, int] = field(default_factory=dict)
+    def __enter__(self) -> EditedRun:
+        block = _editing(self._new_editor())
+        run = block.__enter__()
+        self._open.append(block)
+        return run
 
-    def __repr__(self) -> str:
-        changed = ", ".join(f"{name} {n} call{'s' * (n > 1)}" for name, n in self.calls.items())
-        return f"EditedRun({self.edit!r}: {changed or 'nothing yet'})"
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._open.pop().__exit__(*error)
 
 
 class _State(threading.local):
