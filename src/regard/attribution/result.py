@@ -127,7 +127,9 @@ class Attribution(Mapping[str, AttentionMap]):
     def show(self, tokens: Sequence[str] | None = None, targets: Sequence[str] | None = None, batch: int = 0) -> Any:
         """Show the maps of all layers in a notebook; needs `pip install 'regard[view]'`.
 
-        `tokens` are those of the input, by default those of the tokenizer; `targets` those that a decoder has read.
+        `tokens` are those of the input, by default those of the tokenizer; `targets` those that a decoder has read. The
+        page shows shares of |link| in each row: which keys count for a query, not which queries count for L. For that,
+        `rg.heatmap(attribution[3], tokens, head=2)` has one scale of two colours.
         """
         return viewer_part("widget").show_attribution(self, tokens or self.labels or None, targets, batch)
 
