@@ -23,7 +23,8 @@ def differentiable() -> Iterator[None]:
 
     `rg.attend`, the modules of `rg.nn` and `rg.watch` then keep live queries, keys and parameters. Of such a map
     `weights[...]`, `tile`, `dense`, every fold and `summarize` are in the autograd graph, also after the block. Outside
-    the block maps are detached, and nothing is kept. `weights.carries_gradients` says which kind a map is.
+    the block maps are detached, and nothing is kept. `weights.carries_gradients` says which kind a map is. Watched
+    layers that are recurrent, or that compute softmax themselves, have maps without gradients.
 
     Memory is O(n): the forward pass of a fold keeps no weights, and its backward pass computes them again, a few rows
     at a time. A second derivative (`create_graph=True`) keeps all weights.

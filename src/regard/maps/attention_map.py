@@ -281,7 +281,7 @@ class AttentionMap(ABC):
             raise RegardError(
                 "weights: this map carries no gradients. It was made outside `with rg.differentiable():`, or under "
                 "torch.no_grad(), or from tensors that do not require gradients. Run attend, the module or the watched "
-                "model inside that block, with gradients enabled."
+                "model inside that block, with gradients enabled. Watched layers that are recurrent have none."
             )
         return self
 
