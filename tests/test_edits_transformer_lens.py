@@ -75,18 +75,23 @@ def assert_equal(model, tokenizer, ids, width, num_draws):
     assert len(kinds) == 5
 
 
-def test_a_small_gpt2_with_random_weights(tmp_path):
+def small_gpt2(folder):
+    """A small GPT-2 with random weights, and a tokenizer for it."""
     from tokenizers import Tokenizer, models
 
     words = Tokenizer(models.WordLevel({str(n): n for n in range(20)}, unk_token="0"))
     config = transformers.GPT2Config(n_layer=2, n_head=H, n_embd=16, vocab_size=20, bos_token_id=0, eos_token_id=0)
-    config.save_pretrained(tmp_path)
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="0", eos_token="0").save_pretrained(tmp_path)
+    config.save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="0", eos_token="0").save_pretrained(folder)
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(config).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    return model, transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def test_a_small_gpt2_with_random_weights(tmp_path):
+    model, tokenizer = small_gpt2(tmp_path)
     assert_equal(model, tokenizer, torch.randint(0, 20, (1, N)), 4, num_draws=25)
 
 
