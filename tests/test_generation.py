@@ -90,7 +90,7 @@ def test_a_translator_as_in_one_pass(name):
         assert generation.cross[0].shape == (len(out), 4, 6, 7) and generation.encoder[0].shape[0] == len(out)
 
 
-@pytest.mark.parametrize("name", ["Qwen3Next", "Mamba", "Lfm2"])
+@pytest.mark.parametrize("name", ["Qwen3Next", "Mamba", "Lfm2", "MiniMax"])
 def test_recurrent_layers_as_in_one_pass(name):
     model = recurrent_models.build(name)
     for options in ({}, BEAMS, {"use_cache": False}):

@@ -135,6 +135,8 @@ class GenerationRecorder:
             return
         calls = {name: range(self._started.get(name, 0), count) for name, count in self._counts().items()}
         tokens, cached = _tokens(args, kwargs), _num_cached(kwargs, output)
+        if cached is not None and tokens is not None and cached < tokens.shape[1]:
+            cached = None  # MiniMax's cache counts no tokens
         positions = None if tokens is None else self._positions(tokens.shape[1], cached)
         a_pass = ForwardPass(positions, cached, {name: r for name, r in calls.items() if r})
         self._number += 1
