@@ -212,16 +212,40 @@ class ModuleJoin:
         merged = merged_map(parts, len(rows), len(keys), self._is_cross)
         if merged is not None:
             return merged
+        has_all = [part.rows.stop > part.call.shape[2] for part in parts]  # the state of a recurrent layer
         if _is_one_map(parts, len(rows), len(keys)):
-            return _source(parts[0].call)()
-        of_maps = [MapRows(_source(part.call), part.rows, part.start, part.offset, part.entries) for part in parts]
+            return _source(parts[0].call, has_all[0])()
+        sources = [_source(part.call, every) for part, every in zip(parts, has_all, strict=True)]
+        of_maps = [
+            MapRows(source, part.rows, part.start, part.offset, part.entries)
+            for source, part in zip(sources, parts, strict=True)
+        ]
         return JoinedMap(of_maps, len(rows), len(keys))
 
     def _parts(self, calls: list[Any], starts: list[int], ends: list[int], rows: range, keys: range) -> list[CallRows]:
         """The rows of each call that are rows of the map."""
-        if _every_call_has_all(calls, starts):
+        if _every_call_has_all(calls, starts) and self._states_follow_beams(calls, starts, ends):
             return list(self._last_calls(calls, ends, rows, keys))
         return list(self._each_call(calls, starts, ends, rows, keys))
+
+    def _states_follow_beams(self, calls: list[Any], starts: list[int], ends: list[int]) -> bool:
+        """Whether the states of a recurrent layer were reordered with the beams.
+
+        Those of MiniMax are not: a text goes on with the state of another one, so its last call has other rows.
+        """
+        record = self.record
+        if record.beams is None or not isinstance(calls[-1], RecurrentCall):
+            return True
+        generated = [k for k, end in enumerate(ends) if end > record.first + record.prompt.shape[1]]
+        rows = {k: self._entries(starts[k], ends[k]).tolist() for k in generated}
+        for n, sequence in enumerate(self.part.sequences):
+            last = self._last_call(sequence, ends)
+            orders = {id(call): order for call, order in calls[last]._calls()}
+            for k in (k for k in generated if k <= last):
+                order, row = orders[id(calls[k])], rows[last][n]
+                if (row if order is None else int(order[row])) != rows[k][n]:
+                    return False
+        return True
 
     def statistics(self) -> ModuleStatistics | None:
         """The results of its folds for the whole text, if statistics were kept; of its first call in each pass."""
@@ -297,9 +321,9 @@ def _every_call_has_all(calls: list[Any], starts: list[int]) -> bool:
     return isinstance(calls[-1], RecurrentCall) or (len(calls) > 1 and not any(starts))
 
 
-def _source(call: Any) -> Callable[[], AttentionMap]:
-    """The map of a call, built once; that of a recurrent layer has a row for every token so far."""
-    if isinstance(call, RecurrentCall):
+def _source(call: Any, has_all: bool = False) -> Callable[[], AttentionMap]:
+    """The map of a call, built once; of a recurrent layer, if `has_all`, with a row for every token so far."""
+    if isinstance(call, RecurrentCall) and has_all:
         return cache(lambda: map_of(call.form(), call.shape[3]))
     return cache(partial(getattr, call, "map"))
 
