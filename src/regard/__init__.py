@@ -19,8 +19,10 @@ if TYPE_CHECKING:  # type checkers read the names; a `__getattr__` would make ev
     from regard import seq2seq as seq2seq
     from regard import viewer as viewer
     from regard.api import *  # noqa: F403
+    from regard.attribution import *  # noqa: F403
     from regard.composites import *  # noqa: F403
     from regard.drawing import *  # noqa: F403
+    from regard.edits import *  # noqa: F403
     from regard.hf import *  # noqa: F403 - mypy does not follow `__all__ += hf.__all__` of api
     from regard.maps import *  # noqa: F403
     from regard.pieces import *  # noqa: F403
