@@ -17,6 +17,7 @@ import regard as rg
 from regard.cli.app import app
 from regard.hf.edit_effects import edit_effect
 from regard.hf.text_reader import TextReader
+from regard.viewer import load_run
 
 SENTENCE = "The animal didn't cross the street because it was too tired."
 
@@ -106,3 +107,14 @@ MISTAKES = [
 def test_mistakes_are_one_line(run, arguments, message):
     printed = run(SENTENCE, "--knock-out", *arguments, status=2)
     assert message in printed and "Traceback" not in printed
+
+
+def test_a_saved_page_has_the_text_with_and_without_the_weights(run, reader, tmp_path):
+    folder = tmp_path / "kept"
+    run(SENTENCE, "--knock-out", "L2.H1: it -> animal", "--save", str(folder))
+    whole, edited = load_run(folder)
+    assert edited.about["effect"]["of"] == whole.about["title"] == SENTENCE and "effect" not in whole.about
+    assert edited.about["effect"]["edits"] == [["L2.H1: it -> animal"] * 2]
+    query, key = (whole.about["tokens"].index(word) for word in ("it", "animal"))
+    assert edited.maps[2][0, 1, query, key] == 0 < whole.maps[2][0, 1, query, key]
+    assert '"effect":{"of":"The animal' in (folder / "index.html").read_text()

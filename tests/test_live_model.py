@@ -22,16 +22,8 @@ from regard.seq2seq.evaluation.pair_maps import read_pair
 from regard.stats import TextReading
 from regard.viewer import Sheet
 from regard.viewer import typed_texts as typed_texts_module
-from regard.viewer.live_model import (
-    BODY,
-    CHARACTERS,
-    TOKENS,
-    LiveModel,
-    Stopped,
-    requested_text,
-    text_model,
-    translator_model,
-)
+from regard.viewer.live_model import TOKENS, LiveModel, Stopped, text_model, translator_model
+from regard.viewer.live_request import BODY, CHARACTERS, EDITS, LiveRequest, live_request
 from regard.viewer.typed_requests import WAITING
 from regard.viewer.typed_texts import TypedTexts
 
@@ -104,8 +96,8 @@ def test_a_typed_text_has_the_weights_of_the_watched_model(minilm):
             rows = np.frombuffer(get(address, f"rows/{number}/{layer}/{i}")[1], "<f4").reshape(12, -1)
             np.testing.assert_allclose(rows[head], seen[layer][0, head, i].numpy(), rtol=2e-5, atol=1e-7)
         common = json.loads(get(address, "texts")[1])
-        limits = {"characters": CHARACTERS, "tokens": TOKENS}
-        assert common["live_model"] == {"name": "minilm", "kind": "text", "fields": ["text"], **limits}
+        limits = {"characters": CHARACTERS, "tokens": TOKENS, "edits": EDITS}
+        assert common["live_model"] == {"name": "minilm", "kind": "text", "fields": ["text", "edits"], **limits}
         assert common["typed"] == [[1, title]]
         status, answer = post(address, "word " * (TOKENS + 1))
         assert status == 200 and f"tokens; the page reads at most {TOKENS}." in answer["refused"]
@@ -132,20 +124,35 @@ def test_a_typed_sentence_is_translated_and_aligned():
         (b"\xff", "not JSON"),
         ('"text"', "must have the form"),
         ('{"text": 3}', "must have the form"),
-        ('{"text": "a", "edit": 1}', "without other fields"),
+        ('{"text": "a", "edit": 1}', "has the field 'edit'; beside the text this model reads edits"),
+        ('{"text": "a", "edits": "L0"}', "must be a list"),
+        ('{"text": "a", "edits": []}', "must be a list"),
+        (
+            json.dumps({"text": "a", "edits": ["L0"] * (EDITS + 1)}),
+            f"{EDITS + 1} edits; the page takes at most {EDITS}",
+        ),
+        ('{"text": "a", "edits": [3]}', "got '3'"),
+        ('{"text": "a", "edits": ["L0.H1: it -> the"]}', "numbers of tokens"),
+        ('{"text": "a", "edits": ["induction"]}', "must have the form"),
+        ('{"text": "a", "edits": ["L0.H1: #99999999999999999999 -> #0"]}', "must have the form"),
         ('{"text": " \\u0000\\n"}', "The text is empty"),
         (json.dumps({"text": "a" * (CHARACTERS + 1)}), "2,001 characters; the page reads at most 2,000"),
     ],
 )
 def test_requests_without_a_text_are_refused_in_words(body, words):
     with pytest.raises(RegardError, match=words):
-        requested_text(body if isinstance(body, bytes) else body.encode())
+        live_request(body if isinstance(body, bytes) else body.encode(), ["edits"])
+    with pytest.raises(RegardError):
+        live_request(b'{"text": "a", "edits": ["L0"]}')
 
 
 def test_any_text_of_the_longest_length_fits_into_a_request():
     for character in ("a", "é", "\U0001f469", "\ud800", '"'):
         body = json.dumps({"text": character * CHARACTERS}).encode()
-        assert len(body) <= BODY and len(requested_text(body)) == CHARACTERS
+        assert len(body) <= BODY and len(live_request(body).text) == CHARACTERS
+    edits = [f"L1000.H{1000 + n}: #1000 -> #1000" for n in range(EDITS)]
+    body = json.dumps({"text": "\U0001f469" * CHARACTERS, "edits": edits}).encode()
+    assert len(body) <= BODY and len(live_request(body, ["edits"]).edits) == EDITS
 
 
 def test_only_the_page_itself_may_have_texts_read():
@@ -200,9 +207,9 @@ def test_typed_texts_are_bounded_in_bytes(monkeypatch):
     assert size == 2 * (2 * 3 * 15 * 8 * 4 + 3 * 15 * 4), "q, k and r of two layers"
     monkeypatch.setattr(typed_texts_module, "KEPT_BYTES", 3 * size)
     typed = TypedTexts(1)
-    assert [typed.add(f"{n}", [sheet])[0] for n in range(6)] == [1, 2, 3, 4, 5, 6]
+    assert [typed.add(LiveRequest(f"{n}"), [sheet])[0] for n in range(6)] == [1, 2, 3, 4, 5, 6]
     assert [number for number, _ in typed.titles()] == [4, 5, 6] and typed.dropped(3) and not typed.dropped(0)
-    typed.add("large", [sheet] * 5)
+    typed.add(LiveRequest("large"), [sheet] * 5)
     assert [number for number, _ in typed.titles()] == [7, 8, 9, 10, 11], "the last text is always kept"
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from regard.cli.outputs import check_folder
 from regard.cli.see import Options
 from regard.cli.texts import read_texts
 from regard.edits import Edits, KnockOut, where
@@ -17,10 +18,13 @@ from regard.edits.values import Edit
 from regard.errors import RegardError
 from regard.hf.edit_effects import SENTENCE, EditEffect, edit_effect
 from regard.hf.text_reader import TextReader
+from regard.stats import RoleTable
+from regard.viewer import Sheet, page_folds, save_run, write_page
+from regard.viewer.questions import edited_sheet
 
 #: The options of `regard see` that say nothing about an edit, by their fields.
 OF_MAPS = {"words": "--word", "verify_all": "--verify-all", "all_figures": "--all-figures"} | {
-    name: f"--{name}" for name in ("layers", "save", "figures", "probe", "table", "importance", "story")
+    name: f"--{name}" for name in ("layers", "figures", "probe", "table", "importance", "story")
 }
 
 
@@ -28,12 +32,19 @@ def run(knock_out: Sequence[str], options: Options) -> None:
     """Read each text without and with the edit, and print the difference."""
     given = [option for name, option in OF_MAPS.items() if getattr(options, name)]
     if given:
-        raise RegardError(f"see: {given[0]} shows maps. --knock-out goes with --model, --length and --json.")
+        raise RegardError(f"see: {given[0]} shows maps. --knock-out goes with --model, --length, --save and --json.")
+    check_folder("see", "--save", options.save)
     edits = Edits(tuple(KnockOut(where(text)) for text in knock_out))
     texts, errors = read_texts(options.texts), Console(stderr=True)
     with errors.status(f"Reading with {options.model}"):
         reader = TextReader.load(options.model)
         effects = [_effect(reader, text, edits, options) for text in texts]
+    if options.save is not None:
+        with errors.status(f"Saving to {options.save}"):
+            sheets = [sheet for text in texts for sheet in _sheets(reader, text, knock_out, edits, options)]
+            page = write_page(options.save / "index.html", sheets)
+            save_run(options.save, sheets)
+        errors.print(f"The page is at {page}; regard view {options.save} serves it.", markup=False, highlight=False)
     if options.as_json:
         data = [as_data(effect) for effect in effects]
         print(json.dumps(data[0] if len(data) == 1 else data, ensure_ascii=False, indent=1))
@@ -46,23 +57,29 @@ def run(knock_out: Sequence[str], options: Options) -> None:
 
 
 def _effect(reader: TextReader, text: str, edits: Edit, options: Options) -> EditEffect:
+    return edit_effect(reader, text, edits, options.length, _roles(reader, edits))
+
+
+def _roles(reader: TextReader, edits: Edit) -> RoleTable | None:
+    """The roles of the model's heads, if an edit names roles."""
     needs_roles = any(part.where.roles is not None for part in edits.parts)  # type: ignore[attr-defined]
-    roles = reader.probe() if needs_roles else None
-    return edit_effect(reader, text, edits, options.length, roles)
+    return reader.probe() if needs_roles else None
+
+
+def _sheets(reader: TextReader, text: str, knock_out: Sequence[str], edits: Edit, options: Options) -> list[Sheet]:
+    """The text as the model reads it, and without these weights."""
+    whole = Sheet.of(reader.read(text, None, options.length, also=page_folds).reading)
+    roles = _roles(reader, edits)
+    return [whole, edited_sheet(reader, text, knock_out, length=options.length, roles=roles)]
 
 
 def print_effect(console: Console, effect: EditEffect) -> None:
     """What changes, in plain words."""
     if effect.kind == SENTENCE:
-        moved = ", ".join(f'"{token}" ({100 * change:.2g} %)' for token, change in effect.moved())
-        size, cosine = 100 * effect.change, effect.cosine
-        console.print(Text(f"The sentence embedding changes by {size:.2g} % of its length (cosine {cosine:.6f})."))
-        console.print(Text(f"The states that change most: {moved}."))
+        for sentence in effect.sentences:
+            console.print(Text(sentence))
         return
-    before, after = effect.best
-    same = "stays" if before == after else f"was {before!r} and is"
-    moved = f"The prediction moves by {effect.divergence:.3f} nats (Kullback-Leibler divergence)."
-    console.print(Text(f"The most probable {effect.kind} {same} {after!r}. {moved}"))
+    console.print(Text(" ".join(effect.sentences)))
     table = Table(box=None, pad_edge=False)
     for name in (effect.kind, "before", "after"):
         table.add_column(name, justify="left" if name == effect.kind else "right")

@@ -65,6 +65,21 @@ class EditEffect:
         changes = (self.after - self.before).norm(dim=-1) / self.before.norm(dim=-1)
         return [(self.tokens[n], float(changes[n])) for n in changes.argsort(descending=True)[:count].tolist()]
 
+    @property
+    def sentences(self) -> list[str]:
+        """What changes, in plain words."""
+        if self.kind == SENTENCE:
+            moved = ", ".join(f'"{token}" ({100 * change:.2g} %)' for token, change in self.moved())
+            size, cosine = 100 * self.change, self.cosine
+            whole = f"The sentence embedding changes by {size:.2g} % of its length (cosine {cosine:.6f})."
+            return [whole, f"The states that change most: {moved}."]
+        before, after = self.best
+        same = "stays" if before == after else f"was {before!r} and is"
+        return [
+            f"The most probable {self.kind} {same} {after!r}.",
+            f"The prediction moves by {max(0.0, self.divergence):.3f} nats (Kullback-Leibler divergence).",
+        ]
+
 
 @torch.no_grad()
 def edit_effect(reader: TextReader, text: str, edits: Edit, length: int | None = None, roles: Any = None) -> EditEffect:

@@ -3,7 +3,7 @@
 | path | answer |
 |---|---|
 | `texts` | JSON: the titles of the texts, and what is the same for all texts |
-| `read` | POST {"text"}, if there is a live model: JSON: numbers and titles of the sheets of a typed text, or why not |
+| `read` | POST a `live_request`, if there is a live model: JSON: numbers and titles of its sheets, or why not |
 | `text/T` | JSON: everything about text T, without its maps |
 | `tile/T/L/H/LEVEL/R/C/POOL` | up to 128 x 128 cells of 2^LEVEL squared weights, `mean` or `max`; float16 or float32 |
 | `rows/T/L/I`, `columns/T/L/J` | float32 (H, J): the weights of query I; (H, I): the weights on key J |
@@ -23,7 +23,8 @@ from regard.errors import RegardError
 from regard.maps import AttentionMap
 from regard.maps.dot import is_dot, scaled
 from regard.maps.pyramid import averaged, cells, coarser
-from regard.viewer.live_model import Check, LiveModel, Stopped, requested_text
+from regard.viewer.live_model import Check, LiveModel, Stopped
+from regard.viewer.live_request import live_request
 from regard.viewer.page import embed
 from regard.viewer.sheet import COMMON, QUICK, Sheet, base_level, raw
 from regard.viewer.story import Story
@@ -76,9 +77,9 @@ class Answers:
         A text that the model cannot take, such as a long one, is answered with the reason, not with an error of HTTP.
         """
         assert self.model is not None
-        text = requested_text(body)
+        request = live_request(body, self.model.questions)
         try:
-            numbers = self.typed.find(text) or self.typed.add(text, self.model.read(text, check))
+            numbers = self.typed.find(request) or self.typed.add(request, self.model.answer(request, check))
         except Stopped:
             raise
         except RegardError as reason:

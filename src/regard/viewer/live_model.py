@@ -1,15 +1,10 @@
-"""Models behind an open page: they read the texts that a reader types there.
-
-A request is JSON: {"text": "..."}. Later requests may hold more, such as edits of weights; a field that the model does
-not know is refused, so no page shows the weights of another request than its own.
-"""
+"""Models behind an open page: they read the texts that a reader types there, and answer questions about them."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +13,16 @@ from torch import nn
 from regard.data.corpus import Pair
 from regard.errors import RegardError
 from regard.hf.text_reader import TextReader
+from regard.maps import AttentionMap, Fold
 from regard.seq2seq.evaluation.pair_maps import read_pair
 from regard.seq2seq.models.systems import system
 from regard.seq2seq.runs.run import SETTINGS, Run, load_pretrained, load_run, pretrained_runs
+from regard.viewer.live_request import CHARACTERS, EDITS, LiveRequest
+from regard.viewer.questions import edited_sheet
 from regard.viewer.sheet import Sheet, page_folds
 
-#: The most characters and tokens of a typed text.
-CHARACTERS, TOKENS = 2000, 256
-#: The most bytes of a request: JSON escapes a character in at most 12 bytes.
-BODY = 12 * CHARACTERS + 100
-#: The fields of a request.
-FIELDS = ("text",)
+#: The most tokens of a typed text.
+TOKENS = 256
 
 #: Called again and again while a text is read; it raises `Stopped` if the reader does not want it any more.
 Check = Callable[[], None]
@@ -42,19 +36,27 @@ class Stopped(RegardError):
 class LiveModel:
     """A model that reads typed texts. `kind` is "text" or "translation"; `read(text, check)` gives their sheets.
 
-    `tokens` is the most tokens of a text.
+    `tokens` is the most tokens of a text. `questions` are those of a `LiveRequest` that the model can answer, each with
+    the function that gives the sheets.
     """
 
     name: str
     kind: str
     read: Callable[[str, Check], list[Sheet]]
     tokens: int = TOKENS
+    questions: Mapping[str, Callable[[LiveRequest, Check], list[Sheet]]] = field(default_factory=dict)
+
+    def answer(self, request: LiveRequest, check: Check) -> list[Sheet]:
+        """The sheets of a request."""
+        if request.question:
+            return self.questions[request.question](request, check)
+        return self.read(request.text, check)
 
     @property
     def about(self) -> dict[str, Any]:
         """What the page needs to know: without it, the page has no input."""
-        limits = {"characters": CHARACTERS, "tokens": self.tokens}
-        return {"name": self.name, "kind": self.kind, "fields": list(FIELDS), **limits}
+        limits = {"characters": CHARACTERS, "tokens": self.tokens, "edits": EDITS}
+        return {"name": self.name, "kind": self.kind, "fields": ["text", *self.questions], **limits}
 
 
 def live_model(name: str) -> LiveModel:
@@ -77,13 +79,22 @@ def text_model(reader: TextReader) -> LiveModel:
     """
     most = min(reader.limit or TOKENS, TOKENS)
 
-    def read(text: str, check: Check) -> list[Sheet]:
+    @contextmanager
+    def reading(text: str, check: Check) -> Iterator[Callable[[AttentionMap], Sequence[Fold]]]:
+        """Around a text that the model reads; yields the folds of the page, which `check` can stop too."""
         _check_length(len(reader.tokenizer(text, verbose=False)["input_ids"]), most)
         with _stoppable(reader.model, check):
-            reading = reader.read(text, also=lambda weights: check() or page_folds(weights)).reading
-        return [_written(Sheet.of(reading), text)]
+            yield lambda weights: check() or page_folds(weights)
 
-    return LiveModel(reader.name, "text", read, most)
+    def read(text: str, check: Check) -> list[Sheet]:
+        with reading(text, check) as also:
+            return [_written(Sheet.of(reader.read(text, also=also).reading), text)]
+
+    def edited(request: LiveRequest, check: Check) -> list[Sheet]:
+        with reading(request.text, check) as also:
+            return [_written(edited_sheet(reader, request.text, request.edits, also), request.text)]
+
+    return LiveModel(reader.name, "text", read, most, {"edits": edited})
 
 
 def translator_model(name: str, run: Run) -> LiveModel:
@@ -107,26 +118,6 @@ def translator_model(name: str, run: Run) -> LiveModel:
         return [_written(Sheet.of(*reading), text, unknown) for reading in readings]
 
     return LiveModel(name, "translation", read)
-
-
-def requested_text(body: bytes) -> str:
-    """The text of a request, as one line. Raises an error in words for anything else.
-
-    >>> requested_text(b'{"text": " a  b "}')
-    'a b'
-    """
-    try:
-        request = json.loads(body)
-    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
-        raise RegardError('The request is not JSON. It must be {"text": "..."}.') from None
-    if not isinstance(request, dict) or set(request) != set(FIELDS) or not isinstance(request["text"], str):
-        raise RegardError('The request must have the form {"text": "..."}, without other fields.')
-    text = " ".join(request["text"].replace("\0", " ").encode("utf-8", "replace").decode().split())
-    if not text:
-        raise RegardError("The text is empty. Type at least one word.")
-    if len(text) > CHARACTERS:
-        raise RegardError(f"The text has {len(text):,} characters; the page reads at most {CHARACTERS:,}.")
-    return text
 
 
 def _written(sheet: Sheet, text: str, unknown: Sequence[str] = ()) -> Sheet:

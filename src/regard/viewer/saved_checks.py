@@ -97,10 +97,17 @@ PANEL = {
     "image": TEXT,
     "tokens": Optional([WHOLE]),
 }
+EFFECT = {
+    **dict.fromkeys(("of", "kind", "sentence"), TEXT),
+    "edits": [(TEXT, TEXT)],
+    "probabilities": [(TEXT, NUMBER, NUMBER)],
+    "moved": [(TEXT, NUMBER)],
+}
 ABOUT = {
     "title": TEXT,
     "model": Optional(TEXT),
     "written": Optional(TEXT),
+    "effect": Optional(EFFECT),
     "lead": Optional(Maybe(LEADS)),
     "cards": Optional([CARD]),
     "warnings": Optional(Named(TEXT)),

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from regard.errors import RegardError
 from regard.viewer.answers import Answers
-from regard.viewer.live_model import BODY, Stopped
+from regard.viewer.live_model import Stopped
+from regard.viewer.live_request import BODY
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from regard.viewer.embedded import exact_bytes
+from regard.viewer.live_request import LiveRequest
 from regard.viewer.sheet import Sheet
 
 #: The most typed texts that are kept, and the most bytes of their maps. The oldest are dropped first.
@@ -19,23 +20,23 @@ class TypedTexts:
 
     def __init__(self, first: int) -> None:
         self._first, self._next, self._lock = first, first, threading.Lock()
-        self._numbers: dict[str, list[int]] = {}  # the least recently typed text first
+        self._numbers: dict[LiveRequest, list[int]] = {}  # the least recently typed text first
         self._sheets: dict[int, Sheet] = {}
 
-    def find(self, text: str) -> list[int]:
+    def find(self, request: LiveRequest) -> list[int]:
         """The numbers of a text that was typed before and is still kept; it then counts as typed last."""
         with self._lock:
-            numbers = self._numbers.pop(text, [])
+            numbers = self._numbers.pop(request, [])
             if numbers:
-                self._numbers[text] = numbers
+                self._numbers[request] = numbers
             return numbers
 
-    def add(self, text: str, sheets: list[Sheet]) -> list[int]:
+    def add(self, request: LiveRequest, sheets: list[Sheet]) -> list[int]:
         """Keep the sheets of a text, drop the oldest texts beyond the limits, and return the numbers of the sheets."""
         with self._lock:
             numbers = list(range(self._next, self._next + len(sheets)))
             self._next += len(sheets)
-            self._numbers[text] = numbers
+            self._numbers[request] = numbers
             self._sheets |= dict(zip(numbers, sheets, strict=True))
             while len(self._numbers) > 1 and (len(self._numbers) > KEPT or self._bytes() > KEPT_BYTES):
                 for number in self._numbers.pop(next(iter(self._numbers))):

@@ -1,0 +1,88 @@
+"""What an open page may ask of its live model: to read a text, and at most one question about it.
+
+| request | answer |
+|---|---|
+| {"text"} | the text as the model reads it |
+| {"text", "edits": ["L5.H3: #9 -> #2", ...]} | the text as the model reads it without these weights; what changes |
+
+An edit is the short form of `rg.where`, with numbers of tokens in place of words. Every part is bounded, and a field
+that the model does not know is refused, so no page shows the weights of another request than its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from regard.errors import RegardError
+
+#: The most characters of a typed text, and the most edits of one.
+CHARACTERS, EDITS = 2000, 64
+#: "L5.H3: #9 -> #2", "L5.H3", "L5", "*: * -> #2"; the length of a longest one.
+EDIT = re.compile(r"(\*|L\d{1,4}(?:\.H\d{1,4})?)(?:: (\*|#\d{1,4}) -> (\*|#\d{1,4}))?")
+EDIT_CHARACTERS = len("L1234.H1234: #1234 -> #1234")
+#: The most bytes of a request: JSON escapes a character in at most 12 bytes.
+BODY = 12 * CHARACTERS + EDITS * (EDIT_CHARACTERS + 4) + 200
+
+
+@dataclass(frozen=True)
+class LiveRequest:
+    """A text, and the question about it: "" (none) or "edits"."""
+
+    text: str
+    question: str = ""
+    edits: tuple[str, ...] = ()
+
+
+def live_request(body: bytes, questions: Collection[str] = ()) -> LiveRequest:
+    """The request of a body. Anything else is refused in words, and so are questions that the model cannot answer.
+
+    >>> live_request(b'{"text": " a  b ", "edits": ["L5.H3: #1 -> #0"]}', ["edits"])
+    LiveRequest(text='a b', question='edits', edits=('L5.H3: #1 -> #0',))
+    """
+    try:
+        request = json.loads(body)
+    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+        raise RegardError('The request is not JSON. It must be {"text": "..."}.') from None
+    if not isinstance(request, dict) or not isinstance(request.get("text"), str):
+        raise RegardError('The request must have the form {"text": "..."}.')
+    others = sorted(set(request) - {"text"})
+    if unknown := [name for name in others if name not in questions]:
+        known = ", ".join(questions) or "no field"
+        raise RegardError(f"The request has the field {unknown[0][:40]!r}; beside the text this model reads {known}.")
+    if len(others) > 1:
+        raise RegardError(f"The request has {' and '.join(others)}; ask one question at a time.")
+    text = _text(request["text"])
+    if not others:
+        return LiveRequest(text)
+    return LiveRequest(text, others[0], **{others[0]: READ[others[0]](request[others[0]])})
+
+
+def _text(typed: str) -> str:
+    text = " ".join(typed.replace("\0", " ").encode("utf-8", "replace").decode().split())
+    if not text:
+        raise RegardError("The text is empty. Type at least one word.")
+    if len(text) > CHARACTERS:
+        raise RegardError(f"The text has {len(text):,} characters; the page reads at most {CHARACTERS:,}.")
+    return text
+
+
+def _edits(given: Any) -> tuple[str, ...]:
+    if not isinstance(given, list) or not given:
+        raise RegardError('The edits must be a list, such as ["L5.H3: #9 -> #2"].')
+    if len(given) > EDITS:
+        raise RegardError(f"The request has {len(given)} edits; the page takes at most {EDITS}.")
+    for edit in given:
+        if not isinstance(edit, str) or not EDIT.fullmatch(edit):
+            raise RegardError(
+                f"An edit must have the form 'L5.H3: #9 -> #2' (head: query -> key), 'L5.H3' or '*: * -> #2', with "
+                f"numbers of tokens; got {str(edit)[:60]!r}."
+            )
+    return tuple(dict.fromkeys(given))
+
+
+#: Question -> the function that reads its field.
+READ = {"edits": _edits}

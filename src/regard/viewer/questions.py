@@ -1,0 +1,75 @@
+"""The sheets that answer a question about a text: what changes without some weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from regard.edits import Edits, KnockOut, where
+from regard.hf.edit_effects import EditEffect, edit_effect
+from regard.hf.editing import edit
+from regard.hf.text_reader import TextReader, in_one_line
+from regard.maps import AttentionMap, Fold
+from regard.viewer.live_request import EDIT
+from regard.viewer.sheet import Sheet, page_folds
+
+#: Tokens whose states changed most, and probable tokens, of the panel "What changes".
+SHOWN = 6
+
+
+def edited_sheet(
+    reader: TextReader,
+    text: str,
+    edits: Sequence[str],
+    also: Callable[[AttentionMap], Sequence[Fold]] = page_folds,
+    length: int | None = None,
+    roles: Any = None,
+) -> Sheet:
+    """The sheet of a text that a model reads without some weights; `about["effect"]` says what changes.
+
+    An edit is a short form of `rg.where`. The maps are the weights inside the edit, as they then are. `length` and
+    `roles` are those of `edit_effect`.
+
+    >>> import regard as rg
+    >>> reader = rg.TextReader.load("minilm")
+    >>> sheet = edited_sheet(reader, "The cat sat.", ["L2.H1: #2 -> #1"])
+    >>> sheet.about["title"], float(sheet.maps[2][0, 1, 2, 1])
+    ('The cat sat. (without L2.H1: cat → the)', 0.0)
+    """
+    knocked_out = Edits(tuple(KnockOut(where(short)) for short in edits))
+    effect = edit_effect(reader, text, knocked_out, length, roles)
+    named = [(short, edit_in_words(short, effect.tokens)) for short in edits]
+    title = in_one_line(text)
+    without = ", ".join(words for _, words in named) if len(named) < 3 else f"{len(named)} parts"
+    with edit(reader.model, knocked_out, effect.tokens, roles=roles):
+        reading = reader.read(text, None, length, f"{title} (without {without})", also).reading
+    sheet = Sheet.of(reading)
+    return Sheet(sheet.about | {"effect": effect_data(effect, title, named)}, sheet.maps, sheet.ready)
+
+
+def effect_data(effect: EditEffect, title: str, edits: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """What an edit changes, as JSON. `of` is the title of the text with all its weights."""
+    predicts = effect.before.ndim == 1
+    return {
+        "of": title,
+        "edits": [list(pair) for pair in edits],
+        "kind": effect.kind,
+        "sentence": " ".join(effect.sentences),
+        "probabilities": [list(row) for row in effect.top(SHOWN)] if predicts else [],
+        "moved": [] if predicts else [list(row) for row in effect.moved(SHOWN)],
+    }
+
+
+def edit_in_words(short: str, tokens: Sequence[str]) -> str:
+    """A short form with words in place of numbers.
+
+    >>> edit_in_words("L5.H3: #1 -> #0", ["a", "b"]), edit_in_words("*: * -> #1", ["a", "b"]), edit_in_words("L5", [])
+    ('L5.H3: b → a', 'b in every head', 'L5')
+    """
+    found = EDIT.fullmatch(short)
+    if found is None or found[2] is None:
+        return short
+    query, key = ("all" if part == "*" else tokens[int(part[1:])] for part in (found[2], found[3]))
+    if (found[1], found[2]) == ("*", "*"):
+        return f"{key} in every head"
+    return f"{'every head' if found[1] == '*' else found[1]}: {query} → {key}"

@@ -1,0 +1,126 @@
+"""Questions to the live model of a page: what changes without some weights."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import regard as rg
+from dense_edits import Dense
+from pages import served
+from regard.errors import RegardError
+from regard.viewer import load_run, save_run
+from regard.viewer.live_model import text_model
+from regard.viewer.live_request import LiveRequest
+from regard.viewer.page import payload
+from test_live_model import get, minilm, post
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+tokenizers = pytest.importorskip("tokenizers")
+
+__all__ = ["minilm"]
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "because", "it", "was", "tired"]
+TEXT = " ".join(WORDS)
+
+
+def small(backend):
+    """A GPT-2 with random weights."""
+    torch.manual_seed(0)
+    sizes = {"n_layer": 2, "n_head": 3, "n_embd": 24, "n_positions": 40, "vocab_size": len(WORDS) + 1}
+    config = transformers.GPT2Config(**sizes, initializer_range=0.5, bos_token_id=None, eos_token_id=None)
+    return transformers.GPT2LMHeadModel._from_config(config, attn_implementation=backend).eval()
+
+
+@pytest.fixture(scope="module")
+def reader():
+    """The small model, with one token for each word."""
+    vocabulary = {word: n for n, word in enumerate([*WORDS, "<unk>"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+    return rg.TextReader(small("sdpa"), fast, "tiny")
+
+
+def answered(reader, question, **fields):
+    return text_model(reader).answer(LiveRequest(TEXT, question, **fields), lambda: None)
+
+
+@torch.no_grad()
+def test_what_changes_is_that_of_dense_attention_with_a_mask(reader):
+    dense, ids = Dense(), torch.arange(len(WORDS))[None]
+    transformers.AttentionInterface.register("dense page", dense)
+    transformers.AttentionMaskInterface.register("dense page", transformers.masking_utils.eager_mask)
+    oracle, everywhere = small("dense page"), {"kind": "knock", "layers": range(2), "heads": range(3)}
+    one, whole = {"kind": "knock", "layers": [1], "heads": [2]}, {"queries": range(99), "keys": range(99)}
+    cases = {
+        ("L1.H2: #7 -> #1",): [one | {"queries": [7], "keys": [1]}],
+        ("*: * -> #3", "L0.H1"): [everywhere | whole | {"keys": [3]}, one | whole | {"layers": [0], "heads": [1]}],
+        ("L1.H2: #9 -> #9",): [one | {"queries": [9], "keys": [9]}],
+    }
+    before = oracle(ids).logits[0, -1].softmax(-1)
+    for edits, expected in cases.items():
+        [sheet] = answered(reader, "edits", edits=edits)
+        dense.edits = expected
+        result = oracle(ids, output_attentions=True)
+        dense.edits = []
+        after, effect = result.logits[0, -1].softmax(-1), sheet.about["effect"]
+        assert effect["kind"] == "next token" and len(effect["probabilities"]) >= 6
+        for token, old, new in effect["probabilities"]:
+            number = [*WORDS, "<unk>"].index(token)
+            assert [old, new] == pytest.approx([float(before[number]), float(after[number])], abs=1e-6)
+        names = [*WORDS, "<unk>"]
+        assert {row[0] for row in effect["probabilities"]} >= {names[int(p.argmax())] for p in (before, after)}
+        for layer, weights in enumerate(sheet.maps):
+            torch.testing.assert_close(weights.dense(), result.attentions[layer], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("edits", "words"),
+    [
+        (["L7.H0"], "selects no layer"),
+        (["L0.H3"], "has heads 0 to 2"),
+        (["L0", "L1.H2: #10 -> #1"], "had queries 0 to 9"),
+        (["*: * -> #10"], "had keys 0 to 9"),
+    ],
+)
+def test_edits_of_what_is_not_there_are_refused_in_words(reader, edits, words):
+    with pytest.raises(RegardError, match=words):
+        answered(reader, "edits", edits=tuple(edits))
+
+
+def test_a_page_asks_what_changes_and_the_answer_is_kept_with_its_text(minilm, tmp_path):
+    typed, edits = "The cat sat, because it was tired.", ["L2.H1: #6 -> #2", "*: * -> #2"]
+    model = text_model(minilm)
+    with served(model.read(typed, lambda: None), model=model) as address:
+        body = json.dumps({"text": typed, "edits": edits})
+        status, answer = post(address, typed, body=body)
+        assert status == 200 and post(address, typed, body=body)[1] == answer, "kept"
+        number, title = answer["texts"][0]
+        assert title == f"{typed} (without L2.H1: it → cat, cat in every head)"
+        sheet = json.loads(get(address, f"text/{number}")[1])
+        weights = np.frombuffer(get(address, f"columns/{number}/4/2")[1], "<f4")
+        assert not weights.any(), "no query of any head sees the word"
+        assert post(address, typed)[1]["texts"][0] != answer["texts"][0], "the text with all its weights is another"
+        status, refused = post(address, typed, body=json.dumps({"text": typed, "edits": ["L2.H99"]}))
+        assert status == 200 and "heads 0 to 11" in refused["refused"]
+        assert post(address, typed, body=json.dumps({"text": typed, "edits": ["L2.H1"] * 65}))[0] == 400
+    effect, tokens = sheet["effect"], sheet["tokens"]
+    assert effect["of"] == sheet["written"] == typed and effect["kind"] == "sentence embedding"
+    edit = rg.Edits(tuple(rg.KnockOut(rg.where(short)) for short in edits))
+    inputs = minilm.tokenizer(typed, return_tensors="pt")
+    with torch.no_grad():
+        before = minilm.model(**inputs).last_hidden_state[0]
+        with rg.edit(minilm.model, edit):
+            after = minilm.model(**inputs).last_hidden_state[0]
+    moved = (after - before).norm(dim=-1) / before.norm(dim=-1)
+    assert effect["moved"][0] == [tokens[int(moved.argmax())], pytest.approx(float(moved.max()), rel=1e-4)]
+    assert f"cosine {float(torch.cosine_similarity(before.mean(0), after.mean(0), 0)):.4f}" in effect["sentence"]
+    edited = model.answer(LiveRequest(typed, "edits", tuple(edits)), lambda: None)
+    assert payload(edited)["texts"][0]["effect"] == effect, "a page that is one file has it too"
+    save_run(tmp_path / "kept", edited)
+    assert load_run(tmp_path / "kept")[0].about["effect"] == effect
