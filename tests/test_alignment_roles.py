@@ -148,6 +148,48 @@ def test_the_known_alignment_heads_of_a_whisper_are_found_and_time_words():
         assert errors.median() < 0.2
 
 
+@pytest.mark.example
+def test_the_best_heads_of_a_trained_translator_have_the_least_alignment_error():
+    """A Transformer learns the reordering grammar, whose alignments are known. Oracle: the error rate of each head."""
+    from torch.nn import functional as F
+
+    from regard import data, seq2seq
+    from regard.seq2seq.decoding.alignment import alignment_error_rate, attention_of
+
+    torch.manual_seed(0)
+    corpus = data.load_corpus("grammar", size=16_000)
+    texts = zip(*((pair.source, pair.target) for pair in corpus.train), strict=True)
+    words = [data.train_tokenizer(text, kind="words") for text in texts]
+    train, tested = (data.encode_pairs(split, *words) for split in (corpus.train, corpus.test[:60]))
+    model = seq2seq.build("transformer", source_size=len(words[0]), target_size=len(words[1]), width=64)
+    optimizer, batches = torch.optim.Adam(model.parameters()), data.Batches(train, sentences=64).start_at()
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.004, total_steps=300, pct_start=0.1)
+    for _ in range(300):
+        batch = next(batches)[1]
+        optimizer.zero_grad()
+        logits = model.logits(model(batch.source, batch.target_input))
+        F.cross_entropy(logits.mT, batch.target_output, ignore_index=data.PAD).backward()
+        optimizer.step(), schedule.step()
+    test, gold = data.Batch.of(tested), [pair.gold for pair in corpus.test[:60]]
+    maps = {name: one for name, one in attention_of(model.eval(), test.source, test.target_input).items()
+            if one.shape[2:] == (test.target_input.shape[1], test.source.shape[1]) and "cross" in name}  # fmt: skip
+    lengths = [(len(target), len(source)) for source, target in tested]
+    table = alignment_roles(maps, gold=gold, lengths=lengths, numbers=range(len(maps)))
+    errors = {}
+    for layer, weights in enumerate(maps.values()):
+        for head, dense in enumerate(weights.dense().transpose(0, 1)):
+            linked = [
+                {(int(s), t) for t, s in enumerate(one[:targets, :sources].argmax(-1))}
+                for one, (targets, sources) in zip(dense, lengths, strict=True)
+            ]
+            errors[layer, head] = alignment_error_rate(linked, gold)
+    ranked = [(role.layer, role.head) for role in table.of("alignment")]
+    print([(head, round(table.head(*head)[1].score, 2), round(errors[head], 2)) for head in ranked])
+    assert errors[ranked[0]] < min(errors.values()) + 0.03 and table.of("alignment")[0].label
+    first, last = (np.mean([errors[head] for head in part]) for part in (ranked[:3], ranked[-3:]))
+    assert first < last - 0.1
+
+
 def test_heads_that_stay_wander_or_are_even_are_not_monotonic():
     J, I = 20, 40
     heads = [one_hot([3] * I, J), one_hot(np.random.default_rng(0).integers(0, J, I), J), torch.full((I, J), 1 / J)]

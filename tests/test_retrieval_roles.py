@@ -8,7 +8,7 @@ import torch
 
 import regard as rg
 from exact_maps import exact
-from regard.stats import Beyond, WatchedNeedle, cache_split, retrieval_roles
+from regard.stats import Beyond, Role, WatchedNeedle, cache_split, retrieval_roles
 
 N, ANSWER, LENGTH = 44, 34, 9
 PLACES = (2, 12, 22)
@@ -96,6 +96,10 @@ def test_the_split_is_its_definition_on_dense_weights():
     assert split.share(n) == pytest.approx(kept / (4 * n)) and split.bytes(n, width=4) == kept * 2 * 4 * 2
     assert split.share(5) == 1.0 and split.without_full().share(n) == pytest.approx(9 / n)
     assert {split.at_random(seed).full_heads for seed in range(5)} == {full}
+    kept = split.keeping([(1, 4), Role("retrieval", 0, 0, 0.5, 0.0, True)])
+    assert [layer.needs_all.tolist() for layer in kept.layers.values()] == [[True, False], [False, True]]
+    with pytest.raises(rg.RegardError, match=r"no head L2\.H0; the split has the layers 0, 1 with 6 heads"):
+        split.keeping([(2, 0)])
     assert f"If {full} of 4 key heads keep all keys, and the others 2 + 7, the cache of 30 tokens" in split.sentence
 
 

