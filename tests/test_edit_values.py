@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 
 import pytest
 import torch
 
 import regard as rg
 from regard import RegardError
+from regard.edits.indices import Indices
+from regard.edits.pairs import KnockedOut, Pairs, Steered
+from regard.spans import INFINITY
 
 transformers = pytest.importorskip("transformers")
 TEXT = ["[CLS]", "The", "ani", "##mal", "said", "it", "was", "tired", ",", "and", "it", "slept"]
@@ -227,3 +231,53 @@ def test_a_compiled_model_is_refused(model):
         rg.edit(compiled, rg.KnockOut(rg.Where(keys=0))),
     ):
         pass
+
+
+def test_the_spans_of_knocked_out_pairs_never_lose_a_key():
+    """`any_allowed` has every key that some query may attend to, and `all_allowed` no other than all may attend to."""
+    rng = random.Random(0)
+    for _ in range(60):
+        heads, queries, keys = (drawn_indices(rng) for _ in range(3))
+        pairs = Pairs(heads, queries, keys, query_shift=rng.randint(0, 3), key_shift=rng.randint(0, 3))
+        mask, n = KnockedOut(pairs), 14
+        allowed = mask.dense(n, num_heads=3).reshape(-1, n, n)
+        for start in range(n):
+            stop = rng.randint(start + 1, n)
+            some, every = allowed[:, start:stop].any(0).any(0), allowed[:, start:stop].all(0).all(0)
+            spans = mask.any_allowed(start, stop), mask.all_allowed(start, stop)
+            for key in range(n):
+                assert key in spans[0] or not some[key], pairs
+                assert key not in spans[1] or every[key], pairs
+
+
+def drawn_indices(rng):
+    start, kind = rng.randint(0, 6), rng.randint(0, 3)
+    ranges = [
+        ((0, INFINITY, 1),),
+        ((start, INFINITY, 1),),
+        ((start, start + 4, 2), (9, 10, 1)),
+        ((start, start + 3, 1),),
+    ]
+    return Indices(ranges[kind])
+
+
+@pytest.mark.parametrize("engine", ["dense", "blocked", "kernel"])
+def test_edits_of_scores_run_in_every_engine(engine):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 300, 8, dtype=torch.float32)
+    knocked = KnockedOut(Pairs(Indices.of(1), Indices(((100, 250, 1),)), Indices(((20, 60, 1), (99, 200, 3)))))
+    steered = Steered(Pairs(Indices.of(0), Indices(((7, INFINITY, 1),)), Indices.of(3, 5)), 1.5)
+    attention = rg.Attention(mask=rg.causal() & knocked, bias=steered)
+    try:
+        seen = rg.attend(attention, q, k, v, engine=engine)
+    except RegardError as refusal:
+        assert engine == "kernel", refusal
+        return
+    s = (q @ k.mT * 8**-0.5).double()
+    i, j = torch.arange(300)[:, None], torch.arange(300)
+    s[:, 0] += 1.5 * ((i >= 7) & ((j == 3) | (j == 5)))
+    out = (i >= 100) & (i < 250) & (((j >= 20) & (j < 60)) | ((j >= 99) & (j < 200) & ((j - 99) % 3 == 0)))
+    s[:, 1].masked_fill_(out, -torch.inf)
+    weights = s.masked_fill(j > i, -torch.inf).softmax(-1).nan_to_num(0.0)
+    torch.testing.assert_close(seen.output, (weights @ v.double()).float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(seen.weights.dense(), weights.float(), rtol=1e-4, atol=1e-6)

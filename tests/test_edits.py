@@ -213,7 +213,7 @@ GENERATED = rg.KnockOut(rg.Where(layers=0, queries=slice(4, 11), keys=[1, 5, 9])
 
 
 @pytest.mark.parametrize("cache", [None, "static", "beams"])
-@pytest.mark.parametrize("name", ["llama", "window and softcap"])
+@pytest.mark.parametrize("name", ["llama", "window and softcap", "sinks"])
 def test_generation_with_a_cache_counts_queries_in_the_whole_sequence(name, cache):
     for backend in BACKENDS[name]:
         model = model_of(name, backend)
