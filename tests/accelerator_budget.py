@@ -9,13 +9,13 @@ import torch
 
 import regard as rg
 from accelerator import DEVICE, moved, waits
-from catalogued import SINGLE
+from catalogued import SHARES
 from regard.catalog import mechanisms
 from regard.diagnosis.laws import runs
 from regard.engine import ENGINES
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
-every_mechanism = pytest.mark.parametrize("name", SINGLE)
+every_mechanism = pytest.mark.parametrize("name", SHARES)
 
 
 def problem(name: str):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import regard as rg
-from catalogued import SINGLE
+from catalogued import SHARES
 from regard.catalog import mechanisms
 from regard.engine.problem import Problem
 from regard.engine.reference import reference
@@ -19,7 +19,7 @@ from regard.maps.stored import tabled
 from regard.shapes import Sizes
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
-every_mechanism = pytest.mark.parametrize("name", SINGLE)
+every_mechanism = pytest.mark.parametrize("name", SHARES)
 
 
 def seen_and_dense(name):
