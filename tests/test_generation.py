@@ -255,6 +255,14 @@ def test_statistics_of_a_generation_are_those_of_its_map():
         kept.generation.decoder[0].dense()
 
 
+def test_keys_of_the_source_are_held_once_for_all_steps_of_all_beams():
+    model = build("BartForConditionalGeneration")
+    with rg.watch(model) as seen:
+        model.generate(tokens(7), **SIX, num_beams=3)
+    calls = seen.cross.calls(0)
+    assert len(calls) == 6 and len({weights._prepared.key.untyped_storage().data_ptr() for weights in calls}) == 1
+
+
 def test_most_generations_are_one_map_of_queries_and_keys():
     model = build("LlamaForCausalLM")
     for options in ({}, BEAMS, CHUNKS, STATIC, {"use_cache": False}):

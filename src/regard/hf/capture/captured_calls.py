@@ -46,11 +46,14 @@ class SharedKeys:
     tensor: Tensor
 
     def grow(self, later: Tensor) -> bool:
-        """Replace the tensor by `later` if it begins with it; returns whether it does. Graphs are not shared."""
+        """Replace the tensor by `later` if it begins with it, or is equal; returns whether it does.
+
+        Graphs are not shared.
+        """
         if later.requires_grad or self.tensor.requires_grad:
             return False
         size = self.tensor.shape[2]
-        if later.dtype != self.tensor.dtype or later.shape[2] <= size or later.shape[:2] != self.tensor.shape[:2]:
+        if later.dtype != self.tensor.dtype or later.shape[2] < size or later.shape[:2] != self.tensor.shape[:2]:
             return False
         if torch.equal(later[:, :, :size], self.tensor):
             self.tensor = later
