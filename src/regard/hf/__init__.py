@@ -2,6 +2,7 @@
 
 from regard.hf.backend import register
 from regard.hf.capture import Generation, WatchedAttention, WatchedStep, watch
+from regard.hf.edit_effects import EditEffect, edit_effect
 from regard.hf.editing import EditedRun, edit, streaming
 from regard.hf.heads import CurvePoint, Importance, PruningCurve, PruningResult, gated, importance, prune, pruning_curve
 from regard.hf.heads.projections import composition, head_weights
@@ -12,6 +13,7 @@ from regard.hf.text_reader import TextReader, TextResult
 __all__ = [
     "CacheCost",
     "CurvePoint",
+    "EditEffect",
     "EditedRun",
     "Generation",
     "Importance",
@@ -23,6 +25,7 @@ __all__ = [
     "WatchedStep",
     "composition",
     "edit",
+    "edit_effect",
     "gated",
     "head_weights",
     "importance",

@@ -23,6 +23,12 @@ class EditEffect:
 
     `kind` is "next token" or "masked token", with the probabilities of all tokens before and after, or "sentence
     embedding", with the states (n, C) of all tokens. `place` is the token at which a language model predicts.
+
+    >>> import regard as rg
+    >>> reader = rg.TextReader.load("minilm")
+    >>> effect = rg.edit_effect(reader, "The cat sat.", rg.KnockOut(rg.where("cat -> the")))
+    >>> effect.kind, effect.before.shape, 0 < effect.change < 1
+    ('sentence embedding', torch.Size([6, 384]), True)
     """
 
     edit: Edit
