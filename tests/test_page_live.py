@@ -14,7 +14,7 @@ from page_browser import NEEDS_CHROMIUM, axe_violations, browser, file, opened, 
 from pages import served, until
 from regard.errors import RegardError
 from regard.stats import TextReading
-from regard.viewer import Sheet
+from regard.viewer import Sheet, write_page
 from regard.viewer.live_model import LiveModel, Stopped
 
 pytest.importorskip("playwright.sync_api")
@@ -235,3 +235,66 @@ def test_without_a_model_texts_are_compared_but_not_typed(browser, file, server)
             until(page, "document.querySelectorAll('.compare .side .words').length === 2")
             assert page.locator(".typed").count() == 0
             assert page.get_by_role("button", name="Type another text").count() == 0
+
+
+def test_a_link_that_is_knocked_out_changes_the_prediction_and_can_be_put_back(browser):
+    asked = []
+
+    def edited(request, check):
+        """The maps of another text, and a prediction that the number of edits changes."""
+        asked.append(request.edits)
+        [sheet] = read(request.text, check)
+        top = [["wide", 0.5, 0.5 / (1 + len(request.edits))], ["small", 0.25, 0.75]]
+        named = [[short, f"without {short}"] for short in request.edits]
+        effect = {"of": request.text, "edits": named, "kind": "next token", "sentence": "It was wide and is small."}
+        maps = list(maps_of(request.text + "!").values())
+        about = sheet.about | {
+            "title": f"{request.text} edited",
+            "effect": effect | {"probabilities": top, "moved": []},
+        }
+        return [Sheet(about, maps, sheet.ready)]
+
+    model = LiveModel("words", "text", read, questions={"edits": edited})
+    with (
+        served(read(SENTENCE, None), model=model) as address,
+        opened(browser, f"{address}#text?query=8&key=1&layer=1&head=2") as page,
+    ):
+        offers = page.locator(".offers button")
+        until(page, "document.querySelectorAll('.offers button').length === 3")
+        assert offers.all_inner_texts() == ["L1.H2: it → cat", "head L1.H2", "“it” in every head"]
+        assert page.locator(".effect").count() == 0
+        offers.first.click()
+        until(page, "document.querySelectorAll('.effect-bars tbody tr').length === 2")
+        assert asked == [("L1.H2: #8 -> #1",)] and "text=1" in page.url
+        assert page.locator(".effect-said").inner_text() == "It was wide and is small."
+        numbers = page.locator(".effect-bars .number").all_inner_texts()
+        assert numbers == ["50.0 %", "25.0 %", "25.0 %", "75.0 %"]
+        widths = page.locator(".bar-line").evaluate_all("bars => bars.map((bar) => bar.getBoundingClientRect().width)")
+        assert widths[0] == pytest.approx(2 * widths[1], rel=0.1) and widths[3] == pytest.approx(3 * widths[2], rel=0.1)
+        rows = maps_of(SENTENCE + "!")["layer.1"][0, 2, 8]
+        until(page, f"document.querySelector('.looks').textContent.includes(' {float(rows.max()):.3f}')")
+        until(page, "document.querySelector('.offers button').disabled")
+        page.keyboard.press("2")  # the same on the map, by the keyboard: k is the next offer
+        page.keyboard.press("k")
+        until(page, "document.querySelectorAll('.removed .chip-word').length === 2")
+        assert asked[1:] == [("L1.H2: #8 -> #1", "L1.H2")]
+        assert axe_violations(page) == []
+        page.get_by_role("button", name="Put back without L1.H2", exact=True).click()
+        until(page, "document.querySelectorAll('.removed .chip-word').length === 1")
+        assert len(asked) == 2, "the text without the link alone is kept"
+        page.get_by_role("button", name="Beside the whole text").click()
+        until(page, "document.querySelectorAll('.compare .side .words').length === 2")
+        page.keyboard.press("3")
+        until(page, "!document.querySelector('.what-if').hidden && !document.querySelector('.effect')")
+
+
+def test_a_saved_page_shows_what_changed_and_offers_nothing(browser, tmp_path):
+    effect = {"of": SENTENCE, "edits": [["L0", "L0"]], "kind": "next token", "sentence": "Nothing changes."}
+    sheet = sheet_of(SENTENCE)
+    edited = Sheet(sheet.about | {"effect": effect | {"probabilities": [], "moved": [["it", 0.5]]}}, sheet.maps)
+    path = write_page(tmp_path / "page.html", [sheet, edited])
+    with opened(browser, f"{path.as_uri()}#text?text=1&query=8") as page:
+        until(page, "document.querySelector('.effect-said')?.textContent === 'Nothing changes.'")
+        assert page.locator(".offers").is_hidden() and page.locator(".removed .chip-word").inner_text() == "L0"
+        page.goto(f"{path.as_uri()}#text?text=0&query=8")
+        until(page, "document.querySelector('.what-if').hidden")

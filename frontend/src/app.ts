@@ -4,6 +4,7 @@ import { place, type Context, type Panel } from "./context";
 import { fill, h } from "./dom";
 import { headBar } from "./head_bar";
 import { identity } from "./identity";
+import { whatIf } from "./knock_out";
 import { opening } from "./opening";
 import { scaleRow } from "./scale";
 import type { Source } from "./source";
@@ -32,7 +33,7 @@ const KEYS: [string, string][] = [
   ["[ ]", "previous head, next head"],
     ["{ }", "previous layer, next layer"], ["arrows", "move between heads, cells or words (with Shift: ten cells, or the other word of a link)"],
   ["f", "figure for a paper: PDF, SVG, PNG, CSV"], ["+ −", "zoom"], ["0", "the whole map"], ["/", "find a token"], ["Esc", "stop computing, or close this list"],
-    ["p", "pin or unpin this head"], ["r", "record a story: views with a sentence each"], ["t", "light or dark theme"], ["?", "this list"],
+    ["p", "pin or unpin this head"], ["k", "with a model: knock out the chosen link"], ["r", "record a story: views with a sentence each"], ["t", "light or dark theme"], ["?", "this list"],
 ];
 
 // A choice that outlives the page, where the browser allows it; `value` sets it.
@@ -80,7 +81,8 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   const figures = figureSheet(context);
   const openFigure = () => context.set({ figure: OF_VIEW[state.view] ?? "map" });
   const scale = scaleRow(context);
-  root.replaceChildren(header, h("div", { class: "frame-row" }, bar.element, scale.element), notice, main, story.element, help, figures.element, spoken);
+  const knocked = whatIf(context);
+  root.replaceChildren(header, h("div", { class: "frame-row" }, bar.element, scale.element), notice, knocked.element, main, story.element, help, figures.element, spoken);
 
   const isDark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark"
     : "light")) === "dark";
@@ -165,6 +167,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   function draw() {
     notice.hidden = true;
     figures.update();
+    knocked.draw();
     drawPanel();
     story.update();
   }
@@ -194,7 +197,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     }
     if (event.ctrlKey || event.metaKey || event.altKey || help.open || figures.element.open) return;
     if (/^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName)) { if (event.key === "Escape") target.blur(); return; }
-    const used = story.key(event) || panel?.key?.(event) || common(event.key);
+    const used = story.key(event) || panel?.key?.(event) || knocked.key(event.key) || common(event.key);
     if (used) event.preventDefault();
   }
   function common(key: string): boolean {
@@ -253,7 +256,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   if (own) { addEventListener("beforeprint", beforePrint); addEventListener("afterprint", afterPrint);
     addEventListener("popstate", followed); addEventListener("hashchange", followed);
     addEventListener("unhandledrejection", failed); }
-  return () => { panel?.close?.(); night.removeEventListener("change", recolour);
+  return () => { panel?.close?.(); knocked.close(); night.removeEventListener("change", recolour);
     removeEventListener("beforeprint", beforePrint); removeEventListener("afterprint", afterPrint);
     listen.removeEventListener("keydown", pressed as EventListener); removeEventListener("popstate", followed);
     removeEventListener("hashchange", followed); removeEventListener("unhandledrejection", failed);

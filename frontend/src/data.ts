@@ -29,6 +29,9 @@ export interface Chart { title: string; x: string; y: string;
 export interface PicturePanel { rows: number; columns: number; width: number; height: number; image: string; start: number;
   tokens?: number[] }
 export interface Picture { kind: "image" | "video" | "sound"; panels: PicturePanel[]; seconds?: number }
+// What changes without some weights: of the text with the title `of`. Each edit as the server reads it, and in words.
+export interface Effect { of: string; edits: [string, string][]; kind: string; sentence: string;
+  probabilities: [string, number, number][]; moved: [string, number][] }
 export interface Text {
   title: string;
   tokens: string[];
@@ -45,6 +48,7 @@ export interface Text {
   charts: Chart[];
   picture?: Picture | null;
   written?: string; // the text as it was typed
+  effect?: Effect; // of a text without some weights
   unknown?: string[]; // its pieces that the model reads as <unk>
   // Runs that were saved before version 0.6 have none of these.
   model?: string;

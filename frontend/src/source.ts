@@ -18,7 +18,8 @@ export interface Source {
   columns(t: number, layer: number, key: number): Promise<Float32Array[]>; // for each head (I)
   window(t: number, layer: number, rows: Range, cols: Range): Promise<Float32Array[]>; // for each head (rows x cols)
   pair(at: Place, query: number, key: number): Promise<[Float32Array, Float32Array] | null>; // c q and k
-  read?(text: string, signal: AbortSignal): Promise<number>; // with a live model: the number of a typed text
+  // With a live model: the number of a typed text. `question` are the other fields of the request.
+  read?(text: string, signal: AbortSignal, question?: object): Promise<number>;
 }
 export interface Place { text: number; layer: number; head: number }
 export type Range = [number, number]; // the first, and the one after the last
@@ -266,8 +267,8 @@ export class Live implements Source {
     for (const [at, title] of about.typed ?? []) about.titles[at] = title;
     return new Live(about, about.titles, ask);
   }
-  async read(text: string, signal: AbortSignal) {
-    const { texts, refused } = await asJson<{ texts: [number, string][]; refused?: string }>(this.ask("read", signal, { text }));
+  async read(text: string, signal: AbortSignal, question: object = {}) {
+    const { texts, refused } = await asJson<{ texts: [number, string][]; refused?: string }>(this.ask("read", signal, { text, ...question }));
     if (refused) throw new Error(refused);
     for (const [at, title] of texts) this.titles[at] = title;
     return texts[0][0];

@@ -6,7 +6,7 @@ import { fill, h, joins, plain, strong } from "./dom";
 const letters = (text: string) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "");
 
 // A text as a reader would type it: as it was typed, its title if that is the whole text, or its tokens.
-function sentenceOf(text: Text): string {
+export function sentenceOf(text: Text): string {
   if (text.written) return text.written;
   const special = new Set(text.special);
   const tokens = text.tokens.filter((token, at) => !special.has(at) && !(text.queries && token === "</s>"));
