@@ -144,8 +144,15 @@ def test_tensors_of_an_edit_are_saved_exactly(tmp_path, dtype):
 
 
 MISTAKES = [
-    (lambda: rg.KnockOut(rg.Where(layers=5)), "selects no layer of LlamaForCausalLM. It has layers 0, 1"),
-    (lambda: rg.KnockOut(rg.Where(heads="L7.H0")), "selects no layer"),
+    (lambda: rg.KnockOut(rg.Where(layers=5)), "no attention layer of LlamaForCausalLM. It has layers 0, 1"),
+    (lambda: rg.KnockOut(rg.Where(layers=slice(5, None))), "selects no layer of LlamaForCausalLM. It has layers 0, 1"),
+    (lambda: rg.KnockOut(rg.Where(heads="L7.H0")), "names layer 7, which is no attention layer"),
+    (lambda: rg.KnockOut(rg.Where(layers=[1, 7])), "names layer 7, which is no attention layer of LlamaForCausalLM"),
+    (lambda: rg.KnockOut(rg.Where(heads=["L1.H0", "L7.H0"])), "It has layers 0, 1"),
+    (lambda: rg.KnockOut(rg.Where(layers=["model.layers.1.*", "model.layer.0"])), "names layer 'model.layer.0'"),
+    (lambda: rg.KnockOut(rg.Where(keys=slice(0, 4, 0))), "the step is at least 1"),
+    (lambda: rg.KnockOut(rg.Where(queries=slice("it", None))), "are integers or None"),
+    (lambda: rg.Steer(rg.Where(), 10**400), "amount"),
     (lambda: rg.KnockOut(rg.Where(layers=1, heads=4)), "selects head 4, and model.layers.1.self_attn has heads 0 to 3"),
     (lambda: rg.KnockOut(rg.Where(queries=12)), "selected nothing: the run had queries 0 to 11"),
     (lambda: rg.Steer(rg.Where(keys=[40, 50]), 1.0), "selected nothing: the run had keys 0 to 11"),
@@ -206,6 +213,12 @@ def test_mistakes_are_named(model, make, message):
 def test_a_text_that_is_no_edit_is_refused(text):
     with pytest.raises(RegardError, match="edit_from_json"):
         rg.edit_from_json(text)
+
+
+def test_numbers_that_json_does_not_have_are_refused():
+    patch = rg.Patch(rg.Where(heads=0), source=torch.tensor([[[[torch.nan]]]]))
+    with pytest.raises(RegardError, match=r"to_json\(tensors=path\)"):
+        patch.to_json()
 
 
 def test_words_without_tokens_are_refused(model):

@@ -224,6 +224,10 @@ def _check(part: str, value: Choice) -> None:
     for one in listed(value):
         if isinstance(one, bool) or not isinstance(one, int | str | slice):
             raise RegardError(f"Where({part}={value!r}): give numbers, names, slices or a list of them, got {one!r}.")
+        if isinstance(one, slice) and (one.step == 0 or not all(_is_whole(n) for n in (one.start, one.stop, one.step))):
+            raise RegardError(
+                f"Where({part}={one!r}): start, stop and step of a slice are integers or None; the step is at least 1."
+            )
         if part == "heads" and isinstance(one, str) and not HEAD.fullmatch(one):
             raise RegardError(f"Where(heads={one!r}): a head is a number, or a name with its layer, such as 'L5.H3'.")
         if part == "roles" and not isinstance(one, str):
@@ -234,6 +238,11 @@ def _check(part: str, value: Choice) -> None:
         raise RegardError(
             f"Where({part}={value!r}): an empty {'text' if value == '' else 'list'} selects nothing. None selects all."
         )
+
+
+def _is_whole(number: Any) -> bool:
+    """Whether a part of a slice is an integer, or left out."""
+    return number is None or (isinstance(number, int) and not isinstance(number, bool))
 
 
 def _plain(one: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from os import PathLike
@@ -223,6 +224,8 @@ class Patch(Selecting):
 
 
 def _check_finite(edit: str, name: str, number: float) -> None:
+    if isinstance(number, int) and abs(number) > sys.float_info.max:
+        raise RegardError(f"{edit}: the {name} is an integer beyond the largest float, {sys.float_info.max:.3g}.")
     if not math.isfinite(number):
         remedy = " KnockOut removes pairs." if number < 0 else ""
         raise RegardError(f"{edit}({name}={number}): the {name} must be a finite number.{remedy}")

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.edits.selection import Where
+from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
 from regard.whole_files import whole_file
 
@@ -47,6 +48,11 @@ def _value(value: Any, edit: Any, kept: dict[str, Tensor] | None) -> Any:
     if isinstance(value, AttentionMap):
         value = value.dense()
     if isinstance(value, Tensor):
+        if kept is None and not bool(value.isfinite().all()):
+            raise RegardError(
+                f"to_json: a tensor of {edit!r} holds inf or NaN, which JSON does not have. Write the tensors to a "
+                "file: to_json(tensors=path)."
+            )
         dtype = str(value.dtype).removeprefix("torch.")
         if kept is None:
             return {"tensor": value.detach().cpu().double().tolist(), "dtype": dtype}

@@ -133,7 +133,7 @@ class _Editor:
         self.names = {module: name for name, module in model.named_modules()}
         self.attending = {module: name for name, module in attention_modules(model).items()}
         self.selected = {
-            module for module, name in self.attending.items() if any(_selects(part, name) for part in self.edits)
+            module for module, name in self.attending.items() if any(_selects(part.where, name) for part in self.edits)
         }
         self.state = _State()
         self.num_changed = [0] * len(self.edits)
@@ -151,13 +151,14 @@ class _Editor:
         for name in ("queries", "keys"):
             where.indices(name)
         paths = list(self.attending.values())
-        if any(where.heads_in(path) is not None for path in paths):
+        unknown = [one for one in where.names_layers if not any(_selects(Where(layers=one), path) for path in paths)]
+        if not unknown and any(where.heads_in(path) is not None for path in paths):
             return
         known = sorted({n for n in map(layer_number, paths) if n is not None})
         numbers = f"It has layers {', '.join(map(str, known))}, " if known else "It has "
+        which = f"names layer {unknown[0]!r}, which is no attention layer" if unknown else "selects no layer"
         raise RegardError(
-            f"edit: {part!r} selects no layer of {type(self.model).__name__}. {numbers}in the modules "
-            f"{', '.join(paths)}."
+            f"edit: {part!r} {which} of {type(self.model).__name__}. {numbers}in the modules {', '.join(paths)}."
         )
 
     @contextmanager
@@ -333,5 +334,5 @@ class _Editor:
         )
 
 
-def _selects(part: Any, name: str) -> bool:
-    return part.where.heads_in(name) is not None
+def _selects(where: Where, name: str) -> bool:
+    return where.heads_in(name) is not None
