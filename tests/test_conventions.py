@@ -125,7 +125,7 @@ REFERENCE = (reference, reference_masks, reference_positions, reference_transiti
 
 
 def test_the_reference_borrows_no_computation_from_the_pieces():
-    """It reads their fields. It calls only what the caller wrote: predicates, and scalings of its own."""
+    """It reads their fields. It calls only what the caller wrote: predicates, and filters and scalings of its own."""
     known, methods = set(), set()
     for source in REFERENCE:
         nodes = [*ast.walk(ast.parse(inspect.getsource(source)))]
@@ -140,4 +140,4 @@ def test_the_reference_borrows_no_computation_from_the_pieces():
         methods |= {node.attr for node in of_names if id(node) in called and node.value.id == "piece"}
         known |= modules
     assert {"bias", "mask", "position", "score", "transition"} <= known
-    assert methods == {"predicate"}
+    assert methods == {"predicate", "taps"}

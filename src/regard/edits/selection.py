@@ -122,7 +122,7 @@ def where(
     text: str,
     tokens: Sequence[str] | None = None,
     targets: Sequence[str] | None = None,
-    roles: RoleTable | Mapping | None = None,
+    roles: RoleTable | Mapping[str, Any] | None = None,
 ) -> Where:
     """Read a selection from a short text: "heads: queries -> keys".
 

@@ -262,7 +262,11 @@ def _(piece: forgetting.ForgettingBias, s: Array, q: Array, k: Array, place: Pla
 
 @shift.register
 def _(piece: convolution.ConvolutionFilter, s: Array, q: Array, k: Array, place: Place) -> Array:
-    taps = array(piece.taps())[place.h]
+    if isinstance(piece, convolution.TokenShift):
+        share = array(piece.share)[place.h]
+        taps = np.array([share, 1 - share])
+    else:
+        taps = array(piece.numbers if isinstance(piece, convolution.Taps) else piece.taps())[place.h]
     behind = place.i - place.j
     return s * np.where((behind >= 0) & (behind < len(taps)), np.append(taps, 0.0)[np.clip(behind, 0, len(taps))], 0.0)
 
