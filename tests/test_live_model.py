@@ -23,7 +23,7 @@ from regard.stats import TextReading
 from regard.viewer import Sheet
 from regard.viewer import typed_texts as typed_texts_module
 from regard.viewer.live_model import TOKENS, LiveModel, Stopped, text_model, translator_model
-from regard.viewer.live_request import BODY, CHARACTERS, EDITS, LiveRequest, live_request
+from regard.viewer.live_request import BODY, CHARACTERS, EDITS, STEPS, LiveRequest, live_request
 from regard.viewer.typed_requests import WAITING
 from regard.viewer.typed_texts import TypedTexts
 
@@ -96,7 +96,7 @@ def test_a_typed_text_has_the_weights_of_the_watched_model(minilm):
             rows = np.frombuffer(get(address, f"rows/{number}/{layer}/{i}")[1], "<f4").reshape(12, -1)
             np.testing.assert_allclose(rows[head], seen[layer][0, head, i].numpy(), rtol=2e-5, atol=1e-7)
         common = json.loads(get(address, "texts")[1])
-        limits = {"characters": CHARACTERS, "tokens": TOKENS, "edits": EDITS}
+        limits = {"characters": CHARACTERS, "tokens": TOKENS, "edits": EDITS, "steps": STEPS}
         assert common["live_model"] == {"name": "minilm", "kind": "text", "fields": ["text", "edits"], **limits}
         assert common["typed"] == [[1, title]]
         status, answer = post(address, "word " * (TOKENS + 1))
@@ -124,13 +124,18 @@ def test_a_typed_sentence_is_translated_and_aligned():
         (b"\xff", "not JSON"),
         ('"text"', "must have the form"),
         ('{"text": 3}', "must have the form"),
-        ('{"text": "a", "edit": 1}', "has the field 'edit'; beside the text this model reads edits"),
+        ('{"text": "a", "edit": 1}', "has the field 'edit'; beside the text this model reads edits, generate"),
         ('{"text": "a", "edits": "L0"}', "must be a list"),
         ('{"text": "a", "edits": []}', "must be a list"),
         (
             json.dumps({"text": "a", "edits": ["L0"] * (EDITS + 1)}),
             f"{EDITS + 1} edits; the page takes at most {EDITS}",
         ),
+        (json.dumps({"text": "a", "generate": STEPS + 1}), f"1 to {STEPS} tokens; got {STEPS + 1}"),
+        ('{"text": "a", "generate": 0}', "got 0"),
+        ('{"text": "a", "generate": true}', "got True"),
+        ('{"text": "a", "generate": "4"}', "got 4"),
+        ('{"text": "a", "generate": 4, "edits": ["L0"]}', "edits and generate; ask one question at a time"),
         ('{"text": "a", "edits": [3]}', "got '3'"),
         ('{"text": "a", "edits": ["L0.H1: it -> the"]}', "numbers of tokens"),
         ('{"text": "a", "edits": ["induction"]}', "must have the form"),
@@ -141,7 +146,7 @@ def test_a_typed_sentence_is_translated_and_aligned():
 )
 def test_requests_without_a_text_are_refused_in_words(body, words):
     with pytest.raises(RegardError, match=words):
-        live_request(body if isinstance(body, bytes) else body.encode(), ["edits"])
+        live_request(body if isinstance(body, bytes) else body.encode(), ["edits", "generate"])
     with pytest.raises(RegardError):
         live_request(b'{"text": "a", "edits": ["L0"]}')
 

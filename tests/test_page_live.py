@@ -298,3 +298,39 @@ def test_a_saved_page_shows_what_changed_and_offers_nothing(browser, tmp_path):
         assert page.locator(".offers").is_hidden() and page.locator(".removed .chip-word").inner_text() == "L0"
         page.goto(f"{path.as_uri()}#text?text=0&query=8")
         until(page, "document.querySelector('.what-if').hidden")
+
+
+def test_a_generation_is_one_text_with_a_slider_over_its_steps(browser):
+    words = SENTENCE.split()
+    steps = {"prompt": 4, "labels": [*words, "today"]}
+
+    def generated(request, check):
+        assert request.generate == 10
+        [sheet] = read(SENTENCE, check)
+        return [Sheet(sheet.about | {"generation": steps}, sheet.maps, sheet.ready)]
+
+    model = LiveModel("words", "text", read, questions={"generate": generated})
+    with (
+        served([sheet_of("the cat did not")], model=model) as address,
+        opened(browser, f"{address}#compare") as page,
+    ):
+        page.get_by_label("tokens", exact=True).select_option("10")
+        page.get_by_role("button", name="Let it continue").click()
+        page.wait_for_selector(".written-token")
+        assert page.url.startswith(f"{address}#text?text=1") and "query=3" in page.url
+        assert page.locator(".written-token").all_inner_texts() == [*words[4:], "today"]
+        slider, said = page.locator(".step-row input"), page.locator(".step-said")
+        assert "read up to not and wrote cross." in said.inner_text()
+        slider.focus()
+        page.keyboard.press("ArrowRight")
+        until(page, "document.querySelector('.step-row output').textContent === '2 of 9'")
+        assert "read up to cross and wrote the." in said.inner_text() and "query=4" in page.url
+        start = sheet_of(SENTENCE).about["start"]
+        word = words[maps_of(SENTENCE)[f"layer.{start['layer']}"][0, start["head"], 4].argmax()]
+        until(page, f"document.querySelector('.looks').textContent.startsWith('cross (token 4) attends to {word}')")
+        page.locator(".written-token").last.click()  # the last token was not read, but the row before wrote it
+        until(page, "document.querySelector('.step-row output').textContent === '9 of 9'")
+        assert "read up to tired and wrote today." in said.inner_text() and slider.input_value() == "9"
+        page.locator(".words span").first.click()
+        until(page, "document.querySelector('.step-said').textContent.startsWith('The chosen word is in the prompt')")
+        assert axe_violations(page) == []

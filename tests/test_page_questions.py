@@ -124,3 +124,29 @@ def test_a_page_asks_what_changes_and_the_answer_is_kept_with_its_text(minilm, t
     assert payload(edited)["texts"][0]["effect"] == effect, "a page that is one file has it too"
     save_run(tmp_path / "kept", edited)
     assert load_run(tmp_path / "kept")[0].about["effect"] == effect
+
+
+def test_a_continued_text_has_the_rows_of_each_step(reader, tmp_path):
+    model, steps = text_model(reader), 6
+    sheets = model.answer(LiveRequest(TEXT, "generate", generate=steps), lambda: None)
+    about = sheets[0].about
+    ids = torch.arange(len(WORDS))[None]
+    expected = reader.model.generate(ids, max_new_tokens=steps, do_sample=False, pad_token_id=0)[0]
+    assert about["generation"] == {"prompt": len(WORDS), "labels": [[*WORDS, "<unk>"][n] for n in expected]}
+    assert about["tokens"] == about["generation"]["labels"][:-1] and about["written"] == TEXT
+    with rg.watch(reader.model) as seen, torch.no_grad():
+        reader.model(expected[None, :-1])
+    for layer, weights in enumerate(sheets[0].maps):
+        torch.testing.assert_close(weights.dense(), seen[layer].dense(), atol=1e-5, rtol=1e-4)
+    assert payload(sheets)["texts"][0]["generation"] == about["generation"]
+    save_run(tmp_path / "kept", sheets)
+    assert load_run(tmp_path / "kept")[0].about["generation"] == about["generation"]
+    with pytest.raises(RegardError, match="above the 40 tokens that the model takes"):
+        model.answer(LiveRequest(TEXT, "generate", generate=31), lambda: None)
+
+
+def test_an_encoder_does_not_continue_a_text(minilm):
+    model = text_model(minilm)
+    with served(model.read("A cat sat.", lambda: None), model=model) as address:
+        status, said = post(address, "", body='{"text": "A cat sat.", "generate": 5}')
+    assert status == 400 and "'generate'; beside the text this model reads edits." in said

@@ -2,6 +2,7 @@
 import { Colours, SCALES } from "./colour";
 import { place, type Context, type Panel } from "./context";
 import { fill, h } from "./dom";
+import { generationSteps } from "./generation";
 import { headBar } from "./head_bar";
 import { identity } from "./identity";
 import { whatIf } from "./knock_out";
@@ -81,8 +82,8 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   const figures = figureSheet(context);
   const openFigure = () => context.set({ figure: OF_VIEW[state.view] ?? "map" });
   const scale = scaleRow(context);
-  const knocked = whatIf(context);
-  root.replaceChildren(header, h("div", { class: "frame-row" }, bar.element, scale.element), notice, knocked.element, main, story.element, help, figures.element, spoken);
+  const [knocked, steps] = [whatIf(context), generationSteps(context)];
+  root.replaceChildren(header, h("div", { class: "frame-row" }, bar.element, scale.element), notice, knocked.element, steps.element, main, story.element, help, figures.element, spoken);
 
   const isDark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark"
     : "light")) === "dark";
@@ -168,6 +169,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     notice.hidden = true;
     figures.update();
     knocked.draw();
+    steps.draw();
     drawPanel();
     story.update();
   }

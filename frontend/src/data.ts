@@ -49,6 +49,7 @@ export interface Text {
   picture?: Picture | null;
   written?: string; // the text as it was typed
   effect?: Effect; // of a text without some weights
+  generation?: { prompt: number; labels: string[] }; // of a text that a model continued: row n - 1 predicted token n
   unknown?: string[]; // its pieces that the model reads as <unk>
   // Runs that were saved before version 0.6 have none of these.
   model?: string;
@@ -57,7 +58,8 @@ export interface Text {
   warnings?: Record<string, string>; // kind: one line for all warnings of it
 }
 // The model behind the page: it reads a request with these fields. Without it the page has no input.
-export interface LiveModel { name: string; kind: "text" | "translation"; fields: string[]; characters: number; tokens: number }
+export interface LiveModel { name: string; kind: "text" | "translation"; fields: string[]; characters: number; tokens: number;
+  steps?: number }
 // Views of the page in an order, each a link with a sentence, as src/regard/viewer/story.py reads it.
 export interface Step { link: string; sentence: string }
 export interface Story { title: string; steps: Step[] }

@@ -1,7 +1,8 @@
 // The input of a page with a live model: a reader changes a word of a text, or types another text.
 import type { Context } from "./context";
 import type { Text } from "./data";
-import { fill, h, joins, plain, strong } from "./dom";
+import { choice, fill, h, joins, plain, strong } from "./dom";
+import { opening } from "./opening";
 
 const letters = (text: string) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "");
 
@@ -31,11 +32,15 @@ export function typedPanel(context: Context, done: (text: number) => void): Type
   const go = h("button", { type: "submit", class: "main-button" },
     model.kind === "translation" ? "Translate it" : "Read it");
   const stop = h("button", { type: "button", hidden: true, onclick: () => reading?.abort() }, "Stop");
+  let steps = "20";
+  const proceed = model.fields.includes("generate") && h("span", { class: "continue" },
+    h("button", { type: "button", onclick: () => void read(input.value, { generate: Number(steps) }) }, "Let it continue"),
+    choice("tokens", steps, ["5", "10", "20", "40", "64"].map((count): [string, string] => [count, count]), (value) => { steps = value; }));
   const said = h("p", { class: "notice", role: "status", hidden: true });
   const [about, length] = [h("p", { class: "hint" }), h("p", { class: "hint typed-length", role: "status" })];
   const words = h("p", { class: "changeable", dir: "auto", "aria-label": "Words to change" });
   const form = h("form", { onsubmit: (event: Event) => { event.preventDefault(); void read(input.value); } },
-    input, go, stop);
+    input, go, proceed, stop);
   const element = h("section", { class: "typed", "aria-label": "Another text" },
     h("h2", {}, model.kind === "translation" ? "Translate another sentence with " : "Read another text with ",
       strong(model.name)),
@@ -51,7 +56,7 @@ export function typedPanel(context: Context, done: (text: number) => void): Type
     length.textContent = size > model.characters ? `${written(size)} of ${written(model.characters)} characters` : "";
   };
 
-  async function read(text: string) {
+  async function read(text: string, question: object = {}) {
     if (reading) return;
     count();
     if (!text.trim()) return tell("The text is empty. Type at least one word.");
@@ -61,10 +66,11 @@ export function typedPanel(context: Context, done: (text: number) => void): Type
     [go.disabled, stop.hidden] = [true, false];
     tell(`${model.name} reads the text …`);
     try {
-      const number = await context.source.read!(text, reading.signal);
+      const number = await context.source.read!(text, reading.signal, question);
+      const found = await context.source.text(number);
       tell("");
       shown = "";
-      done(number);
+      if (found.generation) context.set({ text: number, key: -1, ...opening(found) }); else done(number);
     } catch (error) {
       tell(reading.signal.aborted ? "Stopped." : (error as Error).message);
     } finally {

@@ -20,7 +20,8 @@ from regard.hf.generation_reader import GenerationResult, read_generation
 from regard.hf.text_reader import TextReader
 from regard.stats import CAVEAT
 from regard.stats.numbering import head_name
-from regard.viewer import Sheet, page_folds, save_run, write_page
+from regard.viewer import page_folds, save_run, write_page
+from regard.viewer.questions import generation_sheets
 
 #: Links that are printed.
 NUM_LINKS = 6
@@ -50,7 +51,7 @@ def run(num_tokens: int, options: Options) -> None:
     for name, reason in result.result.missing.items():
         errors.print(f"Not captured: {name}: {reason}", style="yellow", markup=False)
     if options.save is not None:
-        sheets = [Sheet.of(reading) for reading in (result.result.reading, result.cross) if reading is not None]
+        sheets = generation_sheets(result)
         page = write_page(options.save / "index.html", sheets)
         save_run(options.save, sheets)
         errors.print(f"The page is at {page}; regard view {options.save} serves it.", markup=False, highlight=False)

@@ -12,13 +12,14 @@ from torch import nn
 
 from regard.data.corpus import Pair
 from regard.errors import RegardError
+from regard.hf.generation_reader import read_generation
 from regard.hf.text_reader import TextReader
 from regard.maps import AttentionMap, Fold
 from regard.seq2seq.evaluation.pair_maps import read_pair
 from regard.seq2seq.models.systems import system
 from regard.seq2seq.runs.run import SETTINGS, Run, load_pretrained, load_run, pretrained_runs
-from regard.viewer.live_request import CHARACTERS, EDITS, LiveRequest
-from regard.viewer.questions import edited_sheet
+from regard.viewer.live_request import CHARACTERS, EDITS, STEPS, LiveRequest
+from regard.viewer.questions import edited_sheet, generation_sheets
 from regard.viewer.sheet import Sheet, page_folds
 
 #: The most tokens of a typed text.
@@ -55,7 +56,7 @@ class LiveModel:
     @property
     def about(self) -> dict[str, Any]:
         """What the page needs to know: without it, the page has no input."""
-        limits = {"characters": CHARACTERS, "tokens": self.tokens, "edits": EDITS}
+        limits = {"characters": CHARACTERS, "tokens": self.tokens, "edits": EDITS, "steps": STEPS}
         return {"name": self.name, "kind": self.kind, "fields": ["text", *self.questions], **limits}
 
 
@@ -94,7 +95,19 @@ def text_model(reader: TextReader) -> LiveModel:
         with reading(request.text, check) as also:
             return [_written(edited_sheet(reader, request.text, request.edits, also), request.text)]
 
-    return LiveModel(reader.name, "text", read, most, {"edits": edited})
+    def generated(request: LiveRequest, check: Check) -> list[Sheet]:
+        with reading(request.text, check) as also:
+            result = read_generation(reader, request.text, request.generate, also=also)
+            return [_written(sheet, request.text) for sheet in generation_sheets(result)]
+
+    questions = {"edits": edited} | ({"generate": generated} if _continues(reader.model) else {})
+    return LiveModel(reader.name, "text", read, most, questions)
+
+
+def _continues(model: Any) -> bool:
+    """Whether a model continues a text: a decoder with a head over tokens."""
+    can_generate = getattr(model, "can_generate", None)
+    return callable(can_generate) and bool(can_generate()) and not getattr(model.config, "is_encoder_decoder", False)
 
 
 def translator_model(name: str, run: Run) -> LiveModel:

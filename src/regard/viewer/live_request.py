@@ -4,6 +4,7 @@
 |---|---|
 | {"text"} | the text as the model reads it |
 | {"text", "edits": ["L5.H3: #9 -> #2", ...]} | the text as the model reads it without these weights; what changes |
+| {"text", "generate": N} | the text as the model continues it by at most N tokens |
 
 An edit is the short form of `rg.where`, with numbers of tokens in place of words. Every part is bounded, and a field
 that the model does not know is refused, so no page shows the weights of another request than its own.
@@ -19,8 +20,8 @@ from typing import Any
 
 from regard.errors import RegardError
 
-#: The most characters of a typed text, and the most edits of one.
-CHARACTERS, EDITS = 2000, 64
+#: The most characters of a typed text, the most edits of one, and the most tokens by which a model continues it.
+CHARACTERS, EDITS, STEPS = 2000, 64, 64
 #: "L5.H3: #9 -> #2", "L5.H3", "L5", "*: * -> #2"; the length of a longest one.
 EDIT = re.compile(r"(\*|L\d{1,4}(?:\.H\d{1,4})?)(?:: (\*|#\d{1,4}) -> (\*|#\d{1,4}))?")
 EDIT_CHARACTERS = len("L1234.H1234: #1234 -> #1234")
@@ -30,11 +31,12 @@ BODY = 12 * CHARACTERS + EDITS * (EDIT_CHARACTERS + 4) + 200
 
 @dataclass(frozen=True)
 class LiveRequest:
-    """A text, and the question about it: "" (none) or "edits"."""
+    """A text, and the question about it: "" (none), "edits" or "generate"."""
 
     text: str
     question: str = ""
     edits: tuple[str, ...] = ()
+    generate: int = 0
 
 
 def live_request(body: bytes, questions: Collection[str] = ()) -> LiveRequest:
@@ -84,5 +86,11 @@ def _edits(given: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(given))
 
 
+def _steps(given: Any) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= STEPS:
+        raise RegardError(f"A model continues a text by 1 to {STEPS} tokens; got {str(given)[:20]}.")
+    return given
+
+
 #: Question -> the function that reads its field.
-READ = {"edits": _edits}
+READ = {"edits": _edits, "generate": _steps}

@@ -1,4 +1,4 @@
-"""The sheets that answer a question about a text: what changes without some weights."""
+"""The sheets that answer a question about a text: what changes without some weights, and how a model continues it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from regard.edits import Edits, KnockOut, where
 from regard.hf.edit_effects import EditEffect, edit_effect
 from regard.hf.editing import edit
+from regard.hf.generation_reader import GenerationResult
 from regard.hf.text_reader import TextReader, in_one_line
 from regard.maps import AttentionMap, Fold
 from regard.viewer.live_request import EDIT
@@ -45,6 +46,17 @@ def edited_sheet(
         reading = reader.read(text, None, length, f"{title} (without {without})", also).reading
     sheet = Sheet.of(reading)
     return Sheet(sheet.about | {"effect": effect_data(effect, title, named)}, sheet.maps, sheet.ready)
+
+
+def generation_sheets(result: GenerationResult) -> list[Sheet]:
+    """The sheets of a text that a model continued: one of all tokens that it read, and one of its cross-attention.
+
+    `about["generation"]` has the number of tokens of the prompt and the names of all tokens. The token n was predicted
+    by the row n - 1; the last one was not read.
+    """
+    steps = {"generation": {"prompt": result.prompt_length, "labels": result.labels}}
+    sheets = [Sheet.of(reading) for reading in (result.result.reading, result.cross) if reading is not None]
+    return [Sheet(sheet.about | steps, sheet.maps, sheet.ready) for sheet in sheets]
 
 
 def effect_data(effect: EditEffect, title: str, edits: Sequence[tuple[str, str]]) -> dict[str, Any]:

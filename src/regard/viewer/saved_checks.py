@@ -108,6 +108,7 @@ ABOUT = {
     "model": Optional(TEXT),
     "written": Optional(TEXT),
     "effect": Optional(EFFECT),
+    "generation": Optional({"prompt": WHOLE, "labels": [TEXT]}),
     "lead": Optional(Maybe(LEADS)),
     "cards": Optional([CARD]),
     "warnings": Optional(Named(TEXT)),
