@@ -41,9 +41,8 @@ def attention_flow(question: Question) -> Found:
     capacities = [0.5 * weights.dense()[0, 0].double().cpu().numpy() + 0.5 * np.eye(n) for weights in maps.values()]
     start = reading_rows(calls[-1], 0)[0].double().cpu().numpy()
     flows = torch.from_numpy(flows_to_inputs(capacities, start)).float()[None]
-    parts = {name: call.part for name, call in run.calls.items()}
     notes = ("Flow reads the weights alone: another token at this position has the same flow.",)
-    return Found(chosen_maps(question, maps), {INPUT: flows}, run.number, parts, notes=notes)
+    return Found(chosen_maps(question, maps), {INPUT: flows}, run.number, run.parts, notes=notes)
 
 
 def flows_to_inputs(capacities: Sequence[np.ndarray], start: np.ndarray) -> np.ndarray:

@@ -50,8 +50,7 @@ def attn_lrp(question: Question) -> Found:
     texts = (INPUT, DECODER) if question.has_decoder else (INPUT,)
     pairs = zip(texts, rules.embedded, run.gradients, strict=False)
     relevance = {text: (x.detach() * g).sum(-1).float().cpu() for text, x, g in pairs}
-    parts = {name: call.part for name, call in run.calls.items()}
-    return Found(dict(maps), relevance, run.number, parts, run.missing)
+    return Found(dict(maps), relevance, run.number, run.parts, run.missing)
 
 
 class _LrpRules(Rules):

@@ -42,8 +42,7 @@ def chefer(question: Question) -> Found:
     else:
         check_chain("chefer", run)
         relevance = {INPUT: torch.cat([_one_text(calls, maps, b) for b in batches]).cpu()}
-    parts = {name: call.part for name, call in run.calls.items()}
-    return Found(chosen_maps(question, maps), relevance, run.number, parts)
+    return Found(chosen_maps(question, maps), relevance, run.number, run.parts)
 
 
 def chosen_maps(question: Question, maps: Mapping[str, AttentionMap]) -> dict[str, AttentionMap]:

@@ -245,24 +245,8 @@ def _remover(
     model: nn.Module, inputs: TextInputs, replacement: int | None, tokenizer: Any
 ) -> Callable[[list[Tensor]], TextInputs]:
     """A function from the indices that are removed to a batch of inputs."""
-    ids = inputs.need_ids("faithfulness")
-    if replacement is None and is_translator(model):
-        replacement = padding_id()  # which no query may attend to
-    if replacement is None and not takes(model, "attention_mask"):
-        replacement = next(
-            (
-                number
-                for name in ("mask_token_id", "unk_token_id", "pad_token_id")
-                if isinstance(number := getattr(tokenizer, name, None), int)
-            ),
-            None,
-        )
-        if replacement is None:
-            raise RegardError(
-                f"faithfulness: the forward of {type(model).__name__} has no attention_mask, so a token cannot be "
-                "hidden. Give replacement=, the id of a token that takes its place."
-            )
-    real = inputs.real()
+    ids, real = inputs.need_ids("faithfulness"), inputs.real()
+    replacement = _replacement(model, tokenizer) if replacement is None else replacement
 
     def remove(rows: list[Tensor]) -> TextInputs:
         batch = inputs.repeated(len(rows))
@@ -275,6 +259,21 @@ def _remover(
         return batch.with_mask((real & ~gone).long())
 
     return remove
+
+
+def _replacement(model: nn.Module, tokenizer: Any) -> int | None:
+    """The id that takes the place of a removed token, in a model that cannot hide it; None if the model can."""
+    if is_translator(model):
+        return padding_id()  # which no query may attend to
+    if takes(model, "attention_mask"):
+        return None
+    for name in ("mask_token_id", "unk_token_id", "pad_token_id"):
+        if isinstance(number := getattr(tokenizer, name, None), int):
+            return number
+    raise RegardError(
+        f"faithfulness: the forward of {type(model).__name__} has no attention_mask, so a token cannot be hidden. Give "
+        "replacement=, the id of a token that takes its place."
+    )
 
 
 @torch.no_grad()

@@ -46,8 +46,7 @@ def integrated_gradients(question: Question) -> Found:
         total = (gradient.double() * (call.output - base).double()).sum()
         worst = max(worst, abs(float(total - (run.number.double().sum() - start.double().sum()))))
     note = f"Completeness: links of a layer sum to L(weights) - L({baseline}), with an error of at most {worst:.1g}."
-    parts = {name: call.part for name, call in run.calls.items()}
-    return Found(maps, received(question, run.calls, maps), run.number, parts, run.missing, (note,))
+    return Found(maps, received(question, run.calls, maps), run.number, run.parts, run.missing, (note,))
 
 
 def _options(question: Question) -> tuple[str, int]:

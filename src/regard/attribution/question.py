@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from regard.attribution.inputs import TextInputs
@@ -75,10 +74,3 @@ def one_sequence(method: str, question: Question) -> None:
             f"attribute(method={method!r}): this method takes one sequence, got {question.inputs.batch_size}. Ask for "
             "each: inputs[b : b + 1]."
         )
-
-
-def row_vector(index: int, size: int, device: torch.device) -> Tensor:
-    """(1, n) zeros with a 1 at the index."""
-    row = torch.zeros(1, size, device=device)
-    row[0, index] = 1.0
-    return row

@@ -57,6 +57,11 @@ class TracedRun:
     missing: dict[str, str] = field(default_factory=dict)
     gradients: tuple[Tensor, ...] = ()
 
+    @property
+    def parts(self) -> dict[str, str]:
+        """The part of the model that each call belongs to: encoder, decoder or cross."""
+        return {name: call.part for name, call in self.calls.items()}
+
 
 class Rules:
     """Changes the gradients of a run. This one changes nothing."""

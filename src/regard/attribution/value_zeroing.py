@@ -27,6 +27,8 @@ from regard.maps import AttentionMap, MatrixMap
 from regard.shapes import at_least_float32
 
 FORMULA = "C_ij = 1 - cos(x_i, x_i without v_j), rows divided by their sums; relevance = e_t C_L ... C_1"
+#: A cosine distance below this is rounding: outputs that do not change are equal, to the bit.
+ROUNDING = 1e-14
 
 
 def value_zeroing(question: Question) -> Found:
@@ -48,8 +50,7 @@ def value_zeroing(question: Question) -> Found:
         for weights in reversed(maps.values()):
             rows = rows @ weights.dense()[0, 0].float()
         relevance, notes = {INPUT: rows.cpu()}, ()
-    parts = {name: call.part for name, call in run.calls.items()}
-    return Found(maps, relevance, run.number, parts, run.missing, notes)
+    return Found(maps, relevance, run.number, run.parts, run.missing, notes)
 
 
 class _Kept(Rules):
@@ -92,7 +93,3 @@ def _layer_map(question: Question, blocks: BlockCalls, name: str, call: TracedCa
     distances = distances.masked_fill(distances < ROUNDING, 0.0)
     sums = distances.sum(-1, keepdim=True)
     return MatrixMap((distances / sums.masked_fill(sums == 0, 1.0))[None, None].to(at_least_float32(kept.output).dtype))
-
-
-#: A cosine distance below this is rounding: outputs that do not change are equal, to the bit.
-ROUNDING = 1e-14

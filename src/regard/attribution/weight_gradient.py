@@ -19,5 +19,4 @@ def weight_gradient(question: Question) -> Found:
     """
     run = traced_run(question.model, question.inputs, question.target.number, question.layers)
     maps = {name: call.links() for name, call in run.calls.items()}
-    parts = {name: call.part for name, call in run.calls.items()}
-    return Found(dict(maps), received(question, run.calls, maps), run.number, parts, run.missing)
+    return Found(dict(maps), received(question, run.calls, maps), run.number, run.parts, run.missing)
