@@ -82,9 +82,8 @@ def edge_patching(question: Question) -> Found:
     }
     with gradients_on():
         edges, notes = _edges(question, rules, clean, corrupted)
-    parts = {name: call.part for name, call in clean.calls.items()}
     relevance = received(question, clean.calls, maps)
-    return Found(dict(maps), relevance, clean.number, parts, clean.missing, notes, edges)
+    return Found(dict(maps), relevance, clean.number, clean.parts, clean.missing, notes, edges)
 
 
 def _corrupted(question: Question) -> TextInputs:
@@ -192,12 +191,8 @@ def _no_edges(question: Question, rules: _EdgeRules, clean: TracedRun, num_modul
 
 def _added(heads: Heads, change: Tensor) -> Iterator[Tensor]:
     """What each head adds to the residual stream, (B, n, C), for its outputs (B, H, n, E)."""
-    weight = heads.weight.detach()
-    inputs = heads.num_heads * heads.width
-    is_linear = getattr(heads.output, "in_features", None) == inputs
-    weight = (weight.T if is_linear else weight).reshape(heads.num_heads, heads.width, -1)
-    for head in range(heads.num_heads):
-        yield change[:, head] @ weight[head]
+    for head, matrix in enumerate(heads.output_matrices.detach()):
+        yield change[:, head] @ matrix
 
 
 def _read(rules: _EdgeRules, clean: TracedRun, name: str, number: int) -> Iterator[tuple[str, Tensor]]:

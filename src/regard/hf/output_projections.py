@@ -32,6 +32,13 @@ def num_inputs(output: nn.Module | None) -> int | None:
     return size if isinstance(size, int) else None
 
 
+def matrix_of(layer: nn.Module) -> Tensor:
+    """The matrix (inputs, outputs) of a linear layer. GPT-2's Conv1D stores it so, nn.Linear transposed."""
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return weight if type(layer).__name__ == "Conv1D" else weight.mT
+
+
 @dataclass(frozen=True, eq=False)
 class LinearLayer:
     """x W + b: the matrix (inputs, outputs) and the bias of a linear layer, and how often they were changed in place.
@@ -48,13 +55,13 @@ class LinearLayer:
     def of(module: nn.Module | None) -> LinearLayer | None:
         """The layer of a module; None if the module computes anything else, or has packed weights."""
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-        if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
+        if module is None or not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
             return None
         is_linear = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
         if not is_linear and type(module).__name__ != "Conv1D":
             return None
-        weight, bias = weight.detach(), None if bias is None else bias.detach()
-        return LinearLayer(weight.T if is_linear else weight, bias, _versions(weight, bias))
+        matrix, bias = matrix_of(module).detach(), None if bias is None else bias.detach()
+        return LinearLayer(matrix, bias, _versions(matrix, bias))
 
     @property
     def is_unchanged(self) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError, nearest
 from regard.hf.attention_modules import attention_modules, layer_number
-from regard.hf.output_projections import BY_HAND, OUTPUTS, num_inputs, output_projection
+from regard.hf.output_projections import BY_HAND, OUTPUTS, matrix_of, num_inputs, output_projection
 from regard.nn import Attends, MultiHeadAttention
 
 COUNTS = ("num_heads", "num_attention_heads", "n_heads")
@@ -52,6 +52,11 @@ class Heads:
     def weight(self) -> Tensor:
         """The weight of the output projection; gates are on its device."""
         return self.output.weight  # pyright: ignore[reportReturnType]
+
+    @property
+    def output_matrices(self) -> Tensor:
+        """The part of the output projection that each head writes with, (H, width, C)."""
+        return matrix_of(self.output).unflatten(0, (self.num_heads, self.width))
 
     def check(self, caller: str, head: Any) -> int:
         """The number of a head, as an int; a number that the module does not have is refused."""

@@ -12,6 +12,7 @@ from regard.checks import Count, checked
 from regard.errors import RegardError, first_few
 from regard.hf.attention_modules import part_of
 from regard.hf.heads.layout import AROUND, Heads, ModelHeads
+from regard.hf.output_projections import matrix_of
 from regard.stats.composition import Composition, HeadWeights, head_composition
 from regard.stats.numbering import layer_numbers
 
@@ -93,8 +94,7 @@ def _of_layer(number: int, name: str, heads: Heads, norm: nn.Module | None) -> H
             )
         split = folded.unflatten(1, (count, -1)).movedim(1, 0)
         sides[side] = split.repeat_interleave(size // count, 0)
-    output = _matrix(heads.output).detach().unflatten(0, (size, -1))
-    return HeadWeights(number, **sides, output=output)
+    return HeadWeights(number, **sides, output=heads.output_matrices.detach())
 
 
 def _projections(name: str, heads: Heads) -> dict[str, Tensor]:
@@ -105,9 +105,9 @@ def _projections(name: str, heads: Heads) -> dict[str, Tensor]:
         words = [word for word in re.split(r"[_\d]+", last.lower()) if word]
         telling = [word for word in words if word not in AROUND or word in SIDES]
         if part is not heads.output and len(telling) == 1 and telling[0] in SIDES and _is_linear(part):
-            separate.setdefault(SIDES[telling[0]], _matrix(part))
+            separate.setdefault(SIDES[telling[0]], matrix_of(part))
         elif last in PACKED and _is_linear(part):
-            packed = _matrix(part)
+            packed = matrix_of(part)
     if len(separate) == 3:
         return separate
     if packed is None:
@@ -127,13 +127,6 @@ def _projections(name: str, heads: Heads) -> dict[str, Tensor]:
 
 def _is_linear(part: nn.Module) -> bool:
     return isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
-
-
-def _matrix(part: nn.Module) -> Tensor:
-    """The matrix of a projection as (inputs, outputs); GPT-2's Conv1D stores it so, nn.Linear transposed."""
-    weight = part.weight
-    assert isinstance(weight, Tensor)
-    return weight if type(part).__name__ == "Conv1D" else weight.mT
 
 
 def _norm_before(layer: nn.Module) -> nn.Module | None:
