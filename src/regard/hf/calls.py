@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -76,6 +76,10 @@ class Call:
     def run(self) -> Any:
         """What the backend returns for these tensors, without the edits."""
         return self.function(self.module, self.query, self.key, self.value, self.mask, **self.options)
+
+    def with_edits(self, edits: LayerEdits, place: tuple[int, int]) -> Call:
+        """The call with more edits; `place` has the numbers of its first query and key in the whole sequence."""
+        return replace(self, edits=CallEdits(edits, *place) if self.edits is None else self.edits.and_then(edits))
 
     def needs_gradient(self, tensor: Tensor) -> bool:
         """Whether the tensor must receive gradients: from the output of a backend, or from a map that carries them."""

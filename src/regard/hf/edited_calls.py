@@ -28,7 +28,7 @@ from regard.shapes import at_least_float32, grouped_values, without_autocast
 
 #: Bytes of scores that are computed at once.
 BYTES = 32 << 20
-#: Options of calls that return their weights.
+#: The backend that also returns the weights.
 EAGER = "eager"
 #: The most pairs of an edit of which the mask is asked before.
 FEW_PAIRS = 4096

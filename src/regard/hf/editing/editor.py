@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.attention_output import AttentionOutput, attend_editors
 from regard.checks import checked
 from regard.edits.indices import Indices
-from regard.edits.layer_edits import CallEdits, LayerEdit, LayerEdits, given_weights
+from regard.edits.layer_edits import LayerEdit, LayerEdits, given_weights
 from regard.edits.pairs import Pairs
 from regard.edits.selection import Roles, Where
 from regard.edits.values import Edit, Patch
@@ -28,7 +28,7 @@ from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.edited_calls import allows_one, editors
 from regard.hf.editing.attend_edits import edited_attend
 from regard.hf.editing.patches import OF_KEYS, CallPatch, check_length, patch_of
-from regard.hf.editing.places import Place, place_of, without_cache
+from regard.hf.editing.places import Place, first_numbers, place_of
 from regard.stats.numbering import layer_number
 
 #: The function of torch that modules call without the interface of transformers.
@@ -238,10 +238,7 @@ class _Editor:
             if self._is_selected(n, pairs, call, start, first):
                 edits.append(LayerEdit(part, pairs, given_weights(part, name, len(call.query))))
         self.run.calls[name] = self.run.calls.get(name, 0) + (bool(edits) or call is not original)
-        if not edits:
-            return call
-        added = LayerEdits(tuple(edits))
-        return replace(call, edits=CallEdits(added, start, first) if call.edits is None else call.edits.and_then(added))
+        return call.with_edits(LayerEdits(tuple(edits)), (start, first)) if edits else call
 
     def _with_patch(
         self, number: int, edit: Patch, heads: Indices, call: Call, name: str, place: tuple[int, int]
@@ -277,8 +274,7 @@ class _Editor:
     def _place(self, call: Call, name: str) -> tuple[int, int]:
         if call.place is not None:
             return call.place
-        place = self.state.places.get(call.module)
-        return without_cache(call, part_of(name, call.module) == "cross") if place is None else place.of_call(call)
+        return first_numbers(call, self.state.places.get(call.module), part_of(name, call.module) == "cross")
 
     def _check_heads(self, part: Any, heads: Any, name: str, num_heads: int) -> None:
         if heads.is_finite and heads.last >= num_heads:

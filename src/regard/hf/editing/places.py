@@ -46,8 +46,10 @@ def place_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], i
         return None
 
 
-def without_cache(call: Call, is_cross: bool) -> tuple[int, int]:
-    """The numbers of the first query and key of a call whose module got no cache: the last query stands at the end."""
+def first_numbers(call: Call, place: Place | None, is_cross: bool = False) -> tuple[int, int]:
+    """The numbers of the first query and key of a call. Without a cache the last query stands at the end."""
+    if place is not None:
+        return place.of_call(call)
     I, J = call.query.shape[2], call.key.shape[2]
     return (0 if is_cross else max(J - I, 0)), 0
 

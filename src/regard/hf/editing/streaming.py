@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from regard.edits.indices import Indices
-from regard.edits.layer_edits import CallEdits, LayerEdit, LayerEdits
+from regard.edits.layer_edits import LayerEdit, LayerEdits
 from regard.edits.pairs import Pairs
 from regard.edits.selection import Where
 from regard.edits.values import KnockOut
@@ -21,7 +21,7 @@ from regard.hf.calls import Call
 from regard.hf.capture.compiled_models import refuse_compiled
 from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.edited_calls import editors
-from regard.hf.editing.places import Place, place_of, without_cache
+from regard.hf.editing.places import Place, first_numbers, place_of
 from regard.pieces.grid import Grid
 from regard.stats.cache_split import CacheSplit
 
@@ -112,11 +112,9 @@ class _StreamingHeads:
                 f"streaming: the split has {heads[-1] + 1} heads in {self.names[call.module]}, which has {num_heads}."
             )
         self.edited_modules.add(call.module)
-        place = self.places.get(call.module)
-        start, first = without_cache(call, False) if place is None else place.of_call(call)
         pairs = FarPairs(Indices.of(*heads), sinks=self.split.sinks, window=self.split.window)
         added = LayerEdits((LayerEdit(KnockOut(Where(heads=heads)), pairs),))
-        return replace(call, edits=CallEdits(added, start, first) if call.edits is None else call.edits.and_then(added))
+        return call.with_edits(added, first_numbers(call, self.places.get(call.module)))
 
     def patched(self, call: Call, output: Tensor) -> Tensor:
         """The output of the call, which is not patched."""
