@@ -142,3 +142,31 @@ def test_a_run_of_which_no_values_were_kept_is_refused(model):
         model(OTHER)
     with pytest.raises(RegardError, match="keep='qkv'"), rg.edit(model, rg.Patch(rg.Where(), source=seen)):
         model(IDS)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("part", PROJECTIONS)
+def test_a_source_that_read_a_text_several_times_is_refused(model, part):
+    with rg.watch(model, keep="qkv") as seen:
+        model(OTHER)
+        model(IDS)
+    where = rg.Where(layers=1, **{"keys" if part in ("key", "value") else "queries": 2})
+    with pytest.raises(RegardError, match="read a whole text 2 times"), rg.edit(model, rg.Patch(where, part, seen)):
+        model(IDS)
+
+
+@torch.no_grad()
+def test_layers_that_share_a_module_are_patched_from_tensors_only():
+    config = transformers.AlbertConfig(
+        vocab_size=20, embedding_size=8, hidden_size=8, num_hidden_layers=3, num_attention_heads=2, intermediate_size=8
+    )
+    albert = transformers.AlbertModel(config).eval()
+    with rg.watch(albert, keep="qkv") as seen:
+        albert(IDS)
+    edit = rg.edit(albert, rg.Patch(rg.Where(queries=2), source=seen))
+    with pytest.raises(RegardError, match=r"3 times \(layers that share a module"), edit:
+        albert(IDS)
+    patch = rg.Patch(rg.Where(queries=2), source=seen.head_output(0, call=1))
+    with rg.edit(albert, patch) as run:
+        albert(IDS)
+    assert list(run.calls.values()) == [3]

@@ -16,7 +16,7 @@ from regard.hf.capture.head_parts import CallParts, KeptParts
 from regard.hf.capture.kept_values import NoValues
 from regard.hf.capture.model_inputs import ModelInputs
 from regard.hf.capture.module_statistics import ModuleStatistics
-from regard.hf.capture.patch_sources import queries_or_keys
+from regard.hf.capture.patch_sources import check_steps, queries_or_keys
 from regard.hf.capture.token_ids import token_id
 from regard.hf.capture.verification import Check
 from regard.maps.attention_map import AttentionMap
@@ -205,6 +205,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         Outputs (B, H, n, E) are those of heads, before the output projection.
         """
         calls = self._part(name)
+        check_steps(calls, str(name))
         if part == "value":
             return self.values(name)
         if part != "output":
