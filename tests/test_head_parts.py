@@ -301,7 +301,7 @@ def test_a_watch_that_follows_several_threads_has_no_parts():
         other = threading.Thread(target=contextvars.copy_context().run, args=(lambda: model(**inputs),))
         other.start(), other.join()
     assert seen.values(0).shape == (2, 4, 5, 4)
-    for ask in (lambda: seen.head_part(0), lambda: seen.logit_effect(0, 3)):
+    for ask in (lambda: seen.head_part(0), lambda: seen.logit_effect(0, 3), lambda: seen.value_weighted(0)):
         with pytest.raises(rg.RegardError, match="ran in several threads under one watch"):
             ask()
 
@@ -384,8 +384,10 @@ def test_what_has_no_parts_says_why():
         seen.head_output(0, "first")
     with torch.no_grad():
         model.transformer.h[0].attn.c_proj.weight.mul_(2.0)
-    with pytest.raises(rg.RegardError, match="was changed in place after it was watched"):
-        seen.head_part(0)
+    for ask in (seen.head_part, seen.value_weighted):
+        with pytest.raises(rg.RegardError, match="was changed in place after it was watched"):
+            ask(0)
+    seen.value_weighted(0, projected=False)
     base, x = built("LlamaModel")[0], torch.randn(2, 5, 8)
     _, seen = seen_with_values(base, inputs)
     with pytest.raises(rg.RegardError, match="no language-model head"):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.hf.capture.captured_calls import ModuleCalls
 from regard.hf.capture.joined_heads import JoinedHeads
-from regard.hf.capture.kept_values import NoValues
+from regard.hf.capture.kept_values import LostProjection, NoValues
 from regard.hf.capture.residual_stream import FinalNorm, ResidualStream
 from regard.maps.attention_map import AttentionMap
 from regard.maps.value_weighted_map import ValueWeighted
@@ -48,7 +48,7 @@ class KeptParts:
     def check_threads(self) -> None:
         """Refuse runs in several threads: the order of their calls does not show which part belongs to which call."""
         if len(self._threads) > 1:
-            raise NoValues("the model ran in several threads under one watch. Begin a watch in each thread")
+            raise LostProjection("the model ran in several threads under one watch. Begin a watch in each thread")
 
 
 @dataclass(eq=False)
@@ -140,6 +140,8 @@ class CallParts:
     def _has_projection(self) -> bool:
         try:
             return self.is_direct
+        except LostProjection:
+            raise
         except NoValues:
             return False
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.hf.capture.kept_values import NoValues
+from regard.hf.capture.kept_values import LostProjection, NoValues
 from regard.hf.output_projections import LinearLayer, output_projection
 from regard.nn import Attends
 
@@ -57,11 +57,13 @@ class JoinedHeads:
     def layer(self, name: str) -> LinearLayer:
         """The output projection of an attention module."""
         if name in self.without:
-            raise NoValues(self.without[name])
+            raise (LostProjection if name in self.layers else NoValues)(self.without[name])
         if name not in self.layers:
             raise NoValues("its output projection was not found when the watch began")
         if not self.layers[name].is_unchanged:
-            raise NoValues("its output projection was changed in place after it was watched (by an optimizer step)")
+            raise LostProjection(
+                "its output projection was changed in place after it was watched (by an optimizer step)"
+            )
         return self.layers[name]
 
     def are_values(self, name: str) -> bool:

@@ -13,6 +13,10 @@ class NoValues(Exception):
     """The reason why a captured call has no values."""
 
 
+class LostProjection(NoValues):
+    """The reason why an output projection that the call had is not known any more."""
+
+
 def values_of_product(product: WeightedSum, shape: tuple[int, int, int, int], kind: str) -> Tensor | NoValues:
     """The values of a product with weights (B, H, I, J), or the reason why its operands do not show them."""
     (B, H, _, J), values = shape, product.by_key
