@@ -207,10 +207,28 @@ def test_frozen_parameters_and_no_grad_are_no_obstacle_and_nothing_is_changed():
     expected = rg.attribute(model, inputs, 9, test=False)
     assert all(p.grad is None for p in model.parameters())
     model.requires_grad_(False)
+    path = rg.attribute(model, inputs, 9, "integrated-gradients", steps=2, test=False)
     for context in (torch.no_grad, torch.inference_mode):
         with context():
             found = rg.attribute(model, inputs, 9, test=False)
+            moved = rg.attribute(model, inputs, 9, "integrated-gradients", steps=2, test=False)
         torch.testing.assert_close(found[0].dense(), expected[0].dense())
+        torch.testing.assert_close(moved[0].dense(), path[0].dense())
+
+
+def test_half_precision_and_dropout_of_functions_are_refused():
+    model, inputs = built("LlamaForCausalLM"), text("LlamaForCausalLM")
+    for ask in (lambda: rg.attribute(model, inputs, 9), lambda: rg.faithfulness(model, inputs, torch.ones(1, 7), 9)):
+        with torch.autocast("cpu", torch.bfloat16), pytest.raises(rg.RegardError, match="Leave the autocast block"):
+            ask()
+    attention = next(part for part in model.modules() if hasattr(part, "attention_dropout"))
+    model.train()
+    rg.attribute(model, inputs, 9, test=False)  # nothing is dropped
+    attention.attention_dropout = 0.5
+    with pytest.raises(rg.RegardError, match=r"training mode.*Call model.eval\(\) first"):
+        rg.attribute(model, inputs, 9)
+    model.eval()
+    rg.attribute(model, inputs, 9, test=False)
 
 
 def test_layers_are_chosen_as_in_watch():

@@ -92,7 +92,7 @@ def _mean_gradient(question: Question, call: TracedCall, base: Tensor, steps: in
     total: Any = torch.zeros_like(call.output)
     for point, share in zip((points + 1) / 2, shares / 2, strict=True):
         number, moved = _at(question, call, base, float(point))
-        (gradient,) = torch.autograd.grad(number.sum(), moved, allow_unused=True)
+        (gradient,) = torch.autograd.grad(number, moved, torch.ones_like(number), allow_unused=True)
         total = total if gradient is None else total + share * gradient.transpose(1, 2)
     return total, _at(question, call, base, 0.0)[0].detach()
 

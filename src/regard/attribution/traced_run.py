@@ -220,7 +220,7 @@ def check_model(model: object, operation: str = "attribute") -> None:
     """Refuse what has no gradients, or not those of the model that is used."""
     if not isinstance(model, nn.Module):
         raise RegardError(f"{operation}: model is a {type(model).__name__}; give a torch.nn.Module.")
-    if model.training and any(isinstance(part, nn.Dropout) and part.p for part in model.modules()):
+    if any(_drops(part) for part in model.modules()):
         raise RegardError(
             f"{operation}: {type(model).__name__} is in training mode, so its dropout changes the result of each run. "
             "Call model.eval() first."
@@ -231,6 +231,11 @@ def check_model(model: object, operation: str = "attribute") -> None:
             f"{operation}: the parameters of {type(model).__name__} were made inside torch.inference_mode, so they "
             "have no gradients. Make or load the model outside of it."
         )
+    if any(torch.is_autocast_enabled(device) for device in {parameter.device.type for parameter in parameters}):
+        raise RegardError(
+            f"{operation}: torch.autocast is active, so gradients have 2 to 3 digits, and links that cancel would be "
+            "noise. Leave the autocast block."
+        )
     half = {parameter.dtype for parameter in parameters} & {torch.float16, torch.bfloat16}
     if half:
         dtype = str(next(iter(half))).removeprefix("torch.")
@@ -238,3 +243,12 @@ def check_model(model: object, operation: str = "attribute") -> None:
             f"{operation}: {type(model).__name__} is in {dtype}. Its gradients have 2 to 3 digits, and links that "
             "cancel would be noise. Use model.float(), on a copy if memory allows."
         )
+
+
+def _drops(part: nn.Module) -> bool:
+    """Whether a module is in training mode and has a probability of dropout, its own or for a function of torch."""
+    names = vars(part).items()
+    return part.training and (
+        (isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0)
+        or any("drop" in name and isinstance(value, float) and value > 0 for name, value in names)
+    )
