@@ -57,8 +57,8 @@ def check(tensors, tolerance=2e-5):
     exact = results(by_definition, doubles, [g.double() for g in grads])
     for one, other in zip(found, exact, strict=True):
         assert one.shape == other.shape
-        largest = float(other.detach().abs().max())  # 0 for the query of one feature: terms cancel
-        torch.testing.assert_close(one.double(), other, rtol=0, atol=tolerance * largest + 5e-6)
+        largest = float(other.detach().abs().max())  # 0 for the query of one feature: a sum over E channels cancels
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=tolerance * largest + 5e-6 + 2e-7 * E)
 
 
 @every_level
