@@ -278,6 +278,22 @@ def test_most_generations_are_one_map_of_queries_and_keys():
 # While the model runs
 
 
+@pytest.mark.parametrize("options", [BEAMS, STATIC])
+@torch.no_grad()
+def test_edited_weights_are_those_of_one_edited_pass(options):
+    model, where = build("LlamaForCausalLM"), rg.Where(layers=1, heads=[0, 2], queries=slice(4, None), keys=[1, 8])
+    knocked, rows = rg.KnockOut(where, renormalize=False), rg.Where(layers=0, heads=1, queries=[3, 9])
+    edits = knocked & rg.ScaleWeights(rg.Where(heads=3), 0.5) & rg.ReplaceWeights(rows, "uniform")
+    with rg.edit(model, edits), rg.watch(model) as seen:
+        out = model.generate(tokens(7), **SIX | options)
+    sequence = seen.generation.sequence(0)
+    with rg.edit(model, edits), rg.watch(model) as whole:
+        model(out[:1, :-1])
+    for layer in range(2):
+        torch.testing.assert_close(sequence[layer].dense(), whole[layer].dense(), atol=1e-5, rtol=0)
+    assert not sequence[1][0, [0, 2], 4:, 1].any()
+
+
 def test_each_step_has_its_rows_while_the_model_runs():
     model, ids, rows, places, read = build("BartForConditionalGeneration"), tokens(7), [], [], []
 

@@ -62,7 +62,7 @@ class CallRows:
 
 def merged_map(parts: Sequence[CallRows], num_queries: int, num_keys: int, is_cross: bool) -> ScoredMap | None:
     """One map of all rows, if the calls have the same pieces and keys, and one rule for their masks; else None."""
-    if keeps_gradients() or not all(type(part.call) is Capture and bool((part.entries >= 0).all()) for part in parts):
+    if keeps_gradients() or not all(_is_plain(part) for part in parts):
         return None
     if sum(len(part.rows) for part in parts) != num_queries or not _have_same_pieces([p.call.attention for p in parts]):
         return None
@@ -79,6 +79,11 @@ def merged_map(parts: Sequence[CallRows], num_queries: int, num_keys: int, is_cr
     prepared = Prepared.of(attention, query, key, positions)
     grid = Grid.whole(positions, len(query), query.shape[1], num_queries, query.device)
     return ScoredMap(attention, prepared, positions, grid, None)
+
+
+def _is_plain(part: CallRows) -> bool:
+    """Whether all its rows are those of queries and keys, whose weights no edit changed."""
+    return type(part.call) is Capture and part.call.edits is None and bool((part.entries >= 0).all())
 
 
 def _queries(part: CallRows) -> Tensor:
