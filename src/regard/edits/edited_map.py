@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from regard.checks import checked
 from regard.edits.layer_edits import EditedTile, LayerEdits
 from regard.maps.attention_map import AttentionMap
+from regard.maps.changed_map import ChangedMap
 from regard.maps.gradients import LiveRows, mapped_rows
 from regard.maps.indices import Index
 from regard.shapes import to_device
 
 
-class EditedMap(AttentionMap):
+class EditedMap(ChangedMap):
     """The weights of another map, scaled, replaced or removed where edits say so; computed on demand.
 
     >>> import torch, regard as rg
@@ -28,20 +28,12 @@ class EditedMap(AttentionMap):
     """
 
     def __init__(self, source: AttentionMap, edits: LayerEdits) -> None:
-        self.source, self.edits = source, edits
-        self.attention, self.positions, self.grid = source.attention, source.positions, source.grid
+        super().__init__(source)
+        self.edits = edits
 
     @property
     def is_signed(self) -> bool:  # type: ignore[override]
         return self.source.is_signed
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return self.source.shape
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return self.source._dtype
 
     @property
     def _bytes_per_weight(self) -> int:
@@ -51,10 +43,6 @@ class EditedMap(AttentionMap):
     def select(self, batch: Index, head: Index) -> EditedMap:
         """The map of some batch entries and heads (indices), still lazy."""
         return EditedMap(self.source.select(batch, head), self.edits)
-
-    @property
-    def carries_gradients(self) -> bool:
-        return self.source.carries_gradients
 
     def live_rows(self) -> LiveRows:
         return mapped_rows(

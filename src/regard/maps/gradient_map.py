@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
+from regard.maps.changed_map import ChangedMap
 from regard.maps.folds import Tile
 from regard.maps.gradients import LiveRows, mapped_rows
 from regard.maps.indices import Index, indices
@@ -122,7 +123,7 @@ def _check(source: AttentionMap, gradient: Tensor, value: Tensor) -> None:
         )
 
 
-class PositiveMap(AttentionMap):
+class PositiveMap(ChangedMap):
     """max(w_ij, 0) of another map, for rules that keep positive contributions only (Chefer et al. 2021).
 
     >>> import torch, regard as rg
@@ -132,18 +133,6 @@ class PositiveMap(AttentionMap):
     """
 
     is_signed: ClassVar[bool] = True  # a row may have any sum
-
-    def __init__(self, source: AttentionMap) -> None:
-        self.source = source
-        self.attention, self.positions, self.grid = source.attention, source.positions, source.grid
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return self.source.shape
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return self.source._dtype
 
     @property
     def _bytes_per_weight(self) -> int:
@@ -156,10 +145,6 @@ class PositiveMap(AttentionMap):
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         return self.source._weights(rows, cols).clamp_min(0.0)
-
-    @property
-    def carries_gradients(self) -> bool:
-        return self.source.carries_gradients
 
     def live_rows(self) -> LiveRows:
         return mapped_rows(self.source.live_rows(), lambda weights, _queries, _keys: weights.clamp_min(0.0))

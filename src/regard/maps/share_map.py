@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.checks import checked
 from regard.maps.attention_map import AttentionMap
+from regard.maps.changed_map import ChangedMap
 from regard.maps.folds import SignedMass, Signs, Tile
 from regard.maps.gradients import LiveRows, mapped_rows
 from regard.maps.indices import Index, indices
@@ -17,7 +18,7 @@ from regard.shapes import to_device
 from regard.spans import Spans
 
 
-class ShareMap(AttentionMap):
+class ShareMap(ChangedMap):
     """|w_ij| / sum_j |w_ij| of another map; a row of zeros stays zero.
 
     >>> import torch, regard as rg
@@ -28,8 +29,8 @@ class ShareMap(AttentionMap):
 
     def __init__(self, source: AttentionMap, signs: Signs | None = None) -> None:
         """`signs`: the sums of the weights of each sign; computed in one pass at the first look if not given."""
-        self.source, self._signs = source, signs
-        self.attention, self.positions, self.grid = source.attention, source.positions, source.grid
+        super().__init__(source)
+        self._signs = signs
 
     @property
     def signs(self) -> Signs:
@@ -45,14 +46,6 @@ class ShareMap(AttentionMap):
         return self.signs.positive - self.signs.negative
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return self.source.shape
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return self.source._dtype
-
-    @property
     def _bytes_per_weight(self) -> int:
         return self.source._bytes_per_weight
 
@@ -62,10 +55,6 @@ class ShareMap(AttentionMap):
         b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
         h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
         return ShareMap(self.source.select(batch, head), Signs(*(part[b][:, h] for part in self.signs)))
-
-    @property
-    def carries_gradients(self) -> bool:
-        return self.source.carries_gradients
 
     def live_rows(self) -> LiveRows:
         return mapped_rows(self.source.live_rows(), _shares_of_rows)
