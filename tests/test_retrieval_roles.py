@@ -91,11 +91,11 @@ def test_the_split_is_its_definition_on_dense_weights():
         needs = [bool((mean[g : g + 3] >= least).any()) for g in (0, 3)]
         assert layer.needs_all.tolist() == needs
         assert layer.streaming_heads == [h for h in range(6) if not needs[h // 3]]
-    full = split.full_heads
+    full = split.num_full_heads
     kept = full * n + (4 - full) * 9
     assert split.share(n) == pytest.approx(kept / (4 * n)) and split.bytes(n, width=4) == kept * 2 * 4 * 2
     assert split.share(5) == 1.0 and split.without_full().share(n) == pytest.approx(9 / n)
-    assert {split.at_random(seed).full_heads for seed in range(5)} == {full}
+    assert {split.at_random(seed).num_full_heads for seed in range(5)} == {full}
     kept = split.keeping([(1, 4), Role("retrieval", 0, 0, 0.5, 0.0, True)])
     assert [layer.needs_all.tolist() for layer in kept.layers.values()] == [[True, False], [False, True]]
     with pytest.raises(rg.RegardError, match=r"no head L2\.H0; the split has the layers 0, 1 with 6 heads"):

@@ -76,13 +76,13 @@ class LayerSplit:
 class CacheSplit:
     """Key heads that need the whole cache, and streaming heads with `sinks` + `window` keys: see `cache_split`.
 
-    `layers` are by module path, `reads` is the number of tokens of the text.
+    `layers` are by module path, `num_tokens` is that of the text.
 
     >>> import torch
     >>> from regard.stats import CacheSplit, LayerSplit
     >>> layer = LayerSplit(0, torch.tensor([0.0, 0.3]), group=1, least=0.1)
-    >>> split = CacheSplit(sinks=4, window=60, least=0.1, layers={"layers.0": layer}, reads=256)
-    >>> split.share(256), split.full_heads, split.num_key_heads
+    >>> split = CacheSplit(sinks=4, window=60, least=0.1, layers={"layers.0": layer}, num_tokens=256)
+    >>> split.share(256), split.num_full_heads, split.num_key_heads
     (0.625, 1, 2)
     """
 
@@ -90,26 +90,26 @@ class CacheSplit:
     window: int
     least: float
     layers: dict[str, LayerSplit]
-    reads: int
+    num_tokens: int
 
     @property
     def num_key_heads(self) -> int:
         return sum(len(layer.needs_all) for layer in self.layers.values())
 
     @property
-    def full_heads(self) -> int:
+    def num_full_heads(self) -> int:
         """The number of key heads that keep all keys."""
         return sum(int(layer.needs_all.sum()) for layer in self.layers.values())
 
     def share(self, length: int) -> float:
         """The cache of a text of this length, as a share of the whole cache."""
         kept = min(1.0, (self.sinks + self.window) / length)
-        return (self.full_heads + (self.num_key_heads - self.full_heads) * kept) / self.num_key_heads
+        return (self.num_full_heads + (self.num_key_heads - self.num_full_heads) * kept) / self.num_key_heads
 
     def bytes(self, length: int, width: int, item_bytes: int = 2) -> int:
         """The bytes of the cache: keys and values of `width` channels a key head, `item_bytes` a number."""
         kept = min(length, self.sinks + self.window)
-        tokens = self.full_heads * length + (self.num_key_heads - self.full_heads) * kept
+        tokens = self.num_full_heads * length + (self.num_key_heads - self.num_full_heads) * kept
         return 2 * tokens * width * item_bytes
 
     def keeping(self, heads: Sequence[Role | tuple[int, int]]) -> CacheSplit:
@@ -133,7 +133,7 @@ class CacheSplit:
         """The same number of key heads with the whole cache, chosen at random: what a split is compared with."""
         order = torch.randperm(self.num_key_heads, generator=torch.Generator().manual_seed(seed))
         chosen = torch.zeros(self.num_key_heads, dtype=torch.bool)
-        chosen[order[: self.full_heads]] = True
+        chosen[order[: self.num_full_heads]] = True
         return self._with(chosen)
 
     def without_full(self) -> CacheSplit:
@@ -149,11 +149,11 @@ class CacheSplit:
     def sentence(self) -> str:
         """Which heads read far, and the cache that is left."""
         beyond = torch.cat([layer.beyond for layer in self.layers.values()])
-        far, length = int((beyond >= self.least).sum()), self.reads
+        far, length = int((beyond >= self.least).sum()), self.num_tokens
         return (
             f"{far} of {len(beyond)} heads put at least {100 * self.least:.0f} % of their weight beyond the first "
-            f"{self.sinks} and the last {self.window} tokens. If {self.full_heads} of {self.num_key_heads} key heads "
-            f"keep all keys, and the others {self.sinks} + {self.window}, the cache of {length:,} tokens takes "
+            f"{self.sinks} and the last {self.window} tokens. If {self.num_full_heads} of {self.num_key_heads} key "
+            f"heads keep all keys, and the others {self.sinks} + {self.window}, the cache of {length:,} tokens takes "
             f"{100 * self.share(length):.0f} %."
         )
 
