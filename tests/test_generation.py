@@ -112,6 +112,8 @@ def test_states_that_are_not_reordered_with_the_beams_are_shown_as_they_were():
             out = model.generate(tokens(5, batch=1), **SIX, **BEAMS, return_dict_in_generate=True)
         if any(len(set(row.tolist())) > 1 for row in out.beam_indices[:, 1:]):
             break
+    else:
+        pytest.fail("no beam came from another row in six texts")
     for path in seen:
         joined = seen.generation[path].dense()
         for n, rows in enumerate(out.beam_indices.tolist()):
