@@ -196,9 +196,13 @@ class Watcher:
             return
         while (frame := frames.pop()).module is not module:
             pass
-        if output is None:
-            return
-        frame.output = output
+        if output is not None:
+            frame.output = output
+            self._keep_frame(frame, args, kwargs)
+
+    def _keep_frame(self, frame: ModuleFrame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep the attention of a module that ended, if it is read from the module and not from its calls."""
+        running, module, output = self.running.modules, frame.module, frame.output
         if frame.halves:
             self._keep(frame.name, lambda: self._differential(frame))
         elif frame.inputs is not None and frame.trace.softmaxes:
@@ -212,12 +216,18 @@ class Watcher:
         elif isinstance(module, nn.MultiheadAttention) and not frame.is_edited:
             self._keep_call(frame.name, lambda: multihead(module, args, kwargs, output, module in self.deferred))
         elif isinstance(module, nn.TransformerEncoderLayer):
-            name = self.attending.get(module.self_attn)
-            if name is not None and self.running.num_calls[name] == frame.num_calls:
-                self.called.add(name)
-                self.running.num_calls[name] += 1
-                deferred = module.self_attn in self.deferred
-                self._keep_call(name, lambda: encoder_layer(module, args, kwargs, output, deferred))
+            self._keep_encoder_layer(frame, module, args, kwargs)
+
+    def _keep_encoder_layer(
+        self, frame: ModuleFrame, module: nn.TransformerEncoderLayer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Keep the attention of a layer of torch whose fused path did not call its attention module."""
+        name = self.attending.get(module.self_attn)
+        if name is not None and self.running.num_calls[name] == frame.num_calls:
+            self.called.add(name)
+            self.running.num_calls[name] += 1
+            deferred = module.self_attn in self.deferred
+            self._keep_call(name, lambda: encoder_layer(module, args, kwargs, frame.output, deferred))
 
     def _keep_pictured(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the inputs of the last call with an image or a sound, so that a page can show it."""
