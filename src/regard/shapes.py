@@ -147,6 +147,15 @@ def to_host(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(part.view(x.dtype).view(x.shape) for part, x in zip(parts, tensors, strict=True))
 
 
+def spread_indices(size: int, count: int, device: torch.device | None = None) -> Tensor:
+    """At most `count` of the indices 0 to size - 1, spread evenly from the first to the last.
+
+    >>> spread_indices(9, 3), spread_indices(2, 3)
+    (tensor([0, 4, 8]), tensor([0, 1]))
+    """
+    return torch.linspace(0, size - 1, min(count, size), device=device).round().long()
+
+
 def as_slice(index: Tensor) -> slice | None:
     """Consecutive ascending indices as a slice, which gives a view; None for other indices."""
     if not len(index):

@@ -19,7 +19,7 @@ from regard.hf.capture import WatchedAttention
 from regard.hf.heads.layout import ModelHeads
 from regard.maps import AttentionMap
 from regard.nn import CrossAttention
-from regard.shapes import at_least_float32, grouped_values
+from regard.shapes import at_least_float32, grouped_values, spread_indices
 
 #: Rows that are compared with weights @ values.
 ROWS = 4
@@ -103,7 +103,7 @@ class ProjectedHeads:
 @torch.no_grad()
 def _is_output(weights: AttentionMap, value: Tensor, output: Tensor) -> bool:
     """Whether some rows of weights @ values are the output (B, I, H, E)."""
-    rows = torch.linspace(0, weights.shape[2] - 1, min(ROWS, weights.shape[2])).round().long()
+    rows = spread_indices(weights.shape[2], ROWS)
     expected = grouped_values(weights.tile(rows=rows), at_least_float32(value).to(weights._dtype))
     actual = output[:, rows.to(output.device)].transpose(1, 2)
     return bool((expected - actual).abs().max() <= TOLERANCE * float(actual.abs().max().clamp_min(1e-6)))

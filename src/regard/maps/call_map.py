@@ -23,7 +23,7 @@ from regard.pieces.call_tensors import CallTensors, check_call_tensors
 from regard.pieces.mask_data import padding
 from regard.pieces.normalizer import RowStatistic, has_logsumexp
 from regard.positions import Positions, check_positions
-from regard.shapes import Sizes, in_autocast_dtype
+from regard.shapes import Sizes, in_autocast_dtype, spread_indices
 
 #: A given log-sum-exp may differ from that of the scores by this much: kernels in half precision round both.
 STATISTIC_TOLERANCE = 0.05
@@ -113,7 +113,7 @@ def _checked_statistic(problem: Problem, statistic: Tensor) -> RowStatistic:
 
 def _compare(problem: Problem, given: Tensor) -> None:
     """Refuse a statistic that is not the log-sum-exp of these scores, in nats."""
-    rows = torch.linspace(0, problem.sizes.I - 1, min(problem.sizes.I, COMPARED_ROWS)).round().long().unique()
+    rows = spread_indices(problem.sizes.I, COMPARED_ROWS)
     parts = problem.attention, problem.prepared, problem.positions, problem.grid, rows
     exact = recomputed_statistic(*parts)[0]
     found = given[:, :, rows.to(given.device)].to(exact.dtype)

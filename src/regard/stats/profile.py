@@ -17,6 +17,7 @@ from regard.maps.head_mean import HeadMean
 from regard.maps.scored_map import ScoredMap
 from regard.maps.share_map import ShareMap
 from regard.pieces import Dot
+from regard.shapes import spread_indices
 from regard.stats.folds import Agreement
 from regard.stats.numbering import layer_numbers
 from regard.stats.statistics import STATISTICS, Allowed, HeadStatistic
@@ -223,7 +224,7 @@ def one_text(operation: str, weights: AttentionMap, batch: int) -> AttentionMap:
     B, H, _, _ = weights.shape
     if not 0 <= batch < B:
         raise RegardError(f"{operation}: batch {batch} is out of range; the map has {B} text{'s' * (B > 1)}.")
-    some = torch.linspace(0, H - 1, min(H, MOST_HEADS)).round().long()
+    some = spread_indices(H, MOST_HEADS)
     weights = weights if B == 1 and len(some) == H else weights.select(torch.tensor([batch]), some)
     shares = weights.shares() if weights.is_signed else weights
     return HeadMean(shares, H) if len(some) < H else shares

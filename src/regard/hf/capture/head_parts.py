@@ -18,7 +18,7 @@ from regard.hf.capture.residual_stream import FinalNorm, ResidualStream
 from regard.maps.attention_map import AttentionMap
 from regard.maps.value_weighted_map import ValueWeighted
 from regard.maps.weighted_values import weighted_values
-from regard.shapes import at_least_float32, to_device
+from regard.shapes import at_least_float32, spread_indices, to_device
 from regard.stats.flow import value_weighted
 
 #: Rows of weights times values that are compared with the input of the output projection.
@@ -101,7 +101,7 @@ class CallParts:
     @torch.no_grad()
     def _is_weighted_values(self, joined: Tensor) -> bool:
         _, H, I, _ = self.weights.shape
-        rows = torch.linspace(0, I - 1, min(ROWS, I)).round().long()
+        rows = spread_indices(I, ROWS)
         tile, values = self.weights.tile(rows=rows), at_least_float32(self.values_of(torch.arange(H)))
         expected = (tile.to(values.dtype) @ values).transpose(1, 2)
         actual = joined[:, to_device(rows, joined.device)]

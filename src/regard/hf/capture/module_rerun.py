@@ -30,7 +30,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.indices import Index, indices
 from regard.pieces.grid import Grid
 from regard.positions import Positions
-from regard.shapes import at_least_float32, to_device
+from regard.shapes import at_least_float32, spread_indices, to_device
 
 #: Weights of at most this many bytes are kept themselves: those of a generation step are smaller than its inputs.
 SMALL = 1 << 14
@@ -310,7 +310,7 @@ def _batch_and_length(module: nn.Module, inputs: list[Tensor]) -> Iterator[tuple
 
 def _rows(weights: Tensor) -> Tensor:
     I = weights.shape[2]
-    return weights[:, :, torch.linspace(0, I - 1, min(ROWS, I), device=weights.device).round().long()]
+    return weights[:, :, spread_indices(I, ROWS, weights.device)]
 
 
 def snapshot(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.shapes import at_least_float32
+from regard.shapes import at_least_float32, spread_indices
 
 #: Rows of inputs and weights that are copied, to detect whether they changed after the call.
 ROWS = 4
@@ -86,4 +86,4 @@ class ProjectionInputs:
 
 
 def _rows(x: Tensor) -> Tensor:
-    return x[:, torch.linspace(0, x.shape[1] - 1, min(ROWS, x.shape[1]), device=x.device).round().long()]
+    return x[:, spread_indices(x.shape[1], ROWS, x.device)]

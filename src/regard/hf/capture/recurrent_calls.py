@@ -15,6 +15,7 @@ from regard.hf.recurrent.forms import joined, map_of
 from regard.maps.attention_map import AttentionMap
 from regard.maps.convolution_map import Convolution
 from regard.pieces.transition import Steps
+from regard.shapes import spread_indices
 
 UNKNOWN_STATE = (
     "the layer begins with a state from before the watch, so its weights on the earlier tokens are unknown; run the "
@@ -121,8 +122,8 @@ class RecurrentCall:
         _, H, J, E = value.shape
         if self.verified == ALL_ROWS:
             return torch.arange(H), torch.arange(J)
-        heads = torch.linspace(0, H - 1, min(H, HEADS) if E == 1 else H).round().long()
-        return heads, torch.linspace(0, J - 1, min(J, ROWS)).round().long()
+        heads = spread_indices(H, HEADS if E == 1 else H)
+        return heads, spread_indices(J, ROWS)
 
     def forget(self) -> None:
         """Drop the outputs of this run of calls, and values that are not kept: they are only needed to verify it."""

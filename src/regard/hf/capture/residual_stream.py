@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.hf.output_projections import LinearLayer
-from regard.shapes import at_least_float32
+from regard.shapes import at_least_float32, spread_indices
 
 #: Rows that are compared, spread over the tokens of the first and the last text.
 ROWS = 4
@@ -171,7 +171,7 @@ def _first(values: Iterable[Any]) -> Tensor | None:
 
 def _rows(x: Tensor) -> Tensor:
     """A few rows of (B, I, C), of the first and the last text."""
-    rows = torch.linspace(0, x.shape[1] - 1, min(ROWS, x.shape[1]), device=x.device).round().long()
+    rows = spread_indices(x.shape[1], ROWS, x.device)
     return at_least_float32(x[[0, -1]][:, rows].detach())
 
 

@@ -32,6 +32,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.indices import Index
 from regard.pieces.grid import Grid
 from regard.positions import Positions
+from regard.shapes import spread_indices
 
 #: Names of the projections of values and of outputs, of inputs that are values themselves, and of the number of heads.
 VALUES = re.compile(r"^(v|v_proj|values?(_\w+)?)$")
@@ -344,7 +345,7 @@ def _probe(given: GivenCall, layout: Layout, run: Run) -> tuple[float, float]:
 
 def _rows(sums: Tensor) -> Tensor:
     I = sums.shape[2]
-    return sums[:, :, torch.linspace(0, I - 1, min(ROWS, I), device=sums.device).round().long()]
+    return sums[:, :, spread_indices(I, ROWS, sums.device)]
 
 
 def _close(mine: Tensor, other: Tensor, tolerance: float) -> bool:

@@ -14,7 +14,7 @@ from regard.hf.calls import DIRECT, Call, Translation
 from regard.hf.capture.torch_calls import ObservedCall
 from regard.hf.masks.span_masks import OURS
 from regard.pieces.grid import Grid
-from regard.shapes import at_least_float32, grouped_values
+from regard.shapes import at_least_float32, grouped_values, spread_indices
 
 #: Rows recomputed for known kernels, spread over the sequence, for the first and the last batch entry.
 ROWS = 4
@@ -92,7 +92,7 @@ def _blocks(call: Call, every_row: bool) -> Iterator[tuple[Tensor, Tensor]]:
         for rows in torch.arange(I, device=device).split(at_once):
             yield torch.arange(B, device=device), rows
         return
-    rows = torch.linspace(0, I - 1, min(ROWS, I), device=device).round().long()
+    rows = spread_indices(I, ROWS, device)
     yield torch.tensor(sorted({0, B - 1}), device=device), rows
 
 
