@@ -124,7 +124,10 @@ def test_a_typed_sentence_is_translated_and_aligned():
         (b"\xff", "not JSON"),
         ('"text"', "must have the form"),
         ('{"text": 3}', "must have the form"),
-        ('{"text": "a", "edit": 1}', "has the field 'edit'; beside the text this model reads edits, generate"),
+        (
+            '{"text": "a", "edit": 1}',
+            "has the field 'edit'; beside the text this model reads edits, generate, attribute",
+        ),
         ('{"text": "a", "edits": "L0"}', "must be a list"),
         ('{"text": "a", "edits": []}', "must be a list"),
         (
@@ -132,6 +135,10 @@ def test_a_typed_sentence_is_translated_and_aligned():
             f"{EDITS + 1} edits; the page takes at most {EDITS}",
         ),
         (json.dumps({"text": "a", "generate": STEPS + 1}), f"1 to {STEPS} tokens; got {STEPS + 1}"),
+        ('{"text": "a", "attribute": "weight-gradient"}', "must have the form"),
+        ('{"text": "a", "attribute": {"method": "chefer", "target": null}}', '"method": "weight-gradient"'),
+        ('{"text": "a", "attribute": {"method": "weight-gradient", "target": 3}}', "1 to 60 characters; got '3'"),
+        ('{"text": "a", "attribute": {"method": "weight-gradient", "target": ""}}', "1 to 60 characters"),
         ('{"text": "a", "generate": 0}', "got 0"),
         ('{"text": "a", "generate": true}', "got True"),
         ('{"text": "a", "generate": "4"}', "got 4"),
@@ -146,7 +153,7 @@ def test_a_typed_sentence_is_translated_and_aligned():
 )
 def test_requests_without_a_text_are_refused_in_words(body, words):
     with pytest.raises(RegardError, match=words):
-        live_request(body if isinstance(body, bytes) else body.encode(), ["edits", "generate"])
+        live_request(body if isinstance(body, bytes) else body.encode(), ["edits", "generate", "attribute"])
     with pytest.raises(RegardError):
         live_request(b'{"text": "a", "edits": ["L0"]}')
 

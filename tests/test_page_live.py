@@ -12,6 +12,9 @@ import torch
 import regard as rg
 from page_browser import NEEDS_CHROMIUM, axe_violations, browser, file, opened, server, texts
 from pages import served, until
+from regard.edits.edited_map import EditedMap
+from regard.edits.layer_edits import LayerEdit, LayerEdits
+from regard.edits.pairs import Pairs
 from regard.errors import RegardError
 from regard.stats import TextReading
 from regard.viewer import Sheet, write_page
@@ -334,3 +337,43 @@ def test_a_generation_is_one_text_with_a_slider_over_its_steps(browser):
         page.locator(".words span").first.click()
         until(page, "document.querySelector('.step-said').textContent.startsWith('The chosen word is in the prompt')")
         assert axe_violations(page) == []
+
+
+def test_the_weights_that_made_a_prediction_have_two_colours_and_curves(browser):
+    chart = {"title": "Tokens removed", "x": "tokens removed", "y": "probability", "band": [[0, 1, 1], [1, 0.2, 0.6]]}
+    chart["series"] = [{"name": "by relevance", "points": [[0, 1], [1, 0.1]]}]
+    found = {"of": SENTENCE, "method": "weight-gradient", "sentence": "It depends most on cat.", "test": ["Faithful."]}
+
+    def attributed(request, check):
+        if request.attribute[1] == "none":
+            raise RegardError("this is no single token")
+        [sheet] = read(request.text, check)
+        maps = [EditedMap(weights, minus) for weights in sheet.maps]
+        about = {"title": f"{request.text} (why)", "attribution": found, "charts": [chart]}
+        return [Sheet(sheet.about | about, maps, sheet.ready)]
+
+    turned = rg.ScaleWeights(rg.Where(keys=1), -1.0)
+    minus = LayerEdits((LayerEdit(turned, Pairs(keys=turned.where.indices("keys"))),))
+    model = LiveModel("words", "text", read, questions={"attribute": attributed})
+    with (
+        served(read(SENTENCE, None), model=model) as address,
+        opened(browser, f"{address}#text?query=8&layer=1&head=2") as page,
+    ):
+        page.locator(".why input").fill("none")
+        page.keyboard.press("Enter")
+        until(page, "document.querySelector('.why .notice').textContent === 'this is no single token'")
+        page.locator(".why input").fill("")
+        page.keyboard.press("Enter")
+        until(page, "document.querySelector('.why .effect-said')?.textContent === 'It depends most on cat.'")
+        assert "Faithful." in page.locator(".why").inner_text()
+        until(page, "document.querySelector('.looks').textContent.startsWith('it (token 8) depends on ')")
+        colours = "at => document.querySelectorAll('.words span')[at].style.background.match(/[0-9]+/g).map(Number)"
+        (red, _, blue), (cold, _, warm) = page.evaluate(colours, 1), page.evaluate(colours, 2)
+        assert red > blue and cold < warm, "a word of a negative weight has the other colour"
+        page.locator(".curves > summary").click()
+        assert (
+            page.locator(".curves figure").count() == 1 and page.locator(".curves [aria-label=area] path").count() == 1
+        )
+        assert axe_violations(page) == []
+        page.get_by_role("button", name="Beside the weights").click()
+        until(page, "document.querySelectorAll('.compare .side .words').length === 2")

@@ -43,7 +43,7 @@ def reader():
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
-    return rg.TextReader(small("sdpa"), fast, "tiny")
+    return rg.TextReader(small("sdpa"), fast, name="tiny")
 
 
 def answered(reader, question, **fields):
@@ -82,7 +82,7 @@ def test_what_changes_is_that_of_dense_attention_with_a_mask(reader):
 @pytest.mark.parametrize(
     ("edits", "words"),
     [
-        (["L7.H0"], "selects no layer"),
+        (["L7.H0"], "It has layers 0, 1"),
         (["L0.H3"], "has heads 0 to 2"),
         (["L0", "L1.H2: #10 -> #1"], "had queries 0 to 9"),
         (["*: * -> #10"], "had keys 0 to 9"),
@@ -145,8 +145,44 @@ def test_a_continued_text_has_the_rows_of_each_step(reader, tmp_path):
         model.answer(LiveRequest(TEXT, "generate", generate=31), lambda: None)
 
 
-def test_an_encoder_does_not_continue_a_text(minilm):
+def test_an_encoder_without_a_head_neither_continues_a_text_nor_explains_a_token(minilm):
     model = text_model(minilm)
     with served(model.read("A cat sat.", lambda: None), model=model) as address:
         status, said = post(address, "", body='{"text": "A cat sat.", "generate": 5}')
-    assert status == 400 and "'generate'; beside the text this model reads edits." in said
+        assert status == 400 and "'generate'; beside the text this model reads edits." in said
+        question = {"text": "A cat sat.", "attribute": {"method": "weight-gradient", "target": None}}
+        status, said = post(address, "", body=json.dumps(question))
+        assert status == 400 and "'attribute'; beside the text this model reads edits." in said
+
+
+def test_an_attribution_is_the_gradient_of_the_dense_weights_with_its_curves(reader, tmp_path):
+    [sheet] = answered(reader, "attribute", attribute=("weight-gradient", "mat"))
+    torch.manual_seed(0)
+    oracle, ids = small("eager"), torch.arange(len(WORDS))[None]
+    weights, keep = [], []
+    for block in oracle.transformer.h:
+
+        def record(module, arguments, output):
+            output[1].retain_grad()
+            weights.append(output[1])
+
+        keep.append(block.attn.register_forward_hook(record))
+    oracle(ids, output_attentions=True).logits[0, -1, WORDS.index("mat")].backward()
+    for expected, links in zip(weights, sheet.maps, strict=True):
+        torch.testing.assert_close(links.dense(), expected.detach() * expected.grad, atol=1e-5, rtol=1e-3)
+        assert links.is_signed
+    about, test = sheet.about, rg.attribute(reader.model, ids, "mat", tokenizer=reader.tokenizer).test
+    deletion, insertion = about["charts"]
+    assert [point[1] for point in deletion["series"][0]["points"]] == pytest.approx(test.deletion.tolist(), abs=1e-5)
+    assert [row[1:] for row in insertion["band"]] == [
+        pytest.approx([low, high], abs=1e-5)
+        for low, high in zip(
+            test.random_insertion.amin(0).tolist(), test.random_insertion.amax(0).tolist(), strict=True
+        )
+    ]
+    assert about["attribution"]["of"] == TEXT and len(about["attribution"]["test"]) >= 2
+    save_run(tmp_path / "kept", [sheet])
+    kept = load_run(tmp_path / "kept")[0].about
+    assert kept["attribution"] == about["attribution"] and kept["charts"] == about["charts"]
+    with pytest.raises(RegardError, match="no single token"):
+        answered(reader, "attribute", attribute=("weight-gradient", "mat cat"))

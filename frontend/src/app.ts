@@ -1,4 +1,5 @@
 // The frame around the views: it chooses the text and the head, and handles keys, links and the theme.
+import { attributionPanel } from "./attribution";
 import { Colours, SCALES } from "./colour";
 import { place, type Context, type Panel } from "./context";
 import { fill, h } from "./dom";
@@ -82,8 +83,8 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   const figures = figureSheet(context);
   const openFigure = () => context.set({ figure: OF_VIEW[state.view] ?? "map" });
   const scale = scaleRow(context);
-  const [knocked, steps] = [whatIf(context), generationSteps(context)];
-  root.replaceChildren(header, h("div", { class: "frame-row" }, bar.element, scale.element), notice, knocked.element, steps.element, main, story.element, help, figures.element, spoken);
+  const [knocked, steps, why] = [whatIf(context), generationSteps(context), attributionPanel(context)];
+  root.replaceChildren(header, h("div", { class: "frame-row" }, bar.element, scale.element), notice, knocked.element, why.element, steps.element, main, story.element, help, figures.element, spoken);
 
   const isDark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark"
     : "light")) === "dark";
@@ -170,6 +171,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     figures.update();
     knocked.draw();
     steps.draw();
+    why.draw();
     drawPanel();
     story.update();
   }
@@ -258,7 +260,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   if (own) { addEventListener("beforeprint", beforePrint); addEventListener("afterprint", afterPrint);
     addEventListener("popstate", followed); addEventListener("hashchange", followed);
     addEventListener("unhandledrejection", failed); }
-  return () => { panel?.close?.(); knocked.close(); night.removeEventListener("change", recolour);
+  return () => { panel?.close?.(); knocked.close(); why.close(); night.removeEventListener("change", recolour);
     removeEventListener("beforeprint", beforePrint); removeEventListener("afterprint", afterPrint);
     listen.removeEventListener("keydown", pressed as EventListener); removeEventListener("popstate", followed);
     removeEventListener("hashchange", followed); removeEventListener("unhandledrejection", failed);

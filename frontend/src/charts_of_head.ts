@@ -73,14 +73,14 @@ function similarityOf(context: Context, width: number): Chart {
     legend: rangeLegend(colours, 0, 1, "cosine") });
 }
 
-function curvesOf(context: Context, width: number, { title, x: across, y: up, series }: Curves): Chart {
+function curvesOf(context: Context, width: number, { title, x: across, y: up, series, band }: Curves): Chart {
   const points = series.flatMap(({ name, points }) => points.map(([x, y]) => ({ series: name, x, y })));
   const places = points.some(({ x }) => typeof x === "string") ? [...new Set(points.map(({ x }) => x))] : undefined;
   const domain = series.map((one) => one.name);
-  return chart(context, width, { title, said: `${up} by ${across}.`,
+  return chart(context, width, { title, said: `${up} by ${across}.${band ? " The band: from the lowest to the highest of the random orders." : ""}`,
     plot: { height: 260, x: { label: across, domain: places }, y: { label: up, grid: true },
       color: { domain, range: domain.map((_, at) => SERIES[at % SERIES.length]), legend: domain.length > 1 },
-      marks: [Plot.line(points, { x: "x", y: "y", stroke: "series", tip: true }),
+      marks: [band && Plot.areaY(band, { x: "0", y1: "1", y2: "2", fill: "currentColor", fillOpacity: 0.15 }), Plot.line(points, { x: "x", y: "y", stroke: "series", tip: true }),
       Plot.dot(points, { x: "x", y: "y", fill: "series", r: 2.5 })] },
     rows: points.map(({ series, x, y }) => ({ series, [across]: x, [up]: y })) });
 }

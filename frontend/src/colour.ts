@@ -41,8 +41,8 @@ export function scaleOf(kind: string, J: number, keys = 1): Scale {
 }
 
 export class Colours {
-  css: string[] = []; // 0: exactly 0; 1 to 255: the ramp
-  table = new Uint32Array(STEPS + 1); // the same as pixels
+  css: string[] = []; // 0: exactly 0; 1 to 255: the ramp; then the ramp of weights below 0
+  table = new Uint32Array(2 * STEPS + 1); // the same as pixels
   scale = scaleOf("sqrt", 1); // the scale of the frame
   private texts: string[] = []; // black or white: the contrast with any colour is at least 4.58
   private byName = new Map<string, string>();
@@ -57,7 +57,9 @@ export class Colours {
     this.byName.clear();
     const isDark = luminance(rgb(this.get("--paper"))) < 0.2;
     const stops = (isDark ? [...ramp].reverse() : ramp).map(rgb);
-    const all = [rgb(this.get("--none")), ...Array.from({ length: STEPS }, (_, at) => between(stops, at / (STEPS - 1)))];
+    const above = Array.from({ length: STEPS }, (_, at) => between(stops, at / (STEPS - 1)));
+    const below = above.map(([red, green, blue]): Rgb => [blue, Math.round((red + green) / 2), red]); // orange for blue
+    const all = [rgb(this.get("--none")), ...above, ...below];
     this.css = all.map(([red, green, blue]) => `rgb(${red}, ${green}, ${blue})`);
     this.texts = all.map((colour) => (luminance(colour) > 0.179 ? "#000000" : "#ffffff"));
     all.forEach(([red, green, blue], at) => { this.table[at] = (255 << 24) | (blue << 16) | (green << 8) | red; });
@@ -76,7 +78,9 @@ export class Colours {
   textOn(weight: number) { return this.texts[this.step(weight)]; }
   cell(weight: number) { return this.table[this.step(weight)]; }
   line(weight: number) { return this.of(Math.max(0.3, this.scale.place(weight))); }
-  private step(weight: number) { return weight > 0 ? step(this.scale.place(weight)) : 0; }
+  private step(weight: number) {
+    return weight > 0 ? step(this.scale.place(weight)) : weight < 0 ? STEPS + step(this.scale.place(-weight)) : 0;
+  }
 }
 const step = (share: number) => (share > 0 ? 1 + Math.round(Math.min(share, 1) * (STEPS - 1)) : 0);
 

@@ -108,6 +108,7 @@ export function compareView(context: Context): Panel {
     const drawn = await Promise.all(sides.map((side, n) => wholeMap(side, choose[n])));
     if (mine !== turn) return;
     maps.replaceChildren(...drawn);
+    if (text.attribution || other.attribution) return changes.replaceChildren(); // their numbers are no weights
     if (!paired) return fill(changes, h("p", { class: "hint few-words" }, "These texts share few words: choose a word in each."));
     drawChanges(text, other, others && changed(layers, rows, others, keys), query);
   }
@@ -135,7 +136,7 @@ export function compareView(context: Context): Panel {
       text.queries && h("p", { class: "hint" }, "attends to"),
       text.queries && wordList(text.tokens, -1, row, null, new Set(text.special)),
       unknownNote(text),
-      h("p", { class: "readout", dir: "ltr" }, ...(row ? [strong(visible(queriesOf(text)[query])), " attends to ", ...links, "."]
+      h("p", { class: "readout", dir: "ltr" }, ...(row ? [strong(visible(queriesOf(text)[query])), text.attribution ? " depends on " : " attends to ", ...links, "."]
         : ["This text has no word in the place of the chosen one. Choose one here."])));
   }
 

@@ -24,7 +24,7 @@ export interface Card { kind: string; title: string; sentence: Part[]; note: str
 export interface Finding { kind: string; layer: number; heads: number[]; value: number; sentence: string }
 // Values of x are numbers, or labels in order.
 export interface Chart { title: string; x: string; y: string;
-  series: { name: string; points: [number | string, number][] }[] }
+  series: { name: string; points: [number | string, number][] }[]; band?: [number, number, number][] } // x, low, high
 // An image under the weights: the token of the patch in row r and column c is start + r * columns + c, or in `tokens`.
 export interface PicturePanel { rows: number; columns: number; width: number; height: number; image: string; start: number;
   tokens?: number[] }
@@ -50,6 +50,7 @@ export interface Text {
   written?: string; // the text as it was typed
   effect?: Effect; // of a text without some weights
   generation?: { prompt: number; labels: string[] }; // of a text that a model continued: row n - 1 predicted token n
+  attribution?: { of: string; method: string; sentence: string; test: string[] }; // its maps have signs
   unknown?: string[]; // its pieces that the model reads as <unk>
   // Runs that were saved before version 0.6 have none of these.
   model?: string;

@@ -105,7 +105,7 @@ export function whatIf(context: Context): WhatIf {
 
   function draw() {
     const { text, state } = context;
-    const offered = canAsk && text.queries === null && !text.picture && !text.generation;
+    const offered = canAsk && text.queries === null && !text.picture && !text.generation && !text.attribution;
     element.hidden = !SHOWN_IN.includes(state.view) || !(offered || text.effect);
     if (element.hidden) { turn++; return; }
     offers.hidden = !offered;

@@ -61,7 +61,7 @@ function paintTile(frame: MapFrame, tiles: MapTiles, pen: CanvasRenderingContext
   }
 }
 
-const short = (value: number) => (value === 0 ? "0" : value < 0.0005 ? value.toExponential(0) : value.toFixed(3).replace(/^0/, ""));
+const short = (value: number): string => (value < 0 ? `−${short(-value)}` : value === 0 ? "0" : value < 0.0005 ? value.toExponential(0) : value.toFixed(3).replace(/^0/, ""));
 
 function paintNumbers({ colours }: Context, frame: MapFrame, tiles: MapTiles, pen: CanvasRenderingContext2D) {
   const [top, bottom, left, right] = frame.seen();

@@ -187,7 +187,7 @@ export function wordsMode(context: Context, body: HTMLElement): Mode {
     };
     const line = body.querySelector(".looks");
     line?.replaceChildren(strong(visible(queries()[query])), ` (token ${query})`,
-      ...(attended ? [" attends to ", ...listed(attended, text.tokens)] : []),
+      ...(attended ? [text.attribution ? " depends on " : " attends to ", ...listed(attended, text.tokens)] : []),
       ...(received ? [attended ? "; receives attention from " : " receives attention from ", ...listed(received, queries()),
         `; mean over all words: ${shown(received.reduce((sum, weight) => sum + weight, 0) / received.length)}`] : []),
       `, in ${only ? headName(context, ...only) : headsInWords(context)}${context.source.finest(state.text) ? " (means, not weights of single words)" : ""}.`);

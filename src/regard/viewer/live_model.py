@@ -19,7 +19,7 @@ from regard.seq2seq.evaluation.pair_maps import read_pair
 from regard.seq2seq.models.systems import system
 from regard.seq2seq.runs.run import SETTINGS, Run, load_pretrained, load_run, pretrained_runs
 from regard.viewer.live_request import CHARACTERS, EDITS, STEPS, LiveRequest
-from regard.viewer.questions import edited_sheet, generation_sheets
+from regard.viewer.questions import attribution_sheet, edited_sheet, generation_sheets
 from regard.viewer.sheet import Sheet, page_folds
 
 #: The most tokens of a typed text.
@@ -100,8 +100,24 @@ def text_model(reader: TextReader) -> LiveModel:
             result = read_generation(reader, request.text, request.generate, also=also)
             return [_written(sheet, request.text) for sheet in generation_sheets(result)]
 
-    questions = {"edits": edited} | ({"generate": generated} if _continues(reader.model) else {})
+    def attributed(request: LiveRequest, check: Check) -> list[Sheet]:
+        assert request.attribute is not None
+        with reading(request.text, check) as also:
+            return [_written(attribution_sheet(reader, request.text, *request.attribute, also), request.text)]
+
+    questions = {"edits": edited}
+    if _continues(reader.model):
+        questions["generate"] = generated
+    if _predicts_tokens(reader.model):
+        questions["attribute"] = attributed
     return LiveModel(reader.name, "text", read, most, questions)
+
+
+def _predicts_tokens(model: Any) -> bool:
+    """Whether a model has a head over tokens, whose prediction can be explained."""
+    head = getattr(model, "get_output_embeddings", None)
+    is_pair = getattr(model.config, "is_encoder_decoder", False)
+    return callable(head) and head() is not None and not is_pair
 
 
 def _continues(model: Any) -> bool:

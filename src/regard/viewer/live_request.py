@@ -5,6 +5,7 @@
 | {"text"} | the text as the model reads it |
 | {"text", "edits": ["L5.H3: #9 -> #2", ...]} | the text as the model reads it without these weights; what changes |
 | {"text", "generate": N} | the text as the model continues it by at most N tokens |
+| {"text", "attribute": {"method": "weight-gradient", "target": null}} | which weights made the prediction of a token |
 
 An edit is the short form of `rg.where`, with numbers of tokens in place of words. Every part is bounded, and a field
 that the model does not know is refused, so no page shows the weights of another request than its own.
@@ -22,6 +23,8 @@ from regard.errors import RegardError
 
 #: The most characters of a typed text, the most edits of one, and the most tokens by which a model continues it.
 CHARACTERS, EDITS, STEPS = 2000, 64, 64
+#: The methods of attribution, and the most characters of the token that one explains.
+METHODS, TARGET_CHARACTERS = ("weight-gradient",), 60
 #: "L5.H3: #9 -> #2", "L5.H3", "L5", "*: * -> #2"; the length of a longest one.
 EDIT = re.compile(r"(\*|L\d{1,4}(?:\.H\d{1,4})?)(?:: (\*|#\d{1,4}) -> (\*|#\d{1,4}))?")
 EDIT_CHARACTERS = len("L1234.H1234: #1234 -> #1234")
@@ -31,12 +34,16 @@ BODY = 12 * CHARACTERS + EDITS * (EDIT_CHARACTERS + 4) + 200
 
 @dataclass(frozen=True)
 class LiveRequest:
-    """A text, and the question about it: "" (none), "edits" or "generate"."""
+    """A text, and the question about it: "" (none), "edits", "generate" or "attribute".
+
+    `attribute` are the method and the token to explain; without a token, the model's own prediction.
+    """
 
     text: str
     question: str = ""
     edits: tuple[str, ...] = ()
     generate: int = 0
+    attribute: tuple[str, str | None] | None = None
 
 
 def live_request(body: bytes, questions: Collection[str] = ()) -> LiveRequest:
@@ -92,5 +99,16 @@ def _steps(given: Any) -> int:
     return given
 
 
+def _attribution(given: Any) -> tuple[str, str | None]:
+    if not isinstance(given, dict) or set(given) != {"method", "target"} or given["method"] not in METHODS:
+        raise RegardError(f'An attribution must have the form {{"method": "{METHODS[0]}", "target": null or a token}}.')
+    target = given["target"]
+    if target is not None and not (isinstance(target, str) and 0 < len(target) <= TARGET_CHARACTERS):
+        raise RegardError(
+            f"The target must be a token of 1 to {TARGET_CHARACTERS} characters; got {str(target)[:40]!r}."
+        )
+    return given["method"], target
+
+
 #: Question -> the function that reads its field.
-READ = {"edits": _edits, "generate": _steps}
+READ = {"edits": _edits, "generate": _steps, "attribute": _attribution}

@@ -1,16 +1,18 @@
-"""The sheets that answer a question about a text: what changes without some weights, and how a model continues it."""
+"""The sheets that answer a question about a text: what changes without weights, what follows it, and what made that."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from regard.attribution import Attribution, Faithfulness, attribute
 from regard.edits import Edits, KnockOut, where
 from regard.hf.edit_effects import EditEffect, edit_effect
 from regard.hf.editing import edit
 from regard.hf.generation_reader import GenerationResult
 from regard.hf.text_reader import TextReader, in_one_line
 from regard.maps import AttentionMap, Fold
+from regard.stats import TextReading
 from regard.viewer.live_request import EDIT
 from regard.viewer.sheet import Sheet, page_folds
 
@@ -57,6 +59,56 @@ def generation_sheets(result: GenerationResult) -> list[Sheet]:
     steps = {"generation": {"prompt": result.prompt_length, "labels": result.labels}}
     sheets = [Sheet.of(reading) for reading in (result.result.reading, result.cross) if reading is not None]
     return [Sheet(sheet.about | steps, sheet.maps, sheet.ready) for sheet in sheets]
+
+
+def attribution_sheet(
+    reader: TextReader,
+    text: str,
+    method: str,
+    target: str | None = None,
+    also: Callable[[AttentionMap], Sequence[Fold]] = page_folds,
+) -> Sheet:
+    """The sheet of the links that made a prediction; its charts are the curves of `rg.faithfulness`.
+
+    The maps keep their signs; statistics and small maps are those of the shares of |weight x gradient|.
+    """
+    inputs = reader.tokenize(text, None)
+    found = attribute(reader.model, inputs, target, method, tokenizer=reader.tokenizer)
+    ids, title = inputs["input_ids"][0].tolist(), in_one_line(text)
+    name = f"{title} (why {found.target})"
+    reading = TextReading.of(
+        name, found.maps, reader.labels(ids), reader.special(ids), also=also, model=reader.model_name
+    )
+    sheet = Sheet.of(reading, charts=[] if found.test is None else faithfulness_charts(found.test))
+    return Sheet(sheet.about | {"attribution": attribution_data(found, title)}, list(found.maps.values()), sheet.ready)
+
+
+def attribution_data(found: Attribution, title: str) -> dict[str, Any]:
+    """An attribution as JSON, without its maps. `of` is the title of the text with its weights."""
+    test = [] if found.test is None else found.test.sentences
+    return {"of": title, "method": found.method, "sentence": found.sentence, "test": [*test, *found.notes]}
+
+
+def faithfulness_charts(test: Faithfulness) -> list[dict[str, Any]]:
+    """The curves of deletion and insertion, each with the band of the random orders."""
+    counts = test.counts.tolist()
+    curves = (("removed", test.deletion, test.random_deletion), ("inserted", test.insertion, test.random_insertion))
+    return [
+        {
+            "title": f"Tokens {done}, the most relevant first",
+            "x": f"tokens {done}",
+            "y": test.measure,
+            "series": [
+                {"name": "by relevance", "points": [list(point) for point in zip(counts, curve.tolist(), strict=True)]},
+                {
+                    "name": "random order, mean",
+                    "points": [list(p) for p in zip(counts, drawn.mean(0).tolist(), strict=True)],
+                },
+            ],
+            "band": [list(p) for p in zip(counts, drawn.amin(0).tolist(), drawn.amax(0).tolist(), strict=True)],
+        }
+        for done, curve, drawn in curves
+    ]
 
 
 def effect_data(effect: EditEffect, title: str, edits: Sequence[tuple[str, str]]) -> dict[str, Any]:

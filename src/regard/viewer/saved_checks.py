@@ -108,6 +108,7 @@ ABOUT = {
     "model": Optional(TEXT),
     "written": Optional(TEXT),
     "effect": Optional(EFFECT),
+    "attribution": Optional({**dict.fromkeys(("of", "method", "sentence"), TEXT), "test": [TEXT]}),
     "generation": Optional({"prompt": WHOLE, "labels": [TEXT]}),
     "lead": Optional(Maybe(LEADS)),
     "cards": Optional([CARD]),
@@ -124,7 +125,7 @@ ABOUT = {
     "why_no_roles": Optional(TEXT),
     "gold": [(WHOLE, WHOLE, TRUTH)],
     "aligned": TEXT,
-    "charts": [{"title": TEXT, "x": TEXT, "y": TEXT, "series": [SERIES]}],
+    "charts": [{"title": TEXT, "x": TEXT, "y": TEXT, "series": [SERIES], "band": Optional([(NUMBER,) * 3])}],
 }
 
 

@@ -105,7 +105,8 @@ class Sheet:
     ) -> Sheet:
         """The sheet of a reading. A reading made with `also=page_folds` needs no further pass over its maps.
 
-        A chart is `{"title", "x", "y", "series": [{"name", "points": [[x, y], ...]}]}`.
+        A chart is `{"title", "x", "y", "series": [{"name", "points": [[x, y], ...]}]}`, and may have
+        a "band", [[x, low, high], ...].
         """
         maps = list(reading.maps.values())
         measured = [

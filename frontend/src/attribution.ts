@@ -1,0 +1,73 @@
+// Why a model predicts a token: the weights times their gradients as maps, and the test of their faithfulness.
+import { curvesOfRun } from "./charts_of_head";
+import type { Context } from "./context";
+import type { Text } from "./data";
+import { fill, h } from "./dom";
+import { sentenceOf } from "./typed";
+
+const SHOWN_IN = ["text", "map"];
+const WIDE = 460; // pixels of a chart
+
+export interface Why { element: HTMLElement; draw(): void; close(): void }
+
+export function attributionPanel(context: Context): Why {
+  const { source } = context;
+  const model = source.common.live_model;
+  const canAsk = model?.fields.includes("attribute") ?? false;
+  const token = h("input", { name: "target", size: 14, autocomplete: "off", spellcheck: "false", dir: "auto",
+    placeholder: "its prediction", "aria-label": "The token to explain; empty: the prediction of the model" });
+  const go = h("button", { type: "submit" }, "Find the weights");
+  const form = h("form", { class: "asked", onsubmit: (event: Event) => { event.preventDefault(); void ask(); } },
+    h("b", {}, "Why this next token?"), token, go);
+  const [said, found] = [h("p", { class: "notice", role: "status", hidden: true }), h("div", {})];
+  const element = h("section", { class: "what-if why", "aria-label": "Why" }, form, said, found);
+  let asking: AbortController | null = null;
+  let shown: Text | null = null;
+
+  function tell(message: string) {
+    said.hidden = !message;
+    said.textContent = message;
+  }
+
+  async function ask() {
+    if (asking) return;
+    asking = new AbortController();
+    go.disabled = true;
+    tell(`${model!.name} computes gradients and removes tokens. This takes some seconds …`);
+    try {
+      const attribute = { method: "weight-gradient", target: token.value || null };
+      const number = await source.read!(sentenceOf(context.text), asking.signal, { attribute });
+      tell("");
+      context.set({ text: number });
+    } catch (error) {
+      tell(asking.signal.aborted ? "Stopped." : (error as Error).message);
+    } finally { [asking, go.disabled] = [null, false]; }
+  }
+
+  function results({ attribution, charts }: Text): (HTMLElement | false)[] {
+    const { of, sentence, test } = attribution!;
+    const whole = source.titles.indexOf(of);
+    const { state } = context;
+    return [h("h2", {}, "Which weights made the prediction"), h("p", { class: "effect-said" }, sentence),
+      h("p", { class: "hint" }, "Here a number is a weight times its gradient: how much the score of the token would fall without "
+        + "this weight, to first order. Blue: the weight raises the score. Orange: it lowers it. Small maps and statistics show shares of the size."),
+      whole >= 0 && h("p", { class: "asked" }, h("button", { type: "button", onclick: () => context.set({ text: whole }) }, "Show the weights"),
+        h("button", { type: "button", onclick: () => context.set({ view: "compare", text: whole, other: state.text, otherQuery: -1 }) },
+          "Beside the weights")),
+      ...test.map((line) => h("p", { class: "hint" }, line)),
+      charts.length > 0 && h("details", { class: "curves" }, h("summary", {}, "Curves of faithfulness"),
+        h("div", { class: "charts" }, ...curvesOfRun(context, Math.min(WIDE, context.root.clientWidth)).map((plan) => plan.draw().element)))];
+  }
+
+  function draw() {
+    const { text, state } = context;
+    const offered = canAsk && text.queries === null && !text.picture && !text.generation && !text.effect && !text.attribution;
+    element.hidden = !SHOWN_IN.includes(state.view) || !(offered || text.attribution);
+    form.hidden = !offered;
+    if (element.hidden || shown === text) return;
+    shown = text;
+    tell("");
+    fill(found, ...(text.attribution ? results(text) : []));
+  }
+  return { element, draw, close() { asking?.abort(); } };
+}
