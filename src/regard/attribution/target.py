@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,6 @@ from regard.errors import RegardError
 
 #: A token by its id or by its text.
 Token = int | str
-#: What `attribute` takes: a token, one id for each sequence, a `Target`, or a function of the model's output.
-AnyTarget = Token | Sequence[int] | Tensor | Callable[[Any], Tensor] | None
 
 
 @checked

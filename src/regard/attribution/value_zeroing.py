@@ -40,7 +40,7 @@ def value_zeroing(question: Question) -> Found:
     blocks = BlockCalls(question.model, attention_modules(question.model))
     run = traced_run(question.model, question.inputs, question.target.number, question.layers, _Kept(blocks))
     need_backend("value-zeroing", run.calls.values())
-    maps: dict[str, AttentionMap] = {name: _layer_map(question, blocks, name, call) for name, call in run.calls.items()}
+    maps: dict[str, AttentionMap] = {name: _layer_map(blocks, name, call) for name, call in run.calls.items()}
     calls = list(run.calls.values())
     is_chain = len({(I, J) for _, _, I, J in (m.shape for m in maps.values())}) == 1 and not run.missing
     is_chain = is_chain and question.layers is None and not any(call.part == "cross" for call in calls)
@@ -77,7 +77,7 @@ class _ZeroValue(CallChange):
 
 
 @torch.no_grad()
-def _layer_map(question: Question, blocks: BlockCalls, name: str, call: TracedCall) -> MatrixMap:
+def _layer_map(blocks: BlockCalls, name: str, call: TracedCall) -> MatrixMap:
     kept = blocks.calls[block_name(name)]
     change = _ZeroValue(call.module)
     columns: list[Tensor] = []

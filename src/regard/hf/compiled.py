@@ -59,7 +59,7 @@ def attention_function(run: Function) -> Function:
 
 
 def _reporting(run: Function) -> Function:
-    """The backend function, whose calls between two graphs are told to observers."""
+    """The backend function, whose calls between two graphs are reported to observers."""
 
     def call(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any

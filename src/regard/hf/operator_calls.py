@@ -60,10 +60,10 @@ def call_operator(
     options: dict[str, Any],
     owner: Tensor | None = None,
 ) -> Tensor:
-    """The output of the backend, (B, I, H, E). `owner` tells observers of a graph which module calls."""
+    """The output of the backend, (B, I, H, E). By `owner` observers of a graph find the module that calls."""
     scale, sinks = options.get("scaling"), options.get("s_aux")
     if mask is None:
-        mask = _implicit(module, query.shape[2], key.shape[2], options.get("is_causal"))
+        mask = _implicit(module, query.shape[2], options.get("is_causal"))
     is_tensor, dropout = isinstance(mask.start, Tensor), float(options.get("dropout") or 0.0)
     output, _ = operator(
         query,
@@ -87,12 +87,12 @@ def call_operator(
 
 
 def owner_of(module: nn.Module) -> Tensor | None:
-    """The first parameter of a module, which tells it from others inside a graph; None if it has none."""
+    """The first parameter of a module, which identifies it inside a graph; None if it has none."""
     first = next(module.parameters(), None)
     return None if first is None else first.detach()
 
 
-def _implicit(module: nn.Module, num_queries: int, num_keys: int, is_causal: bool | None) -> GraphMask:
+def _implicit(module: nn.Module, num_queries: int, is_causal: bool | None) -> GraphMask:
     """The mask of a call without one: as in torch, a causal one gives the first query the position of the first key."""
     asked = getattr(module, "is_causal", True) if is_causal is None else is_causal
     return GraphMask(0, 0, bool(asked) and num_queries > 1, 0, None, None)

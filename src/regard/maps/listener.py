@@ -30,7 +30,7 @@ class Listener(Protocol):
     def on_attention(self, module: nn.Module | None, weights: AttentionMap) -> None: ...
 
 
-#: Computes the values (B, G, J, E) of a call; None if nobody has all of them.
+#: Computes the values (B, G, J, E) of a call; None if no rank has all of them.
 Values = Callable[[], Tensor] | None
 
 

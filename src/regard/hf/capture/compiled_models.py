@@ -70,12 +70,10 @@ class CompiledCalls:
         if backend_calls.inside or terms.owner is None or terms.owner.data_ptr() not in self._owners:
             return
         name, module = self._owners[terms.owner.data_ptr()]
-        self._keep(name, lambda: _observed(module, inputs, terms, output, logsumexp))
+        self._keep(name, lambda: _observed(module, inputs, terms, output))
 
 
-def _observed(
-    module: nn.Module, inputs: Inputs, terms: OperatorTerms, output: Tensor, logsumexp: Tensor
-) -> ObservedCall:
+def _observed(module: nn.Module, inputs: Inputs, terms: OperatorTerms, output: Tensor) -> ObservedCall:
     """The call of the backend that became this call of the operator."""
     query, key, value = (t.detach().clone() for t in (inputs.query, inputs.key, inputs.value))
     start = terms.start + (0 if terms.offset is None else int(terms.offset))

@@ -209,7 +209,7 @@ def _final_read(running: _Running, given: Tensor) -> FinalRead:
 
 
 def _linearised(module: nn.Module, x: Tensor, y: Tensor) -> FinalNorm | str:
-    """The norm with its scale held, if it is a LayerNorm or an RMSNorm: that which fits its output best."""
+    """The norm with its scale held, if it is a LayerNorm or an RMSNorm: the form that fits its output best."""
     wide, weight, bias = at_least_float32(x), getattr(module, "weight", None), getattr(module, "bias", None)
     weight = torch.ones_like(wide[0, 0]) if weight is None else at_least_float32(weight.detach())
     found: dict[float, FinalNorm] = {}
