@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -162,14 +162,20 @@ def _as_data(results: Sequence[TextResult], options: Options, probe: RoleTable |
     return data if probe is None else data | {"probe": roles_data(probe)}
 
 
+def save_page(options: Options, sheets_of: Callable[[], list[Sheet]], errors: Console) -> None:
+    """Write the page and the maps of --save, if it is given, and print where they are."""
+    if options.save is None:
+        return
+    with errors.status(f"Saving to {options.save}") as status:
+        sheets = sheets_of()
+        story = story_of(options.story, sheets)
+        page = write_page(options.save / "index.html", sheets, story)
+        save_run(options.save, sheets, status.update, story)
+    errors.print(f"The page is at {page}; regard view {options.save} serves it.", markup=False, highlight=False)
+
+
 def _write(results: Sequence[TextResult], options: Options, errors: Console) -> None:
-    if options.save is not None:
-        with errors.status(f"Saving to {options.save}") as status:
-            sheets = [Sheet.of(result.reading, charts=result.charts) for result in results]
-            story = story_of(options.story, sheets)
-            page = write_page(options.save / "index.html", sheets, story)
-            save_run(options.save, sheets, status.update, story)
-        errors.print(f"The page is at {page}; regard view {options.save} serves it.", markup=False, highlight=False)
+    save_page(options, lambda: [Sheet.of(result.reading, charts=result.charts) for result in results], errors)
     if options.figures is not None:
         from regard.viewer.figures import save_figures
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.cli.outputs import check_folder
-from regard.cli.see import Options
+from regard.cli.see import Options, save_page
 from regard.cli.texts import read_texts
 from regard.edits import Edits, KnockOut, where
 from regard.edits.values import Edit
@@ -19,7 +19,7 @@ from regard.errors import RegardError
 from regard.hf.edit_effects import SENTENCE, EditEffect, edit_effect
 from regard.hf.text_reader import TextReader
 from regard.stats import RoleTable
-from regard.viewer import Sheet, page_folds, save_run, write_page
+from regard.viewer import Sheet, page_folds
 from regard.viewer.questions import edited_sheet
 
 #: The options of `regard see` that say nothing about an edit, by their fields.
@@ -39,12 +39,7 @@ def run(knock_out: Sequence[str], options: Options) -> None:
     with errors.status(f"Reading with {options.model}"):
         reader = TextReader.load(options.model)
         effects = [_effect(reader, text, edits, options) for text in texts]
-    if options.save is not None:
-        with errors.status(f"Saving to {options.save}"):
-            sheets = [sheet for text in texts for sheet in _sheets(reader, text, knock_out, edits, options)]
-            page = write_page(options.save / "index.html", sheets)
-            save_run(options.save, sheets)
-        errors.print(f"The page is at {page}; regard view {options.save} serves it.", markup=False, highlight=False)
+    save_page(options, lambda: [s for text in texts for s in _sheets(reader, text, knock_out, edits, options)], errors)
     if options.as_json:
         data = [as_data(effect) for effect in effects]
         print(json.dumps(data[0] if len(data) == 1 else data, ensure_ascii=False, indent=1))

@@ -13,14 +13,14 @@ from rich.text import Text
 
 from regard.cli.outputs import check_folder
 from regard.cli.report import facts
-from regard.cli.see import Options
+from regard.cli.see import Options, save_page
 from regard.cli.texts import read_texts
 from regard.errors import RegardError
 from regard.hf.generation_reader import GenerationResult, read_generation
 from regard.hf.text_reader import TextReader
 from regard.stats import CAVEAT
 from regard.stats.numbering import head_name
-from regard.viewer import page_folds, save_run, write_page
+from regard.viewer import page_folds
 from regard.viewer.questions import generation_sheets
 
 #: Links that are printed.
@@ -50,11 +50,7 @@ def run(num_tokens: int, options: Options) -> None:
         print_generation(Console(), result, options.table)
     for name, reason in result.result.missing.items():
         errors.print(f"Not captured: {name}: {reason}", style="yellow", markup=False)
-    if options.save is not None:
-        sheets = generation_sheets(result)
-        page = write_page(options.save / "index.html", sheets)
-        save_run(options.save, sheets)
-        errors.print(f"The page is at {page}; regard view {options.save} serves it.", markup=False, highlight=False)
+    save_page(options, lambda: generation_sheets(result), errors)
 
 
 def _check(options: Options) -> None:

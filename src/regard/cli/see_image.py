@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.text import Text
 
 from regard.cli.outputs import check_folder
-from regard.cli.see import Options
+from regard.cli.see import Options, save_page
 from regard.errors import MissingPackage, RegardError
 from regard.hf.image_reader import ImageReader
 from regard.stats import Role
 from regard.stats.numbering import head_name
-from regard.viewer import Sheet, picture_sheets, save_run, write_page
+from regard.viewer import Sheet, picture_sheets
 from regard.viewer.picture_sheets import places_of
 
 #: Lines about roles and about strongest links.
@@ -40,10 +40,7 @@ def run(image: Path, options: Options) -> None:
     else:
         for sheet in sheets:
             _print(Console(), image.name, sheet)
-    if options.save is not None:
-        page = write_page(options.save / "index.html", sheets)
-        save_run(options.save, sheets)
-        errors.print(f"The page is at {page}; regard view {options.save} serves it.", markup=False, highlight=False)
+    save_page(options, lambda: sheets, errors)
 
 
 def _check(options: Options) -> None:
