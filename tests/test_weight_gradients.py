@@ -426,3 +426,12 @@ def test_maps_made_of_a_live_map_are_live():
     gradient = rg.GradientMap(weights, torch.ones(2, 4, 9, 3), torch.ones(2, 2, 9, 3))
     with pytest.raises(rg.RegardError, match="a GradientMap carries no gradients"):
         gradient.with_gradients()
+
+
+@pytest.mark.parametrize("part", [(slice(None), 0, []), ([],), (0, slice(None), slice(None), [])])
+def test_a_selection_of_nothing_is_in_the_graph(part):
+    query, key = torch.randn(2, 1, 2, 3, 4).requires_grad_().unbind()
+    with rg.differentiable():
+        weights = rg.attend(rg.Attention(), query, key, key).weights
+    grads = torch.autograd.grad(weights[part].sum(), [query, key])
+    assert not any(grad.any() for grad in grads)

@@ -32,7 +32,7 @@ from regard.maps.folds import (
     TopLinks,
     check_folds,
 )
-from regard.maps.gradients import LiveRows, live_states, live_tile
+from regard.maps.gradients import LiveRows, in_graph, live_states, live_tile
 from regard.maps.indices import Index, OutOfRange, axis_index, indices
 from regard.maps.paged_keys import PagedKeys
 from regard.pieces.grid import Grid
@@ -189,7 +189,8 @@ class AttentionMap(ABC):
             for name, part, size in zip(AXES, (batch, head, rows, cols), self.shape, strict=True)
         )
         if 0 in (len(b), len(h), len(i), len(j)):
-            return torch.zeros(len(b), len(h), len(i), len(j), dtype=self._dtype, device=self.device)
+            empty = torch.zeros(len(b), len(h), len(i), len(j), dtype=self._dtype, device=self.device)
+            return in_graph(empty, self.live_rows().tensors) if self._is_read_live else empty
         self._within_budget(len(b) * len(h) * len(i) * len(j) * self._item_bytes, budget)
         view = self if batch is None and head is None else self.select(b, h)
         return live_tile(view, i, j, WORKSPACE) if view._is_read_live else view._indexed(i, j)

@@ -63,6 +63,11 @@ def live_tile(weights: Readable, rows: Tensor, cols: Tensor, workspace: int) -> 
     return _read(_TileReading(weights, rows, cols, workspace))[0]
 
 
+def in_graph(empty: Tensor, tensors: Iterable[Tensor]) -> Tensor:
+    """A tensor without numbers in the graph of these tensors, whose gradients of it are 0."""
+    return empty + 0 * sum(tensor.sum() for tensor in tensors if tensor.requires_grad)
+
+
 def live_states(weights: Readable, folds: Iterable[Fold]) -> dict[Fold, State]:
     """The state of each fold after the whole map, in the autograd graph."""
     reading = _FoldReading(weights, list(dict.fromkeys(check_folds(folds, weights.is_signed))))
