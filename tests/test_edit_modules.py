@@ -226,3 +226,18 @@ def test_attend_with_a_cache_or_a_composite_is_refused():
     model = nn.Sequential(Cached())
     with pytest.raises(RegardError, match=r"calls regard.attend with a cache"), rg.edit(model, KNOCK_OUT):
         model(torch.randn(B, N, C))
+
+
+@torch.no_grad()
+def test_queries_of_a_module_of_torch_are_counted_only_if_it_is_known_where_they_stand():
+    layer = nn.TransformerDecoderLayer(C, H, 8, batch_first=True).double().eval()
+    target, source = torch.randn(2, 3, C).double(), torch.randn(2, 5, C).double()
+    edit = rg.KnockOut(rg.Where(layers="multihead_attn", queries=1, keys=0))
+    with pytest.raises(rg.RegardError, match=r"3 queries and 5 keys.*is_cross_attention = True"), rg.edit(layer, edit):
+        layer(target, source)
+    for is_cross, query in ((True, 1), (False, 3)):
+        layer.multihead_attn.is_cross_attention = is_cross
+        edit = rg.KnockOut(rg.Where(layers="multihead_attn", queries=query, keys=0))
+        with rg.edit(layer, edit), rg.watch(layer) as seen:
+            layer(target, source)
+        assert seen["multihead_attn"][0, 0, :, 0].eq(0).tolist() == [False, True, False]

@@ -227,6 +227,8 @@ class _Editor:
         if is_differential(call.module):
             raise RegardError(f"edit: {name} subtracts two softmaxes, and such heads cannot be edited.")
         start, first = self._place(call, name)
+        if any(part.where.queries is not None for _, part, _ in own):
+            _check_counted(call, name)
         edits, original = [], call
         for n, part, heads in own:
             self._check_heads(part, heads, name, call.query.shape[1])
@@ -332,3 +334,15 @@ class _Editor:
 
 def _selects(where: Where, name: str) -> bool:
     return where.heads_in(name) is not None
+
+
+def _check_counted(call: Call, name: str) -> None:
+    """Refuse numbers of queries if it is not known whether the first query of a module of torch is number 0."""
+    module, I, J = call.module, call.query.shape[2], call.key.shape[2]
+    is_known = part_of(name, module) == "cross" or hasattr(module, "is_cross_attention")
+    if isinstance(module, nn.MultiheadAttention) and I < J and not is_known:
+        raise RegardError(
+            f"edit: {name} was called with {I} queries and {J} keys. It is not known whether these queries are the "
+            "last tokens of the keys, or another text. Say so before: module.is_cross_attention = True if queries "
+            "count from 0, False if the last query is the last key."
+        )
