@@ -43,6 +43,7 @@ READY, QUICK = 1024, 4
 LEAST_HALF = torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.float16).eps
 #: Letters of roles on a small map, where the initial is already in use.
 LETTERS = {"positional": "O", "punctuation": "M", "left": "←", "right": "→", "above": "↑", "below": "↓"}
+LETTERS |= {"monotonic": "↘", "retrieval": "E", "subject": "U", "object": "J", "pronoun": "H"}
 #: Statistic -> its label on the page: plain words, with the name of the statistic.
 LABELS = {
     "entropy": "spread (entropy)",
