@@ -271,3 +271,16 @@ def test_an_edited_map_carries_gradients(llama, dense):
     own = [named[name] for name, p in llama.named_parameters() if any(p is q for q in parameters)]
     for one, other in zip(gradients, torch.autograd.grad(loss, own), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+
+
+def test_words_need_all_tokens_of_the_text():
+    """With the tokens of another text a word would name another place."""
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, bos_token_id=0, eos_token_id=0)
+    model, ids = transformers.GPT2LMHeadModel(config).eval(), torch.tensor([[3, 1, 4, 1, 5]])
+    edit = rg.KnockOut(rg.Where(queries="d", keys="b"))
+    with pytest.raises(rg.RegardError, match=r"4 tokens were given, and the model reads 5.*convert_ids_to_tokens"):  # noqa: SIM117
+        with rg.edit(model, edit, tokens=list("abcd")):
+            model(ids)
+    with rg.edit(model, edit, tokens=list("abcde")) as run:
+        model(ids)
+    assert sum(run.calls.values()) == 1

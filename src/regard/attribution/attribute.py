@@ -17,7 +17,7 @@ from regard.attribution import integrated_gradients as integrated
 from regard.attribution import value_zeroing as zeroing
 from regard.attribution import weight_gradient as gradients
 from regard.attribution.faithfulness import Faithfulness, curves
-from regard.attribution.inputs import TextInputs
+from regard.attribution.inputs import TextInputs, check_tokenizer
 from regard.attribution.question import INPUT, Found, Question
 from regard.attribution.result import Attribution
 from regard.attribution.target import explained
@@ -96,6 +96,7 @@ def attribute(
         known = f"It has {', '.join(chosen.options)}." if chosen.options else "It has no options."
         raise RegardError(f"attribute(method={method!r}): no option {', '.join(unread)}. {known}")
     check_model(model)
+    check_tokenizer(model, tokenizer, "attribute")
     ChosenLayers(layers).check((name for name, _ in model.named_modules()), attention_modules(model))
     text = TextInputs.of(model, inputs)
     with torch.no_grad():

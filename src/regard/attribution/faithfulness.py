@@ -290,7 +290,8 @@ def _scores(
         scores = target.score(batch.run(model)).cpu()
         if scores.shape != (len(unique[first : first + size]),):
             raise RegardError(
-                "faithfulness: the target function must return one number for each sequence, (B,); it returned shape "
+                "faithfulness: the test runs many sequences at once, so the target function must return one number for "
+                "each, (B,), such as output.last_hidden_state[:, 10].norm(dim=-1); it returned shape "
                 f"{tuple(scores.shape)} for {len(unique[first : first + size])}."
             )
         found.append(scores)

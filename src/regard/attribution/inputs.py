@@ -144,6 +144,15 @@ def is_translator(model: nn.Module) -> bool:
     return loaded is not None and isinstance(model, loaded.Translator)
 
 
+def check_tokenizer(model: nn.Module, tokenizer: Any, operation: str) -> None:
+    """Refuse one tokenizer for the two vocabularies of a translator."""
+    if tokenizer is not None and is_translator(model):
+        raise RegardError(
+            f"{operation}: a translator has two vocabularies, and one tokenizer would give its source tokens wrong "
+            "names. Leave `tokenizer` out, and give the target by its id: run.target_tokenizer.encode(text)."
+        )
+
+
 def padding_id() -> int:
     """The id of padding in the texts of a translator."""
     from regard.data import PAD

@@ -224,6 +224,8 @@ def _id_of_text(text: str, row: Tensor, model: nn.Module, tokenizer: Any) -> int
             f"attribute(target={text!r}): a text needs tokenizer=..., which knows its token. Or give the id of the "
             "token."
         )
+    if not text.strip():
+        raise RegardError(f"attribute(target={text!r}): the text is empty. Give a token, or its id.")
     pieces = {form: tokenizer(form, add_special_tokens=False)["input_ids"] for form in (text, f" {text}")}
     single = [ids[0] for ids in pieces.values() if len(ids) == 1 and ids[0] != tokenizer.unk_token_id]
     if not single:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.checks import checked
 from regard.edits.values import Edit
 from regard.errors import RegardError
 from regard.hf.editing import edit
@@ -38,6 +39,9 @@ class EditEffect:
     before: Tensor
     after: Tensor
     vocabulary: Any
+
+    def __repr__(self) -> str:
+        return "\n".join([f"EditEffect of {self.edit!r}", *self.sentences])
 
     def top(self, count: int = 5) -> list[tuple[str, float, float]]:
         """The most probable tokens before or after the edit, with both probabilities."""
@@ -87,6 +91,7 @@ class EditEffect:
         ]
 
 
+@checked
 @torch.no_grad()
 def edit_effect(reader: TextReader, text: str, edits: Edit, length: int | None = None, roles: Any = None) -> EditEffect:
     """Run a model on a text without and with an edit; words of the edit are words of the text.

@@ -18,6 +18,7 @@ from regard.edits.layer_edits import LayerEdit, LayerEdits, given_weights
 from regard.edits.pairs import Pairs
 from regard.edits.selection import Roles, Where
 from regard.edits.values import Edit, Patch
+from regard.edits.words import listed
 from regard.errors import RegardError
 from regard.hf.attention_modules import attention_modules, names_called, part_of
 from regard.hf.calls import Call
@@ -74,7 +75,8 @@ def edit(
     The model is the same before and after the block, also after an exception. Blocks may be nested: the edits of the
     inner block follow those of the outer one. With gradient checkpointing call `backward` inside the block. An edit
     belongs to its thread, as `watch` does, and a watch shows the weights as they then are; it does not show a patched
-    output. A block whose edit selected nothing ends with a `RegardError`.
+    output. A block in which the model ran, and whose edit selected nothing, ends with a
+    `RegardError`.
 
     >>> import torch, transformers, regard as rg
     >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
@@ -122,6 +124,12 @@ class _State(threading.local):
         self.frames: list[tuple[nn.Module, list[int]]] = []
 
 
+def _names_words(edits: Edit) -> bool:
+    """Whether queries or keys of an edit are words."""
+    chosen = (listed(choice) for part in edits.parts for choice in (part.where.queries, part.where.keys))  # type: ignore
+    return any(isinstance(one, str) for choice in chosen for one in choice)
+
+
 class _Editor:
     """Changes the calls of one model. It observes which attention modules run, to name those that it cannot edit."""
 
@@ -129,6 +137,7 @@ class _Editor:
         self, model: nn.Module, edits: Edit, tokens: Sequence[str] | None, targets: Sequence[str] | None, roles: Roles
     ) -> None:
         self.model, self.run = model, EditedRun(edits)
+        self.num_tokens = len(tokens) if tokens is not None and _names_words(edits) else None
         self.edits = [replace(part, where=part.where.found(tokens, targets, roles)) for part in edits.parts]  # type: ignore
         self.names = {module: name for name, module in model.named_modules()}
         self.attending = {module: name for name, module in attention_modules(model).items()}
@@ -227,6 +236,7 @@ class _Editor:
         if is_differential(call.module):
             raise RegardError(f"edit: {name} subtracts two softmaxes, and such heads cannot be edited.")
         start, first = self._place(call, name)
+        self._check_tokens(call, start)
         if any(part.where.queries is not None for _, part, _ in own):
             _check_counted(call, name)
         edits, original = [], call
@@ -293,6 +303,17 @@ class _Editor:
                 f"edit: {part!r} names layer {layer}, which is {known} and {name}. Give the module path: "
                 f"Where(layers={known!r}, ...)."
             )
+
+    def _check_tokens(self, call: Call, start: int) -> None:
+        """Refuse tokens of another text: a whole text without padding and cache has as many tokens as were given."""
+        (B, _, I, _), J = call.query.shape, call.key.shape[2]
+        is_pair = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False)
+        if self.num_tokens is None or B != 1 or start or I != J or self.num_tokens >= J or is_pair:
+            return
+        raise RegardError(
+            f"edit: {self.num_tokens} tokens were given, and the model reads {J}, so a word would name another place. "
+            "Give all tokens, special ones too: tokenizer.convert_ids_to_tokens(inputs['input_ids'][0])."
+        )
 
     def _is_selected(self, number: int, pairs: Pairs, call: Call, start: int, first: int) -> bool:
         """Whether the call has a selected pair; else the reason is kept for the error at the end."""
