@@ -89,6 +89,8 @@ def range_of(one: int | slice) -> tuple[int, int, int]:
             f"edit: {one!r} counts from the end, which moves while a model generates. Count from 0, or give tokens: "
             "rg.edit(model, edit, tokens=[...])."
         )
+    if max(start, stop, step) > INFINITY:
+        raise RegardError(f"edit: {one!r} is larger than any number of a token, a head or a layer.")
     if step < 1 or start >= stop:
         raise RegardError(
             f"edit: {one!r} selects nothing. A slice has a stop above its start, and a step of at least 1."
