@@ -122,9 +122,9 @@ def test_probe_names_the_previous_token_head(reader):
 
 def test_probe_has_ordinary_tokens_between_the_special_ones(reader, monkeypatch):
     given = []
-    see = TextReader._watch
+    see = TextReader.watched
     monkeypatch.setattr(
-        TextReader, "_watch", lambda self, inputs, layers: given.append(inputs) or see(self, inputs, layers)
+        TextReader, "watched", lambda self, inputs, layers: given.append(inputs) or see(self, inputs, layers)
     )
     reader.probe([0])
     ids, shuffled = (inputs["input_ids"][0].tolist() for inputs in given)

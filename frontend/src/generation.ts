@@ -41,7 +41,7 @@ export function generationSteps(context: Context): Steps {
       : ["The model had read up to ", strong(visible(labels[state.query])), " and wrote ", strong(visible(labels[state.query + 1])),
         ". Below is what it attended to in this step; the left and right arrow keys go to other steps."]));
     [...output.querySelectorAll(".written-token")].forEach((token, at) => {
-      token.classList.toggle("of-step", at === step - 1);
+      token.classList.toggle("chosen", at === step - 1);
       token.classList.toggle("later", at > step - 1);
     });
   }

@@ -322,7 +322,7 @@ def _with_cache(request: Request, cache: Cache, sizes: Sizes) -> tuple[Request, 
         tensors, next_cache = {**tensors, **of_keys}, next_cache.with_tensors(of_keys)
     if isinstance(cache, RecurrentCache):
         request = request._replace(state=query.new_zeros(()) if cache.state is None else cache.state)
-    elif isinstance(cache, GrowingCache) and attention.transition is not None and sizes.I <= sizes.J:
+    elif isinstance(cache, GrowingCache) and _has_transition(attention) and sizes.I <= sizes.J:
         request = request._replace(memory=cache.memory_of(_of_memory(attention)))
     if cache.mask is not None:
         attention = attention.with_mask(cache.mask if attention.mask is None else attention.mask & cache.mask)
@@ -336,6 +336,10 @@ def _with_cache(request: Request, cache: Cache, sizes: Sizes) -> tuple[Request, 
 def _of_memory(attention: Attention) -> tuple[Any, ...]:
     """The pieces that decide about the memory of a transition."""
     return attention.score, attention.position, attention.transition
+
+
+def _has_transition(attention: Attention | Composite) -> bool:
+    return isinstance(attention, Attention) and attention.transition is not None
 
 
 def _key_axes(attention: Attention) -> dict[str, int]:

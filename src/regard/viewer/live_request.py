@@ -49,8 +49,9 @@ class LiveRequest:
 def live_request(body: bytes, questions: Collection[str] = ()) -> LiveRequest:
     """The request of a body. Anything else is refused in words, and so are questions that the model cannot answer.
 
-    >>> live_request(b'{"text": " a  b ", "edits": ["L5.H3: #1 -> #0"]}', ["edits"])
-    LiveRequest(text='a b', question='edits', edits=('L5.H3: #1 -> #0',))
+    >>> request = live_request(b'{"text": " a  b ", "edits": ["L5.H3: #1 -> #0"]}', ["edits"])
+    >>> request.text, request.question, request.edits
+    ('a b', 'edits', ('L5.H3: #1 -> #0',))
     """
     try:
         request = json.loads(body)
