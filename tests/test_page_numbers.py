@@ -57,6 +57,7 @@ def test_the_map_shows_pooled_cells_and_single_weights(browser, address, texts, 
             head, i, j = drawn.randrange(3), drawn.randrange(300), drawn.randrange(300)
             link = f"#map?text={LONG}&head={head}&query={i}&key={j}&pool={pool}"
             page.goto(address + link)
+            page.wait_for_selector('[data-level]:not([data-level="0"])')  # before its layout the map has no room
             size = 2 ** int(settled(page).get_attribute("data-level"))
             part = weights[head][i // size * size :, j // size * size :][:size, :size]
             expected = part.amax() if pool == "max" else part.sum(-1).mean()
