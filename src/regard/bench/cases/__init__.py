@@ -23,6 +23,7 @@ GROUPS = (
     "linear",
     "recurrent",
     "convolutions",
+    "catalogue",
     "composites",
     "decoding",
     "statistics",
