@@ -118,6 +118,20 @@ def test_weights_of_changed_inputs_are_refused():
         seen.weights.dense()
 
 
+@pytest.mark.parametrize("name", ["self_attention", "deltanet", "alibi", "nystrom"])
+def test_weights_read_in_inference_mode_are_those_of_the_call(name):
+    """An inference tensor counts no changes in place."""
+    with torch.inference_mode():
+        attention, q, k, v = rg.mechanism(name).example()
+        own = rg.mechanism(name).tensors(attention, q, k, v)
+        weights = rg.attend(attention, q, k, v, **own).weights
+        expected = weights.dense().clone()
+        weights = rg.attend(attention, q, k, v, **own).weights
+        for changed in (q, k, v, *own.values()):
+            changed.mul_(2)
+        torch.testing.assert_close(weights.dense(), expected)
+
+
 @pytest.mark.parametrize("size", [0, 1, 5])
 def test_slices_of_indices_are_those_of_a_range(size):
     ends = (None, -7, -2, 0, 1, 3, 9)

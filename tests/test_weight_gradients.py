@@ -428,6 +428,17 @@ def test_maps_made_of_a_live_map_are_live():
         gradient.with_gradients()
 
 
+@pytest.mark.parametrize("length", [0, 1, 3])
+def test_weights_on_groups_of_keys_have_gradients_of_zero_before_the_first_group(length):
+    query, key = torch.randn(2, 1, 2, length, 4).requires_grad_().unbind()
+    attention = rg.Grouped(rg.Attention(mask=rg.causal()), rg.MeanGroups(4))
+    with rg.differentiable():
+        weights = rg.attend(attention, query, key, key).weights
+    for number in (weights.entropy(), weights.distance(), weights.dense(), weights[0, 1]):
+        grads = torch.autograd.grad(number.sum(), [query, key])
+        assert not any(grad.any() for grad in grads)
+
+
 @pytest.mark.parametrize("part", [(slice(None), 0, []), ([],), (0, slice(None), slice(None), [])])
 def test_a_selection_of_nothing_is_in_the_graph(part):
     query, key = torch.randn(2, 1, 2, 3, 4).requires_grad_().unbind()

@@ -16,6 +16,7 @@ from regard.checks import explained
 from regard.composites.composite import Call, Composite
 from regard.composites.plan import CompositePlan, PlannedMap, PlannedPart
 from regard.context import ContextItems
+from regard.engine.hidden import may_be_spoiled, without_hidden
 from regard.engine.kept_plans import Request, kept_plans
 from regard.engine.plan import Plan, plan
 from regard.engine.problem import Problem, Result
@@ -102,6 +103,8 @@ def attend(
     if not isinstance(check, bool):
         raise RegardError(f"attend: check is True or False, got {type(check).__name__}.")
     refuse_tracing("attend")
+    if isinstance(query, Tensor) and query.is_inference():
+        query, key, tensors = _copies(query), _copies(key), {name: _copies(t) for name, t in tensors.items()}
     if attend_editors and not attend_listeners.busy:
         options = {"positions": positions, "cache": cache, "engine": engine, "check": check, **tensors}
         edited = [*attend_editors][-1](attention, query, key, value, **options)
@@ -122,11 +125,20 @@ def attend(
         if check:
             check_finite(query=query, key=key, value=value)
         result = _run(problem, engine, planned, request, plan_key)
+        if may_be_spoiled(problem, result.output) and (shown := without_hidden(request, problem)) is not None:
+            request = shown.request
+            problem = _problem(request)
+            result = shown.marked(problem, _run(problem, engine, None, request, None))
         if isinstance(next_cache, RecurrentCache) or (next_cache is not None and attention.transition is not None):
             next_cache = next_cache.with_state(result.state, _of_memory(attention))
     weights = map_of(problem, result.row_statistic)
     attend_listeners.tell(None, lambda: weights, lambda: request.value)
     return AttentionOutput(result.output, weights, next_cache)
+
+
+def _copies(tensor: Tensor) -> Tensor:
+    """A copy of an inference tensor: it counts no changes in place, so a map could not refuse after one."""
+    return tensor.clone() if isinstance(tensor, Tensor) and tensor.is_inference() else tensor
 
 
 @overload

@@ -96,8 +96,8 @@ class Work:
         return s.B * s.H * 4 * floats
 
     def scored(self, block: Block) -> int:
-        """Pairs of a block that are scored: the causal flag of the kernel skips half of them."""
-        return block.pairs // 2 if self.flash is not None and self.flash.is_causal(block) else block.pairs
+        """Pairs of a block that are scored: the causal flag of the kernel skips those of later keys."""
+        return block.causal_pairs if self.flash is not None and self.flash.is_causal(block) else block.pairs
 
     @cached_property
     def block_size(self) -> int:

@@ -52,6 +52,12 @@ class Block:
     def pairs(self) -> int:
         return (self.stop - self.start) * len(self.columns)
 
+    @property
+    def causal_pairs(self) -> int:
+        """The pairs of the kernel's causal flag: query i of the block sees its first i + 1 keys."""
+        square = min(self.stop - self.start, len(self.columns))
+        return square * (square + 1) // 2 + (self.stop - self.start - square) * len(self.columns)
+
     def index(self, device: torch.device | str) -> slice | Tensor:
         """The columns; a slice if they are one interval, so that indexing copies nothing."""
         if len(self.columns.intervals) == 1:

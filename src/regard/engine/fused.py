@@ -40,11 +40,9 @@ class Fused(Engine):
 
     def cost(self, problem: Problem) -> Cost:
         s = problem.sizes
-        pairs = s.B * s.H * s.I * s.J
-        scored = pairs // 2 if is_top_left(problem) else pairs
-        return Cost(
-            scored, scored * flops_per_pair(problem), mask_bytes(problem, block_of(problem)) + s.B * s.H * s.I * 4
-        )
+        block = block_of(problem)
+        pairs = s.B * s.H * (block.causal_pairs if is_top_left(problem) else s.I * s.J)
+        return Cost(pairs, pairs * flops_per_pair(problem), mask_bytes(problem, block) + s.B * s.H * s.I * 4)
 
 
 def block_of(problem: Problem) -> Block:

@@ -46,6 +46,7 @@ class Reference(Engine):
         return Cost(pairs, pairs * (2 * s.D + 2 * s.E + 4), pairs * 8 * 4)
 
 
+@np.errstate(invalid="ignore")  # of NaN and infinite inputs, which torch does not warn of either
 def reference(problem: Problem) -> tuple[Array, Array]:
     """Output (B, H, I, E) and weights (B, H, I, J) of a problem, by definition."""
     s = problem.sizes
@@ -286,7 +287,7 @@ def _softmax(s: Array, allowed: Array, sink: float | None) -> Array:
     greatest = np.where(np.isfinite(greatest), greatest, 0.0)
     e = np.exp(s - greatest)
     total = e.sum(1, keepdims=True) + (0 if sink is None else np.exp(sink - greatest))
-    return np.divide(e, total, out=np.zeros_like(e), where=total > 0)
+    return np.divide(e, total, out=np.zeros_like(e), where=total != 0)
 
 
 @normalize.register

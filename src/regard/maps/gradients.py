@@ -211,8 +211,10 @@ class _FoldReading:
         of_fold, blocks = self._grads_of(grads), self._blocks()
         before = self._states_before(rows, [fold for fold in of_fold if not _adds_up(fold)], blocks)
         reached: set[Fold] = set()
+        depends = False  # weights on groups do not, if no group is whole yet
         for number, block in reversed(list(enumerate(blocks))):
             tiles, part = self._tiles(rows, block), []
+            depends |= any(tile.weights.requires_grad for tile in tiles)
             for fold, fold_grads in of_fold.items():
                 earlier = [_leaf(t) for t in before[fold][number]] if fold in before else []
                 state = [t.clone() for t in earlier] if fold in before else self._new(fold)
@@ -224,7 +226,7 @@ class _FoldReading:
                 if fold in before:
                     of_fold[fold] = _gradients_before(pairs, earlier, fold_grads)
             yield part
-        if blocks:
+        if depends:
             _refuse_unreached([fold for fold in of_fold if fold not in reached])
 
     def _reaches(self, fold: Fold, state: State, tiles: list[Tile], has_earlier: bool) -> bool:

@@ -14,6 +14,8 @@ def rows_with_logs(normalizer: Normalizer, scores: Tensor, columns: Tensor) -> t
     >>> rows_with_logs(Softmax(), torch.tensor([[[[0.0, 200.0]]]]), torch.arange(2))
     (tensor([[[[0., 1.]]]]), tensor([[[[-200.,    0.]]]]))
     """
+    if scores.shape[-1] == 0:  # a query before the first whole group of keys
+        return scores, None
     if type(normalizer) is Softmax and normalizer.sink is None:
         return normalizer.normalize_rows(scores, columns)[0], _log_softmax(normalizer.tempered(scores))
     if type(normalizer) is Softmax or type(normalizer) is LearnedSink:

@@ -1,0 +1,64 @@
+"""What the mask hides has no effect, whatever it holds: NaN and infinities in hidden keys and values.
+
+A weight of 0 times NaN is NaN, so the products of an engine spread it to rows that may not attend to it. This is rare,
+and looking for it would read all keys again. So the output is looked at, which is small, and the call runs once more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.attention import Attention
+from regard.engine.kept_plans import Request
+from regard.engine.plan import plan
+from regard.engine.problem import Problem, Result
+from regard.engine.transforms import is_transformed
+from regard.shapes import Sizes, has_numbers
+
+
+def may_be_spoiled(problem: Problem, output: Tensor) -> bool:
+    """Whether hidden keys or values may have made a NaN. Not asked on other devices: the host would wait for them."""
+    attention = problem.attention
+    if attention.mask is None or attention.transition is not None or output.device.type != "cpu":
+        return False
+    if is_transformed() or not has_numbers(output):
+        return False
+    read_backward = (problem.key, problem.value) if problem.learns else ()
+    return any(not math.isfinite(t.detach().sum(dtype=torch.float32).item()) for t in (output, *read_backward))
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """A call without its keys and values that are not finite, and the rows (B, H, I, 1) that may attend to such."""
+
+    request: Request
+    rows_of_keys: Tensor
+    rows_of_values: Tensor
+
+    def marked(self, problem: Problem, result: Result) -> Result:
+        """NaN in the outputs of these rows, and in the queries that the map reads where a key was not finite."""
+        query = problem.prepared.query.masked_fill(self.rows_of_keys, torch.nan)
+        vars(problem).update(prepared=replace(problem.prepared, query=query))
+        return replace(result, output=result.output.masked_fill(self.rows_of_keys | self.rows_of_values, torch.nan))
+
+
+def without_hidden(request: Request, problem: Problem) -> Shown | None:
+    """The call without its keys and values that are not finite; None if all are."""
+    bad_keys, bad_values = (~t.detach().isfinite().all(-1, keepdim=True) for t in (request.key, request.value))
+    if not bool((bad_keys | bad_values).any()):
+        return None
+    finite = {"key": request.key.masked_fill(bad_keys, 0.0), "value": request.value.masked_fill(bad_values, 0.0)}
+    rows = (_may_attend(request.attention, problem, bad) for bad in (bad_keys, bad_values))
+    return Shown(request._replace(**finite), *rows)
+
+
+@torch.no_grad()
+def _may_attend(attention: Attention, problem: Problem, keys: Tensor) -> Tensor:
+    """The rows (B, H, I, 1) that may attend to at least one of some keys (B, G, J, 1): equal weights on them all."""
+    query = torch.zeros(*problem.query.shape[:3], 1)
+    inputs = query, torch.zeros(keys.shape), keys.to(query.dtype)
+    return plan(Problem(Attention(mask=attention.mask), *inputs, problem.positions, Sizes.of(*inputs))).run().output > 0

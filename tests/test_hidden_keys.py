@@ -1,0 +1,85 @@
+"""What the mask hides has no effect, whatever it holds: every engine, forward and backward."""
+
+import pytest
+import torch
+
+import regard as rg
+from catalogued import SINGLE
+from regard.catalog import mechanisms
+
+ENGINES = ("auto", "fused", "kernel", "blocked", "dense", "reference")
+MASKS = {
+    "padding": lambda n: rg.padding([n - 3]),
+    "causal": lambda n: rg.causal(),
+    "window": lambda n: rg.window(2),
+    "causal window": lambda n: rg.causal() & rg.window(3),
+    "padding of some": lambda n: rg.padding(torch.arange(n)[None] % 3 != 1) & rg.causal(),
+    "documents": lambda n: rg.documents([n // 2, n - n // 2]),
+    "tensor": lambda n: rg.mask_tensor((torch.arange(n) % 2 == 0)[None, None, None].expand(1, 1, n, n)),
+}
+
+
+def hidden_case(mask, n, bad, part, place, generator):
+    """Queries, keys and values with a bad number in one key or value, and the rows that may attend to it."""
+    q, k, v = (torch.randn(1, heads, n, 8, generator=generator) for heads in (4, 2, 2))
+    spoiled = {"key": k.clone(), "value": v.clone()}
+    spoiled[part][0, 1, place, 3] = bad
+    sees = mask.dense(n).reshape(-1, n, n)[0, :, place].expand(4, n).clone()
+    sees[:2] = False  # the first two query heads read the other key head
+    return (q, k, v), (q, spoiled["key"], spoiled["value"]), sees
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("part", ["key", "value"])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", MASKS)
+def test_a_hidden_key_or_value_that_is_no_number_has_no_effect(name, engine, part, bad):
+    generator = torch.Generator().manual_seed(1)
+    for n in (4, 70):
+        for place in (0, n // 2, n - 1):
+            mask = MASKS[name](n)
+            finite, spoiled, sees = hidden_case(mask, n, bad, part, place, generator)
+            expected = rg.attend(rg.Attention(mask=mask), *finite, engine="dense")
+            try:
+                seen = rg.attend(rg.Attention(mask=mask), *spoiled, engine=engine)
+            except rg.RegardError as error:
+                pytest.skip(f"{engine} does not run here: {error}")
+            torch.testing.assert_close(seen.output[0][~sees], expected.output[0][~sees])
+            torch.testing.assert_close(seen.weights.dense()[0][~sees], expected.weights.dense()[0][~sees])
+            if bad != bad:  # scores with an infinite key may be finite
+                assert seen.output[0][sees].isnan().any(-1).all()
+                assert bool(seen.weights.dense()[0][sees].isnan().any(-1).all()) == (part == "key" or not sees.any())
+
+
+@pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "reference"])
+@pytest.mark.parametrize("part", ["key", "value"])
+@pytest.mark.parametrize("name", MASKS)
+def test_gradients_of_the_rows_that_do_not_see_it_are_those_without_it(name, engine, part):
+    generator, n = torch.Generator().manual_seed(2), 9
+    mask = MASKS[name](n)
+    finite, spoiled, sees = hidden_case(mask, n, float("nan"), part, n // 2, generator)
+    attention, grads = rg.Attention(mask=mask), []
+    for inputs in (finite, spoiled):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        try:
+            output = rg.attend(attention, *leaves, engine=engine).output
+        except rg.RegardError as error:
+            pytest.skip(f"{engine} does not run here: {error}")
+        grads.append(torch.autograd.grad(output.masked_fill(sees[None, ..., None], 0.0).sum(), leaves))
+    for without, with_it in zip(*grads, strict=True):
+        torch.testing.assert_close(with_it, without)
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_hidden_key_that_is_no_number_has_no_effect_on_any_mechanism(name):
+    attention, q, k, v = (mechanisms()[name].example())[:4]
+    hidden = k.shape[2] // 2
+    shown = rg.padding((torch.arange(k.shape[2]) != hidden).expand(k.shape[0], -1))
+    attention = attention.with_mask(shown if attention.mask is None else attention.mask & shown)
+    with torch.no_grad():
+        expected = rg.attend(attention, q, k, v)
+        k, v = k.clone(), v.clone()
+        k[:, :, hidden], v[:, :, hidden] = torch.nan, torch.nan
+        seen = rg.attend(attention, q, k, v)
+        torch.testing.assert_close(seen.output, expected.output)
+        torch.testing.assert_close(seen.weights.dense(), expected.weights.dense())
