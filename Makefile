@@ -18,7 +18,7 @@ INSTALL = $(PIP) --editable '$(1)' || { \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv install demo test quick settings oldest mutation replay examples lint format types page screenshots notebooks kernels wheels bench docs clean
+.PHONY: help venv install demo test quick settings oldest mutation replay examples lint format types page screenshots notebooks kernels wheels bench gpu docs clean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ wheels: $(STAMPS)/compiler ## Make a wheel for each system in dist/, with its ke
 
 bench: $(STAMPS)/bench ## Run the benchmarks (ARGS="NAME..." chooses some)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+gpu: $(STAMPS)/dev ## Measure on a GPU, in parts, and write the tables of the pages (ARGS="bits", ARGS="--pretend" needs none)
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 notebooks: $(STAMPS)/dev ## Run the notebooks of examples/ and store their outputs in them
 	PYTHONWARNINGS=ignore OMP_NUM_THREADS=1 $(BIN)/python scripts/notebooks.py
