@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import regard as rg
-from accelerator import DEVICE, moved, waits
+from accelerator import DEVICE, moved, no_float64, waits
 from catalogued import SHARES
 from regard.catalog import mechanisms
+from regard.catalog.entry import call_tensors
 from regard.diagnosis.laws import runs
 from regard.engine import ENGINES
 
@@ -32,6 +33,18 @@ def test_forward_and_backward_wait_for_nothing(name):
             if seen is not None:
                 seen.output.sum().backward()
         assert counted == [], engine
+
+
+@pytest.mark.parametrize("name", sorted(set(mechanisms()) - set(SHARES)))
+def test_any_other_mechanism_computes_without_float64(name):
+    """Transitions, composites and selections, with the tensors of the call; float32 is all that Apple's GPUs have."""
+    example = mechanisms()[name].example(dtype=torch.float32)
+    of_call = {key: moved(x).requires_grad_() for key, x in call_tensors(*example).items()}
+    attention, *tensors = moved(example)
+    with no_float64():
+        seen = rg.attend(attention, *(x.requires_grad_() for x in tensors), **of_call)
+        seen.output.sum().backward()
+        seen.weights.dense()
 
 
 #: A look, and how many waits it is allowed. Which distances there are to a list of queries, only the device knows.

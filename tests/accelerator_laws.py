@@ -10,13 +10,14 @@ from torch import Tensor
 
 import regard as rg
 from accelerator import DEVICE, device_dtype, moved, no_float64, on_host
-from catalogued import SINGLE
+from catalogued import COMPOSITES, TRANSPORTED
 from regard.catalog import mechanisms
+from regard.catalog.entry import call_tensors
 from regard.diagnosis.laws import runs
 from regard.engine import ENGINES
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
-every_mechanism = pytest.mark.parametrize("name", SINGLE)
+every_mechanism = pytest.mark.parametrize("name", sorted(mechanisms()))
 #: Float64 as the laws of the CPU have it; float32 where the device has nothing else, as Apple's GPUs.
 DTYPES = {torch.float64: {"rtol": 1e-9, "atol": 1e-10}, torch.float32: {"rtol": 1e-4, "atol": 1e-5}}
 
@@ -25,43 +26,57 @@ dtype = device_dtype()
 
 
 def examples(name: str, dtype: torch.dtype):
-    """The same problem on the CPU and on the device."""
+    """The same problem on the CPU and on the device, each with the tensors of the call."""
     example = mechanisms()[name].example(dtype=dtype)
-    return example, moved(copy.deepcopy(example))
+    of_call = call_tensors(*example)
+    return (example, of_call), (moved(copy.deepcopy(example)), moved(of_call))
+
+
+def engines(name: str, *without: str) -> set[str]:
+    """Those that may run a mechanism; the parts of a composite choose theirs."""
+    among = {"auto"} if name in COMPOSITES else {"recurrent", "reference"} if name in TRANSPORTED else set(ENGINES)
+    return among - {"flex", *without}
 
 
 def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(on_host(found), expected.detach(), **DTYPES.get(expected.dtype, {}))
 
 
-def gradients(engine: str, attention: rg.Attention, *tensors: Tensor) -> list[Tensor | None] | None:
+def gradients(engine: str, example, of_call) -> list[Tensor | None] | None:
+    attention, *tensors = example
     inputs = [t.detach().requires_grad_() for t in tensors]
-    seen = runs(engine, attention, *inputs)
+    of_call = {name: t.detach().requires_grad_() for name, t in of_call.items()}
+    seen = runs(engine, attention, *inputs, tensors=of_call)
     if seen is None:
         return None
     toward = torch.linspace(-1, 1, seen.output.numel(), dtype=seen.output.dtype).view(seen.output.shape)
-    wanted = [*inputs, *(p for p in attention.parameters() if p.requires_grad)]
+    wanted = [*inputs, *of_call.values(), *(p for p in attention.parameters() if p.requires_grad)]
     return list(torch.autograd.grad(seen.output, wanted, toward.to(seen.output.device), allow_unused=True))
 
 
 @every_mechanism
 @torch.no_grad()
 def test_every_engine_gives_the_values_of_the_cpu(name, dtype):
-    here, there = examples(name, dtype)
-    expected = rg.attend(*here)
-    for engine in set(ENGINES) - {"flex"}:
-        seen = runs(engine, *there)
+    (here, of_call), (there, moved_tensors) = examples(name, dtype)
+    expected = rg.attend(*here, **of_call)
+    ran = 0
+    for engine in engines(name):
+        seen = runs(engine, *there, tensors=moved_tensors)
         if seen is not None:
+            ran += 1
             close(seen.output, expected.output)
-            close(seen.weights.row_statistic[0].float(), expected.weights.row_statistic[0].float())
+            if hasattr(expected.weights, "row_statistic"):
+                close(seen.weights.row_statistic[0].float(), expected.weights.row_statistic[0].float())
+    assert ran
 
 
 @every_mechanism
 def test_gradients_are_those_of_the_cpu(name, dtype):
     here, there = examples(name, dtype)
-    expected = gradients("dense", *here)
-    for engine in set(ENGINES) - {"flex", "reference"}:
-        for mine, theirs in zip(gradients(engine, *there) or (), expected or (), strict=False):
+    expected = gradients("auto" if name in COMPOSITES + TRANSPORTED else "dense", *here)
+    assert expected
+    for engine in engines(name, "reference"):
+        for mine, theirs in zip(gradients(engine, *there) or (), expected, strict=False):
             if mine is None or theirs is None:
                 assert all(g is None or not g.any() for g in (mine, theirs))
             else:
@@ -71,7 +86,7 @@ def test_gradients_are_those_of_the_cpu(name, dtype):
 @every_mechanism
 @torch.no_grad()
 def test_rows_tiles_and_folds_are_those_of_the_cpu(name, dtype):
-    here, there = (rg.attend(*example).weights for example in examples(name, dtype))
+    here, there = (rg.attend(*example, **of_call).weights for example, of_call in examples(name, dtype))
     close(there.dense(), here.dense())
     J = here.shape[3]
     close(there[1, -1, 2], here[1, -1, 2])
@@ -88,25 +103,36 @@ def test_rows_tiles_and_folds_are_those_of_the_cpu(name, dtype):
 @every_mechanism
 @torch.no_grad()
 def test_decoding_with_a_cache_is_that_of_the_cpu(name, dtype):
-    here, (attention, q, k, v) = examples(name, dtype)
-    if q.shape[2] != k.shape[2]:
+    (here, of_call), (there, moved_tensors) = examples(name, dtype)
+    length = here[1].shape[2]
+    if length != here[2].shape[2]:
         return
-    causal = [a.with_mask(rg.causal() if a.mask is None else a.mask & rg.causal()) for a in (here[0], attention)]
-    expected = rg.attend(causal[0], *here[1:]).output
-    for cache in (rg.GrowingCache(), rg.RingCache(size=q.shape[2])):
-        outputs = []
-        for step in (slice(0, 4), slice(4, 5), slice(5, q.shape[2])):
-            seen = rg.attend(causal[1], q[:, :, step], k[:, :, step], v[:, :, step], cache=cache)
-            cache = seen.cache
-            outputs.append(seen.output)
-        close(torch.cat(outputs, 2), expected)
+    is_plain = name not in COMPOSITES + TRANSPORTED
+    caches = (rg.GrowingCache(), rg.RingCache(size=length)) if is_plain and not of_call else (rg.GrowingCache(),)
+    for cache in (rg.RecurrentCache(),) if name in TRANSPORTED else caches:
+        close(decoded(there, moved_tensors, cache, is_plain), decoded(here, of_call, cache, is_plain))
+
+
+def decoded(example, of_call, cache, is_plain: bool) -> Tensor:
+    """The outputs of a prefill, one token and the rest; tensors of the call with an axis of tokens are cut too."""
+    attention, *tensors = example
+    length, outputs = tensors[0].shape[2], []
+    if is_plain:
+        attention = attention.with_mask(rg.causal() if attention.mask is None else attention.mask & rg.causal())
+    for step in (slice(0, 4), slice(4, 5), slice(5, length)):
+        part = {
+            name: x.narrow(x.shape.index(length), step.start, step.stop - step.start) for name, x in of_call.items()
+        }
+        seen = rg.attend(attention, *(x[:, :, step] for x in tensors), cache=cache, **part)
+        cache = seen.cache
+        outputs.append(seen.output)
+    return torch.cat(outputs, 2)
 
 
 @every_mechanism
 def test_explain_says_of_the_device_what_it_says_of_the_cpu(name, dtype):
-    here, there = examples(name, dtype)
-    assert type(rg.explain(*there)) is type(rg.explain(*here))
-    assert str(rg.explain(*there))
+    plans = [rg.explain(*example, **of_call) for example, of_call in examples(name, dtype)]
+    assert type(plans[0]) is type(plans[1]) and all(map(str, plans))
 
 
 @pytest.mark.parametrize(

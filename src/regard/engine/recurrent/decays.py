@@ -3,7 +3,7 @@
 pairs[t, s] = sum_d x_td y_sd exp(g_(s+1)d + ... + g_td). The exponents are at most 0, but each of the two factors
 exp(c_t) and exp(-c_s), c the cumulative sum of g, would overflow. So no cumulative sum is ever taken back:
 
-- A decay with one number a token is a matrix exp(c_t - c_s) of differences in float64.
+- A decay with one number a token is a matrix of exponents: cumulative sums down its columns, which start after s.
 - A decay with one number a channel divides the chunk into halves, the halves into halves, and so on. Between two halves
   it is a product of two factors that are at most 1: from the middle to t, and from s to the middle.
 """
@@ -65,27 +65,24 @@ class _ScalarDecays(Decays):
     """One decay a token."""
 
     def __init__(self, log_decay: Tensor) -> None:
-        self.dtype = log_decay.dtype
-        self.sums = log_decay[..., 0].double().clamp_min(LEAST).cumsum(-1)
-        self.total = self._exp(self.sums[:, -1:])
-        self.rest = self._exp(self.sums[:, -1:] - self.sums)[..., None]
+        self.log_decay = log_decay[..., 0].clamp_min(LEAST)
+        self.sums = self.log_decay.cumsum(-1)
+        self.total = self.sums[:, -1:].exp()
+        from_token = self.log_decay.flip(1).cumsum(1).flip(1)
+        self.rest = torch.nn.functional.pad(from_token[:, 1:], (0, 1)).exp()[..., None]
         self._between: dict[bool, Tensor] = {}
 
-    def _exp(self, exponent: Tensor) -> Tensor:
-        return exponent.to(self.dtype).exp()
-
-    def _sums(self, before: bool) -> Tensor:
-        return torch.nn.functional.pad(self.sums[:, :-1], (1, 0)) if before else self.sums
-
     def since_start(self, before: bool) -> Tensor:
-        return self._exp(self._sums(before))[..., None]
+        sums = torch.nn.functional.pad(self.sums[:, :-1], (1, 0)) if before else self.sums
+        return sums.exp()[..., None]
 
     def between(self, before: bool) -> Tensor:
         """The decays of all pairs, (N, C, C), and 0 where there is no pair."""
         if before not in self._between:
-            exponent = self._sums(before)[:, :, None] - self.sums[:, None]
-            later = exponent.new_ones(exponent.shape[-2:], dtype=torch.bool).triu_(0 if before else 1)
-            self._between[before] = self._exp(exponent.masked_fill_(later, -torch.inf))
+            columns = self.log_decay[:, :, None].expand(-1, -1, self.log_decay.shape[1])
+            exponents = columns.tril(-1).cumsum(1)
+            exponents = torch.nn.functional.pad(exponents[:, :-1], (0, 0, 1, 0)) if before else exponents
+            self._between[before] = exponents.exp().tril(-1 if before else 0)
         return self._between[before]
 
     def pairs(self, rows: list[Rows], cols: list[Tensor]) -> list[list[Tensor]]:
