@@ -18,7 +18,7 @@ INSTALL = $(PIP) --editable '$(1)' || { \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv install demo test quick settings oldest mutation replay examples lint format types page screenshots notebooks kernels wheels bench gpu docs clean
+.PHONY: help venv install demo test quick settings oldest mutation fuzz replay examples lint format types page screenshots notebooks kernels wheels bench gpu docs clean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ oldest: ## Run the quick tests with the oldest versions that pyproject.toml allo
 
 mutation: $(STAMPS)/dev ## Change the source in 150 places and see whether a test fails for each
 	$(BIN)/python scripts/mutation.py $(ARGS)
+
+fuzz: $(STAMPS)/dev ## Draw 10,000 pairs of features, such as an edit and a cache, and compare them with formulas (ARGS="--draws N --seed N")
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/fuzz.py $(ARGS)
 
 replay: $(STAMPS)/dev ## Record results and plans, or compare them with a record (ARGS="record FILE", ARGS="compare FILE")
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore scripts/replay.py $(ARGS)

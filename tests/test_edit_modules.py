@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -214,6 +216,19 @@ def test_a_decoder_of_regard_counts_queries_in_the_whole_sequence(edit, change):
             steps.append(step)
     torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-10, atol=1e-10)
     assert len(run.calls) == 2 and not torch.allclose(plain, whole)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("edges", [(0, 3, N), (0, 1, 2, N), (0, N)])
+def test_queries_that_continue_a_text_are_edited_where_they_stand(edges):
+    """The mask of the module is asked whether it allows a pair, and not a causal one that begins at the first key."""
+    model, x = rg.nn.MultiHeadAttention(C, H, is_causal=True).double(), torch.randn(B, N, C, dtype=torch.float64)
+    edit = rg.KnockOut(rg.Where(queries=N - 1, keys=N - 1))
+    with rg.edit(model, edit):
+        whole = model(x)
+    with rg.edit(model, edit):
+        parts = [model(x[:, start:stop], model.keys(x[:, :stop])) for start, stop in pairwise(edges)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-10)
 
 
 @torch.no_grad()

@@ -57,7 +57,7 @@ class Call:
 
     A call `to_run` is computed by Regard, not watched: it has gradients and dropout. `logsumexp` is what the kernel of
     the backend returned for its rows, if it was observed. `edits` change its scores and weights (`regard.edit`).
-    `place` has the numbers of its first query and key, if the caller knows them.
+    `place` has the numbers of its first query and key, if the caller knows them, and `known` the attention.
     """
 
     module: nn.Module
@@ -72,6 +72,7 @@ class Call:
     logsumexp: Tensor | None = None
     edits: CallEdits | None = None
     place: tuple[int, int] | None = None
+    known: Translation | None = None
 
     def run(self) -> Any:
         """What the backend returns for these tensors, without the edits."""

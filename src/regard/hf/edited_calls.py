@@ -118,7 +118,7 @@ def allows_one(call: Call, pairs: Pairs, start: int, first: int) -> bool:
     keys = pairs.keys.among(range(first, first + J))
     if len(queries) * len(keys) > FEW_PAIRS:
         return True
-    translation = translated(replace(call, edits=None))
+    translation = call.known or translated(replace(call, edits=None))
     mask = translation.attention.mask
     if mask is None:
         return True

@@ -44,7 +44,8 @@ def edited_attend(
         raise _refusal(module, "a ring" if cache is None else "a cache; give it all keys, and positions")
     positions = positions or Positions.aligned_to_end(query.shape[2], key.shape[2])
     place = positions.start, positions.keys.hull().intervals[0][0] if positions.keys else 0
-    call = Call(module, NAME, attend, query, key, value, None, {}, to_run=True, place=place)
+    known = Translation(attention, positions, query)
+    call = Call(module, NAME, attend, query, key, value, None, {}, to_run=True, place=place, known=known)
     edited = edited_call(call)
     if edited is call:
         return None
