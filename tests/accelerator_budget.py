@@ -9,7 +9,7 @@ import torch
 
 import regard as rg
 from accelerator import DEVICE, moved, no_float64, waits
-from catalogued import SHARES
+from catalogued import SELECTED, SHARES
 from regard.catalog import mechanisms
 from regard.catalog.entry import call_tensors
 from regard.diagnosis.laws import runs
@@ -35,16 +35,27 @@ def test_forward_and_backward_wait_for_nothing(name):
         assert counted == [], engine
 
 
-@pytest.mark.parametrize("name", sorted(set(mechanisms()) - set(SHARES)))
-def test_any_other_mechanism_computes_without_float64(name):
-    """Transitions, composites and selections, with the tensors of the call; float32 is all that Apple's GPUs have."""
+#: Transitions, composites and selections, and those that choose keys by the numbers of a call, which the host reads.
+OTHERS = sorted(set(mechanisms()) - set(SHARES))
+CHOOSING = {*SELECTED, "nsa"}
+
+
+def other_problem(name: str):
+    """A problem in float32, and the tensors of its call."""
     example = mechanisms()[name].example(dtype=torch.float32)
     of_call = {key: moved(x).requires_grad_() for key, x in call_tensors(*example).items()}
-    attention, *tensors = moved(example)
-    with no_float64():
+    return *moved(example), of_call
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_mechanisms_compute_without_float64_and_wait_for_nothing(name):
+    """As on Apple's GPUs, which have no float64."""
+    attention, *tensors, of_call = other_problem(name)
+    with no_float64(), waits() as counted:
         seen = rg.attend(attention, *(x.requires_grad_() for x in tensors), **of_call)
         seen.output.sum().backward()
         seen.weights.dense()
+    assert counted == [] or name in CHOOSING
 
 
 #: A look, and how many waits it is allowed. Which distances there are to a list of queries, only the device knows.
@@ -70,6 +81,21 @@ def test_a_look_stays_in_its_budget(name):
     for look, (run, allowed) in LOOKS.items():
         with waits() as counted:
             run(seen.weights)
+        if len(counted) > allowed:
+            found[look] = counted
+    assert not found
+
+
+@pytest.mark.parametrize("name", sorted(set(OTHERS) - CHOOSING))
+@torch.no_grad()
+def test_a_look_at_another_mechanism_stays_in_its_budget(name):
+    attention, *tensors, of_call = other_problem(name)
+    weights, found = rg.attend(attention, *tensors, **of_call).weights, {}
+    shares = weights.shares() if weights.is_signed else weights  # of some composites the host reads it, once
+    for look, (run, allowed) in LOOKS.items():
+        reads_weights = look in ("a row", "a tile", "keys from a list", "queries from a list")
+        with waits() as counted:
+            run(weights if reads_weights else shares)
         if len(counted) > allowed:
             found[look] = counted
     assert not found

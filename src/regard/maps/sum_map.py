@@ -108,7 +108,7 @@ def _check_parts(parts: list[AttentionMap], factors: Sequence[float | Tensor]) -
 def _factor(number: int, factor: float | Tensor, part: AttentionMap) -> Tensor:
     """The factor as a tensor with four axes, each of size 1 or of the size of the map."""
     B, H, I, _ = part.shape
-    tensor = kept(torch.as_tensor(factor, device=part.device))
+    tensor = kept(to_device(torch.as_tensor(factor), part.device))
     tensor = tensor if tensor.requires_grad else tensor.clone()
     tensor = tensor.reshape(*[1] * (4 - tensor.ndim), *tensor.shape) if tensor.ndim < 4 else tensor
     fits = tensor.ndim == 4 and all(n in (1, m) for n, m in zip(tensor.shape, (B, H, I, 1), strict=True))

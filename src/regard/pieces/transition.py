@@ -22,7 +22,7 @@ from regard.checks import checked
 from regard.errors import RegardError
 from regard.pieces.score import Score
 from regard.positions import Positions
-from regard.shapes import Sizes, at_least_float32, pick
+from regard.shapes import Sizes, at_least_float32, pick, to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +162,7 @@ def _short(value: object) -> str:
 
 def _of_head(x: Tensor | float, like: Tensor) -> Tensor:
     """A number, or one for each head (H,), or for each head and channel (H, D): (1, H, 1, 1 or D)."""
-    x = torch.as_tensor(x, dtype=like.dtype, device=like.device)
+    x = to_device(torch.as_tensor(x, dtype=like.dtype), like.device)
     return x.reshape(1, -1, 1, x.shape[1] if x.ndim == 2 else 1)
 
 

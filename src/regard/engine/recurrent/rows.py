@@ -16,7 +16,7 @@ from regard.engine.recurrent.running import recur
 from regard.engine.recurrent.transport import Transport
 from regard.engine.transforms import gradients_once
 from regard.pieces.transition import Steps
-from regard.shapes import as_slice
+from regard.shapes import as_slice, to_device
 from regard.spans import Spans
 
 
@@ -30,7 +30,7 @@ def rows_of_steps(steps: Steps, queries: slice | Tensor, keys: Spans) -> Tensor:
     missing = steps.key.shape[2] - weights.shape[3]  # type: ignore[union-attr]
     columns = keys.tensor("cpu")
     near = as_slice(columns)
-    return F.pad(weights, (0, missing))[..., columns.to(weights.device) if near is None else near]  # type: ignore[arg-type]
+    return F.pad(weights, (0, missing))[..., to_device(columns, weights.device) if near is None else near]  # type: ignore[arg-type]
 
 
 def _until(steps: Steps, rows: slice) -> Steps:

@@ -21,7 +21,7 @@ from torch import Tensor
 from regard.engine.kernel.transport import MOST_ROWS, compiled_weights
 from regard.engine.recurrent.chunks import Chunks, Kind, Tokens, solve
 from regard.pieces.transition import Steps
-from regard.shapes import at_least_float32, in_one_dtype
+from regard.shapes import at_least_float32, in_one_dtype, to_device
 
 #: Tokens of a chunk. For a single row twice as many halve the number of steps of a scan.
 CHUNK = 64
@@ -130,7 +130,7 @@ class Transport:
         `rows` are ascending indices of queries, on the host. None where the kernels cannot run.
         """
         steps, tokens = self.steps, rows + self.first
-        is_plain = self.kind == Kind() and steps.erase is None
+        is_plain = self.kind == Kind() and steps.erase is None and steps.query.device.type == "cpu"
         if not is_plain or (steps.log_decay is not None and steps.log_decay.shape[3] > 1) or len(rows) > MOST_ROWS:
             return None
         no_decay = steps.key.new_ones(()).expand(*steps.key.shape[:3], 1)
@@ -158,7 +158,7 @@ class Transport:
                 weights = query.new_zeros(self.Z, len(rows), self.size)
                 weights[:, later:], query[:, later:] = self.factors.before(query[:, later:], chunk)
                 inside, before = self._own_chunk(chunk)
-                at = (tokens[here:later] - chunk * self.size).to(query.device)
+                at = to_device(tokens[here:later] - chunk * self.size, query.device)
                 weights[:, here:later], query[:, here:later] = inside[:, at], before[:, at]
                 self._add_own(weights[:, here:later], rows[here:later], at)
             yield chunk * self.size, weights
@@ -166,5 +166,5 @@ class Transport:
     def _add_own(self, weights: Tensor, rows: Tensor, at: Tensor) -> None:
         """Add what each query adds to the weight on its own token."""
         if self.steps.own is not None:
-            own = self.steps.own[:, :, rows.to(weights.device)].reshape(self.Z, len(rows), 1).to(weights.dtype)
+            own = self.steps.own[:, :, to_device(rows, weights.device)].reshape(self.Z, len(rows), 1).to(weights.dtype)
             weights.scatter_add_(2, at[None, :, None].expand(self.Z, -1, -1), own)
