@@ -16,6 +16,7 @@ from regard.errors import RegardError
 from regard.hf.capture import WatchedAttention, watch
 from regard.hf.models import full_name, load_model, model_name
 from regard.hf.text_probes import DEPTHS, CacheCost, cost_of, needle_table, split_of, syntax_table
+from regard.hf.token_labels import token_labels
 from regard.maps import AttentionMap, Fold
 from regard.stats import (
     CacheSplit,
@@ -34,8 +35,6 @@ from regard.stats import (
 )
 from regard.stats.roles import QUERIES, SYNTAX_KINDS
 
-#: Marks with which byte-level and SentencePiece tokenizers begin a word.
-WORD_STARTS = ("Ġ", "▁")
 #: Number of different tokens of a probe, which contains each of them twice.
 PROBE = 100
 #: Values of each parameter that enter a fingerprint.
@@ -342,16 +341,7 @@ class TextReader:
 
     def labels(self, ids: Sequence[int]) -> list[str]:
         """Tokens in readable form; a piece that continues a word starts with ##, as in WordPiece."""
-        raw = self.tokenizer.convert_ids_to_tokens(ids)
-        spaced = any(token.startswith(WORD_STARTS) for token in raw)
-        labels: list[str] = []
-        for token, index in zip(raw, ids, strict=True):
-            text = self.tokenizer.convert_tokens_to_string([token])
-            label = token if token.startswith("##") else text.strip() or ("↵" if "\n" in text else token)
-            after_word = bool(labels) and labels[-1][-1].isalnum() and index not in self.tokenizer.all_special_ids
-            inside = spaced and after_word and label.isalnum() and not token.startswith(WORD_STARTS)
-            labels.append(f"##{label}" if inside else label)
-        return labels
+        return token_labels(self.tokenizer, ids)
 
 
 def _run(model: Any, inputs: dict[str, Any]) -> None:
