@@ -30,7 +30,7 @@ LAYERS = [
 #: The same inside packages, by name.
 ROOMS = {
     "hf": [
-        {"masks", "attention_modules", "gguf", "output_projections"},
+        {"masks", "attention_modules", "gguf", "output_projections", "token_labels"},
         {"calls", "models"},
         {"operator_calls", "recurrent", "edited_calls"},
         {"compiled"},
