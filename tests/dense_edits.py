@@ -39,7 +39,9 @@ class Dense:
             elif e["kind"] == "zero":
                 w = self.where(e, w, torch.zeros_like(w))
             elif e["kind"] == "uniform":
-                w = self.where(e | {"keys": range(99)}, w, allowed / allowed.sum(-1, keepdim=True).clamp_min(1))
+                shared = self.where(e, torch.zeros_like(w), allowed.to(w.dtype))
+                rows = e | {"keys": range(99)}
+                w = self.where(rows, w, torch.where(shared.any(-1, True), shared / shared.sum(-1, True), w))
         return (w @ value).transpose(1, 2).contiguous(), w
 
     def where(self, e, old, new):
@@ -67,8 +69,6 @@ def drawn(rng, N):
     parts = {"layers": some(2, 2), "heads": some(4, 3), "queries": some(N, 4), "keys": some(N, 4)}
     kind, number = rng.choice(["steer", "knock", "scale", "zero", "uniform"]), rng.uniform(-3, 3)
     typed = {name: part[0] for name, part in parts.items()}
-    if kind == "uniform":
-        typed["keys"] = None
     where = rg.Where(**typed)
     edit = {
         "steer": lambda: rg.Steer(where, number),

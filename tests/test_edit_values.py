@@ -114,6 +114,25 @@ def test_uniform_rows_share_the_allowed_keys(model):
     assert seen[0][0, 1, 5].tolist() == [0, 0.5, 0, 0.5, *[0] * 8]
 
 
+def test_rows_that_may_attend_to_none_of_the_shared_keys_keep_their_weights(model):
+    plain = run(model, rg.Edits())[0].dense()
+    seen = run(model, rg.ReplaceWeights(rg.Where(layers=0, keys=[3, 5]), "uniform"))[0].dense()
+    assert torch.equal(seen[:, :, :3], plain[:, :, :3])
+    torch.testing.assert_close(seen[0, 0, 4:6, 3:6], torch.tensor([[1.0, 0, 0], [0.5, 0, 0.5]]))
+
+
+def test_uniform_rows_and_gates_of_a_model_in_float64_are_float64(model):
+    model = copy.deepcopy(model).double()
+    seen = run(model, rg.ReplaceWeights(rg.Where(layers=0, queries=2), "uniform"))
+    torch.testing.assert_close(seen[0][0, 0, 2, :3], torch.full((3,), 1 / 3, dtype=torch.float64), rtol=0, atol=1e-16)
+    third = torch.full((seen[0].shape[1],), 1 / 3, dtype=torch.float64)
+    logits = []
+    for gates in (third.tolist(), third):
+        with torch.no_grad(), rg.gated(model, {0: gates}):
+            logits.append(model(IDS).logits)
+    assert torch.equal(*logits)
+
+
 TYPED = [
     "Edits()",
     "KnockOut(Where(heads='L5.H3', queries='it', keys='animal'))",

@@ -363,3 +363,24 @@ def test_a_selection_of_held_weights_is_that_of_any_map(batch, head):
     torch.testing.assert_close(selected.dense(), expected, atol=1e-6, rtol=0)
     torch.testing.assert_close(selected.entropy(), torch.special.entr(expected).sum(-1), atol=1e-5, rtol=0)
     assert torch.equal(selected.attention.mask.allowed(selected.grid).expand_as(expected), expected > 0)
+
+
+class Chosen(nn.Module):
+    """Each query attends to keys that follow no short rule."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_heads, self.allowed = 1, torch.tensor([[1, 0, 1, 0], [0, 1, 1, 0], [1, 1, 0, 1], [0, 0, 0, 1]]).bool()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        q, k, v = (project(x)[:, None] for project in (self.q_proj, self.k_proj, self.v_proj))
+        return ((q @ k.mT).masked_fill(~self.allowed, -torch.inf).softmax(-1) @ v)[:, 0]
+
+
+@torch.no_grad()
+def test_weights_without_a_short_rule_have_no_mask(size):
+    model = nn.Sequential(Chosen()).eval()
+    with rg.watch(model) as seen:
+        model(torch.randn(2, 4, 4))
+    assert torch.equal(seen[0].dense()[0, 0] > 0, model[0].allowed) and seen[0].attention.mask is None

@@ -69,14 +69,13 @@ class LayerEdit:
         rows = pairs.rows(tile.grid)
         if not bool(rows.any()):
             return weights
-        return torch.where(rows, self._given(tile).to(weights.dtype), weights)
-
-    def _given(self, tile: EditedTile) -> Tensor:
-        if isinstance(self.given, str):
-            shared = tile.allowed(tile.whole_rows) & self.pairs.columns(tile.whole_rows)
-            here = tile.allowed(tile.grid) & self.pairs.columns(tile.grid)
-            return here / shared.expand(-1, -1, -1, len(tile.whole.key)).sum(-1, keepdim=True).clamp_min(1)
-        return GivenRows(self, tile).weights()
+        if not isinstance(self.given, str):
+            return torch.where(rows, GivenRows(self, tile).weights().to(weights.dtype), weights)
+        whole = tile.whole_rows
+        shared = (tile.allowed(whole) & pairs.columns(whole)).expand(-1, -1, -1, len(whole.key))
+        num_shared = shared.sum(-1, keepdim=True)
+        here = (tile.allowed(tile.grid) & pairs.columns(tile.grid)).to(weights.dtype)
+        return torch.where(rows & (num_shared > 0), here / num_shared.clamp_min(1), weights)
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,6 +31,7 @@ from regard.pieces.mask_data import padding
 from regard.pieces.normalizer import LearnedSink, Normalizer, Softmax
 from regard.pieces.score import Dot
 from regard.positions import Positions
+from regard.shapes import at_least_float32
 
 #: The reason for models on the meta device.
 NO_NUMBERS = "its tensors are on the meta device and hold no numbers; load the model's weights first"
@@ -215,7 +216,7 @@ def _normalizer(call: Call) -> Normalizer:
             raise Untranslatable("the sinks 's_aux' are computed, not a parameter, and must receive gradients")
         normalizer.sink = sinks
     else:
-        normalizer.sink.data = sinks.detach().reshape(-1).float().clone()
+        normalizer.sink.data = at_least_float32(sinks.detach().reshape(-1)).clone()
     return normalizer
 
 

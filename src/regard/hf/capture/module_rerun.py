@@ -29,6 +29,7 @@ from regard.maps import attention_map
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indices import Index, indices
 from regard.pieces.grid import Grid
+from regard.pieces.mask_data import mask_tensor
 from regard.positions import Positions
 from regard.shapes import at_least_float32, spread_indices, to_device
 
@@ -242,7 +243,7 @@ def mask_of(allowed: Tensor) -> Attention:
     """An attention with only a mask, the rule of these pairs (B, H, I, J), if there is a short one."""
     B, _, I, J = allowed.shape
     rule = recognise(allowed, B, I, J).mask
-    return Attention(mask=None if "given" in repr(rule) else rule).eval()
+    return Attention(mask=None if isinstance(rule, mask_tensor) else rule).eval()
 
 
 class _SoftmaxCatcher(TorchFunctionMode):

@@ -94,7 +94,7 @@ def _check(heads: Heads, gate: Any) -> Tensor:
     """The gates of a module as a floating-point tensor, one factor per head."""
     rule = f"gated: {heads.name} needs {heads.num_heads} finite gates, one for each head"
     try:
-        gate = torch.as_tensor(gate)
+        gate = gate if isinstance(gate, Tensor) else torch.as_tensor(gate, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise RegardError(f"{rule}, got {gate!r}.") from error
     if gate.shape != (heads.num_heads,):
