@@ -266,6 +266,25 @@ def test_a_compiled_model_is_refused(model):
         pass
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("is_compiled_before", [True, False])
+def test_code_that_was_compiled_before_is_not_gated_in_silence(model, is_compiled_before):
+    torch._dynamo.reset()
+    model, gates = copy.deepcopy(model), {0: torch.zeros(4)}
+    compiled, plain = torch.compile(model, backend="eager"), model(IDS).logits
+    if is_compiled_before:
+        compiled(IDS)
+    with rg.gated(model, gates):
+        expected = model(IDS).logits
+        if is_compiled_before:
+            with pytest.raises(RegardError, match="none of its gates was applied"):
+                compiled(IDS)
+        else:
+            torch.testing.assert_close(compiled(IDS).logits, expected)
+    assert not torch.allclose(expected, plain)
+    torch.testing.assert_close(compiled(IDS).logits, plain)
+
+
 def test_the_spans_of_knocked_out_pairs_never_lose_a_key():
     """`any_allowed` has every key that some query may attend to, and `all_allowed` no other than all may attend to."""
     rng = random.Random(0)

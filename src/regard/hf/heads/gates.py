@@ -42,8 +42,42 @@ def gated(
     ...     model(torch.tensor([[1, 2, 3]])).last_hidden_state.shape
     torch.Size([1, 3, 4])
     """
-    with apply_gates(ModelHeads.of(model, "gated", output, num_heads), gates):
+    heads = ModelHeads.of(model, "gated", output, num_heads)
+    with apply_gates(heads, gates), _Runs().checked(model, {heads[name].output for name in gates}):
         yield
+
+
+class _Runs:
+    """Refuses a run that calls no gated projection: code that was compiled before does not call hooks."""
+
+    def __init__(self) -> None:
+        self.depth, self.is_gated = 0, False
+
+    @contextmanager
+    def checked(self, model: nn.Module, outputs: set[nn.Module]) -> Iterator[None]:
+        with ExitStack() as stack:
+            for module in model.modules():
+                if module in outputs:
+                    stack.callback(module.register_forward_pre_hook(self._gate).remove)
+                elif not outputs.isdisjoint(module.modules()):
+                    stack.callback(module.register_forward_pre_hook(self._start).remove)
+                    stack.callback(module.register_forward_hook(self._end).remove)
+            yield
+
+    def _start(self, *call: Any) -> None:
+        self.is_gated &= self.depth > 0
+        self.depth += 1
+
+    def _gate(self, *call: Any) -> None:
+        self.is_gated = True
+
+    def _end(self, module: nn.Module, *call: Any) -> None:
+        self.depth -= 1
+        if not self.depth and not self.is_gated:
+            raise RegardError(
+                f"gated: {type(module).__name__} ran, and none of its gates was applied: the code that ran was "
+                "compiled before, or it left out these layers. Call the model before torch.compile (model._orig_mod)."
+            )
 
 
 @contextmanager
