@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -92,6 +93,142 @@ def test_argument_tensor_and_canonical_tensor_are_inverse(axes):
 )
 def test_patterns_of_visible_pairs_have_names(rows, pattern):
     assert causal_pattern(torch.tensor([[x == "1" for x in row] for row in rows])) == pattern
+
+
+BATCH, HEADS = "sequences of a batch mix", "heads mix"
+SOFTMAX = "the softmax is over the {}".format
+#: Operations along an axis: with the keys and values along it, one entry sees another.
+OPERATIONS = {
+    "roll": lambda x, axis: x.roll(1, axis),
+    "flip": lambda x, axis: x.flip(axis),
+    "first": lambda x, axis: x.narrow(axis, 0, 1).expand_as(x),
+    "last": lambda x, axis: x.narrow(axis, -1, 1).expand_as(x),
+    "centre": lambda x, axis: x - x.mean(axis, keepdim=True),
+    "cumsum": lambda x, axis: x.cumsum(axis),
+    "norm": lambda x, axis: 3 * torch.nn.functional.normalize(x, dim=axis),
+    "standardise": lambda x, axis: (x - x.mean(axis, keepdim=True)) / x.std(axis, keepdim=True),
+    "softmax": lambda x, axis: x.softmax(axis),
+    "sort": lambda x, axis: x.sort(axis).values,
+    "maximum": lambda x, axis: x / x.abs().amax(axis, keepdim=True),
+}
+
+
+def along(operation, axis, changed):
+    """A function that changes some of its inputs along an axis, counted from the front."""
+
+    def attention(q, k, v):
+        q, k, v = (operation(x, axis) if name in changed else x for name, x in zip("qkv", (q, k, v), strict=True))
+        return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+    return attention
+
+
+@pytest.mark.parametrize(("name", "changed"), list(zip(OPERATIONS, 4 * ["q", "k", "v"], strict=False)))
+def test_an_operation_over_the_batch_or_the_heads_is_found(name, changed):
+    """Four axes are given, so axis 0 is the batch, and axis 1 are the heads."""
+    q, k, v = torch.randn(3, 2, 4, 5, 16)
+    for axis, mistake in ((0, BATCH), (1, HEADS)):
+        assert mistake in rg.check(along(OPERATIONS[name], axis, changed), q, k, v).mistakes, axis
+
+
+@pytest.mark.parametrize(("name", "changed"), list(zip(OPERATIONS, 4 * ["kv", "v", "qkv"], strict=False)))
+def test_an_operation_over_axis_0_or_1_is_never_right_without_a_word(name, changed):
+    """Nothing is given: what is right with fewer axes has a note, and over axis 0 it is a mistake."""
+    assert rg.check(along(OPERATIONS[name], 0, changed)).mistakes
+    report = rg.check(along(OPERATIONS[name], 1, changed))
+    assert report.mistakes or HEADS in finding_of(report, "axes").evidence, str(report)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_over_the_channels_is_said(name):
+    """Values may be projected, so this is unknown, and not right."""
+    report = rg.check(along(OPERATIONS[name], -1, "v"))
+    assert "values" in finding_of(report, "channels").evidence
+    report = rg.check(along(OPERATIONS[name], -1, "k"))
+    assert {"query and key"} == {f.what for f in report.findings if f.verdict == "unknown"} - {"scale", "precision"}
+
+
+def by_position(q, k, v):
+    """Scores with a factor that depends on the place in the batch."""
+    return (q @ k.mT / q.shape[-1] ** 0.5 * torch.arange(1, len(q) + 1).view(-1, *[1] * (q.ndim - 1))).softmax(-1) @ v
+
+
+def by_size(q, k, v):
+    return (q @ k.mT / q.shape[-1] ** 0.5 + torch.arange(k.shape[-2]) * q.shape[0]).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("function", [by_position, by_size])
+def test_each_sequence_has_the_output_of_a_run_alone(function):
+    report = rg.check(function, *torch.randn(3, 2, 4, 5, 16))
+    assert BATCH in report.mistakes and "alone" in finding_of(report, "batch").evidence
+
+
+def test_a_batch_of_one_that_does_not_run_is_said():
+    def squeezed(q, k, v):
+        """(batch, heads, length, width)"""
+        assert q.ndim == 4
+        return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1).squeeze() @ v.squeeze()[:, :]
+
+    def of_two(q, k, v):
+        return by_matmul(*(x.view(2, 4, -1, 16) for x in (q, k, v)))[0]
+
+    assert finding_of(rg.check(of_two, *torch.randn(3, 2, 4, 5, 16)), "batch").verdict == "unknown"
+    assert rg.check(squeezed, *torch.randn(3, 2, 4, 5, 16)).findings
+
+
+def test_the_softmax_over_axis_0_is_over_the_batch_if_there_is_one():
+    assert rg.check(along(OPERATIONS["roll"], 2, "")).ok
+    report = rg.check(lambda q, k, v: (q @ k.mT / q.shape[-1] ** 0.5).softmax(0) @ v)
+    assert report.mistakes == (SOFTMAX("batch"),)
+
+
+def test_two_or_three_axes_can_be_meant_by_inputs():
+    """Centred keys have the same softmax, and tokens may be centred over axis 0 or 1 if nothing stands before them."""
+    for axis, inputs in ((0, torch.randn(3, 5, 16)), (1, torch.randn(3, 2, 5, 16))):
+        assert rg.check(along(OPERATIONS["centre"], axis, "k"), *inputs).ok
+
+
+def numpy_softmax(scores, axis=-1):
+    weights = np.exp(scores - scores.max(axis=axis, keepdims=True))
+    return weights / weights.sum(axis=axis, keepdims=True)
+
+
+def in_plain_numpy(q, k, v):
+    """np.exp takes tensors too, as long as they require no gradient."""
+    scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
+    return np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True) @ v
+
+
+def of_two_axes_in_numpy(q, k, v):
+    scores = q @ k.T / np.sqrt(q.shape[-1])
+    return np.exp(scores - 9) / np.exp(scores - 9).sum(axis=-1, keepdims=True) @ v
+
+
+@pytest.mark.parametrize(
+    ("function", "mistakes"),
+    [
+        (lambda q, k, v: numpy_softmax(q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])) @ v, ()),
+        (lambda q, k, v: numpy_softmax(q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1])) @ v, ()),
+        (in_plain_numpy, ("large scores overflow",)),
+        (of_two_axes_in_numpy, ("large scores overflow",)),
+        (lambda q, k, v: numpy_softmax(q @ np.swapaxes(k, -1, -2)) @ v, ("the scores are not scaled",)),
+        (lambda q, k, v: numpy_softmax(q @ np.swapaxes(k, -1, -2) / q.shape[-1] ** 0.5, -2) @ v, (SOFTMAX("queries"),)),
+        (lambda q, k, v: in_plain_numpy(q, k[:1], v), (BATCH, "large scores overflow")),
+    ],
+)
+def test_functions_of_numpy_are_judged(function, mistakes):
+    report = rg.check(function)
+    assert set(report.mistakes) == set(mistakes) and "NumPy arrays" in report.call, str(report)
+    assert finding_of(report, "gradient").verdict == "unknown"
+
+
+def test_a_function_of_tensors_that_leaves_torch_has_no_gradient():
+    """It runs with tensors only, and fails if they require a gradient."""
+
+    def through_numpy(q, k, v):
+        return torch.from_numpy(in_plain_numpy(*(x.to(torch.float64).numpy() for x in (q, k, v))))
+
+    assert "the gradient is detached" in rg.check(through_numpy).mistakes
 
 
 def test_the_order_of_axes_is_found():

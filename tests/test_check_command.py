@@ -132,7 +132,7 @@ def test_the_command_has_a_time_limit(file):
 def test_ctrl_c_says_what_was_found_so_far(file):
     """The function itself presses Ctrl-C in a late call."""
     file.write_text(
-        "calls = []\ndef wrong(q, k, v):\n    calls.append(1)\n    if len(calls) > 125: raise KeyboardInterrupt\n"
+        "calls = []\ndef wrong(q, k, v):\n    calls.append(1)\n    if len(calls) > 150: raise KeyboardInterrupt\n"
         "    return (q @ k.mT).softmax(-1) @ v\n"
     )
     result = run(f"{file}:wrong")

@@ -162,6 +162,14 @@ class Caller:
         changed = any(not torch.equal(copies[name], given[name]) for name in given)
         return replace(self._read_result(result, query, key, value), changes_inputs=changed)
 
+    def takes_gradients(self) -> bool:
+        """Whether the function runs with tensors that require a gradient."""
+        try:
+            self(*(x.requires_grad_() for x in self.sizes.sample(0, self.dtype)))
+        except Exception:  # of the user's function
+            return False
+        return True
+
     def _arguments(self, query: Tensor, key: Tensor, value: Tensor) -> dict[str, Any]:
         axes = (self.query_axes, self.key_axes, self.key_axes)
         inputs = [argument_tensor(x, a, self.undone.split) for x, a in zip((query, key, value), axes, strict=True)]
@@ -300,9 +308,13 @@ def _attempts(
     tried: list[FailedCall],
     progress: CheckProgress,
 ) -> Iterator[Caller]:
-    """The callers of one order of axes that run: different lengths before equal ones, torch before NumPy."""
+    """The callers of one order of axes that run: different lengths before equal ones, torch before NumPy.
+
+    Functions of NumPy take tensors too, as long as these require no gradient: arrays come before such tensors.
+    """
     for width in [inputs[0].shape[-1]] if inputs else widths_of(function):
         for sizes in _sizes(function, roles, query_axes, width, inputs):
+            without_gradients: list[Caller] = []
             for dtype, numpy in ((torch.float64, False), (torch.float32, False), (torch.float64, True)):
                 own = function
                 if isinstance(function, nn.Module):
@@ -316,7 +328,11 @@ def _attempts(
                     if not numpy:
                         tried.append(FailedCall.of(error, caller.shapes(query, key, value)))
                     continue
-                yield caller
+                if numpy or caller.takes_gradients():
+                    yield caller
+                else:
+                    without_gradients.append(caller)
+            yield from without_gradients
 
 
 def _layouts(function: Any, roles: Roles, inputs: tuple[Tensor, ...]) -> list[tuple[str, str]]:

@@ -38,6 +38,8 @@ from regard.diagnosis.weights import Measurement, measurable_caller, measure
 from regard.errors import RegardError, nearest
 from regard.pieces import Bias, Mask, Normalizer, Position, Score
 
+#: Orders of axes of functions that also run without the first axes.
+WIDER = {"nd": ("bhnd", "bnd"), "bnd": ("bhnd",)}
 _PIECES = (Attention, Mechanism, Bias, Mask, Normalizer, Position, Score)
 
 
@@ -137,7 +139,32 @@ def _most_plausible(examinations: list[_Examination]) -> _Examination:
     """Of those whose weights can be measured, with several tokens if there are such, that with the fewest mistakes."""
     plausible = [one for one in examinations if one.is_plausible()] or examinations[:1]
     plausible = [one for one in plausible if not one.is_of_one_token()] or plausible
-    return _with_more_axes(min(plausible, key=lambda one: one.num_wrong()), plausible)
+    best = min(plausible, key=lambda one: one.num_wrong())
+    return _with_mixed_axes(best, examinations) or _with_more_axes(best, plausible)
+
+
+def _with_mixed_axes(best: _Examination, others: list[_Examination]) -> _Examination | None:
+    """Right with few axes, but with more of them the first ones mix: then that is named, with a note, or only noted.
+
+    An operation over the first axis, such as k - k.mean(0), is over tokens if there is no batch. Over axis 1 it is over
+    tokens if there are no heads, which is usual, so it is the mistake only if the weights are no known ones.
+    """
+    axes = best.caller.query_axes
+    if axes not in ("nd", "bnd") or best.num_wrong():
+        return None
+    wider = [one for one in others if one.caller.query_axes in WIDER[axes]]
+    other = next((one for one in wider if {"batch", "heads"} & set(one.wrong_properties())), None)
+    if other is None:
+        return None
+    (mistake,) = (found.mistake for found in other.mixing if found.verdict == "wrong")
+    text = f"With axes ({_named(axes)}) nothing mixes, but with ({_named(other.caller.query_axes)}) {mistake}."
+    note = CheckFinding("axes", "unknown", text, "Say which axes you mean: regard.check(function, q, k, v).")
+    is_right = best.measurement is not None and all(found.verdict == "right" for found in best.score_findings(None))
+    return best.with_notes(note) if axes == "bnd" and is_right else other.with_notes(note)
+
+
+def _named(axes: str) -> str:
+    return ", ".join(AXES[axis] for axis in axes)
 
 
 def _with_more_axes(best: _Examination, others: list[_Examination]) -> _Examination:
@@ -149,8 +176,7 @@ def _with_more_axes(best: _Examination, others: list[_Examination]) -> _Examinat
     other = next(wrong, None)
     if other is None:
         return best
-    names = ", ".join(AXES[axis] for axis in axes)
-    text = f"With axes ({names}) the softmax is over the keys, but not if there are heads."
+    text = f"With axes ({_named(axes)}) the softmax is over the keys, but not if there are heads."
     remedy = "Use dim=-1, which is right for both. Or say which axes you mean: regard.check(function, q, k, v)."
     note = CheckFinding("softmax axis", "unknown", text, remedy)
     return other.with_notes(note) if axes == "nd" else best.with_notes(note)
@@ -207,14 +233,21 @@ class _Examination:
         """Whether the query has an axis of tokens, but runs with one token only: mistakes of other axes do not show."""
         return self.caller.sizes.queries == 1 and "n" in self.caller.query_axes
 
+    @cached_property
+    def mixing(self) -> list[CheckFinding]:
+        """Whether sequences of a batch and heads are independent; if sequences mix, heads are not looked at."""
+        batch = invariance.batch_finding(self.caller)
+        heads = None if batch is not None and batch.verdict == "wrong" else invariance.heads_finding(self.caller)
+        return [found for found in (batch, heads) if found is not None]
+
     def num_wrong(self) -> int:
         """The number of mistakes that another order of axes could explain."""
         return len(self.wrong_properties())
 
     def wrong_properties(self) -> list[str]:
         """The properties in which another order of axes could differ, where they are wrong."""
-        batch = invariance.batch_finding(self.caller)
-        findings = [*self.score_findings(None), *([batch] if batch else [])]
+        scores = self.score_findings(None)
+        findings = scores if scores[0].verdict == "wrong" else [*scores, *self.mixing]
         return [finding.what for finding in findings if finding.verdict == "wrong"]
 
     def score_findings(self, mechanism: str | None) -> list[CheckFinding]:
@@ -246,10 +279,14 @@ class _Examination:
         yield "future", self.causal_findings
         yield "mask", self.all_mask_findings
         if scores[0].verdict != "wrong" and not caller.undone.mixes_tokens:
-            yield "batch", lambda: [invariance.batch_finding(caller)]
+            yield "batch", lambda: self.mixing
             yield "order", lambda: [invariance.order_finding(caller, self.is_causal(), mechanism)]
         if measurement is not None and measurable is not None:
-            yield "groups", lambda: [grouping_finding(measurable, measurement), term_finding(measurable)]
+            heads_mix = "heads" in self.wrong_properties()
+            yield "groups", lambda: [None if heads_mix else grouping_finding(measurable, measurement)]
+            yield "groups", lambda: [term_finding(measurable)]
+        if any(finding.verdict == "unknown" for finding in scores):
+            yield "channels", lambda: [invariance.channels_finding(caller)]
         yield "evaluation", lambda: [invariance.dropout_finding(caller)]
         yield "inputs", lambda: [invariance.inputs_finding(caller)]
         yield "values", lambda: [invariance.values_finding(caller)]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.diagnosis.calling import Caller, Inputs
 from regard.diagnosis.masks import Response
@@ -17,18 +17,73 @@ from regard.diagnosis.weights import close
 
 @torch.no_grad()
 def batch_finding(caller: Caller) -> CheckFinding | None:
-    """Whether one sequence of a batch changes the output of another."""
+    """Whether each sequence of a batch has the output of a run alone, whatever the others hold."""
     if caller.sizes.batch == 1:
         return None
     inputs = caller.sizes.sample(1, caller.dtype)
+    together = caller(*inputs).output
+    remedy = "Keep the batch axis: no sum, norm, softmax, roll or reshape over axis 0; transpose axes before .view."
+    mistake = "sequences of a batch mix"
+    if size := _size_of_mixing(caller, inputs, 0):
+        text = f"A change of the other sequences changes the output of a sequence by {size:.2g}."
+        return CheckFinding("batch", "wrong", text, remedy, mistake)
+    try:
+        alone = torch.cat([caller(*(x[b : b + 1] for x in inputs)).output for b in range(caller.sizes.batch)])
+    except Exception as error:  # of the user's function
+        text = f"A batch of one sequence does not run: {type(error).__name__}: {error}"
+        return CheckFinding("batch", "unknown", text, "Read the batch from q.shape[0]; no .squeeze() without its axis.")
+    if not close(together, alone):
+        text = f"A sequence alone has another output than in a batch, by {_difference(together, alone):.2g}."
+        return CheckFinding("batch", "wrong", text, remedy, mistake)
+    return CheckFinding("batch", "right", "Each sequence has the output of a run alone, whatever the others hold.")
+
+
+@torch.no_grad()
+def heads_finding(caller: Caller) -> CheckFinding | None:
+    """The mistake that one head changes the output of another; None if it is not made, or if heads have no axis."""
+    if "h" not in caller.query_axes or caller.sizes.key_heads:
+        return None
+    size = _size_of_mixing(caller, caller.sizes.sample(1, caller.dtype), 1)
+    if not size:
+        return None
+    text = f"A change of the other heads changes the output of a head by {size:.2g}."
+    remedy = "Keep the axis of heads: no sum, norm, softmax or roll over it. Talking heads mix them on purpose."
+    return CheckFinding("heads", "wrong", text, remedy, "heads mix")
+
+
+@torch.no_grad()
+def channels_finding(caller: Caller) -> CheckFinding | None:
+    """Whether a channel of the output has values of other channels; None if not, or if a module may project them."""
+    query, key, value = caller.sizes.sample(1, caller.dtype)
+    if len(caller.roles.inputs) < 3 or isinstance(caller.function, nn.Module):
+        return None
+    size = _size_of_mixing(caller, (query, key, value), 3, of_values=True)
+    if not size:
+        return None
+    text = f"A change of the other channels of the values changes a channel of the output by {size:.2g}."
+    remedy = (
+        "Right if the function projects the values. Else: no sum, norm, softmax or roll of the values over axis -1."
+    )
+    return CheckFinding("channels", "unknown", text, remedy)
+
+
+def _size_of_mixing(caller: Caller, inputs: Inputs, axis: int, of_values: bool = False) -> float:
+    """How far other entries along an axis of (B, H, n, D) change the output of one; 0 for a rounding or no change."""
+    query, key, value = inputs
     before = caller(*inputs).output
-    after = caller(*_changed(inputs, lambda x: x[1:])).output
-    if close(before[:1], after[:1]):
-        return CheckFinding("batch", "right", "A sequence does not change the output of another.")
-    size = (before[:1] - after[:1]).abs().nan_to_num().max()
-    text = f"A change of the second sequence changes the output of the first by {size:.2g}."
-    remedy = "Keep the batch axis: no sum, softmax or reshape over axis 0; transpose axes before .view."
-    return CheckFinding("batch", "wrong", text, remedy, "sequences of a batch mix")
+    sizes = [0.0]
+    for n in range(min(before.shape[axis], value.shape[axis])):
+        other = _with_others(value, axis, n)
+        others = (query, key) if of_values else (_with_others(query, axis, n), _with_others(key, axis, n))
+        after = caller(*others, other).output
+        one, same = before.select(axis, n), after.select(axis, n)
+        sizes.append(0.0 if close(one, same) else _difference(one, same))
+    return max(sizes)
+
+
+def _difference(one: Tensor, other: Tensor) -> float:
+    """The largest difference; infinite if only one of them has NaN somewhere."""
+    return float((one - other).abs().nan_to_num(torch.inf).max())
 
 
 def _changed(inputs: Inputs, part: Callable[[Tensor], Tensor]) -> Inputs:
@@ -65,7 +120,7 @@ def isolation_finding(caller: Caller) -> CheckFinding | None:
         return None
     is_square = caller.roles.is_self or caller.sizes.queries == caller.sizes.keys
     for i in range(caller.sizes.queries):
-        others = [_with_other_tokens(x, i if is_square or n == 0 else None) for n, x in enumerate(inputs)]
+        others = [_with_others(x, 2, i if is_square or n == 0 else None) for n, x in enumerate(inputs)]
         if not close(output[:, :, i], caller(others[0], others[1], others[2]).output[:, :, i]):
             return None
     text = (
@@ -78,11 +133,11 @@ def isolation_finding(caller: Caller) -> CheckFinding | None:
     return CheckFinding("other tokens", "wrong", text, remedy, "no token attends to another")
 
 
-def _with_other_tokens(x: Tensor, kept: int | None) -> Tensor:
-    """All tokens (B, H, n, D) changed, but for one."""
+def _with_others(x: Tensor, axis: int, kept: int | None) -> Tensor:
+    """Other numbers (B, H, n, D), but for one entry along an axis."""
     other = 1 - 2 * x
     if kept is not None:
-        other[:, :, kept] = x[:, :, kept]
+        other.select(axis, kept).copy_(x.select(axis, kept))
     return other
 
 

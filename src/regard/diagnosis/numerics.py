@@ -32,6 +32,9 @@ def gradient_finding(caller: Caller) -> CheckFinding:
     """Whether gradients are finite and equal to central differences along a random direction, for each input."""
     if caller.numpy:
         return CheckFinding("gradient", "unknown", "NumPy has no gradients.")
+    if not caller.takes_gradients():
+        text = "The function does not run with tensors that require a gradient."
+        return CheckFinding("gradient", "wrong", text, _DETACHED, "the gradient is detached")
     leaves: dict[str, list[Tensor]] = {}
     query, key, value = inputs = [x.requires_grad_() for x in caller.sizes.sample(8, caller.dtype)]
     for name, x in zip(caller.roles.inputs, inputs, strict=False):
