@@ -13,6 +13,7 @@ from regard.cli.app import app
 from regard.cli.check import load
 from regard.engine.formatting import size
 from regard.maps.stored import load_map, save_map
+from regard.names import OF_FIGURES
 from regard.viewer.runs import open_folder
 from regard.viewer.server import listen
 
@@ -102,3 +103,56 @@ def test_check_names_the_line_of_a_file_that_cannot_be_imported(tmp_path, code, 
     (tmp_path / "mine.py").write_text(f"import math\n{code}\n")
     with pytest.raises(rg.RegardError, match=f"could not be imported.*{words}"):
         load(f"{tmp_path / 'mine.py'}:f")
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_table_of_sinusoids_has_the_default_dtype_and_is_rounded_once(default):
+    """Beside the formula in float64; a Linear of the same default takes the sum, as tutorials write it."""
+    angle = torch.arange(700).double()[:, None] / 10_000 ** (torch.arange(0, 16, 2).double() / 16)
+    expected = torch.stack((angle.sin(), angle.cos()), -1).flatten(1)
+    torch.set_default_dtype(default)
+    try:
+        table = rg.Sinusoidal().table(torch.arange(700), 16)
+        layer = torch.nn.Linear(16, 16)
+        assert layer(torch.randn(2, 700, 16) + table).dtype == table.dtype == default
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert rg.Sinusoidal().table(torch.arange(3), 16, torch.float64).dtype == torch.float64
+    torch.testing.assert_close(table.double(), expected, rtol=0, atol=torch.finfo(default).eps / 4 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("draw", "said"),
+    [
+        (rg.heatmap, r"scale: colours go by the square root .*imshow"),
+        (rg.attend, r"scale: the factor belongs to the score: Attention\(regard\.Dot\(scale="),
+    ],
+)
+def test_the_remedy_for_scale_is_that_of_the_function(draw, said):
+    with pytest.raises(rg.RegardError, match=said) as error:
+        draw(*torch.rand(1, 3, 3), scale="linear")
+    assert ("Dot" in str(error.value)) == (draw is rg.attend)
+
+
+@pytest.mark.parametrize("name", sorted(set(OF_FIGURES) - {"scale"}))
+def test_arguments_of_other_figures_are_explained(name):
+    with pytest.raises(rg.RegardError, match=f"{name}: {OF_FIGURES[name][:12]}"):
+        rg.heatmap(torch.rand(3, 3), **{name: 3})
+
+
+def test_a_remedy_names_only_arguments_that_the_function_has():
+    with pytest.raises(rg.RegardError) as error:
+        rg.heatmap(torch.rand(3, 3), embed_dim=3, n_heads=2)
+    assert "it is called" not in str(error.value)
+
+
+def test_cross_attention_says_where_its_keys_come_from():
+    attention = rg.nn.CrossAttention(rg.Attention(), 8, 8)
+    state, states = torch.randn(2, 1, 8), torch.randn(2, 5, 8)
+    for keys in (states, None, [states]):
+        with pytest.raises(rg.RegardError, match=r"CrossAttention: keys must be .*keys = attention\.keys\(states\)"):
+            attention(state, keys)
+    keys = attention.keys(states)
+    with pytest.raises(rg.RegardError, match=r"query must be \(B, I, D\), got \(2, 8\).*query\[:, None\]"):
+        attention(state[:, 0], keys)
+    assert attention(state, keys).shape == (2, 1, 8)

@@ -95,6 +95,20 @@ OTHER_NAMES = {
     "dtype": _MODULE,
 }
 
+#: Arguments of other libraries' figures -> the same with Regard's.
+OF_FIGURES = {
+    "scale": "colours go by the square root of the weight, from 0 to vmax; for linear colours: matplotlib's "
+    "axes.imshow(weights[0, head])",
+    "cmap": "colours are fixed: dark is more; for others: matplotlib's axes.imshow(weights[0, head], cmap=...)",
+    "figsize": "make the figure yourself, and give its axes: axes=pyplot.figure(figsize=...).gca()",
+    "annot": "small maps have their numbers in the cells",
+    "vmin": "colours go from 0 to vmax",
+    "ax": "it is called axes",
+    "xticklabels": "labels are tokens=(query tokens, key tokens)",
+    "yticklabels": "labels are tokens=(query tokens, key tokens)",
+}
+_CALLED = "it is called "
+
 
 def explanation(given: Iterable[str], known: Iterable[str]) -> str:
     """A remedy for each argument that a function does not have; empty if it has all of them.
@@ -111,8 +125,9 @@ def _remedy(name: str, known: list[str]) -> str:
         return f"{name}: it is called dropout. "
     if "causal" in name and "is_causal" in known:
         return f"{name}: it is called is_causal. "
-    if name in OTHER_NAMES:
-        return f"{name}: {_placed(OTHER_NAMES[name], known)}. "
+    text = OF_FIGURES.get(name, "") if "vmax" in known else OTHER_NAMES.get(name, "")
+    if text and (not text.startswith(_CALLED) or text.removeprefix(_CALLED) in known):
+        return f"{name}: {_placed(text, known)}. "
     close = difflib.get_close_matches(name, known, n=1)
     return f"Did you mean {close[0]!r}? " if close else ""
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from regard.attention import Attention
 from regard.checks import Size, checked
+from regard.errors import RegardError
 from regard.nn.listener import Attends
 from regard.nn.projected_kv import ProjectedKV, read
 from regard.pieces import Mask
@@ -44,4 +45,12 @@ class CrossAttention(Attends):
 
     def forward(self, query: Tensor, keys: ProjectedKV, start: int = 0) -> Tensor:
         """Decoder states (B, I, D), the first at position `start`, -> contexts (B, I, C)."""
+        if not isinstance(keys, ProjectedKV):
+            raise RegardError(
+                f"CrossAttention: keys must be the result of attention.keys(states), got {type(keys).__name__}. "
+                "Once a source: keys = attention.keys(states); then context = attention(query, keys)."
+            )
+        if not isinstance(query, Tensor) or query.ndim != 3:
+            got = tuple(query.shape) if isinstance(query, Tensor) else type(query).__name__
+            raise RegardError(f"CrossAttention: query must be (B, I, D), got {got}. For one state: query[:, None].")
         return read(self, query[:, None], keys, start)[:, 0]

@@ -115,4 +115,4 @@ def _with_positions(position: Position, x: Tensor, start: int) -> Tensor:
 def _sinusoids(position: Sinusoidal, length: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The encodings of the first positions, (length, width). They are cached: computing them is slower than adding."""
     with torch.inference_mode(False):
-        return position.table(torch.arange(length, device=device), width).to(dtype)
+        return position.table(torch.arange(length, device=device), width, dtype)

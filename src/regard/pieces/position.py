@@ -293,13 +293,22 @@ class Sinusoidal(Position):
     base: float = 10_000.0
 
     def table(self, positions: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
-        """(n,) positions -> (n, width), in `dtype`; by default in the widest dtype of the device."""
+        """(n,) positions -> (n, width), rounded once to `dtype`; by default to torch's default dtype.
+
+        >>> x = torch.randn(2, 5, 8)
+        >>> torch.nn.Linear(8, 8)(x + rg.Sinusoidal().table(torch.arange(5), 8)).shape
+        torch.Size([2, 5, 8])
+        """
+        return self._sines(positions, width, widest_float(positions.device)).to(dtype or torch.get_default_dtype())
+
+    def _sines(self, positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+        """The table with angles, sines and cosines of `dtype`."""
         m = torch.arange(0, width, 2, dtype=torch.float64, device="cpu")
-        angle = angles(positions, self.base ** (-m / width), dtype or widest_float(positions.device))
+        angle = angles(positions, self.base ** (-m / width), dtype)
         return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)[:, :width]
 
     def encode(self, x: Tensor, positions: Tensor) -> Tensor:
-        return x + self.table(positions, x.shape[-1], at_least_float32(x).dtype).to(x.dtype)
+        return x + self._sines(positions, x.shape[-1], at_least_float32(x).dtype).to(x.dtype)
 
 
 @checked
