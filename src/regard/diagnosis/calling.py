@@ -165,7 +165,8 @@ class Caller:
     def takes_gradients(self) -> bool:
         """Whether the function runs with tensors that require a gradient."""
         try:
-            self(*(x.requires_grad_() for x in self.sizes.sample(0, self.dtype)))
+            query, key, value = (x.requires_grad_() for x in self.sizes.sample(0, self.dtype))
+            self(query, key, value)
         except Exception:  # of the user's function
             return False
         return True

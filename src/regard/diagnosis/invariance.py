@@ -20,7 +20,7 @@ def batch_finding(caller: Caller) -> CheckFinding | None:
     """Whether each sequence of a batch has the output of a run alone, whatever the others hold."""
     if caller.sizes.batch == 1:
         return None
-    inputs = caller.sizes.sample(1, caller.dtype)
+    query, key, value = inputs = caller.sizes.sample(1, caller.dtype)
     together = caller(*inputs).output
     remedy = "Keep the batch axis: no sum, norm, softmax, roll or reshape over axis 0; transpose axes before .view."
     mistake = "sequences of a batch mix"
@@ -28,7 +28,8 @@ def batch_finding(caller: Caller) -> CheckFinding | None:
         text = f"A change of the other sequences changes the output of a sequence by {size:.2g}."
         return CheckFinding("batch", "wrong", text, remedy, mistake)
     try:
-        alone = torch.cat([caller(*(x[b : b + 1] for x in inputs)).output for b in range(caller.sizes.batch)])
+        each = zip(query.split(1), key.split(1), value.split(1), strict=True)
+        alone = torch.cat([caller(q, k, v).output for q, k, v in each])
     except Exception as error:  # of the user's function
         text = f"A batch of one sequence does not run: {type(error).__name__}: {error}"
         return CheckFinding("batch", "unknown", text, "Read the batch from q.shape[0]; no .squeeze() without its axis.")

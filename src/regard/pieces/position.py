@@ -295,6 +295,7 @@ class Sinusoidal(Position):
     def table(self, positions: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
         """(n,) positions -> (n, width), rounded once to `dtype`; by default to torch's default dtype.
 
+        >>> import torch, regard as rg
         >>> x = torch.randn(2, 5, 8)
         >>> torch.nn.Linear(8, 8)(x + rg.Sinusoidal().table(torch.arange(5), 8)).shape
         torch.Size([2, 5, 8])
