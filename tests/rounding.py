@@ -97,7 +97,7 @@ def score_errors(problem, u):
             factor = bias.transform(torch.ones_like(total), problem.grid, None, None).abs()
             total = factor * (total + 4 * FLOAT32 * dot_norms(score, problem))
             continue
-        total = total + bias_errors(bias, problem, u * (moved + 1))
+        total = total + bias_errors(bias, problem, u * moved)
     return total
 
 
@@ -169,9 +169,9 @@ def feature_roundings(features, x):
 def bias_errors(bias, problem, u):
     query, key = (size.unsqueeze(axis) for size, axis in zip(encoded(problem)[1], (-1, -2), strict=True))
     if isinstance(bias, rg.ShawBias):
-        return (2 * u + (problem.sizes.D + 3) * FLOAT32) * query * bias.keys.norm(dim=-1).max() * abs(bias.scale)
+        return (u + (problem.sizes.D + 3) * FLOAT32) * query * bias.keys.norm(dim=-1).max() * abs(bias.scale)
     if isinstance(bias, rg.TransformerXLBias):
-        own, scale = 4 * u + (2 * bias.width + 6) * FLOAT32, bias.width**-0.5
+        own, scale = u + (2 * bias.width + 6) * FLOAT32, bias.width**-0.5
         waves = (bias.width / 2) ** 0.5 * torch.linalg.matrix_norm(bias.projection, 2)[:, None, None]
         distance = (query + bias.distance.norm(dim=-1)[..., None]) * waves
         return own * scale * (distance + key * bias.content.norm(dim=-1)[..., None])

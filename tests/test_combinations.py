@@ -78,6 +78,32 @@ def test_every_engine_stays_within_the_budget_of_its_dtype(kernel, data):
         assert ((seen.output.double() - output).abs() <= allowed).all()
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "bias", [rg.ShawBias(16, 5), rg.TransformerXLBias(2, 16)], ids=lambda bias: type(bias).__name__
+)
+@torch.no_grad()
+def test_terms_of_learned_relative_keys_are_never_rounded_to_half(bias, dtype, autocast):
+    """Large ones: a term near 30 has steps of 1/8 in bfloat16, a hundred times the budget of a weight."""
+    bias = copy.deepcopy(bias).to(dtype)
+    for parameter in bias.parameters():
+        parameter.copy_(3 * torch.randn(parameter.shape))
+    attention = rg.Attention(mask=rg.causal(), bias=bias)
+    inputs = [torch.randn(2, heads, 24, 16).to(dtype) for heads in (2, 1, 1)]
+    exact = copy.deepcopy(attention).double(), *(x.double() for x in inputs)
+    problem = Problem(*exact, rg.Positions.aligned_to_end(24, 24), Sizes.of(*exact[1:]))
+    output, allowed = budget(problem, dtype)
+    if autocast:  # as in training: parameters are float32, inputs become half
+        attention, inputs = attention.float(), [x.float() for x in inputs]
+    for engine in {"dense", "blocked", "kernel", "flex"} - set(rg.explain(attention, *inputs).refused):
+        with torch.autocast("cpu", dtype, enabled=autocast):
+            seen = rg.attend(attention, *inputs, engine=engine)
+        assert ((seen.output.double() - output).abs() <= allowed).all(), engine
+        weights = torch.from_numpy(reference(problem)[1])
+        assert (seen.weights.dense() - weights).abs().max() < 1e-3
+
+
 @pytest.mark.parametrize("mask", [rg.window(4), rg.causal() & rg.window(9), rg.dilated(3, 2), ~rg.window(2)], ids=str)
 def test_a_gap_between_keys_is_no_shift(mask):
     """Blocks whose keys differ by a shift of their indices may be other blocks where positions leave some out."""

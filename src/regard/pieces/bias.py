@@ -20,7 +20,7 @@ from regard.errors import RegardError
 from regard.pieces.grid import Grid, along_diagonals
 from regard.pieces.position import angles
 from regard.positions import Positions
-from regard.shapes import Sizes, at_least_float32, to_device, widest_float
+from regard.shapes import Sizes, at_least_float32, to_device, widest_float, without_autocast
 
 State = tuple[Tensor | None, Tensor | None]
 
@@ -212,7 +212,9 @@ class ShawBias(nn.Module, AdditiveBias):
         self.keys = nn.Parameter(torch.randn(2 * reach + 1, width) * width**-0.5)
 
     def prepare(self, query: Tensor, key: Tensor, positions: Positions) -> State:
-        return query @ (self.keys * self.scale).T.to(query.dtype), None
+        query = at_least_float32(query)
+        with without_autocast(query.device):  # terms are parts of scores, which are never in half precision
+            return query @ (self.keys.to(query.dtype) * self.scale).T, None
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         assert rows is not None
@@ -258,11 +260,12 @@ class TransformerXLBias(nn.Module, AdditiveBias):
         self.projection = nn.Parameter(torch.randn(num_heads, width, width) * width**-0.5)
 
     def prepare(self, query: Tensor, key: Tensor, positions: Positions) -> State:
-        scale = self.width**-0.5
-        repeated = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-        by_content = (repeated * self.content * scale).sum(-1, keepdim=True)
-        compared = (query + self.distance) * scale
-        return compared @ self.projection.to(compared.dtype), by_content
+        query, scale = at_least_float32(query), self.width**-0.5
+        repeated = at_least_float32(key).repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        with without_autocast(query.device):
+            by_content = (repeated * self.content * scale).sum(-1, keepdim=True)
+            compared = (query + self.distance) * scale
+            return compared @ self.projection.to(compared.dtype), by_content
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         assert rows is not None and cols is not None
