@@ -25,6 +25,7 @@ from regard.attribution.traced_run import check_model
 from regard.checks import checked
 from regard.errors import RegardError, nearest
 from regard.hf.attention_modules import ChosenLayers, attention_modules
+from regard.hf.token_labels import token_label
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def _labels(inputs: TextInputs, tokenizer: Any) -> tuple[str, ...]:
     if tokenizer is None or inputs.ids is None:
         return ()
     ids = inputs.ids[0].tolist()
-    return tuple(tokenizer.decode([number]).strip() or str(tokenizer.convert_ids_to_tokens(number)) for number in ids)
+    return tuple(token_label(tokenizer, token) for token in tokenizer.convert_ids_to_tokens(ids))
 
 
 def _test(question: Question, found: Found, tokenizer: Any, wanted: bool) -> Faithfulness | None:

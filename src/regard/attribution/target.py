@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard.attribution.inputs import TextInputs
 from regard.checks import checked
 from regard.errors import RegardError
+from regard.hf.token_labels import token_label
 
 #: A token by its id or by its text.
 Token = int | str
@@ -230,7 +231,8 @@ def _id_of_text(text: str, row: Tensor, model: nn.Module, tokenizer: Any) -> int
     single = [ids[0] for ids in pieces.values() if len(ids) == 1 and ids[0] != tokenizer.unk_token_id]
     if not single:
         parts = tokenizer.convert_ids_to_tokens(pieces[text])
-        known = tokenizer.convert_ids_to_tokens(row.topk(min(5, len(row))).indices.tolist())
+        best = tokenizer.convert_ids_to_tokens(row.topk(min(5, len(row))).indices.tolist())
+        known = (token_label(tokenizer, token) for token in best)
         raise RegardError(
             f"attribute(target={text!r}): this is no single token; the tokenizer splits it into {parts}. Give one of "
             f"them. The model finds these most probable here: {', '.join(map(repr, known))}."
@@ -245,4 +247,4 @@ def _label(token: int, logits: Tensor, model: nn.Module, tokenizer: Any) -> str:
         return f"class {names.get(token, token)!r}" if token in names else f"class {token}"
     if tokenizer is None:
         return f"token {token}"
-    return repr(tokenizer.decode([token]).strip() or tokenizer.convert_ids_to_tokens(token))
+    return repr(token_label(tokenizer, tokenizer.convert_ids_to_tokens(token)))

@@ -14,6 +14,7 @@ from regard.edits.values import Edit
 from regard.errors import RegardError
 from regard.hf.editing import edit
 from regard.hf.text_reader import TextReader
+from regard.hf.token_labels import token_label
 
 NEXT, MASKED, SENTENCE = "next token", "masked token", "sentence embedding"
 
@@ -145,4 +146,4 @@ def _states(output: Any) -> Tensor:
 
 
 def _shown(reader: TextReader, number: int) -> str:
-    return reader.tokenizer.decode([number]).replace("\n", "↵")
+    return token_label(reader.tokenizer, reader.tokenizer.convert_ids_to_tokens(number))
