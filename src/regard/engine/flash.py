@@ -18,6 +18,7 @@ from regard.pieces.grid import Grid, along_diagonals
 from regard.pieces.mask import Mask
 from regard.pieces.normalizer import LearnedSink, RowStatistic, Softmax, any_coarse
 from regard.shapes import at_least_float32, group, has_numbers, in_one_dtype
+from regard.versions import shares_key_heads
 
 
 def flash(
@@ -39,6 +40,8 @@ def flash(
         return _folded(query, key, value, scale, mask)
     out_width = value.shape[-1]
     width = max(query.shape[-1], out_width)
+    if returns_row_statistic(query):
+        key, value = (_for_all_heads(x, query) for x in (key, value))
     query, key, value = (_as_rows(_pad(x, width)) for x in (query, key, value))
     if returns_row_statistic(query):
         output, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -74,13 +77,21 @@ def flash_gradients(
         logsumexp = group(logsumexp[..., None], G)[..., 0]
         grads = flash_gradients(grad, grouped_query, key, value, output, logsumexp, scale=scale, mask=mask)
         return grads[0].reshape(query.shape), grads[1], grads[2]
-    width, out_width = query.shape[-1], value.shape[-1]
+    width, out_width, G = query.shape[-1], value.shape[-1], key.shape[1]
+    key, value = (_for_all_heads(x, query) for x in (key, value))
     padded = (_as_rows(_pad(x, max(width, out_width))) for x in (grad, query, key, value, output))
     empty = logsumexp.isneginf()  # the kernel expects 0 there
     grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         *padded, logsumexp.masked_fill(empty, 0.0), 0.0, causal, attn_mask=mask, scale=scale
     )
+    if key.shape[1] != G:  # the gradient of a shared head is the sum over its group
+        grads = grads[0], *(x.unflatten(1, (G, -1)).sum(2) for x in grads[1:])
     return grads[0][..., :width], grads[1][..., :width], grads[2][..., :out_width]
+
+
+def _for_all_heads(x: Tensor, query: Tensor) -> Tensor:
+    """Keys or values, repeated for each query head where the private kernel cannot share them."""
+    return x if shares_key_heads() else x.repeat_interleave(query.shape[1] // x.shape[1], 1)
 
 
 def _folds(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from regard.engine.dense import Dense, flops_per_pair
 from regard.engine.flash import include_sink
@@ -25,6 +25,7 @@ from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.transforms import HIDDEN_GRADIENTS
 from regard.pieces.normalizer import LearnedSink, Softmax
 from regard.shapes import at_least_float32, to_device
+from regard.versions import flex_with_logsumexp
 
 #: Queries, and keys, of a block: it is skipped, masked, or computed without a mask.
 BLOCK = 128
@@ -54,10 +55,10 @@ class Flex(Engine):
     def run(self, problem: Problem) -> Result:
         lowered = _lowered(problem)
         assert isinstance(lowered, Lowered), lowered
-        output, aux = call(problem.query.device)(*lowered.tensors, **lowered.options, return_aux=AuxRequest(lse=True))
+        output, logsumexp = flex_with_logsumexp(call(problem.query.device), *lowered.tensors, **lowered.options)
         normalizer = problem.attention.normalizer
         assert isinstance(normalizer, Softmax | LearnedSink)
-        output, logsumexp = include_sink(normalizer, output, aux.lse)
+        output, logsumexp = include_sink(normalizer, output, logsumexp)
         return Result(output.to(problem.value.dtype), (logsumexp.detach(),))
 
     def cost(self, problem: Problem) -> Cost:

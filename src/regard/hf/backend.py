@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from functools import wraps
 from importlib.util import find_spec
 from typing import Any
@@ -26,6 +25,7 @@ from regard.hf.masks.span_masks import OURS, SpanMask, spans_mask
 from regard.hf.operator_calls import call_operator, fits_operator
 from regard.pieces.normalizer import any_coarse
 from regard.shapes import in_autocast_dtype
+from regard.versions import check_register
 
 #: Masks and biases that the layers of a model share, read once per forward.
 _masks = MaskCache()
@@ -50,13 +50,9 @@ def register() -> None:
     """
     if find_spec("transformers") is None:
         raise MissingPackage("register", "transformers", "hf")
-    from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel, __version__
-    from transformers.masking_utils import sdpa_mask
+    from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-    if not {"q_length", "q_offset", "mask_function"} <= set(inspect.signature(sdpa_mask).parameters):
-        raise RegardError(
-            f"register: transformers {__version__} has another mask interface; pip install 'transformers>=5.23,<6'."
-        )
+    check_register()
     if OURS in AttentionInterface():
         return
     from regard.hf.compiled import attention_function, mark_mask_functions, mask_maker

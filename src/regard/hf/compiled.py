@@ -25,6 +25,7 @@ from regard.hf.masks.mask_tensors import Recognised
 from regard.hf.masks.span_masks import OURS
 from regard.hf.operator_calls import call_operator, fits_operator, graph_breaks, owner_of
 from regard.shapes import in_autocast_dtype
+from regard.versions import packing_function
 
 #: The code of mask functions that may be ranges of distances.
 RANGES = tuple(
@@ -138,7 +139,6 @@ def mark_mask_functions() -> None:
     are replaced by equal ones that also write down the parts of their result.
     """
 
-    @torch.compiler.substitute_in_graph(theirs.packed_sequence_compatibility_function)
     def packed(mask_function: Function, position_ids: Tensor, packed_sequence_mask: Tensor) -> Any:
         function = theirs.and_masks(
             theirs.packed_sequence_mask_function(packed_sequence_mask),
@@ -146,6 +146,9 @@ def mark_mask_functions() -> None:
         )
         function.regard_packing = (mask_function, packed_sequence_mask)
         return function
+
+    if (original := packing_function(theirs)) is not None:
+        torch.compiler.substitute_in_graph(original)(packed)
 
     @torch.compiler.substitute_in_graph(theirs.chunked_causal_mask_function)
     def chunked(chunk_size: int, left_padding: Tensor) -> Any:

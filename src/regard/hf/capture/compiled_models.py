@@ -18,6 +18,7 @@ from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.span_masks import OURS
 from regard.hf.operator_calls import owner_of
+from regard.versions import check_model
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -33,7 +34,8 @@ def _compiled_part(model: nn.Module) -> str:
 
 
 def refuse_compiled(model: nn.Module, operation: str, remedy: str = "") -> None:
-    """Raise an error if a part of the model is compiled."""
+    """Raise an error if a part of the model is compiled, or if it is of a version that cannot be observed."""
+    check_model(model, operation)
     if where := _compiled_part(model):
         raise RegardError(
             f"{operation}: {where} is compiled, and compiled code does not look up its backend again. {remedy}Use the "
@@ -44,6 +46,7 @@ def refuse_compiled(model: nn.Module, operation: str, remedy: str = "") -> None:
 
 def is_compiled(model: nn.Module) -> bool:
     """Whether a part of a model is compiled. Raises an error if its attention cannot be watched then."""
+    check_model(model, "watch")
     is_ours = getattr(getattr(model, "config", None), "_attn_implementation", None) == OURS
     if is_ours and load_fast() is not None:
         return bool(_compiled_part(model))

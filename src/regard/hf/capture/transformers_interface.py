@@ -1,13 +1,12 @@
 """`backend_calls` reports every call of an attention backend of transformers.
 
-Attention modules of transformers get their backend from `AttentionInterface.get_interface` at every call. While a
-model is watched, this method returns a wrapper, which calls the same backend and reports the call. The configuration
-and the masks stay the same, and outputs are bit-identical.
+Attention modules of transformers get their backend from a method of `AttentionInterface` at every call. While a model
+is watched, this method returns a wrapper, which calls the same backend and reports the call. The configuration and the
+masks stay the same, and outputs are bit-identical.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,15 +15,15 @@ from functools import wraps
 from typing import Any
 
 from regard.context import ContextFlag, ContextItems
-from regard.errors import RegardError
 from regard.hf.calls import Call
 from regard.hf.capture.kernel_statistic import observing
 from regard.hf.edited_calls import edited_call, editors, patched_output, run_edited
 from regard.hf.operator_calls import BackendObserver
+from regard.versions import backend_lookup
 
 
 class BackendCalls:
-    """Replaces `AttentionInterface.get_interface` while any thread observes; `inside` is True while a backend runs.
+    """Replaces the lookup of a backend while any thread observes; `inside` is True while a backend runs.
 
     The method belongs to the process. Observers and `inside` belong to a thread.
     """
@@ -38,48 +37,48 @@ class BackendCalls:
 
     @contextmanager
     def observed_by(self, observer: BackendObserver) -> Iterator[None]:
-        if sys.modules.get("transformers") is None:
-            yield
-            return
         with self.replaced(), self.observers.adding(observer):
             yield
 
     @contextmanager
     def replaced(self) -> Iterator[None]:
         """A block in which calls are reported to observers, and changed by the open edits."""
-        interface = _interface()
+        lookup = backend_lookup()
+        if lookup is None:
+            yield
+            return
         with self._lock:
             self._num_open += 1
             if self.replacement is None:
-                self._open(interface)
+                self._open(*lookup)
         try:
             yield
         finally:
             with self._lock:
                 self._num_open -= 1
                 if not self._num_open:
-                    self._close(interface)
+                    self._close(*lookup)
 
     @property
     def inside(self) -> bool:
         return bool(self._inside)
 
-    def _open(self, interface: Any) -> None:
-        original = interface.get_interface
+    def _open(self, interface: Any, method: str) -> None:
+        original = getattr(interface, method)
 
         @wraps(original)
-        def get_interface(this: Any, attn_implementation: str, default: Callable[..., Any]) -> Callable[..., Any]:
-            function = original(this, attn_implementation, default)
-            observed = self.replacement is get_interface and (self.observers or editors)
+        def find(this: Any, attn_implementation: str, *default: Any, **options: Any) -> Callable[..., Any]:
+            function = original(this, attn_implementation, *default, **options)
+            observed = self.replacement is find and (self.observers or editors)
             return self._reporting(function, attn_implementation) if observed else function
 
-        self._original = original
-        self.replacement = interface.get_interface = get_interface
+        self._original, self.replacement = original, find
+        setattr(interface, method, find)
 
-    def _close(self, interface: Any) -> None:
+    def _close(self, interface: Any, method: str) -> None:
         """Restore the method. If another package has wrapped the replacement, it stays and only passes calls on."""
-        if interface.get_interface is self.replacement:
-            interface.get_interface = self._original
+        if getattr(interface, method) is self.replacement:
+            setattr(interface, method, self._original)
         self.replacement = self._original = None
 
     def _reporting(self, function: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
@@ -100,17 +99,6 @@ class BackendCalls:
 
 
 backend_calls = BackendCalls()
-
-
-def _interface() -> Any:
-    from transformers import __version__
-    from transformers.modeling_utils import AttentionInterface
-
-    if not hasattr(AttentionInterface, "get_interface"):
-        raise RegardError(
-            f"watch: transformers {__version__} has another attention interface; pip install 'transformers>=5.23,<6'."
-        )
-    return AttentionInterface
 
 
 def _call(backend: str, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Call:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -176,8 +175,7 @@ class _Editor:
             yield
             return
         with ExitStack() as stack:
-            if sys.modules.get("transformers") is not None:
-                stack.enter_context(backend_calls.replaced())
+            stack.enter_context(backend_calls.replaced())
             stack.enter_context(module_calls.observed_by(self))
             stack.enter_context(editors.adding(self))
             stack.enter_context(attend_editors.adding(self._attend))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -51,8 +50,7 @@ def streaming(model: nn.Module, split: CacheSplit) -> Iterator[None]:
     refuse_compiled(model, "streaming")
     editor = _StreamingHeads(model, split)
     with ExitStack() as stack:
-        if sys.modules.get("transformers") is not None:
-            stack.enter_context(backend_calls.replaced())
+        stack.enter_context(backend_calls.replaced())
         stack.enter_context(editors.adding(editor))
         for module in editor.heads:
             stack.callback(module.register_forward_pre_hook(editor.keep_place, with_kwargs=True).remove)

@@ -1,0 +1,91 @@
+"""What differs between the versions of torch and of transformers: one function each, with the version where it can go.
+
+No other file tests a version. Lower bounds are in pyproject.toml; the table in docs/guides/install.md says what runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+
+#: The oldest transformers whose models are watched and edited, and the oldest for which `register` knows all masks.
+WATCHED, REGISTERED = (4, 57), (5, 15)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version, which are compared.
+
+    >>> numbers("2.13.0+cpu"), numbers("5.0.0rc1")
+    ((2, 13), (5, 0))
+    """
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+# torch
+
+
+def shares_key_heads() -> bool:
+    """Whether torch's private kernel for CPUs shares key heads; older ones read past them. Goes with torch >= 2.9."""
+    return numbers(torch.__version__) >= (2, 9)
+
+
+def flex_with_logsumexp(function: Callable[..., Any], *tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of FlexAttention. Goes with torch >= 2.9, which has `AuxRequest`."""
+    from torch.nn.attention import flex_attention
+
+    if not hasattr(flex_attention, "AuxRequest"):
+        return function(*tensors, **options, return_lse=True)
+    output, aux = function(*tensors, **options, return_aux=flex_attention.AuxRequest(lse=True))
+    return output, aux.lse
+
+
+# transformers
+
+
+def backend_lookup() -> tuple[Any, str] | None:
+    """The class of transformers that finds a backend for each call, and its method; None if there is none.
+
+    The method is `__getitem__` before 5.1: goes with transformers >= 5.1. A transformers that was not imported, that
+    cannot be imported or that is older, has no models which could be watched.
+    """
+    module = sys.modules.get("transformers")
+    try:
+        if module is None or numbers(module.__version__) < WATCHED:
+            return None
+        from transformers.modeling_utils import AttentionInterface
+    except Exception:  # a broken installation may raise anything, and models of torch do not need it
+        return None
+    return AttentionInterface, "get_interface" if hasattr(AttentionInterface, "get_interface") else "__getitem__"
+
+
+def check_model(model: nn.Module, operation: str) -> None:
+    """Refuse a model of a transformers whose attention calls cannot be observed."""
+    bases = {base.__module__.partition(".")[0] for module in model.modules() for base in type(module).__mro__}
+    if "transformers" in bases and backend_lookup() is None:
+        version = getattr(sys.modules.get("transformers"), "__version__", "(unknown)")
+        raise RegardError(
+            f"{operation}: {type(model).__name__} is a model of transformers {version}, whose attention calls cannot "
+            "be observed. Upgrade it: pip install 'transformers>=4.57,<6'."
+        )
+
+
+def check_register() -> None:
+    """Refuse `register` where the masks are others or models run their own softmax. Goes with transformers >= 5.15."""
+    from transformers import __version__
+
+    if numbers(__version__) < REGISTERED:
+        raise RegardError(
+            f"register: it needs transformers 5.15 or newer, and {__version__} is installed. rg.watch and rg.edit work "
+            "with this version. Upgrade it: pip install 'transformers>=5.15,<6'."
+        )
+
+
+def packing_function(masking_utils: Any) -> Callable[..., Any] | None:
+    """The function that makes the mask of packed documents in graphs. Goes with transformers >= 5.23, which has it."""
+    return getattr(masking_utils, "packed_sequence_compatibility_function", None)

@@ -1,0 +1,159 @@
+"""Older versions of torch and transformers, and the one file that knows about versions."""
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+import regard as rg
+from regard import versions
+from regard.engine import flash
+from regard.errors import RegardError
+from regard.hf.capture import transformers_interface
+
+SOURCE = Path(rg.__file__).parent
+VERSION_TEST = re.compile(
+    r"__version__\S*\s*[<>=]=?\s|\bversions?\.numbers\(|\bparse\(.*version|AuxRequest|\.get_interface"
+    r"|transformers import .*__version__|hasattr\((torch|transformers|AttentionInterface)\b(?!\.(ops|compiler))"
+)
+
+
+def test_versions_are_tested_in_one_file():
+    found = {p.name for p in SOURCE.rglob("*.py") for line in p.read_text().splitlines() if VERSION_TEST.search(line)}
+    assert found - {"version.py"} == {"versions.py"}  # that of Regard itself is in version.py
+
+
+def softmax_output(query, key, value):
+    """The definition, causal, with shared key heads."""
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    hidden = torch.ones(scores.shape[-2:]).triu(1).bool()
+    return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ value
+
+
+def test_key_heads_are_repeated_for_the_kernel_of_torch_2_8(monkeypatch):
+    monkeypatch.setattr(flash, "shares_key_heads", lambda: False)
+    num_heads, operators = [], torch.ops.aten
+
+    class Operators:
+        def __getattr__(self, name):
+            function = getattr(operators, name)
+
+            def run(*args, **options):
+                num_heads.append({x.shape[1] for x in args if isinstance(x, torch.Tensor) and x.ndim == 4})
+                return function(*args, **options)
+
+            return run if "flash_attention_for_cpu" in name else function
+
+    monkeypatch.setattr(torch.ops, "aten", Operators())
+    torch.manual_seed(0)
+    shapes = (2, 6, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    expected = softmax_output(*inputs)
+    grad = torch.randn_like(expected)
+    tensors = [x.detach() for x in inputs]
+    output, logsumexp = flash.flash(*tensors, scale=0.5, causal=True)
+    assert torch.allclose(output, expected, atol=1e-12)
+    ours = flash.flash_gradients(grad, *tensors, output, logsumexp, scale=0.5, causal=True)
+    theirs = torch.autograd.grad(expected, inputs, grad)
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(ours, theirs, strict=True))
+    assert num_heads == [{6}, {6}]
+
+
+@pytest.mark.parametrize("engine", ["fused", "blocked"])
+def test_shared_key_heads_equal_the_definition(engine):
+    torch.manual_seed(1)
+    inputs = [torch.randn(1, heads, 7, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
+    output = rg.attend(rg.Attention(mask=rg.causal()), *inputs, engine=engine).output
+    expected = softmax_output(*inputs)
+    assert torch.allclose(output, expected, atol=1e-12)
+    grad = torch.randn_like(output)
+    ours, theirs = torch.autograd.grad(output, inputs, grad), torch.autograd.grad(expected, inputs, grad)
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_backend_that_is_looked_up_by_getitem_is_observed(monkeypatch):
+    """transformers before 5.1: `AttentionInterface()[name]`."""
+
+    class Interface:
+        def __getitem__(self, key):
+            return lambda module, query, key, value, mask, **options: (query, None)
+
+    monkeypatch.setattr(transformers_interface, "backend_lookup", lambda: (Interface, "__getitem__"))
+    calls, observed = transformers_interface.BackendCalls(), []
+
+    class Observer:
+        def backend_called(self, call, output):
+            observed.append((call.backend, output[0]))
+
+    original, query = Interface.__getitem__, torch.ones(1, 1, 2, 2)
+    with calls.observed_by(Observer()):
+        Interface()["sdpa"](nn.Identity(), query, query, query, None)
+    assert observed[0][0] == "sdpa" and observed[0][1] is query and Interface.__getitem__ is original
+
+
+def broken_transformers(version):
+    """An old transformers, or one whose parts cannot be imported."""
+    module = ModuleType("transformers")
+    module.__version__ = version
+    return module
+
+
+@pytest.mark.parametrize("version", ["4.30.2", "4.57.1", "5.23.0", "unknown"])
+def test_models_of_torch_need_no_transformers(monkeypatch, version):
+    monkeypatch.setitem(sys.modules, "transformers", broken_transformers(version))
+    model, x = nn.MultiheadAttention(4, 2, batch_first=True).eval(), torch.randn(1, 3, 4)
+    with rg.watch(model) as seen:
+        model(x, x, x)
+    assert len(seen) == 1
+    with rg.edit(model, rg.KnockOut(rg.Where(heads=0, keys=1))), rg.watch(model) as edited:
+        model(x, x, x, need_weights=False)
+    assert (edited[next(iter(edited))].dense()[0, 0, :, 1] == 0).all()
+
+
+def test_a_model_of_a_transformers_that_is_too_old_is_refused(monkeypatch):
+    pytest.importorskip("transformers")
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8, vocab_size=9)
+    model = BertModel(config).eval()
+    monkeypatch.setitem(sys.modules, "transformers", broken_transformers("4.40.0"))
+    for operation in (lambda: rg.watch(model).__enter__(), lambda: rg.edit(model, rg.KnockOut(rg.Where(heads=0)))):
+        with pytest.raises(RegardError, match=r"BertModel is a model of transformers 4\.40\.0.*>=4\.57"):
+            operation()
+
+
+def test_register_says_which_version_it_needs(monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr(transformers, "__version__", "5.14.1")
+    with pytest.raises(RegardError, match=r"needs transformers 5\.15 or newer, and 5\.14\.1"):
+        rg.register()
+
+
+def test_encoder_decoders_that_run_their_own_softmax_are_seen_truly():
+    """T5 calls the interface since 5.15 only. Before, its weights are still those that it returns."""
+    pytest.importorskip("transformers")
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    config = T5Config(d_model=16, d_kv=8, num_heads=2, num_layers=2, d_ff=16, vocab_size=20, decoder_start_token_id=0)
+    model = T5ForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9]])
+    inputs = {"input_ids": ids, "decoder_input_ids": ids[:, :4]}
+    with rg.watch(model) as seen:
+        model(**inputs)
+    returned = model(**inputs, output_attentions=True)
+    for layer, weights in enumerate(returned.encoder_attentions):
+        assert torch.allclose(seen[f"encoder.block.{layer}.layer.0.SelfAttention"].dense(), weights, atol=1e-6)
+    for layer, weights in enumerate(returned.cross_attentions):
+        assert torch.allclose(seen[f"decoder.block.{layer}.layer.1.EncDecAttention"].dense(), weights, atol=1e-6)
+
+
+def test_versions_are_compared_by_their_first_two_numbers():
+    assert versions.numbers("4.56.2") < versions.WATCHED <= versions.numbers("4.57.6")
+    assert versions.numbers("5.9.0") < versions.REGISTERED <= versions.numbers("5.15.0.dev1")
