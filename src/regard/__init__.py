@@ -10,6 +10,7 @@ from regard.version import __version__ as __version__
 PACKAGES = ("data", "nn", "seq2seq", "viewer")
 
 importers["widget"] = lambda: import_module("regard.viewer.widget")
+importers["drawing"] = lambda: import_module("regard.drawing")
 importers["report"] = lambda: import_module("regard.viewer.report")
 
 

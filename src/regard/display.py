@@ -13,5 +13,5 @@ importers: dict[str, Callable[[], Any]] = {}
 
 
 def viewer_part(name: str) -> Any:
-    """A part of the viewer: "widget" has `show_map` and `show_watched`, "report" has `write_report`."""
+    """A part of the viewer: "widget" shows maps in a notebook, "drawing" has pictures, "report" has `write_report`."""
     return importers[name]()

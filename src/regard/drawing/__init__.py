@@ -2,6 +2,7 @@
 
 from regard.drawing.paper_figure import figure
 from regard.drawing.picture import heatmap
+from regard.drawing.shown import show
 from regard.drawing.table import weight_table
 
-__all__ = ["figure", "heatmap", "weight_table"]
+__all__ = ["figure", "heatmap", "show", "weight_table"]

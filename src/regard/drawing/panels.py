@@ -44,7 +44,7 @@ class Panels:
 
 def panels(operation: str, weights: Any, tokens: Any, head: Heads, batch: int, largest: int | None = None) -> Panels:
     """The chosen heads of one text; maps with more than `largest` queries or keys are pooled to that many cells."""
-    source = weights if isinstance(weights, AttentionMap) else _dense(operation, weights)
+    source = weights if isinstance(weights, AttentionMap) else as_weights(operation, weights)
     B, H, I, J = source.shape
     if not 0 <= batch < B:
         raise RegardError(f"{operation}: batch {batch} is out of range; the weights have a batch of {B}.")
@@ -67,7 +67,7 @@ def _names(heads: list[int]) -> list[str]:
     return [f"head {head}" for head in heads]
 
 
-def _dense(operation: str, weights: Any) -> Tensor:
+def as_weights(operation: str, weights: Any) -> Tensor:
     """Weights of any kind as a tensor (B, H, I, J)."""
     remedy = "The maps of rg.watch are seen[0], seen[1], ..., one for each layer; that of rg.attend is seen.weights."
     try:

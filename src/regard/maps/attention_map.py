@@ -429,7 +429,7 @@ class AttentionMap(ABC):
 
         `tokens` are the tokens of the keys; `queries` the tokens of the queries, if they differ.
         """
-        return viewer_part("widget").show_map(self, tokens, queries, batch)
+        return viewer_part("widget").show_maps([self], tokens, queries, batch)
 
     def __repr__(self) -> str:
         B, H, I, J = self.shape

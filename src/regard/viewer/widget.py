@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import MissingPackage, RegardError
 from regard.maps import AttentionMap
 from regard.stats import TextReading
+from regard.viewer.page import write_page
 from regard.viewer.picture_sheets import picture_sheets
+from regard.viewer.saved import save_run
 from regard.viewer.sheet import Sheet, page_folds, sheets_of
 
 if TYPE_CHECKING:
@@ -35,9 +39,12 @@ def show_texts(texts: Sequence[TextReading | Sheet]) -> Any:
     return widget_class()(sheets_of(texts))
 
 
-def show_map(weights: AttentionMap, tokens: Sequence[str] | None, queries: Sequence[str] | None, batch: int) -> Any:
-    """The widget of one map."""
-    return show_texts([_reading("Attention", {"attention": weights}, tokens, queries, batch)])
+def show_maps(
+    maps: Sequence[AttentionMap], tokens: Sequence[str] | None, queries: Sequence[str] | None, batch: int
+) -> Any:
+    """The widget of the maps of some layers."""
+    named = {"attention" if len(maps) == 1 else f"layers.{n}": weights for n, weights in enumerate(maps)}
+    return show_texts([_reading("Attention", named, tokens, queries, batch)])
 
 
 def show_attribution(
@@ -64,14 +71,42 @@ def show_watched(
     image: Any = None,
     grid: Any = None,
 ) -> Any:
-    """The widget of a watched model: one text per part. The encoder reads `tokens`, the decoder reads `targets`.
+    """The widget of a watched model: one text per part. The encoder reads `tokens`, the decoder reads `targets`."""
+    return show_texts(watched_texts(seen, tokens, targets, batch, image, grid))
 
-    A model that read an image, a video or a sound is shown with it (`picture_sheets`).
+
+def save_watched(
+    seen: WatchedAttention,
+    path: str | PathLike[str],
+    tokens: Sequence[str] | None,
+    targets: Sequence[str] | None,
+    batch: int,
+    image: Any = None,
+    grid: Any = None,
+) -> Path:
+    """The page of a watched model as one file, or as a folder for `regard view`."""
+    texts = sheets_of(watched_texts(seen, tokens, targets, batch, image, grid))
+    if not texts:
+        raise RegardError("seen.save: nothing was captured, so there is no text to show.")
+    return write_page(path, texts) if Path(path).suffix.lower() in (".html", ".htm") else save_run(path, texts)
+
+
+def watched_texts(
+    seen: WatchedAttention,
+    tokens: Sequence[str] | None,
+    targets: Sequence[str] | None,
+    batch: int,
+    image: Any = None,
+    grid: Any = None,
+) -> Sequence[TextReading | Sheet]:
+    """The texts of a watched model, one for each part.
+
+    A model that read an image, a video or a sound has it beside its text (`picture_sheets`).
 
     If a module was called several times, as in generation, the last call with exactly these tokens is shown.
     """
     if seen.inputs.is_pictured or image is not None or grid is not None:
-        return show_texts(picture_sheets(seen, tokens, targets, batch, image, grid))
+        return picture_sheets(seen, tokens, targets, batch, image, grid)
     step, decoded = _call_that_read(seen.decoder, tokens if targets is None else targets)
     readings = []
     for part, title in TITLES.items():
@@ -91,7 +126,7 @@ def show_watched(
     others = {name: seen[name] for name in seen if name not in known}
     if others:
         readings.insert(0, _reading("Model", others, tokens, None, batch, seen))
-    return show_texts(readings)
+    return readings
 
 
 def _call_that_read(view: WatchedAttention, tokens: Sequence[str] | None) -> tuple[int, Sequence[str] | None]:

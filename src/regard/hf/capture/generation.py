@@ -85,7 +85,7 @@ class Generation(WatchedAttention):
             elif joined := module.joined():
                 modules[name] = ModuleCalls(calls.part, joined, module.statistics(), calls.kind)
         super().__init__(modules, missing, seen._order, seen._verified, seen.model)
-        self.inputs, self.kept = seen.inputs, seen.kept
+        self._take(seen)
 
     @property
     def tokens(self) -> Tensor:

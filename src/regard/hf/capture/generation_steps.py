@@ -51,7 +51,7 @@ class WatchedStep(WatchedAttention):
     def __init__(self, seen: WatchedAttention, a_pass: ForwardPass, number: int, tokens: Tensor | None) -> None:
         modules = {name: _calls_of(seen._parts[name], numbers) for name, numbers in a_pass.calls.items()}
         super().__init__(modules, seen._missing, seen._order, seen._verified, seen.model)
-        self.inputs, self.kept = seen.inputs, seen.kept
+        self._take(seen)
         self.number, self.tokens, self.positions = number, tokens, a_pass.positions
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""`ModelInputs`: the images or sounds that a watched model read, and the ids of its text."""
+"""What a watched model read: the ids of its texts (`ReadTexts`), and its images or sounds (`ModelInputs`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,59 @@ from torch import Tensor, nn
 #: Inputs that a picture of the attention shows, and the inputs that say where their tokens are.
 PICTURED = ("pixel_values", "pixel_values_videos", "input_features")
 BESIDE = ("input_ids", "image_grid_thw", "video_grid_thw")
+#: Tensors of whole numbers that are no ids.
+NO_IDS = ("attention_mask", "token_type_ids", "position_ids", "labels", "decoder_attention_mask")
 NO_TEXT = torch.empty(1, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class ReadTexts:
+    """The ids (B, n) of the text that a model read, and of that of its decoder if it has one; None if unknown.
+
+    With a cache they are all ids so far.
+    """
+
+    ids: Tensor | None = None
+    target_ids: Tensor | None = None
+
+    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ReadTexts:
+        """The ids after one more call of the whole model."""
+        given = dict(zip(_parameters(type(module)), args, strict=False)) | dict(kwargs)
+        length = _cached(given.get("past_key_values"))
+        ids, targets = (given.get(name) for name in ("input_ids", "decoder_input_ids"))
+        if not _are_ids(ids):
+            ids = next((x for name, x in given.items() if _are_ids(x) and name not in NO_IDS), None)
+        if "decoder_input_ids" in given:
+            source = ids if _are_ids(given.get("input_ids")) else self.ids
+            return ReadTexts(source, _continued(self.target_ids, targets, length))
+        return ReadTexts(_continued(self.ids, ids, length), self.target_ids)
+
+
+def encoder_of(model: nn.Module) -> nn.Module | None:
+    """The encoder of a translator of transformers, which `generate` calls before the model."""
+    is_pair = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return model.get_encoder() if is_pair and hasattr(model, "get_encoder") else None  # type: ignore[operator]
+
+
+def _are_ids(tensor: object) -> bool:
+    return isinstance(tensor, Tensor) and tensor.ndim == 2 and tensor.dtype in (torch.int32, torch.int64)
+
+
+def _cached(cache: object) -> int:
+    """The number of tokens in a cache of transformers after a call; 0 without one."""
+    read = getattr(cache, "get_seq_length", None)
+    return int(read()) if read is not None else 0
+
+
+def _continued(before: Tensor | None, ids: Tensor | None, length: int) -> Tensor | None:
+    """The ids of `length` tokens, of which the last are those of this call."""
+    if not _are_ids(ids):
+        return before
+    assert ids is not None
+    earlier = length - ids.shape[1]
+    if before is None or earlier <= 0 or before.shape[1] < earlier or len(before) != len(ids):
+        return ids.detach().clone()
+    return torch.cat([before[:, :earlier], ids.detach()], 1)
 
 
 @dataclass(frozen=True, eq=False)

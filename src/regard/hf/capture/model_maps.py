@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
 from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -14,11 +16,12 @@ from regard.errors import RegardError, nearest
 from regard.hf.capture.captured_calls import ATTENTION, ModuleCalls, NotCaptured
 from regard.hf.capture.head_parts import CallParts, KeptParts
 from regard.hf.capture.kept_values import NoValues
-from regard.hf.capture.model_inputs import ModelInputs
+from regard.hf.capture.model_inputs import ModelInputs, ReadTexts
 from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.capture.patch_sources import check_steps, queries_or_keys
 from regard.hf.capture.token_ids import token_id
 from regard.hf.capture.verification import Check
+from regard.hf.token_labels import token_labels
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indices import Index, axis_index, indices
 from regard.maps.value_weighted_map import ValueWeighted
@@ -54,7 +57,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
     ) -> None:
         self._parts, self._missing, self._order, self._verified = parts, missing, order, verified
         self.model = model
-        self.inputs = ModelInputs()
+        self.inputs, self.texts, self.tokenizer = ModelInputs(), ReadTexts(), None
         self.kept: KeptParts | None = None
         self._generations: list[Callable[[WatchedAttention], Any]] = []
         self._joined: dict[int, Any] = {}
@@ -291,6 +294,16 @@ class WatchedAttention(Mapping[str, AttentionMap]):
             raise RegardError("verify: values are not kept after a call. Watch again with watch(model, verify=True).")
         return {name: self._parts[name].check for name in self.names}
 
+    def tokens_read(self, batch: int = 0) -> tuple[list[str] | None, list[str] | None]:
+        """The tokens that the model read, and those that its decoder read; None where they are not known.
+
+        Known are the ids that the watched model was called with; `watch(model, tokenizer)` makes words of them.
+        """
+        return tuple(  # type: ignore[return-value]
+            None if ids is None or self.tokenizer is None else token_labels(self.tokenizer, ids[batch].tolist())
+            for ids in (self.texts.ids, self.texts.target_ids)
+        )
+
     @torch.no_grad()
     def show(
         self,
@@ -303,14 +316,70 @@ class WatchedAttention(Mapping[str, AttentionMap]):
     ) -> Any:
         """Show every head in a notebook; needs `pip install 'regard[view]'`.
 
-        `tokens` are the tokens that the model read, `targets` the tokens of the decoder if there is one.
+        `tokens` are the tokens that the model read, `targets` the tokens of the decoder if there is one. By default
+        they are those of `watch(model, tokenizer)`.
 
         A model that read an image, a video or a sound is shown with it, under the weights. `image` is the image as
         the model read it, after resizing and cropping: a PIL image, an array (H, W, 3), a tensor (3, H, W), or a list
         of them. By default it is made from `pixel_values`. `grid` is (rows, columns) of the patches, found by itself
         for most models of transformers.
         """
-        return viewer_part("widget").show_watched(self, tokens, targets, batch, image, grid)
+        return viewer_part("widget").show_watched(self, *self._named(tokens, targets, batch), batch, image, grid)
+
+    @torch.no_grad()
+    def save(
+        self,
+        path: str | PathLike[str],
+        tokens: Sequence[str] | None = None,
+        targets: Sequence[str] | None = None,
+        batch: int = 0,
+        *,
+        image: Any = None,
+        grid: Any = None,
+    ) -> Path:
+        """Write the page of every head to one file, "attention.html", which opens without a network.
+
+        The other arguments are those of `show`. Needs `pip install 'regard[view]'`. A path without .html is a folder
+        for `regard view`, which shows texts of any length exactly.
+
+        >>> import tempfile, torch, regard as rg
+        >>> encoder = rg.nn.TransformerConfig(8, num_heads=2).encoder(layers=2).eval()
+        >>> with rg.watch(encoder) as seen:
+        ...     states = encoder(torch.randn(1, 3, 8))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     seen.save(f"{folder}/attention.html", ["a", "short", "text"]).name
+        'attention.html'
+        """
+        return viewer_part("widget").save_watched(self, path, *self._named(tokens, targets, batch), batch, image, grid)
+
+    def heatmap(self, layer: str | int, head: Any = None, **options: Any) -> Any:
+        """The heatmap of a layer, `rg.heatmap(seen[layer], tokens, head)`, with the tokens that the model read."""
+        weights, batch = self[layer], options.get("batch", 0)
+        options.setdefault("tokens", self._tokens_of(weights, batch))
+        return viewer_part("drawing").heatmap(weights, head=head, **options)
+
+    def figure(self, *, layer: int | None = None, **options: Any) -> Any:
+        """A figure for a paper, `rg.figure(seen, tokens, layer=layer)`, with the tokens that the model read."""
+        weights = self[0 if layer is None else layer]
+        options.setdefault("tokens", self._tokens_of(weights, 0))
+        return viewer_part("drawing").figure(self, layer=layer, **options)
+
+    def _named(self, tokens: Any, targets: Any, batch: int) -> tuple[Any, Any]:
+        """The tokens given, or else those that the model read."""
+        if tokens is not None or targets is not None:
+            return tokens, targets
+        return self.tokens_read(batch)
+
+    def _tokens_of(self, weights: AttentionMap, batch: int) -> Any:
+        """The tokens of the queries and keys of a map, if the numbers of tokens that were read fit."""
+        known = [names for names in self.tokens_read(batch) if names is not None]
+        keys = next((names for names in known if len(names) == weights.shape[3]), None)
+        queries = next(
+            (names[-weights.shape[2] :] for names in reversed(known) if len(names) >= weights.shape[2]), None
+        )
+        if keys is None or queries is None:
+            return None
+        return keys if weights.shape[2] == weights.shape[3] and len(known) == 1 else (queries, keys)
 
     @property
     def mismatched(self) -> dict[str, Check]:
@@ -336,9 +405,13 @@ class WatchedAttention(Mapping[str, AttentionMap]):
     def _view(self, belongs: Callable[[str], bool]) -> WatchedAttention:
         parts = {name: part for name, part in self._parts.items() if belongs(part.part)}
         view = WatchedAttention(parts, self._missing, self._order, self._verified, self.model)
-        view.inputs, view.kept = self.inputs, self.kept
+        view._take(self)
         view._generations = self._generations
         return view
+
+    def _take(self, other: WatchedAttention) -> None:
+        """What another watch knows of its model, its inputs and its values."""
+        self.inputs, self.texts, self.tokenizer, self.kept = other.inputs, other.texts, other.tokenizer, other.kept
 
     def _part(self, name: str | int) -> ModuleCalls:
         names = self.names

@@ -26,6 +26,8 @@ KEEPS = ("qk", QKV, "statistics")
 @checked
 def watch(
     model: nn.Module,
+    tokenizer: Any = None,
+    *,
     layers: int | str | Iterable[int | str] | None = None,
     keep: str = "qk",
     verify: bool | str = True,
@@ -37,6 +39,9 @@ def watch(
 
     The watch keeps queries and keys, O(n) for each layer. Weights are recomputed from them when you read a map. The
     outputs of the model are bit-identical. `layers` takes layer numbers or module paths (with * and ?).
+
+    With the `tokenizer` of the model, `seen` knows the tokens that the model read: `seen.show()`, `seen.save(path)`,
+    `seen.heatmap(layer, head)` and `seen.figure(...)` need no more.
 
     With `verify` a few rows of every call are recomputed and compared with the output of the kernel; if they differ,
     the block ends with a `RegardError`. With `verify="all"`, and for a backend that you registered, every row is
@@ -75,6 +80,16 @@ def watch(
     >>> seen[1], seen[1].attention.mask
     (AttentionMap(1 x 2 heads x 5 queries x 5 keys), causal())
     """
+    if isinstance(tokenizer, int | str | list | tuple):
+        raise RegardError(
+            f"watch(model, {tokenizer!r}): the second argument is the tokenizer. Give layers by name: "
+            f"watch(model, layers={tokenizer!r})."
+        )
+    if tokenizer is not None and not hasattr(tokenizer, "convert_ids_to_tokens"):
+        raise RegardError(
+            f"watch: the tokenizer must have convert_ids_to_tokens, as those of transformers, got "
+            f"{type(tokenizer).__name__}. Without one, give tokens later: seen.show(tokens)."
+        )
     if keep not in KEEPS:
         raise RegardError(f"watch(keep={keep!r}): keep names what is kept. {nearest(str(keep), KEEPS)}")
     if verify not in (True, False, ALL):
@@ -94,7 +109,13 @@ def watch(
             "watch(keep='qkv', keep_steps=...): the parts of heads are kept for all steps. Watch with keep='qk', or "
             "leave keep_steps out."
         )
-    return _Watch(lambda: watcher(model, chosen, verify, checked, keep == QKV, steps))
+
+    def new_watcher() -> Watcher:
+        made = watcher(model, chosen, verify, checked, keep == QKV, steps)
+        made.seen.tokenizer = tokenizer
+        return made
+
+    return _Watch(new_watcher)
 
 
 @contextmanager

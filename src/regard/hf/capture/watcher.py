@@ -38,7 +38,7 @@ from regard.hf.capture.generation_steps import GenerationRecorder, StepOptions
 from regard.hf.capture.head_parts import KeptParts
 from regard.hf.capture.kernel_statistic import row_logsumexp
 from regard.hf.capture.lazy_projection import DeferredCall
-from regard.hf.capture.model_inputs import ModelInputs, pictured_inputs
+from regard.hf.capture.model_inputs import ModelInputs, encoder_of, pictured_inputs
 from regard.hf.capture.model_maps import WatchedAttention
 from regard.hf.capture.module_frames import ModuleFrame, ReturnedWeights, ThreadState
 from regard.hf.capture.module_hooks import inside_backward, module_calls
@@ -79,6 +79,7 @@ class Watcher:
     ) -> None:
         self.model, self.chosen, self.verify, self.folds = model, chosen, verify, folds
         self.keeps_values = keeps_values
+        self.readers = {model, encoder_of(model)}
         self.masks, self.last_weights, self.hooks = MaskCache(), LastWeights(), ExitStack()
         # Paths of all modules, and which of them attend, are chosen, or may compute softmax themselves.
         self.order: list[str] = []
@@ -185,6 +186,8 @@ class Watcher:
         if self.probing:
             return
         self._keep_pictured(module, args, kwargs)
+        if module in self.readers and output is not None and not inside_backward():
+            self.seen.texts = self.seen.texts.after(module, args, kwargs)
         if self.seen.kept is not None and output is not None and not inside_backward():
             self.seen.kept.module_ended(module, args, kwargs, output)
         self._keep_returned(lambda returned: returned.caller is module)
