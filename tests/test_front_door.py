@@ -77,6 +77,9 @@ def test_tokens_of_a_generation_are_the_prompt_and_what_followed(model):
     with torch.no_grad(), rg.watch(model, Words()) as seen:
         out = model.generate(prompt, max_new_tokens=4, do_sample=False)
         assert torch.equal(seen.texts.ids, out[:, :-1])  # the last token is never read
+        pytest.importorskip("matplotlib")
+        labels = [text.get_text() for text in seen.generation.heatmap(layer=1, head=0).axes[0].get_xticklabels()]
+        assert labels == [f"w{n}" for n in out[0, :-1].tolist()]
         model(torch.tensor([[7, 8]]))
     assert seen.tokens_read()[0] == ["w7", "w8"]
 

@@ -355,13 +355,13 @@ class WatchedAttention(Mapping[str, AttentionMap]):
     def heatmap(self, layer: str | int, head: Any = None, **options: Any) -> Any:
         """The heatmap of a layer, `rg.heatmap(seen[layer], tokens, head)`, with the tokens that the model read."""
         weights, batch = self[layer], options.get("batch", 0)
-        options.setdefault("tokens", self._tokens_of(weights, batch))
+        options.setdefault("tokens", self._names_of(weights, batch))
         return viewer_part("drawing").heatmap(weights, head=head, **options)
 
     def figure(self, *, layer: int | None = None, **options: Any) -> Any:
         """A figure for a paper, `rg.figure(seen, tokens, layer=layer)`, with the tokens that the model read."""
         weights = self[0 if layer is None else layer]
-        options.setdefault("tokens", self._tokens_of(weights, 0))
+        options.setdefault("tokens", self._names_of(weights, 0))
         return viewer_part("drawing").figure(self, layer=layer, **options)
 
     def _named(self, tokens: Any, targets: Any, batch: int) -> tuple[Any, Any]:
@@ -370,7 +370,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
             return tokens, targets
         return self.tokens_read(batch)
 
-    def _tokens_of(self, weights: AttentionMap, batch: int) -> Any:
+    def _names_of(self, weights: AttentionMap, batch: int) -> Any:
         """The tokens of the queries and keys of a map, if the numbers of tokens that were read fit."""
         known = [names for names in self.tokens_read(batch) if names is not None]
         keys = next((names for names in known if len(names) == weights.shape[3]), None)
