@@ -28,10 +28,10 @@ SHORT = "'L5.H3: it -> animal' (heads: queries -> keys)"
 class Where:
     """The pairs that an edit changes: layers x heads x queries x keys. A part that is None selects all.
 
-    Every part is a number, a slice, a name, or a list of them. `layers` are the numbers in module paths, or the paths
-    themselves (with * and ?). `heads` are numbers, or names such as "L5.H3", which select their layer too. `queries`
-    and `keys` are numbers of tokens in the whole sequence, from 0 on, or words of the text; the second "it" is "it#2".
-    A word of several tokens selects all of them. A slice without an end also selects tokens that are generated later.
+    Every part is a number, a slice, a name, or a list of them. `layers` are numbers of layers, or module
+    paths (with * and ?). `heads` are numbers, or names such as "L5.H3", which select their layer too. `queries` and
+    `keys` are numbers of tokens in the whole sequence, from 0 on, or words of the text; the second "it" is "it#2". A
+    word of several tokens selects all of them. A slice without an end also selects tokens that are generated later.
     `roles` are names of roles ("induction"): the heads that have one. Words and roles are looked up when the edit
     begins: `rg.edit(model, edit, tokens=..., roles=...)`. `rg.where` reads the same from a short text.
 

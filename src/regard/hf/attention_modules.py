@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from types import CodeType, FunctionType
@@ -17,7 +17,7 @@ from regard.attention_output import attend
 from regard.closures import closure_values
 from regard.errors import RegardError, nearest
 from regard.nn import Attends
-from regard.stats.numbering import layer_number
+from regard.stats.numbering import layer_number, layer_paths
 
 #: Names of projections that attention modules have; W_a, U_a and v_a are those of additive scores.
 PROJECTION = re.compile(r"(^|_)(w?(q|k|v|qkv|kv|query|key|value|c_attn|attn)|[wuv]_?a)(_|$|\d)", re.IGNORECASE)
@@ -34,7 +34,12 @@ BASES = ("torch", "transformers.modeling_utils", "transformers.generation", "reg
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Module path -> module, for all modules that seem to compute attention; not all of them can be captured."""
-    return {name: module for name, module in model.named_modules() if _attends(module)}
+    return with_numbers({name: module for name, module in model.named_modules() if _attends(module)})
+
+
+def with_numbers(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """The same modules by paths that know the number of their layer."""
+    return dict(zip(layer_paths(modules).values(), modules.values(), strict=True))
 
 
 def _attends(module: nn.Module) -> bool:
@@ -147,10 +152,10 @@ class ChosenLayers:
 
     def check(self, names: Iterable[str], attending: Iterable[str]) -> None:
         """Refuse a layer that the model does not have."""
-        names = list(names)
+        names, attending = list(names), list(attending)
         for layer in self.layers or ():
-            if not any(_matches(layer, name) for name in names):
-                known = sorted({n for n in map(layer_number, names) if n is not None})
+            if not any(_matches(layer, name) for name in (attending if isinstance(layer, int) else names)):
+                known = sorted({n for n in map(layer_number, attending) if n is not None})
                 listed = f"It has layers {', '.join(map(str, known))}."
                 remedy = listed if isinstance(layer, int) else nearest(layer, attending)
                 raise RegardError(f"watch(layers=...): the model has no layer {layer!r}. {remedy}")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from regard.checks import checked
 from regard.errors import RegardError
+
+NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+#: Names of lists of layers.
+COUNTED = re.compile(r"(layer|block|stage)s?$|^h$")
 
 
 def head_name(layer: int, head: int) -> str:
@@ -18,29 +23,70 @@ def head_name(layer: int, head: int) -> str:
     return f"L{layer}.H{head}"
 
 
+class LayerPath(str):
+    """A module path with the number of its layer among all attention modules of its model."""
+
+    number: int | None
+
+
 @checked
 def layer_number(name: str) -> int | None:
-    """The first number in a module path: "encoder.layer.3.attention.self" -> 3.
+    """The number of the layer in a module path: "encoder.layer.3.attention.self" -> 3.
+
+    It is the number that counts layers, not the place in a wrapper or in a layer: "0.model.layer.3.attention" -> 3.
+    `layer_numbers` reads it from the paths of all layers, which decide where one path alone does not.
 
     >>> layer_number("encoder.layer.3.attention.self"), layer_number("cross_attention")
     (3, None)
     """
-    return next((int(part) for part in name.split(".") if part.isdigit()), None)
+    if isinstance(name, LayerPath):
+        return name.number
+    parts = name.split(".")
+    found = [(before, int(part)) for before, part in pairwise(["", *parts]) if part.isdigit()]
+    counting = [number for before, number in found if COUNTED.search(before)]
+    named = [number for before, number in found if before and not before.isdigit()]
+    return next(iter([*counting, *named, *(number for _, number in found)]), None)
+
+
+def layer_paths(names: Iterable[str]) -> dict[str, LayerPath]:
+    """The paths of all attention modules of a model, each with the number of its layer.
+
+    Modules whose paths differ in numbers only are siblings. The number that differs between siblings counts layers. If
+    several numbers differ (blocks within stages), siblings are counted 0, 1, 2, ... in their order.
+
+    >>> [path.number for path in layer_paths(["0.bert.layer.0.attention", "0.bert.layer.1.attention"]).values()]
+    [0, 1]
+    >>> [path.number for path in layer_paths(["stages.0.blocks.0", "stages.1.blocks.0", "stages.1.blocks.1"]).values()]
+    [0, 1, 2]
+    """
+    paths = {name: LayerPath(name) for name in names}
+    families: dict[str, list[str]] = {}
+    for name in paths:
+        families.setdefault(NUMBER.sub("#", name), []).append(name)
+    for family in families.values():
+        columns = zip(*(map(int, NUMBER.findall(name)) for name in family), strict=True)
+        differing = [column for column in columns if len(set(column)) > 1]
+        counts = differing[0] if len(differing) == 1 else range(len(family))
+        for name, count in zip(family, counts, strict=True):
+            paths[name].number = count if differing else layer_number(name)
+    return paths
 
 
 @checked
 def layer_numbers(names: Iterable[str], given: Sequence[int] | None = None) -> list[int]:
-    """The numbers of layers: `given` if it is not None, else the numbers in their module paths.
+    """The numbers of layers: `given` if it is not None, else the numbers in their module paths (`layer_paths`).
 
-    If a path has no number, or the numbers do not rise (an encoder and a decoder, blocks within
-    stages), the layers are numbered 0, 1, 2, ... in their order.
+    If a path has no number, or the numbers do not rise (an encoder and a decoder), the layers are numbered 0, 1, 2, ...
+    in their order.
 
     >>> layer_numbers(["encoder.layer.4.attention.self", "encoder.layer.5.attention.self"])
     [4, 5]
     >>> layer_numbers(["encoder.layers.0.self_attn", "decoder.layers.0.self_attn"])
     [0, 1]
     """
-    in_paths = [layer_number(name) for name in names]
+    names = list(names)
+    read = layer_paths(name for name in names if not isinstance(name, LayerPath))
+    in_paths = [layer_number(read.get(name, name)) for name in names]
     if given is not None:
         if len(given) != len(in_paths):
             raise RegardError(

@@ -28,6 +28,7 @@ from regard.hf.attention_modules import (
     may_compute_weights,
     part_of,
     parts_of_torch_layers,
+    with_numbers,
 )
 from regard.hf.calls import NO_NUMBERS, Call, MaskCache, Untranslatable, translate
 from regard.hf.capture.captured_calls import Capture, ModuleCalls, ModuleMap, SharedKeys
@@ -106,12 +107,12 @@ class Watcher:
 
     def _read_names(self) -> dict[str, nn.Module]:
         """Read module paths and attention modules. A model may replace its modules while it runs (BigBird)."""
+        self.modules = dict(self.model.named_modules())
         attending = attention_modules(self.model)
-        self.names = {module: name for name, module in self.model.named_modules()}
-        self.modules = {name: module for module, name in self.names.items()}
-        attending |= {name: module for name, module in self.modules.items() if is_recurrent(module)}
-        self.order[:] = self.modules
+        attending = with_numbers({n: m for n, m in self.modules.items() if n in attending or is_recurrent(m)})
         self.attending = {module: name for name, module in attending.items()}
+        self.names = {module: self.attending.get(module, name) for name, module in self.modules.items()}
+        self.order[:] = self.names.values()
         self.candidates = {name: module for name, module in attending.items() if name in self.chosen}
         return attending
 

@@ -138,8 +138,8 @@ class _Editor:
         self.model, self.run = model, EditedRun(edits)
         self.num_tokens = len(tokens) if tokens is not None and _names_words(edits) else None
         self.edits = [replace(part, where=part.where.found(tokens, targets, roles)) for part in edits.parts]  # type: ignore
-        self.names = {module: name for name, module in model.named_modules()}
         self.attending = {module: name for name, module in attention_modules(model).items()}
+        self.names = {module: self.attending.get(module, name) for name, module in model.named_modules()}
         self.selected = {
             module for module, name in self.attending.items() if any(_selects(part.where, name) for part in self.edits)
         }
