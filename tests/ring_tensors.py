@@ -110,7 +110,8 @@ def each_rank_chooses_the_keys_of_its_queries():
             selection, given = rg.TokenIndexer(4), index | {"index_weights": some(2, n, 3, seed=5)}
         else:
             selection, given = rg.BlockIndexer(size, 2), index | {"index_query": index["index_query"][:, :2]}
-        attention = rg.Attention(position=rg.RoPE(6), mask=rg.causal(), selection=selection)
+        mask = rg.causal() if size == 1 else rg.causal() & rg.documents([6, 9])  # blocks begin anew at 6
+        attention = rg.Attention(position=rg.RoPE(6), mask=mask, selection=selection)
         one, own = [t.clone().requires_grad_() for t in inputs], [ring.share(t).requires_grad_() for t in inputs]
         whole = rg.attend(attention, *one, **given)
         shared = {name: ring.share(t, axis=places[name]) for name, t in given.items()}

@@ -12,16 +12,18 @@ from regard.composites.composite import Call, Composite
 from regard.maps.attention_map import AttentionMap
 from regard.maps.key_group_map import KeyGroupMap
 from regard.pieces import causal
+from regard.pieces.grid import Grid
 from regard.pieces.key_groups import KeyGroups
 from regard.pieces.mask import Mask, sees_no_later_key
+from regard.shapes import Sizes
 
 
 @checked
 class Grouped(Composite):
     """output_i = sum_m w_im (C v)_m: an attention to the keys of M groups, each a sum of tokens.
 
-    The map is over tokens, W C, and its `by_group` is W. The mask compares the position of a query with that of a
-    group.
+    The map is over tokens, W C, and its `by_group` is W. The mask is one of tokens: a query attends to a group if the
+    mask shows it all tokens of the group.
 
     >>> import torch, regard as rg
     >>> q, k, v = torch.randn(3, 1, 2, 12, 8)
@@ -42,11 +44,14 @@ class Grouped(Composite):
         return causal() if sees_no_later_key(self.attention.mask) else None
 
     def run(self, call: Call) -> tuple[Tensor, AttentionMap]:
-        self.groups.check(call.key.shape[2], self.attention.mask)
-        key, value = self.groups.keys(call.key), self.groups.values(call.value)
-        positions = self.groups.positions(call.positions, key.shape[2])
-        seen = call.attend(self.attention, call.query, key, value, positions)
-        return seen.output, KeyGroupMap(seen.weights, self.groups, call.positions)
+        sizes, mask = Sizes.of(call.query, call.key, call.value), self.attention.mask
+        self.groups.check(sizes.J, mask)
+        grid = Grid.whole(call.positions, sizes.B, sizes.H, sizes.I, call.key.device)
+        groups, of_groups = self.groups.visible(mask, sizes, grid)
+        attention = self.attention if of_groups is mask else self.attention.with_mask(of_groups)
+        key, value = groups.keys(call.key), groups.values(call.value)
+        seen = call.attend(attention, call.query, key, value, groups.positions(call.positions, key.shape[2]))
+        return seen.output, KeyGroupMap(seen.weights, groups, call.positions)
 
     def __repr__(self) -> str:
         return f"Grouped({self.attention!r}, {self.groups!r})"

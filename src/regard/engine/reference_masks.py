@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from regard.errors import RegardError
-from regard.pieces import chosen, mask, mask_data, neighborhoods, trees
+from regard.pieces import chosen, key_groups, mask, mask_data, neighborhoods, trees
 
 Array = np.ndarray[Any, Any]
 
@@ -182,4 +182,14 @@ def _(piece: chosen.chosen_keys, place: Place) -> Array:
     heads = ids.shape[1] if piece.num_heads is None else piece.num_heads
     head = place.h // (heads // ids.shape[1]) if ids.shape[1] > 1 else 0
     rows = ids[place.b % len(ids), head, place.i.ravel() - piece.start]
-    return np.array([np.isin(place.j.ravel() // piece.size, row) for row in rows]).reshape(len(rows), -1)
+    j, blocks = place.j.ravel(), piece.blocks
+    block = j // piece.size if blocks is None else blocks.cpu().numpy()[place.b % len(blocks), j]
+    return np.array([np.isin(block, row) for row in rows]).reshape(len(rows), -1)
+
+
+@attends.register
+def _(piece: key_groups.GroupMask, place: Place) -> Array:
+    last, tokens, is_own = (x.cpu().numpy() for x in (piece.last, piece.tokens, piece.is_own))
+    entry, columns = place.b % len(tokens), np.searchsorted(last, place.j.ravel())
+    each = [attends(piece.mask, replace(place, j=x[None])) for x in tokens[entry, columns].T]
+    return np.logical_and.reduce(each) & is_own[entry, columns]

@@ -14,11 +14,11 @@ from regard.errors import RegardError
 from regard.live import keeping
 from regard.maps.attention_map import AttentionMap
 from regard.maps.gradients import LiveRows, Rows, given, joined_rows
-from regard.maps.indices import Index
+from regard.maps.indices import Index, indices
 from regard.pieces import causal
 from regard.pieces.contents import take_apart, tensor_snapshot
 from regard.pieces.grid import Grid
-from regard.pieces.key_groups import KeyGroups
+from regard.pieces.key_groups import GroupMask, KeyGroups
 from regard.pieces.mask import sees_no_later_key
 from regard.positions import Positions
 from regard.spans import Spans
@@ -45,7 +45,8 @@ class KeyGroupMap(AttentionMap):
         self.groups: KeyGroups = skeleton.around(self._tensors)
         grid = by_group.grid
         self.grid = Grid(grid.batch, grid.head, grid.query, positions.key(grid.device), positions)
-        is_causal = sees_no_later_key(by_group.attention.mask)
+        mask = by_group.attention.mask
+        is_causal = sees_no_later_key(mask.mask if isinstance(mask, GroupMask) else mask)
         self.attention = Attention(mask=causal() if is_causal else None)
 
     @cached_property
@@ -78,7 +79,8 @@ class KeyGroupMap(AttentionMap):
     def select(self, batch: Index, head: Index) -> KeyGroupMap:
         """The map of some batch entries and heads (indices), still lazy."""
         with keeping(self.carries_gradients):
-            return KeyGroupMap(self.by_group.select(batch, head), self.groups, self.positions)
+            groups = self.groups.select(indices("weights.select", "batch", batch, self.shape[0]))
+            return KeyGroupMap(self.by_group.select(batch, head), groups, self.positions)
 
     @property
     def carries_gradients(self) -> bool:

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from regard.checks import Count, Size, checked
 from regard.errors import RegardError
@@ -45,6 +46,8 @@ class chosen_keys(Mask):
     size: Size = 1
     num_heads: Size | None = None
     start: Count = 0
+    #: The block of each position, (B or 1, n), if blocks begin anew with each document; None: position // size.
+    blocks: Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         ids = self.ids
@@ -68,11 +71,10 @@ class chosen_keys(Mask):
         object.__setattr__(self, "ids", ids.sort(-1).values)
 
     @staticmethod
-    def of_sorted(ids: Tensor, size: int, num_heads: int, start: int) -> chosen_keys:
+    def of_sorted(ids: Tensor, size: int, num_heads: int, start: int, blocks: Tensor | None = None) -> chosen_keys:
         """The mask of new ids, int32, that are sorted and hold `NO_ID` at the end: without a copy."""
         mask = object.__new__(chosen_keys)
-        for name, value in (("ids", ids), ("size", size), ("num_heads", num_heads), ("start", start)):
-            object.__setattr__(mask, name, value)
+        vars(mask).update(ids=ids, size=size, num_heads=num_heads, start=start, blocks=blocks)
         return mask
 
     @property
@@ -81,6 +83,8 @@ class chosen_keys(Mask):
 
     def allowed(self, grid: Grid) -> Tensor:
         ids = self._rows(grid)
+        if self.blocks is not None:
+            return self._in_blocks(ids, to_device(self.blocks, grid.device), grid)
         blocks, inverse = torch.unique(grid.key // self.size, return_inverse=True)
         if not len(blocks):
             return torch.zeros(*ids.shape[:3], 0, dtype=torch.bool, device=grid.device)
@@ -90,6 +94,15 @@ class chosen_keys(Mask):
         flags = flags.scatter_(3, place, True)[..., :-1]
         return flags if len(blocks) == len(inverse) and self._ascends(grid.key) else flags[..., inverse]
 
+    @staticmethod
+    def _in_blocks(ids: Tensor, blocks: Tensor, grid: Grid) -> Tensor:
+        """The same for blocks that are given for each position."""
+        count = int(blocks.max()) + 1 if blocks.numel() else 0
+        flags = torch.zeros(*ids.shape[:3], count + 1, dtype=torch.bool, device=grid.device)
+        flags.scatter_(3, ids.long().clamp_(max=count), True)
+        of_keys = (blocks if len(blocks) == 1 else blocks[grid.batch])[:, None, None, grid.key]
+        return flags[..., :count].gather(3, of_keys.expand(*flags.shape[:3], -1))
+
     def any_allowed(self, start: int, stop: int) -> Spans:
         ids = self._on_host[:, :, max(start - self.start, 0) : max(stop - self.start, 0)]
         return self._keys(self._counts(ids) > 0).gaps_up_to(SHORT_GAP)
@@ -98,13 +111,18 @@ class chosen_keys(Mask):
         if start < self.start or stop - self.start > self.ids.shape[2]:
             return EMPTY
         ids = self._on_host[:, :, start - self.start : stop - self.start]
-        return self._keys(self._counts(ids) == ids.shape[:3].numel()) if ids.numel() else EMPTY
+        return self._keys(self._counts(ids) == ids.shape[:3].numel(), for_all=True) if ids.numel() else EMPTY
 
     def of_entry(self, entry: int) -> Mask:
-        return self._with(self.ids[entry : entry + 1]) if self.batched else self
+        return self.select(torch.tensor([entry], device="cpu"))
 
     def select(self, index: Tensor) -> Mask:
-        return self._with(self.ids.index_select(0, index.to(self.ids.device))) if self.batched else self
+        if not self.batched:
+            return self
+        ids, blocks = (
+            x if x is None or len(x) == 1 else x.index_select(0, index.to(x.device)) for x in (self.ids, self.blocks)
+        )
+        return chosen_keys.of_sorted(ids, self.size, self.num_heads, self.start, blocks)  # type: ignore[arg-type]
 
     def own_sizes(self) -> tuple[int | None, int | None]:
         heads = self.ids.shape[1]
@@ -127,9 +145,6 @@ class chosen_keys(Mask):
         what = "keys" if self.size == 1 else f"blocks of {self.size} keys"
         return f"chosen_keys(at most {self.ids.shape[3]} {what} a query, ids {tuple(self.ids.shape)})"
 
-    def _with(self, ids: Tensor) -> chosen_keys:
-        return chosen_keys.of_sorted(ids, self.size, self.num_heads, self.start)  # type: ignore[arg-type]
-
     def _rows(self, grid: Grid) -> Tensor:
         """The ids of a tile, (B or 1, heads of the tile or 1, I, K)."""
         ids = to_device(self.ids, grid.device)[:, :, grid.query - self.start]
@@ -147,8 +162,12 @@ class chosen_keys(Mask):
     def _ascends(keys: Tensor) -> bool:
         return bool((keys.diff() > 0).all())
 
-    def _keys(self, flags: Tensor) -> Spans:
-        """Key positions of the blocks that are flagged, by number."""
+    def _keys(self, flags: Tensor, for_all: bool = False) -> Spans:
+        """Key positions of the blocks that are flagged, by number: in some entry, or in all."""
+        if self.blocks is not None:
+            blocks = self.blocks.cpu()
+            flagged = F.pad(flags, (0, max(0, int(blocks.max()) + 1 - len(flags))))[blocks]
+            return Spans.where(flagged.all(0) if for_all else flagged.any(0))
         return Spans(tuple((first * self.size, last * self.size) for first, last in Spans.where(flags)))
 
     @cached_property

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from regard.checks import Size, checked
 from regard.errors import RegardError
-from regard.pieces.mask import Mask
+from regard.pieces.grid import Grid
+from regard.pieces.mask import Composed, Mask, causal, conjuncts
+from regard.pieces.token_ranks import TokenRanks
 from regard.positions import Positions
-from regard.shapes import at_least_float32, to_device
+from regard.shapes import Sizes, at_least_float32, to_device
 from regard.spans import EMPTY, Spans
 
 
@@ -49,6 +51,14 @@ class KeyGroups(ABC):
         """The positions of queries and groups. By default groups have none, so only masks of all keys are possible."""
         return Positions.aligned_to_end(num_groups, num_groups)
 
+    def visible(self, mask: Mask | None, sizes: Sizes, grid: Grid) -> tuple[KeyGroups, Mask | None]:
+        """The groups of a call with this mask of tokens, and the mask of these groups."""
+        return self, mask
+
+    def select(self, batch: Tensor) -> KeyGroups:
+        """The groups of some batch entries."""
+        return self
+
     def check(self, num_keys: int, mask: Mask | None) -> None:
         """Refuse a number of keys, or a mask that needs positions of groups."""
         if mask is not None:
@@ -64,7 +74,9 @@ class MeanGroups(KeyGroups):
     """Group m is the mean of the `size` tokens from m `stride` on; by default groups do not overlap.
 
     The position of a group is that of its last token, so with `regard.causal()` no query attends to a later token.
-    Tokens after the last whole group are in no group.
+    Tokens after the last whole group are in no group. A query attends to a group if the mask shows it all tokens of the
+    group. Groups begin anew with each packed document, and padding is in none of them: a document among others, or a
+    padded text, has the groups that it has alone, as in flash-linear-attention.
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 6, 4)
@@ -103,8 +115,112 @@ class MeanGroups(KeyGroups):
         last = positions.keys.tensor()[self.size - 1 :: self.step][:num_groups].tolist()
         return Positions(positions.start, Spans.union((j, j + 1) for j in last) if last else EMPTY)
 
+    def visible(self, mask: Mask | None, sizes: Sizes, grid: Grid) -> tuple[KeyGroups, Mask | None]:
+        """The groups themselves with causal masks; otherwise the groups that a part of the mask cannot cut."""
+        if mask is None or all(isinstance(part, causal) for part in conjuncts(mask)):
+            return self, mask
+        assert grid.positions is not None
+        mask.check(sizes, grid.positions)
+        ranks = TokenRanks.of(mask, grid)
+        real, rank = torch.broadcast_tensors(ranks.is_real, ranks.rank)
+        ends = real & (rank + 1 >= self.size) & ((rank + 1 - self.size) % self.step == 0)
+        last = ends.any(0).nonzero().flatten()
+        first = (real.cumsum(1) - self.size)[:, last]
+        of_real = (~real).int().argsort(dim=1, stable=True)  # the real tokens of each entry in their order
+        numbers = (first[:, :, None] + torch.arange(self.size, device=grid.device)).clamp(min=0).flatten(1)
+        tokens = of_real.gather(1, numbers).unflatten(1, (-1, self.size))
+        return TokenGroups(tokens, last), GroupMask(mask, grid.key[last], grid.key[tokens], ends[:, last])
+
     def check(self, num_keys: int, mask: Mask | None) -> None:
         """Accept any number of keys and any mask."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenGroups(KeyGroups):
+    """Group m is the mean of the keys `tokens`, indices (B or 1, M, size); `last` has the last of all entries, (M,)."""
+
+    tokens: Tensor
+    last: Tensor
+
+    def keys(self, x: Tensor) -> Tensor:
+        index = self.tokens.flatten(1)[:, None, :, None].expand(len(x), x.shape[1], -1, x.shape[3])
+        return at_least_float32(x).gather(2, index).unflatten(2, self.tokens.shape[1:]).mean(3).to(x.dtype)
+
+    def unfolded(self, weights: Tensor, columns: Tensor, num_keys: int) -> Tensor:
+        index = to_device(self.tokens, weights.device).flatten(1)[:, None, None].expand(*weights.shape[:3], -1)
+        size = self.tokens.shape[2]
+        tokens = weights.new_zeros(*weights.shape[:3], num_keys)
+        tokens = tokens.scatter_add(3, index, weights.repeat_interleave(size, 3) / size)
+        return tokens[..., to_device(columns, weights.device)]
+
+    def positions(self, positions: Positions, num_groups: int) -> Positions:
+        return Positions(positions.start, positions.at(Spans.union((j, j + 1) for j in self.last.tolist())))
+
+    def select(self, batch: Tensor) -> KeyGroups:
+        tokens = self.tokens
+        return self if len(tokens) == 1 else TokenGroups(tokens[to_device(batch, tokens.device)], self.last)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupMask(Composed):
+    """A query may attend to a group of its entry if `mask` shows it all tokens of the group.
+
+    `last` has the position of the last token of each group, (M,), `tokens` those of all its tokens, (B or 1, M, size).
+    Entries may have different groups: `is_own` tells which, (B or 1, M).
+    """
+
+    mask: Mask
+    last: Tensor
+    tokens: Tensor
+    is_own: Tensor
+    relative = False  # type: ignore[assignment]
+    keys_only = False  # type: ignore[assignment]
+
+    @property
+    def parts(self) -> tuple[Mask]:
+        return (self.mask,)
+
+    @property
+    def batched(self) -> bool:  # type: ignore[override]
+        return len(self.tokens) != 1 or self.mask.batched
+
+    def allowed(self, grid: Grid) -> Tensor:
+        last, tokens, is_own = (to_device(x, grid.device) for x in (self.last, self.tokens, self.is_own))
+        groups, entries = torch.searchsorted(last, grid.key), grid.batch if len(tokens) > 1 else slice(None)
+        tokens, is_own = tokens[entries][:, groups], is_own[entries][:, groups]
+        keys, place = tokens.unique(return_inverse=True)
+        flags = self.mask.allowed(replace(grid, key=keys, positions=None))
+        flags = flags.expand(max(len(flags), len(tokens)), -1, -1, len(keys))
+        place = place.flatten(1)[:, None, None].expand(*flags.shape[:3], -1)
+        return flags.gather(3, place).unflatten(3, tokens.shape[1:]).all(4) & is_own[:, None, None]
+
+    def any_allowed(self, start: int, stop: int) -> Spans:
+        return self._groups(self._inside(self.mask.any_allowed(start, stop)).any(0))
+
+    def all_allowed(self, start: int, stop: int) -> Spans:
+        return self._groups(self._inside(self.mask.all_allowed(start, stop)).all(0))
+
+    def _inside(self, tokens: Spans) -> Tensor:
+        """The groups of each entry all of whose tokens are in the spans, (B or 1, M)."""
+        edges = torch.tensor(tokens.intervals, dtype=torch.int64, device=self.tokens.device).flatten()
+        return (torch.bucketize(self.tokens, edges, right=True) % 2 == 1).all(2) & self.is_own
+
+    def _groups(self, flags: Tensor) -> Spans:
+        """One interval for each run of groups."""
+        last = self.last.tolist()
+        return Spans(tuple((last[first], last[stop - 1] + 1) for first, stop in Spans.where(flags)))
+
+    def check(self, sizes: Sizes, positions: Positions) -> None:
+        """The mask was checked with the tokens."""
+
+    def of_entry(self, entry: int) -> Mask:
+        return self
+
+    def select(self, index: Tensor) -> Mask:
+        tokens, is_own = (
+            x if len(x) == 1 else x.index_select(0, to_device(index, x.device)) for x in (self.tokens, self.is_own)
+        )
+        return GroupMask(self.mask.select(index), self.last, tokens, is_own)
 
 
 @checked

@@ -41,10 +41,15 @@ class SameGroup(Mask):
         object.__setattr__(self, "groups", own_copy(self.groups))
 
     def allowed(self, grid: Grid) -> Tensor:
+        of_query, of_key = self.numbers(grid)
+        of_query = of_query[:, None, :, None]
+        return (of_query == of_key[:, None, None]) & (of_query >= 0)
+
+    def numbers(self, grid: Grid) -> tuple[Tensor, Tensor]:
+        """The group of each query and of each key of a tile, (B or 1, I) and (B or 1, J)."""
         groups = self.groups.to(grid.device)
         groups = groups if len(groups) == 1 else groups[grid.batch]
-        of_query, of_key = groups[:, grid.query][:, None, :, None], groups[:, grid.key][:, None, None]
-        return (of_query == of_key) & (of_query >= 0)
+        return groups[:, grid.query], groups[:, grid.key]
 
     def any_allowed(self, start: int, stop: int) -> Spans:
         first, last, _, _ = self._ends

@@ -20,7 +20,8 @@ from regard.checks import Count, Size, checked
 from regard.errors import RegardError
 from regard.pieces.chosen import NO_ID, chosen_keys
 from regard.pieces.grid import Grid
-from regard.pieces.mask import Mask, conjuncts
+from regard.pieces.key_blocks import KeyBlocks
+from regard.pieces.mask import Mask
 from regard.positions import Positions
 from regard.shapes import Sizes, at_least_float32, grouped_scores
 from regard.spans import Spans
@@ -85,7 +86,7 @@ class Candidates:
             keys &= self.positions.columns(self.mask.any_allowed(*self._ends(rows)))
         return slice(*keys.hull().intervals[0]) if keys else slice(0, 0)
 
-    def allowed(self, rows: slice, columns: slice | Spans, heads: int) -> Tensor:
+    def allowed(self, rows: slice, columns: slice | Tensor, heads: int) -> Tensor:
         """Which keys some query head of a head of scores may attend to: (B or 1, heads or 1, rows, columns)."""
         tile = self.grid.tile(rows, columns)
         if self.mask is None:
@@ -93,27 +94,17 @@ class Candidates:
         allowed = self.mask.allowed(tile).expand(-1, -1, len(tile.query), len(tile.key))
         return allowed if allowed.shape[1] in (1, heads) else allowed.unflatten(1, (heads, -1)).any(2)
 
-    def allowed_blocks(self, rows: slice, size: int, heads: int) -> Tensor:
-        """Which blocks have an allowed key: (B or 1, heads or 1, rows, blocks). Only open keys are asked."""
+    def visible_keys(self, rows: slice, blocks: KeyBlocks, heads: int) -> Tensor:
+        """How many keys of each block a row may attend to: (B or 1, heads or 1, rows, blocks). Spans need no pairs."""
         keys, (first, stop) = self.positions.keys, self._ends(rows)
         every = keys if self.mask is None else keys & self.mask.all_allowed(first, stop)
         some = keys if self.mask is None else keys & self.mask.any_allowed(first, stop)
-        sure = Spans.union((start // size, -(-end // size)) for start, end in every)
-        open_keys = some & ~Spans(tuple((start * size, end * size) for start, end in sure))
-        flags = torch.zeros(self.num_blocks(size), dtype=torch.int32, device=self.grid.device)
-        flags[sure.tensor(flags.device)] = 1
-        if not open_keys:
-            return flags.bool().expand(1, 1, stop - first, -1)
-        columns = self.positions.columns(open_keys)
-        allowed = self.allowed(rows, columns, heads).int()
-        blocks = self.grid.key[columns.tensor(flags.device)] // size
-        counts = flags.expand(*allowed.shape[:3], -1).contiguous()
-        return counts.index_add_(3, blocks, allowed) > 0
-
-    def num_blocks(self, size: int) -> int:
-        """Blocks from position 0 to the last key."""
-        keys = self.positions.keys
-        return -(-keys.intervals[-1][1] // size) if keys else 0
+        sure = self.positions.columns(every).tensor(self.grid.device)
+        counts = blocks.sums(torch.ones(1, 1, 1, len(sure), dtype=torch.int32, device=sure.device), 3, sure)
+        if not (open_keys := some & ~every):
+            return counts.expand(-1, -1, stop - first, -1)
+        columns = self.positions.columns(open_keys).tensor(self.grid.device)
+        return counts + blocks.sums(self.allowed(rows, columns, heads).int(), 3, columns)
 
     def _ends(self, rows: slice) -> tuple[int, int]:
         return self.positions.start + rows.start, self.positions.start + rows.stop
@@ -167,30 +158,40 @@ def best_keys(score: Callable[[slice, slice], Tensor], heads: int, k: int, candi
 
 
 def best_blocks(
-    score: Callable[[slice], Tensor], heads: int, k: int, size: int, candidates: Candidates, always: Always
+    score: Callable[[slice, Tensor], Tensor],
+    heads: int,
+    k: int,
+    blocks: KeyBlocks,
+    candidates: Candidates,
+    always: Always,
 ) -> Mask:
-    """The mask of the k best blocks of each query, by scores (B, heads, rows, blocks) of some rows."""
-    num_blocks = candidates.num_blocks(size)
-    ids = _no_ids(candidates, heads, min(k, num_blocks))
-    for rows in candidates.rows(heads) if num_blocks else ():
-        scores = always.first(score(rows), candidates.grid.query[rows] // size)
-        allowed = candidates.allowed_blocks(rows, size, heads)
-        ids[:, :, rows] = best(scores.masked_fill(~allowed, -torch.inf), k)
-    return chosen_keys.of_sorted(ids, size, len(candidates.grid.head), candidates.positions.start)
+    """The mask of the k best blocks of each query.
+
+    `score` gives the scores (B, heads, rows, blocks) of some rows, from the number of keys that each row may attend to
+    in each block.
+    """
+    ids = _no_ids(candidates, heads, min(k, blocks.count))
+    for rows in candidates.rows(heads) if blocks.count else ():
+        visible = candidates.visible_keys(rows, blocks, heads)
+        scores = always.first(score(rows, visible), blocks, candidates.grid.query[rows])
+        ids[:, :, rows] = best(scores.masked_fill(visible == 0, -torch.inf), k)
+    num_heads, start = len(candidates.grid.head), candidates.positions.start
+    return chosen_keys.of_sorted(ids, blocks.size, num_heads, start, blocks.irregular)
 
 
 @dataclass(frozen=True)
 class Always:
-    """Blocks that are always chosen: the `initial` first ones, and the `local` ones up to the query's own."""
+    """Blocks that are always chosen: the `initial` first ones of a document, and `local` up to the query's own."""
 
     local: int
     initial: int = 0
 
-    def first(self, scores: Tensor, own: Tensor) -> Tensor:
-        """The scores (..., rows, blocks), infinite for these blocks. `own`: the block of each query."""
-        block = torch.arange(scores.shape[-1], device=scores.device)
-        behind = own[:, None] - block
-        return scores.masked_fill(((behind >= 0) & (behind < self.local)) | (block < self.initial), torch.inf)
+    def first(self, scores: Tensor, blocks: KeyBlocks, queries: Tensor) -> Tensor:
+        """The scores (B, heads, rows, blocks) of queries at these positions, infinite for these blocks."""
+        block = torch.arange(blocks.count, device=scores.device)
+        behind = blocks.of_queries(queries)[:, None, :, None] - block
+        is_first = (blocks.place < self.initial)[:, None, None]
+        return scores.masked_fill(((behind >= 0) & (behind < self.local)) | is_first, torch.inf)
 
 
 def _no_ids(candidates: Candidates, heads: int, count: int) -> Tensor:
@@ -198,17 +199,10 @@ def _no_ids(candidates: Candidates, heads: int, count: int) -> Tensor:
     return torch.full((len(grid.batch), heads, len(grid.query), count), NO_ID, dtype=torch.int32, device=grid.device)
 
 
-def block_means(key: Tensor, size: int, candidates: Candidates) -> Tensor:
-    """The mean key of each block, (B, G, blocks, D). Keys that no query may attend to, as padding, do not count."""
-    real = torch.ones(1, 1, 1, key.shape[2], dtype=torch.bool, device=key.device)
-    for part in () if candidates.mask is None else conjuncts(candidates.mask):
-        if part.keys_only and len(candidates.grid.query):
-            real = real & part.allowed(candidates.grid.tile(slice(0, 1), slice(None)))
-    weights = real.transpose(2, 3).to(key.dtype)  # (B or 1, 1, J, 1)
-    blocks, count = candidates.grid.key // size, candidates.num_blocks(size)
-    sums = key.new_zeros(*key.shape[:2], count, key.shape[3]).index_add_(2, blocks, key * weights)
-    counts = weights.new_zeros(*weights.shape[:2], count, 1).index_add_(2, blocks, weights)
-    return sums / counts.clamp(min=1)
+def block_means(key: Tensor, blocks: KeyBlocks) -> Tensor:
+    """The mean key of each block, (B, G, blocks, D), in float32 at least. Padding does not count."""
+    real = at_least_float32(key).masked_fill(~blocks.is_real[:, None, :, None], 0)
+    return blocks.sums(real, 2) / blocks.num_keys.clamp(min=1)[:, None, :, None]
 
 
 @checked
@@ -270,7 +264,8 @@ class BlockIndexer(Selection):
 
     The score of a block is the greatest index_query_in . index_key_j of its keys. A call gives `index_query` (B, G, I,
     W), one index head for each key head, and `index_key` (B, 1, J, W). The block of the query and those before it,
-    `local` in all, are always among the k. The choice has no gradient.
+    `local` in all, are always among the k. Blocks begin anew with each packed document, and padding is in none. The
+    choice has no gradient.
 
     >>> import torch, regard as rg
     >>> attention = rg.Attention(mask=rg.causal(), selection=rg.BlockIndexer(size=2, k=2))
@@ -299,16 +294,16 @@ class BlockIndexer(Selection):
         """The mask of the k best blocks of each query."""
         _same_width("BlockIndexer", index_query, index_key)
         heads, candidates = index_query.shape[1], Candidates.of(query, positions, mask)
-        blocks = candidates.grid.key // self.size
+        blocks = KeyBlocks.of(self.size, mask, candidates.grid)
 
-        def score(rows: slice) -> Tensor:
+        def score(rows: slice, visible: Tensor) -> Tensor:
             pairs = grouped_scores(at_least_float32(index_query[:, :, rows]), at_least_float32(index_key))
             allowed = candidates.allowed(rows, slice(None), heads)
             pairs.masked_fill_(~allowed, -torch.inf)
-            lowest = pairs.new_full((*pairs.shape[:3], candidates.num_blocks(self.size)), -torch.inf)
-            return lowest.scatter_reduce_(3, blocks.expand_as(pairs), pairs, "amax")
+            lowest = pairs.new_full((*pairs.shape[:3], blocks.count), -torch.inf)
+            return lowest.scatter_reduce_(3, blocks.of_keys[:, None, None].expand_as(pairs), pairs, "amax")
 
-        return best_blocks(score, heads, self.k, self.size, candidates, Always(self.local))
+        return best_blocks(score, heads, self.k, blocks, candidates, Always(self.local))
 
 
 @checked
@@ -317,9 +312,10 @@ class BlockMeans(Selection):
     """The `k` blocks of `size` keys whose mean key fits the query best (MoBA, arXiv:2502.13189).
 
     The score of a block is q_i . mean(k_j of the block), for each query head. The query's own block is always one of
-    the k. MoBA is causal: with `mask=regard.causal()` only blocks before the query's own are compared. Keys that a
-    padding mask excludes do not count in a mean. The choice has no gradient; queries and keys learn through the chosen
-    pairs.
+    the k. MoBA is causal: with `mask=regard.causal()` only blocks before the query's own are compared. Blocks begin
+    anew with each packed document, and padding is in none of them, as in the authors' code. If another mask hides a
+    part of a block, such as a window, the mean is that of the keys that the query may attend to. The choice has no
+    gradient; queries and keys learn through the chosen pairs.
 
     >>> import torch, regard as rg
     >>> attention = rg.Attention(mask=rg.causal(), selection=rg.BlockMeans(size=4, k=2))
@@ -333,13 +329,23 @@ class BlockMeans(Selection):
 
     def choose(self, query: Tensor, key: Tensor, positions: Positions, mask: Mask | None) -> Mask:
         """The mask of the k best blocks of each query."""
-        candidates = Candidates.of(query, positions, mask)
-        means = block_means(at_least_float32(key), self.size, candidates)
+        candidates, heads = Candidates.of(query, positions, mask), query.shape[1]
+        blocks = KeyBlocks.of(self.size, mask, candidates.grid)
+        query, key = at_least_float32(query), at_least_float32(key)
+        means, numbers = block_means(key, blocks), torch.arange(blocks.count, device=key.device)
 
-        def score(rows: slice) -> Tensor:
-            return grouped_scores(at_least_float32(query[:, :, rows]), means)
+        def score(rows: slice, visible: Tensor) -> Tensor:
+            scores = grouped_scores(query[:, :, rows], means)
+            own = blocks.of_queries(candidates.grid.query[rows])[:, None, :, None]
+            is_cut = (visible > 0) & (visible != blocks.num_keys[:, None, None]) & (numbers != own)
+            if not bool(is_cut.any()):
+                return scores
+            columns = candidates.columns(rows)
+            pairs = grouped_scores(query[:, :, rows], key[:, :, columns])
+            pairs = pairs.masked_fill(~candidates.allowed(rows, columns, heads), 0)
+            return torch.where(is_cut, blocks.sums(pairs, 3, columns) / visible.clamp(min=1), scores)
 
-        return best_blocks(score, query.shape[1], self.k, self.size, candidates, Always(local=1))
+        return best_blocks(score, heads, self.k, blocks, candidates, Always(local=1))
 
 
 @checked
@@ -348,9 +354,10 @@ class CompressedBlocks(Selection):
     """The `k` blocks of `size` keys with the greatest compressed weights (NSA's selected branch, arXiv:2502.11089).
 
     The compressed weights of a query are softmax(q_i . mean(k_j of a block) / sqrt(D)) over the blocks that ended
-    before it or with it. The query heads of a key head choose together, by the sum of their weights. The `initial`
-    first blocks and `local` blocks up to the query's own are always among the k. It is for causal attention. The choice
-    has no gradient: in NSA the compressed branch itself gives one to the same keys.
+    before it or with it, and of which the mask hides no key. Blocks begin anew with each packed document, and padding
+    is in none of them, as in flash-linear-attention. The query heads of a key head choose together, by the sum of their
+    weights. The `initial` first blocks and `local` blocks up to the query's own are always among the k. It is for
+    causal attention. The choice has no gradient: in NSA the compressed branch itself gives one to the same keys.
 
     >>> import torch, regard as rg
     >>> attention = rg.Attention(mask=rg.causal(), selection=rg.CompressedBlocks(size=4, k=3, local=1))
@@ -367,17 +374,17 @@ class CompressedBlocks(Selection):
     def choose(self, query: Tensor, key: Tensor, positions: Positions, mask: Mask | None) -> Mask:
         """The mask of the k best blocks of each query."""
         candidates, heads = Candidates.of(query, positions, mask), key.shape[1]
-        means = block_means(at_least_float32(key), self.size, candidates)
-        ends = (torch.arange(means.shape[2], device=key.device) + 1) * self.size
-        scale = query.shape[-1] ** -0.5
+        blocks = KeyBlocks.of(self.size, mask, candidates.grid)
+        means, scale = block_means(key, blocks), query.shape[-1] ** -0.5
 
-        def score(rows: slice) -> Tensor:
+        def score(rows: slice, visible: Tensor) -> Tensor:
             scores = grouped_scores(at_least_float32(query[:, :, rows]) * scale, means)
-            has_ended = ends <= candidates.grid.query[rows, None] + 1
-            weights = scores.masked_fill(~has_ended, -torch.inf).softmax(-1).nan_to_num(0.0)
-            return weights.unflatten(1, (heads, -1)).sum(2)
+            has_ended = blocks.end[:, None, None] <= candidates.grid.query[rows, None] + 1
+            is_whole = (has_ended & (visible == self.size))[:, :, None]
+            scores = scores.unflatten(1, (heads, -1)).masked_fill(~is_whole, -torch.inf)
+            return scores.softmax(-1).nan_to_num(0.0).sum(2)
 
-        return best_blocks(score, heads, self.k, self.size, candidates, Always(self.local, self.initial))
+        return best_blocks(score, heads, self.k, blocks, candidates, Always(self.local, self.initial))
 
 
 @checked

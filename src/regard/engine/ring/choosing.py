@@ -62,4 +62,4 @@ def _of_all_ranks(
     assert isinstance(first, chosen_keys)
     order = torch.cat([held.tensor(own[0].device) for held in queries]).argsort()
     ids = exchange.gathered(torch.cat(own, 2), [len(held) for held in queries]).index_select(2, order)
-    return chosen_keys.of_sorted(ids, first.size, first.num_heads or ids.shape[1], start)
+    return chosen_keys.of_sorted(ids, first.size, first.num_heads or ids.shape[1], start, first.blocks)
