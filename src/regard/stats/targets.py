@@ -73,8 +73,10 @@ class TargetMass(Fold):
         j = torch.arange(tile.cols.start, tile.cols.stop, device=tile.weights.device)[None]
         targets = self.is_link(i, j)
         if targets.any():
-            state[0][:, :, tile.rows] += (tile.weights * targets).sum(-1)
-            state[1][:, :, tile.rows] += (may_attend(self.weights, tile) & targets).sum(-1)
+            i, j = targets.nonzero(as_tuple=True)  # few pairs of a long text are links
+            allowed = may_attend(self.weights, tile).expand(tile.weights.shape)
+            for total, values in zip(state, (tile.weights, allowed), strict=True):
+                total.index_add_(2, tile.rows.start + i, values[:, :, i, j].to(total.dtype))
 
     def finish(self, state: State) -> tuple[Tensor, Tensor]:
         return state[0], state[1]
@@ -95,15 +97,15 @@ class Diagonals(Fold):
         return [zeros(device, B, H, len(self.offsets), I) for _ in range(2)]
 
     def add(self, state: State, tile: Tile) -> None:
-        distances = tile.grid.distance[0, 0]
-        low, high = int(distances.min()), int(distances.max())
-        not_first = torch.arange(tile.cols.start, tile.cols.stop, device=distances.device) > 0
-        inside = [(n, offset) for n, offset in enumerate(self.offsets) if low <= offset <= high]
-        allowed = may_attend(self.weights, tile).expand(tile.weights.shape) if inside else None
-        for number, offset in inside:
-            i, j = ((distances == offset) & not_first).nonzero(as_tuple=True)
-            state[0][:, :, number, tile.rows.start + i] = tile.weights[:, :, i, j].to(state[0].dtype)
-            state[1][:, :, number, tile.rows.start + i] = allowed[:, :, i, j].to(state[1].dtype)  # type: ignore[index]
+        keys, order = tile.grid.key.sort()
+        allowed = may_attend(self.weights, tile).expand(tile.weights.shape)
+        for number, offset in enumerate(self.offsets):
+            wanted = tile.grid.query + offset
+            place = torch.searchsorted(keys, wanted).clamp_max(len(keys) - 1)
+            j = order[place]
+            i = ((keys[place] == wanted) & (tile.cols.start + j > 0)).nonzero()[:, 0]
+            for total, values in zip(state, (tile.weights, allowed), strict=True):
+                total[:, :, number, tile.rows.start + i] = values[:, :, i, j[i]].to(total.dtype)
 
     def finish(self, state: State) -> tuple[Tensor, Tensor]:
         return state[0], state[1]
@@ -111,5 +113,5 @@ class Diagonals(Fold):
 
 def may_attend(weights: AttentionMap, tile: Tile) -> Tensor:
     """Which pairs of a tile the mask allows; the shape broadcasts against that of the weights."""
-    mask = weights.attention.mask
+    mask = weights.attention.mask if len(tile.undecided) else None
     return tile.weights.new_ones((1, 1, 1, 1), dtype=torch.bool) if mask is None else mask.allowed(tile.grid)
