@@ -13,6 +13,7 @@ from extras import asked_for, distributions, is_missing, project_extras
 from regard.cli.app import app
 from regard.cli.extras import COMMANDS, extra_of
 from regard.errors import RegardError
+from regard.version import __version__
 from warm import environment
 
 PAGE = Path(__file__).parents[1] / "docs" / "guides" / "install.md"
@@ -89,3 +90,21 @@ def test_a_command_runs_with_its_extra_alone(arguments, tmp_path, commands):
     command, settings = [commands / "python", "-c", code], environment(commands)
     done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=300)
     assert hidden and done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", ["rich", "typer"])
+def test_torch_and_numpy_alone_answer_version_and_help(module, commands):
+    """What `pip install regard` brings: the version, the extra of each command, and an error that names it."""
+    hide = f"import sys; sys.modules[{module!r}] = None; from regard.cli.main import main; main(sys.argv[1:])"
+
+    def answer(*arguments):
+        command = [commands / "python", "-c", hide, *arguments]
+        return subprocess.run(command, env=environment(commands), capture_output=True, text=True, timeout=120)
+
+    assert answer("--version").stdout == f"regard {__version__}\n"
+    for asked in (["--help"], []):
+        said = answer(*asked)
+        assert said.returncode == 0, said.stderr
+        assert all(f"{name} " in said.stdout and f"regard[{extra}]" in said.stdout for name, extra in COMMANDS.items())
+    refused = answer("train")
+    assert refused.returncode == 1 and "pip install 'regard[lab]'" in refused.stderr

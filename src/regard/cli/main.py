@@ -9,8 +9,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from regard.cli.extras import extra_of, read_options
+from regard.cli.extras import COMMANDS, extra_of, read_options
 from regard.errors import MissingPackage
+from regard.version import __version__
 
 #: Exit status after Ctrl-C.
 INTERRUPTED = 130
@@ -52,9 +53,16 @@ def _run(arguments: Sequence[str] | None) -> None:
         if (error.name or "").split(".")[0] not in ("typer", "rich"):
             raise
         given = sys.argv[1:] if arguments is None else list(arguments)
-        command = next(iter(given), "")
+        if given[:1] == ["--version"]:
+            print(f"regard {__version__}")
+            return
+        if given[:1] in ([], ["--help"]):
+            print("Usage: regard COMMAND\n\nEach command needs packages, which one extra installs:\n")
+            print("\n".join(f"  {name:10} pip install 'regard[{extra}]'" for name, extra in COMMANDS.items()))
+            return
+        command = given[0]
         print(
-            MissingPackage(command or "regard", error.name or "", extra_of(command, read_options(given))),
+            MissingPackage(command, error.name or "", extra_of(command, read_options(given))),
             file=sys.stderr,
         )
         raise SystemExit(1) from None
