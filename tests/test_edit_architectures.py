@@ -9,6 +9,7 @@ import torch
 
 import regard as rg
 from dense_edits import Dense, drawn
+from recurrent_models import build
 from regard import RegardError
 from regard.stats.numbering import layer_number
 
@@ -104,3 +105,35 @@ def test_a_number_that_two_layers_have_is_refused():
     message = r"names layer 1, which is encoder.layers.1.self_attn and decoder"
     with pytest.raises(RegardError, match=message), rg.edit(model, rg.KnockOut(rg.Where(layers=1, keys=0))):
         model(ids, decoder_input_ids=ids)
+
+
+LONG = {"vocab_size": 20, "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 4, "local_radius": 3}
+
+
+def long_t5():
+    torch.manual_seed(0)
+    config = transformers.LongT5Config(**LONG, decoder_start_token_id=0)
+    return transformers.LongT5ForConditionalGeneration(config).eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["Qwen3Next", "MiniMax", "OlmoHybrid", "FalconH1", "LongT5"])
+def test_layers_that_cannot_be_edited_are_refused_or_listed(name):
+    model, ids = long_t5() if name == "LongT5" else build(name), torch.randint(3, 20, (1, 9))
+    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if name == "LongT5" else {})
+    with rg.watch(model) as seen:
+        plain = model(**inputs).logits
+    with pytest.raises(rg.RegardError, match=r"could not be applied to .* Name the layers that it can change: Where\("):
+        with rg.edit(model, rg.KnockOut(rg.Where(keys=1))):
+            model(**inputs)
+    with rg.edit(model, rg.KnockOut(rg.Where(layers="*", keys=1))) as run:
+        edited = model(**inputs).logits
+    assert not torch.allclose(plain, edited) and not set(run.calls) & set(run.left_out)
+    if name == "LongT5":
+        assert [path for path in run.left_out if not path.startswith("encoder")] == []
+    else:
+        assert set(run.left_out) == {path for path, kind in seen.kinds.items() if kind != "attention"}
+    assert run.left_out and f"left out: {next(iter(run.left_out))}" in repr(run)
+    with rg.edit(model, rg.KnockOut(rg.Where(layers=list(run.calls), keys=1))) as named:
+        assert torch.equal(model(**inputs).logits, edited)
+    assert not named.left_out and named.calls == run.calls

@@ -86,7 +86,7 @@ def print_effect(console: Console, effect: EditEffect) -> None:
 def as_data(effect: EditEffect) -> dict[str, Any]:
     """The difference as JSON."""
     data: dict[str, Any] = {"edit": json.loads(effect.edit.to_json())}
-    data |= {"prediction": effect.kind, "tokens": effect.tokens}
+    data |= {"prediction": effect.kind, "tokens": effect.tokens, "left_out": effect.left_out}
     if effect.kind == SENTENCE:
         moved = [{"token": token, "change": change} for token, change in effect.moved()]
         return data | {"cosine": effect.cosine, "change": effect.change, "moved": moved}

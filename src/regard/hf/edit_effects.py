@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from regard.checks import checked
 from regard.edits.values import Edit
-from regard.errors import RegardError
+from regard.errors import RegardError, first_few
 from regard.hf.editing import edit
 from regard.hf.text_reader import TextReader
 from regard.hf.token_labels import token_label
@@ -25,6 +25,7 @@ class EditEffect:
 
     `kind` is "next token" or "masked token", with the probabilities of all tokens before and after, or "sentence
     embedding", with the states (n, C) of all tokens. `place` is the token at which a language model predicts.
+    `left_out` has the layers that the edit selects but cannot change, with their class.
 
     >>> import regard as rg
     >>> reader = rg.TextReader.load("minilm")
@@ -40,6 +41,7 @@ class EditEffect:
     before: Tensor
     after: Tensor
     vocabulary: Any
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return "\n".join([f"EditEffect of {self.edit!r}", *self.sentences])
@@ -78,7 +80,12 @@ class EditEffect:
 
     @property
     def sentences(self) -> list[str]:
-        """What changes, in plain words."""
+        """What changes, in plain words, and which layers the edit could not change."""
+        left_out = f"The edit could not change {first_few(self.left_out)}."
+        return [*self._changes, *([left_out] if self.left_out else [])]
+
+    @property
+    def _changes(self) -> list[str]:
         if self.kind == SENTENCE:
             moved = ", ".join(f'"{token}" ({100 * change:.2g} %)' for token, change in self.moved())
             size, cosine = 100 * self.change, self.cosine
@@ -108,14 +115,15 @@ def edit_effect(reader: TextReader, text: str, edits: Edit, length: int | None =
     model, ids = reader._encoder(), inputs["input_ids"][0].tolist()
     tokens = reader.labels(ids)
     before = model(**inputs)
-    with edit(model, edits, tokens, roles=roles):
+    with edit(model, edits, tokens, roles=roles) as run:
         after = model(**inputs)
     kind, place = _prediction(reader, model, before, ids)
     if kind == SENTENCE:
         states = _states(before), _states(after)
     else:
         states = tuple(output.logits[0, place].float().softmax(-1) for output in (before, after))
-    return EditEffect(edits, kind, tokens, place, states[0], states[1], lambda number: _shown(reader, number))
+    shown = lambda number: _shown(reader, number)  # noqa: E731
+    return EditEffect(edits, kind, tokens, place, *states, shown, run.left_out)
 
 
 def _prediction(reader: TextReader, model: Any, output: Any, ids: list[int]) -> tuple[str, int]:

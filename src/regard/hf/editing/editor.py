@@ -18,12 +18,13 @@ from regard.edits.pairs import Pairs
 from regard.edits.selection import Roles, Where
 from regard.edits.values import Edit, Patch
 from regard.edits.words import listed
-from regard.errors import RegardError
+from regard.errors import RegardError, first_few
 from regard.hf.attention_modules import attention_modules, names_called, part_of
 from regard.hf.calls import Call
 from regard.hf.capture.compiled_models import refuse_compiled
 from regard.hf.capture.differential import is_differential
 from regard.hf.capture.module_hooks import module_calls
+from regard.hf.capture.recurrent_layers import is_recurrent
 from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.edited_calls import allows_one, editors
 from regard.hf.editing.attend_edits import edited_attend
@@ -39,6 +40,9 @@ FUNCTION = "scaled_dot_product_attention"
 class EditedRun:
     """What an edit changed: the number of edited calls of each attention module, by module path.
 
+    `left_out` has the layers that ran and that the edit selects, but cannot change, with their class: recurrent layers,
+    and modules that compute their weights themselves.
+
     >>> import regard as rg
     >>> rg.EditedRun(rg.KnockOut(rg.Where(keys=0)), {"h.0.attn": 2})
     EditedRun(KnockOut(Where(keys=0)): h.0.attn 2 calls)
@@ -46,10 +50,12 @@ class EditedRun:
 
     edit: Edit
     calls: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         changed = ", ".join(f"{name} {n} call{'s' * (n > 1)}" for name, n in self.calls.items())
-        return f"EditedRun({self.edit!r}: {changed or 'nothing yet'})"
+        left_out = f"; left out: {first_few(list(self.left_out), 5)}" if self.left_out else ""
+        return f"EditedRun({self.edit!r}: {changed or 'nothing yet'}{left_out})"
 
 
 @checked
@@ -74,8 +80,9 @@ def edit(
     The model is the same before and after the block, also after an exception. Blocks may be nested: the edits of the
     inner block follow those of the outer one. With gradient checkpointing call `backward` inside the block. An edit
     belongs to its thread, as `watch` does, and a watch shows the weights as they then are; it does not show a patched
-    output. A block in which the model ran, and whose edit selected nothing, ends with a
-    `RegardError`.
+    output. A block in which the model ran, and whose edit selected nothing, ends with a `RegardError`. So does one
+    whose edit names no layers, if a layer that it selects cannot be edited (a recurrent layer). Name the others then:
+    what a slice or a pattern of layers leaves out is in `left_out` of the `EditedRun` that the block yields.
 
     >>> import torch, transformers, regard as rg
     >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
@@ -140,6 +147,7 @@ class _Editor:
         self.edits = [replace(part, where=part.where.found(tokens, targets, roles)) for part in edits.parts]  # type: ignore
         self.attending = {module: name for name, module in attention_modules(model).items()}
         self.names = {module: self.attending.get(module, name) for name, module in model.named_modules()}
+        self.observed = self.attending | {module: name for module, name in self.names.items() if is_recurrent(module)}
         self.selected = {
             module for module, name in self.attending.items() if any(_selects(part.where, name) for part in self.edits)
         }
@@ -196,7 +204,7 @@ class _Editor:
 
     def module_started(self, module: nn.Module) -> None:
         self.was_run |= module in self.names
-        if module in self.attending:
+        if module in self.observed:
             self.state.frames.append((module, [0]))
 
     def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -205,7 +213,7 @@ class _Editor:
         while (frame := self.state.frames.pop())[0] is not module:
             pass
         if output is not None and not frame[1][0]:
-            self.unedited[self.attending[module]] = type(module).__name__
+            self.unedited[self.observed[module]] = type(module).__name__
 
     def function_called(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Functions are edited when they are called, and nothing is left to do then."""
@@ -334,20 +342,31 @@ class _Editor:
         for (number, path), length in self.lengths.items():
             check_length(self.edits[number], path, length)
         for number, part in enumerate(self.edits):
-            own = {name: kind for name, kind in self.unedited.items() if part.where.heads_in(name) is not None}
-            named = [path for path in own if any(Where(layers=one).heads_in(path) for one in part.where.names_layers)]
-            if named or (own and not self.num_changed[number]):
+            where: Where = part.where
+            own = {name: kind for name, kind in self.unedited.items() if where.heads_in(name) is not None}
+            named = [path for path in own if any(self._is_named(path, one) for one in where.names_layers)]
+            names_none = where.layers is None and not where.names_layers
+            if named or (own and (names_none or not self.num_changed[number])):
                 raise RegardError(self._not_edited(part, named or list(own)))
+            self.run.left_out |= own
             if not self.num_changed[number]:
                 reason = self.reasons.get(number, "no attention that it selects was called")
                 raise RegardError(f"edit: {part!r} selected nothing: {reason}.")
 
+    def _is_named(self, path: str, layer: int | str) -> bool:
+        """Whether a name means this layer; not if it is recurrent, and attention beside it was edited (Falcon-H1)."""
+        beside = [name for name, count in self.run.calls.items() if count and _selects(Where(layers=layer), name)]
+        is_attention = path in self.attending.values()
+        return _selects(Where(layers=layer), path) and (is_attention or not beside)
+
     def _not_edited(self, part: Any, paths: list[str]) -> str:
         kinds = ", ".join(dict.fromkeys(self.unedited[path] for path in paths))
+        edited = [path for path, count in self.run.calls.items() if count and part.where.heads_in(path) is not None]
+        remedy = f" Name the layers that it can change: Where(layers={edited!r}, ...)." if edited else ""
         return (
-            f"edit: {part!r} could not be applied to {', '.join(paths[:5])}: {kinds} computes its weights itself. "
+            f"edit: {part!r} could not be applied to {', '.join(paths[:5])}: {kinds} is recurrent, or computes its weights itself. "
             "Edits reach the attention interface of transformers, F.scaled_dot_product_attention, "
-            "nn.MultiheadAttention, regard.attend and regard.nn. The model ran without this edit there."
+            f"nn.MultiheadAttention, regard.attend and regard.nn. The model ran without this edit there.{remedy}"
         )
 
 
