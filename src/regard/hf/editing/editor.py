@@ -364,9 +364,10 @@ class _Editor:
         edited = [path for path, count in self.run.calls.items() if count and part.where.heads_in(path) is not None]
         remedy = f" Name the layers that it can change: Where(layers={edited!r}, ...)." if edited else ""
         return (
-            f"edit: {part!r} could not be applied to {', '.join(paths[:5])}: {kinds} is recurrent, or computes its weights itself. "
-            "Edits reach the attention interface of transformers, F.scaled_dot_product_attention, "
-            f"nn.MultiheadAttention, regard.attend and regard.nn. The model ran without this edit there.{remedy}"
+            f"edit: {part!r} could not be applied to {', '.join(paths[:5])}: {kinds} is recurrent, or computes its "
+            "weights itself. Edits reach the attention interface of transformers, F.scaled_dot_product_attention, "
+            "nn.MultiheadAttention, regard.attend and regard.nn. The model ran without this edit there."
+            f"{remedy}"
         )
 
 
