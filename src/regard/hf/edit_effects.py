@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -122,8 +123,8 @@ def edit_effect(reader: TextReader, text: str, edits: Edit, length: int | None =
         states = _states(before), _states(after)
     else:
         states = tuple(output.logits[0, place].float().softmax(-1) for output in (before, after))
-    shown = lambda number: _shown(reader, number)  # noqa: E731
-    return EditEffect(edits, kind, tokens, place, *states, shown, run.left_out)
+    shown = partial(_shown, reader)
+    return EditEffect(edits, kind, tokens, place, states[0], states[1], shown, run.left_out)
 
 
 def _prediction(reader: TextReader, model: Any, output: Any, ids: list[int]) -> tuple[str, int]:
