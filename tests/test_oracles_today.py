@@ -425,6 +425,42 @@ def test_forgetting_keeps_the_digits_of_long_texts():
     torch.testing.assert_close(inside, alone[:, :, 51:], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("closed", [-0.0, -1e4, -1e8, -1e16, -1e20, torch.finfo(torch.float32).min, -torch.inf])
+@pytest.mark.parametrize("places", [[0], [10], [23], [0, 3, 4, 11, 23]])
+def test_forgetting_after_closed_gates(closed, places):
+    """A closed gate hides the keys before it and leaves all other gates as they are, however low it is."""
+    n, mask = 24, torch.ones(24, 24, dtype=torch.bool).tril()
+    log_forget = F.logsigmoid(torch.randn(1, 1, n))
+    log_forget[..., places] = closed
+    q, k, v = torch.randn(3, 1, 1, n, 8)
+    tensors = [x.clone().requires_grad_() for x in (q, k, v, log_forget)]
+    exact = [x.double().requires_grad_() for x in (q, k, v, log_forget)]
+    between = [[[t for t in range(j + 1, i + 1)] for j in range(n)] for i in range(n)]
+    gates = torch.stack([torch.stack([exact[3][..., t].sum(-1) for t in row], -1) for row in between], -2)
+    scores = (exact[0] @ exact[1].mT / 8**0.5 + gates).masked_fill(~mask, -torch.inf)
+    expected = scores.softmax(-1)
+    loss = (expected @ exact[2]).square().sum()
+    wanted = torch.autograd.grad(loss, exact)
+    attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
+    for engine in ("reference", "dense", "blocked", "auto"):
+        with torch.set_grad_enabled(engine != "reference"):
+            seen = rg.attend(attention, *tensors[:3], log_forget=tensors[3], engine=engine)
+        torch.testing.assert_close(seen.weights.dense().double(), expected.detach(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(seen.weights[0, 0, 15], seen.weights.dense()[0, 0, 15])
+        torch.testing.assert_close(seen.output.double(), (expected @ exact[2]).detach(), rtol=1e-4, atol=1e-5)
+        if engine != "reference":
+            grads = torch.autograd.grad(seen.output.square().sum(), tensors)
+            for mine, theirs in zip(grads, wanted, strict=True):
+                torch.testing.assert_close(mine.double(), theirs.nan_to_num(), rtol=1e-3, atol=1e-4)
+    cache, outputs = rg.GrowingCache(), []
+    for t in range(n):
+        step = [x[:, :, t : t + 1] for x in (q, k, v)]
+        seen = rg.attend(attention, *step, cache=cache, log_forget=log_forget[..., t : t + 1])
+        cache = seen.cache
+        outputs.append(seen.output)
+    torch.testing.assert_close(torch.cat(outputs, 2).double(), (expected @ exact[2]).detach(), rtol=1e-4, atol=1e-5)
+
+
 def test_forgetting_is_data_dependent_alibi_of_x_transformers():
     peer = pytest.importorskip("x_transformers.x_transformers")
     theirs = peer.DataDependentAlibi(16, 2).double()

@@ -15,6 +15,9 @@ from regard.pieces.grid import Grid
 from regard.positions import Positions
 from regard.shapes import at_least_float32, widest_float
 
+#: A gate below this is closed: no key before it keeps a weight. Sums of lower numbers would lose the other gates.
+LEAST = -1e5
+
 
 @dataclass(frozen=True)
 class ForgettingBias(AdditiveBias):
@@ -43,7 +46,7 @@ class ForgettingBias(AdditiveBias):
                 "missing. Use a cache that keeps all keys, or a ring cache without sinks."
             )
         dtype = at_least_float32(query).dtype
-        sums = log_forget.to(widest_float(log_forget.device)).cumsum(-1)
+        sums = log_forget.to(widest_float(log_forget.device)).clamp_min(LEAST).cumsum(-1)
         first, count = next((start for start, _ in positions.keys), 0), log_forget.shape[-1]
         numbers = positions.query(slice(0, query.shape[2]), query.device) - first
         at_queries = torch.nn.functional.pad(sums, (1, 0))[..., (numbers + 1).clamp(0, count)]
