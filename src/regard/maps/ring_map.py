@@ -111,7 +111,7 @@ class RingMap(ScoredMap):
         ]
         row_statistic = tuple(self._sent(t[b][:, h], i, route.queries) for t in self.row_statistic)
         grid = Grid(self.grid.batch[b], self.grid.head[h], i, j)
-        return ScoredMap(self.attention, prepared.with_tensors(tensors), self.positions, grid, row_statistic)
+        return _part(self.attention, prepared.with_tensors(tensors), self.positions, grid, row_statistic)
 
     @staticmethod
     def _first(held: Any) -> int:
@@ -180,7 +180,7 @@ class RingMap(ScoredMap):
         """The map of one range of this rank's queries and one range of keys."""
         row_statistic: RowStatistic = tuple(t[:, :, rows] for t in self.row_statistic)
         grid = Grid(self.grid.batch, self.grid.head, self.grid.query[rows], keys.tensor(self.device))
-        return ScoredMap(self.attention, prepared, Positions(start, keys), grid, row_statistic)
+        return _part(self.attention, prepared, Positions(start, keys), grid, row_statistic)
 
     def select(self, batch: Tensor, head: Tensor) -> NoReturn:
         """Refuse; use weights[batch, head] instead."""
@@ -188,6 +188,13 @@ class RingMap(ScoredMap):
             "weights: select is not available for a map over ranks. Select with an index, weights[0, 3, rows], "
             "or select from the result of a statistic, weights.entropy()[:, 3]."
         )
+
+
+def _part(*contents: Any) -> ScoredMap:
+    """A map of some keys of its rows."""
+    part = ScoredMap(*contents)
+    part._has_whole_rows = False
+    return part
 
 
 def _as_ranges(places: Tensor) -> str:

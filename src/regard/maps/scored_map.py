@@ -25,7 +25,7 @@ from regard.maps.indices import Index, indices
 from regard.pieces.contents import take_apart
 from regard.pieces.grid import Grid
 from regard.pieces.log_weights import rows_with_logs
-from regard.pieces.normalizer import RowStatistic, add_log_sums, has_logsumexp
+from regard.pieces.normalizer import RowStatistic, add_log_sums, any_coarse, has_logsumexp
 from regard.positions import Positions
 from regard.shapes import Sizes, as_slice, at_least_float32, to_device
 from regard.spans import Spans
@@ -42,6 +42,9 @@ class ScoredMap(AttentionMap):
     >>> rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights[0, 0, 1]
     tensor([0.5000, 0.5000, 0.0000])
     """
+
+    #: Whether the map has all keys of its rows. The parts of a ring have some.
+    _has_whole_rows = True
 
     def __init__(
         self,
@@ -173,7 +176,7 @@ class ScoredMap(AttentionMap):
         grid = replace(self.grid, batch=self.grid.batch[near[0]], head=self.grid.head[near[1]])
         row_statistic = tuple(t[near[0]][:, near[1]] for t in self.row_statistic)
         with keeping(self.carries_gradients):
-            attention = self.attention.of_heads(near[1]) if self._is_read_live else self.attention
+            attention = self.attention.of_heads(near[1])
             return ScoredMap(attention, self._prepared.select(batch, head), self.positions, grid, row_statistic)
 
     @cached_property
@@ -206,8 +209,33 @@ class ScoredMap(AttentionMap):
         columns = torch.arange(self.shape[3], device=self.device)[j]
         single = cols.tolist() if isinstance(cols, Tensor) and isinstance(j, Tensor) else []
         keys = Spans.of((j.start, j.stop)) if isinstance(j, slice) else Spans.union((n, n + 1) for n in single)
+        row_statistic = tuple(t[:, :, i] for t in self.row_statistic)
+        if self._are_coarse(row_statistic):
+            return torch.cat([self._of_whole_scores(part)[..., j] for part in self._parts_of(rows)], 2)
         s = scores(self.attention, self._prepared.tile(i, j), self.grid.tile(i, keys))
-        return self.attention.normalizer.weights(s, tuple(t[:, :, i] for t in self.row_statistic), columns)
+        return self.attention.normalizer.weights(s, row_statistic, columns)
+
+    @cached_property
+    def _has_coarse_rows(self) -> bool:
+        is_relative = self._has_whole_rows and self.attention.normalizer.is_relative
+        return is_relative and any_coarse(self.row_statistic[0])
+
+    def _are_coarse(self, row_statistic: RowStatistic) -> bool:
+        """Whether a row has scores so large that those of another tile, rounded otherwise, have another statistic."""
+        return self._has_coarse_rows and any_coarse(row_statistic[0])
+
+    def _parts_of(self, rows: Tensor | slice) -> Sequence[Tensor]:
+        """These rows, as indices on the host, in parts whose scores fit in the workspace."""
+        indices = torch.arange(self.shape[2])[rows] if isinstance(rows, slice) else rows
+        return indices.split(max(1, attention_map.WORKSPACE // self._row_bytes))
+
+    def _of_whole_scores(self, rows: Tensor) -> Tensor:
+        """The weights of these rows on all keys, by the statistic of the scores that are computed here."""
+        i, keys = _on_device(rows, self.device), slice(0, self.shape[3])
+        columns, normalizer = torch.arange(keys.stop, device=self.device), self.attention.normalizer
+        s = scores(self.attention, self._prepared.tile(i, keys), self.grid.tile(i, Spans.of((0, keys.stop))))
+        row_statistic = normalizer.restated(s, tuple(t[:, :, i] for t in self.row_statistic), columns)
+        return normalizer.weights(s, row_statistic, columns)
 
     @torch.no_grad()
     def fold_states(self, folds: Iterable[Fold]) -> dict[Fold, State]:
@@ -263,6 +291,11 @@ class ScoredMap(AttentionMap):
         fits = len(parts) <= STRIP if has_logsumexp(normalizer) else len(parts) == 1
         if self._is_solved or not fits:
             row_statistic = tuple(t[:, :, rows] for t in self.row_statistic)
+            if self._are_coarse(row_statistic):
+                if not has_logsumexp(normalizer):
+                    yield from super()._weights_of_strip(rows, parts)
+                    return
+                row_statistic = self._total(rows, (self._tile_scores(rows, *part) for part in parts))
             for part in parts:
                 yield normalizer.tile_weights(self._tile_scores(rows, *part), row_statistic, self._columns(part))
             return

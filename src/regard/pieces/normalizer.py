@@ -31,7 +31,8 @@ class Normalizer(ABC):
 
     `row_sum` is the sum of the weights of a row that is not empty; None if it varies. `independent`: each key has its
     weight by itself, so a row may sum to more than 1. `is_signed`: weights may be negative. `masked_score` replaces
-    masked scores. `needs_nonnegative` refuses a score piece whose scores may be below 0.
+    masked scores. `needs_nonnegative` refuses a score piece whose scores may be below 0. `is_relative`: weights depend on
+    s_ij - r_i, where r_i is the first number of the statistic, so they lose digits if both are large.
 
     >>> import torch, regard as rg
     >>> scores, columns = torch.zeros(1, 1, 1, 4), torch.arange(4)
@@ -45,6 +46,7 @@ class Normalizer(ABC):
     is_signed: bool = False
     masked_score: float = -torch.inf
     needs_nonnegative: bool = False
+    is_relative: bool = False
 
     @abstractmethod
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
@@ -53,6 +55,10 @@ class Normalizer(ABC):
     @abstractmethod
     def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
         """The weights of any part of the rows: scores (B, H, I, J') -> (B, H, I, J')."""
+
+    def restated(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> RowStatistic:
+        """The statistic of rows whose scores were computed again, and rounded to other numbers."""
+        return self.row_statistic(scores, columns)
 
     def log_weights(self, scores: Tensor, row_statistic: RowStatistic) -> Tensor | None:
         """The logarithms of the weights if they are cheaper than log(weights), else None. May overwrite the scores."""
@@ -177,6 +183,7 @@ class Softmax(Normalizer):
     [tensor([[[[0.2500, 0.7500]]]]), tensor([[[[0.2000, 0.6000]]]])]
     """
 
+    is_relative = True
     temperature: float = 1.0
     sink: float | None = None
 
@@ -252,6 +259,7 @@ class LearnedSink(nn.Module, Normalizer):
     """
 
     row_sum = None
+    is_relative = True
     temperature = 1.0
 
     def __init__(self, num_heads: Size) -> None:
@@ -311,6 +319,8 @@ class Sparsemax(Normalizer):
     tensor([[[[0.2500, 0.7500, 0.0000]]]])
     """
 
+    is_relative = True
+
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         greatest = _greatest(scores)
         ranked = _from_greatest(scores, greatest).sort(-1, descending=True).values
@@ -335,6 +345,8 @@ class Entmax15(Normalizer):
     >>> rg.Entmax15().normalize_rows(torch.tensor([[[[0.0, 0.4, -2.0]]]]), torch.arange(3))[0]  # t = -0.6
     tensor([[[[0.3600, 0.6400, 0.0000]]]])
     """
+
+    is_relative = True
 
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         greatest = _greatest(scores)
@@ -375,12 +387,17 @@ class TopK(Normalizer):
     tensor([[[[0.2500, 0.0000, 0.7500]]]])
     """
 
+    is_relative = True
     k: Size
 
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         kept = scores.topk(min(self.k, scores.shape[-1]), dim=-1)
         indices = columns[kept.indices].masked_fill(kept.values.isneginf(), -1)
         return *log_sum_exp(kept.values), indices
+
+    def restated(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> RowStatistic:
+        kept = row_statistic[-1]
+        return *log_sum_exp(scores.masked_fill(~_kept(kept, columns), -torch.inf)), kept
 
     def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
         *logsumexp, kept = row_statistic
