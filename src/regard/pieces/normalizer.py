@@ -31,8 +31,8 @@ class Normalizer(ABC):
 
     `row_sum` is the sum of the weights of a row that is not empty; None if it varies. `independent`: each key has its
     weight by itself, so a row may sum to more than 1. `is_signed`: weights may be negative. `masked_score` replaces
-    masked scores. `needs_nonnegative` refuses a score piece whose scores may be below 0. `is_relative`: weights depend on
-    s_ij - r_i, where r_i is the first number of the statistic, so they lose digits if both are large.
+    masked scores. `needs_nonnegative` refuses a score piece whose scores may be below 0. `is_relative`: weights are
+    functions of s_ij - r_i, r_i the first number of the statistic, so they lose digits if both are large.
 
     >>> import torch, regard as rg
     >>> scores, columns = torch.zeros(1, 1, 1, 4), torch.arange(4)
