@@ -93,7 +93,7 @@ def test_rows_tiles_and_folds_are_those_of_the_cpu(name, dtype):
     close(there[0, :, 1:-1, J // 2 :], here[0, :, 1:-1, J // 2 :])
     close(there[..., [J - 1, 0, 0]], here[..., [J - 1, 0, 0]])
     close(there.received(), here.received())
-    here, there = (weights.shares() if weights.is_signed else weights for weights in (here, there))
+    here, there = (weights if weights.has_shares else weights.shares() for weights in (here, there))
     folds = (rg.Entropy(), rg.KeyTotals(), rg.Distance(), rg.MassOn([0, 2]), rg.Pool(3, 3), rg.Similarity())
     for mine, theirs in zip(there.summarize(*folds), here.summarize(*folds), strict=True):
         close(mine, theirs)

@@ -22,8 +22,8 @@ SINGLE = sorted(
 )
 #: The same with tensors of the call: gates of keys, or an indexer.
 WITH_TENSORS = sorted(name for name in mechanisms() if _has_tensors(name))
-#: Those whose weights are shares; the statistics of signed weights are others.
-SHARES = [name for name in SINGLE if not mechanisms()[name].example()[0].normalizer.is_signed]
+#: Those whose weights are shares; statistics of other weights are those of `shares()`.
+SHARES = [name for name in SINGLE if mechanisms()[name].example()[0].normalizer.has_shares]
 #: Mechanisms whose keys another score chooses, by numbers of each call.
 SELECTED = sorted(name for name, entry in mechanisms().items() if entry.family == "selected")
 #: Mechanisms with a transition, which the engines `recurrent` and `reference` run.

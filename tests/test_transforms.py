@@ -215,7 +215,7 @@ def test_on_meta_tensors_sizes_are_answered(name):
 def _numbers_of(seen):
     """The output, some rows, and statistics; entropy is that of shares, where weights have signs."""
     weights = seen.weights
-    entropy = (weights.shares() if weights.is_signed else weights).entropy()
+    entropy = (weights if weights.has_shares else weights.shares()).entropy()
     return [seen.output, weights[0, 0, 1:3], entropy, weights.received(), weights.pool(2, 2)]
 
 

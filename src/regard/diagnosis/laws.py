@@ -393,7 +393,7 @@ def a_call_changes_nothing(small: Small) -> None:
         toward = torch.ones(1, dtype=torch.float64).expand_as(seen.output)
         first = torch.autograd.grad(seen.output, leaves, toward, retain_graph=True, allow_unused=True)
         assert seen.weights.dense().shape == seen.weights.shape
-        shares = seen.weights.shares() if seen.weights.is_signed else seen.weights
+        shares = seen.weights if seen.weights.has_shares else seen.weights.shares()
         shares.summarize(Entropy(), KeyTotals(), TopLinks(2), Distance(), Pool(3, 3), Similarity())
         again = torch.autograd.grad(seen.output, leaves, toward, allow_unused=True)
         assert all(a is b is None or torch.equal(a, b) for a, b in zip(first, again, strict=True)), "gradients change"

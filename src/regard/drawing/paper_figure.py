@@ -200,7 +200,7 @@ def _material(source: Any, tokens: Any) -> Material:
             f"figure: the maps have {B} texts, and a figure shows one. Choose it: "
             "rg.figure(rg.TextReading.of(title, seen.maps, tokens, batch=0))."
         )
-    maps = {name: weights.shares() if weights.is_signed else weights for name, weights in maps.items()}
+    maps = {name: weights if weights.has_shares else weights.shares() for name, weights in maps.items()}
     named = chosen_panels("figure", next(iter(maps.values())), tokens, 0, 0, 1).queries  # checks the tokens
     queries, keys = _sides(tokens, named, I, J)
     reading = cache(lambda: TextReading.of("", dict(maps), keys, queries=queries))

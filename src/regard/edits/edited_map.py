@@ -33,7 +33,11 @@ class EditedMap(ChangedMap):
 
     @property
     def is_signed(self) -> bool:  # type: ignore[override]
-        return self.source.is_signed
+        return self.source.is_signed or any(edit.gives_negative for edit in self.edits.edits)
+
+    @property
+    def has_shares(self) -> bool:  # type: ignore[override]
+        return self.source.has_shares and all(edit.keeps_shares for edit in self.edits.edits)
 
     @property
     def _bytes_per_weight(self) -> int:

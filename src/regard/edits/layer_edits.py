@@ -59,6 +59,24 @@ class LayerEdit:
         """Whether it acts before the softmax."""
         return isinstance(self.edit, Steer) or (isinstance(self.edit, KnockOut) and self.edit.renormalize)
 
+    @property
+    def gives_negative(self) -> bool:
+        """Whether weights that are not negative may become so."""
+        if isinstance(self.edit, ScaleWeights):
+            return self.edit.factor < 0
+        return isinstance(self.given, AttentionMap) and self.given.is_signed
+
+    @property
+    def keeps_shares(self) -> bool:
+        """Whether rows that are shares remain shares."""
+        if isinstance(self.edit, ScaleWeights):
+            return self.edit.factor == 1
+        return (
+            self.given.has_shares
+            if isinstance(self.given, AttentionMap)
+            else (self.is_of_scores or isinstance(self.edit, ReplaceWeights))
+        )
+
     def weights(self, weights: Tensor, tile: EditedTile) -> Tensor:
         """The weights (B, H, I, J) of a tile after an edit of weights."""
         edit, pairs = self.edit, self.pairs

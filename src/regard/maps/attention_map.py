@@ -68,8 +68,8 @@ class AttentionMap(ABC):
 
     Nothing is computed before you ask. Every answer is exact. Weights are before dropout, in float32 or float64. They
     are detached, unless the map was made inside `rg.differentiable()`. Weights of a softmax are shares: not negative,
-    with the sum 1 in each row. If `is_signed`, they may be negative and of any sum, and `shares()` gives
-    |w_ij| / sum_j |w_ij|.
+    with the sum 1 in each row (`has_shares`). If `is_signed`, they may be negative and of any sum. Gates, edits and
+    sums of maps may also give rows of any sum. `shares()` gives |w_ij| / sum_j |w_ij|.
 
     >>> import torch, regard as rg
     >>> seen = rg.attend(rg.Attention(), *(torch.randn(1, 2, 5, 4) for _ in range(3)))
@@ -81,6 +81,9 @@ class AttentionMap(ABC):
 
     #: Whether weights may be negative, and rows may have any sum.
     is_signed: ClassVar[bool] = False
+    #: Whether the rows are shares: no weight is negative, and a row sums to 1, or to less where the rest is on no key
+    #: (a sink, an empty row of a part). Each family answers. Statistics that need shares refuse other maps.
+    has_shares: ClassVar[bool] = False
     #: Chooses the family of weights; `call_map` sets it, since the families are subclasses of this class.
     _of_tensors: ClassVar[Callable[..., AttentionMap]]
     #: Makes the map of shares; `share_map` sets it.
@@ -334,7 +337,7 @@ class AttentionMap(ABC):
 
         States have no gradients.
         """
-        folds = check_folds(folds, self.is_signed)
+        folds = check_folds(folds, self)
         states = {fold: fold.init(self.shape, self.device) for fold in folds}
         self._add_tiles(states)
         return states

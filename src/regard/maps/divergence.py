@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
-from regard.maps.folds import Entropy, Fold, Shape, SignedMass, State, Tile, times_log, zeros
+from regard.maps.folds import ANY_SUM, NEGATIVE, Entropy, Fold, Shape, SignedMass, State, Tile, times_log, zeros
 from regard.shapes import to_device
 
 #: The least weight: a key with a target and weight 0 counts as if it had this weight, the least normal float32.
@@ -32,7 +32,7 @@ class Divergence(Fold[Tensor]):
     weight 0, the divergence is infinite; here such a key has the weight 2^-126, so it costs 87 nats for its share of
     the row. (Kullback and Leibler 1951.)
 
-    Errors: `RegardError` if `to` is negative or not finite, is signed, or does not fit the map.
+    Errors: `RegardError` if `to` is negative or not finite, has no shares, or does not fit the map.
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 2, 4)
@@ -47,10 +47,9 @@ class Divergence(Fold[Tensor]):
 
     def __post_init__(self) -> None:
         if isinstance(self.to, AttentionMap):
-            if self.to.is_signed:
-                raise RegardError(
-                    "Divergence: targets are shares, and the weights of this map may be negative. Give to=map.shares()."
-                )
+            if not self.to.has_shares:
+                reason = NEGATIVE if self.to.is_signed else ANY_SUM
+                raise RegardError(f"Divergence: targets are shares. {reason} Give to=map.shares().")
             return
         if not 2 <= self.to.ndim <= 4 or not self.to.is_floating_point():
             raise RegardError(

@@ -31,6 +31,9 @@ else:
     FoldResult = TypeVar("FoldResult")
 
 State = list[Tensor]
+#: Why the weights of a map are no shares.
+NEGATIVE = "The weights of this map may be negative."
+ANY_SUM = "The rows of this map may have any sum."
 #: The shape of a map: batch, heads, queries, keys.
 Shape = tuple[int, int, int, int]
 
@@ -98,17 +101,24 @@ class Fold(ABC, Generic[FoldResult]):
         return [a + b for a, b in zip(state, other, strict=True)]
 
 
-def check_folds(folds: Iterable[Fold], is_signed: bool) -> list[Fold]:
-    """The folds; refuse those that need shares if weights may be negative."""
+def check_folds(folds: Iterable[Fold], weights: Any) -> list[Fold]:
+    """The folds; refuse those that need shares if the weights of the map are none."""
     folds = list(folds)
     for fold in folds:
-        if is_signed and fold.needs_shares:
+        if fold.needs_shares and not weights.has_shares:
             raise RegardError(
                 f"weights.summarize: {type(fold).__name__} needs shares, weights that are not negative and sum to 1. "
-                "The weights of this map may be negative. Ask weights.shares(), the map of |w_ij| / sum_j |w_ij|, or "
-                "use SignedMass, which sums weights of each sign."
+                f"{NEGATIVE if weights.is_signed else ANY_SUM} Ask weights.shares(), the map of |w_ij| / sum_j |w_ij|, "
+                "or use SignedMass, which sums weights of each sign."
             )
     return folds
+
+
+def are_shares(weights: Tensor) -> bool:
+    """Whether no weight is negative and each row (the last axis) sums to 1, is empty or has a NaN, up to rounding."""
+    rounding, totals = max(1e-3, 4 * torch.finfo(weights.dtype).eps), weights.sum(-1)
+    fits = (totals - 1).abs().le(rounding) | (totals == 0) | totals.isnan()
+    return bool(fits.all()) and not bool((weights < -1e-6).any())
 
 
 def zeros(device: torch.device, *shape: int) -> Tensor:

@@ -132,8 +132,6 @@ class PositiveMap(ChangedMap):
     tensor([1., 0.])
     """
 
-    is_signed: ClassVar[bool] = True  # a row may have any sum
-
     @property
     def _bytes_per_weight(self) -> int:
         return self.source._bytes_per_weight + self._item_bytes

@@ -43,6 +43,7 @@ class Readable(Protocol):
     """What this file needs of a map."""
 
     is_signed: ClassVar[bool]
+    has_shares: ClassVar[bool]
     grid: Grid
 
     @property
@@ -70,7 +71,7 @@ def in_graph(empty: Tensor, tensors: Iterable[Tensor]) -> Tensor:
 
 def live_states(weights: Readable, folds: Iterable[Fold]) -> dict[Fold, State]:
     """The state of each fold after the whole map, in the autograd graph."""
-    reading = _FoldReading(weights, list(dict.fromkeys(check_folds(folds, weights.is_signed))))
+    reading = _FoldReading(weights, list(dict.fromkeys(check_folds(folds, weights))))
     numbers = iter(_read(reading))
     return {fold: [next(numbers) for _ in range(count)] for fold, count in reading.counts.items()}
 

@@ -30,7 +30,8 @@ class HeadMean(AttentionMap):
     """
 
     def __init__(self, source: AttentionMap, num_channels: int | None = None) -> None:
-        self.source, self.is_signed = source, source.is_signed  # type: ignore[misc]
+        self.source = source
+        self.is_signed, self.has_shares = source.is_signed, source.has_shares  # type: ignore[misc]
         self.num_channels = source.shape[1] if num_channels is None else num_channels
         self.attention, self.positions = source.attention, source.positions
         self.grid = replace(source.grid, head=source.grid.head[:1])

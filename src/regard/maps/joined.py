@@ -52,7 +52,7 @@ class JoinedMap(AttentionMap):
     """Rows of several maps as one map.
 
     Each row is computed by the map that it came from, so every family can be joined. Pairs that no part has weigh 0.
-    The first part says whether weights have signs, and what their dtype is.
+    The first part says what their dtype is.
 
     >>> import torch, regard as rg
     >>> from regard.maps.joined import JoinedMap, MapRows
@@ -81,7 +81,11 @@ class JoinedMap(AttentionMap):
 
     @cached_property
     def is_signed(self) -> bool:  # type: ignore[override]
-        return self._first.is_signed
+        return any(part.source().is_signed for part in self.parts)
+
+    @cached_property
+    def has_shares(self) -> bool:  # type: ignore[override]
+        return all(part.source().has_shares for part in self.parts)
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -53,6 +53,10 @@ class KeyGroupMap(AttentionMap):
     def is_signed(self) -> bool:  # type: ignore[override]
         return self.by_group.is_signed or any(bool((tensor < 0).any()) for tensor in self._tensors)
 
+    @property
+    def has_shares(self) -> bool:  # type: ignore[override]
+        return self.by_group.has_shares and self.groups.are_means
+
     def _current_versions(self) -> list[int]:
         return [tensor._version for tensor in self._tensors if not tensor.is_inference()]
 

@@ -15,6 +15,7 @@ from regard.checks import checked
 from regard.errors import RegardError
 from regard.live import keeping, kept
 from regard.maps.attention_map import AttentionMap
+from regard.maps.folds import are_shares
 from regard.maps.gradients import LiveRows, Rows, joined_rows
 from regard.maps.indices import Index, indices
 from regard.pieces.grid import Grid
@@ -50,6 +51,10 @@ class ProductMap(AttentionMap):
     @cached_property
     def is_signed(self) -> bool:  # type: ignore[override]
         return any(factor.is_signed for factor in self.factors)
+
+    @cached_property
+    def has_shares(self) -> bool:  # type: ignore[override]
+        return all(factor.has_shares for factor in self.factors)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -123,6 +128,10 @@ class MatrixMap(AttentionMap):
     @cached_property
     def is_signed(self) -> bool:  # type: ignore[override]
         return bool((self.matrix < 0).any())
+
+    @cached_property
+    def has_shares(self) -> bool:  # type: ignore[override]
+        return are_shares(self.matrix)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -131,7 +131,7 @@ class RingMap(ScoredMap):
         states: dict[Fold, Any] = {}
 
         def ask() -> str:
-            states.update((fold, fold.init(self.shape, self.device)) for fold in check_folds(folds, self.is_signed))
+            states.update((fold, fold.init(self.shape, self.device)) for fold in check_folds(folds, self))
             return ", ".join(f"{words(fold)} ({Contents.of(fold).digest})" for fold in folds)
 
         self._agree("statistics", ask)

@@ -69,6 +69,10 @@ class ScoredMap(AttentionMap):
     def is_signed(self) -> bool:  # type: ignore[override]
         return self.attention.normalizer.is_signed
 
+    @property
+    def has_shares(self) -> bool:  # type: ignore[override]
+        return self.attention.normalizer.has_shares
+
     def _current_versions(self) -> list[int]:
         """The versions of tensors that share memory with tensors outside the map."""
         tensors = (*self._prepared.tensors(), *(self.attention.shared or ()))
@@ -240,7 +244,7 @@ class ScoredMap(AttentionMap):
     @torch.no_grad()
     def fold_states(self, folds: Iterable[Fold]) -> dict[Fold, State]:
         """The state of each fold; the compiled kernels compute the folds that they know, tiles compute the others."""
-        folds = check_folds(folds, self.is_signed)
+        folds = check_folds(folds, self)
         states = {fold: fold.init(self.shape, self.device) for fold in folds}
         done: set[Fold] = set()
         if any(map(passes.knows, states)) and (terms := self._compiled_terms()) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ class ShareMap(ChangedMap):
     >>> rg.attend(rg.Attention(), x, x, x).weights.shares().entropy().exp().round(decimals=4)
     tensor([[[3., 3., 3.]]])
     """
+
+    has_shares: ClassVar[bool] = True
 
     def __init__(self, source: AttentionMap, signs: Signs | None = None) -> None:
         """`signs`: the sums of the weights of each sign; computed in one pass at the first look if not given."""

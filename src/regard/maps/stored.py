@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from regard.attention import Attention, Prepared
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
+from regard.maps.folds import are_shares
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.bias import Bias
 from regard.pieces.grid import Grid
@@ -69,6 +70,12 @@ class Unchanged(Normalizer):
         return scores
 
 
+class UnchangedShares(Unchanged):
+    """w_ij = s_ij, which are shares."""
+
+    row_sum = 1.0
+
+
 class UnchangedSigned(Unchanged):
     """w_ij = s_ij, which may be negative."""
 
@@ -88,7 +95,8 @@ def tabled(weights: Tensor, is_signed: bool = False) -> ScoredMap:
     )
     prepared = Prepared(weights.detach(), columns, (), ())
     grid = Grid.whole(positions, B, H, I, weights.device)
-    normalizer = UnchangedSigned() if is_signed else Unchanged()
+    unsigned = UnchangedShares() if are_shares(weights) else Unchanged()
+    normalizer = UnchangedSigned() if is_signed else unsigned
     return ScoredMap(Attention(Table(), normalizer=normalizer), prepared, positions, grid, None)
 
 

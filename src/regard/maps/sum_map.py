@@ -14,6 +14,7 @@ from regard.checks import checked
 from regard.errors import RegardError
 from regard.live import keeping, kept
 from regard.maps.attention_map import AttentionMap
+from regard.maps.folds import are_shares
 from regard.maps.gradients import LiveRows, Rows, given, joined_rows
 from regard.maps.indices import Index, indices
 from regard.pieces.mask import Mask
@@ -46,6 +47,12 @@ class SumMap(AttentionMap):
     @cached_property
     def is_signed(self) -> bool:  # type: ignore[override]
         return any(part.is_signed for part in self.parts) or any(bool((factor < 0).any()) for factor in self.factors)
+
+    @cached_property
+    def has_shares(self) -> bool:  # type: ignore[override]
+        if not all(part.has_shares for part in self.parts):
+            return False
+        return are_shares(torch.stack(torch.broadcast_tensors(*(factor.float() for factor in self.factors)), -1))
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,9 @@ class KeyGroups(ABC):
     >>> torch.allclose(seen.weights.dense() @ v, seen.output, atol=1e-5), seen.weights.by_group.shape
     (True, (1, 2, 6, 3))
     """
+
+    #: Whether the value of a group is a mean of its tokens' values: weights of tokens sum to those of groups.
+    are_means: ClassVar[bool] = False
 
     @abstractmethod
     def keys(self, x: Tensor) -> Tensor:
@@ -85,6 +89,7 @@ class MeanGroups(KeyGroups):
     tensor([0.2500, 0.2500, 0.2500, 0.2500, 0.0000, 0.0000])
     """
 
+    are_means: ClassVar[bool] = True
     size: Size
     stride: Size | None = None
 

@@ -48,6 +48,11 @@ class Normalizer(ABC):
     needs_nonnegative: bool = False
     is_relative: bool = False
 
+    @property
+    def has_shares(self) -> bool:
+        """Whether weights are shares of the row: not negative, with the sum 1; a sink has the rest."""
+        return self.row_sum == 1.0 and not self.is_signed
+
     @abstractmethod
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         """The statistic of whole rows: masked scores (B, H, I, J) and key indices (J,) -> tensors (B, H, I, ...)."""
@@ -187,6 +192,8 @@ class Softmax(Normalizer):
     temperature: float = 1.0
     sink: float | None = None
 
+    has_shares = True  # type: ignore[assignment]
+
     def __post_init__(self) -> None:
         if isinstance(self.sink, Tensor):
             raise RegardError(
@@ -260,6 +267,7 @@ class LearnedSink(nn.Module, Normalizer):
 
     row_sum = None
     is_relative = True
+    has_shares = True  # type: ignore[assignment]
     temperature = 1.0
 
     def __init__(self, num_heads: Size) -> None:

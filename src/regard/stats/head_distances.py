@@ -55,7 +55,7 @@ def divergence(
     chosen = sample_rows(layers[0].shape[2]) if rows is None else indices("divergence", "row", rows, layers[0].shape[2])
     if not len(chosen):
         raise RegardError("divergence: there are no rows. Give at least one query.")
-    layers = [layer.shares() if layer.is_signed else layer for layer in layers]
+    layers = [layer if layer.has_shares else layer.shares() for layer in layers]
     total = torch.zeros((), dtype=torch.float32)
     for part in chosen.split(ROWS):
         weights = torch.cat([layer.tile(batch=batch, rows=part)[0].float().cpu() for layer in layers])

@@ -62,7 +62,7 @@ def mask_findings(
     """
     found = []
     for number, weights in zip(layer_numbers(maps, numbers), maps.values(), strict=True):
-        weights = weights.shares() if weights.is_signed else weights
+        weights = weights if weights.has_shares else weights.shares()
         if causal:
             found += leaks(number, weights)
         if real is not None:

@@ -226,7 +226,7 @@ def one_text(operation: str, weights: AttentionMap, batch: int) -> AttentionMap:
         raise RegardError(f"{operation}: batch {batch} is out of range; the map has {B} text{'s' * (B > 1)}.")
     some = spread_indices(H, MOST_HEADS)
     weights = weights if B == 1 and len(some) == H else weights.select(torch.tensor([batch]), some)
-    shares = weights.shares() if weights.is_signed else weights
+    shares = weights if weights.has_shares else weights.shares()
     return HeadMean(shares, H) if len(some) < H else shares
 
 

@@ -27,6 +27,7 @@ from regard.hf.capture.verification import Check
 from regard.hf.masks.mask_tensors import recognise
 from regard.maps import attention_map
 from regard.maps.attention_map import AttentionMap
+from regard.maps.folds import are_shares
 from regard.maps.indices import Index, indices
 from regard.pieces.grid import Grid
 from regard.pieces.mask_data import mask_tensor
@@ -224,6 +225,10 @@ class RerunMap(AttentionMap):
         It is the rule of the whole call, since the grid of a selection has the numbers of its texts in the call.
         """
         return mask_of(self._source() > 0)
+
+    @cached_property
+    def has_shares(self) -> bool:  # type: ignore[override]
+        return are_shares(at_least_float32(self._source()))
 
     @checked
     def select(self, batch: Index, head: Index) -> AttentionMap:

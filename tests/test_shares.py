@@ -1,0 +1,141 @@
+"""A map that says its rows are shares has rows that sum to 1; statistics of others equal a formula or refuse."""
+
+import pytest
+import torch
+
+import regard as rg
+from regard.catalog import mechanisms
+from regard.edits.edited_map import EditedMap
+from regard.edits.layer_edits import LayerEdit, LayerEdits
+from regard.edits.pairs import Pairs
+from regard.maps.head_mean import HeadMean
+from regard.maps.joined import joined
+from regard.maps.stored import load_map, save_map, tabled
+
+
+def seen(**pieces):
+    q, k, v = torch.randn(3, 1, 2, 6, 8)
+    return rg.attend(rg.Attention(**{"mask": rg.causal(), **pieces}), q, k, v).weights
+
+
+def check(weights, has_all=True):
+    """Rows of a map with shares sum to 1 (or 0); its statistics are formulas of the dense weights. Others refuse."""
+    dense = weights.dense().double()  # if not `has_all`, a sink or an empty part has the rest
+    totals, distance = dense.sum(-1), weights.grid.distance.abs().double()
+    if not weights.has_shares:
+        for ask in (weights.entropy, weights.distance, lambda: weights.summarize(rg.Divergence(to=weights.shares()))):
+            with pytest.raises(rg.RegardError, match=r"needs shares.*weights\.shares\(\)"):
+                ask()
+        weights, dense = weights.shares(), dense.abs() / dense.abs().sum(-1, keepdim=True).clamp_min(1e-30)
+    else:
+        assert not weights.is_signed and (dense >= -1e-6).all()
+        wrong = ((totals - 1).abs() > 1e-4) & (totals != 0) if has_all else totals > 1 + 1e-4
+        assert not wrong.any(), f"rows that should be shares sum to {totals[wrong]}"
+    tolerance = {"rtol": 1e-3, "atol": 1e-4}
+    torch.testing.assert_close(weights.entropy().double(), -torch.xlogy(dense, dense).sum(-1), **tolerance)
+    torch.testing.assert_close(weights.distance().double(), (dense * distance).sum(-1), **tolerance)
+
+
+@pytest.mark.parametrize("name", sorted(mechanisms()))
+def test_every_mechanism_knows_whether_its_rows_are_shares(name):
+    with torch.no_grad():
+        example = mechanisms()[name].example()
+        check(rg.attend(*example, **mechanisms()[name].tensors(*example)).weights, name not in ("sinks", "infini"))
+
+
+def edited(edit, **pieces):
+    source = seen(**pieces)
+    return EditedMap(source, LayerEdits((LayerEdit(edit, Pairs(keys=edit.where.indices("keys"))),)))
+
+
+FAMILIES = {
+    "softmax": (seen, True),
+    "sigmoid": (lambda: seen(normalizer=rg.Sigmoid()), False),
+    "unnormalized": (lambda: seen(normalizer=rg.Unnormalized()), False),
+    "sum of shares": (lambda: rg.SumMap([seen(), seen()], [0.25, 0.75]), True),
+    "sum of twice": (lambda: rg.SumMap([seen(), seen()], [1.0, 1.0]), False),
+    "gates by row": (lambda: rg.SumMap([seen(), seen()], [torch.rand(1, 2, 6, 1), 0.5]), False),
+    "sum with sigmoid": (lambda: rg.SumMap([seen(), seen(normalizer=rg.Sigmoid())], [0.5, 0.5]), False),
+    "product": (lambda: rg.ProductMap([seen(), seen()]), True),
+    "product with matrix": (lambda: rg.ProductMap([seen(), rg.MatrixMap(2 * torch.eye(6).expand(1, 2, 6, 6))]), False),
+    "matrix": (lambda: rg.MatrixMap(torch.rand(1, 2, 6, 6)), False),
+    "matrix of shares": (lambda: rg.MatrixMap(torch.rand(1, 2, 6, 6).softmax(-1)), True),
+    "table": (lambda: tabled(torch.rand(1, 2, 6, 6)), False),
+    "table of shares": (lambda: tabled(torch.rand(1, 2, 6, 6).softmax(-1)), True),
+    "shares": (lambda: seen(normalizer=rg.Sigmoid()).shares(), True),
+    "mean of heads": (lambda: HeadMean(seen()), True),
+    "mean of sigmoids": (lambda: HeadMean(seen(normalizer=rg.Sigmoid())), False),
+    "scaled": (lambda: edited(rg.ScaleWeights(rg.Where(keys=0), 3.0)), False),
+    "turned": (lambda: edited(rg.ScaleWeights(rg.Where(keys=0), -1.0)), False),
+    "knocked out": (lambda: edited(rg.KnockOut(rg.Where(keys=0), renormalize=False)), False),
+    "selected": (lambda: rg.SumMap([seen(), seen()], [1.0, 1.0]).select([0], [1]), False),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_knows_whether_its_rows_are_shares(name):
+    make, expected = FAMILIES[name]
+    weights = make()
+    assert weights.has_shares is expected
+    check(weights)
+
+
+def test_a_negative_factor_makes_weights_signed():
+    assert edited(rg.ScaleWeights(rg.Where(keys=0), -1.0)).is_signed
+
+
+def test_a_sink_has_the_rest_of_a_row():
+    weights = seen(normalizer=rg.Softmax(sink=0.0))
+    totals = weights.dense().sum(-1)
+    assert weights.has_shares and (totals < 1).all() and (weights.entropy() >= 0).all()
+
+
+def test_groups_that_are_sums_have_no_shares():
+    class Pairs(rg.KeyGroups):
+        def keys(self, x):
+            return x[:, :, 0::2] + x[:, :, 1::2]
+
+        def unfolded(self, weights, columns, num_keys):
+            return weights[..., columns // 2]
+
+    q, k, v = torch.randn(3, 1, 2, 6, 8)
+    check(rg.attend(rg.Grouped(rg.Attention(), Pairs()), q, k, v).weights)
+    means = rg.attend(rg.Grouped(rg.Attention(), rg.MeanGroups(2)), q, k, v).weights
+    assert means.has_shares
+    check(means)
+
+
+def test_joined_rows_are_shares_if_all_are():
+    q, k, v = torch.randn(3, 1, 2, 6, 8)
+    attention = rg.Attention(mask=rg.causal())
+    first, last = (
+        rg.attend(attention, q[:, :, i], k[:, :, :n], v[:, :, :n]).weights
+        for i, n in ((slice(0, 4), 4), (slice(4, 6), 6))
+    )
+    doubled = rg.SumMap([last], [2.0])
+    check(joined([first, last]))
+    weights = joined([first, doubled])
+    assert not weights.has_shares
+    check(weights)
+
+
+def test_targets_of_a_divergence_are_shares():
+    weights = seen()
+    with pytest.raises(rg.RegardError, match=r"targets are shares.*may have any sum.*shares\(\)"):
+        rg.Divergence(to=rg.SumMap([weights], [2.0]))
+
+
+@pytest.mark.parametrize("name", ["sum of twice", "sum of shares", "turned"])
+def test_saved_maps_know_it_too(name, tmp_path):
+    weights = FAMILIES[name][0]()
+    save_map(tmp_path / "map.safetensors", weights)
+    loaded = load_map(tmp_path / "map.safetensors")
+    assert (loaded.has_shares, loaded.is_signed) == (weights.has_shares, weights.is_signed)
+
+
+def test_a_profile_is_of_shares():
+    """The profile of rows that sum to 2 is that of the rows, divided by 2."""
+    weights = seen()
+    one, two = (rg.profile({"layers.0": w}, list("abcdef")) for w in (weights, rg.SumMap([weights], [2.0])))
+    for name, values in one.layers[0].values.items():
+        torch.testing.assert_close(two.layers[0].values[name], values, msg=name)
