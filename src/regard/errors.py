@@ -58,6 +58,8 @@ def errors_named(inner: str, outer: str) -> Iterator[None]:
 def nearest(name: str, known: Iterable[str]) -> str:
     """A text with the valid names, and the valid name that is most like `name`."""
     known = sorted(known)
+    if not known:
+        return "There are no names to choose from."
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     hint = f"Did you mean {close[0]!r}? " if close else ""
     return f"{hint}Known names: {', '.join(known)}."

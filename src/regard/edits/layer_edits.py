@@ -227,7 +227,7 @@ def of_layer(edit: str, given: Any, path: str) -> Any:
     for name in (path, layer, str(layer)):
         if name in given:
             return given[name]
-    raise RegardError(f"{edit}: what was given has no layer {path!r}. It has {', '.join(map(str, given))}.")
+    raise RegardError(f"{edit}: what was given has no layer {path!r}. It has {', '.join(map(str, given)) or 'none'}.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,6 +27,8 @@ ATTENTION = re.compile("attention|attn|bahdanau|luong", re.IGNORECASE)
 #: Functions that compute attention: torch's fused function, and `regard.attend` under any name.
 OURS = "regard.attend"
 FUSED = frozenset({"scaled_dot_product_attention", OURS})
+#: The functions that transformers offers to attention modules.
+INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 #: Packages whose functions are not searched, and packages whose methods are not searched.
 LIBRARIES = ("torch", "transformers", "regard.")
 BASES = ("torch", "transformers.modeling_utils", "transformers.generation", "regard.")
@@ -43,9 +45,9 @@ def with_numbers(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 def _attends(module: nn.Module) -> bool:
-    """Whether a module calls a fused function, or has two of these: an attention name, projections, a softmax."""
+    """Whether a module calls such a function, or has two of these: an attention name, projections, a softmax."""
     names = names_called(type(module))
-    if isinstance(module, nn.MultiheadAttention | Attends) or FUSED & names:
+    if isinstance(module, nn.MultiheadAttention | Attends) or INTERFACE in names or FUSED & names:
         return True
     named = ATTENTION.search(type(module).__name__) is not None
     if "softmax" in names:
@@ -93,7 +95,7 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 def may_compute_weights(module: nn.Module) -> bool:
     """Whether a module may compute its weights itself, not through transformers, torch or Regard."""
-    if isinstance(module, Attends) or "ALL_ATTENTION_FUNCTIONS" in names_called(type(module)):
+    if isinstance(module, Attends) or INTERFACE in names_called(type(module)):
         return False
     return not any(isinstance(part, nn.MultiheadAttention) for part in module.modules())
 
@@ -156,7 +158,7 @@ class ChosenLayers:
         for layer in self.layers or ():
             if not any(_matches(layer, name) for name in (attending if isinstance(layer, int) else names)):
                 known = sorted({n for n in map(layer_number, attending) if n is not None})
-                listed = f"It has layers {', '.join(map(str, known))}."
+                listed = f"It has layers {', '.join(map(str, known))}." if known else "Its layers have no numbers."
                 remedy = listed if isinstance(layer, int) else nearest(layer, attending)
                 raise RegardError(f"watch(layers=...): the model has no layer {layer!r}. {remedy}")
 

@@ -104,8 +104,8 @@ def as_mistakes(module: object) -> Iterator[None]:
     try:
         yield
     except Untranslatable as reason:
-        of_transformers = type(module).__module__.startswith("transformers")
-        remedy = " Set attn_implementation='sdpa' or 'eager' for this model." if of_transformers else ""
+        backend = getattr(getattr(module, "config", None), "_attn_implementation", EAGER)
+        remedy = "" if backend in (EAGER, "sdpa") else " Set attn_implementation='sdpa' or 'eager' for this model."
         raise RegardError(
             f"edit: the attention of {type(module).__name__} cannot be edited: {reason}.{remedy}"
         ) from None

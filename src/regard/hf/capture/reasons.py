@@ -29,7 +29,9 @@ def nothing_captured(model: nn.Module, reasons: Iterable[str]) -> str:
     """What to say of a model that ran and of which no module has a map."""
     reasons = list(reasons)
     listed = f" {len(reasons)} attention modules: {'; '.join(dict.fromkeys(reasons))}." if reasons else ""
+    backend = getattr(getattr(model, "config", None), "_attn_implementation", "eager")
+    remedy = "with attn_implementation='eager' " if backend != "eager" else ""
     return (
         f"watch: no attention of {type(model).__name__} was captured although it ran.{listed} {SUPPORTED}; "
-        "output_attentions=True with attn_implementation='eager' may still return its weights."
+        f"output_attentions=True {remedy}may still return its weights."
     )

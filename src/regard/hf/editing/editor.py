@@ -167,6 +167,10 @@ class _Editor:
         for name in ("queries", "keys"):
             where.indices(name)
         paths = list(self.attending.values())
+        if not paths:
+            raise RegardError(
+                f"edit: {type(self.model).__name__} has no attention modules. Give the model that has them."
+            )
         unknown = [one for one in where.names_layers if not any(_selects(Where(layers=one), path) for path in paths)]
         if not unknown and any(where.heads_in(path) is not None for path in paths):
             return
