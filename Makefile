@@ -18,7 +18,7 @@ INSTALL = $(PIP) --editable '$(1)' || { \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv install demo test quick settings oldest mutation fuzz replay examples lint format types page screenshots notebooks kernels wheels bench gpu docs clean
+.PHONY: help venv install demo test quick settings oldest newest versions mutation fuzz replay examples lint format types page screenshots notebooks kernels wheels bench gpu docs clean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,7 +40,13 @@ settings: $(STAMPS)/dev ## Run the quick tests with every vector width, signals 
 	$(BIN)/python scripts/settings.py $(ARGS)
 
 oldest: ## Run the quick tests with the oldest versions that pyproject.toml allows, in .venv-oldest
-	$(PYTHON) scripts/oldest.py $(ARGS)
+	$(PYTHON) scripts/versions.py oldest $(ARGS)
+
+newest: ## Run the quick tests with the newest versions of everything, in .venv-newest
+	$(PYTHON) scripts/versions.py newest $(ARGS)
+
+versions: $(STAMPS)/dev ## Try each feature with older and newer torch and transformers: the table of docs/guides/install.md
+	$(BIN)/python scripts/versions.py table
 
 mutation: $(STAMPS)/dev ## Change the source in 150 places and see whether a test fails for each
 	$(BIN)/python scripts/mutation.py $(ARGS)
