@@ -291,7 +291,7 @@ def test_bad_batches_are_refused(given, message):
         ({7: torch.ones(4)}, "layer 7 is in none of"),
         ({0: torch.ones(3)}, r"needs 4 finite gates, one for each head, got shape \(3,\)"),
         ({0: [1.0, 1.0, 1.0, float("nan")]}, "finite gates"),
-        ({0: "ones"}, "finite gates"),
+        ({0: "ones"}, r"gates\[0\] must be a Tensor or a list of numbers"),
     ],
 )
 def test_bad_gates_are_refused(gates, message):

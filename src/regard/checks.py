@@ -126,6 +126,7 @@ def _bound(
 
 def _mistake(name: str, parameter: str, value: object, expected: Any, signature: inspect.Signature) -> str:
     kind = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+    kind = "a number beyond 64 bits" if isinstance(value, int) and abs(value) >= 2**63 else kind
     got = "" if _is_integer(value) and _names(expected, int) else f", got {kind}"  # only its value is wrong
     rule = f"{parameter} must be {words(expected)}{got}"
     inner = _first_misfit(value, expected, parameter)
@@ -207,7 +208,7 @@ def fits(value: object, expected: Any) -> bool:
     if origin is Annotated:
         return fits(value, arguments[0]) and all(value >= bound.least for bound in arguments[1:])  # type: ignore[operator]
     if origin is typing.Literal:
-        return value in arguments
+        return isinstance(value, tuple(map(type, arguments))) and value in arguments
     if origin is tuple and isinstance(value, tuple) and ... not in arguments:
         return len(value) == len(arguments) and all(map(fits, value, arguments))
     if origin in (list, tuple, Sequence, Collection, Iterable):
@@ -245,7 +246,7 @@ def _is_integer(value: object) -> bool:
             and not value.is_meta
             and value.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
         )
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool) and abs(value) < 2**63  # what a tensor can hold
 
 
 def integer(owner: str, name: str, value: Any) -> int:

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 class RegardError(ValueError):
     """A mistake in a call. The message names the operation, what it received, the rule and the remedy.
 
-    Every error that a user can cause is a `RegardError`. It is a `ValueError`, so code that catches `ValueError` keeps
-    working.
+    Wrong arguments raise it; errors of a user's own model or function keep their type. It is a `ValueError`, so code
+    that catches `ValueError` keeps working.
 
     >>> import regard as rg
     >>> rg.RoPE(width=3)
@@ -60,7 +60,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     if not known:
         return "There are no names to choose from."
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
     hint = f"Did you mean {close[0]!r}? " if close else ""
     return f"{hint}Known names: {', '.join(known)}."
 

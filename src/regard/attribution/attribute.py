@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,7 @@ def attribute(
     inputs: Any,
     target: Any = None,
     method: str = "weight-gradient",
-    layers: Any = None,
+    layers: int | str | Iterable[int | str] | None = None,
     *,
     tokenizer: Any = None,
     test: bool = True,

@@ -37,6 +37,7 @@ class Factors(nn.Module, ABC):
         """The factors; `tensors` are those of the call, by name."""
 
 
+@checked
 class ConstantFactors(Factors):
     """Numbers that never change.
 

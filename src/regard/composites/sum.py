@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.attention import Attention
+from regard.checks import checked
 from regard.composites.composite import Call, Composite
 from regard.composites.factors import ConstantFactors, Factors, check_number
 from regard.errors import RegardError
@@ -16,6 +17,7 @@ from regard.maps.sum_map import SumMap, union, weighted_sum
 from regard.pieces.mask import Mask
 
 
+@checked
 class Sum(Composite):
     """output_i = sum_m c_m,i sum_j w_m,ij v_j: several attentions of the same tokens, with a factor for each.
 

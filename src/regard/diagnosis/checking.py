@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.catalog import Mechanism
+from regard.checks import fits, words
 from regard.diagnosis import invariance, numerics
 from regard.diagnosis.calling import AXES, NO_ARGUMENTS, Caller, callers_of
 from regard.diagnosis.grouping import grouping_finding, with_own_keys
@@ -83,7 +84,11 @@ def check(
     """
     if mask is not None and mask not in SENSES:
         raise RegardError(f"check(mask={mask!r}): the sense of a mask is one of these. {nearest(mask, SENSES)}")
-    if limit is not None and not limit > 0:
+    options = (("scale", scale, float | None), ("seed", seed, int), ("progress", progress, Callable | None))
+    for name, value, expected in options:
+        if not fits(value, expected):
+            raise RegardError(f"check({name}={value!r}): {name} must be {words(expected)}.")
+    if limit is not None and not (fits(limit, float) and limit > 0):
         raise RegardError(f"check(limit={limit}): the limit is a number of seconds above 0, or None for no limit.")
     state = CheckProgress(limit, progress) if progress is not None else CheckProgress(limit)
     with state.limited(name_of(subject)):

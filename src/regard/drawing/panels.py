@@ -53,11 +53,12 @@ def panels(operation: str, weights: Any, tokens: Any, head: Heads, batch: int, l
             f"{operation}: the weights have the shape {tuple(source.shape)}, so there is nothing to show."
         )
     queries, keys = _tokens(operation, tokens, I, J)
-    chosen = [0] if head == "mean" else indices(operation, "head", head, H).tolist()
+    is_mean = isinstance(head, str) and head == "mean"
+    chosen = [0] if is_mean else indices(operation, "head", head, H).tolist()
     if not chosen:
         raise RegardError(f"{operation}: the list of heads is empty. Leave out head= for all {H} heads.")
-    cells = _cells(source, batch, slice(None) if head == "mean" else chosen, largest).detach().float().cpu()
-    cells, names = (cells.mean(0, keepdim=True), [f"mean of {H} heads"]) if head == "mean" else (cells, _names(chosen))
+    cells = _cells(source, batch, slice(None) if is_mean else chosen, largest).detach().float().cpu()
+    cells, names = (cells.mean(0, keepdim=True), [f"mean of {H} heads"]) if is_mean else (cells, _names(chosen))
     is_signed = isinstance(source, AttentionMap) and source.is_signed
     names = names if max(H, len(names)) > 1 else [""]
     return Panels(cells, names, (I, J), queries, keys, _axes(queries, keys), is_signed)
@@ -107,7 +108,7 @@ def _tokens(operation: str, tokens: Any, I: int, J: int) -> tuple[list[str] | No
         return None, None
     if isinstance(tokens, str):
         raise RegardError(f"{operation}: tokens must be a list, got the text {tokens[:40]!r}. Split it: text.split().")
-    if not hasattr(tokens, "__len__"):
+    if not hasattr(tokens, "__len__") or getattr(tokens, "ndim", 1) == 0:
         raise RegardError(f"{operation}: tokens must be a list, got {type(tokens).__name__}. Give one token for each.")
     sides = token_lists(tokens)
     is_pair, queries, keys = len(sides) == 2, sides[0], sides[-1]

@@ -70,6 +70,8 @@ def heatmap(
     """
     if vmax is not None and not vmax > 0:
         raise RegardError(f"heatmap(vmax={vmax}): colours go from 0 to vmax, so it must be above 0; None: the largest.")
+    if axes is not None and not hasattr(axes, "imshow"):
+        raise RegardError(f"heatmap(axes={axes!r}): axes are those of matplotlib: figure, axes = pyplot.subplots().")
     shown = panels("heatmap", weights, tokens, head, batch, LARGEST)
     _check_values(shown)
     if axes is not None:

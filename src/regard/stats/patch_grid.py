@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.checks import checked
 from regard.errors import RegardError
 
 
+@checked
 @dataclass(frozen=True)
 class PatchGrid:
     """Where the patches of one image, or of the frames of one video, are among the tokens.

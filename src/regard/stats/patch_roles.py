@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from regard.checks import Count, checked
+from regard.checks import Count, Size, checked
 from regard.errors import RegardError
 from regard.maps import AttentionMap
 from regard.stats.numbering import layer_numbers
@@ -56,7 +56,8 @@ def patch_roles(
     return RoleTable(head_roles)
 
 
-def shuffle_patches(pixels: Tensor, rows: int, columns: int, seed: int = 0) -> Tensor:
+@checked
+def shuffle_patches(pixels: Tensor, rows: Size, columns: Size, seed: Count = 0) -> Tensor:
     """Images (..., height, width) with their rows x columns patches in another order, the same for all images.
 
     >>> import torch
@@ -64,6 +65,8 @@ def shuffle_patches(pixels: Tensor, rows: int, columns: int, seed: int = 0) -> T
     >>> shuffle_patches(torch.arange(8.0).view(1, 2, 4), 1, 4).shape
     torch.Size([1, 2, 4])
     """
+    if pixels.ndim < 2:
+        raise RegardError(f"shuffle_patches: pixels are (..., height, width), got {tuple(pixels.shape)}.")
     height, width = pixels.shape[-2:]
     if height % rows or width % columns:
         raise RegardError(

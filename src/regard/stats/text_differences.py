@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from regard.checks import checked
 from regard.errors import RegardError
 from regard.stats.text_reading import TextReading
 
@@ -34,6 +35,7 @@ class Difference:
     spread: float
 
 
+@checked
 def differences(readings: Sequence[TextReading]) -> list[Difference]:
     """One `Difference` for every head, the largest spread first. All readings must be of the same layers of one model.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from regard.checks import checked
 from regard.edits.indices import Indices
 from regard.edits.layer_edits import LayerEdit, LayerEdits
 from regard.edits.pairs import Pairs
@@ -25,6 +26,7 @@ from regard.pieces.grid import Grid
 from regard.stats.cache_split import CacheSplit
 
 
+@checked
 @contextmanager
 def streaming(model: nn.Module, split: CacheSplit) -> Iterator[None]:
     """Run a model whose streaming heads see the first `sinks` and the last `window` keys only.

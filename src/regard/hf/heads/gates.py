@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from regard.checks import checked
 from regard.errors import RegardError
 from regard.hf.heads.layout import Heads, ModelHeads, refuse_input
 
 
+@checked
 @contextmanager
 def gated(
     model: nn.Module,
