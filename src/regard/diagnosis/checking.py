@@ -84,7 +84,7 @@ def check(
     """
     if mask is not None and mask not in SENSES:
         raise RegardError(f"check(mask={mask!r}): the sense of a mask is one of these. {nearest(mask, SENSES)}")
-    options = (("scale", scale, float | None), ("seed", seed, int), ("progress", progress, Callable | None))
+    options = (("scale", scale, float | None), ("seed", seed, int), ("progress", progress, Callable[..., Any] | None))
     for name, value, expected in options:
         if not fits(value, expected):
             raise RegardError(f"check({name}={value!r}): {name} must be {words(expected)}.")

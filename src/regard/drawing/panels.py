@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ def panels(operation: str, weights: Any, tokens: Any, head: Heads, batch: int, l
         )
     queries, keys = _tokens(operation, tokens, I, J)
     is_mean = isinstance(head, str) and head == "mean"
-    chosen = [0] if is_mean else indices(operation, "head", head, H).tolist()
+    chosen: list[int] = [0] if is_mean else indices(operation, "head", cast("Any", head), H).tolist()
     if not chosen:
         raise RegardError(f"{operation}: the list of heads is empty. Leave out head= for all {H} heads.")
     cells = _cells(source, batch, slice(None) if is_mean else chosen, largest).detach().float().cpu()
