@@ -246,9 +246,7 @@ def _is_integer(value: object) -> bool:
             and not value.is_meta
             and value.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
         )
-    return (
-        isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) < 2**63
-    )  # what a tensor can hold
+    return isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) < 2**63
 
 
 def integer(owner: str, name: str, value: Any) -> int:
