@@ -259,7 +259,7 @@ def test_an_edited_map_carries_gradients(llama, dense):
     with rg.differentiable(), rg.edit(llama, edit), rg.watch(llama) as seen:
         llama(IDS)
     parameters = [p for name, p in llama.named_parameters() if "layers.0" in name or "layers.1.self_attn.q" in name]
-    loss = seen[1].entropy().sum() + seen[1][:, 1, 4].square().sum()
+    loss = seen[1].shares().entropy().sum() + seen[1][:, 1, 4].square().sum()
     gradients = torch.autograd.grad(loss, parameters)
     dense.edits = [
         {"kind": "knock", "layers": [1], "heads": [2], "queries": [6], "keys": [3]},
