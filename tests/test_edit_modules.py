@@ -256,3 +256,71 @@ def test_queries_of_a_module_of_torch_are_counted_only_if_it_is_known_where_they
         with rg.edit(layer, edit), rg.watch(layer) as seen:
             layer(target, source)
         assert seen["multihead_attn"][0, 0, :, 0].eq(0).tolist() == [False, True, False]
+
+
+class Torch(nn.Module):
+    """`nn.MultiheadAttention` with one input."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(C, H, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x, x, x)[0]
+
+
+def llama(backend):
+    transformers = pytest.importorskip("transformers")
+    rg.register()
+    config = transformers.LlamaConfig(
+        vocab_size=20, hidden_size=C, num_hidden_layers=1, intermediate_size=8, num_attention_heads=H
+    )
+    return transformers.LlamaModel._from_config(config, attn_implementation=backend)
+
+
+MADE = {
+    "torch's function": lambda: nn.Sequential(Own()),
+    "torch's module": Torch,
+    "rg.attend": lambda: nn.Sequential(Attending()),
+    "rg.nn": lambda: rg.nn.MultiHeadAttention(C, H, is_causal=True),
+} | {backend: lambda backend=backend: llama(backend) for backend in ("sdpa", "eager", "regard")}
+WITHIN = [KNOCK_OUT, SCALE, rg.Steer(rg.Where(keys=2), 1.5), rg.ReplaceWeights(rg.Where(heads=1), "uniform")]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MADE)
+def test_what_a_watch_inside_an_edit_returns_is_what_the_model_ran(name):
+    """Patching with it reproduces the edited run; the heads of a layer and its bias are the output of the layer."""
+    model = MADE[name]().double().eval()
+    x, other = (
+        torch.randint(0, 20, (2, B, N)) if name in ("sdpa", "eager", "regard") else torch.randn(2, B, N, C).double()
+    )
+    output = {"torch's function": "out_proj", "rg.attend": "out_proj", "rg.nn": "output"}.get(name, "o_proj")
+
+    def run(x):
+        result = model(x)
+        return getattr(result, "last_hidden_state", result)
+
+    projected = []
+    found = [module for path, module in model.named_modules() if path.rpartition(".")[2] == output]
+    hooks = [module.register_forward_hook(lambda *call: projected.append(call[2])) for module in found]
+    with rg.watch(model, keep="qkv") as source:
+        run(other)
+    parts = ["output", *(["value"] if name in ("rg.attend", "rg.nn") else ["query", "key", "value"])]
+    patches = [(part, rg.Patch(rg.Where(heads=[1, 2]), part, source)) for part in parts]
+    for part, edit in [*(("output", edit) for edit in WITHIN), *patches, ("output", patches[0][1] & patches[-1][1])]:
+        with rg.watch(model, keep="qkv") as outside, rg.edit(model, edit), rg.watch(model, keep="qkv") as inside:
+            expected = run(x)
+        assert not torch.allclose(expected, run(x)), repr(edit)
+        error = 1e-4 if name == "eager" else 1e-9  # it rounds its weights to float32
+        for seen in (inside, outside):
+            for again in {part, "output"}:
+                with rg.edit(model, rg.Patch(rg.Where(), again, seen)):
+                    torch.testing.assert_close(run(x), expected, rtol=error, atol=error, msg=f"{edit!r} {again}")
+            with rg.edit(model, edit):
+                projected.clear()
+                layer = run(x)
+            whole = seen.head_part(0).sum(1) + seen.bias_part(0)
+            torch.testing.assert_close(whole, projected[0] if found else layer, rtol=error, atol=error)
+    for hook in hooks:
+        hook.remove()

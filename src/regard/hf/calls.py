@@ -74,6 +74,7 @@ class Call:
     edits: CallEdits | None = None
     place: tuple[int, int] | None = None
     known: Translation | None = None
+    patched: Tensor | None = None
 
     def run(self) -> Any:
         """What the backend returns for these tensors, without the edits."""

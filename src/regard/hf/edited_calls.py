@@ -62,15 +62,15 @@ def edited_call(call: Call) -> Call:
     return call
 
 
-def patched_output(call: Call, output: Any) -> Any:
-    """What the backend returned for a call, with patched heads."""
+def patched_output(call: Call, output: Any) -> tuple[Call, Any]:
+    """What the backend returned for a call, with patched heads, and the call that knows of them."""
     first, *others = output if isinstance(output, tuple | list) else (output,)
     changed = first
     for editor in editors:
         changed = editor.patched(call, changed)
     if changed is first:
-        return output
-    return (changed, *others) if isinstance(output, tuple | list) else changed
+        return call, output
+    return replace(call, patched=changed), (changed, *others) if isinstance(output, tuple | list) else changed
 
 
 def run_edited(call: Call, compute: Callable[[], Any]) -> Any:

@@ -89,6 +89,8 @@ class AttentionMap(ABC):
     #: Makes the map of shares; `share_map` sets it.
     _shares_of: ClassVar[Callable[[AttentionMap], AttentionMap]]
 
+    #: The values (B, G, J, E) and the output (B, H, I, E) of the call, if an edit changed them.
+    ran: tuple[Tensor, Tensor | None] | None = None
     #: The pieces. Their mask says which keys a query may attend to.
     attention: Attention
     #: The positions of queries and keys.

@@ -65,7 +65,8 @@ class SharedKeys:
 class Capture:
     """One call of a module: its pieces, queries and keys, the verification, and the log-sum-exp of rows if known.
 
-    `values` are kept with watch(keep="qkv"). If `is_live`, the tensors have their graphs.
+    `values` are kept with watch(keep="qkv"), and `patched`, the output (B, H, I, E) after patches. If `is_live`, the
+    tensors have their graphs.
     """
 
     attention: Attention
@@ -76,6 +77,7 @@ class Capture:
     logsumexp: Tensor | None = None
     values: SharedKeys | None = None
     edits: LayerEdits | None = None
+    patched: Tensor | None = None
     is_live: bool = field(default_factory=keeps_gradients)
 
     @property
@@ -113,6 +115,7 @@ class ModuleMap:
     check: Check
     steps: bool = True
     values: Tensor | None = None
+    patched: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -132,7 +135,7 @@ class ModuleMap:
 
     def append(self, later: ModuleMap) -> bool:
         """Append the map of a later call if its queries follow; returns whether they do."""
-        if not (self.steps and later.steps):
+        if not (self.steps and later.steps) or self.patched is not None or later.patched is not None:
             return False
         last, new = self.maps[-1], later.maps[0]
         if not (isinstance(last, ScoredMap) and isinstance(new, ScoredMap)):

@@ -52,7 +52,7 @@ def edited_sdpa(
     given = {**dict(zip(NAMES, args, strict=False)), **kwargs}
     given |= {"query": edited.query, "key": edited.key, "value": edited.value}
     output = run_edited(edited, lambda: (function(**given).transpose(1, 2), None))[0]
-    patched = patched_output(edited, (output, None))[0]
+    edited, (patched, _) = patched_output(edited, (output, None))
     return EditedResult(ObservedCall(edited, output), patched.transpose(1, 2))
 
 
@@ -73,7 +73,8 @@ def edited_multihead(
     finish = observed.finish
     assert finish is not None and weights is not None
     result = finish(heads, heads, heads)
-    patched = patched_output(edited, (heads.transpose(1, 2), None))[0].transpose(1, 2)
+    edited, (patched, _) = patched_output(edited, (heads.transpose(1, 2), None))
+    patched = patched.transpose(1, 2)
     returned = finish(patched, patched, patched)
     if output[0].ndim == 2:
         returned = returned[0]

@@ -68,13 +68,20 @@ class CallParts:
     def values(self) -> Tensor:
         return self.calls.calls[self.call].read_values()
 
+    @property
+    def patched(self) -> Tensor | None:
+        """The output (B, H, I, E) of the call, if an edit changed it."""
+        return getattr(self.calls.calls[self.call], "patched", None)
+
     def values_of(self, heads: Tensor) -> Tensor:
         """The values (B, H', J, E) that these query heads read."""
         return self.values[:, to_device(heads // (self.weights.shape[1] // self.values.shape[1]), self.values.device)]
 
     @torch.no_grad()
     def output(self, heads: Tensor) -> Tensor:
-        """W . values of these heads, (B, H', I, E)."""
+        """W . values of these heads, or what an edit put in their place, (B, H', I, E)."""
+        if self.patched is not None:
+            return at_least_float32(self.patched[:, to_device(heads, self.patched.device)])
         return weighted_values(self.weights.select(None, heads), self.values_of(heads))
 
     @cached_property
@@ -83,7 +90,7 @@ class CallParts:
         self.kept.check_threads()
         self.kept.joined.layer(self.name)
         if self.kept.joined.are_values(self.name):
-            return weighted_values(self.weights, self.values).transpose(1, 2)
+            return self.output(torch.arange(self.weights.shape[1])).transpose(1, 2)
         joined = self.kept.joined.of_call(self.name, [call.shape for call in self.calls.calls], self.call)
         if self.name not in self.kept.trusted and not self._is_weighted_values(joined):
             raise NoValues(
@@ -104,6 +111,8 @@ class CallParts:
         rows = spread_indices(I, ROWS)
         tile, values = self.weights.tile(rows=rows), at_least_float32(self.values_of(torch.arange(H)))
         expected = (tile.to(values.dtype) @ values).transpose(1, 2)
+        if self.patched is not None:
+            expected = at_least_float32(self.patched)[:, :, to_device(rows, self.patched.device)].transpose(1, 2)
         actual = joined[:, to_device(rows, joined.device)]
         if actual.shape != expected.shape:
             return False

@@ -91,9 +91,10 @@ class BackendCalls:
             call = edited
             if statistic is not None and len(statistic.logsumexps) == 1:
                 call = replace(call, logsumexp=statistic.logsumexps[0])
+            call, patched = patched_output(call, output)
             for observer in self.observers:
                 observer.backend_called(call, output)
-            return patched_output(call, output)
+            return patched
 
         return run
 

@@ -280,10 +280,13 @@ class Watcher:
         called, running = module is None, self.running.modules
         if called and (backend_calls.inside or not running or isinstance(running[-1], Attends)):
             return  # the backend call is observed, and these modules report their own maps
+        for frame in self.running.frames[-1:]:
+            frame.inputs = None  # its weights are known
         name = self.names.get(running[-1] if module is None else module)
         note = "regard.attend reported its own map" if called else "the module reported its own map"
-        kept = values().detach() if values is not None and self.keeps_values else None
-        self._keep(name, lambda: ModuleMap([weights], Check(name or "", note=note), not called, kept))
+        value, patched = weights.ran or (None if values is None else values(), None)
+        kept, patched = (x.detach() if x is not None and self.keeps_values else None for x in (value, patched))
+        self._keep(name, lambda: ModuleMap([weights], Check(name or "", note=note), not called, kept, patched))
 
     def _innermost(self) -> nn.Module | None:
         return self.running.modules[-1] if self.running.modules else None
@@ -370,8 +373,9 @@ class Watcher:
             )
         query, key, value = call_tensors(call, translation, self.keeps_values)
         values = None if value is None else SharedKeys(value)
+        patched = None if values is None or call.patched is None else call.patched.detach().transpose(1, 2)
         pieces, logsumexp = (translation.attention, translation.positions), row_logsumexp(call, translation)
-        return Capture(*pieces, query, SharedKeys(key), verified, logsumexp, values, translation.edits)
+        return Capture(*pieces, query, SharedKeys(key), verified, logsumexp, values, translation.edits, patched)
 
     def _differential(self, frame: ModuleFrame) -> DifferentialCapture:
         first = self._capture(frame.name or "", frame.halves[0])

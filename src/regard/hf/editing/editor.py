@@ -79,8 +79,8 @@ def edit(
 
     The model is the same before and after the block, also after an exception. Blocks may be nested: the edits of the
     inner block follow those of the outer one. With gradient checkpointing call `backward` inside the block. An edit
-    belongs to its thread, as `watch` does, and a watch shows the weights as they then are; it does not show a patched
-    output. A block in which the model ran, and whose edit selected nothing, ends with a `RegardError`. So does one
+    belongs to its thread, as `watch` does, and a watch inside or around the block returns what the model ran, patched
+    outputs too. A block in which the model ran, and whose edit selected nothing, ends with a `RegardError`. So does one
     whose edit names no layers, if a layer that it selects cannot be edited (a recurrent layer). Name the others then:
     what a slice or a pattern of layers leaves out is in `left_out` of the `EditedRun` that the block yields.
 
