@@ -268,7 +268,8 @@ def test_an_edited_map_carries_gradients(llama, dense):
     oracle = model_of("llama", "dense")
     weights = oracle(IDS, output_attentions=True).attentions[1]
     dense.edits = []
-    loss = -torch.special.xlogy(weights, weights.clamp_min(1e-300)).sum() + weights[:, 1, 4].square().sum()
+    shares = weights / weights.sum(-1, keepdim=True)
+    loss = -torch.special.xlogy(shares, shares.clamp_min(1e-300)).sum() + weights[:, 1, 4].square().sum()
     named = dict(oracle.named_parameters())
     own = [named[name] for name, p in llama.named_parameters() if any(p is q for q in parameters)]
     for one, other in zip(gradients, torch.autograd.grad(loss, own), strict=True):

@@ -210,7 +210,8 @@ def test_extreme_scores_and_empty_rows_give_no_nan(normalizer, dtype):
     real = torch.tensor([[False, True, True, True, True, False]])
     attention = rg.Attention(mask=rg.causal() & rg.padding(real), normalizer=normalizer)
     weights = live_map(attention, (q * 200, k * 200, v), {}).weights
-    entropy, divergence, similarity = weights.summarize(
+    shares = weights if weights.has_shares else weights.shares()
+    entropy, divergence, similarity = shares.summarize(
         rg.Entropy(), rg.Divergence(to=torch.full((6, 6), 1 / 6)), rg.Similarity()
     )
     loss = entropy.sum() + divergence.sum() + similarity.sum() + weights.dense().square().sum()
