@@ -13,6 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 
 PREFIXES = ("cu", "nv", "nccl", "pnccl", "__cuda", "__nv", "Cupti")
+OF_CUDA = ("libcu", "libnv", "libnccl")
 #: Which library has the functions without a version, by the beginning of their names; all others are libcuda's.
 HOMES = {"cusparseLt": "libcusparseLt", "nccl": "libnccl", "pnccl": "libnccl", "cuFile": "libcufile"} | {
     name: f"lib{name}" for name in ("curand", "cudnn", "cupti")
@@ -54,9 +55,13 @@ def write(site: Path, out: Path) -> None:
         for words in lines("nm", "-D", "--undefined-only", library):
             name, _, version = words[-1].partition("@")
             if words[0] == "U":
-                undefined[name] = version.lstrip("@")
+                undefined[name] = version.lstrip("@") or undefined.get(name, "")
         defined |= {words[-1].partition("@")[0] for words in lines("nm", "-D", "--defined-only", library)}
-    missing = [name for name in sorted(needed - {path.name for path in libraries}) if not is_provided(name)]
+    missing = [
+        name
+        for name in sorted(needed - {path.name for path in libraries})
+        if name.startswith(OF_CUDA) or not is_provided(name)
+    ]
     functions, versions = defaultdict(list), {}
     for name, version in undefined.items():
         is_cuda = name.startswith(PREFIXES) or (name.startswith("_Z") and "nvshmem" in name)
