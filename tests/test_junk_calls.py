@@ -165,7 +165,7 @@ STILL_RAW = {
 }
 #: Arguments that the user's own model gets: it raises its own errors.
 OF_THE_MODEL = {("faithfulness", "inputs"), ("attribute", "inputs")}
-#: Values that only Regard makes, and what needs a model of Hugging Face, files or several processes.
+#: Values that only Regard makes, and what needs a model of Hugging Face, optional packages, files or processes.
 NAMES = """
 AttentionMap AttentionOutput Attribution CacheCost CacheSplit CheckFinding CheckReport CompositePlan
 Composition CorpusProfile CurvePoint Difference EditEffect EditedRun Edits Faithfulness Finding Generation

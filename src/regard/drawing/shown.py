@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from regard.checks import checked
 from regard.display import viewer_part
 from regard.drawing.panels import as_weights
 from regard.errors import RegardError
 from regard.maps import AttentionMap, MatrixMap
 
 
+@checked
 def show(
     attentions: Any, tokens: Sequence[str] | None = None, queries: Sequence[str] | None = None, batch: int = 0
 ) -> Any:
