@@ -174,7 +174,7 @@ LayerProfile LayerSplit LayerTable Link Links Locality MatrixMap Mechanism Patte
 PruningCurve PruningResult RankLost RegardError RingMap RingPlan RingTransportedMap Role RoleTable Steps
 SumMap SyntaxSentence TextReader TextReading TextResult Tile TransportedMap ValueWeighted WarpingPath
 WatchedAttention WatchedNeedle WatchedSentence WatchedStep Ring edit_effect profile_corpus pruning_curve
-register syntax_roles
+register show syntax_roles
 """
 MADE_BY_REGARD = set(NAMES.split())
 
