@@ -42,3 +42,19 @@ def bring_files(folder):
     (folder / "corpus.txt").write_text("\n".join(sentences[:3]))
     (folder / "attention.py").write_text(ATTENTION)
     (folder / "examples").symlink_to(ROOT / "examples")
+    bring_gpt2(folder / "gpt2")
+
+
+def bring_gpt2(folder):
+    """A random model and tokenizer in the place where transformers looks first for the name "gpt2"."""
+    try:
+        import transformers
+        from tokenizers import ByteLevelBPETokenizer
+    except ModuleNotFoundError:
+        return
+    words = ByteLevelBPETokenizer()
+    words.train_from_iterator([ATTENTION, "The animal didn't cross the street because it was too tired."] * 4, 400)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words._tokenizer).save_pretrained(folder)
+    ids = {"bos_token_id": 0, "eos_token_id": 0}
+    config = transformers.GPT2Config(vocab_size=400, n_embd=48, n_layer=12, n_head=12, **ids)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
