@@ -314,7 +314,7 @@ def test_layer_numbers_must_be_unambiguous():
     [
         (nn.Linear(2, 2), "it has no attention modules"),
         (nn.TransformerEncoderLayer(8, 2), "without calling it"),
-        ("bert", "expected a Hugging Face model, got str"),
+        ("bert", "model must be a Module, got str"),
     ],
 )
 def test_models_without_heads_are_refused(model, message):

@@ -116,7 +116,7 @@ def traced_run(
     projections = ProjectedHeads(model)
     with (
         gradients_on(),
-        watch(model, layers, keep="qkv") as seen,
+        watch(model, layers=layers, keep="qkv") as seen,
         backend_calls.observed_by(observer),
         projections.kept(),
         rules.during(),
