@@ -28,6 +28,9 @@ def main() -> None:
     write_tensors(folder / WEIGHTS, halved, facts)
     for name in (CONFIG, SETTINGS, SOURCE, TARGET):
         shutil.copy(given.run / name, folder / name)
+    for name in (SOURCE, TARGET):  # stored once for all runs
+        if (PRETRAINED / name).exists() and (PRETRAINED / name).read_bytes() == (folder / name).read_bytes():
+            (folder / name).unlink()
     size = sum(file.stat().st_size for file in folder.iterdir())
     if size > LARGEST:
         shutil.rmtree(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import shutil
 import signal
 import threading
 import time
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +23,7 @@ from regard.seq2seq.decoding.search import greedy
 from regard.seq2seq.runs.run import (
     ENVIRONMENT,
     METRICS,
+    PRETRAINED,
     SETTINGS,
     SOURCE,
     TARGET,
@@ -28,6 +31,7 @@ from regard.seq2seq.runs.run import (
     load_pretrained,
     load_run,
     named_weights,
+    pretrained_runs,
     save_weights,
 )
 from regard.seq2seq.training.preparation import learn_tokenizer
@@ -240,6 +244,30 @@ def test_truncated_and_foreign_files_are_named(folder, tmp_path):
         load_run(tmp_path / "nowhere")
     with pytest.raises(RegardError, match="no model 'klingon'"):
         load_pretrained("klingon")
+
+
+def test_runs_of_the_package_share_tokenizers_and_other_runs_have_their_own(folder, tmp_path, monkeypatch):
+    box = tmp_path / "box"
+    monkeypatch.setattr("regard.seq2seq.runs.run.PRETRAINED", box)
+    for parent in (box, tmp_path / "other"):
+        shutil.copytree(folder, parent / "a")
+        for name in (SOURCE, TARGET):
+            (parent / "a" / name).rename(parent / name)
+    ids = load_run(folder).source_tokenizer.encode("un deux")
+    assert pretrained_runs() == ["a"] and load_pretrained("a").source_tokenizer.encode("un deux") == ids
+    with pytest.raises(RegardError, match=f"other/a/{SOURCE} is missing"):
+        load_run(tmp_path / "other" / "a")
+    shutil.copy(folder / TARGET, box / SOURCE)
+    with pytest.raises(RegardError, match=f"{SOURCE} changed after the run was written"):
+        load_pretrained("a")
+    shutil.copy(folder / SOURCE, box / "a" / SOURCE)  # its own comes first
+    assert load_pretrained("a").source_tokenizer.encode("un deux") == ids
+
+
+def test_the_package_holds_no_large_file_twice():
+    files = [path for path in PRETRAINED.parents[1].rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    sums = Counter(hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.stat().st_size > 1000)
+    assert len(pretrained_runs()) > 1 and max(sums.values()) == 1
 
 
 def test_half_precision_weights_are_read_into_the_model(folder, tmp_path):

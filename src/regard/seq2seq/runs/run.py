@@ -123,7 +123,7 @@ def load_run(path: str | Path) -> Run:
     check_sums(path, settings)
     model = _built(path, settings)
     load_weights(model, path / WEIGHTS)
-    source, target = (load_tokenizer(_there(path / name)) for name in (SOURCE, TARGET))
+    source, target = (load_tokenizer(_there(tokenizer_file(path, name))) for name in (SOURCE, TARGET))
     for name, tokenizer, size in ((SOURCE, source, model.source_size), (TARGET, target, model.target_size)):
         if len(tokenizer) != size:
             raise RegardError(
@@ -182,10 +182,17 @@ def write_settings(path: Path, model: Translator, facts: Mapping[str, Any]) -> N
 
 def sums(path: Path) -> dict[str, str]:
     """The sha256 of the tokenizers and of the configuration of a run."""
-    contents = {name: (path / name).read_bytes() for name in (SOURCE, TARGET) if (path / name).exists()}
+    files = {name: tokenizer_file(path, name) for name in (SOURCE, TARGET)}
+    contents = {name: file.read_bytes() for name, file in files.items() if file.exists()}
     if (path / CONFIG).exists():  # comments and line endings may change
         contents[CONFIG] = json.dumps(read_sections(path), sort_keys=True).encode()
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+
+
+def tokenizer_file(path: Path, name: str) -> Path:
+    """The tokenizer in the folder of a run. Runs of the package that have none of their own share that beside them."""
+    own, shared = path / name, PRETRAINED / name
+    return shared if not own.exists() and path.resolve().parent == PRETRAINED.resolve() else own
 
 
 def check_sums(path: Path, settings: Mapping[str, Any]) -> None:
