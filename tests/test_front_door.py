@@ -61,6 +61,12 @@ def test_a_watch_is_saved_as_one_page_and_as_a_folder(seen, tmp_path):
     torch.testing.assert_close(sheet.maps[2].dense(), seen[2].dense())
 
 
+def test_a_watch_that_saw_nothing_has_nothing_to_save(model, tmp_path):
+    with pytest.raises(rg.RegardError, match="no text to save"), rg.watch(model, Words()) as seen:
+        seen.save(tmp_path / "attention.html")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_pictures_of_a_watch_have_the_tokens_of_the_model(seen):
     pytest.importorskip("matplotlib")
     labels = [text.get_text() for text in seen.heatmap(layer=1, head=0).axes[0].get_xticklabels()]

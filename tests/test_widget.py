@@ -204,7 +204,7 @@ def test_the_widget_in_a_browser(live, monkeypatch):
 
 def test_show_calls_the_registered_viewer(monkeypatch):
     calls = []
-    viewer = SimpleNamespace(show_maps=lambda *given: calls.append(given), show_watched=None)
+    viewer = SimpleNamespace(show_maps=lambda *given: calls.append(given))
     monkeypatch.setitem(display.importers, "widget", lambda: viewer)
     maps_of(3)["layer.0"].show(["a", "b", "c"])
     assert calls[0][1:] == (["a", "b", "c"], None, 0)

@@ -63,32 +63,12 @@ def show_attribution(
     return show_texts(readings)
 
 
-def show_watched(
-    seen: WatchedAttention,
-    tokens: Sequence[str] | None,
-    targets: Sequence[str] | None,
-    batch: int,
-    image: Any = None,
-    grid: Any = None,
-) -> Any:
-    """The widget of a watched model: one text per part. The encoder reads `tokens`, the decoder reads `targets`."""
-    return show_texts(watched_texts(seen, tokens, targets, batch, image, grid))
-
-
-def save_watched(
-    seen: WatchedAttention,
-    path: str | PathLike[str],
-    tokens: Sequence[str] | None,
-    targets: Sequence[str] | None,
-    batch: int,
-    image: Any = None,
-    grid: Any = None,
-) -> Path:
-    """The page of a watched model as one file, or as a folder for `regard view`."""
-    texts = sheets_of(watched_texts(seen, tokens, targets, batch, image, grid))
+def save_texts(path: str | PathLike[str], texts: Sequence[TextReading | Sheet]) -> Path:
+    """The page of readings as one file, or as a folder for `regard view`."""
     if not texts:
-        raise RegardError("seen.save: nothing was captured, so there is no text to show.")
-    return write_page(path, texts) if Path(path).suffix.lower() in (".html", ".htm") else save_run(path, texts)
+        raise RegardError("save: there is no text to save.")
+    sheets = sheets_of(texts)
+    return write_page(path, sheets) if Path(path).suffix.lower() in (".html", ".htm") else save_run(path, sheets)
 
 
 def watched_texts(

@@ -324,7 +324,8 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         of them. By default it is made from `pixel_values`. `grid` is (rows, columns) of the patches, found by itself
         for most models of transformers.
         """
-        return viewer_part("widget").show_watched(self, *self._named(tokens, targets, batch), batch, image, grid)
+        widget = viewer_part("widget")
+        return widget.show_texts(self._texts(widget, tokens, targets, batch, image, grid))
 
     @torch.no_grad()
     def save(
@@ -350,7 +351,8 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         ...     seen.save(f"{folder}/attention.html", ["a", "short", "text"]).name
         'attention.html'
         """
-        return viewer_part("widget").save_watched(self, path, *self._named(tokens, targets, batch), batch, image, grid)
+        widget = viewer_part("widget")
+        return widget.save_texts(path, self._texts(widget, tokens, targets, batch, image, grid))
 
     def heatmap(self, layer: str | int, head: Any = None, **options: Any) -> Any:
         """The heatmap of a layer, `rg.heatmap(seen[layer], tokens, head)`, with the tokens that the model read."""
@@ -364,11 +366,11 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         options.setdefault("tokens", self._names_of(weights, 0))
         return viewer_part("drawing").figure(self, layer=layer, **options)
 
-    def _named(self, tokens: Any, targets: Any, batch: int) -> tuple[Any, Any]:
-        """The tokens given, or else those that the model read."""
-        if tokens is not None or targets is not None:
-            return tokens, targets
-        return self.tokens_read(batch)
+    def _texts(self, widget: Any, tokens: Any, targets: Any, batch: int, image: Any, grid: Any) -> Any:
+        """The texts of a page, with the tokens given, or else those that the model read."""
+        if tokens is None and targets is None:
+            tokens, targets = self.tokens_read(batch)
+        return widget.watched_texts(self, tokens, targets, batch, image, grid)
 
     def _names_of(self, weights: AttentionMap, batch: int) -> Any:
         """The tokens of the queries and keys of a map, if the numbers of tokens that were read fit."""
