@@ -153,15 +153,16 @@ def problems(draw, dtypes=DTYPES):
 def gradient_budget(problem, along, dtype):
     """A bound of the error of each gradient: of query, key and value, and of each parameter.
 
-    A gradient is a sum over pairs of w_ij |dO_i| (|v_j| + |o_i|) or less, times the size of a vector. So each of its
-    terms is off by a share: by the errors of weights, by the rounding of sums, and of inputs and outputs.
+    A gradient is a sum over pairs of w_ij |dO_i| (|v_j| + sum_n w_in |v_n|) or less, times the size of a vector. So each
+    of its terms is off by a share: by the errors of weights, by the rounding of sums, and of inputs and outputs. The
+    output o_i itself is no bound: values may cancel in it, and their errors do not.
     """
     s, attention, u = problem.sizes, problem.attention, unit_roundoff(dtype)
-    output, weights = (torch.from_numpy(a) for a in reference(problem))
+    weights = torch.from_numpy(reference(problem)[1])
     share = (weight_errors(problem, u) + (2 * s.J + 2 * s.R * s.I + s.D + s.E + 40) * FLOAT32 + 8 * u) * weights
     share = share + torch.finfo(torch.float32).tiny  # a smaller weight is 0
     values, rows = (t.norm(dim=-1) for t in (heads_of(problem.value, s), along))
-    products = share * rows[..., None] * (values[:, :, None] + output.norm(dim=-1)[..., None])
+    products = share * rows[..., None] * (values[:, :, None] + weights @ values[..., None])
     scale = abs(problem.scale)
     q, k = problem.prepared.query.norm(dim=-1), heads_of(problem.prepared.key, s).norm(dim=-1)
     of_query = scale * (products @ k[..., None])
