@@ -153,9 +153,9 @@ def problems(draw, dtypes=DTYPES):
 def gradient_budget(problem, along, dtype):
     """A bound of the error of each gradient: of query, key and value, and of each parameter.
 
-    A gradient is a sum over pairs of w_ij |dO_i| (|v_j| + sum_n w_in |v_n|) or less, times the size of a vector. So each
-    of its terms is off by a share: by the errors of weights, by the rounding of sums, and of inputs and outputs. The
-    output o_i itself is no bound: values may cancel in it, and their errors do not.
+    A gradient is a sum over pairs of w_ij |dO_i| (|v_j| + sum_n w_in |v_n|) or less, times the size of a vector. So
+    each of its terms is off by a share: by the errors of weights, by the rounding of sums, and of inputs and outputs.
+    The output o_i itself is no bound: values may cancel in it, and their errors do not.
     """
     s, attention, u = problem.sizes, problem.attention, unit_roundoff(dtype)
     weights = torch.from_numpy(reference(problem)[1])

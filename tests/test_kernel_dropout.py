@@ -101,7 +101,7 @@ def test_gradients_stay_within_their_budget_where_values_cancel_in_the_output(dt
 
 
 def stays_within(problem, tensors, rate, seed):
-    """The kernels' outputs and gradients, with this dropout, are as near to those of float64 as rounding leaves them."""
+    """The outputs and gradients of the kernels, with this dropout, are as near to float64 as rounding leaves them."""
     attention, inputs = in_dtype(problem, tensors)
     dtype = inputs[0].dtype
     exact = with_dropout(
