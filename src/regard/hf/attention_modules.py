@@ -24,9 +24,9 @@ PROJECTION = re.compile(r"(^|_)(w?(q|k|v|qkv|kv|query|key|value|c_attn|attn)|[wu
 CROSS = re.compile(r"cross_?att|encdecattention|encoder_attn|encoder_attention|attn2$", re.IGNORECASE)
 #: Words that name attention in classes and variables.
 ATTENTION = re.compile("attention|attn|bahdanau|luong", re.IGNORECASE)
-#: Functions that compute attention: torch's fused function, and `regard.attend` under any name.
+#: Functions that compute attention: those of torch, and `regard.attend` under any name.
 OURS = "regard.attend"
-FUSED = frozenset({"scaled_dot_product_attention", OURS})
+OF_TORCH = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
 #: The functions that transformers offers to attention modules.
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 #: Packages whose functions are not searched, and packages whose methods are not searched.
@@ -47,7 +47,7 @@ def with_numbers(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 def _attends(module: nn.Module) -> bool:
     """Whether a module calls such a function, or has two of these: an attention name, projections, a softmax."""
     names = names_called(type(module))
-    if isinstance(module, nn.MultiheadAttention | Attends) or INTERFACE in names or FUSED & names:
+    if isinstance(module, nn.MultiheadAttention | Attends) or INTERFACE in names or {*OF_TORCH, OURS} & names:
         return True
     named = ATTENTION.search(type(module).__name__) is not None
     if "softmax" in names:

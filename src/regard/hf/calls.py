@@ -37,6 +37,8 @@ from regard.shapes import at_least_float32
 NO_NUMBERS = "its tensors are on the meta device and hold no numbers; load the model's weights first"
 #: The backend of modules that call torch's fused attention directly.
 DIRECT = "F.scaled_dot_product_attention"
+#: The backend of modules that call torch's function of multi-head attention directly.
+MULTIHEAD = "F.multi_head_attention_forward"
 #: Options that `translate` reads.
 UNDERSTOOD = {"scaling", "is_causal", "sliding_window", "softcap", "s_aux", "position_bias", "dropout"}
 #: Options that do not change the weights, or that eager and SDPA do not read.
@@ -103,8 +105,8 @@ class Call:
 
     @property
     def drops(self) -> bool:
-        """Whether weights were dropped. torch's own function applies its dropout argument in eval mode, too."""
-        return self.dropout > 0 and (self.module.training or self.backend == DIRECT)
+        """Whether weights were dropped. torch's own functions apply their dropout argument in eval mode, too."""
+        return self.dropout > 0 and (self.module.training or self.backend in (DIRECT, MULTIHEAD))
 
 
 @dataclass(frozen=True, eq=False)

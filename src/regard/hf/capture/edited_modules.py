@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention_output import attend_listeners
-from regard.hf.capture.torch_calls import ObservedCall, multihead, multihead_arguments, sdpa_call
+from regard.hf.capture.torch_calls import ObservedCall, multihead, multihead_arguments, multihead_function, sdpa_call
 from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.edited_calls import (
     EAGER,
@@ -36,14 +36,23 @@ class EditedResult:
     returned: Any
 
 
-def edited_sdpa(
+def edited_function(
     module: nn.Module, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> EditedResult | None:
-    """A call of `F.scaled_dot_product_attention` as the open edits change it; None if none does."""
-    if function is not F.scaled_dot_product_attention or not _is_selected(module):
+    """A call of one of torch's attention functions as the open edits change it; None if none does."""
+    if function not in (F.scaled_dot_product_attention, F.multi_head_attention_forward) or not _is_selected(module):
         return None
     if backend_calls.inside or attend_listeners.busy:
         return None
+    if function is F.multi_head_attention_forward:
+        output = function(*args, **kwargs)
+        with as_mistakes(module):
+            observed = multihead_function(module, args, kwargs, output)
+        return _edited(observed, output, multihead_arguments(None, args, kwargs))
+    return _edited_sdpa(module, args, kwargs)
+
+
+def _edited_sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EditedResult | None:
     with as_mistakes(module):
         call = sdpa_call(module, args, kwargs)
     edited = edited_call(call)
@@ -51,7 +60,7 @@ def edited_sdpa(
         return None
     given = {**dict(zip(NAMES, args, strict=False)), **kwargs}
     given |= {"query": edited.query, "key": edited.key, "value": edited.value}
-    output = run_edited(edited, lambda: (function(**given).transpose(1, 2), None))[0]
+    output = run_edited(edited, lambda: (F.scaled_dot_product_attention(**given).transpose(1, 2), None))[0]
     edited, (patched, _) = patched_output(edited, (output, None))
     return EditedResult(ObservedCall(edited, output), patched.transpose(1, 2))
 
@@ -66,6 +75,15 @@ def edited_multihead(
         observed = multihead(module, args, kwargs, output)
     call = observed.call
     call = replace(call, options=call.options | {"dropout": module.dropout if module.training else 0.0})
+    given = multihead_arguments(module, args, kwargs)
+    return _edited(replace(observed, call=call), output, given, module.batch_first)
+
+
+def _edited(
+    observed: ObservedCall, output: Any, given: dict[str, Any], batch_first: bool = False
+) -> EditedResult | None:
+    """A call that torch projects, as the open edits change it."""
+    call = observed.call
     edited = edited_call(call)
     if edited is call:
         return None
@@ -78,19 +96,18 @@ def edited_multihead(
     returned = finish(patched, patched, patched)
     if output[0].ndim == 2:
         returned = returned[0]
-    elif not module.batch_first:
+    elif not batch_first:
         returned = returned.transpose(0, 1)
-    given = _weights(module, args, kwargs, output, weights)
-    return EditedResult(replace(observed, call=edited, output=result), (returned, given))
+    return EditedResult(replace(observed, call=edited, output=result), (returned, _weights(given, output, weights)))
 
 
 def _is_selected(module: nn.Module) -> bool:
     return any(editor.selects(module) for editor in editors)
 
 
-def _weights(module: Any, args: Any, kwargs: Any, output: Any, weights: Tensor) -> Tensor | None:
-    """The weights that the module returns: of each head, or their mean."""
+def _weights(given: dict[str, Any], output: Any, weights: Tensor) -> Tensor | None:
+    """The weights that torch returns: of each head, or their mean."""
     if output[1] is None:
         return None
-    weights = weights.mean(1) if multihead_arguments(module, args, kwargs)["average_attn_weights"] else weights
+    weights = weights.mean(1) if given["average_attn_weights"] else weights
     return weights[0] if output[0].ndim == 2 else weights

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from regard.context import ContextItems
-from regard.hf.capture.edited_modules import edited_multihead, edited_sdpa
+from regard.hf.capture.edited_modules import edited_function, edited_multihead
 from regard.hf.capture.torch_calls import ObservedCall
 from regard.hf.edited_calls import editors
 
@@ -54,7 +54,7 @@ class _FunctionCalls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if editors and (edited := edited_sdpa(self.open_modules.stack[-1], func, args, kwargs)) is not None:
+        if editors and (edited := edited_function(self.open_modules.stack[-1], func, args, kwargs)) is not None:
             for observer in self.observers:
                 observer.call_edited(edited.observed)
             return edited.returned

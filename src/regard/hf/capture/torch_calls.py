@@ -1,17 +1,18 @@
-"""Turns calls of `F.scaled_dot_product_attention`, `nn.MultiheadAttention` and torch's encoder layer into a `Call`."""
+"""Turns calls of torch's two attention functions, of `nn.MultiheadAttention` and of its encoder layer into a `Call`."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.hf.calls import DIRECT, Call, Untranslatable
+from regard.hf.calls import DIRECT, MULTIHEAD, Call, Untranslatable
 from regard.hf.capture.projection_inputs import ProjectionInputs
 from regard.live import keeps_gradients
 
@@ -78,23 +79,51 @@ def multihead(
     """
     if type(module).forward is not nn.MultiheadAttention.forward:
         raise Untranslatable(f"{type(module).__name__} replaces the forward of nn.MultiheadAttention")
-    given = _arguments(nn.MultiheadAttention, module, args, kwargs)
+    given = multihead_arguments(module, args, kwargs)
     inputs = [given[name] for name in ("query", "key", "value")]
-    padded, result = given["key_padding_mask"], output[0]
     if any(x.is_nested for x in inputs):
         raise Untranslatable("its inputs are nested tensors; give padded ones and key_padding_mask")
+    return _observed(module, module, given, output[0], module.batch_first, deferred)
+
+
+def multihead_function(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> ObservedCall:
+    """A call of `F.multi_head_attention_forward` by a module that has the weights itself."""
+    given = multihead_arguments(None, args, kwargs)
+    static = [name for name in ("static_k", "static_v") if given[name] is not None]
+    if static:
+        raise Untranslatable(f"F.multi_head_attention_forward was given {' and '.join(static)}; give key and value")
+    layer = SimpleNamespace(
+        **given, out_proj=SimpleNamespace(weight=given["out_proj_weight"], bias=given["out_proj_bias"])
+    )
+    layer.dropout = given["dropout_p"] if given["training"] else 0.0
+    layer.in_proj_weight = None if given["use_separate_proj_weight"] else given["in_proj_weight"]
+    return _observed(module, layer, given, output[0])
+
+
+def multihead_arguments(module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of `nn.MultiheadAttention`, by name; without a module, of the function of torch."""
+    if module is None:
+        return _arguments(F.multi_head_attention_forward, *args, **kwargs)
+    return _arguments(nn.MultiheadAttention.forward, module, *args, **kwargs)
+
+
+def _observed(
+    module: nn.Module,
+    layer: Any,
+    given: dict[str, Any],
+    output: Tensor,
+    batch_first: bool = False,
+    deferred: bool = False,
+) -> ObservedCall:
+    """A call that torch projects with the weights of `layer`."""
+    inputs, padded = [given[name] for name in ("query", "key", "value")], given["key_padding_mask"]
     if inputs[0].ndim == 2:
-        inputs, result = [x[None] for x in inputs], result[None]
+        inputs, output = [x[None] for x in inputs], output[None]
         padded = None if padded is None else padded[None]
-    elif not module.batch_first:
-        inputs, result = [x.transpose(0, 1) for x in inputs], result.transpose(0, 1)
-    call, kept = _call(module, inputs, given["attn_mask"], padded, deferred)
-    return ObservedCall(call, result, lambda heads, *_: _merged(module, heads), kept)
-
-
-def multihead_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of `nn.MultiheadAttention`, by name."""
-    return _arguments(nn.MultiheadAttention, module, args, kwargs)
+    elif not batch_first:
+        inputs, output = [x.transpose(0, 1) for x in inputs], output.transpose(0, 1)
+    call, kept = _call(module, layer, inputs, given["attn_mask"], padded, deferred)
+    return ObservedCall(call, output, lambda heads, *_: _merged(layer, heads), kept)
 
 
 def encoder_layer(
@@ -105,7 +134,7 @@ def encoder_layer(
     deferred: bool = False,
 ) -> ObservedCall:
     """A call of `nn.TransformerEncoderLayer` on its fused path, which calls none of its modules."""
-    given = _arguments(nn.TransformerEncoderLayer, layer, args, kwargs)
+    given = _arguments(nn.TransformerEncoderLayer.forward, layer, *args, **kwargs)
     src, padded = given["src"], given["src_key_padding_mask"]
     nested = src.is_nested
     if nested:
@@ -123,32 +152,36 @@ def encoder_layer(
         x = layer.norm1(x)
         return layer.norm2(x + layer._ff_block(x))
 
-    call, kept = _call(layer.self_attn, inputs, given["src_mask"], padded, deferred)
+    call, kept = _call(layer.self_attn, layer.self_attn, inputs, given["src_mask"], padded, deferred)
     return ObservedCall(call, output, finish, kept)
 
 
-def _arguments(
-    kind: type[nn.Module], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    bound = inspect.signature(kind.forward).bind(module, *args, **kwargs)
+def _arguments(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.arguments
 
 
 def _call(
-    module: nn.MultiheadAttention, inputs: list[Tensor], masked: Tensor | None, padded: Tensor | None, deferred: bool
+    module: nn.Module,
+    layer: Any,
+    inputs: list[Tensor],
+    masked: Tensor | None,
+    padded: Tensor | None,
+    deferred: bool,
 ) -> tuple[Call, ProjectionInputs | None]:
     """The call with projected inputs (B, I, C) each. In both masks True means: may not attend."""
-    kept = ProjectionInputs.of(module, inputs) if deferred and not keeps_gradients() else None
-    q, k, v = _projected(module, inputs) if kept is None else kept.shaped()
+    kept = ProjectionInputs.of(layer, inputs) if deferred and not keeps_gradients() else None
+    q, k, v = _projected(layer, inputs) if kept is None else kept.shaped()
     mask = _mask(masked, padded, len(q), q.shape[1], inputs[1].shape[1])
     if mask is not None and k.shape[2] > mask.shape[-1]:
         mask = F.pad(mask, (0, k.shape[2] - mask.shape[-1]), value=True if mask.dtype == torch.bool else 0.0)
-    options = {"is_causal": False, "dropout": module.dropout}
-    return Call(module, "nn.MultiheadAttention", F.multi_head_attention_forward, q, k, v, mask, options), kept
+    options = {"is_causal": False, "dropout": layer.dropout}
+    backend = MULTIHEAD if layer is not module else "nn.MultiheadAttention"
+    return Call(module, backend, F.multi_head_attention_forward, q, k, v, mask, options), kept
 
 
-def _projected(module: nn.MultiheadAttention, inputs: list[Tensor]) -> list[Tensor]:
+def _projected(module: Any, inputs: list[Tensor]) -> list[Tensor]:
     """Queries, keys and values (B, H, n, D), with the keys that the module adds (bias_k, add_zero_attn)."""
     separate = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
     weights = separate if module.in_proj_weight is None else module.in_proj_weight.chunk(3)
@@ -181,7 +214,7 @@ def _additive(mask: Tensor) -> Tensor:
     )
 
 
-def _merged(module: nn.MultiheadAttention, heads: Tensor) -> Tensor:
+def _merged(module: Any, heads: Tensor) -> Tensor:
     """Head outputs (b, H, r, E) through the output projection, (b, r, C)."""
     out = module.out_proj
     return F.linear(heads.transpose(1, 2).flatten(2).to(out.weight.dtype), out.weight, out.bias)

@@ -1,9 +1,9 @@
 """A `Watcher` keeps the queries and keys of every attention call while a model runs on its own backend.
 
-Calls are observed at five places: transformers' attention interface, `F.scaled_dot_product_attention`, torch's own
-attention modules, the recurrent layers of transformers, and `regard.attend` with the modules of `regard.nn`. The model
-is not changed, and its outputs are bit-identical. Patches belong to the process and watchers to a thread
-(`regard.context`), so several threads may watch at once, even the same model.
+Calls are observed at five places: transformers' attention interface, torch's attention functions, torch's own attention
+modules, the recurrent layers of transformers, and `regard.attend` with the modules of `regard.nn`. The model is not
+changed, and its outputs are bit-identical. Patches belong to the process and watchers to a thread (`regard.context`),
+so several threads may watch at once, even the same model.
 """
 
 from __future__ import annotations
@@ -50,7 +50,14 @@ from regard.hf.capture.recurrent_calls import RecurrentCall, dtype_of
 from regard.hf.capture.recurrent_layers import RecurrentLayers, is_recurrent
 from regard.hf.capture.returned_weights import ReturnedCall, returned_call
 from regard.hf.capture.static_caches import call_tensors
-from regard.hf.capture.torch_calls import ObservedCall, encoder_layer, multihead, observed_backend, sdpa
+from regard.hf.capture.torch_calls import (
+    ObservedCall,
+    encoder_layer,
+    multihead,
+    multihead_function,
+    observed_backend,
+    sdpa,
+)
 from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.capture.value_probe import GivenCall, ProbedCall, has_values
 from regard.hf.capture.verification import Check, check
@@ -252,9 +259,9 @@ class Watcher:
         frame = self.running.frames[-1]
         if isinstance(frame.module, Attends):  # reports its own map
             return
-        if function is F.scaled_dot_product_attention:
-            frame.inputs = None
-            self._keep_call(frame.name, lambda: sdpa(frame.module, args, kwargs, output))
+        if function in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
+            frame.inputs, observed = None, sdpa if function is F.scaled_dot_product_attention else multihead_function
+            self._keep_call(frame.name, lambda: observed(frame.module, args, kwargs, output))
         else:
             frame.trace.follow(function, args, kwargs, output)
 

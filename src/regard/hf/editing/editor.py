@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from regard.attention_output import AttentionOutput, attend_editors
 from regard.checks import checked
@@ -19,7 +20,7 @@ from regard.edits.selection import Roles, Where
 from regard.edits.values import Edit, Patch
 from regard.edits.words import listed
 from regard.errors import RegardError, first_few
-from regard.hf.attention_modules import attention_modules, names_called, part_of
+from regard.hf.attention_modules import OF_TORCH, attention_modules, names_called, part_of
 from regard.hf.calls import Call
 from regard.hf.capture.compiled_models import refuse_compiled
 from regard.hf.capture.differential import is_differential
@@ -31,9 +32,6 @@ from regard.hf.editing.attend_edits import edited_attend
 from regard.hf.editing.patches import OF_KEYS, CallPatch, check_length, patch_of
 from regard.hf.editing.places import Place, first_numbers, place_of
 from regard.stats.numbering import layer_number
-
-#: The function of torch that modules call without the interface of transformers.
-FUNCTION = "scaled_dot_product_attention"
 
 
 @dataclass(eq=False)
@@ -203,8 +201,9 @@ class _Editor:
             self.state.places[module] = place_of(module, args, kwargs, is_cross)
 
     def observes_functions(self, module: nn.Module) -> bool:
-        """Whether a module may call torch's fused function, and an edit selects it."""
-        return module in self.selected and FUNCTION in names_called(type(module))
+        """Whether a module may call a function of torch, and an edit selects it."""
+        of_torch = isinstance(module, nn.MultiheadAttention)
+        return module in self.selected and not of_torch and bool(OF_TORCH & names_called(type(module)))
 
     def module_started(self, module: nn.Module) -> None:
         self.was_run |= module in self.names
@@ -383,7 +382,7 @@ def _check_counted(call: Call, name: str) -> None:
     """Refuse numbers of queries if it is not known whether the first query of a module of torch is number 0."""
     module, I, J = call.module, call.query.shape[2], call.key.shape[2]
     is_known = part_of(name, module) == "cross" or hasattr(module, "is_cross_attention")
-    if isinstance(module, nn.MultiheadAttention) and I < J and not is_known:
+    if call.function is F.multi_head_attention_forward and I < J and not is_known:
         raise RegardError(
             f"edit: {name} was called with {I} queries and {J} keys. It is not known whether these queries are the "
             "last tokens of the keys, or another text. Say so before: module.is_cross_attention = True if queries "
