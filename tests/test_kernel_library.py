@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _ctypes
 import ctypes
-import importlib.util
 import platform
 import re
 import shutil
@@ -13,12 +12,13 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 from packaging.tags import parse_tag, sys_tags
 
 import regard as rg
+from build_hooks import hatch_build
 from regard.engine.kernel import library
 
 ROOT = Path(__file__).parent.parent
@@ -240,13 +240,8 @@ def test_without_the_compiler_the_remedy_is_named(monkeypatch, tmp_path):
 
 @pytest.fixture
 def hook(monkeypatch):
-    """The build hook beside a stand-in for hatchling, and what its build script is asked for."""
-    interface = ModuleType("hatchling.builders.hooks.plugin.interface")
-    interface.BuildHookInterface = object
-    monkeypatch.setitem(sys.modules, interface.__name__, interface)
-    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """The build hook and what its build script is asked for."""
+    module = hatch_build()
     monkeypatch.delenv("REGARD_TARGET", raising=False)
     monkeypatch.setattr(module, "build_script", lambda root: build_kernels)
     hook = module.KernelHook()
