@@ -72,6 +72,13 @@ def test_an_encoder_decoder_says_that_its_decoder_is_not_shown(reader, monkeypat
     assert "Not captured: decoder: a text alone runs only the encoder" in " ".join(run(SENTENCE).stderr.split())
 
 
+def test_progress_names_the_steps(reader):
+    steps = []
+    reader.read(SENTENCE, progress=steps.append)
+    assert [step.split()[0] for step in steps] == ["Running", "Measuring", "Checking", "Finding"]
+    assert steps[0] == "Running the model on 16 tokens"
+
+
 def maps_of(model, ids):
     with rg.watch(model) as seen, torch.no_grad():
         model(input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long))

@@ -14,7 +14,7 @@ from regard.hf.text_reader import TextResult
 from regard.stats import CAVEAT, Finding, LayerProfile, Role, RoleTable, TextReading
 from regard.stats.layer_kinds import kind_lines
 from regard.stats.numbering import head_name
-from regard.stats.roles import KINDS, QUERIES, ROLE_CAVEAT
+from regard.stats.roles import KINDS, QUERIES
 
 #: Width of one block of the table of heads, in characters.
 BLOCK = 38
@@ -149,7 +149,7 @@ def print_roles(console: Console, roles: RoleTable | None, where: str = "this te
             if named:
                 table.add_row(kind, _named(named))
         console.print(table)
-    console.print(Text(ROLE_CAVEAT, style="dim"))
+    console.print(Text(roles.caveat, style="dim"))
 
 
 def _named(named: Sequence[Role]) -> Text:
@@ -189,6 +189,7 @@ def as_data(result: TextResult, words: Sequence[str]) -> dict[str, Any]:
         "layers": [_layer_data(reading, layer) for layer in profile.layers],
         "words": [_word_data(reading, word) for word in words],
         "roles": roles_data(reading.roles),
+        "roles_sampled": None if reading.roles is None else reading.roles.sampled,
         "warnings": [vars(finding) for finding in reading.findings],
         "caveat": CAVEAT,
         "missing": result.missing,

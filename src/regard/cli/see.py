@@ -66,10 +66,10 @@ def run(options: Options) -> None:
     check_outputs(options)
     texts, errors = read_texts(options.texts), Console(stderr=True)
     numbers = options.numbers
-    with errors.status(f"Reading with {options.model}"):
+    with errors.status(f"Reading with {options.model}") as status:
         reader = replace(TextReader.load(options.model), verify_all=options.verify_all)
         also = page_folds if options.save is not None else no_folds
-        results = [reader.read(text, numbers, options.length, also=also) for text in texts]
+        results = [reader.read(text, numbers, options.length, also=also, progress=status.update) for text in texts]
         probe = reader.probe(numbers) if options.probe else None
     if options.importance:
         results = [with_importance(reader, *pair, options.length) for pair in zip(texts, results, strict=True)]

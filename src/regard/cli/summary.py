@@ -70,6 +70,8 @@ def role_lines(reading: TextReading) -> Iterator[Text]:
     yield from lines[:NUM_KINDS]
     if not lines:
         yield Text("No head has a role on this text.")
+    if reading.roles.note:
+        yield Text(reading.roles.note, style="dim")
 
 
 def named_lines(table: RoleTable) -> Iterator[Text]:

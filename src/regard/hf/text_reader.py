@@ -121,20 +121,26 @@ class TextReader:
         length: int | None = None,
         title: str | None = None,
         also: Callable[[AttentionMap], Sequence[Fold]] = no_folds,
+        progress: Callable[[str], None] = lambda _: None,
     ) -> TextResult:
         """Run the model on the first `length` tokens of a text (None: on all), and keep the maps of `layers`.
 
-        `also(map)` returns further folds, which run in the same pass over the map as those of the profile.
+        `also(map)` returns further folds, which run in the same pass over the map as those of the profile. `progress`
+        is called with a message for each step.
         """
         inputs = self.tokenize(text, length)
         ids = inputs["input_ids"][0].tolist()
+        progress(f"Running the model on {len(ids)} tokens")
         chosen = self.watched(inputs, layers)
         errors = [check.error for check in chosen.seen.verify().values() if check.error is not None]
         title = title or in_one_line(text)
         labels, special = self.labels(ids), self.special(ids)
         options = {"also": also, "model": self.model_name, "kinds": chosen.seen.kinds}
+        progress(f"Measuring the heads of {len(chosen.maps)} layers")
         reading = TextReading.of(title, chosen.maps, labels, special, chosen.numbers, **options)
+        progress("Checking masks")
         masks = mask_findings(chosen.maps, causal=self._claims_causal(chosen.maps), numbers=chosen.numbers)
+        progress("Finding roles, also on shuffled tokens")
         reading = replace(reading, roles=self.roles_of(chosen, inputs, layers), masks=masks)
         return TextResult(reading, chosen.seen.missing | self._skipped_decoder(), max(errors, default=None))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -10,9 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.checks import Count, checked
+from regard.checks import Count, Size, checked
 from regard.errors import RegardError, nearest
 from regard.maps import AttentionMap, Entropy
+from regard.maps.query_sample import QuerySample
+from regard.shapes import to_device
 from regard.stats.numbering import head_name, layer_numbers
 from regard.stats.profile import one_text
 from regard.stats.statistics import Allowed, entropy_of_rest
@@ -31,6 +33,9 @@ QUERIES = 25
 BROAD = 0.9
 #: Offsets of positional heads, without -1 and 1, which are roles of their own, and 0, which is none.
 FIXED = (*range(-8, -1), *range(2, 9))
+#: Of a longer text, so many random queries are read. A mean over them has a standard error of at most
+#: 0.5 / sqrt(4096) = 0.008, far below `MARGIN`.
+SAMPLE = 4096
 #: Printed once with any table of roles.
 ROLE_CAVEAT = (
     "A role says what a head attends to in this input, compared with the same input shuffled. It does not say that "
@@ -88,7 +93,7 @@ class Role:
     `score` is a share of the weight, averaged over the `queries` that have a key of this role (NaN if there are
     none); for "broad" it is the evenness. Weight on the first token counts for the role "first" only. `null` is the
     score on shuffled input, `chance` the score of a head with equal weights, `offset` the offset of "positional".
-    `label` is whether the head has the role.
+    `label` is whether the head has the role. Of a long text `queries` counts those of the sample (`RoleTable.sampled`).
 
     >>> from regard.stats import Role
     >>> Role("previous", layer=2, head=4, score=0.93, null=0.91, label=True, chance=0.05).sentence
@@ -118,6 +123,8 @@ class Role:
 class RoleTable:
     """The scores of every head for every role. `print(table.table())` lists the roles that heads have (`labelled`).
 
+    `sampled` is (number of queries that were read, number of all queries) if a random sample was read, otherwise None.
+
     >>> from regard.stats import Role, RoleTable
     >>> roles = [Role("previous", 0, head, score, null=0.9, label=score > 0.5) for head, score in enumerate((0.1, 0.9))]
     >>> table = RoleTable(roles)
@@ -126,6 +133,21 @@ class RoleTable:
     """
 
     roles: list[Role]
+    sampled: tuple[int, int] | None = None
+
+    @property
+    def note(self) -> str:
+        """How many queries were read, in a sentence; "" if all were."""
+        return (
+            ""
+            if self.sampled is None
+            else "Roles are means over {} of {} queries, drawn at random.".format(*self.sampled)
+        )
+
+    @property
+    def caveat(self) -> str:
+        """What a role does not say, and how many queries were read if not all were."""
+        return f"{self.note} {ROLE_CAVEAT}".lstrip()
 
     @property
     def labelled(self) -> list[Role]:
@@ -144,12 +166,12 @@ class RoleTable:
 
     def table(self) -> str:
         """The labelled heads, one line each, under the caveat."""
-        lines = [ROLE_CAVEAT, "layer head  score   null chance  role"]
+        lines = [self.caveat, "layer head  score   null chance  role"]
         for role in self.labelled:
             numbers = f"{role.score:6.3f} {role.null:6.3f} {role.chance:6.3f}"
             target = MEANINGS[role.kind] if role.offset is None else f"{MEANINGS[role.kind]} ({role.offset:+d})"
             lines.append(f"{role.layer:5d} {role.head:4d} {numbers}  {role.kind}: {target}")
-        return "\n".join(lines if self.labelled else [ROLE_CAVEAT, "No head has a role."])
+        return "\n".join(lines if self.labelled else [self.caveat, "No head has a role."])
 
 
 @checked
@@ -163,6 +185,7 @@ def roles(
     special: Sequence[int] | None = None,
     batch: Count = 0,
     numbers: Sequence[int] | None = None,
+    sample: Size = SAMPLE,
 ) -> RoleTable:
     """Score every head for every role, on this input and on shuffled input.
 
@@ -182,7 +205,9 @@ def roles(
     not depend on the words. They need scores of at least `LABEL` on both inputs, and the lower of the two must be
     `MARGIN` above chance; "broad" needs at least `BROAD` on both.
     No role is given for fewer than `QUERIES` queries. `numbers` are the numbers of the layers; by default they are
-    read from the module paths (`layer_numbers`).
+    read from the module paths (`layer_numbers`). Of a text with more than `sample` queries, so many are drawn at random,
+    the same for all maps, and scores are means over them. Then the time of most maps grows with the length, not with
+    its square.
 
     >>> import torch, regard as rg
     >>> from regard.stats import shuffle_order
@@ -196,14 +221,14 @@ def roles(
     """
     _check(maps, null, tokens, null_tokens)
     head_roles = []
-    layers = layer_numbers(maps, numbers)
+    layers, queries = layer_numbers(maps, numbers), _drawn(maps.values(), len(tokens), sample)
     for number, weights, shuffled in zip(layers, maps.values(), null.values(), strict=True):
         weights, shuffled = one_text("roles", weights, batch), one_text("roles", shuffled, batch)
         text, shuffled_text = (Text.of(t, special, weights.device) for t in (tokens, null_tokens))
-        scores, nulls = _measure(weights, text, None), _measure(shuffled, text, shuffled_text)
+        scores, nulls = _measure(weights, text, None, queries), _measure(shuffled, text, shuffled_text, queries)
         for kind in KINDS:
             head_roles += roles_of_kind(kind, number, scores[kind], nulls[kind])
-    return RoleTable(head_roles)
+    return RoleTable(head_roles, None if len(queries) == len(tokens) else (len(queries), len(tokens)))
 
 
 def _check(
@@ -228,6 +253,14 @@ def _check(
         raise RegardError("roles: null_tokens are the tokens themselves. Shuffle them: shuffle_order(tokens).")
 
 
+def _drawn(maps: Iterable[AttentionMap], num_queries: int, sample: int) -> Tensor:
+    """The queries that are read, ascending: all, or `sample` at random. Ranks that share a map read all of theirs."""
+    is_shared = any(len(weights.grid.query) < num_queries for weights in maps)
+    if num_queries <= sample or is_shared:
+        return torch.arange(num_queries)
+    return torch.randperm(num_queries, generator=torch.Generator().manual_seed(0))[:sample].sort().values
+
+
 class Measured(NamedTuple):
     """Score, chance and number of queries of every head, (H,) each; (H, offsets) for the positional role."""
 
@@ -236,14 +269,16 @@ class Measured(NamedTuple):
     queries: Tensor
 
 
-def _measure(weights: AttentionMap, text: Text, shuffled: Text | None) -> dict[str, Measured]:
+def _measure(weights: AttentionMap, text: Text, shuffled: Text | None, queries: Tensor) -> dict[str, Measured]:
     """The scores of one map for all roles. For a shuffled run, links that both texts have are left out."""
     links = _links(text, shuffled)
-    folds = [TargetMass(weights, is_link) for is_link in links.values()]
+    weights = weights if len(queries) == weights.shape[2] else QuerySample(weights, queries)
+    queries = to_device(queries, weights.device)
+    folds = [TargetMass(weights, is_link, queries) for is_link in links.values()]
     allowed, entropy, diagonal, *rest = weights.summarize(
         Allowed(weights), Entropy(), Diagonals(weights, (-1, 1, *FIXED)), *folds
     )
-    ordinary = ~text.special
+    ordinary = ~text.special[queries]
     sums = dict(zip(links, rest, strict=True))
     measured = {
         kind: mean_score(sums[kind], sums.get(f"kept {kind}"), allowed, ordinary) for kind in KINDS if kind in sums

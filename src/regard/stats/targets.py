@@ -60,18 +60,22 @@ def first_token(i: Tensor, j: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class TargetMass(Fold):
-    """For every query, the weight on links of a role, and the number of links that the mask allows; (B, H, I) each."""
+    """For every query, the weight on links of a role, and the number of links that the mask allows; (B, H, I) each.
+
+    `queries` are the indices in the text of the queries of the map, if it has not all of them.
+    """
 
     weights: AttentionMap
     is_link: IsLink
+    queries: Tensor | None = None
 
     def init(self, shape: Shape, device: torch.device) -> State:
         return [zeros(device, *shape[:3]), zeros(device, *shape[:3])]
 
     def add(self, state: State, tile: Tile) -> None:
-        i = torch.arange(tile.rows.start, tile.rows.stop, device=tile.weights.device)[:, None]
-        j = torch.arange(tile.cols.start, tile.cols.stop, device=tile.weights.device)[None]
-        targets = self.is_link(i, j)
+        i = torch.arange(tile.rows.start, tile.rows.stop, device=tile.weights.device)
+        j = torch.arange(tile.cols.start, tile.cols.stop, device=tile.weights.device)
+        targets = self.is_link((i if self.queries is None else self.queries[i])[:, None], j[None])
         if targets.any():
             i, j = targets.nonzero(as_tuple=True)  # few pairs of a long text are links
             allowed = may_attend(self.weights, tile).expand(tile.weights.shape)
