@@ -205,9 +205,9 @@ def roles(
     not depend on the words. They need scores of at least `LABEL` on both inputs, and the lower of the two must be
     `MARGIN` above chance; "broad" needs at least `BROAD` on both.
     No role is given for fewer than `QUERIES` queries. `numbers` are the numbers of the layers; by default they are
-    read from the module paths (`layer_numbers`). Of a text with more than `sample` queries, so many are drawn at random,
-    the same for all maps, and scores are means over them. Then the time of most maps grows with the length, not with
-    its square.
+    read from the module paths (`layer_numbers`). Of a text with more than `sample` queries, so many are drawn at
+    random, the same for all maps, and scores are means over them. Then the time of most maps grows with the length,
+    not with its square.
 
     >>> import torch, regard as rg
     >>> from regard.stats import shuffle_order
