@@ -57,7 +57,7 @@ fuzz: $(STAMPS)/dev ## Draw 10,000 pairs of features, such as an edit and a cach
 replay: $(STAMPS)/dev ## Record results and plans, or compare them with a record (ARGS="record FILE", ARGS="compare FILE")
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore scripts/replay.py $(ARGS)
 
-examples: $(STAMPS)/dev ## Run the slow tests: every example and claim, kernels for every system and GPU, clusters, four ranks
+examples: $(STAMPS)/docs $(STAMPS)/dev ## Run the slow tests: every example and claim, the search of the site, kernels for every system and GPU, clusters, four ranks
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m example $(ARGS)
 
 lint: $(STAMPS)/dev ## Check format and lint
