@@ -59,6 +59,12 @@ def chromium():
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
+def painted(page):
+    """Wait until the page waits for no numbers, and has drawn them."""
+    until(page, """!document.querySelector("[data-waiting]:not([data-waiting='0'])")""")
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
 def until(page, said, *given):
     """Wait for an expression to hold; asked from outside, as the page itself may evaluate nothing."""
     for _ in range(300):

@@ -9,7 +9,7 @@ import pytest
 
 from fabricated import fabricate
 from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, settled, texts, weight
-from pages import HOSTILE, WORDS, served, until
+from pages import HOSTILE, WORDS, painted, served, until
 from regard.viewer import write_page
 from regard.viewer.runs import open_folder
 
@@ -225,7 +225,7 @@ def test_lessons(browser, file):
 @pytest.mark.parametrize("view", ["overview", "map", "text?way=heads", "statistics", "alignment", "learn"])
 def test_figures_are_saved_as_svg_and_png(browser, file, view, tmp_path):
     with opened(browser, file + f"#{view}", accept_downloads=True) as page:
-        page.wait_for_timeout(400)
+        painted(page)
         for kind in ("SVG", "PNG"):
             with page.expect_download() as waiting:
                 page.get_by_role("button", name=kind, exact=True).first.click()
@@ -260,7 +260,7 @@ def test_no_view_scrolls_sideways(browser, file, size):
     with opened(browser, file, width=width, height=height) as page:
         for view in VIEWS:
             page.goto(f"{file}#{view}")
-            page.wait_for_timeout(250)
+            painted(page)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, view
             inside = "[...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth + 1)"
             assert size != "phone" or page.evaluate(f"{inside}.length") == 0, f"{view}: what it draws has no room"
@@ -275,7 +275,7 @@ def test_unusual_text_shows_as_itself(browser, address):
         assert "ZWSP" in shown and "U+202e" in shown and "⇥" in shown, "what cannot be seen is named"
         for view in ("overview", "map", "alignment", "statistics", "text?way=heads"):
             page.goto(f"{address}#{view}{'&' if '?' in view else '?'}text=2")
-            page.wait_for_timeout(300)
+            painted(page)
             assert not page.locator(".view img, .view b b").count()
         assert not said and page.title().startswith(HOSTILE[0])
 
@@ -288,7 +288,7 @@ def test_everything_has_a_name_and_can_be_reached(browser, file):
     with opened(browser, file) as page:
         for view in VIEWS:
             page.goto(f"{file}#{view}")
-            page.wait_for_timeout(200)
+            painted(page)
             assert page.evaluate(nameless) == [], view
         page.goto(f"{file}#overview")
         page.wait_for_selector("[role=gridcell]")

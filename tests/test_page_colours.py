@@ -11,7 +11,7 @@ import torch
 
 import regard as rg
 from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, settled, texts
-from pages import WORDS, until
+from pages import WORDS, painted, until
 from ramps import colors_of, contrast, ramp, rgb, shares, variables
 from regard.stats import TextReading
 from regard.viewer import Sheet, write_page
@@ -32,7 +32,7 @@ def close(drawn, expected):
 def go(page, address, link):
     """Another view of the open page, drawn."""
     page.goto(f"{address}#{link}")
-    page.wait_for_timeout(50)
+    painted(page)
 
 
 #: The pixels of a canvas, read from a copy: Chromium warns of a canvas that is drawn and read again and again.

@@ -12,7 +12,7 @@ import pytest
 
 from figure_files import chunks, media_box, pdf_text
 from page_browser import NEEDS_CHROMIUM, browser, file, opened, server, texts
-from pages import HOSTILE, UNUSUAL, WORDS, reading, until
+from pages import HOSTILE, UNUSUAL, WORDS, painted, reading, until
 
 pytest.importorskip("playwright.sync_api")
 pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
@@ -166,7 +166,7 @@ def test_every_save_writes_its_figure_with_its_legend(browser, file):
     for view in (*of_weights, "statistics?text=4", "learn?learn=positions", "learn?learn=scores"):
         with opened(browser, f"{file}#{view}") as page:
             page.wait_for_selector(".saving button")
-            page.wait_for_timeout(200)
+            painted(page)
             for at in range(page.locator(".saving").count()):
                 group = page.locator(".saving").nth(at)
                 marks = group.evaluate(
