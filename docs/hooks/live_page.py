@@ -6,7 +6,10 @@ import tempfile
 from pathlib import Path
 
 #: The name of the file beside the home page, and the line of the home page below which its frame stands.
-NAME, BELOW = "demo.html", "**Any attention mechanism, run fast, with every weight visible.**\n"
+NAME, BELOW = (
+    "demo.html",
+    "**See the attention weights of any PyTorch model, without switching off SDPA or FlashAttention.**\n",
+)
 FRAME = f"""
 <figure class="live-page" markdown="0">
 <iframe src="{NAME}" title="Every attention weight of three sentences" loading="lazy"></iframe>
