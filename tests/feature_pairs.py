@@ -200,7 +200,7 @@ def edit_and_generation(rng: Draw) -> None:
 @pair
 @torch.no_grad()
 def watch_inside_edit(rng: Draw) -> None:
-    """A watch inside an edit holds what the model ran: its maps give the outputs, and patching them does the same."""
+    """A watch inside edits and gates holds what the model ran: patching with it runs the same again."""
     n = rng.randint(5, 12)
     model, edit, ids, expected = edited_model(rng, n)
     with rg.edit(model, edit), rg.watch(model, keep="qkv") as seen:
@@ -219,6 +219,13 @@ def watch_inside_edit(rng: Draw) -> None:
     torch.testing.assert_close(inside.head_output(layer, head), source.head_output(layer, head), **CLOSE)
     with rg.edit(model, rg.Patch(rg.Where(), "output", inside)):
         torch.testing.assert_close(model(ids).logits, patched, rtol=1e-7, atol=1e-8)
+    gates = {layer: [rng.choice([0, 1, rng.uniform(-2, 2)]) for _ in range(4)]}
+    with rg.gated(model, gates), rg.edit(model, edit), rg.watch(model, keep="qkv") as scaled:
+        expected = model(ids).logits
+    factor = torch.tensor(gates.get(0, [1.0] * 4), dtype=torch.float64)[:, None, None]
+    torch.testing.assert_close(scaled.head_output(0), seen.head_output(0) * factor, **CLOSE)
+    with rg.edit(model, rg.Patch(rg.Where(), "output", scaled)):
+        torch.testing.assert_close(model(ids).logits, expected, rtol=1e-7, atol=1e-8)
 
 
 # Mechanisms of the catalogue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from itertools import pairwise
 
 import pytest
@@ -322,5 +323,23 @@ def test_what_a_watch_inside_an_edit_returns_is_what_the_model_ran(name):
                 layer = run(x)
             whole = seen.head_part(0).sum(1) + seen.bias_part(0)
             torch.testing.assert_close(whole, projected[0] if found else layer, rtol=error, atol=error)
+    if name != "torch's module":  # it does not call its output projection
+        gates = [{source.names[0]: torch.tensor([0.5, 1, 0, -2])}, {source.names[0]: [2, 1, 1, 0.5]}]
+        for edit in (None, *WITHIN, patches[0][1]):
+            with ExitStack() as stack:
+                outside = stack.enter_context(rg.watch(model, keep="qkv"))
+                for gate in gates:
+                    stack.enter_context(rg.gated(model, gate, num_heads=H))
+                if edit is not None:
+                    stack.enter_context(rg.edit(model, edit))
+                inside = stack.enter_context(rg.watch(model, keep="qkv"))
+                projected.clear()
+                expected = run(x)
+            for seen in (inside, outside):
+                with rg.edit(model, rg.Patch(rg.Where(), "output", seen)):
+                    torch.testing.assert_close(run(x), expected, rtol=error, atol=error, msg=f"gates {edit!r}")
+                assert not seen.head_output(0, 2).any()
+                whole = seen.head_part(0).sum(1) + seen.bias_part(0)
+                torch.testing.assert_close(whole, projected[0], rtol=error, atol=error)
     for hook in hooks:
         hook.remove()

@@ -285,6 +285,21 @@ def test_code_that_was_compiled_before_is_not_gated_in_silence(model, is_compile
     torch.testing.assert_close(compiled(IDS).logits, plain)
 
 
+@torch.no_grad()
+def test_a_block_that_applies_no_gate_is_refused(model):
+    torch._dynamo.reset()
+    model = copy.deepcopy(model)
+    compiled = torch.compile(lambda ids: model(ids).logits, backend="eager")
+    plain = compiled(IDS)
+    with (
+        pytest.raises(RegardError, match="the block ended, and none of its gates was applied"),
+        rg.gated(model, {0: torch.zeros(4)}),
+    ):
+        compiled(IDS)
+    with rg.gated(model, {}):
+        torch.testing.assert_close(model(IDS).logits, plain)
+
+
 def test_the_spans_of_knocked_out_pairs_never_lose_a_key():
     """`any_allowed` has every key that some query may attend to, and `all_allowed` no other than all may attend to."""
     rng = random.Random(0)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 OUTPUTS = ("o_proj", "out_proj", "c_proj", "Wo", "out_lin", "o", "dense", "proj")
 BY_HAND = ("W_o", "W_O", "w_o", "wo", "WO", "fc_out", "fc_o", "fc", "out", "output", "linear_out", "out_linear")
 BESIDE = "output.dense"
+#: The gates (H,) of attention modules while a block of `gated` runs, by the module and the hook that multiplies.
+open_gates: dict[tuple[nn.Module, object], Tensor] = {}
 
 
 def output_projection(model: nn.Module, name: str, module: nn.Module, path: str | None = None) -> nn.Module | None:

@@ -27,6 +27,10 @@ class GenerationParts(CallParts):
     def is_direct(self) -> bool:
         return self.last_pass.is_direct
 
+    @property
+    def gates(self) -> Tensor:
+        return self.last_pass.gates[:, -1:].expand(-1, self.weights.shape[2])
+
     @cached_property
     def joined(self) -> Tensor:
         if not self.is_direct:

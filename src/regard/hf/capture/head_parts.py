@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from regard.hf.capture.captured_calls import ModuleCalls
 from regard.hf.capture.joined_heads import JoinedHeads
 from regard.hf.capture.kept_values import LostProjection, NoValues
 from regard.hf.capture.residual_stream import FinalNorm, ResidualStream
+from regard.hf.output_projections import open_gates
 from regard.maps.attention_map import AttentionMap
 from regard.maps.value_weighted_map import ValueWeighted
 from regard.maps.weighted_values import weighted_values
@@ -36,6 +38,7 @@ class KeptParts:
     def __init__(self, model: nn.Module, attending: Mapping[str, nn.Module]) -> None:
         self.joined, self.stream = JoinedHeads(model, attending), ResidualStream(model, attending)
         self._threads: set[int] = set()
+        self.gates: WeakKeyDictionary[Any, Tensor] = WeakKeyDictionary()
         self.trusted = {
             name for name, module in attending.items() if type(module).__module__.startswith("transformers")
         }
@@ -44,6 +47,15 @@ class KeptParts:
         self._threads.add(threading.get_ident())
         name = self.joined.module_ended(module, args, kwargs)
         self.stream.module_ended(module, args, kwargs, output, name)
+
+    def keep_gates(self, module: nn.Module | None, call: Any) -> None:
+        """Keep the gates (H, I) that are open at a call, or at a step that was appended to it."""
+        _, H, I, _ = call.shape
+        factor = torch.ones(H)
+        for (gated, _), gate in list(open_gates.items()):
+            factor = factor * gate.detach().to(factor.device) if gated is module else factor
+        known = self.gates.get(call, factor.new_ones(H, 0))
+        self.gates[call] = torch.cat([known, factor[:, None].expand(H, I - known.shape[1])], 1)
 
     def check_threads(self) -> None:
         """Refuse runs in several threads: the order of their calls does not show which part belongs to which call."""
@@ -73,6 +85,11 @@ class CallParts:
         """The output (B, H, I, E) of the call, if an edit changed it."""
         return getattr(self.calls.calls[self.call], "patched", None)
 
+    @property
+    def gates(self) -> Tensor:
+        """The gates (H, I) by which the model multiplied the output of the call; 1 without `gated`."""
+        return self.kept.gates.get(self.calls.calls[self.call], torch.ones(self.weights.shape[1:3]))
+
     def values_of(self, heads: Tensor) -> Tensor:
         """The values (B, H', J, E) that these query heads read."""
         return self.values[:, to_device(heads // (self.weights.shape[1] // self.values.shape[1]), self.values.device)]
@@ -81,8 +98,10 @@ class CallParts:
     def output(self, heads: Tensor) -> Tensor:
         """W . values of these heads, or what an edit put in their place, (B, H', I, E)."""
         if self.patched is not None:
-            return at_least_float32(self.patched[:, to_device(heads, self.patched.device)])
-        return weighted_values(self.weights.select(None, heads), self.values_of(heads))
+            output = at_least_float32(self.patched[:, to_device(heads, self.patched.device)])
+        else:
+            output = weighted_values(self.weights.select(None, heads), self.values_of(heads))
+        return output * self.gates[heads.cpu(), :, None].to(output)
 
     @cached_property
     def joined(self) -> Tensor:
@@ -103,7 +122,8 @@ class CallParts:
     def is_direct(self) -> bool:
         """Whether the output projection reads the weighted values, without a gate or a norm between."""
         self.kept.joined.layer(self.name)
-        return self.kept.joined.are_values(self.name) or self._is_weighted_values(self.joined)
+        is_read = self.kept.joined.are_values(self.name) or self._is_weighted_values(self.joined)
+        return is_read and bool((self.gates == 1).all())
 
     @torch.no_grad()
     def _is_weighted_values(self, joined: Tensor) -> bool:
@@ -113,6 +133,7 @@ class CallParts:
         expected = (tile.to(values.dtype) @ values).transpose(1, 2)
         if self.patched is not None:
             expected = at_least_float32(self.patched)[:, :, to_device(rows, self.patched.device)].transpose(1, 2)
+        expected = expected * self.gates[:, rows.cpu()].mT[..., None].to(expected)
         actual = joined[:, to_device(rows, joined.device)]
         if actual.shape != expected.shape:
             return False

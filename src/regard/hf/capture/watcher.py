@@ -363,6 +363,8 @@ class Watcher:
             part = "decoder" if is_state else self.torch_parts.get(name) or part_of(name, self.modules[name])
             self.calls[name] = ModuleCalls(part, statistics=ModuleStatistics(name, self.folds) if self.folds else None)
         self.calls[name].add(captured)
+        if self.seen.kept is not None:
+            self.seen.kept.keep_gates(self.candidates.get(name), self.calls[name].calls[-1])
 
     def _capture(self, name: str, observed: ObservedCall) -> Capture | DeferredCall | ReturnedCall:
         if observed.output.is_meta:

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from regard.checks import checked
 from regard.errors import RegardError
 from regard.hf.heads.layout import Heads, ModelHeads, refuse_input
+from regard.hf.output_projections import open_gates
 
 
 @checked
@@ -32,7 +33,8 @@ def gated(
     `gates` maps module paths, as `watch` names them, or layer numbers to tensors (H,). Other modules are not changed.
     Gates that require gradients receive them, so they can be trained (Voita et al., 2019, arXiv:1905.09418). Blocks
     may be nested, and their gates multiply. After the block the model is as before. Gates do not change the weights
-    that `watch` captures, since they act after the attention.
+    that `watch` captures, since they act after the attention; the outputs of heads that it keeps are the scaled ones.
+    Code that was compiled before leaves them out: a run, or a block, in which no gate was applied is refused.
 
     The input of the output projection must have the heads one after the other. If the projection has an unusual name,
     `output` is its path inside an attention module ("linears.3"); `num_heads` is for modules that do not have it.
@@ -53,7 +55,7 @@ class _Runs:
     """Refuses a run that calls no gated projection: code that was compiled before does not call hooks."""
 
     def __init__(self) -> None:
-        self.depth, self.is_gated = 0, False
+        self.depth, self.is_gated, self.was_gated = 0, False, False
 
     @contextmanager
     def checked(self, model: nn.Module, outputs: set[nn.Module]) -> Iterator[None]:
@@ -65,13 +67,18 @@ class _Runs:
                     stack.callback(module.register_forward_pre_hook(self._start).remove)
                     stack.callback(module.register_forward_hook(self._end).remove)
             yield
+        if outputs and not self.was_gated:
+            raise RegardError(
+                "gated: the block ended, and none of its gates was applied: the model did not run in it, or what ran was "
+                "compiled before, such as torch.compile(lambda x: model(x)). Call the model itself inside the block."
+            )
 
     def _start(self, *call: Any) -> None:
         self.is_gated &= self.depth > 0
         self.depth += 1
 
     def _gate(self, *call: Any) -> None:
-        self.is_gated = True
+        self.is_gated = self.was_gated = True
 
     def _end(self, module: nn.Module, *call: Any) -> None:
         self.depth -= 1
@@ -92,7 +99,10 @@ def apply_gates(heads: ModelHeads, gates: Mapping[Any, Any]) -> Iterator[None]:
             inputs = _Inputs(heads.caller, layer)
             for hook in inputs.register():
                 stack.callback(hook.remove)
-            stack.callback(layer.output.register_forward_pre_hook(_multiply(gate, inputs)).remove)
+            handle = layer.output.register_forward_pre_hook(_multiply(gate, inputs))
+            open_gates[layer.module, handle] = gate
+            stack.callback(open_gates.pop, (layer.module, handle))
+            stack.callback(handle.remove)
         yield
 
 
