@@ -69,7 +69,7 @@ class _Runs:
             yield
         if outputs and not self.was_gated:
             raise RegardError(
-                "gated: the block ended, and none of its gates was applied: the model did not run in it, or what ran was "
+                "gated: the block ended, and none of its gates was applied: it did not run the model, or what ran was "
                 "compiled before, such as torch.compile(lambda x: model(x)). Call the model itself inside the block."
             )
 
