@@ -27,7 +27,7 @@ def watched(model, *inputs, num_maps, **options):
         assert torch.equal(one, other)
     assert all(check.ok is not False for check in seen.verify().values())
     for weights in seen.values():
-        assert torch.allclose(weights.dense().sum(-1), torch.ones(()), atol=1e-5)
+        assert not weights.has_shares or torch.allclose(weights.dense().sum(-1), torch.ones(()), atol=1e-5)
     return seen
 
 
@@ -74,3 +74,161 @@ def test_gpt_2_of_transformers():
     eager = model(ids, output_attentions=True).attentions
     for weights, returned in zip(seen.values(), eager, strict=True):
         assert torch.allclose(weights.dense(), returned, atol=1e-6)
+
+
+def library_of(name):
+    """A package; skips without it, or where its own imports are broken."""
+    return pytest.importorskip(name, reason=f"{name} is not installed", exc_type=ImportError)
+
+
+def returned_by(model, kind):
+    """What the modules of this name return, by the path of their parent."""
+    kept = {}
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] == kind:
+            module.register_forward_hook(lambda *run, name=name: kept.update({name.rpartition(".")[0]: run[-1]}))
+    return kept
+
+
+TIMM = {
+    "vit_tiny_patch16_224": {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 4},
+    "deit3_small_patch16_224": {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 4},
+    "eva02_tiny_patch14_224": {"img_size": 28, "embed_dim": 32, "depth": 2, "num_heads": 4},
+    "beit_base_patch16_224": {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 4},
+    "vit_small_patch14_dinov2": {"img_size": 28, "embed_dim": 32, "depth": 2, "num_heads": 4},
+    "cait_xxs24_224": {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 4},
+    "convit_tiny": {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 4, "local_up_to_layer": 1},
+    "swin_tiny_patch4_window7_224": {
+        "img_size": 32, "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)
+    },
+    "coatnet_nano_rw_224": {"img_size": 64},
+    "maxvit_nano_rw_256": {"img_size": 64},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_timm(name):
+    library = library_of("timm")
+    torch.manual_seed(0)
+    model = library.create_model(name, num_classes=3, **TIMM[name]).eval()
+    image = torch.randn(2, 3, *[TIMM[name]["img_size"]] * 2)
+    seen = watched(model, image, num_maps=None)
+    for module in model.modules():
+        module.fused_attn = False
+    kept = returned_by(model, "attn_drop")
+    with torch.no_grad():
+        model(image)
+    assert set(kept) == set(seen)
+    for path, weights in kept.items():
+        torch.testing.assert_close(seen[path].dense(), weights.reshape(seen[path].dense().shape), atol=1e-6, rtol=0)
+
+
+def test_linear_attention_of_timm_is_refused():
+    model = library_of("timm").create_model("mobilevitv2_050", num_classes=3).eval()
+    reason = "no attention of ByobNet was captured .* LinearSelfAttention computes a softmax, but no product with it"
+    with pytest.raises(rg.RegardError, match=reason), torch.no_grad(), rg.watch(model):
+        model(torch.randn(1, 3, 64, 64))
+
+
+@torch.no_grad()
+def test_open_clip():
+    library = library_of("open_clip.model")
+    vision = library.CLIPVisionCfg(layers=2, width=32, head_width=8, patch_size=8, image_size=16)
+    text = library.CLIPTextCfg(context_length=9, vocab_size=20, width=32, heads=4, layers=2)
+    model = library.CLIP(16, vision, text).eval()
+    inputs = torch.randn(2, 3, 16, 16), torch.randint(20, (2, 9))
+    seen, kept = watched(model, *inputs, num_maps=4), {}
+
+    def weigh(name, module, args, given):
+        given = given | {"need_weights": True, "average_attn_weights": False}
+        kept[name] = nn.MultiheadAttention.forward(module, *args, **given)[1]
+
+    for name, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention):
+            module.register_forward_pre_hook(lambda *run, name=name: weigh(name, *run), with_kwargs=True)
+    model(*inputs)
+    assert set(kept) == set(seen)
+    for path, weights in kept.items():
+        torch.testing.assert_close(seen[path].dense(), weights, atol=1e-6, rtol=0)
+
+
+def test_open_clip_resnet():
+    library = library_of("open_clip.modified_resnet")
+    model = library.ModifiedResNet((1, 1, 1, 1), 8, 4, image_size=64, width=8)
+    image = torch.randn(2, 3, 64, 64)
+    seen = watched(model, image, num_maps=1)
+    pool = model.attnpool
+    with torch.no_grad():
+        x = model.layer4(model.layer3(model.layer2(model.layer1(model.stem(image))))).flatten(2).mT
+        x = torch.cat([x.mean(1, keepdim=True), x], 1) + pool.positional_embedding
+        q, k = (f(x).double().unflatten(-1, (4, -1)).transpose(1, 2) for f in (pool.q_proj, pool.k_proj))
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+    torch.testing.assert_close(seen[0].dense().double(), weights, atol=1e-6, rtol=0)
+
+
+def test_vit_pytorch():
+    library = library_of("vit_pytorch")
+    model = library.ViT(image_size=16, patch_size=8, num_classes=3, dim=32, depth=2, heads=4, dim_head=8, mlp_dim=32)
+    image = torch.randn(2, 3, 16, 16)
+    seen, kept = watched(model, image, num_maps=2), returned_by(model, "attend")
+    with torch.no_grad():
+        model(image)
+    assert set(kept) == set(seen)
+    for path, weights in kept.items():
+        torch.testing.assert_close(seen[path].dense(), weights, atol=1e-6, rtol=0)
+
+
+def bert(folder):
+    """A random BERT and its tokenizer, saved and loaded, as a user gets them."""
+    transformers = pytest.importorskip("transformers")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "on", "a", "mat"]
+    (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    tokenizer = transformers.BertTokenizer(str(folder / "vocab.txt"))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
+    torch.manual_seed(0)
+    model = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=len(words))).eval()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+def assert_eager(model, inputs, seen):
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        eager = model(**inputs, output_attentions=True).attentions
+    assert len(seen) == len(eager)
+    for weights, returned in zip(seen.values(), eager, strict=True):
+        real = inputs["attention_mask"].bool()
+        mine, theirs = (w.transpose(1, 2)[real] for w in (weights.dense(), returned))
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+
+
+TEXTS = ["the cat sat on a mat", "a cat sat"]
+
+
+def test_sentence_transformers(tmp_path):
+    library = library_of("sentence_transformers")
+    parts = library_of("sentence_transformers.models")
+    model, tokenizer = bert(tmp_path)
+    words = parts.Transformer(str(tmp_path))
+    whole = library.SentenceTransformer(modules=[words, parts.Pooling(16)], device="cpu")
+    plain = whole.encode(TEXTS, convert_to_tensor=True)
+    with rg.watch(whole) as seen:
+        output = whole.encode(TEXTS, convert_to_tensor=True)
+    assert torch.equal(plain, output) and not seen.missing
+    assert list(rg.layer_numbers(seen)) == [0, 1]
+    assert_eager(model, tokenizer(TEXTS, padding=True, return_tensors="pt"), seen)
+    with rg.edit(whole, rg.KnockOut(rg.Where(layers=1, keys=0))) as run:
+        assert not torch.equal(whole.encode(TEXTS, convert_to_tensor=True), plain)
+    assert list(run.calls) == list(seen)[1:]
+
+
+def test_a_pipeline_of_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    model, tokenizer = bert(tmp_path)
+    features = transformers.pipeline("feature-extraction", model=model, tokenizer=tokenizer)
+    plain = features(TEXTS[0])
+    with rg.watch(features.model) as seen:
+        assert features(TEXTS[0]) == plain
+    assert not seen.missing
+    assert_eager(model, tokenizer(TEXTS[:1], return_tensors="pt"), seen)
