@@ -234,7 +234,9 @@ def test_the_default_device_does_not_matter(name):
             torch.testing.assert_close(one, other)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit:DeprecationWarning", "ignore:.*torch.jit:FutureWarning", "ignore::torch.jit.TracerWarning"
+)
 def test_torch_jit_trace_is_refused_where_it_would_keep_numbers_as_constants():
     q, k, v = (t.float() for t in inputs(learn=False))
     for attention in (rg.Attention(mask=rg.causal()), rg.Attention(bias=rg.ALiBi(2))):
