@@ -2,6 +2,7 @@
 
     python scripts/architectures.py run            # resumes; one process for each architecture
     python scripts/architectures.py run llama t5   # these again
+    python scripts/architectures.py run --state "not run" "not built"   # those with this result again
     python scripts/architectures.py table          # docs/architectures.md, from docs/architectures.jsonl
 
 The oracle is what the module returns itself with attn_implementation="eager" and output_attentions=True. A map without
@@ -69,6 +70,12 @@ def run(keys: list[str], data: Path) -> None:
         print(f"{number + 1}/{len(keys)} {key}: {result['state']} {result.get('why', '')[:150]}", flush=True)
 
 
+def _keep_last(data: Path) -> None:
+    """Keep the last result of each architecture, where its first one stood."""
+    last = {json.loads(line)["key"]: line for line in data.read_text().splitlines()}
+    data.write_text("".join(f"{line}\n" for line in last.values()))
+
+
 def _in_process(key: str) -> dict[str, Any]:
     """The result for one architecture. A crash, too much memory or too much time lose nothing but this one."""
     context = multiprocessing.get_context("fork")
@@ -132,6 +139,8 @@ def _running_inputs(model: nn.Module) -> tuple[dict[str, Any] | None, str]:
             filled = small_models.with_placeholders(model, inputs, str(problem))
             if filled is not None and filled["input_ids"].shape != inputs["input_ids"].shape and len(problems) < 20:
                 waiting.insert(0, filled)
+            if len(problems) <= 2:
+                waiting += small_models.with_the_width_of(str(problem), model)
     return None, problems[0] if problems else "no input of its forward is known"
 
 
@@ -363,12 +372,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("action", choices=["run", "table"])
     parser.add_argument("keys", nargs="*")
+    parser.add_argument("--state", nargs="*", default=[], choices=STATES, help="run those with this result again")
     parser.add_argument("--data", type=Path, default=DATA)
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.action == "run":
-        known = {json.loads(line)["key"] for line in given.data.open()} if given.data.exists() else set()
-        run(given.keys or [key for key in sorted(CONFIG_MAPPING_NAMES) if key not in known], given.data)
+        known = {row["key"]: row for row in map(json.loads, given.data.open())} if given.data.exists() else {}
+        again = [key for key, row in known.items() if row["state"] in given.state]
+        run(given.keys or again or [key for key in sorted(CONFIG_MAPPING_NAMES) if key not in known], given.data)
+        _keep_last(given.data)
     else:
         PAGE.write_text(table(given.data))
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers.configuration_utils import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
@@ -33,7 +33,7 @@ LAYERS = (
         2,
     ),
     (r"^(num_nextn_predict_layers|num_kv_shared_layers)$", 0),
-    (r"^vocab_size$", VOCABULARY),
+    (r"^(entity_)?vocab_size$", VOCABULARY),
 )
 WIDTHS = (
     (r"(^|_)(num_key_value_heads|num_kv_heads|n_kv_heads|multi_query_group_num)$", 2),
@@ -54,14 +54,15 @@ WIDTHS = (
     (r"^(max_position_embeddings|n_positions|max_target_positions|max_2d_position_embeddings)$", 64),
     (r"^(index_topk|sliding_window|attention_chunk_size|local_attention)$", 4),
     (r"^(d_latents|num_latents|num_self_attends_per_block)$", 8),
-    (r"^num_mel_bins$", 16),
+    (r"^(num_mel_bins|latent_query_num)$", 16),
+    (r"^spec_size$", 64),
     (r"^max_source_positions$", 24),
     (r"^num_conv_pos_embeddings$", 16),
     (r"^num_conv_pos_embedding_groups$", 2),
 )
 #: Settings that are None by default and that a small model needs.
 UNSET = {"prediction_length": 4, "vocab_size": VOCABULARY, "num_experts_per_tok": 2, "n_routed_experts": 4}
-UNSET |= {"head_dim": 8, "pad_token_id": 0, "mask_token_id": 3}
+UNSET |= {"head_dim": 8, "pad_token_id": 0, "mask_token_id": 3, "num_key_value_heads": 2, "sliding_window": 4}
 UNSET |= {"n_group": 1, "topk_group": 1, "n_shared_experts": 1, "moe_intermediate_size": 32, "attn_layer_indices": [1]}
 #: As many key heads as heads: latent attention has no other form.
 EQUAL = ((r"(^|_)(num_key_value_heads|num_kv_heads)$", 4),)
@@ -80,7 +81,25 @@ PROFILES: tuple[tuple[tuple[str, int], ...], ...] = (
 Profile = tuple[tuple[str, int], ...]
 SPECIAL = re.compile(r"_token_(id|index)$|^(eos|bos|pad)_token_id$")
 PLACEHOLDER = re.compile("image|video|audio|media|speech|patch")
-#: Settings of single classes that no pattern gives.
+FOUR_STAGES = {"out_features": ["stage1", "stage2", "stage3", "stage4"], "out_indices": None}
+#: Layers that share their attention: the first lends its parameters to the second.
+HYBRIDS: dict[str, Any] = {"layers_block_type": ["linear_attention", "hybrid", "hybrid"], "num_hidden_layers": 3}
+HYBRIDS |= {"attention_hidden_size": 64, "attention_head_dim": 16}
+#: Settings of single classes, by their `model_type`, that no pattern gives.
+OF_CLASS: dict[str, dict[str, Any]] = {
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "zamba": HYBRIDS,
+    "zamba2": HYBRIDS | {"mamba_headdim": 8, "chunk_size": 4},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "clap_audio_model": {"depths": [1, 1], "num_attention_heads": [2, 4], "num_hidden_layers": 2, "hidden_size": 192},
+    "xmod": {"default_language": "en_XX"},
+    "depth_pro": {"image_size": 32, "intermediate_hook_ids": [1, 0]},
+    "sam_hq_vision_model": {"output_channels": 32},
+    "musicgen": {"text_encoder": "t5", "audio_encoder": "encodec", "decoder": "musicgen_decoder"},
+    "musicgen_melody": {"text_encoder": "t5", "audio_encoder": "encodec", "decoder": "musicgen_melody_decoder"},
+}
+OF_CLASS |= {key: {"backbone_config": FOUR_STAGES} for key in ("mask2former", "oneformer")}
 BACKBONE = {"model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1]}
 
 
@@ -143,12 +162,17 @@ def shrunk(config: PretrainedConfig, profile: Profile, numbers: Iterator[int]) -
             changed[name] = UNSET[name]
         elif name == "depths" and profile and isinstance(value, list | tuple):
             changed[name] = [1] * len(value)
+        elif name in ("num_heads", "num_attention_heads") and WIDTHS[0] in profile and isinstance(value, list | tuple):
+            changed[name] = [2, 4, 4, 4, 4, 4][: len(value)]
+        elif name in ("image_size", "input_size") and PICTURES[0] in profile and isinstance(value, list | tuple):
+            changed[name] = [32] * len(value)
         elif name == "layer_types" and profile and value and len(set(value)) > 1:
             changed |= {name: list(dict.fromkeys(value))[:4], "num_hidden_layers": min(len(set(value)), 4)}
         elif name == "per_layer_config" and profile:
             changed[name] = None
         elif isinstance(value, dict) and "rope_type" in value and profile[len(LAYERS) :] and _has_sections(config):
-            changed[name] = {**value, "mrope_section": [2, 1, 1]}
+            whole = {"partial_rotary_factor": 1.0} if "partial_rotary_factor" in value else {}
+            changed[name] = {**value, **whole, "mrope_section": [2, 1, 1]}
     if changed.get("num_hidden_layers") and isinstance(getattr(config, "out_features", None), list):
         count = min(len(config.out_features), 4)
         changed |= {
@@ -160,7 +184,18 @@ def shrunk(config: PretrainedConfig, profile: Profile, numbers: Iterator[int]) -
         config
     ).keys() and "num_heads" in changed:
         changed["head_dim"] = changed["hidden_size"] * config.expand // changed["num_heads"]
+    own = OF_CLASS.get(config.model_type, {}) if profile else {}
+    for name, value in own.items():
+        joined = {**changed.get(name, {}), **value} if isinstance(value, dict) else value
+        changed[name] = _part(joined, profile, numbers)
     return changed
+
+
+def _part(value: Any, profile: Profile, numbers: Iterator[int]) -> Any:
+    """The small configuration of the class that `value` names, or `value` itself."""
+    if not isinstance(value, str) or value not in CONFIG_MAPPING:
+        return value
+    return _shrunk_part(CONFIG_MAPPING[value](), profile, numbers)
 
 
 def _shrunk_part(part: PretrainedConfig, profile: Profile, numbers: Iterator[int]) -> dict[str, Any]:
@@ -195,7 +230,7 @@ def model_classes(key: str, kind: type[PretrainedConfig]) -> list[type[nn.Module
     module = _modeling(kind)
     names = MODEL_MAPPING_NAMES.get(key, ())
     named = [getattr(transformers, name, None) for name in ([names] if isinstance(names, str) else names)]
-    bare = [found for found in named if inspect.isclass(found)]
+    bare = [found for found in named if inspect.isclass(found) and _takes(found, kind)]
     if bare:
         return bare[:1]
     own = [
@@ -205,6 +240,11 @@ def model_classes(key: str, kind: type[PretrainedConfig]) -> list[type[nn.Module
     ]
     own = [found for found in own if "forward" in vars(found) or not found.__name__.endswith("PreTrainedModel")]
     return sorted(own, key=lambda found: (found.__name__.endswith("PreTrainedModel"), len(found.__name__)))[:3]
+
+
+def _takes(model: type[nn.Module], kind: type[PretrainedConfig]) -> bool:
+    """Whether a model class is built from this configuration class: some mappings name a part of the model."""
+    return getattr(model, "config_class", None) is None or issubclass(kind, model.config_class)
 
 
 def _modeling(kind: type[PretrainedConfig]) -> Any:
@@ -239,10 +279,11 @@ def inputs_of(model: nn.Module) -> Iterator[dict[str, Any]]:
     config = model.config
     names = inspect.signature(model.forward).parameters
     drawn = _drawn(config)
-    if "image_grid_thw" in names:
+    if any("grid_thw" in name for name in names):
         drawn["pixel_values"] = drawn["hidden_states"]
     first = {name: value for name, value in drawn.items() if name in names}
     main = getattr(model, "main_input_name", "input_ids")
+    main = main if isinstance(main, str) else main[0]
     words = {"input_ids", "decoder_input_ids", "bbox"}
     beside = {
         "pixel_values",
@@ -251,8 +292,14 @@ def inputs_of(model: nn.Module) -> Iterator[dict[str, Any]]:
         "input_features",
         "input_values",
         "past_values",
+        "image_embeds_position_mask",
+        "decoder_input_values",
         *words,
     }
+    required = [n for n, p in names.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    beside |= set(required)
+    if {"spatial_shapes", "pixel_position_ids"} & names.keys():
+        yield {**{n: v for n, v in first.items() if n in beside}, **_pictures_in_patches(config, names)}
     pictures = {name for name in first if name.startswith(("pixel", "input_feat", "input_val", "image", "audio"))}
     without = {name: value for name, value in first.items() if name not in pictures}
     yield {name: value for name, value in first.items() if name == main or name in beside}
@@ -260,7 +307,10 @@ def inputs_of(model: nn.Module) -> Iterator[dict[str, Any]]:
     yield {name: value for name, value in first.items() if name == main or name in words}
     if "input_ids" in without:
         yield without
-    if "pixel_values" in first:
+    if "input_features" in first:  # time before frequencies
+        yield {**{n: v for n, v in first.items() if n in beside}, "input_features": drawn["input_features"].mT}
+    if "pixel_values" in first and first["pixel_values"].ndim == 4:
+        yield {**{n: v for n, v in first.items() if n in beside}, "pixel_values": drawn["pixel_values_videos"]}
         yield {**{n: v for n, v in first.items() if n in beside}, "pixel_values": first["pixel_values"][:, None]}
     yield {name: value for name, value in first.items() if name == main}
     yield {name: value for name, value in first.items() if name in pictures}
@@ -274,11 +324,25 @@ def inputs_of(model: nn.Module) -> Iterator[dict[str, Any]]:
             (2, 64, 16),
         ):
             yield {main: torch.randn(shape)}
+    elif main in names and "num_codebooks" in vars(config):
+        yield {main: drawn["input_ids"].repeat(config.num_codebooks, 1)}
     elif main in names:
         for shape in ((2, 9, _width(config)), (2, 3, 32, 32), (2, 4000), (2, 1, 4000)):
             yield {main: torch.randn(shape)}
-    required = [n for n, p in names.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     yield {name: first.get(name, torch.randn(2, 9, _width(config))) for name in required}
+
+
+def _pictures_in_patches(config: PretrainedConfig, names: Any) -> dict[str, Any]:
+    """Two pictures of four by four patches, with the place or the number of the patches."""
+    patch = _pair(setting(config, "patch_size", 8))[0]
+    places = torch.cartesian_prod(torch.arange(4), torch.arange(4)).expand(2, -1, -1)
+    drawn = {
+        "pixel_values": torch.rand(2, 16, 3 * patch * patch),
+        "pixel_attention_mask": torch.ones(2, 16, dtype=torch.long),
+        "spatial_shapes": torch.full((2, 2), 4),
+        "pixel_position_ids": places,
+    }
+    return {name: value for name, value in drawn.items() if name in names}
 
 
 def _drawn(config: PretrainedConfig) -> dict[str, Any]:
@@ -306,9 +370,22 @@ def _drawn(config: PretrainedConfig) -> dict[str, Any]:
     boxes = torch.randint(0, 20, (2, 9, 4)).cumsum(-1)
     static = setting(config, "num_static_categorical_features", 0) or 0
     times = (setting(config, "num_time_features", 0) or 0) + (setting(config, "num_dynamic_real_features", 0) or 0)
+    codebooks = getattr(getattr(config, "decoder", None), "num_codebooks", 1)
+    queries = setting(config, "latent_query_num", 0)
     drawn = {
-        "input_ids": torch.randint(3, largest, (2, 9)),
-        "decoder_input_ids": torch.randint(3, largest, (2, 6)),
+        "input_ids": torch.randint(3, largest, (2, 9 + queries)),
+        "image_embeds_position_mask": torch.tensor([[0] + [1] * queries + [0] * 8] * 2),
+        "decoder_input_values": torch.randn(2, 6, _width(config)),
+        "states": torch.randn(2, 9, setting(config, "state_dim", 17)),
+        "actions": torch.randn(2, 9, setting(config, "act_dim", 4)),
+        "returns_to_go": torch.randn(2, 9, 1),
+        "rewards": torch.randn(2, 9, 1),
+        "timesteps": torch.arange(9).expand(2, 9),
+        "task_inputs": torch.randint(3, largest, (2, setting(config, "task_seq_len", 9))),
+        "past_values_padding": torch.zeros(2, past, dtype=torch.long),
+        "freq": torch.zeros(2, 1, dtype=torch.long),
+        "flattened_patches": _flattened_patches(config),
+        "decoder_input_ids": torch.randint(3, largest, (2 * codebooks, 6)),
         "bbox": boxes,
         "pixel_values": image,
         "pixel_values_videos": torch.randn(2, frames if isinstance(frames, int) else 4, channels, height, width),
@@ -340,12 +417,34 @@ def _drawn(config: PretrainedConfig) -> dict[str, Any]:
         "entity_ids": torch.randint(3, largest, (2, 3)),
         "entity_position_ids": torch.tensor([[[0, 1, -1], [2, 3, -1], [4, -1, -1]]] * 2),
     }
+    if (size := setting(config, "spec_size", None)) is not None:  # a sound as a picture
+        drawn["input_features"] = torch.randn(2, 1, size * size // mels, mels)
+    if isinstance(length := setting(config, "max_length", None), int) and hasattr(config, "time_stride"):
+        drawn["input_values"] = torch.randn(2, length, mels)
     if static:
         drawn["static_categorical_features"] = torch.zeros(2, static, dtype=torch.long)
     real = setting(config, "num_static_real_features", 0) or 0
     if real:
         drawn["static_real_features"] = torch.randn(2, real)
     return drawn
+
+
+def _flattened_patches(config: PretrainedConfig) -> Tensor:
+    """Patches that begin with their row and their column."""
+    places = torch.cartesian_prod(torch.arange(1, 4), torch.arange(1, 4)).expand(2, -1, -1)
+    return torch.cat([places, torch.randn(2, 9, setting(config, "patch_embed_hidden_size", 768))], -1)
+
+
+def with_the_width_of(problem: str, model: nn.Module) -> Iterator[dict[str, Any]]:
+    """The main input again, as wide as the first layer expects that refused it."""
+    main = getattr(model, "main_input_name", "input_ids")
+    found = re.search(r"shape \[\*, (\d+)\]|\(\d+x\d+ and (\d+)x\d+\)|to have (\d+) channels", problem)
+    if found is None or not isinstance(main, str) or main not in names_of(model) or main == "input_ids":
+        return
+    width = int(next(filter(None, found.groups())))
+    others = [n for n in _drawn(model.config) if n.startswith("decoder_input") and n in names_of(model)]
+    for shape in ((2, 16, width), (2, width, 16), (16, width)):
+        yield {main: torch.randn(shape), **{n: _drawn(model.config)[n] for n in others}}
 
 
 def setting(config: PretrainedConfig, name: str, default: Any) -> Any:

@@ -32,10 +32,26 @@ def test_the_page_is_made_from_the_data_and_names_no_wrong_map(architectures, mo
     assert architectures.table(architectures.DATA) == architectures.PAGE.read_text()
 
 
-@pytest.mark.parametrize(("key", "way"), [("bert", "eager"), ("longformer", "measured")])
+@pytest.mark.parametrize(
+    ("key", "way"),
+    [
+        ("bert", "eager"),
+        ("longformer", "measured"),
+        ("gpt_neo", "eager"),
+        ("videomae", "eager"),
+        ("musicgen_decoder", "eager"),
+    ],
+)
 def test_an_architecture_is_built_small_and_compared(architectures, key, way):
     result = architectures.examined(key)
     assert result["state"] == "right" and set(result["ways"]) == {way} and result["identical"]
+
+
+def test_the_last_result_of_an_architecture_is_kept(architectures, tmp_path):
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"key": "a", "n": 1}\n{"key": "b", "n": 2}\n{"key": "a", "n": 3}\n')
+    architectures._keep_last(data)
+    assert [json.loads(line) for line in data.read_text().splitlines()] == [{"key": "a", "n": 3}, {"key": "b", "n": 2}]
 
 
 def test_a_map_that_differs_is_wrong(architectures, monkeypatch):
