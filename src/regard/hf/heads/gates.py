@@ -34,7 +34,8 @@ def gated(
     Gates that require gradients receive them, so they can be trained (Voita et al., 2019, arXiv:1905.09418). Blocks
     may be nested, and their gates multiply. After the block the model is as before. Gates do not change the weights
     that `watch` captures, since they act after the attention; the outputs of heads that it keeps are the scaled ones.
-    Code that was compiled before leaves them out: a run, or a block, in which no gate was applied is refused.
+    Code that was compiled before leaves them out: a block in which no gate was applied is refused. Such code is not
+    noticed if the plain model runs in the same block too.
 
     The input of the output projection must have the heads one after the other. If the projection has an unusual name,
     `output` is its path inside an attention module ("linears.3"); `num_heads` is for modules that do not have it.
