@@ -82,7 +82,9 @@ def install(python: Path, mode: str) -> dict[str, str]:
     variables = without_cuda(Path(site.stdout.strip()))
     eager = ["--upgrade", "--upgrade-strategy", "eager"] if mode == "newest" else []
     pip(python, *eager, "--constraint", str(constraints), "--editable", f"{ROOT}[{','.join(EXTRAS)}]", *tools())
-    print(f"{mode}:", ", ".join(f"{name} {version}" for name, version in versions.items()), flush=True)
+    listed = [str(python), "-m", "pip", "list", "--disable-pip-version-check", "--format", "freeze"]
+    found = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
+    print(f"{mode}:", ", ".join(line for line in found if line.split("==")[0] in floors()), flush=True)
     return variables
 
 

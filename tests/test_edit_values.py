@@ -187,7 +187,8 @@ MISTAKES = [
     (lambda: rg.KnockOut(rg.Where(heads=[])), "an empty list selects nothing"),
     (lambda: rg.KnockOut(rg.Where(heads="third")), "a head is a number, or a name with its layer"),
     (lambda: rg.KnockOut(rg.Where(heads=-1)), "counts from the end"),
-    (lambda: rg.KnockOut(rg.Where(keys=10**20)), "larger than any number of a token"),
+    (lambda: rg.KnockOut(rg.Where(keys=10**20)), "got a number beyond 64 bits"),
+    (lambda: rg.KnockOut(rg.Where(keys=slice(10**20))), "larger than any number of a token"),
     (
         lambda: rg.KnockOut(rg.Where(layers=True)),
         "layers must be an integer or a text or a slice or a list of values or None",
