@@ -91,7 +91,7 @@ def test_a_look_stays_in_its_budget(name):
 def test_a_look_at_another_mechanism_stays_in_its_budget(name):
     attention, *tensors, of_call = other_problem(name)
     weights, found = rg.attend(attention, *tensors, **of_call).weights, {}
-    shares = weights.shares() if weights.is_signed else weights  # of some composites the host reads it, once
+    shares = weights if weights.has_shares else weights.shares()  # of some composites the host reads it, once
     for look, (run, allowed) in LOOKS.items():
         reads_weights = look in ("a row", "a tile", "keys from a list", "queries from a list")
         with waits() as counted:

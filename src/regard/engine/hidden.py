@@ -33,7 +33,10 @@ def may_be_spoiled(problem: Problem, output: Tensor) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """A call without its keys and values that are not finite, and the rows (B, H, I, 1) that may attend to such."""
+    """A call without its keys and values that are not finite.
+
+    Beside it the rows that may attend to such keys, (B, H, I, 1), and to such values, channel by channel (B, H, I, E).
+    """
 
     request: Request
     rows_of_keys: Tensor
@@ -48,8 +51,8 @@ class Shown:
 
 def without_hidden(request: Request, problem: Problem) -> Shown | None:
     """The call without its keys and values that are not finite; None if all are."""
-    bad_keys, bad_values = (~t.detach().isfinite().all(-1, keepdim=True) for t in (request.key, request.value))
-    if not bool((bad_keys | bad_values).any()):
+    bad_keys, bad_values = ~request.key.detach().isfinite().all(-1, keepdim=True), ~request.value.detach().isfinite()
+    if not (bool(bad_keys.any()) or bool(bad_values.any())):
         return None
     finite = {"key": request.key.masked_fill(bad_keys, 0.0), "value": request.value.masked_fill(bad_values, 0.0)}
     rows = (_may_attend(request.attention, problem, bad) for bad in (bad_keys, bad_values))
@@ -57,8 +60,8 @@ def without_hidden(request: Request, problem: Problem) -> Shown | None:
 
 
 @torch.no_grad()
-def _may_attend(attention: Attention, problem: Problem, keys: Tensor) -> Tensor:
-    """The rows (B, H, I, 1) that may attend to at least one of some keys (B, G, J, 1): equal weights on them all."""
+def _may_attend(attention: Attention, problem: Problem, flags: Tensor) -> Tensor:
+    """The rows (B, H, I, C) that may attend to at least one of some flags (B, G, J, C): equal weights on them all."""
     query = torch.zeros(*problem.query.shape[:3], 1)
-    inputs = query, torch.zeros(keys.shape), keys.to(query.dtype)
+    inputs = query, torch.zeros(*flags.shape[:3], 1), flags.to(query.dtype)
     return plan(Problem(Attention(mask=attention.mask), *inputs, problem.positions, Sizes.of(*inputs))).run().output > 0

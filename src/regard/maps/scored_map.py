@@ -221,8 +221,9 @@ class ScoredMap(AttentionMap):
 
     @cached_property
     def _has_coarse_rows(self) -> bool:
+        """Asked on the host alone: for the answer of a device it would wait."""
         is_relative = self._has_whole_rows and self.attention.normalizer.is_relative
-        return is_relative and any_coarse(self.row_statistic[0])
+        return is_relative and self.device.type == "cpu" and any_coarse(self.row_statistic[0])
 
     def _are_coarse(self, row_statistic: RowStatistic) -> bool:
         """Whether a row has scores so large that those of another tile, rounded otherwise, have another statistic."""

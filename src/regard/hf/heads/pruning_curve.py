@@ -139,7 +139,7 @@ def _measure(model: nn.Module, quality: Callable[[Any], float], importance: Impo
         gates[name][head] = 0
     with torch.no_grad(), gated(model, gates, importance.output, importance.num_heads):
         result = quality(model)
-    try:
-        return float(result)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise RegardError(f"pruning_curve: quality(model) must return a number, got {result!r}.") from error
+        try:
+            return float(result)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise RegardError(f"pruning_curve: quality(model) must return a number, got {result!r}.") from error
