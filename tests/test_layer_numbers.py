@@ -104,7 +104,10 @@ def test_a_number_is_the_same_layer_for_watch_and_edit_in_every_wrapper(wrapper,
         assert one.names == [name] and layer_numbers(one) == [number]
     with pytest.raises(rg.RegardError, match=f"layer {num_layers}"):
         rg.edit(model, rg.KnockOut(rg.Where(layers=num_layers)))
-    with pytest.raises(rg.RegardError, match=rf"no layer {num_layers}\. It has layers 0"), rg.watch(model, num_layers):
+    with (
+        pytest.raises(rg.RegardError, match=rf"no layer {num_layers}\. It has layers 0"),
+        rg.watch(model, layers=num_layers),
+    ):
         pass
 
 

@@ -17,6 +17,7 @@ from regard.engine.kept_plans import Request
 from regard.engine.plan import plan
 from regard.engine.problem import Problem, Result
 from regard.engine.transforms import is_transformed
+from regard.pieces.normalizer import RowStatistic
 from regard.shapes import Sizes, has_numbers
 
 
@@ -43,15 +44,27 @@ class Shown:
     rows_of_values: Tensor
 
     def marked(self, problem: Problem, result: Result) -> Result:
-        """NaN in the outputs of these rows, and in the queries that the map reads where a key was not finite."""
+        """NaN in the outputs of these rows and, where a key is not finite, in queries and statistics of the map."""
         query = problem.prepared.query.masked_fill(self.rows_of_keys, torch.nan)
         vars(problem).update(prepared=replace(problem.prepared, query=query))
-        return replace(result, output=result.output.masked_fill(self.rows_of_keys | self.rows_of_values, torch.nan))
+        output = result.output.masked_fill(self.rows_of_keys | self.rows_of_values, torch.nan)
+        return replace(result, output=output, row_statistic=self._statistic(result.row_statistic))
+
+    def _statistic(self, row_statistic: RowStatistic | None) -> RowStatistic | None:
+        if row_statistic is None:
+            return None
+        rows = self.rows_of_keys[..., 0]
+        return tuple(
+            t.masked_fill(rows.view(*rows.shape, *[1] * (t.ndim - 3)), torch.nan) if t.is_floating_point() else t
+            for t in row_statistic
+        )
 
 
 def without_hidden(request: Request, problem: Problem) -> Shown | None:
-    """The call without its keys and values that are not finite; None if all are."""
-    bad_keys, bad_values = ~request.key.detach().isfinite().all(-1, keepdim=True), ~request.value.detach().isfinite()
+    """The call without the keys and values that spoil others; None if there are none."""
+    key, bad_values = request.key.detach(), ~request.value.detach().isfinite()
+    wrong = key.isnan() if problem.scale is None else ~key.isfinite()  # an additive score of an infinite key is finite
+    bad_keys = wrong.any(-1, keepdim=True)
     if not (bool(bad_keys.any()) or bool(bad_values.any())):
         return None
     finite = {"key": request.key.masked_fill(bad_keys, 0.0), "value": request.value.masked_fill(bad_values, 0.0)}
