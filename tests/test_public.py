@@ -109,5 +109,6 @@ def test_no_file_imports_itself_through_others():
 
 
 def test_the_house_keeps_its_rooms_small():
+    """A file is a concept, up to about 800 lines; a lower bound cut concepts in pieces."""
     for path in SOURCE.rglob("*.py"):
-        assert len(path.read_text().splitlines()) <= 500, f"{path} is longer than 500 lines"
+        assert len(path.read_text().splitlines()) <= 800, f"{path} is longer than 800 lines"
