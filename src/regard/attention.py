@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from regard.pieces.selection import Selection
 from regard.pieces.transition import Steps, Transition, scaled_steps
 from regard.positions import Positions
 from regard.shapes import Sizes, at_least_float32, has_numbers, pick, without_autocast
+
+if TYPE_CHECKING:
+    from regard.attention_output import AttentionOutput
 
 #: No tensors beside queries, keys and values.
 EMPTY: CallTensors = MappingProxyType({})
@@ -152,6 +155,12 @@ class Attention(nn.Module):
         if hasattr(value, "build"):
             return "Build an Attention: mechanism.build(...)."
         return "For plain attention: regard.Attention()."
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> AttentionOutput:
+        """The output and the weights: `regard.attend` with this attention, and with its other arguments."""
+        from regard.attention_output import attend  # it stands above the pieces, and runs them
+
+        return attend(self, query, key, value, **options)
 
     def with_mask(self, mask: Mask | None) -> Attention:
         """An `Attention` of the same pieces (shared, not copied) with another mask."""

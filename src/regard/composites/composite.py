@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
@@ -13,6 +13,9 @@ from regard.attention import Attention
 from regard.maps.attention_map import AttentionMap
 from regard.pieces.mask import Mask
 from regard.positions import Positions
+
+if TYPE_CHECKING:
+    from regard.attention_output import AttentionOutput
 
 
 class Attended(Protocol):
@@ -58,6 +61,12 @@ class Composite(nn.Module, ABC):
     def pieces(self) -> list[Any]:
         """The pieces of all parts, which may need tensors of the call."""
         return []
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> AttentionOutput:
+        """The output and the weights: `regard.attend` with this attention, and with its other arguments."""
+        from regard.attention_output import attend  # it stands above the composites, and runs them
+
+        return attend(self, query, key, value, **options)
 
     @abstractmethod
     def run(self, call: Call) -> tuple[Tensor, AttentionMap]:
