@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 pytest.importorskip("transformers")
@@ -18,6 +20,7 @@ import regard as rg
 from miniatures import BART, BERT, IMAGE
 from regard.cli.app import app
 from regard.cli.compare import letter_of
+from regard.cli.steps import shown_steps
 from regard.hf import text_reader as reading
 from regard.hf.text_reader import PROBE, TextReader
 from regard.stats import roles, shuffle_order
@@ -77,6 +80,31 @@ def test_progress_names_the_steps(reader):
     reader.read(SENTENCE, progress=steps.append)
     assert [step.split()[0] for step in steps] == ["Running", "Measuring", "Checking", "Finding"]
     assert steps[0] == "Running the model on 16 tokens"
+
+
+def test_steps_of_a_long_text_are_lines_without_a_terminal(tmp_path, monkeypatch):
+    folder = tmp_path / "out[/b]"
+    options = "--layers", "0", "--save", str(folder)
+    assert "Running" not in run(SENTENCE, *options).stderr
+    monkeypatch.setattr("regard.cli.see.LONG", len(SENTENCE) - 1)
+    steps = run(SENTENCE, *options).stderr.splitlines()
+    assert steps[:2] == ["Reading with minilm", "Running the model on 16 tokens"]
+    at = steps.index(f"Saving to {folder}")
+    assert steps[at + 1] == f"Saving {SENTENCE}: layer 1 of 1" and len(set(steps)) == len(steps)
+
+
+def test_on_a_terminal_the_step_is_one_line_that_goes():
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=60)
+    with shown_steps(console, "Reading [/b]", lines=True) as show:
+        show("Saving to out[/b]")
+    assert "[/b]" in screen.getvalue() and screen.getvalue().endswith("\x1b[2K"), "the line is erased"
+
+
+@pytest.mark.parametrize("option", ["--model", "--save"])
+def test_brackets_in_a_name_are_no_markup(option, tmp_path):
+    """Once `--save 'out[/b]'` ended with a traceback."""
+    run(SENTENCE, "--layers", "0", option, str(tmp_path / "out[/b]"))
 
 
 def maps_of(model, ids):

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -206,6 +207,13 @@ def test_roles_that_there_are_not_have_their_reason():
     assert "the same" in sheet(["a"] * 40).about["why_no_roles"]
     assert "self-attention" in Sheet.of(translation()).about["why_no_roles"]
     assert Sheet.of(told(reading())).about["why_no_roles"] == ""
+
+
+def test_roles_of_a_sample_say_so():
+    text = told(reading())
+    assert Sheet.of(text).about["role_note"] == sheet().about["role_note"] == ""
+    sampled = replace(text, roles=replace(text.roles, sampled=(4096, 32768)))
+    assert "4096 of 32768 queries, drawn at random" in Sheet.of(sampled).about["role_note"]
 
 
 def test_chosen_layers_keep_their_numbers():

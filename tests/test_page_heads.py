@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
 from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, settled, texts
 from pages import WORDS, reading, told, until
+from regard.stats import RoleTable
 from regard.viewer import Sheet, write_page
 
 pytest.importorskip("playwright.sync_api")
@@ -281,6 +283,15 @@ def test_the_table_sorts_by_every_column_and_finds_roles_and_words(browser, addr
         best = expected[0]
         assert page.locator("h1 b").inner_text() == f"Layer {best.layer}, head {best.head}"
         assert pair_weight(page) == pytest.approx(best.link.weight, rel=2e-5)
+
+
+def test_roles_of_a_sample_say_so(browser, tmp_path):
+    text = told(reading(title="Sampled"))
+    for roles in ([], text.roles.roles):
+        sampled = replace(text, roles=RoleTable(roles, sampled=(4096, 32768)))
+        path = write_page(tmp_path / "index.html", [sampled]).as_uri()
+        with opened(browser, path + "#overview") as page:
+            until(page, "document.body.innerText.includes('means over 4096 of 32768 queries, drawn at random')")
 
 
 def test_all_heads_of_a_long_text_do_not_freeze_the_page(browser, tmp_path):

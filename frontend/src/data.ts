@@ -43,6 +43,7 @@ export interface Text {
   findings: Finding[];
   has_roles: boolean;
   why_no_roles?: string; // texts that older versions saved do not have it
+  role_note?: string; // how many queries roles are means over, "" for all; older versions did not save it
   gold: [number, number, boolean][];
   aligned: string;
   charts: Chart[];

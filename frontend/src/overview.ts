@@ -83,12 +83,13 @@ export function overview(context: Context): Panel {
     const { text, source } = context;
     const earned = text.layers.flatMap((layer) => layer.heads.flatMap((each) => each.roles.map((role) => role.kind)));
     if (!text.has_roles) return [h("p", { class: "hint" }, (text.why_no_roles ?? "No roles were computed for this text."))];
-    if (!earned.length) return [h("p", { class: "hint" }, "No head has a role on this text.")];
+    const note = text.role_note ? `${text.role_note} ` : "";
+    if (!earned.length) return [h("p", { class: "hint" }, `${note}No head has a role on this text.`)];
     return [h("ul", { class: "plain" }, ...Object.entries(source.common.kinds).flatMap(([kind, { letter, meaning }]) => {
       const count = earned.filter((each) => each === kind).length;
       return count ? [h("li", {}, h("span", { class: "chip" }, letter), strong(kind),
         ` ${meaning} (${count} head${count > 1 ? "s" : ""})`)] : [];
-    })), h("p", { class: "hint" }, source.common.roleCaveat)];
+    })), h("p", { class: "hint" }, note + source.common.roleCaveat)];
   }
 
   // The grid as one figure, in the order of the page, to be saved.

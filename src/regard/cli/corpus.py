@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.cli.see import Options, check_outputs
+from regard.cli.steps import shown_steps
 from regard.cluster import check_engine
 from regard.errors import RegardError
 from regard.hf.text_reader import TextReader
@@ -42,7 +43,7 @@ def run(options: Options, field: str, engine: str = "local", workers: int | None
     """Profile the corpus, print the table and the documents that were left out, and save a page."""
     _check(options, engine, workers)
     documents, errors = open_corpus(options.texts[0], field), Console(stderr=True)
-    with errors.status(f"Loading {options.model}"):
+    with shown_steps(errors, f"Loading {options.model}"):
         reader = TextReader.load(options.model)
     unsaved = None
     try:

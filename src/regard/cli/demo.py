@@ -58,7 +58,7 @@ def run(out: Path, model: str, open_: bool = False) -> None:
 def _read(out: Path, model: str) -> tuple[list[TextResult], Path, str]:
     """The results of the texts, the path of the page, and a sentence about the translation."""
     results: list[TextResult] = []
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(f"Loading {model}")
         reader = TextReader.load(model)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.status import Status
 from rich.text import Text
 
 from regard.cli.compare import FEW_HEADS, NUM_HEADS, check_words, letter_of, print_differences
 from regard.cli.importance import most_important, with_importance
 from regard.cli.outputs import check_drawing, check_folder
 from regard.cli.report import as_data, locate, print_findings, print_reading, print_roles, print_word, roles_data
+from regard.cli.steps import shown_steps
 from regard.cli.summary import print_ending, print_probe, print_statements, print_summary
 from regard.cli.texts import read_texts
 from regard.errors import RegardError
@@ -27,6 +27,8 @@ from regard.viewer.story import story_of
 
 #: Printed by default if the text has it: what this word refers to depends on the sentence.
 PRONOUN = "it"
+#: A text of more characters (about 4,000 tokens) takes long: its steps are printed also where there is no terminal.
+LONG = 20_000
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,10 @@ def run(options: Options) -> None:
     check_outputs(options)
     texts, errors = read_texts(options.texts), Console(stderr=True)
     numbers = options.numbers
-    with errors.status(f"Reading with {options.model}") as status:
+    with shown_steps(errors, f"Reading with {options.model}", _is_long(texts)) as show:
         reader = replace(TextReader.load(options.model), verify_all=options.verify_all)
         also = page_folds if options.save is not None else no_folds
-        results = [reader.read(text, numbers, options.length, also=also, progress=status.update) for text in texts]
+        results = [reader.read(text, numbers, options.length, also=also, progress=show) for text in texts]
         probe = reader.probe(numbers) if options.probe else None
     if options.importance:
         results = [with_importance(reader, *pair, options.length) for pair in zip(texts, results, strict=True)]
@@ -80,7 +82,11 @@ def run(options: Options) -> None:
         _print(Console(), results, options, probe)
     for name, reason in results[0].missing.items():
         errors.print(f"Not captured: {name}: {reason}", style="yellow", markup=False)
-    _write(results, options, errors)
+    _write(results, options, errors, lines=_is_long(texts))
+
+
+def _is_long(texts: Sequence[str]) -> bool:
+    return any(len(text) > LONG for text in texts)
 
 
 def check_outputs(options: Options) -> None:
@@ -162,33 +168,33 @@ def _as_data(results: Sequence[TextResult], options: Options, probe: RoleTable |
     return data if probe is None else data | {"probe": roles_data(probe)}
 
 
-def save_page(options: Options, sheets_of: Callable[[], list[Sheet]], errors: Console) -> None:
+def save_page(options: Options, sheets_of: Callable[[], list[Sheet]], errors: Console, lines: bool = False) -> None:
     """Write the page and the maps of --save, if it is given, and print where they are."""
     if options.save is None:
         return
-    with errors.status(f"Saving to {options.save}") as status:
+    with shown_steps(errors, f"Saving to {options.save}", lines) as show:
         sheets = sheets_of()
         story = story_of(options.story, sheets)
         page = write_page(options.save / "index.html", sheets, story)
-        save_run(options.save, sheets, status.update, story)
+        save_run(options.save, sheets, show, story)
     errors.print(f"The page is at {page}; regard view {options.save} serves it.", markup=False, highlight=False)
 
 
-def _write(results: Sequence[TextResult], options: Options, errors: Console) -> None:
-    save_page(options, lambda: [Sheet.of(result.reading, charts=result.charts) for result in results], errors)
+def _write(results: Sequence[TextResult], options: Options, errors: Console, lines: bool) -> None:
+    save_page(options, lambda: [Sheet.of(result.reading, charts=result.charts) for result in results], errors, lines)
     if options.figures is not None:
         from regard.viewer.figures import save_figures
 
         for number, result in enumerate(results):
             folder = options.figures if len(results) == 1 else options.figures / letter_of(number)
-            with errors.status(f"Drawing pictures for {folder}") as status:
-                told = partial(_tell_saved, status)
+            with shown_steps(errors, f"Drawing pictures for {folder}", lines) as show:
+                told = partial(_tell_saved, show)
                 saved = save_figures(folder, result.reading, told, every_head=options.all_figures)
             errors.print(f"{len(saved)} pictures are in {folder}", markup=False, highlight=False)
 
 
-def _tell_saved(status: Status, done: int, total: int) -> None:
-    status.update(f"Saving pictures: {done} of {total}")
+def _tell_saved(show: Callable[[str], None], done: int, total: int) -> None:
+    show(f"Saving pictures: {done} of {total}")
 
 
 def default_words(reading: TextReading) -> list[str]:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from regard.attribution import Attribution, attribute
 from regard.cli.see import Options
+from regard.cli.steps import shown_steps
 from regard.cli.texts import read_texts
 from regard.errors import RegardError
 from regard.hf.text_reader import TextReader
@@ -25,7 +26,7 @@ def run(options: Options, method: str | None, target: str | None) -> None:
     _check(options, method)
     assert method is not None
     texts, errors = read_texts(options.texts), Console(stderr=True)
-    with errors.status(f"Reading with {options.model}"):
+    with shown_steps(errors, f"Reading with {options.model}"):
         reader = TextReader.load(options.model)
         if not hasattr(reader.model, "get_output_embeddings") or reader.model.get_output_embeddings() is None:
             raise RegardError(

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from regard.cli.outputs import check_folder
 from regard.cli.see import Options, save_page
+from regard.cli.steps import shown_steps
 from regard.cli.texts import read_texts
 from regard.edits import Edits, KnockOut, where
 from regard.edits.values import Edit
@@ -36,7 +37,7 @@ def run(knock_out: Sequence[str], options: Options) -> None:
     check_folder("see", "--save", options.save)
     edits = Edits(tuple(KnockOut(where(text)) for text in knock_out))
     texts, errors = read_texts(options.texts), Console(stderr=True)
-    with errors.status(f"Reading with {options.model}"):
+    with shown_steps(errors, f"Reading with {options.model}"):
         reader = TextReader.load(options.model)
         effects = [_effect(reader, text, edits, options) for text in texts]
     save_page(options, lambda: [s for text in texts for s in _sheets(reader, text, knock_out, edits, options)], errors)

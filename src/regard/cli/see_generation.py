@@ -14,6 +14,7 @@ from rich.text import Text
 from regard.cli.outputs import check_folder
 from regard.cli.report import facts
 from regard.cli.see import Options, save_page
+from regard.cli.steps import shown_steps
 from regard.cli.texts import read_texts
 from regard.errors import RegardError
 from regard.hf.generation_reader import GenerationResult, read_generation
@@ -41,7 +42,7 @@ def run(num_tokens: int, options: Options) -> None:
     _check(options)
     (text,), errors = read_texts(options.texts), Console(stderr=True)
     also: dict[str, Any] = {} if options.save is None else {"also": page_folds}
-    with errors.status(f"Generating with {options.model}"):
+    with shown_steps(errors, f"Generating with {options.model}"):
         reader = replace(TextReader.load(options.model), verify_all=options.verify_all)
         result = read_generation(reader, text, num_tokens, options.numbers, options.length, **also)
     if options.as_json:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from regard.cli.outputs import check_folder
 from regard.cli.see import Options, save_page
+from regard.cli.steps import shown_steps
 from regard.errors import MissingPackage, RegardError
 from regard.hf.image_reader import ImageReader
 from regard.stats import Role
@@ -31,7 +32,7 @@ def run(image: Path, options: Options) -> None:
     """Read the image, print what the heads attend to, and write the page of --save."""
     _check(options)
     picture, errors = _open(image), Console(stderr=True)
-    with errors.status(f"Reading with {options.model}"):
+    with shown_steps(errors, f"Reading with {options.model}"):
         reader = ImageReader.load(options.model)
         result = reader.read(picture, options.texts[0] if options.texts else None)
         sheets = picture_sheets(result.seen, result.tokens, image=result.image, null=result.null)

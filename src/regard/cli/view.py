@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from regard.cli.demo import SENTENCES, TRANSLATED
+from regard.cli.steps import shown_steps
 from regard.errors import MissingPackage, RegardError
 from regard.seq2seq.runs.run import SETTINGS, pretrained_runs
 from regard.viewer import Sheet
@@ -32,7 +33,7 @@ def run(
     if host not in LOOPBACK:
         token = token or secrets.token_urlsafe(16)
     with listen(host, port, token) as listening:
-        with errors.status(f"Opening {folder or model}"):
+        with shown_steps(errors, f"Opening {folder or model}"):
             sheets, live = opened(folder, model)
             told = story_of(story or _kept_story(folder), sheets)
         try:

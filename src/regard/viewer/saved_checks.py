@@ -123,6 +123,7 @@ ABOUT = {
     "findings": [{"kind": TEXT, "layer": WHOLE, "heads": [WHOLE], "number": NUMBER, "sentence": TEXT}],
     "has_roles": TRUTH,
     "why_no_roles": Optional(TEXT),
+    "role_note": Optional(TEXT),
     "gold": [(WHOLE, WHOLE, TRUTH)],
     "aligned": TEXT,
     "charts": [{"title": TEXT, "x": TEXT, "y": TEXT, "series": [SERIES], "band": Optional([(NUMBER,) * 3])}],

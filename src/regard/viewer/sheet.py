@@ -144,6 +144,7 @@ def _about(reading: TextReading) -> dict[str, Any]:
         "warnings": warning_lines(reading.findings, sum(layer.num_heads for layer in profile.layers)),
         "has_roles": reading.roles is not None,
         "why_no_roles": reading.why_no_roles,
+        "role_note": "" if reading.roles is None else reading.roles.note,
     }
 
 
