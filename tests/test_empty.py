@@ -76,7 +76,7 @@ def test_statistics_of_nothing(normalizer, sizes):
         ((slice(0, 0),), (0, 2, 5, 6)),
         ((slice(None), []), (2, 0, 5, 6)),
         ((1, 1, []), (0, 6)),
-        ((1, 1, [], []), (0, 0)),
+        ((1, 1, [], []), (0,)),
         ((..., torch.zeros(6, dtype=torch.bool)), (2, 2, 5, 0)),
         ((1, 1, torch.tensor([], dtype=torch.long), 3), (0,)),
     ],

@@ -33,7 +33,7 @@ from regard.maps.folds import (
     check_folds,
 )
 from regard.maps.gradients import LiveRows, in_graph, live_states, live_tile
-from regard.maps.indices import Index, OutOfRange, axis_index, indices
+from regard.maps.indices import AXES, Index, Selection, indices
 from regard.maps.paged_keys import PagedKeys
 from regard.pieces.grid import Grid
 from regard.positions import Positions
@@ -58,9 +58,6 @@ GAP = 64
 First = TypeVar("First")
 Second = TypeVar("Second")
 Third = TypeVar("Third")
-
-#: Names of the axes of a map.
-AXES = ("batch", "head", "query", "key")
 
 
 class AttentionMap(ABC):
@@ -164,25 +161,21 @@ class AttentionMap(ABC):
     # Exact pieces
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Exact weights by batch entry, head, query and key. An integer drops its axis; slices and lists keep it.
+        """Exact weights by batch entry, head, query and key: `weights.dense()[index]`, read by itself.
 
-        Each list selects on its own axis: weights[0, [0, 1], [2, 3]] is (2, 2, J).
+        Indices are those of a tensor: integers, slices, `...`, None, lists, tensors of integers or booleans. Several
+        lists name pairs, as in torch: weights[0, 0, [4, 7], [1, 2]] has two weights. `tile` reads every row of one list
+        with every key of another.
         """
-        b, h, i, j = self._axes(index)
-        tile = self.tile(b, h, i, j)
-        return tile[tuple(0 if isinstance(part, int) else slice(None) for part in (b, h, i, j))]
+        selection = self._selection(index)
+        block = selection.block(self, WORKSPACE // self._bytes_per_weight)
+        return block[tuple(to_device(p, block.device) if isinstance(p, Tensor) else p for p in selection.of_block)]
 
-    def _axes(self, index: Any) -> list[Any]:
-        """The index of each of the four axes."""
-        index = index if isinstance(index, tuple) else (index,)
-        at = next((n for n, part in enumerate(index) if part is ...), len(index))
-        given = (*index[:at], *index[at + 1 :])
-        if len(given) > 4 or any(part is ... for part in given):
-            raise OutOfRange(f"weights[...]: the map has 4 axes {self.shape}, got {len(index)} indices.")
-        if any(part is None for part in given):
-            raise RegardError("weights[...]: None cannot add an axis here. Add it afterwards: weights[...][None].")
-        parts = (*index[:at], *[slice(None)] * (4 - len(given)), *index[at + 1 :])
-        return [axis_index(axis, part) for axis, part in zip(AXES, parts, strict=True)]
+    def _selection(self, index: Any) -> Selection:
+        """What an index expression reads, if it fits in the budget."""
+        selection = Selection.of(index, self.shape)
+        self._within_budget(selection.size * self._item_bytes, BUDGET)
+        return selection
 
     @checked
     def tile(

@@ -19,7 +19,7 @@ from regard.engine.ring.kv_chunk import KVChunk
 from regard.errors import RegardError
 from regard.maps.attention_map import BUDGET
 from regard.maps.folds import Fold, Tile, check_folds
-from regard.maps.indices import Index, indices
+from regard.maps.indices import AXES, Index, Selection, indices
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import RowStatistic
@@ -68,24 +68,23 @@ class RingMap(ScoredMap):
         self, batch: Index = None, head: Index = None, rows: Index = None, cols: Index = None, budget: int = BUDGET
     ) -> Tensor:
         """Exact weights (B', H', I', J') on every rank; all ranks pass the same indices. Collective."""
-        names = ("batch", "head", "query", "key")
 
         def ask() -> str:
             places.extend(
                 indices("weights[...]", name, part, size)
-                for name, part, size in zip(names, (batch, head, rows, cols), self.shape, strict=True)
+                for name, part, size in zip(AXES, (batch, head, rows, cols), self.shape, strict=True)
             )
             self._within_budget(prod(map(len, places)) * self._item_bytes, budget)
-            return ", ".join(f"{name} {_as_ranges(place)}" for name, place in zip(names, places, strict=True))
+            return ", ".join(f"{name} {_as_ranges(place)}" for name, place in zip(AXES, places, strict=True))
 
         places: list[Tensor] = []
         self._agree("weights of", ask)
         b, h, i, j = (to_device(place, self.device) for place in places)
         return self._fetched(b, h, i, j).tile(budget=budget)
 
-    def _axes(self, index: Any) -> list[Any]:
+    def _selection(self, index: Any) -> Selection:
         try:
-            return super()._axes(index)
+            return super()._selection(index)
         except RegardError as error:
             self._ring_call.exchange.agree("weights", error)
             raise
