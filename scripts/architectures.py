@@ -24,13 +24,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import small_models
 import torch
 import transformers
 from torch import Tensor, nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 import regard as rg
+import small_models
 from regard.hf.capture.reasons import UNCALLED
 
 DATA = Path(__file__).parents[1] / "docs" / "architectures.jsonl"

@@ -6,10 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
+import changed
 
-import changed  # noqa: E402
+ROOT = Path(__file__).parent.parent
 
 
 def test_a_changed_test_comes_first_then_those_that_name_the_module_most_often():

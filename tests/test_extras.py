@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from importlib.metadata import packages_distributions
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,11 @@ def test_only_a_missing_package_is_a_reason_to_skip(monkeypatch):
 )
 def test_what_a_message_says_to_install(message, distribution):
     assert distribution in asked_for(message)
+
+
+def test_no_test_is_left_out_for_a_module_of_the_repository():
+    """Tests import some of scripts/, and what cannot be found there counts as a missing package."""
+    assert {path.stem for path in PAGE.parents[2].glob("scripts/*.py") if find_spec(path.stem) is None} == set()
 
 
 def test_every_command_has_one_extra_which_brings_the_command_line():

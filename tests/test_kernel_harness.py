@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
+import build_kernels
 import regard as rg
 from kernel_harness import Harness
 from kernels import additive
@@ -23,10 +23,6 @@ from regard.maps import compiled_folds
 from test_kernel_folds import check, some_folds
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import build_kernels  # noqa: E402
-
 pytestmark = [
     pytest.mark.example,
     pytest.mark.skipif(not library.PATH.exists(), reason="the kernels were not built; `make kernels` builds them"),

@@ -17,15 +17,12 @@ from types import SimpleNamespace
 import pytest
 from packaging.tags import parse_tag, sys_tags
 
+import build_kernels
 import regard as rg
 from build_hooks import hatch_build
 from regard.engine.kernel import library
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import build_kernels  # noqa: E402
-
 built = pytest.mark.skipif(not library.PATH.exists(), reason="the kernels were not built; `make kernels` builds them")
 
 

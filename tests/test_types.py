@@ -15,13 +15,11 @@ from pathlib import Path
 
 import pytest
 
+import catalogue_types
 import regard as rg
 from imports import SOURCE
 
 ROOT = SOURCE.parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-catalogue_types = __import__("catalogue_types")
-sys.path.pop(0)
 
 SCRIPT = (Path(__file__).parent / "typed_script.py").read_text()
 PACKAGES = ("data", "nn", "seq2seq", "viewer")
