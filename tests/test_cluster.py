@@ -245,6 +245,18 @@ def test_a_cluster_that_is_not_there_is_named(monkeypatch):
         pass
 
 
+def test_a_cluster_that_does_not_start_is_a_mistake_with_its_reason(monkeypatch):
+    def init(**settings):
+        raise Exception("The current node timed out during startup.")  # of this class, on a machine under load
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(
+        "regard.cluster._ray", lambda operation: SimpleNamespace(is_initialized=lambda: False, init=init)
+    )
+    with pytest.raises(RegardError, match=r"see: Ray cannot start here \(The current node timed out"), cluster("see"):
+        pass
+
+
 def test_what_is_written_to_standard_output_in_a_cluster_goes_to_standard_error(monkeypatch, capfd):
     joined = SimpleNamespace(is_initialized=lambda: True)
     monkeypatch.setattr("regard.cluster._ray", lambda operation: joined)

@@ -39,7 +39,7 @@ def _joined(ray: Any, operation: str) -> Iterator[Any]:
     try:
         _answers(address)
         ray.init(log_to_driver=False, logging_level="ERROR", **local)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except Exception as error:  # Ray raises this class itself where a node does not start in time
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         where = f"the Ray cluster at RAY_ADDRESS={address} cannot be joined" if address else "Ray cannot start here"
         remedy = " Start it with `ray start --head`, or unset RAY_ADDRESS to use this machine alone."
