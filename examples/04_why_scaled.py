@@ -1,5 +1,5 @@
 """
-# Why the scores are divided by sqrt(d)
+# Why the scores are divided by the square root of d_k
 
 The dot product of two random vectors of width d has variance d, so its size grows as sqrt(d). A softmax of large
 scores puts all weight on one key (Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1). Here we measure widths 4 to

@@ -65,6 +65,12 @@ def painted(page):
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
+def idle(page):
+    """Wait until the page is painted, and its browser has nothing more to do for it (at most for a second)."""
+    painted(page)
+    page.evaluate("() => new Promise((done) => requestIdleCallback(done, { timeout: 1000 }))")
+
+
 def until(page, said, *given):
     """Wait for an expression to hold; asked from outside, as the page itself may evaluate nothing."""
     for _ in range(300):

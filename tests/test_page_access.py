@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from page_browser import NEEDS_CHROMIUM, browser, file, opened, texts
-from pages import until
+from pages import idle, until
 
 pytest.importorskip("playwright.sync_api")
 axe = pytest.importorskip("axe_playwright_python.base", reason="axe-core is not installed")
@@ -52,8 +52,7 @@ def shown(page, file, link):
     """Go to a view, and wait until it is drawn."""
     page.goto(f"{file}#{link}")
     page.wait_for_selector(".view > *")
-    until(page, "!document.querySelector('.map-box') || document.querySelector('.map-box').dataset.waiting === '0'")
-    page.wait_for_timeout(150)
+    idle(page)
 
 
 def violations(page, options):
@@ -78,7 +77,8 @@ def test_axe_finds_nothing(themed, file, link):
 def overflowing(page, width):
     """What is wider than a window of this width, and on a phone the targets that are too small; the window is reset."""
     page.set_viewport_size({"width": width, "height": 900})
-    page.wait_for_timeout(100)
+    until(page, "width => innerWidth === width", width)
+    idle(page)
     wider = page.evaluate("document.documentElement.scrollWidth") > width
     wrong = [f"{width} px: {each}" for each in page.evaluate(WIDER)] if wider else []
     wrong += violations(page, TARGETS) if width == min(WIDTHS) else []

@@ -320,7 +320,7 @@ def test_long_work_shows_progress_and_can_be_stopped(browser, texts):
         page.locator(".map-box canvas").press("Escape")
         until(page, "document.querySelector('.progress').textContent.startsWith('Stopped')")
         before = len(asked)
-        page.wait_for_timeout(200)
+        page.wait_for_timeout(200)  # nothing is to happen: time for more requests, without a condition
         assert len(asked) == before and page.locator(".map-box").get_attribute("data-waiting") == "0"
         page.locator(".map-box canvas").press("+")
         until(page, "document.querySelector('.progress').textContent.startsWith('Computing')")

@@ -27,7 +27,7 @@ def test_a_server_that_ended_is_told_of_in_words(browser, texts):
     page.route("**/ask/**", lambda route: (asked.append(route), route.abort()))
     page.keyboard.press("]")
     until(page, "document.querySelector('.progress').textContent.includes('Start regard view again')")
-    page.wait_for_timeout(300)
+    page.wait_for_timeout(300)  # nothing is to happen: time for a second request, without a condition
     assert len(asked) == 1, "one failure, one request"
     page.keyboard.press("3")
     until(page, "document.querySelector('.notice').textContent.includes('Start regard view again')")

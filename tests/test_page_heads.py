@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, settled, texts
-from pages import WORDS, reading, told, until
+from pages import WORDS, idle, painted, reading, told, until
 from regard.stats import RoleTable
 from regard.viewer import Sheet, write_page
 
@@ -143,7 +143,7 @@ def test_no_arc_leaves_its_box(browser, file, width):
             until(page, "document.querySelectorAll('.arcs path').length > 0")
             assert page.evaluate(OUTSIDE) == 0, link
             page.evaluate("document.querySelector('.words').scrollTop = 150")
-            page.wait_for_timeout(60)
+            painted(page)
             assert page.evaluate(OUTSIDE) == 0, f"{link}, scrolled"
 
 
@@ -305,7 +305,7 @@ def test_all_heads_of_a_long_text_do_not_freeze_the_page(browser, tmp_path):
         for link, kind in (("way=heads&heads=all", ".lines text"), ("way=model", "path"), ("heads=all", ".words span")):
             page.goto(f"{path}#text?{link}")
             until(page, f"document.querySelectorAll('.view-text {kind}').length > 20")
-            page.wait_for_timeout(150)
+            idle(page)
         loop = page.evaluate(
             "() => { const began = performance.now(); let x = 0;"
             " for (let i = 0; i < 2e7; i++) x += Math.sqrt(i); return performance.now() - began; }"

@@ -116,6 +116,14 @@ def _row(entry: rg.Mechanism) -> str:
     return f"| {' | '.join(map(_cell, cells))} |"
 
 
+def _tags(entry: rg.Mechanism) -> list[str]:
+    """The names of one word. The search cuts names at hyphens, and a tag outweighs all titles.
+
+    So the tag "intra-attention" would come first for each query with the word attention.
+    """
+    return [entry.name, *(name for name in entry.also_called if not re.search(r"[\s-]", name))]
+
+
 def _page(entry: rg.Mechanism, attention: rg.Attention) -> str:
     example, q, k, v = entry.example()
     trained = any(True for _ in attention.parameters())
@@ -129,7 +137,7 @@ def _page(entry: rg.Mechanism, attention: rg.Attention) -> str:
         + REAL.format(layer=LAYER, head=HEAD, untrained=UNTRAINED if trained else "", scale=scale)
     )
     parts = [
-        "---\ntags: " + json.dumps([name for name in entry.also_called if " " not in name]) + "\n---\n",
+        f"---\ntags: {json.dumps(_tags(entry))}\n---\n",
         f"# {entry.name}: {entry.also_called[0]}\n\n{entry.summary}\n",
         f"Also called\n:   {', '.join(entry.also_called)}\n",
         _formula(entry.formula),
