@@ -58,10 +58,32 @@ def test_x_transformers(options):
         assert kept[name] is None or torch.allclose(weights.dense(), kept[name], atol=1e-6)
 
 
-def test_litgpt():
+@pytest.mark.parametrize("changed", [{}, {"n_query_groups": 2}, {"attention_logit_softcapping": 5.0}])
+def test_litgpt(changed):
     library = pytest.importorskip("litgpt.model", reason="litgpt is not installed")
     sizes = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": 16, "vocab_size": 20, "padded_vocab_size": 20}
-    watched(library.GPT(library.Config(**sizes)), torch.randint(20, (2, 7)), num_maps=2)
+    model, kept = library.GPT(library.Config(**sizes | changed)), {}
+    for name, module in model.named_modules():
+        if isinstance(module, library.CausalSelfAttention):
+            module.scaled_dot_product_attention = keeping(module.scaled_dot_product_attention, kept, name)
+    future = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    for name, weights in watched(model, torch.randint(20, (2, 7)), num_maps=2).items():
+        q, k = (each.double() for each in kept[name][:2])
+        scores = q @ k.mT / 8**0.5
+        if "attention_logit_softcapping" in changed:
+            scores = 5.0 * torch.tanh(scores / 5.0)
+        eager = scores.masked_fill(future, -torch.inf).softmax(-1)
+        assert torch.allclose(weights.dense().double(), eager, atol=1e-6)
+
+
+def keeping(function, kept, name):
+    """A function that keeps what it is given, by a name."""
+
+    def called(*given):
+        kept[name] = given
+        return function(*given)
+
+    return called
 
 
 def test_gpt_2_of_transformers():
