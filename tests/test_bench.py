@@ -479,7 +479,7 @@ def test_the_command_tells_progress_and_writes_what_it_measured(few, tmp_path):
     assert "plain, n = 12" in result.stdout and "1 of 1 goals hold." in result.stdout
     saved = json.loads((tmp_path / "b.json").read_text())
     assert [row["work"] for row in saved["rows"]] == ["plain, n = 12", "the second"]
-    assert saved["versions"]["torch"] == torch.__version__ and saved["command"] == "regard bench"
+    assert saved["versions"]["torch"] == version("torch") and saved["command"] == "regard bench"
 
 
 def test_ctrl_c_keeps_what_was_measured(few, monkeypatch, tmp_path):

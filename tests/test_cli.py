@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -36,11 +35,11 @@ def python(code):
 
 def test_help_is_quick_and_needs_no_torch():
     code = "import sys; from regard.cli.main import main\ntry: main(['--help'])\n"
-    code += "except SystemExit: pass\nassert not {'torch', 'numpy', 'transformers'} & set(sys.modules)"
-    started = time.perf_counter()
+    code += "except SystemExit: pass\nassert not {'torch', 'numpy', 'transformers'} & set(sys.modules)\n"
+    code += "import time; print(time.process_time(), file=sys.stderr)"
     result = python(code)
     assert result.returncode == 0, result.stderr
-    assert time.perf_counter() - started < 5  # 0.2 s on an idle machine
+    assert float(result.stderr) < 5  # 0.2 s of processor time
     for command in ("demo", "list", "show", "explain", "see"):
         assert f"\n  {command}" in result.stdout
 

@@ -195,7 +195,7 @@ def test_slices_of_a_mask_are_slices_of_its_pairs():
     assert (eager.rule.start, eager.rule.first) == (2, 1)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch loads rules of forward mode
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch loads rules of forward mode
 def test_a_slope_taken_inside_a_graph_is_that_outside():
     """The operator has no derivative in forward mode: with it, the slope through the attention would be 0."""
     plain, ours = named("Llama").make("eager"), named("Llama").make("regard")
