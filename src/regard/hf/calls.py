@@ -27,6 +27,7 @@ from regard.live import keeps_gradients
 from regard.pieces.bias import Bias, Softcap
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, causal, window
+from regard.pieces.mask_checks import own_copy
 from regard.pieces.mask_data import padding
 from regard.pieces.normalizer import LearnedSink, Normalizer, Softmax
 from regard.pieces.score import Dot
@@ -263,7 +264,8 @@ def _masking(call: Call, masks: MaskCache) -> tuple[Recognised, Bias | None]:
         recognised = recognise(allowed, *sizes)
         if not bool(((tensor != 0) & allowed).any()):
             return recognised, None
-        return recognised, bias_of(tensor, recognised.positions(*sizes[1:3]), *sizes[1:3])
+        kept = tensor if call.to_run else own_copy(tensor)  # a user may change it in place after the call
+        return recognised, bias_of(kept, recognised.positions(*sizes[1:3]), *sizes[1:3])
 
     return masks.get(mask, read)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
@@ -41,6 +41,13 @@ class ValueListener(Protocol):
     def on_attention_with_values(self, module: nn.Module | None, weights: AttentionMap, values: Values) -> None: ...
 
 
+@runtime_checkable
+class PausingListener(Protocol):
+    """A listener that observes other calls too, and stops while an attention computes."""
+
+    def paused(self) -> AbstractContextManager[None]: ...
+
+
 class Listeners:
     """The listeners of this thread, for all models. A listener receives maps only from the thread that added it."""
 
@@ -59,7 +66,16 @@ class Listeners:
 
     def computing(self) -> AbstractContextManager[None]:
         """Be `busy` while the block runs: calls inside belong to one attention, which reports its own map."""
-        return self._busy.on()
+        return self._paused() if self._following else self._busy.on()
+
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(self._busy.on())
+            for listener in self._following:
+                if isinstance(listener, PausingListener):
+                    stack.enter_context(listener.paused())
+            yield
 
     @property
     def busy(self) -> bool:

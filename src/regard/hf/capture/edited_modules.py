@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention_output import attend_listeners
-from regard.hf.capture.torch_calls import ObservedCall, multihead, multihead_arguments, multihead_function, sdpa_call
+from regard.hf.capture.torch_calls import (
+    ObservedCall,
+    multihead,
+    multihead_arguments,
+    multihead_function,
+    sdpa_arguments,
+    sdpa_call,
+)
 from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.edited_calls import (
     EAGER,
@@ -23,9 +30,6 @@ from regard.hf.edited_calls import (
     run_edited,
     translated,
 )
-
-#: The arguments of `F.scaled_dot_product_attention` that may be given by position.
-NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +49,8 @@ def edited_function(
     if backend_calls.inside or attend_listeners.busy:
         return None
     if function is F.multi_head_attention_forward:
-        output = function(*args, **kwargs)
+        with attend_listeners.computing():
+            output = function(*args, **kwargs)
         with as_mistakes(module):
             observed = multihead_function(module, args, kwargs, output)
         return _edited(observed, output, multihead_arguments(None, args, kwargs))
@@ -58,9 +63,17 @@ def _edited_sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     edited = edited_call(call)
     if edited is call:
         return None
-    given = {**dict(zip(NAMES, args, strict=False)), **kwargs}
-    given |= {"query": edited.query, "key": edited.key, "value": edited.value}
-    output = run_edited(edited, lambda: (F.scaled_dot_product_attention(**given).transpose(1, 2), None))[0]
+    given: dict[str, Any] = sdpa_arguments(args, kwargs) | {
+        "query": edited.query,
+        "key": edited.key,
+        "value": edited.value,
+    }
+
+    def compute() -> tuple[Tensor, None]:
+        with attend_listeners.computing():  # the edited call is reported, and this is part of it
+            return F.scaled_dot_product_attention(**given).transpose(1, 2), None
+
+    output = run_edited(edited, compute)[0]
     edited, (patched, _) = patched_output(edited, (output, None))
     return EditedResult(ObservedCall(edited, output), patched.transpose(1, 2))
 

@@ -44,15 +44,48 @@ def observed_backend(call: Call, output: Any) -> ObservedCall:
 
 
 def sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> ObservedCall:
-    """A call of `F.scaled_dot_product_attention`, and its output."""
-    return ObservedCall(sdpa_call(module, args, kwargs), output.transpose(1, 2))
+    """A call of `F.scaled_dot_product_attention`, and its output. All axes before the last three are the batch."""
+    given = sdpa_arguments(args, kwargs)
+    tensors = [given[name] for name in ("query", "key", "value", "attn_mask")]
+    if any(x.is_nested for x in tensors[:3]):
+        raise Untranslatable("its inputs are nested tensors; give padded ones and attn_mask")
+    batch = torch.broadcast_shapes(*(x.shape[:-3] for x in tensors if x is not None))
+    if any(x.shape[:-3] != batch or x.ndim != 4 for x in tensors[:3]):
+        given |= {name: _with_batch(x, batch) for name, x in zip(given, tensors[:3], strict=False)}
+        mask = given.get("attn_mask")
+        given["attn_mask"] = mask if mask is None or mask.ndim < 4 else _with_batch(mask, batch)
+        output = _with_batch(output, batch)
+    return ObservedCall(sdpa_call(module, (), given), output.transpose(1, 2))
+
+
+def sdpa_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of `F.scaled_dot_product_attention`, by name."""
+    return _arguments(_sdpa, *args, **kwargs)
+
+
+def _sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> None: ...
+
+
+def _with_batch(x: Tensor, batch: torch.Size) -> Tensor:
+    """A tensor (..., H, n, D) with one batch axis; without an axis of heads it has one head."""
+    x = x if x.ndim > 2 else x[None]
+    return x.expand(*batch, *x.shape[-3:]).reshape(batch.numel(), *x.shape[-3:])
 
 
 def sdpa_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """A call of `F.scaled_dot_product_attention`."""
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    query, key, value = (given[name] for name in names[:3])
+    given = sdpa_arguments(args, kwargs)
+    query, key, value = (given[name] for name in ("query", "key", "value"))
     mask = given.get("attn_mask")
     if query.ndim != 4:
         shape = tuple(query.shape)

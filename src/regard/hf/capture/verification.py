@@ -66,7 +66,9 @@ def check(name: str, observed: ObservedCall, translation: Translation, every_row
     call, output, finish = observed.call, observed.output, observed.finish
     if call.drops:
         return Check(name, note=f"dropout {call.dropout} drops weights in training mode; use model.eval()")
-    (B, H, I, _), E = call.query.shape, call.value.shape[-1]
+    (B, H, I, _), (*_, J, E) = call.query.shape, call.value.shape
+    if 0 in (B, H, I, J):
+        return Check(name, note="there are no queries or no keys")
     if finish is None and output.shape != (B, I, H, E):
         return Check(name, note=f"the backend returned shape {tuple(output.shape)} instead of {(B, I, H, E)}")
     compared = _Compared()

@@ -11,6 +11,7 @@ from torch import nn
 from regard.checks import Size, checked
 from regard.errors import RegardError, nearest
 from regard.hf.attention_modules import ChosenLayers
+from regard.hf.capture.call_watcher import CallWatcher
 from regard.hf.capture.compiled_models import is_compiled
 from regard.hf.capture.generation_steps import StepOptions, WatchedStep
 from regard.hf.capture.model_maps import WatchedAttention
@@ -21,11 +22,13 @@ from regard.maps import Fold
 
 QKV = "qkv"
 KEEPS = ("qk", QKV, "statistics")
+#: Stands for no model.
+EVERY_CALL = nn.Module()
 
 
 @checked
 def watch(
-    model: nn.Module,
+    model: nn.Module = EVERY_CALL,
     tokenizer: Any = None,
     *,
     layers: int | str | Iterable[int | str] | None = None,
@@ -34,8 +37,9 @@ def watch(
     folds: Iterable[Fold] | None = None,
     on_step: Callable[[WatchedStep], object] | None = None,
     keep_steps: Size | None = None,
+    keep_calls: Size | None = None,
 ) -> AbstractContextManager[WatchedAttention]:
-    """Capture every attention map of a model, of transformers or in plain torch, while it runs on its own backend.
+    """Capture every attention map of a model, or of all calls in a block, while they run on their own backend.
 
     The watch keeps queries and keys, O(n) for each layer. Weights are recomputed from them when you read a map. The
     outputs of the model are bit-identical. `layers` takes layer numbers or module paths (with * and ?).
@@ -72,7 +76,18 @@ def watch(
     an operator of the graph. Any other compiled model, or one that computes attention in an unknown way, is refused or
     listed in `missing`: it never gets a wrong map.
 
+    Without a model, `watch()` captures every call of `F.scaled_dot_product_attention`, `nn.MultiheadAttention`, torch's
+    encoder layers, attention backends of transformers, `rg.attend` and `rg.nn` in the block, by the thread that opened
+    it. `seen[0]` is the first call. `print(seen)` shows the file and line of each call, and why one has no map. With
+    `keep_calls=n` only the newest n calls are kept, under their numbers. Outputs are bit-identical, except that
+    compiled code runs eagerly in the block, in all threads. Functions of TorchScript are not seen.
+
     >>> import torch, transformers, regard as rg
+    >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
+    >>> with rg.watch() as seen:
+    ...     output = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    >>> seen[0], seen[0][0, 1, 2].gt(0).tolist()
+    (AttentionMap(1 x 2 heads x 5 queries x 5 keys), [True, True, True, False, False])
     >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
     >>> model = transformers.GPT2LMHeadModel(config).eval()
     >>> with rg.watch(model) as seen:
@@ -96,8 +111,18 @@ def watch(
         raise RegardError(
             f"watch(verify={verify!r}): verify is True (a few rows), {ALL!r} (every row) or False (none)."
         )
+    checked = checked_folds(folds, keep)
+    if model is EVERY_CALL:
+        given = {"tokenizer": tokenizer, "layers": layers, "on_step": on_step, "keep_steps": keep_steps}
+        _refuse_without_model([name for name, value in given.items() if value is not None])
+        return _Watch(lambda: CallWatcher(keep_calls, verify, checked, keep == QKV))
+    if keep_calls is not None:
+        raise RegardError(
+            "watch(model, keep_calls=...): keep_calls belongs to watch() without a model. The calls of a model are "
+            "bounded by its passes: watch(model, keep_steps=...)."
+        )
     compiled, model = is_compiled(model), getattr(model, "_orig_mod", model)
-    chosen, checked = ChosenLayers(layers), checked_folds(folds, keep)
+    chosen = ChosenLayers(layers)
     watcher, steps = CompiledWatcher if compiled else Watcher, StepOptions(on_step, keep_steps)
     if compiled and steps != StepOptions():
         raise RegardError(
@@ -116,6 +141,17 @@ def watch(
         return made
 
     return _Watch(new_watcher)
+
+
+def _refuse_without_model(names: list[str]) -> None:
+    """Refuse arguments that only a model has a meaning for."""
+    if names:
+        listed = ", ".join(f"{name}=..." for name in names)
+        raise RegardError(
+            f"watch({listed}): without a model there are no layers, passes and tokens, only calls. Give the model, "
+            f"watch(model, {listed}), or bound the calls by watch(keep_calls=...) and give tokens later: "
+            "seen.heatmap(0, tokens=tokens)."
+        )
 
 
 @contextmanager

@@ -289,7 +289,10 @@ class Watcher:
             return  # the backend call is observed, and these modules report their own maps
         for frame in self.running.frames[-1:]:
             frame.inputs = None  # its weights are known
-        name = self.names.get(running[-1] if module is None else module)
+        self._keep_reported(self.names.get(running[-1] if module is None else module), called, weights, values)
+
+    def _keep_reported(self, name: str | None, called: bool, weights: AttentionMap, values: Values) -> None:
+        """Keep a map that `attend` (`called`) or a module reported."""
         note = "regard.attend reported its own map" if called else "the module reported its own map"
         value, patched = weights.ran or (None if values is None else values(), None)
         kept, patched = (x.detach() if x is not None and self.keeps_values else None for x in (value, patched))
@@ -413,13 +416,17 @@ class Watcher:
             )
         if self.called and not self.calls:
             raise RegardError(nothing_captured(self.model, self.missing.values()))
+        self._refuse_mismatches(f"{len(self.calls)} modules of {type(self.model).__name__}", "model, ")
+
+    def _refuse_mismatches(self, watched: str, arguments: str = "") -> None:
+        """Raise an error if a map differs from the output of its kernel."""
         wrong = self.seen.mismatched
         if wrong:
             checks = "\n".join(f"  {check}" for check in wrong.values())
-            where = f"{len(wrong)} of {len(self.calls)} modules of {type(self.model).__name__}"
             raise RegardError(
-                f"watch: in {where}, recomputed weights times values differ from the output of the kernel:\n{checks}\n"
-                "Something unknown changes the weights there. watch(model, verify=False) returns these maps anyway."
+                f"watch: in {len(wrong)} of {watched}, recomputed weights times values differ from the output of the "
+                f"kernel:\n{checks}\nSomething unknown changes the weights there. watch({arguments}verify=False) "
+                "returns these maps anyway."
             )
 
 

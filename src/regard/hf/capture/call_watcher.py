@@ -1,0 +1,295 @@
+"""`CallWatcher` keeps every call of attention in a with-block, without a model; `WatchedCalls` has the maps by number.
+
+It sees what a watch of a model sees: torch's functions and modules, `regard`, and the attention interface of
+transformers. Modules that compute softmax themselves are seen only with their model, `watch(model)`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.nn import functional as F
+
+from regard.attention_output import attend_listeners
+from regard.display import viewer_part
+from regard.hf.attention_modules import OF_TORCH, ChosenLayers, names_called
+from regard.hf.calls import DIRECT, MULTIHEAD, Call, Untranslatable
+from regard.hf.capture.captured_calls import Capture, ModuleCalls, NotCaptured
+from regard.hf.capture.function_calls import FUSED, SDPA, function_calls, may_fuse
+from regard.hf.capture.generation_steps import StepOptions
+from regard.hf.capture.lazy_projection import DeferredCall
+from regard.hf.capture.model_maps import WatchedAttention
+from regard.hf.capture.module_hooks import inside_backward, module_calls
+from regard.hf.capture.returned_weights import ReturnedCall
+from regard.hf.capture.torch_calls import (
+    ObservedCall,
+    encoder_layer,
+    multihead,
+    multihead_function,
+    observed_backend,
+    sdpa,
+)
+from regard.hf.capture.transformers_interface import backend_calls
+from regard.hf.capture.verification import Check
+from regard.hf.capture.watcher import Captured, Watcher
+from regard.live import with_graph
+from regard.maps import AttentionMap, Fold
+from regard.maps.listener import Values
+from regard.nn import Attends, listeners
+from regard.shapes import has_numbers
+from regard.stats.numbering import LayerPath
+
+#: The module of a call that has none.
+NO_MODULE = nn.Module()
+#: Folders whose lines of code are no place of a call.
+INSIDE = tuple(f"{Path(sys.modules[name].__file__ or '').parent}/" for name in ("torch", "regard"))
+TRANSFORMED = "it ran inside of torch.func or torch.export, where its tensors hold no numbers to keep"
+SCRIPTED = "it is TorchScript, which runs without Python; call the module that was scripted or traced"
+REPLACED = (
+    "it changes this module of torch, in which no function is observed, since that would change its outputs; put the "
+    "call of attention into an nn.Module of its own"
+)
+
+
+class WatchedCalls(WatchedAttention):
+    """The maps of the calls of a block, by their numbers: `seen[0]` is that of the first call.
+
+    `names` has the number and the line of each call, and `missing` the calls without a map. With `keep_calls` only the
+    newest calls are kept, under their numbers; `num_calls` counts all.
+    """
+
+    def __init__(
+        self,
+        parts: dict[str, ModuleCalls],
+        missing: dict[str, str],
+        order: list[str],
+        verified: bool,
+        keep_calls: int | None,
+    ) -> None:
+        super().__init__(parts, missing, order, verified)
+        self._keep_calls, self._wrong = keep_calls, {}
+        self.num_calls = 0
+
+    def new_name(self) -> LayerPath:
+        """The name of the next call; the oldest call is dropped if too many are kept."""
+        name = LayerPath(f"{self.num_calls} {_place()}")
+        name.number = self.num_calls
+        self.num_calls += 1
+        self._order.append(name)
+        if self._keep_calls is not None and len(self._order) > self._keep_calls:
+            old = self._order.pop(0)
+            dropped, _ = self._parts.pop(old, None), self._missing.pop(old, None)
+            if dropped is not None and dropped.check.ok is False:
+                self._wrong[old] = dropped.check
+        return name
+
+    @property
+    def mismatched(self) -> dict[str, Check]:
+        """The checks that failed, also those of calls that were dropped."""
+        return self._wrong | super().mismatched
+
+    def heatmap(self, layer: str | int, head: Any = None, **options: Any) -> Any:
+        """The heatmap of a call, `rg.heatmap(seen[layer], tokens, head)`; `layer` is its number."""
+        return super().heatmap(layer, head, **options)
+
+    def figure(self, *, layer: int | None = None, **options: Any) -> Any:
+        """A figure for a paper of the calls with the sizes of call `layer` (by default the first that is kept)."""
+        name = self._name(layer) if layer is not None else next(iter(self.names), "0")
+        alike = self._alike(self._part(name))
+        return viewer_part("drawing").figure(alike, layer=layer, **options)
+
+    def _texts(self, widget: Any, tokens: Any, targets: Any, batch: int, image: Any, grid: Any) -> Any:
+        """The calls of one size each are a text of the page."""
+        sizes = {part.calls[-1].shape[2:]: part for part in self._parts.values()}
+        views = [self._alike(part) for part in sizes.values()]
+        return [text for view in views for text in widget.watched_texts(view, tokens, targets, batch, image, grid)]
+
+    def _alike(self, part: ModuleCalls) -> WatchedAttention:
+        """The calls with as many queries and keys as this one."""
+        size = part.calls[-1].shape[2:]
+        parts = {name: other for name, other in self._parts.items() if other.calls[-1].shape[2:] == size}
+        return WatchedAttention(parts, {}, self._order, self._verified)
+
+    def _name(self, number: int) -> str:
+        """The name of a call by its number; negative numbers count from the end."""
+        first = self.num_calls - len(self._order)
+        place = (number + self.num_calls if number < 0 else number) - first
+        if 0 <= place < len(self._order):
+            return self._order[place]
+        kept = f"calls {first} to {self.num_calls - 1} are kept" if self._order else "no attention was called"
+        reason = f"only the newest of {self.num_calls}, by keep_calls={self._keep_calls}" if first else "from 0"
+        raise NotCaptured(f"seen[{number}]: {kept} ({reason}). Call attention inside the with-block of watch.")
+
+    def _part(self, name: str | int) -> ModuleCalls:
+        return super()._part(self._name(name) if isinstance(name, int) else name)
+
+    def __repr__(self) -> str:
+        kept = f"the newest {len(self._order)} of " if len(self._order) < self.num_calls else ""
+        lines = [f"WatchedCalls({kept}{self.num_calls} calls)"]
+        for name in self._order:
+            part = self._parts.get(name)
+            shape = "" if part is None else "({} x {} heads x {} x {})".format(*part.calls[-1].shape)
+            lines.append(f"  {name} {part.part} {shape}" if part else f"  {name} missing: {self._missing.get(name)}")
+        return "\n".join(lines)
+
+
+class CallWatcher(Watcher):
+    """Observes all calls of the thread that opened the block, and keeps each as a capture or as a reason."""
+
+    def __init__(self, keep_calls: int | None, verify: bool | str, folds: tuple[Fold, ...], keeps_values: bool) -> None:
+        super().__init__(NO_MODULE, ChosenLayers(None), verify, folds, keeps_values, StepOptions())
+        self.order.clear()
+        kept, self.thread = self.seen.kept, threading.get_ident()
+        self.seen = self.watched = WatchedCalls(self.calls, self.missing, self.order, bool(verify), keep_calls)
+        self.seen.kept = kept
+        #: Encoder layers that run, with the number of calls at their start, and the module whose edited call was kept.
+        self.layers: list[tuple[nn.Module, int]] = []
+        self.edited: nn.Module | None = None
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(module_calls.observed_by(self))
+            stack.enter_context(backend_calls.observed_by(self))
+            stack.enter_context(listeners.to(self))
+            stack.enter_context(attend_listeners.to(self))
+            stack.enter_context(function_calls.observed_by(self))
+            yield
+
+    def paused(self) -> AbstractContextManager[None]:
+        return function_calls.paused()
+
+    def conclude(self) -> None:
+        """Raise an error if a map does not match the kernel's output."""
+        self._refuse_mismatches(f"{self.watched.num_calls} calls")
+
+    # Events
+
+    def observes_functions(self, module: nn.Module) -> bool:
+        return False
+
+    def module_started(self, module: nn.Module) -> None:
+        if not self._is_own():
+            return
+        self.running.modules.append(module)
+        if function_calls.is_first(self):
+            function_calls.module_started(module)
+        if isinstance(module, FUSED):
+            self.layers.append((module, self.watched.num_calls))
+        elif isinstance(module, torch.jit.ScriptModule) and DIRECT[2:] in str(module.inlined_graph):
+            self._keep_missing(module, SCRIPTED)
+
+    def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if not self._is_own():
+            return
+        if function_calls.is_first(self):
+            function_calls.module_ended(module)
+        running = self.running.modules
+        while module in running and running.pop() is not module:
+            pass
+        if not any(layer is module for layer, _ in self.layers):
+            return
+        while (started := self.layers.pop())[0] is not module:
+            pass
+        is_seen, self.edited = self.edited is module or self.watched.num_calls > started[1], None
+        if output is not None:
+            self._keep_fused(module, args, kwargs, output, is_seen)
+
+    def _keep_fused(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, is_seen: bool
+    ) -> None:
+        """Keep the attention of a module of torch, if no call was seen inside."""
+        is_plain = type(module) in FUSED and "forward" not in vars(module)
+        if not is_plain and OF_TORCH & names_called(type(module)) and may_fuse(module):
+            self._keep_missing(module, REPLACED)
+        elif isinstance(module, nn.MultiheadAttention) and not is_seen:
+            self._keep_new("nn.MultiheadAttention", lambda: multihead(module, args, kwargs, output), is_plain)
+        elif isinstance(module, nn.TransformerEncoderLayer) and not is_seen:
+            kind = "nn.TransformerEncoderLayer"
+            self._keep_new(kind, lambda: encoder_layer(module, args, kwargs, output), is_plain)
+
+    def function_called(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        if backend_calls.inside or attend_listeners.busy:
+            return
+        if function is F.multi_head_attention_forward:
+            self._keep_new(MULTIHEAD, lambda: multihead_function(NO_MODULE, args, kwargs, output))
+        elif any(function is known for known in SDPA):
+            self._keep_new(DIRECT, lambda: sdpa(NO_MODULE, args, kwargs, output))
+
+    def call_edited(self, observed: ObservedCall) -> None:
+        self.edited = observed.call.module
+        self._keep_new(observed.call.backend, lambda: observed)
+
+    def backend_called(self, call: Call, output: Any) -> None:
+        self._keep_new(type(call.module).__name__, lambda: observed_backend(call, output))
+
+    def on_attention_with_values(self, module: nn.Module | None, weights: AttentionMap, values: Values) -> None:
+        running = self.running.modules
+        if module is None and (backend_calls.inside or (running and isinstance(running[-1], Attends))):
+            return  # the backend call is observed, and these modules report their own maps
+        kind = "regard.attend" if module is None else type(module).__name__
+        if (name := self._new_name(kind)) is not None:
+            self._keep_reported(name, module is None, weights, values)
+
+    # Captures
+
+    def _is_own(self) -> bool:
+        return threading.get_ident() == self.thread
+
+    def _new_name(self, kind: str) -> str | None:
+        """The name of a new call; None if it is none of this block's."""
+        if not self._is_own() or inside_backward():
+            return None
+        name = self.watched.new_name()
+        self.torch_parts[name] = kind
+        return name
+
+    def _keep_new(self, kind: str, observe: Callable[[], ObservedCall], is_known: bool = True) -> None:
+        """Keep a new call. If the code that made it is not known, its map is kept only if it was verified."""
+        if (name := self._new_name(kind)) is not None:
+            self._keep(name, with_graph(lambda: self._proved(self._capture(name, observe()), is_known)))
+
+    def _proved(self, capture: Captured, is_known: bool) -> Captured:
+        if not is_known and not capture.check.ok:
+            raise Untranslatable(REPLACED)
+        return capture
+
+    def _keep_missing(self, module: nn.Module, reason: str) -> None:
+        if (name := self._new_name(type(module).__name__)) is not None:
+            self.missing[name] = f"{type(module).__name__}: {reason}"
+
+    def _keep(self, name: str | None, capture: Callable[[], Captured]) -> None:
+        super()._keep(name, capture)
+        kind = self.torch_parts.pop(name or "", "")
+        if name in self.missing:
+            self.missing[name] = f"{kind}: {self.missing[name]}"
+
+    def _capture(self, name: str, observed: ObservedCall) -> Capture | DeferredCall | ReturnedCall:
+        """A capture with tensors of its own: a user may change them in place, as the next step of a cache does."""
+        output = observed.output
+        if not output.is_meta and (is_functorch_wrapped_tensor(output) or not has_numbers(output)):
+            raise Untranslatable(TRANSFORMED)
+        capture = super()._capture(name, observed)
+        if isinstance(capture, Capture):
+            capture.query, capture.keys.tensor = capture.query.clone(), capture.keys.tensor.clone()
+            if capture.values is not None:
+                capture.values.tensor = capture.values.tensor.clone()
+        return capture
+
+
+def _place() -> str:
+    """The file and the line of the innermost code outside of torch and of Regard."""
+    frame: Any = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(INSIDE):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
