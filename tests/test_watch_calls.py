@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -612,6 +615,52 @@ def test_compiled_modules_that_ran_before_run_eagerly(in_place, around):
     assert len(seen) == (1 if around and not in_place else 2) and not seen.missing
     if not (around and not in_place):
         assert_identical(plain, output)
+
+
+FIRST_INSIDE = """
+import sys, torch, regard as rg
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+assert "torch._dynamo" not in sys.modules
+q = torch.randn(1, 2, 5, 4)
+with rg.watch() as seen:
+    try:
+        torch.compile(lambda q: sdpa(q * 2, q, q), backend="eager", fullgraph=True)(q)
+    except torch._dynamo.exc.Unsupported as error:
+        assert "regard.watch() does not see attention inside of a graph" in str(error)
+    else:
+        raise AssertionError("silently missing")
+    output = torch.compile(lambda q: sdpa(q * 2, q, q), backend="eager")(q)
+assert len(seen) == 1 and not seen.missing, seen
+assert torch.equal(output, sdpa(q * 2, q, q))
+"""
+
+
+def test_a_compiler_that_is_loaded_inside_of_the_block():
+    run = subprocess.run([sys.executable, "-c", FIRST_INSIDE], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+def test_regard_computes_without_the_mode_and_with_its_compiled_code():
+    torch._dynamo.reset()
+    graphs, modes = [], []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    @dataclass(frozen=True)
+    class Compiled(rg.Mask):
+        def allowed(self, grid):
+            modes.extend(_get_current_function_mode_stack())
+            compiled = torch.compile(lambda x: x + 1, backend=backend)
+            compiled(torch.ones(2))
+            return grid.key[None, None, None] <= grid.query[None, None, :, None]
+
+    q = torch.randn(1, 2, 5, 4)
+    with rg.watch() as seen:
+        output = rg.Attention(mask=Compiled())(q, q, q).output
+    assert graphs and not modes and seen.num_calls == 1
+    assert_identical(output, rg.Attention(mask=Compiled())(q, q, q).output)
 
 
 # What is refused

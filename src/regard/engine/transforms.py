@@ -56,8 +56,8 @@ def refuse_tracing(operation: str) -> None:
         )
 
 
-def uncompiled(function: Function) -> Function:
-    """Break the graph of torch.compile at this function; with fullgraph=True raise an error that says why.
+def uncompiled(function: Function, reason: str = GRAPH) -> Function:
+    """Break the graph of torch.compile at this function; with fullgraph=True raise an error with the reason.
 
     torch's compiler takes seconds to load, so it is used only if the caller has loaded it.
     """
@@ -69,8 +69,8 @@ def uncompiled(function: Function) -> Function:
             return function(*args, **kwargs)
         if not runs:
             if torch.compiler.is_dynamo_compiling():
-                torch._dynamo.graph_break(msg=GRAPH)
-            runs.append(torch.compiler.disable(function, reason=GRAPH))
+                torch._dynamo.graph_break(msg=reason)
+            runs.append(torch.compiler.disable(function, reason=reason))
         return runs[0](*args, **kwargs)
 
     return run  # type: ignore[return-value]

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +21,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from regard.context import ContextItems
+from regard.engine.transforms import uncompiled
 from regard.hf.attention_modules import names_called
 
 #: Attention as Python calls it, and as the graphs of torch.export do.
@@ -58,14 +60,15 @@ class _Mode(TorchFunctionMode):
         self.observers = observers
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.compiler.is_dynamo_compiling():  # torch.compile was first loaded inside of the block
-            torch._dynamo.graph_break(msg=COMPILED)
-        kwargs = kwargs or {}
-        output = func(*args, **kwargs)
+        output = func(*args, **kwargs or {})
         if func is F.multi_head_attention_forward or any(func is known for known in SDPA):
-            for observer in self.observers:
-                observer.function_called(func, args, kwargs, output)
+            self._report(func, args, kwargs or {}, output)
         return output
+
+    @partial(uncompiled, reason=COMPILED)  # code that is compiled while the block is open
+    def _report(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
+        for observer in self.observers:
+            observer.function_called(func, args, kwargs, output)
 
     def remove(self) -> bool:
         """Take the mode off the stack; returns whether it was there. torch itself removes a mode that runs."""
