@@ -17,8 +17,8 @@ from miniatures import BART, BERT, DECODERS, ENCODERS, LLAMA, SEQ2SEQ, padding, 
 from regard.hf import calls as translating
 from regard.hf.capture import verification as verifying
 from regard.hf.capture.reasons import UNCALLED
-from regard.hf.masks.biases import DiagonalBias, TensorBias
 from regard.hf.masks.mask_tensors import Recognised, recognise
+from regard.pieces.tensor_bias import DiagonalBias, TensorBias
 from watching import assert_identical, assert_verified, oracle, watched
 
 BY_NAME = {model.name: model for model in (*ENCODERS, *DECODERS, *SEQ2SEQ)}

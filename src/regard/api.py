@@ -2,7 +2,7 @@
 
 from regard import attribution, composites, drawing, edits, hf, maps, pieces, profiling, stats
 from regard.attention import Attention
-from regard.attention_output import AttentionOutput, attend, explain
+from regard.attention_output import AttentionOutput, attend, plan
 from regard.attribution import *  # noqa: F403
 from regard.cache import Cache, GrowingCache, LatentCache, RecurrentCache, RingCache
 from regard.catalog import Mechanism, mechanism, mechanisms
@@ -45,9 +45,9 @@ __all__ = [
     "check",
     "combine",
     "differentiable",
-    "explain",
     "mechanism",
     "mechanisms",
+    "plan",
 ]
 __all__ += attribution.__all__
 __all__ += composites.__all__

@@ -55,7 +55,8 @@ class Attention(nn.Module):
     `bias` changes scores by position (several biases apply in order); `mask` decides which keys a query may attend to
     (True = may attend); `normalizer` turns a row of scores into weights. `dropout` is the share of weights that are
     dropped in training mode. Multi-head, grouped-query and multi-query attention differ only in the number of key
-    heads. A cache is an argument of `attend`.
+    heads. It is called with tensors, `output, weights = attention(query, key, value)`, and takes the other arguments of
+    `regard.attend`: a mask of this call, a cache, an engine.
 
     A `selection` chooses the keys of each query by another score, among those that the mask allows: they become a part
     of the mask. With a `transition` the layer is recurrent: w_ij = q_i . A_i ... A_{j+1} k_j. The score is a dot
@@ -157,32 +158,33 @@ class Attention(nn.Module):
         return "For plain attention: regard.Attention()."
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> AttentionOutput:
-        """The output and the weights: `regard.attend` with this attention, and with its other arguments."""
+        """`regard.attend` with this attention: the output, the weights, and the next cache."""
         from regard.attention_output import attend  # it stands above the pieces, and runs them
 
-        return attend(self, query, key, value, **options)
+        return attend(query, key, value, attention=self, **options)
 
-    def with_mask(self, mask: Mask | None) -> Attention:
-        """An `Attention` of the same pieces (shared, not copied) with another mask."""
-        other = Attention(
-            self.score,
-            position=self.position,
-            bias=self.bias,
-            mask=mask,
-            normalizer=self.normalizer,
-            dropout=self.dropout,
-        )
+    if TYPE_CHECKING:
+
+        def __call__(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> AttentionOutput: ...
+
+    def with_pieces(self, **pieces: Any) -> Attention:
+        """An `Attention` with some other pieces, by the names of their slots; the rest is shared, not copied."""
+        slots = ("score", "position", "bias", "mask", "normalizer", "dropout")
+        other = Attention(**{name: getattr(self, name) for name in slots} | pieces)
         other.transition, other.selection = self.transition, self.selection
         other.training = self.training  # set here only: the pieces belong to other modules too
         return other
+
+    def with_mask(self, mask: Mask | None) -> Attention:
+        """An `Attention` of the same pieces with another mask."""
+        return self.with_pieces(mask=mask)
 
     def of_heads(self, head: Tensor) -> Attention:
         """The pieces for scores of some query heads (indices); biases read the numbers of heads from the grid."""
         normalizer = self.normalizer.of_heads(head)
         if normalizer is self.normalizer:
             return self
-        other = self.with_mask(self.mask)
-        other.normalizer = normalizer
+        other = self.with_pieces(normalizer=normalizer)
         vars(other)["shared"] = self.shared
         return other
 

@@ -1,24 +1,26 @@
-"""One call for any attention: `attend` runs it, `explain` says how it would run."""
+"""One call for any attention: `attend` runs it, `plan` says how it would run."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, overload
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention import Attention, checked_attention
 from regard.cache import Cache, Extended, GrowingCache, RecurrentCache
+from regard.call_options import CallOptions
 from regard.checks import explained
 from regard.composites.composite import Call, Composite
 from regard.composites.plan import CompositePlan, PlannedMap, PlannedPart
 from regard.context import ContextItems
 from regard.engine.hidden import may_be_spoiled, without_hidden
 from regard.engine.kept_plans import Request, kept_plans
-from regard.engine.plan import Plan, plan
+from regard.engine.plan import Plan
+from regard.engine.plan import plan as engine_plan
 from regard.engine.problem import Problem, Result
 from regard.engine.ring import RankShare, Ring, RingCall, RingPlan
 from regard.engine.transforms import numbers_needed, refuse_tracing, uncompiled
@@ -28,7 +30,8 @@ from regard.maps.call_map import map_of, problem_of
 from regard.maps.listener import Listeners
 from regard.maps.ring_map import RingMap
 from regard.maps.ring_transported_map import RingTransportedMap
-from regard.pieces.call_tensors import ARGUMENTS, check_call_tensors, needs_of
+from regard.pieces.call_tensors import ARGUMENTS, CallTensors, check_call_tensors, needs_of
+from regard.pieces.mask import Mask
 from regard.positions import Positions, check_positions
 from regard.shapes import Sizes, check_finite, in_autocast_dtype, without_autocast
 from regard.spans import Spans
@@ -38,43 +41,52 @@ attend_listeners = Listeners()
 #: The open edits of this thread. Each runs a call of `attend` with its changes, or returns None if it changes nothing.
 attend_editors: ContextItems[Callable[..., AttentionOutput | None]] = ContextItems("attend editors")
 
+#: The attention of a call that names none.
+PLAIN = Attention()
+#: What to write in place of `attend(attention, query, key, value)`.
+TENSORS_FIRST = (
+    "attend: the tensors come first: attention(query, key, value), or attend(query, key, value, attention=attention)."
+)
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionOutput:
     """The result of `attend`: the output (B, H, I, E), the weights on demand, and the next cache if it got one.
 
+    It unpacks to two, the output and the weights.
+
     >>> import torch, regard as rg
     >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
-    >>> seen = rg.attend(rg.Attention(), q, k, v)
-    >>> torch.allclose(seen.output, seen.weights.dense() @ v, atol=1e-6), seen.cache
-    (True, None)
+    >>> output, weights = rg.attend(q, k, v)
+    >>> torch.allclose(output, weights.dense() @ v, atol=1e-6)
+    True
     """
 
     output: Tensor
     weights: AttentionMap
     cache: Cache | None = None
 
+    def __iter__(self) -> Iterator[Any]:  # a type checker unpacks it to two values of any type
+        return iter((self.output, self.weights))
+
     def __repr__(self) -> str:
         cache = "" if self.cache is None else f", cache of {self.cache.length} tokens"
         return f"AttentionOutput(output {tuple(self.output.shape)}, weights {self.weights!r}{cache})"
-
-    if not TYPE_CHECKING:  # type checkers report the unpacking of a class without __iter__
-
-        def __iter__(self):
-            raise RegardError(
-                "attend: cannot unpack an AttentionOutput. It is one object: seen = attend(...), then "
-                "seen.output, seen.weights."
-            )
 
 
 @uncompiled
 @explained
 def attend(
-    attention: Attention | Composite,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     *,
+    attention: Attention | Composite | None = None,
+    mask: Mask | Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | Tensor | None = None,
+    dropout_p: float = 0.0,
+    layout: Literal["bhld", "blhd"] = "bhld",
     positions: Positions | None = None,
     cache: Cache | None = None,
     engine: str | Ring = "auto",
@@ -84,7 +96,22 @@ def attend(
     """output_i = sum_j w_ij v_j, with the weights of any mechanism, and every weight on demand.
 
     `query` is (B, H, I, D), `key` (B, G, J, D), `value` (B, G, J, E); G divides H, and H / G query heads share each
-    key/value head. `positions` are the positions of queries and keys; by default, with a cache too, the last query has
+    key/value head. With `layout="blhd"`, that of flash-attn, they and the output have the length before the heads. The
+    result unpacks to two: `output, weights = attend(query, key, value)`; `cache` is its third attribute.
+
+    `attention` is the mechanism: `attend(..., attention=attention)` is `attention(...)`. Without it the weights are the
+    softmax of q_i . k_j / sqrt(D). These arguments change it for one call:
+
+    - `mask` is joined to the mask of the attention, `&`. It is a piece, such as `regard.padding(lengths)`, or a tensor:
+      booleans with True = may attend, or numbers that are added to the scores. Numbers that are all 0 or very negative
+      are a mask; others are a bias, with gradients. A tensor has four axes (B, H, I, J), each of which may be 1, or two
+      axes: (I, J), or (B, J) for keys. With a cache, J counts the earlier keys too. Integers, and numbers that are all
+      1 and 0, are refused: torch adds them to the scores.
+    - `is_causal` adds `regard.causal()`. Without a cache or `positions`, other numbers of queries than of keys are
+      refused: torch aligns the first query with the first key, flash-attn the last query with the last key.
+    - `scale` is the factor of the dot product, `dropout_p` the share of dropped weights, in eval mode too.
+
+    `positions` are the positions of queries and keys; by default, with a cache too, the last query has
     the position of the last key. `cache` holds earlier keys and values; `cache` of the result is for the next call.
     `engine` is "auto", "reference", "dense", "fused", "kernel", "blocked", "linear", "recurrent" or "flex"; an engine
     that cannot run the pieces raises an error with the reason. With "ring", or a `Ring`, the processes of a group run
@@ -92,17 +119,68 @@ def attend(
     values. `tensors` are those that a piece needs for each call, by name; its docstring gives their shapes.
 
     >>> import torch, regard as rg
-    >>> attention = rg.Attention(mask=rg.causal() & rg.window(256), position=rg.RoPE(64))
+    >>> attention = rg.Attention(mask=rg.window(256), position=rg.RoPE(64))
     >>> q, k, v = torch.randn(1, 8, 1000, 64), torch.randn(1, 2, 1000, 64), torch.randn(1, 2, 1000, 64)
-    >>> seen = rg.attend(attention, q, k, v)
-    >>> seen.output.shape
+    >>> output, weights = rg.attend(q, k, v, attention=attention, is_causal=True)
+    >>> output.shape
     torch.Size([1, 8, 1000, 64])
-    >>> seen.weights[0, 3, 700, 440:450].gt(0).tolist()
+    >>> weights[0, 3, 700, 440:450].gt(0).tolist()
     [False, False, False, False, False, True, True, True, True, True]
     """
     if not isinstance(check, bool):
         raise RegardError(f"attend: check is True or False, got {type(check).__name__}.")
     refuse_tracing("attend")
+    query, key, value = _with_heads_first(layout, query, key, value)
+    attention = _of_call(
+        attention, (query, key, value), positions, cache, CallOptions(mask, is_causal, scale, dropout_p)
+    )
+    seen = _attend(attention, query, key, value, positions, cache, engine, check, tensors)
+    return seen if layout == "bhld" else replace(seen, output=seen.output.transpose(1, 2))
+
+
+def _with_heads_first(layout: str, *tensors: Tensor) -> Iterable[Tensor]:
+    """The tensors in the order (batch, heads, length, width)."""
+    if layout == "bhld":
+        return tensors
+    if layout != "blhd":
+        raise RegardError(
+            f'attend(layout={layout!r}): the axes are "bhld" (batch, heads, length, width), as in torch, or "blhd" '
+            "(batch, length, heads, width), as in flash-attn."
+        )
+    return [t.transpose(1, 2) if isinstance(t, Tensor) and t.ndim == 4 else t for t in tensors]
+
+
+def _of_call(
+    attention: Attention | Composite | None,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    positions: Positions | None,
+    cache: Cache | None,
+    options: CallOptions,
+) -> Attention | Composite:
+    """The attention of a call, with the options that change it."""
+    attention = PLAIN if attention is None else attention
+    if not isinstance(attention, Composite):
+        checked_attention("attend: attention", attention)
+    if isinstance(inputs[0], nn.Module):
+        raise RegardError(TENSORS_FIRST)
+    if not options:
+        return attention
+    earlier = cache.length if isinstance(cache, Cache) else None
+    return options.applied(attention, Sizes.of(*inputs), positions, earlier)
+
+
+def _attend(
+    attention: Attention | Composite,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Positions | None,
+    cache: Cache | None,
+    engine: str | Ring,
+    check: bool,
+    tensors: CallTensors,
+) -> AttentionOutput:
+    """`attend` with the attention of the call."""
     if isinstance(query, Tensor) and query.is_inference():
         query, key, tensors = _copies(query), _copies(key), {name: _copies(t) for name, t in tensors.items()}
     if attend_editors and not attend_listeners.busy:
@@ -142,54 +220,29 @@ def _copies(tensor: Tensor) -> Tensor:
 
 
 @overload
-def explain(
-    attention: Composite,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    positions: Positions | None = None,
-    cache: Cache | None = None,
-    engine: str = "auto",
-    **tensors: Tensor,
-) -> CompositePlan: ...
+def plan(query: Tensor, key: Tensor, value: Tensor, *, attention: Composite, **options: Any) -> CompositePlan: ...
 
 
 @overload
-def explain(
-    attention: Attention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    positions: Positions | None = None,
-    cache: None = None,
-    engine: Ring | Literal["ring"],
-    **tensors: Tensor,
-) -> RingPlan: ...
+def plan(query: Tensor, key: Tensor, value: Tensor, *, engine: Ring | Literal["ring"], **options: Any) -> RingPlan: ...
 
 
 @overload
-def explain(
-    attention: Attention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    positions: Positions | None = None,
-    cache: Cache | None = None,
-    engine: str = "auto",
-    **tensors: Tensor,
-) -> Plan: ...
+def plan(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Plan: ...
 
 
 @explained
-def explain(
-    attention: Attention | Composite,
+def plan(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     *,
+    attention: Attention | Composite | None = None,
+    mask: Mask | Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | Tensor | None = None,
+    dropout_p: float = 0.0,
+    layout: Literal["bhld", "blhd"] = "bhld",
     positions: Positions | None = None,
     cache: Cache | None = None,
     engine: str | Ring = "auto",
@@ -199,25 +252,28 @@ def explain(
 
     With `engine=Ring(ranks=N)` and no process group, the tensors are the whole sequence, and the plan has the bytes,
     pairs and memory of each of N ranks. In a process group the tensors are this rank's part, and all ranks must call
-    `explain`.
+    `plan`.
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 8, 16384, 64)
-    >>> print(rg.explain(rg.Attention(mask=rg.causal() & rg.window(256)), x, x, x))  # doctest: +ELLIPSIS
+    >>> print(rg.plan(x, x, x, mask=rg.causal() & rg.window(256)))  # doctest: +ELLIPSIS
     Attention(score=Dot(), mask=(causal() & window(size=256)), normalizer=Softmax(temperature=1.0, sink=None))
     16,384 queries, 16,384 keys, 8 heads of width 64, batch 1.
     The ... engine is chosen: ...
     """
-    with errors_named("attend", "explain"):
+    with errors_named("attend", "plan"):
+        query, key, value = _with_heads_first(layout, query, key, value)
+        options = CallOptions(mask, is_causal, scale, dropout_p)
+        attention = _of_call(attention, (query, key, value), positions, cache, options)
         if isinstance(attention, Composite):
             request = Request(attention, query, key, value, positions, None, None, engine, tensors)  # type: ignore[arg-type]
-            return _explain_composite(request, cache)
+            return _plan_composite(request, cache)
         if (ring := Ring.of(engine)) is not None:
             return ring.plan(RankShare(attention, query, key, value, positions, tensors))
         seed = 0 if _drops(attention) else None
         request = Request(attention, query, key, value, positions, None, seed, engine, tensors)
         problem = _problem(_extended("attend", request, cache)[0])
-        planned = plan(problem, engine)
+        planned = engine_plan(problem, engine)
         problem.plan_cache.clear()
         return planned
 
@@ -231,7 +287,7 @@ def _attend_composite(request: Request, cache: Cache | None, check: bool) -> Att
 
     def attend_part(part: Attention | Composite, *inputs: Any) -> AttentionOutput:
         *tensors, positions = inputs
-        return attend(part, *tensors, positions=positions, engine=request.engine, **_needed(part, request))
+        return attend(*tensors, attention=part, positions=positions, engine=request.engine, **_needed(part, request))
 
     call = Call(request.query, request.key, request.value, request.positions, request.tensors, attend_part)  # type: ignore[arg-type]
     with attend_listeners.computing(), without_autocast(request.query.device):
@@ -240,7 +296,7 @@ def _attend_composite(request: Request, cache: Cache | None, check: bool) -> Att
     return AttentionOutput(output, weights, next_cache)
 
 
-def _explain_composite(request: Request, cache: Cache | None) -> CompositePlan:
+def _plan_composite(request: Request, cache: Cache | None) -> CompositePlan:
     """The plans of the attentions of a composite, in the order in which they run."""
     composite: Any = request.attention
     request = _composite_request(request, cache)[0]
@@ -252,7 +308,7 @@ def _explain_composite(request: Request, cache: Cache | None) -> CompositePlan:
             part.run(Call(query, key, value, positions, request.tensors, plan_part))
         else:
             options: Any = {"positions": positions, "engine": request.engine, **_needed(part, request)}
-            plans.append(explain(part, query, key, value, **options))
+            plans.append(plan(query, key, value, attention=part, **options))
         return PlannedPart(query.new_zeros(*query.shape[:3], value.shape[3]), PlannedMap(query, positions))
 
     sizes = Sizes.of(request.query, request.key, request.value)
@@ -305,7 +361,7 @@ def _extended(operation: str, request: Request, cache: Cache | None) -> tuple[Re
     """The call after checks of its tensors, with all keys of the cache, and the next cache."""
     attention = request.attention
     if not isinstance(attention, Composite):
-        checked_attention("attend: the first argument", attention)
+        checked_attention("attend: attention", attention)
     query, key, value = (in_autocast_dtype(t) for t in (request.query, request.key, request.value))
     request = request._replace(query=query, key=key, value=value)
     pieces = attention.pieces()
@@ -369,9 +425,9 @@ def _problem(request: Request) -> Problem:
 def _run(problem: Problem, engine: str | Ring, kept: Plan | None, request: Request, plan_key: Hashable) -> Result:
     """Plan and run, without autocast: it has rounded the inputs, and it must not round sums."""
     with attend_listeners.computing(), without_autocast(problem.query.device):
-        chosen = plan(problem, engine) if kept is None else kept
+        chosen = engine_plan(problem, engine) if kept is None else kept
         for reason in chosen.quadratic if kept is None else ():
-            warnings.warn(f"attend: {reason}. regard.explain(...) shows the whole plan.", stacklevel=5)
+            warnings.warn(f"attend: {reason}. regard.plan(...) shows the whole plan.", stacklevel=5)
         result = chosen.run()
         if kept is None:
             kept_plans.keep(plan_key, chosen, request.attention)

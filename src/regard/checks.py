@@ -120,8 +120,15 @@ def _bound(
     try:
         return signature.bind(*args, **kwargs)
     except TypeError as error:  # Python's message, then a remedy
-        remedy = explanation(kwargs, signature.parameters)
+        remedy = _order(args, signature) + explanation(kwargs, signature.parameters)
         raise RegardError(f"{name}: {error}. {remedy}{_shown(name, signature)}") from None
+
+
+def _order(args: tuple[Any, ...], signature: inspect.Signature) -> str:
+    """A remedy for a call with the attention before the tensors."""
+    if len(args) < 4 or isinstance(args[0], Tensor) or "attention" not in signature.parameters:
+        return ""
+    return "The tensors come first: attention(query, key, value), or attend(query, key, value, attention=attention). "
 
 
 def _mistake(name: str, parameter: str, value: object, expected: Any, signature: inspect.Signature) -> str:

@@ -63,10 +63,14 @@ class Composite(nn.Module, ABC):
         return []
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> AttentionOutput:
-        """The output and the weights: `regard.attend` with this attention, and with its other arguments."""
+        """`regard.attend` with this attention: the output, the weights, and the next cache."""
         from regard.attention_output import attend  # it stands above the composites, and runs them
 
-        return attend(self, query, key, value, **options)
+        return attend(query, key, value, attention=self, **options)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> AttentionOutput: ...
 
     @abstractmethod
     def run(self, call: Call) -> tuple[Tensor, AttentionMap]:

@@ -21,6 +21,7 @@ from regard.pieces.mask import Both, Either, Mask, Not, block_local, causal, win
 from regard.pieces.mask_data import documents, global_tokens, mask_mod, mask_tensor, random_blocks
 from regard.pieces.neighborhoods import neighborhood, sliding_tiles
 from regard.pieces.same_group import SameGroup
+from regard.pieces.tensor_bias import LearnedBias, TensorBias
 from regard.pieces.trees import tree
 from regard.shapes import to_device
 
@@ -96,6 +97,20 @@ def _(bias: ShawBias, problem: Problem, rows: Tensor | None, cols: Tensor | None
         return score + rows[b, h, q, distance + reach]
 
     return add
+
+
+@change_of.register
+def _(bias: TensorBias, problem: Problem, rows: Tensor | None, cols: Tensor | None) -> PairScore:
+    s = problem.sizes
+    added = bias.tensor.expand(s.B, s.H, s.I, s.J)
+    return lambda score, b, h, q, k: score + added[b, h, q, k]
+
+
+@change_of.register
+def _(bias: LearnedBias, problem: Problem, rows: Tensor | None, cols: Tensor | None) -> PairScore:
+    assert rows is not None
+    added = rows.expand(problem.sizes.B, -1, -1, -1)
+    return lambda score, b, h, q, k: score + added[b, h, q, k]
 
 
 # Masks

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.edits.layer_edits import CallEdits, EditedTile, LayerEdits
-from regard.hf.masks.biases import LearnedBias, bias_of
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.mask_tensors import Recognised, recognise
 from regard.hf.masks.span_masks import OURS, SpanMask
@@ -31,6 +30,7 @@ from regard.pieces.mask_checks import own_copy
 from regard.pieces.mask_data import padding
 from regard.pieces.normalizer import LearnedSink, Normalizer, Softmax
 from regard.pieces.score import Dot
+from regard.pieces.tensor_bias import LearnedBias, bias_of
 from regard.positions import Positions
 from regard.shapes import at_least_float32
 

@@ -102,6 +102,14 @@ def _evidence(value: Tensor, has_pairs: bool) -> tuple[str, bool] | None:
     return f"A row is all {int(has_full)}, and a query needs a key", has_full
 
 
+def means_may_not_attend(mask: Tensor) -> bool:
+    """Whether exactly the keys after their query are True: the causal mask of `nn.MultiheadAttention`."""
+    if mask.shape[-1] != mask.shape[-2] or mask.shape[-1] < 2 or not has_numbers(mask):
+        return False
+    pairs = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device)
+    return _common(mask[..., pairs.triu(1)]) == 1 and _common(mask[..., pairs.tril()]) == 0
+
+
 def _common(numbers: Tensor) -> int | None:
     """The number that all of them are; None if they differ."""
     first = numbers.flatten()[0]

@@ -1,4 +1,4 @@
-"""Biases that hold a tensor which a model adds to its scores."""
+"""Biases that hold a tensor which a model or a call adds to its scores."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from regard.engine.lowering import PairScore, change_of
-from regard.engine.problem import Problem
 from regard.pieces.bias import AdditiveBias, State
 from regard.pieces.grid import Grid
 from regard.positions import Positions
@@ -69,17 +67,3 @@ def bias_of(tensor: Tensor, positions: Positions, num_queries: int, num_keys: in
         table = torch.cat((tensor[0, :, :, 0].flip(-1), tensor[0, :, 0, 1:]), -1)
         return DiagonalBias(table, positions.keys.intervals[0][0] - positions.start - num_queries + 1)
     return TensorBias(tensor, positions.start, positions.keys.intervals[0][0])
-
-
-@change_of.register
-def _(bias: TensorBias, problem: Problem, rows: Tensor | None, cols: Tensor | None) -> PairScore:
-    s = problem.sizes
-    added = bias.tensor.expand(s.B, s.H, s.I, s.J)
-    return lambda score, b, h, q, k: score + added[b, h, q, k]
-
-
-@change_of.register
-def _(bias: LearnedBias, problem: Problem, rows: Tensor | None, cols: Tensor | None) -> PairScore:
-    assert rows is not None
-    added = rows.expand(problem.sizes.B, -1, -1, -1)
-    return lambda score, b, h, q, k: score + added[b, h, q, k]

@@ -1,0 +1,199 @@
+"""Arguments that change the attention of one call: `mask`, `is_causal`, `scale` and `dropout_p`, with torch's meaning.
+
+A mask is a piece, or a tensor as torch takes it: booleans (True = may attend), or numbers that are added to the scores.
+"""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attention import Attention
+from regard.composites.composite import Composite
+from regard.errors import RegardError
+from regard.pieces.bias import Bias
+from regard.pieces.mask import Mask, causal, conjuncts
+from regard.pieces.mask_data import mask_tensor, padding
+from regard.pieces.mask_senses import LARGEST_MASKED, mask_remedy, means_may_not_attend
+from regard.pieces.score import Dot
+from regard.pieces.tensor_bias import LearnedBias, bias_of
+from regard.positions import Positions
+from regard.shapes import Sizes, has_numbers
+
+
+class CallOptions(NamedTuple):
+    """The arguments of a call that change its attention."""
+
+    mask: Mask | Tensor | None = None
+    is_causal: bool = False
+    scale: float | Tensor | None = None
+    dropout_p: float = 0.0
+
+    def __bool__(self) -> bool:
+        """Whether one of them is not its default."""
+        return self.mask is not None or self.is_causal is not False or self.scale is not None or self.dropout_p != 0.0
+
+    def applied(
+        self, attention: Attention | Composite, sizes: Sizes, positions: Positions | None, earlier: int | None
+    ) -> Attention:
+        """The attention with these options. `earlier` keys are in a cache; None without a cache."""
+        if isinstance(attention, Composite):
+            given = [
+                name
+                for name, value, default in zip(self._fields, self, CallOptions(), strict=True)
+                if value is not default
+            ]
+            raise RegardError(
+                f"attend({given[0]}=...): {type(attention).__name__} is made of several attentions, which have masks, "
+                "scores and dropout of their own. Give it to the parts: regard.Attention(mask=...)."
+            )
+        mask, biases = attention.mask, attention.bias
+        if self.mask is not None:
+            added, bias = _read(self.mask, sizes, positions, sizes.J + (earlier or 0))
+            mask = _both(mask, added)
+            biases = biases if bias is None else (*biases, bias)
+        if _checked_flag(self.is_causal):
+            _check_alignment(sizes, positions, earlier)
+            mask = mask if any(isinstance(part, causal) for part in conjuncts(mask)) else _both(mask, causal())
+        score = attention.score if self.scale is None else _scaled(attention, self.scale)
+        changed = attention.with_pieces(score=score, bias=biases, mask=mask)
+        return changed if not self.dropout_p else _dropping(changed, self.dropout_p)
+
+
+def _both(mask: Mask | None, added: Mask | None) -> Mask | None:
+    if mask is None or added is None:
+        return added if mask is None else mask
+    return mask & added
+
+
+def _checked_flag(is_causal: object) -> bool:
+    if isinstance(is_causal, bool):
+        return is_causal
+    raise RegardError(f"attend(is_causal=...): is_causal is True or False, got {type(is_causal).__name__}.")
+
+
+def _check_alignment(sizes: Sizes, positions: Positions | None, earlier: int | None) -> None:
+    """Refuse a causal mask for which torch and flash-attn differ, if the caller says nothing about positions."""
+    if sizes.I == sizes.J or positions is not None or earlier is not None:
+        return
+    raise RegardError(
+        f"attend(is_causal=True): {sizes.I} queries and {sizes.J} keys can be aligned in two ways. The last query "
+        "attends to all keys, as in flash-attn: mask=regard.causal(). The first query attends to the first key only, "
+        "as in torch: regard.scaled_dot_product_attention(query, key, value, is_causal=True), or "
+        f"positions=regard.Positions.of(0, {sizes.I}, {sizes.J})."
+    )
+
+
+def _scaled(attention: Attention, scale: object) -> Dot:
+    """The dot product with the factor of the call."""
+    score = attention.score
+    if not isinstance(scale, Real | Tensor) or isinstance(scale, bool):
+        raise RegardError(f"attend(scale=...): scale is a number, or a tensor, got {type(scale).__name__}.")
+    if type(score) is not Dot:
+        raise RegardError(
+            f"attend(scale={scale!r}): scale is the factor of a dot product, and this attention has {score!r}."
+        )
+    if score.factor is not None:
+        raise RegardError(
+            f"attend(scale={scale!r}): the score has a factor already, {score!r}. Give one of the two: a call with "
+            "scale needs regard.Dot()."
+        )
+    return Dot(scale=scale)  # type: ignore[arg-type]
+
+
+def _dropping(attention: Attention, share: object) -> Attention:
+    """The attention with dropout in this call, as torch's function has it: in eval mode too."""
+    if not isinstance(share, Real) or isinstance(share, bool) or not 0 <= share < 1:
+        raise RegardError(f"attend(dropout_p={share!r}): the share of dropped weights is in [0, 1).")
+    if attention.dropout:
+        raise RegardError(
+            f"attend(dropout_p={share}): the attention has dropout={attention.dropout} already. Give one of the two."
+        )
+    if attention.transition is not None:
+        raise RegardError("attend(dropout_p=...): with a transition there are no single weights to drop.")
+    attention.dropout, attention.training = float(share), True
+    return attention
+
+
+# Masks of a call
+
+
+def _read(mask: object, sizes: Sizes, positions: Positions | None, num_keys: int) -> tuple[Mask | None, Bias | None]:
+    """A mask of a call: which pairs it allows (None: all), and what it adds to the scores (None: nothing)."""
+    if isinstance(mask, Mask):
+        return mask, None
+    if not isinstance(mask, Tensor):
+        raise RegardError(
+            f"attend(mask=...): expected a mask or a tensor, got {type(mask).__name__}. {mask_remedy(mask)}"
+        )
+    if positions is not None and positions != Positions.aligned_to_end(sizes.I, sizes.J):
+        raise RegardError(
+            "attend(mask=...): a tensor has a row for each query and a column for each key in their order, and this "
+            "call has positions of its own. Give the mask as a piece: regard.mask_tensor(mask) has a row for each position."
+        )
+    tensor = _four_axes(mask, sizes, num_keys)
+    if mask.dtype == torch.bool:
+        return _of_booleans(tensor, sizes, num_keys), None
+    return _of_numbers(mask, tensor, sizes, num_keys)
+
+
+def _four_axes(mask: Tensor, sizes: Sizes, num_keys: int) -> Tensor:
+    """The tensor as (batch or 1, heads or 1, queries or 1, keys or 1)."""
+    pairs, keys = (sizes.I, num_keys), (sizes.B, num_keys)
+    if mask.shape == pairs == keys and sizes.B > 1:
+        raise RegardError(
+            f"attend(mask=...): the shape {tuple(mask.shape)} is that of pairs (queries, keys) and of the keys of each "
+            "batch entry. Say which: mask[None, None] for pairs, mask[:, None, None] for keys."
+        )
+    if mask.shape == pairs:
+        return mask[None, None]
+    if mask.shape == keys:
+        return mask[:, None, None]
+    whole = (sizes.B, sizes.H, sizes.I, num_keys)
+    if mask.ndim == 4 and all(own in (1, size) for own, size in zip(mask.shape, whole, strict=True)):
+        return mask
+    remedy = " A (batch, queries, keys) mask becomes mask[:, None]." if mask.ndim == 3 else ""
+    raise RegardError(
+        f"attend(mask=...): the mask has shape {tuple(mask.shape)}. Expected {pairs} (queries, keys), {keys} (batch, "
+        f"keys), or {whole} (batch, heads, queries, keys), where an axis may be 1.{remedy}"
+    )
+
+
+def _of_booleans(allowed: Tensor, sizes: Sizes, num_keys: int) -> Mask:
+    """The mask of a boolean tensor with four axes, True = may attend."""
+    if allowed.shape[1:3] == (1, 1):
+        return padding(allowed[:, 0, 0].expand(sizes.B, num_keys))
+    if means_may_not_attend(allowed):
+        raise RegardError(
+            "attend(mask=...): every key after its query is True, and no query attends to itself or earlier keys, so "
+            "True seems to mean: may not attend, as in nn.MultiheadAttention. Here True = may attend: mask=~mask. If "
+            "it is meant: mask=regard.mask_tensor(mask)."
+        )
+    return mask_tensor(allowed.expand(-1, -1, sizes.I, num_keys))
+
+
+def _of_numbers(mask: Tensor, added: Tensor, sizes: Sizes, num_keys: int) -> tuple[Mask | None, Bias | None]:
+    """A tensor of numbers that are added to the scores: a mask if all are 0 or very negative, else a bias."""
+    whole = added.expand(-1, -1, sizes.I, num_keys)
+    positions = Positions.aligned_to_end(sizes.I, num_keys)
+    if mask.requires_grad and mask.is_floating_point():
+        return None, LearnedBias(whole, positions)
+    if not mask.is_floating_point() or _is_doubtful(mask):
+        raise RegardError(f"attend(mask=...): got a tensor of {mask.dtype}. {mask_remedy(mask)}")
+    if not has_numbers(mask):
+        return None, bias_of(added, positions, sizes.I, num_keys)
+    if bool(((added == 0) | (added <= LARGEST_MASKED)).all()):
+        return (None if bool((added == 0).all()) else _of_booleans(added == 0, sizes, num_keys)), None
+    hidden = added <= torch.finfo(added.dtype).min / 2
+    bias = bias_of(added.masked_fill(hidden, 0), positions, sizes.I, num_keys)
+    return (_of_booleans(~hidden, sizes, num_keys) if bool(hidden.any()) else None), bias
+
+
+def _is_doubtful(mask: Tensor) -> bool:
+    """Whether numbers are 1 and 0, which torch adds to the scores, or hold NaN."""
+    if not has_numbers(mask) or not mask.numel():
+        return False
+    return bool(mask.isnan().any()) or bool((mask == 1).any() & ((mask == 0) | (mask == 1)).all())
