@@ -55,7 +55,7 @@ def masks(n: int) -> dict[str, tuple[rg.Mask, float]]:
 def sent(mask: rg.Mask, n: int = 1_048_576) -> float:
     """The share of the bytes of an all-gather that all ranks send."""
     x = torch.zeros(()).expand(1, HEADS, n, WIDTH)
-    plan = rg.explain(rg.Attention(mask=mask), x, x, x, engine=rg.Ring(ranks=RANKS))
+    plan = rg.plan(x, x, x, attention=rg.Attention(mask=mask), engine=rg.Ring(ranks=RANKS))
     ranks = range(RANKS)
     return sum(map(plan.sent, ranks)) / sum(map(plan.gathered, ranks))
 
@@ -63,7 +63,7 @@ def sent(mask: rg.Mask, n: int = 1_048_576) -> float:
 def planned(n: int) -> float:
     """MiB that the last rank holds besides its queries, keys and values."""
     x = torch.zeros(()).expand(1, HEADS, n, WIDTH)
-    plan = rg.explain(rg.Attention(mask=rg.causal()), x, x, x, engine=rg.Ring(ranks=RANKS))
+    plan = rg.plan(x, x, x, attention=rg.Attention(mask=rg.causal()), engine=rg.Ring(ranks=RANKS))
     return (plan.memory(RANKS - 1) - 3 * HEADS * (n // RANKS) * WIDTH * 4) / MIB
 
 
@@ -104,7 +104,7 @@ def seconds(inputs: list[torch.Tensor], engine: rg.Ring | str) -> float:
         leaves = [t.clone().requires_grad_() for t in inputs]
         dist.barrier()
         start = time.process_time()
-        output = rg.attend(rg.Attention(mask=rg.causal()), *leaves, engine=engine).output
+        output = rg.Attention(mask=rg.causal())(*leaves, engine=engine).output
         output.backward(output.detach())
         taken.append(time.process_time() - start)
     return min(taken)
@@ -112,7 +112,7 @@ def seconds(inputs: list[torch.Tensor], engine: rg.Ring | str) -> float:
 
 @torch.no_grad()
 def around(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
-    return rg.attend(rg.Attention(mask=rg.causal()), q, k, v, engine=rg.Ring()).output
+    return rg.Attention(mask=rg.causal())(q, k, v, engine=rg.Ring()).output
 
 
 @torch.no_grad()
@@ -125,7 +125,7 @@ def gather_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
         whole.append(torch.cat(parts, 2))
     n = q.shape[2]
     positions = rg.Positions(dist.get_rank() * n, rg.Spans(((0, RANKS * n),)))
-    return rg.attend(rg.Attention(mask=rg.causal()), q, *whole, positions=positions, engine="blocked").output
+    return rg.Attention(mask=rg.causal())(q, *whole, positions=positions, engine="blocked").output
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def long_text() -> Sheet:
     maps = []
     for _ in range(LAYERS):
         q, k, v = (torch.randn(1, HEADS, LENGTH, WIDTH) for _ in range(3))
-        maps.append(rg.attend(rg.Attention(mask=rg.causal()), q, k, v).weights)
+        maps.append(rg.Attention(mask=rg.causal())(q, k, v).weights)
     ready = [tuple(torch.rand(HEADS, READY, READY).half() for _ in range(2)) for _ in maps]
     return Sheet(made_up("A long text", LENGTH, LAYERS, HEADS), maps, ready)
 
@@ -47,7 +47,7 @@ def maps_of(length: int, num_layers: int, num_heads: int, width: int) -> dict[st
     maps = {}
     for layer in range(num_layers):
         q, k, v = (torch.randn(1, num_heads, length, width) for _ in range(3))
-        maps[f"layer.{layer}"] = rg.attend(rg.Attention(mask=rg.causal()), 2 * q, k, v).weights
+        maps[f"layer.{layer}"] = rg.Attention(mask=rg.causal())(2 * q, k, v).weights
     return maps
 
 

@@ -91,7 +91,7 @@ def one_file(n: int = 512) -> Iterator[Goal]:
     maps = {}
     for layer in range(6):
         q, k, v = (torch.randn(1, 12, n, 32) for _ in range(3))
-        maps[f"layer.{layer}"] = rg.attend(rg.Attention(), q, k, v).weights
+        maps[f"layer.{layer}"] = rg.Attention()(q, k, v).weights
     with tempfile.TemporaryDirectory() as folder:
         size = (
             write_page(Path(folder) / "page.html", [TextReading.of("A text", maps, ["token"] * n)]).stat().st_size / 1e6

@@ -24,7 +24,7 @@ def directions(degrees):
 
 
 def lookup(temperature, queries, keys, values):
-    return rg.attend(rg.mechanism("soft_lookup").build(temperature), queries, keys, values)
+    return rg.mechanism("soft_lookup").build(temperature)(queries, keys, values)
 
 
 keys, values = directions(degrees), torch.tensor(speeds, dtype=torch.float64)[None, None, :, None]
@@ -64,9 +64,7 @@ assert gradient.norm() < 0.001 and not lookup(0.0, learned, keys, values).output
 # only directions.
 longer = keys * torch.tensor([1.0, 1.0, 8.0, 1.0], dtype=torch.float64)[:, None]
 for attention, expected in ((rg.mechanism("soft_lookup").build(0.0), "bus"), (rg.mechanism("cosine").build(), "wolf")):
-    nearest = [
-        names[rg.attend(attention, directions([100]), k, values).weights.top(1).keys.item()] for k in (keys, longer)
-    ]
+    nearest = [names[attention(directions([100]), k, values).weights.top(1).keys.item()] for k in (keys, longer)]
     print(f"{attention.score!r}: {nearest[0]}, with a longer bus {nearest[1]}")
     assert nearest == ["wolf", expected]
 

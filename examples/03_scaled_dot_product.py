@@ -44,7 +44,7 @@ assert np.isclose(by_hand, output[2, 5], rtol=1e-12)
 # `attend` takes tensors (batch, heads, length, width). `weights` is a map: it computes one weight, a row, or all of
 # them when you read them. Inputs in double precision give outputs in double precision.
 Q, K, V = (torch.tensor(x)[None, None] for x in (q, k, v))
-seen = rg.attend(rg.Attention(), Q, K, V)
+seen = rg.Attention()(Q, K, V)
 theirs = F.scaled_dot_product_attention(Q, K, V)
 pairs = {"attend": (seen.output, output), "its weights": (seen.weights.dense(), weights), "PyTorch": (theirs, output)}
 for name, (actual, expected) in pairs.items():
@@ -54,7 +54,7 @@ for name, (actual, expected) in pairs.items():
 # %%
 # Every engine of Regard gives these numbers. `reference` is a separate definition in NumPy.
 for engine in ("reference", "dense", "fused", "blocked"):
-    assert np.allclose(rg.attend(rg.Attention(), Q, K, V, engine=engine).output[0, 0], output, atol=1e-12)
+    assert np.allclose(rg.Attention()(Q, K, V, engine=engine).output[0, 0], output, atol=1e-12)
 
 # %%
 # Two common mistakes. If the largest score is not subtracted, exp overflows at scores of 1,000 and the weights are

@@ -36,7 +36,7 @@ for width in widths:
     q, k = torch.randn(1, 1, num_queries, width), torch.randn(1, 1, num_keys, width)
     for scaled in table:
         factor = width**-0.5 if scaled else 1.0
-        weights = rg.attend(rg.Attention(rg.Dot(scale=factor)), q, k, k).weights
+        weights = rg.Attention(rg.Dot(scale=factor))(q, k, k).weights
         sizes = [(q @ k.mT * factor).std(), weights[0, 0].amax(-1).mean(), weights.entropy().mean()]
         by_score = derivative(weights[0, 0])
         for gradient in (by_score, by_score @ k[0, 0] * factor):

@@ -29,7 +29,7 @@ formulas = {
 }
 for name, formula in formulas.items():
     by_hand = torch.stack([torch.stack([formula(h, s) for s in encoder[0, 0]]) for h in decoder[0, 0]]).softmax(-1)
-    seen = rg.attend(attentions[name], decoder, encoder, encoder)
+    seen = attentions[name](decoder, encoder, encoder)
     off = (seen.weights.dense()[0, 0] - by_hand).abs().max()
     print(f"luong {name}: largest difference to the formula {off:.1e}")
     assert off < 1e-5 and torch.allclose(seen.output[0, 0], by_hand @ encoder[0, 0], atol=1e-5)
@@ -42,7 +42,7 @@ with torch.no_grad():
     additive.query.weight.copy_(concat.projection.weight[:, :8])
     additive.key.weight.copy_(concat.projection.weight[:, 8:])
     additive.direction.copy_(concat.direction)
-    same = rg.attend(rg.Attention(additive), decoder, encoder, encoder).weights.dense()[0, 0]
+    same = rg.Attention(additive)(decoder, encoder, encoder).weights.dense()[0, 0]
 assert torch.allclose(same, by_hand, atol=1e-6)
 
 

@@ -21,7 +21,7 @@ def by_hand(x, query, key, value, output, num_heads):
     def split(y):
         return y.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
-    seen = rg.attend(rg.Attention(), split(query(x)), split(key(x)), split(value(x)))
+    seen = rg.Attention()(split(query(x)), split(key(x)), split(value(x)))
     return output(seen.output.transpose(1, 2).flatten(2)), seen
 
 

@@ -21,7 +21,7 @@ torch.manual_seed(0)
 x, y = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 7, 8)
 plain, masked = rg.Attention(), rg.Attention(mask=rg.causal())
 for queries, keys, attention in ((x, x, plain), (x, x, masked), (x, y, plain)):
-    seen = rg.attend(attention, queries, keys, keys)
+    seen = attention(queries, keys, keys)
     theirs = F.scaled_dot_product_attention(queries, keys, keys, is_causal=attention is masked)
     assert torch.allclose(seen.output, theirs, atol=1e-6)
     print(f"{seen.weights!r}: {int((seen.weights.dense()[0, 0] > 0).sum())} weights above 0 a head")

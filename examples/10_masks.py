@@ -23,7 +23,7 @@ later_k[:, :, 6:], later_v[:, :, 6:] = torch.randn(2, 1, 4, 4, 16)
 changed = {}
 for name, mask in (("no mask", None), ("causal", rg.causal()), ("off by one", off_by_one)):
     attention = rg.Attention(mask=mask)
-    before, after = rg.attend(attention, q, k, v), rg.attend(attention, q, later_k, later_v)
+    before, after = attention(q, k, v), attention(q, later_k, later_v)
     changed[name] = (after.output - before.output).abs().amax((0, 1, 3))
     leaks = [finding.kind for finding in rg.mask_findings({"layer 0": before.weights}, causal=True)]
     print(f"{name:10}: outputs 0 to 5 change by {changed[name][:6].max():.2g}; rg.mask_findings says {leaks}")
@@ -39,7 +39,7 @@ scores = q @ k.mT / 4
 finite = (scores + torch.where(allowed, 0.0, -1e9)).softmax(-1)
 infinite = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
 q.requires_grad_()
-seen = rg.attend(rg.Attention(mask=rg.causal() & rg.padding(real)), q, k, v)
+seen = rg.Attention(mask=rg.causal() & rg.padding(real))(q, k, v)
 seen.output.sum().backward()
 print(f"row 0 is empty. -1e9: {finite[0, 0, 0].unique().tolist()} on all 10 keys; -inf: {infinite[0, 0, 0, 0]}")
 nothing = seen.output.detach()[0, 0, 0].abs().max(), q.grad[0, 0, 0].abs().max()
@@ -60,7 +60,7 @@ wrong_output, right_output = sdpa(q, k, v, attn_mask=wrong), sdpa(q, k, v, attn_
 errors = (wrong_output - right_output).abs().amax((2, 3))  # (texts, heads): right where both have the same number
 print(f"torch accepts both masks, and the outputs differ by {errors.max():.2f}")
 assert errors.max() > 0.5 and errors.diagonal().max() < 1e-6
-assert torch.allclose(rg.attend(rg.Attention(mask=rg.padding(lengths)), q, k, v).output, right_output, atol=1e-6)
+assert torch.allclose(rg.Attention(mask=rg.padding(lengths))(q, k, v).output, right_output, atol=1e-6)
 try:
     rg.mask_tensor(wrong)
     raise SystemExit("the wrong mask was accepted")

@@ -22,7 +22,7 @@ kinds = {"no positions": {}, "sinusoidal": {"position": rg.Sinusoidal()}, "RoPE"
 kinds |= {"ALiBi": {"bias": rg.ALiBi(2)}, "causal mask": {"mask": rg.causal()}}
 broken = {}
 for name, pieces in kinds.items():
-    of_permuted, plain = (rg.attend(rg.Attention(**pieces), y, y, y).output for y in (x[:, :, order], x))
+    of_permuted, plain = (rg.Attention(**pieces)(y, y, y).output for y in (x[:, :, order], x))
     broken[name] = float((of_permuted - plain[:, :, order]).abs().max())
     print(f"{name:12}: f(P x) and P f(x) differ by {broken[name]:.2g}")
     assert broken[name] < 1e-12 if name == "no positions" else broken[name] > 0.05

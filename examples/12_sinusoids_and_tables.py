@@ -62,7 +62,7 @@ normalized = [torch.nn.functional.normalize(table - table.mean(0), dim=1) for ta
 print(f"cosine of rows 1, 100 apart: noise {start_1:.2f}, {start_100:.2f}; MiniLM {learned_1:.2f}, {learned_100:.2f}")
 assert max(abs(start_1), abs(start_100)) < 0.05 and learned_1 > learned_100 + 0.2
 try:
-    rg.attend(rg.Attention(position=rg.LearnedPositions(512, 8)), *torch.randn(3, 1, 1, 513, 8))
+    rg.Attention(position=rg.LearnedPositions(512, 8))(*torch.randn(3, 1, 1, 513, 8))
 except rg.RegardError as error:
     print(error)
 figure, axes = plt.subplots(2, 2, figsize=(9, 6.6), layout="constrained")

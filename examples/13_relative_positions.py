@@ -23,7 +23,7 @@ positions = {"sinusoidal": rg.Sinusoidal(), "RoPE": rg.RoPE(16)}
 biases = {"ALiBi": rg.ALiBi(4), "T5": rg.T5Bias(4, bidirectional=False).double(), "Shaw": rg.ShawBias(16, 8).double()}
 for name in (*positions, *biases):
     attention = rg.Attention(mask=rg.causal(), position=positions.get(name), bias=biases.get(name, ()))
-    here, there = (rg.attend(attention, q, k, k, positions=p).weights.dense() for p in (None, shifted))
+    here, there = (attention(q, k, k, positions=p).weights.dense() for p in (None, shifted))
     change = float((here - there).abs().max())
     print(f"{name:10}: moved by 1,000 positions, weights change by {change:.1g}")
     assert change > 0.01 if name == "sinusoidal" else change < 1e-10

@@ -18,15 +18,15 @@ torch.manual_seed(0)
 # sum_j W dW), dQ = dS k / sqrt(D), dK = dS^T q / sqrt(D). Each engine and finite differences give the same gradients.
 q, k, v, grad_out = torch.randn(4, 1, 2, 6, 4, dtype=torch.float64)
 attention, inputs = rg.Attention(mask=rg.causal()), [t.clone().requires_grad_() for t in (q, k, v)]
-w = rg.attend(attention, q, k, v).weights.dense()
+w = attention(q, k, v).weights.dense()
 ds = w * (grad_out @ v.mT - (w * (grad_out @ v.mT)).sum(-1, keepdim=True)) / 2
 by_hand = ds @ k, ds.mT @ q, w.mT @ grad_out
 for engine in ("dense", "fused", "blocked"):
-    gradients = torch.autograd.grad(rg.attend(attention, *inputs, engine=engine).output, inputs, grad_out)
+    gradients = torch.autograd.grad(attention(*inputs, engine=engine).output, inputs, grad_out)
     worst = max(float((mine - hand).abs().max()) for mine, hand in zip(gradients, by_hand, strict=True))
     print(f"{engine:7}: gradients differ from those by hand by {worst:.1g}")
     assert worst < 1e-12
-    assert torch.autograd.gradcheck(lambda *x, e=engine: rg.attend(attention, *x, engine=e).output, inputs)
+    assert torch.autograd.gradcheck(lambda *x, e=engine: attention(*x, engine=e).output, inputs)
 
 
 # %%

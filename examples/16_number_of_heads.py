@@ -23,7 +23,7 @@ n, costs = 1024, {}
 for H in heads:
     module = rg.nn.MultiHeadAttention(512, H)
     q = torch.zeros(1, H, n, 512 // H)
-    cost = rg.explain(rg.Attention(), q, q, q, engine="dense").cost
+    cost = rg.plan(q, q, q, attention=rg.Attention(), engine="dense").cost
     costs[H] = sum(p.numel() for p in module.parameters()), cost.flops, cost.pairs * 4
     print(f"width 512, {H:2} heads: {costs[H][0]:,} parameters, {costs[H][1] / 1e9:.3f} billion operations on scores")
     print(f"    and values of {n:,} tokens, {costs[H][2] / 2**20:.0f} MiB of scores")

@@ -35,7 +35,7 @@ for name, attention in built.items():
     for n in lengths:
         run = partial(rg.attend, attention, *(qkv := torch.randn(3, 1, 4, n, 64)))
         took[name].append(1e3 * min(repeat(run, timer=process_time, repeat=2, number=1)))
-    cost, (_, quarter, _, whole) = rg.explain(attention, *qkv).cost, took[name]
+    cost, (_, quarter, _, whole) = rg.plan(*qkv, attention=attention).cost, took[name]
     print(f"{name:10} {cost.pairs / 4 / N**2:6.1%} of pairs, {cost.bytes / 2**20:4.1f} MiB, {whole:5.0f} ms,", end=" ")
     print(f"{whole / quarter:4.1f} x as long as at n = {N // 4:,}")
     assert whole > 10 * quarter if name == "full" else whole < min(8 * quarter, 0.7 * took["full"][-1])
@@ -46,9 +46,9 @@ for name, attention in built.items():
 # in common. Four times as many features halve the error of small scores. It cannot imitate large scores.
 for size in (0.5, 1.0, 2.0):
     q, k = size * torch.randn(2, 1, 4, 256, 32)
-    exact = rg.attend(rg.Attention(), q, k, k).weights.dense()
+    exact = rg.Attention()(q, k, k).weights.dense()
     drawn = [rg.mechanism("performer").build(width=32, num_features=m) for m in (16, 64, 256, 1024)]
-    off = [float((rg.attend(a, q, k, k).weights.dense() - exact).abs().sum(-1).mean()) / 2 for a in drawn]
+    off = [float((a(q, k, k).weights.dense() - exact).abs().sum(-1).mean()) / 2 for a in drawn]
     print(f"scores of deviation {size**2:4.2f}: {', '.join(f'{x:.3f}' for x in off)} with 16, 64, 256, 1,024 features")
     assert 0.35 < off[-1] / off[-2] < 0.65 if size == 0.5 else off[-1] > 0.3
 

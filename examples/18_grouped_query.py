@@ -24,8 +24,8 @@ attention = rg.Attention(mask=rg.causal())
 # Sharing needs no option: it follows from the number of key heads. It equals multi-head attention with repeated key
 # heads.
 q, k, v = torch.randn(1, HEADS, 64, WIDTH), *torch.randn(2, 1, 2, 64, WIDTH)
-repeated = rg.attend(attention, q, k.repeat_interleave(4, 1), v.repeat_interleave(4, 1)).output
-assert torch.allclose(rg.attend(attention, q, k, v).output, repeated, atol=1e-6)
+repeated = attention(q, k.repeat_interleave(4, 1), v.repeat_interleave(4, 1)).output
+assert torch.allclose(attention(q, k, v).output, repeated, atol=1e-6)
 
 # %%
 # The cache of one layer at 8,192 tokens, and the time of the next token. The cache gets smaller by exactly the number
@@ -33,12 +33,12 @@ assert torch.allclose(rg.attend(attention, q, k, v).output, repeated, atol=1e-6)
 mebibytes, took = {}, {}
 for groups in (8, 4, 2, 1):
     k, v = torch.randn(2, 1, groups, LENGTH, WIDTH)
-    cache, clock = rg.attend(attention, q[:, :, :1], k, v, cache=rg.GrowingCache()).cache, []
+    cache, clock = attention(q[:, :, :1], k, v, cache=rg.GrowingCache()).cache, []
     mebibytes[groups] = (cache.store.key.nbytes + cache.store.value.nbytes) / 2**20
     for _ in range(20):
         start = time.process_time()
         with torch.no_grad():  # then the cache grows in place
-            cache = rg.attend(attention, q[:, :, :1], k[:, :, :1], v[:, :, :1], cache=cache).cache
+            cache = attention(q[:, :, :1], k[:, :, :1], v[:, :, :1], cache=cache).cache
         clock.append(time.process_time() - start)
     took[groups] = 1e3 * min(clock)
     print(f"{groups} key heads: cache {mebibytes[groups]:4.1f} MiB, one more token {took[groups]:.2f} ms")

@@ -22,7 +22,7 @@ HEADS, WIDTH, MIB = 8, 64, 2**20
 functions = {
     "formula": lambda q, k, v: torch.softmax(q @ k.mT / WIDTH**0.5, -1) @ v,
     "SDPA": torch.nn.functional.scaled_dot_product_attention,
-    "attend": lambda q, k, v: rg.attend(rg.Attention(), q, k, v).output,
+    "attend": lambda q, k, v: rg.Attention()(q, k, v).output,
 }
 
 # %%
@@ -34,7 +34,7 @@ for name, function in functions.items():
     off = [float((a - b).abs().max()) for a, b in zip(results[name], results["formula"], strict=True)]
     print(f"{name:7} differs from the formula by {off[0]:.1e}, its gradients by {off[1]:.1e}")
     assert max(off) < 1e-5
-assert rg.explain(rg.Attention(), *inputs).engine in ("kernel", "fused")
+assert rg.plan(*inputs, attention=rg.Attention()).engine in ("kernel", "fused")
 
 # %%
 # The matrix, and its replacement: besides q, k, v and the output, flash stores one number for each row.
@@ -68,7 +68,7 @@ assert faster[4096] > 1.2
 # %%
 # You can still read a row of the matrix that was never stored: one of 32,768, which would take 4 GiB a head.
 q, k, v = torch.randn(3, 1, 1, 32_768, 16)
-row = rg.attend(rg.Attention(), q, k, v).weights[0, 0, 20_000]
+row = rg.Attention()(q, k, v).weights[0, 0, 20_000]
 assert torch.allclose(row, torch.softmax(k[0, 0] @ q[0, 0, 20_000] / 4, -1), atol=1e-6)
 print(f"row 20,000 of 32,768: its sum is {row.sum():.6f}, its largest weight {row.max():.4f}")
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")

@@ -37,7 +37,7 @@ class Layer(torch.nn.Module):
     def forward(self, keys, values):
         self.inputs = self.qkv(x := self.key(keys) + self.value(values))[:, None].chunk(3, -1)
         tensors = {"beta": self.beta(x).sigmoid().mT} if self.attention is DELTA else {}
-        self.seen = rg.attend(self.attention, *self.inputs, **tensors)
+        self.seen = self.attention(*self.inputs, **tensors)
         return self.answer(self.seen.output[:, 0, WRITES:])
 
 

@@ -46,7 +46,7 @@ queries, keys = nn.Linear(384, heads + heads * width), nn.Linear(384, width)
 
 def index_map(texts):
     query, key = queries(hidden[texts])[:, None], keys(hidden[texts])[:, None]
-    return rg.attend(rg.Attention(IndexScore()), query, key, key[..., :1]).weights
+    return rg.Attention(IndexScore())(query, key, key[..., :1]).weights
 
 
 @torch.no_grad()

@@ -111,7 +111,7 @@ def _code(node: ast.AST, within: str = "") -> Iterator[tuple[str, ast.AST]]:
         return
     if isinstance(node, ast.keyword) and node.arg == "strict":
         return
-    if isinstance(node, ast.FunctionDef) and node.name in ("__repr__", "__str__", "check", "explain", "refusal"):
+    if isinstance(node, ast.FunctionDef) and node.name in ("__repr__", "__str__", "check", "refusal"):
         return
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         within = f"{within}.{node.name}".lstrip(".")

@@ -85,7 +85,7 @@ def plan_structure(plan: Any) -> Record:
 def explained(attention: rg.Attention, inputs: tuple[Tensor, ...], engine: str, **options: Any) -> Record:
     """The plan of a call, or that the engine refuses it."""
     try:
-        return plan_structure(rg.explain(attention, *inputs, engine=engine, **options))
+        return plan_structure(rg.plan(*inputs, attention=attention, engine=engine, **options))
     except rg.RegardError:
         return {"refused": True}
 
@@ -95,7 +95,7 @@ def attended(attention: rg.Attention, inputs: tuple[Tensor, ...], engine: str) -
     leaves = [t.detach().clone().requires_grad_() for t in inputs]
     wanted = [*leaves, *(p for p in attention.parameters() if p.requires_grad)]
     try:
-        result = rg.attend(attention, *leaves, engine=engine)
+        result = attention(*leaves, engine=engine)
     except rg.RegardError:
         return {"refused": True}
     direction = torch.randn(result.output.shape, generator=torch.Generator().manual_seed(1)).to(result.output.dtype)
@@ -168,7 +168,7 @@ def decoding_cases(name: str, mechanism: rg.Mechanism) -> Iterator[tuple[str, Re
                 inputs = tuple(t[:, :, step] for t in (query, key, value))
                 plans.append(explained(attention, inputs, "auto", cache=cache))
                 with torch.no_grad():
-                    result = rg.attend(attention, *inputs, cache=cache)
+                    result = attention(*inputs, cache=cache)
                 outputs.append(digest(result.output))
                 cache = result.cache
         except rg.RegardError:

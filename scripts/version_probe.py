@@ -19,7 +19,7 @@ def attend() -> bool:
     expected, grad = scores.softmax(-1) @ value, torch.randn(2, 4, 7, 4, dtype=torch.float64)
     theirs = torch.autograd.grad(expected, inputs, grad)
     for engine in ("fused", "blocked"):
-        output = rg.attend(rg.Attention(mask=rg.causal()), *inputs, engine=engine).output
+        output = rg.Attention(mask=rg.causal())(*inputs, engine=engine).output
         ours = torch.autograd.grad(output, inputs, grad)
         if not all(torch.allclose(a, b) for a, b in zip((output, *ours), (expected, *theirs), strict=True)):
             return False
@@ -33,7 +33,7 @@ def flex() -> bool:
     import regard as rg
 
     inputs = [torch.randn(1, 2, 9, 16) for _ in range(3)]
-    outputs = [rg.attend(rg.Attention(mask=rg.causal()), *inputs, engine=name).output for name in ("flex", "dense")]
+    outputs = [rg.Attention(mask=rg.causal())(*inputs, engine=name).output for name in ("flex", "dense")]
     return torch.allclose(*outputs, atol=1e-5)
 
 

@@ -52,7 +52,7 @@ def test_other_mechanisms_compute_without_float64_and_wait_for_nothing(name):
     """As on Apple's GPUs, which have no float64."""
     attention, *tensors, of_call = other_problem(name)
     with no_float64(), waits() as counted:
-        seen = rg.attend(attention, *(x.requires_grad_() for x in tensors), **of_call)
+        seen = attention(*(x.requires_grad_() for x in tensors), **of_call)
         seen.output.sum().backward()
         seen.weights.dense()
     assert counted == [] or name in CHOOSING
@@ -77,7 +77,8 @@ LOOKS = {
 @every_mechanism
 @torch.no_grad()
 def test_a_look_stays_in_its_budget(name):
-    seen, found = rg.attend(*problem(name)), {}
+    attention, *inputs = problem(name)
+    seen, found = attention(*inputs), {}
     for look, (run, allowed) in LOOKS.items():
         with waits() as counted:
             run(seen.weights)
@@ -90,7 +91,7 @@ def test_a_look_stays_in_its_budget(name):
 @torch.no_grad()
 def test_a_look_at_another_mechanism_stays_in_its_budget(name):
     attention, *tensors, of_call = other_problem(name)
-    weights, found = rg.attend(attention, *tensors, **of_call).weights, {}
+    weights, found = attention(*tensors, **of_call).weights, {}
     shares = weights if weights.has_shares else weights.shares()  # of some composites the host reads it, once
     for look, (run, allowed) in LOOKS.items():
         reads_weights = look in ("a row", "a tile", "keys from a list", "queries from a list")
@@ -111,7 +112,7 @@ def test_a_decoding_step_waits_for_nothing(name):
     for cache in (rg.GrowingCache(), rg.RingCache(size=q.shape[2], sinks=1)):
         with waits() as counted:
             for step in (slice(0, 4), slice(4, 5), slice(5, 6)):
-                cache = rg.attend(attention, q[:, :, step], k[:, :, step], v[:, :, step], cache=cache).cache
+                cache = attention(q[:, :, step], k[:, :, step], v[:, :, step], cache=cache).cache
         assert counted == []
 
 
@@ -139,7 +140,7 @@ def test_a_mask_is_read_at_most_once(mask, engine):
     inputs = [x.requires_grad_() for x in tensors]
     make, allowed = MASKS[mask]
     with waits() as counted:
-        rg.attend(attention.with_mask(make()), *inputs, engine=engine).output.sum().backward()
+        attention.with_mask(make())(*inputs, engine=engine).output.sum().backward()
     assert len(counted) <= allowed, counted
 
 
@@ -147,7 +148,7 @@ def test_a_mask_is_read_at_most_once(mask, engine):
 def test_a_check_for_finite_numbers_asks_once_for_each_input():
     attention, *tensors = problem("multi_head")
     with waits() as counted:
-        rg.attend(attention, *tensors, check=True)
+        attention(*tensors, check=True)
     assert len(counted) == 3
 
 

@@ -58,7 +58,7 @@ def gradients(engine: str, example, of_call) -> list[Tensor | None] | None:
 @torch.no_grad()
 def test_every_engine_gives_the_values_of_the_cpu(name, dtype):
     (here, of_call), (there, moved_tensors) = examples(name, dtype)
-    expected = rg.attend(*here, **of_call)
+    expected = here[0](*here[1:], **of_call)
     ran = 0
     for engine in engines(name):
         seen = runs(engine, *there, tensors=moved_tensors)
@@ -86,7 +86,7 @@ def test_gradients_are_those_of_the_cpu(name, dtype):
 @every_mechanism
 @torch.no_grad()
 def test_rows_tiles_and_folds_are_those_of_the_cpu(name, dtype):
-    here, there = (rg.attend(*example, **of_call).weights for example, of_call in examples(name, dtype))
+    here, there = (example[0](*example[1:], **of_call).weights for example, of_call in examples(name, dtype))
     close(there.dense(), here.dense())
     J = here.shape[3]
     close(there[1, -1, 2], here[1, -1, 2])
@@ -123,7 +123,7 @@ def decoded(example, of_call, cache, is_plain: bool) -> Tensor:
         part = {
             name: x.narrow(x.shape.index(length), step.start, step.stop - step.start) for name, x in of_call.items()
         }
-        seen = rg.attend(attention, *(x[:, :, step] for x in tensors), cache=cache, **part)
+        seen = attention(*(x[:, :, step] for x in tensors), cache=cache, **part)
         cache = seen.cache
         outputs.append(seen.output)
     return torch.cat(outputs, 2)
@@ -131,7 +131,7 @@ def decoded(example, of_call, cache, is_plain: bool) -> Tensor:
 
 @every_mechanism
 def test_explain_says_of_the_device_what_it_says_of_the_cpu(name, dtype):
-    plans = [rg.explain(*example, **of_call) for example, of_call in examples(name, dtype)]
+    plans = [rg.plan(*example[1:], attention=example[0], **of_call) for example, of_call in examples(name, dtype)]
     assert type(plans[0]) is type(plans[1]) and all(map(str, plans))
 
 
@@ -151,9 +151,9 @@ def test_explain_says_of_the_device_what_it_says_of_the_cpu(name, dtype):
 @torch.no_grad()
 def test_masks_made_on_the_host_serve_the_device(mask, dtype):
     attention, q, k, v = mechanisms()["multi_head"].example(dtype=dtype)
-    expected = rg.attend(attention.with_mask(mask), q, k, v)
+    expected = attention.with_mask(mask)(q, k, v)
     for engine in ("dense", "fused", "blocked"):
-        seen = rg.attend(attention.with_mask(mask), *moved((q, k, v)), engine=engine)
+        seen = attention.with_mask(mask)(*moved((q, k, v)), engine=engine)
         close(seen.output, expected.output)
     close(seen.weights.dense(), expected.weights.dense())
     close(seen.weights.entropy(), expected.weights.entropy())
@@ -165,7 +165,7 @@ def test_dropout_drops_what_it_drops_on_the_cpu(dtype):
     outputs = []
     for given in (tensors, moved(tuple(tensors))):
         torch.manual_seed(3)
-        outputs.append(rg.attend(dropping, *given).output)
+        outputs.append(dropping(*given).output)
     close(outputs[1], outputs[0])
 
 
@@ -184,7 +184,7 @@ def test_a_table_that_is_too_short_is_refused_before_the_device_reads_it():
     learned = moved(rg.LearnedPositions(4, 8))
     x = torch.randn(1, 2, 6, 8, device=DEVICE)
     with pytest.raises(rg.RegardError, match="has positions 0 to 3, this call needs 0 to 5"):
-        rg.attend(rg.Attention(position=learned), x, x, x)
+        rg.Attention(position=learned)(x, x, x)
     embedding = moved(rg.nn.Embedding(9, 8, rg.LearnedPositions(4, 8)))
     with pytest.raises(rg.RegardError, match="has positions 0 to 3, this call needs 3 to 4"):
         embedding(torch.ones(1, 2, dtype=torch.int64, device=DEVICE), start=3)
@@ -196,4 +196,4 @@ def test_the_device_mixes_with_no_other():
         x + torch.ones(3)
     assert on_host(x + torch.tensor(2.0)).tolist() == [3.0, 3.0, 3.0]
     with pytest.raises(rg.RegardError, match="one device"):
-        rg.attend(rg.Attention(), torch.randn(1, 1, 3, 4, device=DEVICE), *torch.randn(2, 1, 1, 3, 4))
+        rg.Attention()(torch.randn(1, 1, 3, 4, device=DEVICE), *torch.randn(2, 1, 1, 3, 4))

@@ -340,7 +340,7 @@ def with_a_sink(q, k, v):
 
 
 def with_a_regard_mask(q, k, v, mask=None):
-    return rg.attend(rg.Attention() if mask is None else rg.Attention(mask=mask), q, k, v).output
+    return (rg.Attention() if mask is None else rg.Attention(mask=mask))(q, k, v).output
 
 
 class JointMatrix(nn.Module):

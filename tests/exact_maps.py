@@ -14,4 +14,4 @@ def exact(rows, mask=None):
     n = rows.shape[-1]
     identity = torch.eye(n, dtype=torch.float64).expand(1, len(rows), n, n)
     attention = rg.Attention(score=rg.Dot(scale=1.0), mask=mask)
-    return rg.attend(attention, rows.clamp_min(1e-30).log()[None], identity, identity).weights
+    return attention(rows.clamp_min(1e-30).log()[None], identity, identity).weights

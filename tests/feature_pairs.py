@@ -273,7 +273,7 @@ def selection_and_mask(rng: Draw) -> None:
     q, k, v = randn(1, 4, n, 8), randn(1, 2, n, 8), randn(1, 2, n, 8)
     own = index_tensors(selection, n)
     attention = rg.Attention(mask=mask, selection=selection)
-    seen = rg.attend(attention, q, k, v, **own)
+    seen = attention(q, k, v, **own)
     weights = seen.weights.dense()
     chosen = weights > 0
     assert not (chosen & ~allowed).any(), "a hidden pair has a weight"
@@ -288,7 +288,7 @@ def selection_and_mask(rng: Draw) -> None:
         x[:, :, hidden] = randn(*x[:, :, hidden].shape) * 3
     if "index_key" in own:
         own = own | {"index_key": changed[2]}
-    again = rg.attend(attention, q, changed[0], changed[1], **own)
+    again = attention(q, changed[0], changed[1], **own)
     torch.testing.assert_close(again.output[:, :, row], seen.output[:, :, row], **CLOSE)
 
 
@@ -309,13 +309,13 @@ def mechanism_and_hidden_keys(rng: Draw) -> None:
     else:
         return
     try:
-        seen = rg.attend(attention, q, k, v, **own)
+        seen = attention(q, k, v, **own)
     except rg.RegardError:
         return
     changed = k.clone(), v.clone()
     for x in changed:
         x[:, :, hidden] = randn(*x[:, :, hidden].shape) * 3
-    again = rg.attend(attention, q, *changed, **own)
+    again = attention(q, *changed, **own)
     torch.testing.assert_close(again.output, seen.output, **CLOSE)
     assert not seen.weights.dense()[..., hidden].any(), "a hidden key has a weight"
 
@@ -334,10 +334,10 @@ def mechanism_and_cache(rng: Draw) -> None:
     make = rng.choice([rg.GrowingCache, lambda: rg.RingCache(size)])
     size = rng.randint(1, n)
     try:
-        whole = rg.attend(attention, q, k, v, cache=make()).output
+        whole = attention(q, k, v, cache=make()).output
         state, parts = make(), []
         for start, stop in cuts(rng, n):
-            seen = rg.attend(attention, q[:, :, start:stop], k[:, :, start:stop], v[:, :, start:stop], cache=state)
+            seen = attention(q[:, :, start:stop], k[:, :, start:stop], v[:, :, start:stop], cache=state)
             state = seen.cache
             parts.append(seen.output)
     except rg.RegardError:
@@ -348,7 +348,7 @@ def mechanism_and_cache(rng: Draw) -> None:
 
 def is_causal(attention: object, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether no query attends to a later key, by its weights."""
-    return not rg.attend(attention, q, k, v).weights.dense().triu(1).any()
+    return not attention(q, k, v).weights.dense().triu(1).any()
 
 
 @pair
@@ -364,12 +364,12 @@ def differentiable_and_everything(rng: Draw) -> None:
         ends = []
         for sign in (1, -1):
             moved = (x + sign * STEP * step for x, step in zip((q, k), steps, strict=True))
-            ends.append(formula(rg.attend(attention, *moved, v, **own).weights.dense()))
+            ends.append(formula(attention(*moved, v, **own).weights.dense()))
         toward = randn(*ends[0].shape)
         difference = ((ends[0] - ends[1]) / (2 * STEP) * toward).sum()
     q, k = q.requires_grad_(), k.requires_grad_()
     with rg.differentiable():
-        weights = rg.attend(attention, q, k, v, **own).weights
+        weights = attention(q, k, v, **own).weights
     try:
         number = (read(weights) * toward).sum()
     except rg.RegardError:  # statistics of signed weights, or a map without gradients

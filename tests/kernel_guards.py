@@ -123,7 +123,7 @@ def results(pieces, sizes, dtype, transposed):
     leaves = [t.requires_grad_() for t in tensors]
     engine = "linear" if isinstance(mechanism.score, rg.KernelScore) else "kernel"
     engine = engine if mechanism.transition is None else "recurrent"
-    output = rg.attend(mechanism, *leaves, engine=engine).output
+    output = mechanism(*leaves, engine=engine).output
     gradients = torch.autograd.grad(output, [*leaves, *mechanism.parameters()], along)
     return output, *gradients, *(statistics_of(mechanism, leaves) if engine == "kernel" else ())
 
@@ -131,7 +131,7 @@ def results(pieces, sizes, dtype, transposed):
 @torch.no_grad()
 def statistics_of(mechanism, tensors):
     """The states of every fold that the kernels compute."""
-    weights = rg.attend(mechanism, *tensors, engine="blocked").weights
+    weights = mechanism(*tensors, engine="blocked").weights
     B, H, I, J = weights.shape
     numbers, few = torch.linspace(0, 1, B * H * J).view(B, H, J), min(I, J, 3)
     folds = (

@@ -20,12 +20,12 @@ def of_mechanism(name, dtype=None):
         attention = attention.to(dtype)
         inputs = [x.to(dtype) for x in inputs]
         tensors = {key: x.to(dtype) if x.is_floating_point() else x for key, x in tensors.items()}
-    return rg.attend(attention, *inputs, **tensors).weights
+    return attention(*inputs, **tensors).weights
 
 
 def plain(I=9, J=11, mask=None, dtype=None, batch=2, heads=3):
     q, k = torch.randn(batch, heads, I, 4, dtype=dtype), torch.randn(batch, heads, J, 4, dtype=dtype)
-    return rg.attend(rg.Attention(mask=rg.causal() if mask is None else mask), q, k, k).weights
+    return rg.Attention(mask=rg.causal() if mask is None else mask)(q, k, k).weights
 
 
 def signed():
@@ -41,7 +41,7 @@ def negative():
 def steps():
     q, k = torch.randn(2, 2, 3, 5, 4)
     attention = rg.Attention(mask=rg.causal(), normalizer=rg.Sigmoid())
-    return joined([rg.attend(attention, q[:, :, i : i + 1], *[k[:, :, : i + 1]] * 2).weights for i in range(5)])
+    return joined([attention(q[:, :, i : i + 1], *[k[:, :, : i + 1]] * 2).weights for i in range(5)])
 
 
 #: Maps that are made of others, and lengths and masks at the ends of what is possible.

@@ -26,7 +26,7 @@ def maps_of(length, heads=3, layers=2, keys=None, mask=None, width=8):
     for layer in range(layers):
         q = torch.randn(1, heads, length, width) * 2
         k, v = (torch.randn(1, heads, keys or length, width) for _ in range(2))
-        found[f"layer.{layer}"] = rg.attend(rg.Attention(mask=mask), q, k, v).weights
+        found[f"layer.{layer}"] = rg.Attention(mask=mask)(q, k, v).weights
     return found
 
 

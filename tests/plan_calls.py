@@ -24,7 +24,7 @@ def inputs(*sizes, heads=2, grad=False, **options):
 
 def results(attention, tensors, engine="auto", **options):
     """Output, gradients and weights of one call."""
-    seen = rg.attend(attention, *tensors, engine=engine, **options)
+    seen = attention(*tensors, engine=engine, **options)
     found = [seen.output, seen.weights.dense(), *seen.weights.row_statistic]
     learned = [t for t in (*tensors, *attention.parameters()) if t.requires_grad]
     if learned and torch.is_grad_enabled():

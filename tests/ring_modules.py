@@ -44,14 +44,14 @@ def what_a_share_cannot_know_is_refused_in_modules():
     x, ring = some(1, 6, 8), rg.Ring()
     module = rg.nn.MultiHeadAttention(8, 2, is_causal=True).double()
     with ring.as_default():
-        assert rg.explain(rg.Attention(), *[some(1, 2, 6, 4)] * 3).ranks == dist.get_world_size()
+        assert rg.plan(*[some(1, 2, 6, 4)] * 3, attention=rg.Attention()).ranks == dist.get_world_size()
         raises(["start=3", "Omit start"], lambda: module(x, start=3))
         raises(["ring cannot decode"], lambda: module.advance(x, module.keys(x)))
         raises(["Sinusoidal", "ring.share"], lambda: rg.nn.PositionalEncoding(8)(x))
         with rg.Ring(layout="zigzag").as_default():
             assert rg.Ring.default().layout == "zigzag"
         assert rg.Ring.default() is ring
-        assert rg.attend(rg.Attention(), *[some(1, 2, 6, 4)] * 3, engine="dense").output.shape[2] == 6
+        assert rg.Attention()(*[some(1, 2, 6, 4)] * 3, engine="dense").output.shape[2] == 6
     assert rg.Ring.default() is None
 
 

@@ -20,7 +20,7 @@ def a_rank_that_differs_is_named():
     x = some(1, 2, 6, 4)
 
     def call(attention, *inputs, ring=None):
-        return lambda: rg.attend(attention, *inputs, engine=ring or rg.Ring())
+        return lambda: attention(*inputs, engine=ring or rg.Ring())
 
     plain, who = rg.Attention(), f"rank {last}"
     if dist.get_world_size() > 2:
@@ -79,10 +79,8 @@ def told_apart(make):
     x = some(1, 2, 6, 4)
     last = dist.get_world_size() - 1
     number = int(dist.get_rank() == last)
-    raises(
-        ["attend: the ranks differ in the", f"on rank {last}"], lambda: rg.attend(make(number), x, x, x, engine="ring")
-    )
-    rg.attend(make(0), x, x, x, engine="ring")
+    raises(["attend: the ranks differ in the", f"on rank {last}"], lambda: make(number)(x, x, x, engine="ring"))
+    make(0)(x, x, x, engine="ring")
 
 
 @case
@@ -124,11 +122,11 @@ def learned_values_are_compared_once():
     hashed, digest = [], digests.tensor_digest
     digests.tensor_digest = lambda t: hashed.append(t) or digest(t)
     try:
-        rg.attend(attention, x, x, x, engine="ring")
+        attention(x, x, x, engine="ring")
         assert len(hashed) == 2
         with torch.no_grad():
             next(attention.parameters()).add_(1)
-        rg.attend(attention, x, x, x, engine="ring")
+        attention(x, x, x, engine="ring")
         assert len(hashed) == 2
     finally:
         digests.tensor_digest = digest
@@ -139,7 +137,7 @@ def looking_is_compared():
     """Ranks that ask for different weights, statistics or in another order are told who asks for what."""
     rank, W = dist.get_rank(), dist.get_world_size()
     own = [some(1, 2, 6, 4, seed=10 * n + rank) for n in range(3)]
-    one, other = (rg.attend(rg.Attention(mask=mask), *own, engine="ring").weights for mask in (None, rg.causal()))
+    one, other = (rg.Attention(mask=mask)(*own, engine="ring").weights for mask in (None, rg.causal()))
     raises(["weights: the ranks differ in the look", "head 0", "head 1", "on rank"], lambda: one[0, rank % 2, 3])
     raises(["query 3", "query 2", "on rank 0"], lambda: one[0, 0, 2 + (rank > 0)])
     raises(["query 0-2", "query 0-3"], lambda: one.tile(rows=range(3 + (rank > 0))))
@@ -147,9 +145,7 @@ def looking_is_compared():
     raises(["MassOn("], lambda: one.mass([rank]))
     raises(["weights of", "statistics"], lambda: one.entropy() if rank else one[0, 0, 3])
     raises(["map", "that of attend number"], lambda: (other if rank else one).entropy())
-    raises(
-        ["operation", "weights", "attend"], lambda: rg.attend(rg.Attention(), *own, engine="ring") if rank else one[0]
-    )
+    raises(["operation", "weights", "attend"], lambda: rg.Attention()(*own, engine="ring") if rank else one[0])
     words = ["refused its share", "out of range"] if rank else ["out of range"]
     raises(words, lambda: one[0, 0, 3 if rank else 99])
     words = ["refused its share", "has 4 axes"] if rank else ["has 4 axes"]
@@ -165,7 +161,7 @@ def looking_is_compared():
 def backward_is_compared():
     """Gradients of two calls that one rank asks for in the other order."""
     own = [some(1, 2, 6, 4, seed=n).requires_grad_() for n in range(3)]
-    calls = [rg.attend(rg.Attention(), *own, engine="ring").output.sum() for _ in range(2)]
+    calls = [rg.Attention()(*own, engine="ring").output.sum() for _ in range(2)]
     raises(["backward: the ranks differ in the attend"], lambda: calls[int(dist.get_rank() == 0)].backward())
 
 
@@ -186,7 +182,7 @@ def a_group_of_devices_shakes_hands_on_the_host():
             lambda: exchange.Exchange(devices).agree("attend", {"mask": str(dist.get_rank() > 0)}),
         )
         x = some(1, 2, 6, 4)
-        raises(["sends only tensors of cuda"], lambda: rg.attend(rg.Attention(), x, x, x, engine=rg.Ring(devices)))
+        raises(["sends only tensors of cuda"], lambda: rg.Attention()(x, x, x, engine=rg.Ring(devices)))
     finally:
         exchange._backends, dist.all_gather = backends, door
     assert numbers == [1, 2] and len({id(group) for group, _ in used}) == 1
@@ -198,5 +194,5 @@ def a_device_that_the_group_cannot_carry():
     x = some(1, 2, 6, 4).to("meta")
     raises(
         ["the tensors are on meta", "gloo", "sends only tensors of cpu"],
-        lambda: rg.attend(rg.Attention(), x, x, x, engine="ring"),
+        lambda: rg.Attention()(x, x, x, engine="ring"),
     )

@@ -19,14 +19,14 @@ def check_call(attention, inputs, tensors, ring, share=None):
     attention.zero_grad()
     one = [t.clone().requires_grad_() for t in inputs]
     of_one = {name: t.clone().requires_grad_(t.is_floating_point()) for name, t in tensors.items()}
-    whole = rg.attend(attention, *one, **of_one)
+    whole = attention(*one, **of_one)
     up = some(*whole.output.shape, seed=7)
     whole.output.backward(up)
     slopes = [p.grad for p in attention.parameters()]
     attention.zero_grad()
     own = [laid(share(t), number) for number, t in enumerate(inputs)]
     of_own = {name: share(t).requires_grad_(t.is_floating_point()) for name, t in tensors.items()}
-    seen = rg.attend(attention, *own, **of_own, engine=ring)
+    seen = attention(*own, **of_own, engine=ring)
     seen.output.backward(share(up))
     torch.testing.assert_close(seen.output, share(whole.output), **CLOSE)
     for mine, theirs in zip((*own, *of_own.values()), (*one, *of_one.values()), strict=True):
@@ -79,8 +79,8 @@ def sums_over_keys_reach_over_ranks():
     check_call(attention, [x] * 3, {"log_forget": gates(sum(lengths))}, rg.Ring(), lambda t: cut(t, lengths))
     ring, shared = rg.Ring(), gates(sum(lengths), heads=1)
     own = [cut(x, lengths)] * 3
-    seen = rg.attend(attention, *own, log_forget=cut(shared, lengths), engine=ring).output
-    torch.testing.assert_close(seen, cut(rg.attend(attention, x, x, x, log_forget=shared).output, lengths), **CLOSE)
+    seen = attention(*own, log_forget=cut(shared, lengths), engine=ring).output
+    torch.testing.assert_close(seen, cut(attention(x, x, x, log_forget=shared).output, lengths), **CLOSE)
 
 
 @case
@@ -94,7 +94,7 @@ def coordinates_stay_with_their_tokens():
     q, k = cut(inputs[0], [n // dist.get_world_size()] * dist.get_world_size()), inputs[1]
     raises(
         ["AxialRoPE needs the queries and keys of the same tokens"],
-        lambda: rg.attend(attention, q, k, k, coordinates=places, engine="ring"),
+        lambda: attention(q, k, k, coordinates=places, engine="ring"),
     )
 
 
@@ -113,9 +113,9 @@ def each_rank_chooses_the_keys_of_its_queries():
         mask = rg.causal() if size == 1 else rg.causal() & rg.documents([6, 9])  # blocks begin anew at 6
         attention = rg.Attention(position=rg.RoPE(6), mask=mask, selection=selection)
         one, own = [t.clone().requires_grad_() for t in inputs], [ring.share(t).requires_grad_() for t in inputs]
-        whole = rg.attend(attention, *one, **given)
+        whole = attention(*one, **given)
         shared = {name: ring.share(t, axis=places[name]) for name, t in given.items()}
-        seen = rg.attend(attention, *own, **shared, engine=ring)
+        seen = attention(*own, **shared, engine=ring)
         up = some(*whole.output.shape, seed=7)
         whole.output.backward(up)
         seen.output.backward(ring.share(up))
@@ -158,42 +158,36 @@ def ranks_that_differ_are_told():
     rates = [torch.full((2,), -0.1 - n / 2) for n in (0, 1)]
     raises(
         ["differ in the contents of the transition"],
-        lambda: rg.attend(rg.Attention(transition=rg.Decay(rates[last])), x, x, x, engine="ring"),
+        lambda: rg.Attention(transition=rg.Decay(rates[last]))(x, x, x, engine="ring"),
     )
     raises(
         ["differ in the pieces", "Delta"],
-        lambda: rg.attend(
-            rg.Attention(transition=rg.Delta(unit=not last)), x, x, x, beta=torch.ones(1, 2, 6), engine="ring"
-        ),
+        lambda: rg.Attention(transition=rg.Delta(unit=not last))(x, x, x, beta=torch.ones(1, 2, 6), engine="ring"),
     )
     level = rg.Attention(bias=PerHead(), mask=rg.causal())
     raises(
         ["differ in the contents of the tensor level"],
-        lambda: rg.attend(level, x, x, x, level=torch.full((2,), float(last)), engine="ring"),
+        lambda: level(x, x, x, level=torch.full((2,), float(last)), engine="ring"),
     )
     forgets = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
     for given in (gates(6)[:1, :2].to(torch.float32 if last else torch.float64), gates(6)[:1, :2].requires_grad_(last)):
-        raises(["the ranks differ in the"], lambda g=given: rg.attend(forgets, x, x, x, log_forget=g, engine="ring"))
-    raises(
-        ["log_forget"], lambda: rg.attend(forgets, x, x, x, **({} if last else {"log_forget": gates(6)}), engine="ring")
-    )
+        raises(["the ranks differ in the"], lambda g=given: forgets(x, x, x, log_forget=g, engine="ring"))
+    raises(["log_forget"], lambda: forgets(x, x, x, **({} if last else {"log_forget": gates(6)}), engine="ring"))
     raises(
         ["compares queries with all keys"],
-        lambda: rg.attend(rg.Attention(selection=rg.BlockMeans(2, 2)), x, x, x, engine="ring"),
+        lambda: rg.Attention(selection=rg.BlockMeans(2, 2))(x, x, x, engine="ring"),
     )
     raises(
         ["ReadsKeys reads keys"],
-        lambda: rg.attend(
-            rg.Attention(bias=ReadsKeys(), mask=rg.causal()), x, x, x, log_forget=gates(6)[:1, :2], engine="ring"
-        ),
+        lambda: rg.Attention(bias=ReadsKeys(), mask=rg.causal())(x, x, x, log_forget=gates(6)[:1, :2], engine="ring"),
     )
     raises(
         ["same tokens on each rank"],
-        lambda: rg.attend(rg.Attention(transition=rg.Decay(-0.1)), x[:, :, :3], x, x, engine="ring"),
+        lambda: rg.Attention(transition=rg.Decay(-0.1))(x[:, :, :3], x, x, engine="ring"),
     )
     raises(
         ["no cost model of a transition"],
-        lambda: rg.explain(rg.Attention(transition=rg.Decay(-0.1)), x, x, x, engine="ring"),
+        lambda: rg.plan(x, x, x, attention=rg.Attention(transition=rg.Decay(-0.1)), engine="ring"),
     )
 
 
@@ -201,6 +195,6 @@ def ranks_that_differ_are_told():
 def a_map_of_a_transition_is_read_by_all():
     ring, own = rg.Ring(), [rg.Ring().share(some(1, 2, 12, 4, seed=n)) for n in range(3)]
     with torch.no_grad():
-        weights = rg.attend(rg.Attention(transition=rg.Decay(-0.1)), *own, engine=ring).weights
+        weights = rg.Attention(transition=rg.Decay(-0.1))(*own, engine=ring).weights
         own[1].add_(1)
     raises(["changed in place"], lambda: weights[0, 0, 3])

@@ -68,14 +68,14 @@ def check(attention, q, k, v, ring, share_q=None, share_k=None, **options):
     attention.zero_grad()
     one = [t.clone().requires_grad_() for t in (q, k, v)]
     with torch.no_grad():
-        expected = rg.attend(attention, q, k, v, engine="reference", **options).output
+        expected = attention(q, k, v, engine="reference", **options).output
     up = some(*expected.shape, seed=7).to(expected.dtype)
-    rg.attend(attention, *one, engine="dense", **options).output.backward(up)
+    attention(*one, engine="dense", **options).output.backward(up)
     slopes = [p.grad for p in attention.parameters()]
     attention.zero_grad()
     shares = zip((q, k, v), (share_q, share_k, share_k), strict=True)
     own = [laid(share(t), number) for number, (t, share) in enumerate(shares)]
-    seen = rg.attend(attention, *own, engine=ring, **options)
+    seen = attention(*own, engine=ring, **options)
     seen.output.backward(laid(share_q(up), 3).detach())
     torch.testing.assert_close(seen.output, share_q(expected), **CLOSE)
     for mine, whole, share in zip(own, one, (share_q, share_k, share_k), strict=True):
@@ -127,13 +127,13 @@ def check_in(dtype, relative, attention, q, k, v, ring, share_q=None, share_k=No
     attention.zero_grad()
     one = [t.double().clone().requires_grad_() for t in inputs]
     torch.manual_seed(3)  # of dropout
-    expected = rg.attend(exact, *one, engine="dense").output
+    expected = exact(*one, engine="dense").output
     up = some(*expected.shape, seed=7).to(dtype)
     expected.backward(up.double())
     shares = [(t, share) for t, share in zip(inputs, (share_q, share_k, share_k), strict=True)]
     own = [laid(share(t), number) for number, (t, share) in enumerate(shares)]
     torch.manual_seed(3 + dist.get_rank())
-    output = rg.attend(attention, *own, engine=ring).output
+    output = attention(*own, engine=ring).output
     torch.manual_seed(4)  # pieces that are made later are the same on all ranks
     output.backward(laid(share_q(up), 3).detach())
     assert output.dtype == dtype

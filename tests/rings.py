@@ -135,8 +135,8 @@ def kernels_are_merged_by_their_sums():
 def half_precision_stays_close():
     q, k, v = (some(2, 4, 64, 16, seed=n).bfloat16() for n in range(3))
     ring, attention = rg.Ring(layout="zigzag"), rg.Attention(mask=rg.causal())
-    whole = rg.attend(attention, q.double(), k.double(), v.double()).output
-    mine = rg.attend(attention, *(ring.share(t) for t in (q, k, v)), engine=ring).output
+    whole = attention(q.double(), k.double(), v.double()).output
+    mine = attention(*(ring.share(t) for t in (q, k, v)), engine=ring).output
     assert mine.dtype == torch.bfloat16
     torch.testing.assert_close(mine.double(), ring.share(whole), rtol=2**-7, atol=2**-7)
 
@@ -146,12 +146,12 @@ def no_gradients_where_none_are_wanted():
     q, k, v = (some(1, 2, 12, 4, seed=n) for n in range(3))
     ring, attention = rg.Ring(), rg.Attention(mask=rg.causal())
     own = [ring.share(t) for t in (q, k, v)]
-    assert not rg.attend(attention, *own, engine="ring").output.requires_grad
+    assert not attention(*own, engine="ring").output.requires_grad
     own[2].requires_grad_()
     with Sent() as sent:
-        rg.attend(attention, *own, engine=ring).output.sum().backward()
+        attention(*own, engine=ring).output.sum().backward()
     assert own[0].grad is None and own[1].grad is None
-    plan = rg.explain(attention, *own, engine=ring)
+    plan = rg.plan(*own, attention=attention, engine=ring)
     assert plan.gradient_bytes == 2 * 4 * 8 and plan.key_bytes == 2 * plan.gradient_bytes
     assert sent.bytes == 2 * plan.sent(dist.get_rank()) + plan.returned(dist.get_rank())
 
@@ -164,9 +164,9 @@ def bytes_are_sent_as_planned():
         attention = rg.Attention(rg.Bilinear(6, 6), mask=mask(n), bias=rg.TransformerXLBias(4, 6)).double()
         inputs = some(2, 4, n, 6), some(2, 2, n, 6, seed=1), some(2, 2, n, 5, seed=2)
         own = [ring.share(t).requires_grad_() for t in inputs]
-        plan = rg.explain(attention, *own, engine=ring)
+        plan = rg.plan(*own, attention=attention, engine=ring)
         with Sent() as forward:
-            output = rg.attend(attention, *own, engine=ring).output
+            output = attention(*own, engine=ring).output
         with Sent() as backward:
             output.sum().backward()
         about = f"{what} {layout}"
@@ -185,7 +185,7 @@ def nobody_gets_what_he_does_not_need():
         ring = rg.Ring(layout=layout)
         own = [ring.share(some(1, 2, n, 4, seed=seed)) for seed in range(3)]
         with Sent() as found:
-            rg.attend(rg.Attention(mask=mask), *own, engine=ring)
+            rg.Attention(mask=mask)(*own, engine=ring)
         return found.bytes // 128, found.to
 
     later = set(range(rank + 1, W))
@@ -206,7 +206,7 @@ def a_zigzag_shares_the_work():
     x = some(1, 1, 64 * dist.get_world_size(), 4)
     for layout in LAYOUTS:
         ring = rg.Ring(layout=layout)
-        plan = rg.explain(rg.Attention(mask=rg.causal()), *[ring.share(x)] * 3, engine=ring)
+        plan = rg.plan(*[ring.share(x)] * 3, attention=rg.Attention(mask=rg.causal()), engine=ring)
         pairs = [plan.cost(rank).pairs for rank in range(plan.ranks)]
         assert (max(pairs) > 1.5 * min(pairs)) == (layout == "contiguous"), pairs
 
@@ -220,8 +220,8 @@ def any_weight_on_demand():
             dist.broadcast(parameter.detach(), 0)
         q, k, v = some(2, 4, n, 6), some(2, 2, n, 6, seed=1), some(2, 2, n, 5, seed=2)
         ring = rg.Ring(layout=layout)
-        whole = rg.attend(attention, q, k, v).weights
-        mine = rg.attend(attention, *(ring.share(t) for t in (q, k, v)), engine=ring).weights
+        whole = attention(q, k, v).weights
+        mine = attention(*(ring.share(t) for t in (q, k, v)), engine=ring).weights
         assert mine.shape == whole.shape
         for index in ((0, 3, n // 2), (slice(None), [1, 0], -1, slice(3, 15)), (1, 2, [7, 7, 0], [20, 0, 3]), ...):
             torch.testing.assert_close(mine[index], whole[index], **CLOSE)
@@ -247,8 +247,8 @@ def scores_whose_sum_no_number_holds():
         ring = rg.Ring()
         check(attention, q, k, v, ring)
         with torch.no_grad():
-            mine = rg.attend(attention, *(ring.share(t) for t in (q, k, v)), engine=ring).weights
-            allowed = torch.ones(n, n) if mask == "none" else rg.attend(attention, q, k, v).weights.dense()[0, 0] != 0
+            mine = attention(*(ring.share(t) for t in (q, k, v)), engine=ring).weights
+            allowed = torch.ones(n, n) if mask == "none" else attention(q, k, v).weights.dense()[0, 0] != 0
             sink = normalizer.sink if isinstance(normalizer, rg.Softmax) else 0.0
             beside = 0.0 if sink is None or sink < offset else torch.inf if sink > offset else 1.0
             expected = (1 / (allowed.double().sum(-1) + beside)).expand(2, 4, n)
@@ -263,7 +263,7 @@ def scores_whose_sum_no_number_holds():
 def weights_of_changed_tensors_are_refused():
     ring = rg.Ring()
     own = [ring.share(some(1, 2, 12, 4, seed=n)) for n in range(3)]
-    seen = rg.attend(rg.Attention(), *own, engine=ring)
+    seen = rg.Attention()(*own, engine=ring)
     own[1].add_(1)
     raises(["changed in place"], lambda: seen.weights[0, 0, 3])
     raises(["select is not available"], lambda: seen.weights.select(torch.tensor([0]), torch.tensor([0])))
@@ -277,20 +277,20 @@ def what_cannot_be_merged_is_refused():
         attention = rg.Attention(normalizer=normalizer)
         raises(
             [repr(normalizer), "all scores of a row", "blocked"],
-            lambda a=attention: rg.attend(a, x, x, x, engine="ring"),
+            lambda a=attention: a(x, x, x, engine="ring"),
         )
     odd = rg.Attention(dropout=0.1).train(dist.get_rank() > 0)
-    raises(["dropout", "0.1", "none on rank 0"], lambda: rg.attend(odd, x, x, x, engine="ring"))
+    raises(["dropout", "0.1", "none on rank 0"], lambda: odd(x, x, x, engine="ring"))
     torch.manual_seed(4)  # one rank alone has drawn a seed
-    raises(["no cache"], lambda: rg.attend(rg.Attention(), x, x, x, engine="ring", cache=rg.GrowingCache()))
+    raises(["no cache"], lambda: rg.Attention()(x, x, x, engine="ring", cache=rg.GrowingCache()))
     bad = x.clone()
     bad[0, 0, 0, 0] = torch.nan
-    raises(["NaN"], lambda: rg.attend(rg.Attention(), bad, x, x, engine="ring", check=True))
-    raises(["the group has"], lambda: rg.attend(rg.Attention(), x, x, x, engine=rg.Ring(ranks=77)))
-    raises(["expected a process group"], lambda: rg.attend(rg.Attention(), x, x, x, engine=rg.Ring(group="all")))
+    raises(["NaN"], lambda: rg.Attention()(bad, x, x, engine="ring", check=True))
+    raises(["the group has"], lambda: rg.Attention()(x, x, x, engine=rg.Ring(ranks=77)))
+    raises(["expected a process group"], lambda: rg.Attention()(x, x, x, engine=rg.Ring(group="all")))
     short = rg.Attention(position=rg.LearnedPositions(6 * dist.get_world_size() - 1, 4)).double()
-    raises(["LearnedPositions: has positions"], lambda: rg.attend(short, x, x, x, engine="ring"))
-    raises(["documents"], lambda: rg.attend(rg.Attention(mask=rg.documents([5, 5])), x, x, x, engine="ring"))
+    raises(["LearnedPositions: has positions"], lambda: short(x, x, x, engine="ring"))
+    raises(["documents"], lambda: rg.Attention(mask=rg.documents([5, 5]))(x, x, x, engine="ring"))
 
 
 @case
@@ -299,11 +299,11 @@ def meshes_and_groups_are_rings():
     q, k, v = (some(1, 2, 12, 4, seed=n) for n in range(3))
     attention = rg.Attention(mask=rg.causal())
     mesh = dist.device_mesh.init_device_mesh("cpu", (W // 2, 2), mesh_dim_names=("data", "sequence"))
-    raises(["mesh['sequence']"], lambda: rg.attend(attention, q, k, v, engine=rg.Ring(group=mesh)))
+    raises(["mesh['sequence']"], lambda: attention(q, k, v, engine=rg.Ring(group=mesh)))
     ring = rg.Ring(group=mesh["sequence"], layout="zigzag")
     q = q + mesh["data"].get_local_rank()  # each ring has a sequence of its own
-    whole = rg.attend(attention, q, k, v)
-    mine = rg.attend(attention, *(ring.share(t) for t in (q, k, v)), engine=ring)
+    whole = attention(q, k, v)
+    mine = attention(*(ring.share(t) for t in (q, k, v)), engine=ring)
     torch.testing.assert_close(mine.output, ring.share(whole.output), **CLOSE)
     torch.testing.assert_close(ring.gather(mine.output), whole.output, **CLOSE)
     torch.testing.assert_close(mine.weights[0, 1, 5], whole.weights[0, 1, 5], **CLOSE)
@@ -320,7 +320,7 @@ class Learner(torch.nn.Module):
 
     def forward(self, x, engine):
         q = self.project(x).unflatten(-1, (2, 4)).transpose(1, 2)
-        return rg.attend(self.attention, q, q, q, engine=engine).output
+        return self.attention(q, q, q, engine=engine).output
 
 
 @case
@@ -353,10 +353,10 @@ def gradients_belong_to_the_forward_pass_and_reach_tensors_of_pieces():
     temperature = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
     score = Tempered(temperature)
     attention = rg.Attention(score, mask=rg.causal())
-    whole = rg.attend(attention, *inputs, engine="dense")
+    whole = attention(*inputs, engine="dense")
     (expected,) = torch.autograd.grad(whole.output.square().sum(), temperature)
     own = [ring.share(t).requires_grad_() for t in inputs]
-    seen = rg.attend(attention, *own, engine=ring)
+    seen = attention(*own, engine=ring)
     score.temperature = torch.tensor(9.0, dtype=torch.float64)
     mine, *_ = torch.autograd.grad(seen.output.square().sum(), (temperature, *own))
     dist.all_reduce(mine)  # gradients of what pieces hold are a rank's own part
@@ -390,9 +390,9 @@ def gradients_pass_through_attention_and_gathering():
     """The loss of the whole output on every rank: with a loss divided by the ranks, gradients are those of one."""
     inputs = [some(1, 2, 13, 4, seed=n).requires_grad_() for n in range(3)]
     attention, ring = rg.Attention(mask=rg.causal()), rg.Ring(layout="zigzag")
-    rg.attend(attention, *inputs).output.square().sum().backward()
+    attention(*inputs).output.square().sum().backward()
     own = [ring.share(t.detach()).requires_grad_() for t in inputs]
-    whole = ring.gather(rg.attend(attention, *own, engine=ring).output)
+    whole = ring.gather(attention(*own, engine=ring).output)
     (whole.square().sum() / dist.get_world_size()).backward()
     for mine, one in zip(own, inputs, strict=True):
         torch.testing.assert_close(mine.grad, ring.share(one.grad), **CLOSE)
@@ -401,13 +401,13 @@ def gradients_pass_through_attention_and_gathering():
 @case
 def a_second_derivative_is_refused():
     own = [rg.Ring().share(some(1, 2, 12, 4, seed=n)).requires_grad_() for n in range(3)]
-    output = rg.attend(rg.Attention(mask=rg.causal()), *own, engine="ring").output
+    output = rg.Attention(mask=rg.causal())(*own, engine="ring").output
     first = torch.autograd.grad(output.square().sum(), own, create_graph=True)
     raises(["engine='dense'"], lambda: torch.autograd.grad(sum(g.sum() for g in first), own))
     own = [t.detach() for t in own]
 
     def loss(query):
-        return rg.attend(rg.Attention(), query, *own[1:], engine="ring").output.sum()
+        return rg.Attention()(query, *own[1:], engine="ring").output.sum()
 
     raises(["torch.func", "dense engine"], lambda: torch.func.grad(loss)(own[0]))
 
@@ -416,7 +416,7 @@ def a_second_derivative_is_refused():
 def a_plan_says_who_asked():
     ring = rg.Ring()
     x = some(1, 2, 6, 4)
-    told = str(rg.explain(rg.Attention(mask=rg.causal()), x, x, x, engine=ring)).split("\n")
+    told = str(rg.plan(x, x, x, attention=rg.Attention(mask=rg.causal()), engine=ring)).split("\n")
     assert sum("*" in line for line in told) == 1 and f"{dist.get_rank()}*" in told[3 + dist.get_rank()]
 
 
@@ -425,7 +425,7 @@ def told(group):
     own = [some(1, 2, 6, 4, seed=n).requires_grad_() for n in range(3)]
     start = time.monotonic()
     try:  # the keys of the lost rank may have come before it was lost, but no gradients will
-        rg.attend(rg.Attention(), *own, engine=rg.Ring(group=group)).output.sum().backward()
+        rg.Attention()(*own, engine=rg.Ring(group=group)).output.sum().backward()
     except rg.RankLost as error:
         return time.monotonic() - start, str(error)
     raise AssertionError("nobody noticed")
@@ -440,7 +440,7 @@ def lose(last):
 def losses():
     """A rank that hangs, then one that is killed; the error of rank 0."""
     slow = dist.new_group(timeout=timedelta(seconds=2))
-    rg.attend(rg.Attention(), *[some(1, 2, 6, 4)] * 3, engine=rg.Ring(group=slow))
+    rg.Attention()(*[some(1, 2, 6, 4)] * 3, engine=rg.Ring(group=slow))
     if dist.get_rank() == 1:
         dist.barrier()
         lose(lambda: os.kill(os.getpid(), signal.SIGKILL))

@@ -29,7 +29,7 @@ class Model(nn.Module):
         ).double()
 
     def forward(self, engine, *tensors):
-        return rg.attend(self.attention, *tensors, engine=engine).output
+        return self.attention(*tensors, engine=engine).output
 
 
 def agree(mine, theirs, leaves, **tolerance):

@@ -20,7 +20,7 @@ def cross(rows):
     """A map whose weights are these (B, H, I, J)."""
     rows = torch.as_tensor(np.asarray(rows), dtype=torch.float64)
     keys = torch.eye(rows.shape[-1], dtype=torch.float64).expand(*rows.shape[:2], -1, -1)
-    return rg.attend(SHARP, rows.clamp_min(1e-30).log(), keys, keys).weights
+    return SHARP(rows.clamp_min(1e-30).log(), keys, keys).weights
 
 
 def one_hot(keys, J):
@@ -242,7 +242,7 @@ def test_no_head_of_random_models_has_a_role():
 
 def test_locality_is_its_definition_and_counts_layers():
     x = torch.randn(1, 2, 12, 4)
-    maps = {f"layers.{n}": rg.attend(rg.Attention(mask=rg.causal()), x, n + x, x).weights for n in (3, 5)}
+    maps = {f"layers.{n}": rg.Attention(mask=rg.causal())(x, n + x, x).weights for n in (3, 5)}
     maps |= {"layers.7": cross(torch.eye(12)[None, None])}
     found = locality(maps, within=2)
     i, j = np.indices((12, 12))

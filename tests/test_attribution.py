@@ -130,7 +130,7 @@ def gradient_map(groups=2, masked=True):
     torch.manual_seed(3)
     q, g = torch.randn(2, 4, 6, 5, dtype=torch.float64), torch.randn(2, 4, 6, 3, dtype=torch.float64)
     k, v = torch.randn(2, groups, 9, 5, dtype=torch.float64), torch.randn(2, groups, 9, 3, dtype=torch.float64)
-    seen = rg.attend(rg.Attention(mask=rg.causal() & rg.window(5) if masked else None), q, k, v)
+    seen = rg.Attention(mask=rg.causal() & rg.window(5) if masked else None)(q, k, v)
     dense = seen.weights.dense() * (g @ v.repeat_interleave(4 // groups, 1).mT)
     return rg.GradientMap(seen.weights, g, v), dense, g, seen.output
 

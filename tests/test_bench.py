@@ -106,7 +106,7 @@ def test_gradients_are_compared_too():
 def test_our_own_wrong_output_is_not_timed():
     def off(*inputs):
         def run(q, k, v):
-            seen = rg.attend(rg.Attention(), q, k, v)
+            seen = rg.Attention()(q, k, v)
             return rg.AttentionOutput(seen.output + 0.01, seen.weights)
 
         return run
@@ -364,7 +364,7 @@ def test_a_gpu_has_rows_of_softmax_and_statistics_against_the_same_peers(monkeyp
         attention, sides = one.attention, [one.peers[0], one.peers[2]]
         for side in sides:
             run = prepared(side.build, False, inputs)
-            compare(tensors_of(rg.attend(attention, *inputs).output), run(), 1e-4)
+            compare(tensors_of(attention(*inputs).output), run(), 1e-4)
     monkeypatch.setattr(sdpa, "_flex", lambda: F.scaled_dot_product_attention)
     assert sdpa.flex(None, *inputs).keywords == {"block_mask": None}
 

@@ -10,7 +10,7 @@ import regard as rg
 
 def step(cache, length=3, heads=2, width=4):
     q, k, v = (torch.randn(1, heads, length, width) for _ in range(3))
-    return rg.attend(rg.Attention(mask=rg.causal()), q, k, v, cache=cache), (q, k, v)
+    return rg.Attention(mask=rg.causal())(q, k, v, cache=cache), (q, k, v)
 
 
 @torch.no_grad()
@@ -51,12 +51,12 @@ def test_gradients_flow_through_a_cache():
     attention = rg.Attention(mask=rg.causal())
     cache, outputs = rg.GrowingCache(), []
     for cut in (slice(0, 4), slice(4, 6)):
-        seen = rg.attend(attention, q[:, :, cut], k[:, :, cut], v[:, :, cut], cache=cache)
+        seen = attention(q[:, :, cut], k[:, :, cut], v[:, :, cut], cache=cache)
         cache = seen.cache
         outputs.append(seen.output)
     toward = torch.randn(1, 2, 6, 4, dtype=torch.float64)
     chunked = torch.autograd.grad(torch.cat(outputs, 2), (q, k, v), toward)
-    whole = torch.autograd.grad(rg.attend(attention, q, k, v).output, (q, k, v), toward)
+    whole = torch.autograd.grad(attention(q, k, v).output, (q, k, v), toward)
     for mine, theirs in zip(chunked, whole, strict=True):
         torch.testing.assert_close(mine, theirs)
 
@@ -86,14 +86,14 @@ def test_the_last_query_stands_at_the_last_key(cache, mask, before, queries, gra
     length = before + new
     placed = rg.Positions.aligned_to_end(queries, length)
     inputs = (q[:, :, :queries], k[:, :, :length], v[:, :, :length])
-    whole = rg.attend(rg.Attention(mask=mask, **pieces), *inputs, positions=placed)
+    whole = rg.Attention(mask=mask, **pieces)(*inputs, positions=placed)
     attention = rg.Attention(mask=own, **pieces)
     if before:
         first = (x[:, :, :before] for x in (q, k, v))
-        cache = rg.attend(attention, *first, cache=cache).cache
+        cache = attention(*first, cache=cache).cache
     rest = [x[:, :, before:length] for x in (k, v)]
     try:
-        seen = rg.attend(attention, q[:, :, :queries], *rest, cache=cache)
+        seen = attention(q[:, :, :queries], *rest, cache=cache)
     except rg.RegardError as refused:
         assert (queries > new and "at most as many queries as new keys" in str(refused)) or "linear" in str(refused)
         assert type(cache) is not rg.GrowingCache and mask is not None
@@ -112,12 +112,11 @@ def test_a_cache_keeps_what_it_was_given(make, grad):
     with torch.set_grad_enabled(grad):
         k, v, q = torch.randn(3, 1, 2, 3, 4)
         chunks = k.clone(), v.clone()
-        cache = rg.attend(rg.Attention(), q, *chunks, cache=make()).cache
+        cache = rg.Attention()(q, *chunks, cache=make()).cache
         for chunk in chunks:
             chunk.fill_(torch.nan)
         seen, expected = (
-            rg.attend(rg.Attention(), q, k, v, cache=c)
-            for c in (cache, rg.attend(rg.Attention(), q, k, v, cache=make()).cache)
+            rg.Attention()(q, k, v, cache=c) for c in (cache, rg.Attention()(q, k, v, cache=make()).cache)
         )
     torch.testing.assert_close(seen.output, expected.output)
     torch.testing.assert_close(seen.weights.dense(), expected.weights.dense())
@@ -131,9 +130,9 @@ def test_the_maps_of_earlier_steps_can_still_be_looked_at(make, mode):
         cache, steps = make(), []
         for place in range(9):
             at = slice(place, place + 1)
-            steps.append(rg.attend(rg.Attention(mask=rg.causal()), q[:, :, at], k[:, :, at], v[:, :, at], cache=cache))
+            steps.append(rg.Attention(mask=rg.causal())(q[:, :, at], k[:, :, at], v[:, :, at], cache=cache))
             cache = steps[-1].cache
-    whole = rg.attend(rg.Attention(mask=rg.causal()), q, k, v, cache=make()).weights.dense()
+    whole = rg.Attention(mask=rg.causal())(q, k, v, cache=make()).weights.dense()
     for place, seen in enumerate(steps):
         keys = seen.weights.positions.keys.tensor()
         torch.testing.assert_close(seen.weights.dense()[:, :, 0], whole[:, :, place, keys])
@@ -148,7 +147,7 @@ def test_another_layers_cache_is_refused():
 def test_a_cache_brings_its_own_positions():
     x = torch.randn(1, 1, 2, 4)
     with pytest.raises(rg.RegardError, match="has its own positions"):
-        rg.attend(rg.Attention(), x, x, x, cache=rg.GrowingCache(), positions=rg.Positions.aligned_to_end(2, 2))
+        rg.Attention()(x, x, x, cache=rg.GrowingCache(), positions=rg.Positions.aligned_to_end(2, 2))
 
 
 def test_a_recurrent_cache_needs_kernel_scores():

@@ -47,20 +47,20 @@ def by_hand(q, k, v, log_forget):
 def test_a_bias_takes_a_tensor_of_the_call(engine):
     q, k, v, log_forget = drawn()
     log_forget.requires_grad_()
-    seen = rg.attend(FORGETTING, q, k, v, engine=engine, log_forget=log_forget)
+    seen = FORGETTING(q, k, v, engine=engine, log_forget=log_forget)
     expected = by_hand(q, k, v, log_forget)
     torch.testing.assert_close(seen.output, expected)
     torch.testing.assert_close(seen.weights.dense() @ v.repeat_interleave(2, 1), expected.detach())
     gradients = [torch.autograd.grad(x.square().sum(), log_forget)[0] for x in (seen.output, expected)]
     torch.testing.assert_close(*gradients)
-    assert "bias" in str(rg.explain(FORGETTING, q, k, v, log_forget=log_forget))
+    assert "bias" in str(rg.plan(q, k, v, attention=FORGETTING, log_forget=log_forget))
 
 
 def test_a_repeated_call_reads_its_own_tensor():
     q, k, v, log_forget = drawn()
     with torch.no_grad():
         for factor in (1.0, 2.0):
-            seen = rg.attend(FORGETTING, q, k, v, log_forget=factor * log_forget)
+            seen = FORGETTING(q, k, v, log_forget=factor * log_forget)
             torch.testing.assert_close(seen.output, by_hand(q, k, v, factor * log_forget))
 
 
@@ -71,7 +71,7 @@ def test_a_cache_keeps_the_tensors_of_earlier_keys(cuts):
     for size in cuts:
         part = slice(at, at := at + size)
         new = (x[:, :, part] for x in (q, k, v))
-        seen = rg.attend(FORGETTING, *new, cache=cache, log_forget=log_forget[:, :, part])
+        seen = FORGETTING(*new, cache=cache, log_forget=log_forget[:, :, part])
         outputs.append(seen.output)
         cache = seen.cache
     torch.testing.assert_close(torch.cat(outputs, 2), by_hand(q, k, v, log_forget))
@@ -80,7 +80,7 @@ def test_a_cache_keeps_the_tensors_of_earlier_keys(cuts):
 def test_one_entry_serves_all_batch_entries_and_one_head_serves_its_group():
     q, k, v, log_forget = drawn()
     of_groups = log_forget[:1, :2]
-    seen = rg.attend(FORGETTING, q, k, v, log_forget=of_groups)
+    seen = FORGETTING(q, k, v, log_forget=of_groups)
     everywhere = of_groups.repeat_interleave(2, 1).expand(2, -1, -1)
     torch.testing.assert_close(seen.output, by_hand(q, k, v, everywhere))
 
@@ -98,27 +98,27 @@ def test_one_entry_serves_all_batch_entries_and_one_head_serves_its_group():
 )
 def test_a_wrong_tensor_is_refused_in_words(given, message):
     with pytest.raises(rg.RegardError, match=message):
-        rg.attend(FORGETTING, *drawn()[:3], **given)
+        FORGETTING(*drawn()[:3], **given)
 
 
 def test_a_tensor_that_no_piece_needs_is_refused():
     with pytest.raises(rg.RegardError, match="unexpected keyword argument 'log_forget'"):
-        rg.attend(rg.Attention(), *drawn()[:3], log_forget=drawn()[3])
+        rg.Attention()(*drawn()[:3], log_forget=drawn()[3])
 
 
 def test_modules_refuse_pieces_that_need_tensors_and_rings_plan_them():
     with pytest.raises(rg.RegardError, match=r"Forget needs log_forget for each call, and the module passes none"):
         rg.nn.MultiHeadAttention(8, 2, attention=FORGETTING)
-    plan = rg.explain(FORGETTING, *drawn()[:3], engine=rg.Ring(ranks=2), log_forget=drawn()[3])
+    plan = rg.plan(*drawn()[:3], attention=FORGETTING, engine=rg.Ring(ranks=2), log_forget=drawn()[3])
     assert plan.key_bytes == 2 * 8 * (2 * 8 + 2 * 8 + 4)  # keys and values of 2 heads, and a sum for each of 4 heads
     with pytest.raises(rg.RegardError, match="Forget needs a tensor for each call"):
-        rg.explain(FORGETTING, *drawn()[:3], engine=rg.Ring(ranks=2))
+        rg.plan(*drawn()[:3], attention=FORGETTING, engine=rg.Ring(ranks=2))
 
 
 def test_caches_that_cannot_keep_a_tensor_refuse_it():
     q, k, v, log_forget = drawn()
     with pytest.raises(rg.RegardError, match=r"RingCache does not keep log_forget.*GrowingCache"):
-        rg.attend(FORGETTING, q, k, v, cache=rg.RingCache(4), log_forget=log_forget)
-    plain = rg.attend(rg.Attention(mask=rg.causal()), q, k, v, cache=rg.GrowingCache()).cache
+        FORGETTING(q, k, v, cache=rg.RingCache(4), log_forget=log_forget)
+    plain = rg.Attention(mask=rg.causal())(q, k, v, cache=rg.GrowingCache()).cache
     with pytest.raises(rg.RegardError, match="tensors none of earlier keys, this call gives log_forget"):
-        rg.attend(FORGETTING, q, k, v, cache=plain, log_forget=log_forget)
+        FORGETTING(q, k, v, cache=plain, log_forget=log_forget)

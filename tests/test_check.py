@@ -55,7 +55,7 @@ def test_measured_weights_are_those_of_the_definition(name):
     caller = replace(caller, sizes=replace(caller.sizes, keys=caller.sizes.queries))
     inputs = caller.sizes.sample(5)
     arguments = {"num_heads": caller.sizes.heads} if mechanism == "alibi" else {}
-    expected = rg.attend(rg.mechanism(mechanism).build(**arguments), *inputs).weights.dense()
+    expected = rg.mechanism(mechanism).build(**arguments)(*inputs).weights.dense()
     torch.testing.assert_close(measure(caller, inputs).weights, expected)
 
 

@@ -40,7 +40,7 @@ def test_help_is_quick_and_needs_no_torch():
     result = python(code)
     assert result.returncode == 0, result.stderr
     assert float(result.stderr) < 5  # 0.2 s of processor time
-    for command in ("demo", "list", "show", "explain", "see"):
+    for command in ("demo", "list", "show", "plan", "see"):
         assert f"\n  {command}" in result.stdout
 
 
@@ -94,9 +94,9 @@ main(["list"])
 
 @pytest.mark.parametrize("name", ["masked", "longformer", "alibi"])
 def test_a_length_that_no_machine_holds_is_refused(name):
-    said = " ".join(run("explain", name, "--length", "99999999999", status=2).stderr.split())
+    said = " ".join(run("plan", name, "--length", "99999999999", status=2).stderr.split())
     assert "99,999,999,999 tokens need" in said and "smaller --length" in said
-    assert "GB" in run("explain", name, "--width", "99999999999", status=2).stderr
+    assert "GB" in run("plan", name, "--width", "99999999999", status=2).stderr
 
 
 def test_mistakes_are_one_line_and_ctrl_c_is_silent(monkeypatch):
@@ -141,19 +141,19 @@ def test_every_mechanism_is_found_by_its_other_names():
 
 def test_the_picture_marks_what_is_forbidden():
     x = torch.zeros(1, 1, 3, 4)
-    picture = draw(rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights).plain.splitlines()
+    picture = draw(rg.Attention(mask=rg.causal())(x, x, x).weights).plain.splitlines()
     assert picture[:3] == [f"██{FORBIDDEN} {FORBIDDEN}", f"▓▓▓▓{FORBIDDEN}", "▒▒▒▒▒▒"]  # 1, 1/2 and 1/3 of 1
 
 
 @pytest.mark.parametrize("name", mechanisms())
 def test_explain_fills_in_what_follows_from_the_size(name):
-    printed = " ".join(run("explain", name, "--length", "300", "--width", "16").stdout.split())
+    printed = " ".join(run("plan", name, "--length", "300", "--width", "16").stdout.split())
     assert "300 queries, 300 keys" in printed and "engine is chosen" in printed
 
 
 def test_explain_takes_settings():
-    assert "size=7" in run("explain", "sliding_window", "--length", "64", "--set", "size=7").stdout
-    assert "2 key/value heads" in run("explain", "multi_head", "--key-heads", "2", "--length", "64").stdout
+    assert "size=7" in run("plan", "sliding_window", "--length", "64", "--set", "size=7").stdout
+    assert "2 key/value heads" in run("plan", "multi_head", "--key-heads", "2", "--length", "64").stdout
     assert build(mechanism("bahdanau"), 10, 1, 1, 32).score.query.in_features == 32
 
 
@@ -169,7 +169,7 @@ def test_explain_takes_settings():
     ],
 )
 def test_explain_refuses(arguments, said):
-    assert said in run("explain", *arguments, "--length", "32", status=2).stderr
+    assert said in run("plan", *arguments, "--length", "32", status=2).stderr
 
 
 # Reading with a real model

@@ -35,7 +35,7 @@ def test_every_engine_follows_the_reference(kernel, data):
     with torch.no_grad():
         refused = plan(problem).refused
         for engine in {"dense", "blocked", "fused", "linear"} - set(refused):
-            seen = rg.attend(*inputs, positions=problem.positions, engine=engine)
+            seen = inputs[0](*inputs[1:], positions=problem.positions, engine=engine)
             torch.testing.assert_close(seen.output, output, **CLOSE)
             torch.testing.assert_close(seen.weights.dense(), weights, **CLOSE)
 
@@ -50,11 +50,11 @@ def test_gradients_of_every_engine_follow_dense_ones(kernel, data):
     wanted = [*inputs, *(p for p in problem.attention.parameters() if p.requires_grad)]
 
     def gradients(engine):
-        output = rg.attend(problem.attention, *inputs, positions=problem.positions, engine=engine).output
+        output = problem.attention(*inputs, positions=problem.positions, engine=engine).output
         found = torch.autograd.grad(output, wanted, toward, allow_unused=True)
         return [torch.zeros_like(t) if g is None else g for t, g in zip(wanted, found, strict=True)]
 
-    refused = rg.explain(problem.attention, *inputs, positions=problem.positions).refused
+    refused = rg.plan(*inputs, attention=problem.attention, positions=problem.positions).refused
     dense = gradients("dense")
     for engine in {"blocked", "fused", "linear"} - set(refused):
         for found, expected in zip(gradients(engine), dense, strict=True):
@@ -74,7 +74,7 @@ def test_every_engine_stays_within_the_budget_of_its_dtype(kernel, data):
     exact = replace(drawn, attention=copy.deepcopy(attention).double(), **dict(zip(NAMES, rounded, strict=True)))
     output, allowed = budget(exact, dtype)
     for engine in {"dense", "blocked", "fused", "linear"} - set(plan(drawn).refused):
-        seen = rg.attend(attention, *inputs, positions=drawn.positions, engine=engine)
+        seen = attention(*inputs, positions=drawn.positions, engine=engine)
         assert ((seen.output.double() - output).abs() <= allowed).all()
 
 
@@ -96,9 +96,9 @@ def test_terms_of_learned_relative_keys_are_never_rounded_to_half(bias, dtype, a
     output, allowed = budget(problem, dtype)
     if autocast:  # as in training: parameters are float32, inputs become half
         attention, inputs = attention.float(), [x.float() for x in inputs]
-    for engine in {"dense", "blocked", "kernel", "flex"} - set(rg.explain(attention, *inputs).refused):
+    for engine in {"dense", "blocked", "kernel", "flex"} - set(rg.plan(*inputs, attention=attention).refused):
         with torch.autocast("cpu", dtype, enabled=autocast):
-            seen = rg.attend(attention, *inputs, engine=engine)
+            seen = attention(*inputs, engine=engine)
         assert ((seen.output.double() - output).abs() <= allowed).all(), engine
         weights = torch.from_numpy(reference(problem)[1])
         assert (seen.weights.dense() - weights).abs().max() < 1e-3
@@ -112,7 +112,7 @@ def test_a_gap_between_keys_is_no_shift(mask):
         q, k, v = (torch.randn(1, 2, n, 4, dtype=torch.float64) for n in (30, len(spans), len(spans)))
         positions = rg.Positions(0, spans)
         problem = Problem(rg.Attention(mask=mask), q, k, v, positions, Sizes.of(q, k, v))
-        seen = rg.attend(problem.attention, q, k, v, positions=positions, engine="blocked")
+        seen = problem.attention(q, k, v, positions=positions, engine="blocked")
         torch.testing.assert_close(seen.output, torch.from_numpy(reference(problem)[0]), **CLOSE)
 
 
@@ -121,9 +121,9 @@ def test_queries_before_the_first_key(mask):
     """Their blocks have no keys, or fewer than blocks that differ from them by a shift."""
     for I, J in ((40, 20), (33, 30), (60, 7)):
         q, k, v = (torch.randn(1, 2, n, 4, dtype=torch.float64) for n in (I, J, J))
-        expected = rg.attend(rg.Attention(mask=mask), q, k, v, engine="reference").output
+        expected = rg.Attention(mask=mask)(q, k, v, engine="reference").output
         for engine in ("dense", "blocked"):
-            found = rg.attend(rg.Attention(mask=mask), q, k, v, engine=engine).output
+            found = rg.Attention(mask=mask)(q, k, v, engine=engine).output
             torch.testing.assert_close(found, expected, **CLOSE)
 
 
@@ -141,10 +141,10 @@ def test_a_ring_cache_in_any_chunks_is_a_window(data, size, sinks, length):
     near = rg.window(size) | rg.prefix(sinks) if sinks else rg.window(size)
     attention = rg.Attention(mask=rg.causal(), position=rg.RoPE(width), bias=rg.ALiBi(2))
     q, k, v = (drawn_tensor(data.draw, 1, 2, length, width) for _ in range(3))
-    whole = rg.attend(attention.with_mask(rg.causal() & near), q, k, v, engine="reference").output
+    whole = attention.with_mask(rg.causal() & near)(q, k, v, engine="reference").output
     edges, cache, parts = data.draw(cuttings(length)), rg.RingCache(size, sinks), []
     for start, stop in pairwise(edges):
-        seen = rg.attend(attention, q[:, :, start:stop], k[:, :, start:stop], v[:, :, start:stop], cache=cache)
+        seen = attention(q[:, :, start:stop], k[:, :, start:stop], v[:, :, start:stop], cache=cache)
         cache = seen.cache
         assert cache.store.key.shape[2] <= size
         parts.append(seen.output)
@@ -157,10 +157,10 @@ def test_recurrent_decoding_in_any_chunks_is_one_call(data, length):
     attention = rg.Attention(rg.KernelScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
     width = data.draw(st.sampled_from(WIDTHS))
     q, k, v = (drawn_tensor(data.draw, 2, 2, length, width) for _ in range(3))
-    whole = rg.attend(attention, q, k, v, engine="reference").output
+    whole = attention(q, k, v, engine="reference").output
     edges, cache, parts = data.draw(cuttings(length)), rg.RecurrentCache(), []
     for start, stop in pairwise(edges):
-        seen = rg.attend(attention, q[:, :, start:stop], k[:, :, start:stop], v[:, :, start:stop], cache=cache)
+        seen = attention(q[:, :, start:stop], k[:, :, start:stop], v[:, :, start:stop], cache=cache)
         cache = seen.cache
         parts.append(seen.output)
     torch.testing.assert_close(torch.cat(parts, 2), whole, **CLOSE)

@@ -21,7 +21,7 @@ def test_one_rule_chooses_the_kernel_of_a_single_query(pays, monkeypatch):
     monkeypatch.setattr(decoding, "_kernel_pays", lambda *tensors: pays)
     monkeypatch.setattr(decoding, "decode_by_kernel", lambda *given: chosen.append(given) or by_kernel(*given))
     query, (key, value) = torch.randn(2, 4, 1, 8), torch.randn(2, 2, 2, 9, 8)
-    expected = rg.attend(rg.Attention(), query, key, value, engine="reference").output
+    expected = rg.Attention()(query, key, value, engine="reference").output
     output = backend.run(nn.Module(), query, key, value, None)[0]
     torch.testing.assert_close(output, expected.transpose(1, 2))
     module, x = rg.nn.MultiHeadAttention(8, 2).eval(), torch.randn(1, 9, 8)

@@ -162,7 +162,7 @@ class Attending(Own):
         if self.change is not None:
             return super().forward(x)
         q, k, v = (p(x).unflatten(-1, (H, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
-        seen = rg.attend(rg.Attention(mask=rg.causal()), q, k, v)
+        seen = rg.Attention(mask=rg.causal())(q, k, v)
         return self.out_proj(seen.output.transpose(1, 2).flatten(2))
 
 
@@ -237,7 +237,7 @@ def test_attend_with_a_cache_or_a_composite_is_refused():
     class Cached(Own):
         def forward(self, x):
             q = self.q_proj(x).unflatten(-1, (H, -1)).transpose(1, 2)
-            return rg.attend(rg.Attention(), q, q, q, cache=rg.GrowingCache()).output
+            return rg.Attention()(q, q, q, cache=rg.GrowingCache()).output
 
     model = nn.Sequential(Cached())
     with pytest.raises(RegardError, match=r"calls regard.attend with a cache"), rg.edit(model, KNOCK_OUT):

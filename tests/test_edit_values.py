@@ -336,7 +336,7 @@ def test_edits_of_scores_run_in_every_engine(engine, is_steered):
     knocked = KnockedOut(Pairs(Indices.of(1), Indices(((100, 250, 1),)), Indices(((20, 60, 1), (99, 200, 3)))))
     steered = Steered(Pairs(Indices.of(0), Indices(((7, INFINITY, 1),)), Indices.of(3, 5)), 1.5)
     attention = rg.Attention(mask=rg.causal() & knocked, bias=[steered] if is_steered else [])
-    seen = rg.attend(attention, q, k, v, engine=engine)
+    seen = attention(q, k, v, engine=engine)
     s = (q @ k.mT * 8**-0.5).double()
     i, j = torch.arange(300)[:, None], torch.arange(300)
     s[:, 0] += 1.5 * is_steered * ((i >= 7) & ((j == 3) | (j == 5)))

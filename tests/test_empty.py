@@ -35,17 +35,17 @@ def test_a_mechanism_of_nothing_gives_zeros_and_gradients_of_zero(name, sizes):
     positions = rg.Positions.of(0, I, J) if name in BOUND else None
     q, k, v = (x.requires_grad_() for x in inputs)
     for engine in ("auto", *(ENGINES if name == "multi_head" else ())):
-        seen = rg.attend(attention, q, k, v, engine=engine, positions=positions)
+        seen = attention(q, k, v, engine=engine, positions=positions)
         assert seen.output.shape == (*q.shape[:3], v.shape[3]) and not seen.output.any()
         assert seen.weights.shape == seen.weights.dense().shape == (B, q.shape[1], I, J)
         gradients = torch.autograd.grad(seen.output.sum(), (q, k, v))
         assert all(g.shape == x.shape and not g.any() for g, x in zip(gradients, (q, k, v), strict=True))
-        plan = rg.explain(attention, q, k, v, engine=engine, positions=positions)
+        plan = rg.plan(q, k, v, attention=attention, engine=engine, positions=positions)
         assert "No pair is scored" in str(plan) and plan.cost.pairs == 0 and not plan.refused and not plan.quadratic
         assert plan.seconds == 0
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            assert not rg.attend(attention, q, k, v, positions=positions).output.any()
+            assert not attention(q, k, v, positions=positions).output.any()
 
 
 @every_emptiness
@@ -55,7 +55,7 @@ def test_a_mechanism_of_nothing_gives_zeros_and_gradients_of_zero(name, sizes):
 def test_statistics_of_nothing(normalizer, sizes):
     B, I, J = sizes
     q, k, v = torch.randn(B, 2, I, 4), torch.randn(B, 2, J, 4), torch.randn(B, 2, J, 4)
-    weights = rg.attend(rg.Attention(mask=rg.causal(), normalizer=normalizer), q, k, v).weights
+    weights = rg.Attention(mask=rg.causal(), normalizer=normalizer)(q, k, v).weights
     folds = (rg.Entropy(), rg.Distance(), rg.MassOn([]), rg.KeyTotals(), rg.Similarity(), rg.Pool(3, 3), rg.TopLinks(2))
     entropy, distance, mass, received, similarity, pool, top = weights.summarize(*folds)
     assert entropy.shape == distance.shape == mass.shape == (B, 2, I) and received.shape == (B, 2, J)
@@ -84,7 +84,7 @@ def test_statistics_of_nothing(normalizer, sizes):
 )
 def test_an_empty_choice_of_weights_is_empty(bias, index, shape):
     q, k, v = torch.randn(2, 2, 5, 4), *torch.randn(2, 2, 2, 6, 4)
-    weights = rg.attend(rg.Attention(mask=rg.causal(), bias=bias), q, k, v).weights
+    weights = rg.Attention(mask=rg.causal(), bias=bias)(q, k, v).weights
     assert weights[index].shape == shape
 
 
@@ -100,7 +100,7 @@ def test_masks_of_nothing(sizes):
         rg.documents([]) if I == J == 0 else rg.prefix(3),
         rg.mask_mod(lambda b, h, i, j: i == j) | rg.global_tokens([]),
     ):
-        assert not rg.attend(rg.Attention(mask=mask), q, k, v).weights.dense().any()
+        assert not rg.Attention(mask=mask)(q, k, v).weights.dense().any()
         assert "Attention" in repr(rg.Attention(mask=mask))
 
 
@@ -113,7 +113,7 @@ def test_a_cache_takes_no_tokens_as_none(make, mask):
     q, k, v = torch.randn(3, 2, 2, 6, 4, dtype=torch.float64)
 
     def call(queries, keys, cache):
-        return rg.attend(attention, q[:, :, queries], k[:, :, keys], v[:, :, keys], cache=cache)
+        return attention(q[:, :, queries], k[:, :, keys], v[:, :, keys], cache=cache)
 
     nothing = slice(0, 0)
     for queries, keys in ((nothing, nothing), (slice(0, 3), slice(0, 3)), (nothing, slice(3, 5)), (nothing, nothing)):
@@ -123,11 +123,11 @@ def test_a_cache_takes_no_tokens_as_none(make, mask):
             and seen.weights.dense().shape[2] == q[:, :, queries].shape[2]
         )
         cache = seen.cache
-    whole = rg.attend(attention, q, k, v).output[:, :, 5:]
+    whole = attention(q, k, v).output[:, :, 5:]
     torch.testing.assert_close(call(slice(5, 6), slice(5, 6), cache).output, whole)
     if make is not rg.RecurrentCache:  # a query without a new key stands where the last one does
         torch.testing.assert_close(
-            call(slice(5, 6), nothing, cache).output, rg.attend(attention, q[:, :, 5:], k[:, :, :5], v[:, :, :5]).output
+            call(slice(5, 6), nothing, cache).output, attention(q[:, :, 5:], k[:, :, :5], v[:, :, :5]).output
         )
 
 

@@ -16,7 +16,7 @@ def x(*shape):
 
 
 def attend(q, k, v, attention=None, **options):
-    return rg.attend(rg.Attention() if attention is None else attention, q, k, v, **options)
+    return rg.attend(q, k, v, attention=attention, **options)
 
 
 q, k = x(2, 4, 5, 8), x(2, 4, 6, 8)
@@ -96,7 +96,7 @@ MISTAKES = {
         "6 keys were given, but positions has 9",
     ),
     "dropout of everything": (lambda: rg.Attention(dropout=1.0), r"\[0, 1\)"),
-    "no attention": (lambda: rg.attend(None, q, k, k), "regard.Attention, got NoneType"),
+    "no attention": (lambda: rg.attend(q, k, k, attention=3), "regard.Attention, got int"),
     "an unknown engine": (lambda: attend(q, k, k, engine="flesh"), "no engine 'flesh'.*Known names"),
     "an engine that cannot": (
         lambda: attend(q, k, k, rg.Attention(normalizer=rg.Sparsemax()), engine="fused"),
@@ -139,7 +139,10 @@ MISTAKES = {
     "a predicate that is none": (lambda: rg.mask_mod(torch.ones(2, 2)), "got Tensor|expected a function"),
     "a mask in another slot": (lambda: rg.Attention(rg.causal()), r"score=\.\.\..*expected a Score, got causal"),
     "a mask as a bias": (lambda: rg.Attention(bias=rg.causal()), r"bias=\.\.\..*expected a Bias, got causal"),
-    "a mask for an attention": (lambda: rg.attend(rg.causal(), q, k, k), r"regard\.Attention\(mask=causal\(\)\)"),
+    "a mask for an attention": (
+        lambda: rg.attend(q, k, k, attention=rg.causal()),
+        r"regard\.Attention\(mask=causal\(\)\)",
+    ),
     "a score for an attention": (lambda: attend(q, k, k, rg.Dot()), r"regard\.Attention\(Dot\(\)\)"),
     "a name for an attention": (lambda: attend(q, k, k, "alibi"), r"regard\.mechanism\('alibi'\)\.build"),
     "a mechanism for an attention": (lambda: attend(q, k, k, mechanism("alibi")), r"mechanism\.build\(\.\.\.\)"),
@@ -155,8 +158,11 @@ MISTAKES = {
         lambda: rg.nn.MultiHeadAttention(8, 2, attention=mechanism("alibi")),
         r"mechanism\.build",
     ),
-    "torch's mask": (lambda: attend(q, k, k, attn_mask=floats), r"attn_mask: a mask is a piece.*regard\.mask_tensor"),
-    "torch's causal flag": (lambda: attend(q, k, k, is_causal=True), r"is_causal: .*Attention\(mask=regard\.causal"),
+    "torch's mask": (
+        lambda: attend(q, k, k, attn_mask=floats),
+        "attn_mask: it is called mask",
+    ),
+    "flash-attn's causal flag": (lambda: attend(q, k, k, causal=True), "it is called is_causal"),
     "torch's width": (lambda: rg.nn.MultiHeadAttention(embed_dim=8, num_heads=2), "embed_dim: it is called width"),
     "torch's layout": (lambda: rg.nn.MultiHeadAttention(8, 2, batch_first=True), "batch_first: inputs are always"),
     "torch's causal flag of a layer": (
@@ -165,7 +171,7 @@ MISTAKES = {
     ),
     "torch's mask of a module's call": (
         lambda: rg.nn.MultiHeadAttention(8, 2)(x(1, 3, 8), attn_mask=floats),
-        "attn_mask: a mask is a piece",
+        "attn_mask: it is called mask",
     ),
     "causality of the container": (
         lambda: rg.Attention(causal=True),
@@ -173,7 +179,7 @@ MISTAKES = {
     ),
     "another name of the base": (lambda: rg.RoPE(64, theta=1e4), "theta: it is called base"),
     "a word that is nearly right": (lambda: attend(q, k, k, engin="dense"), "Did you mean 'engine'"),
-    "an argument that is missing": (lambda: rg.attend(rg.Attention(), q, k), "missing a required argument: 'value'"),
+    "an argument that is missing": (lambda: rg.attend(q, k), "missing a required argument: 'value'"),
     "a page of what was seen": (lambda: write_page(attend(q, k, k)), "write_page"),
     "a page of maps": (lambda: write_page("a.html", [attend(q, k, k)]), r"TextReading"),
     "a page of one map": (lambda: write_page("a.html", attend(q, k, k).weights), "TextReading"),
@@ -251,7 +257,7 @@ def test_a_module_is_causal_if_no_query_sees_a_later_key(mask, is_causal):
 def test_a_learned_table_has_no_positions_before_the_first():
     attention = rg.Attention(position=rg.LearnedPositions(8, 4))
     with pytest.raises(rg.RegardError, match="has positions 0 to 7, this call needs -1 to 1"):
-        rg.attend(attention, x(1, 1, 3, 4), x(1, 1, 2, 4), x(1, 1, 2, 4))
+        attention(x(1, 1, 3, 4), x(1, 1, 2, 4), x(1, 1, 2, 4))
     for positions in ([2, -1, 3], [0, 8, 1]):  # in any order
         with pytest.raises(rg.RegardError, match="has positions 0 to 7"):
             attention.position.encode(x(1, 1, 3, 4), torch.tensor(positions))
@@ -266,12 +272,12 @@ def test_positions_are_whole_numbers(piece):
 @pytest.mark.parametrize(
     "mistake",
     [
-        lambda: rg.explain("masked", q, k, k),
-        lambda: rg.explain("masked", q, k, k, engine="ring"),
-        lambda: rg.explain(rg.Attention(), q[0], k, k),
-        lambda: rg.explain(rg.Attention(), q, k, k, engine="desne"),
+        lambda: rg.plan(q, k, k, attention="masked"),
+        lambda: rg.plan(q, k, k, attention="masked", engine="ring"),
+        lambda: rg.plan(q[0], k, k, attention=rg.Attention()),
+        lambda: rg.plan(q, k, k, attention=rg.Attention(), engine="desne"),
     ],
 )
-def test_errors_of_explain_name_explain(mistake):
-    with pytest.raises(rg.RegardError, match=r"^explain\b"):
+def test_errors_of_plan_name_plan(mistake):
+    with pytest.raises(rg.RegardError, match=r"^plan\b"):
         mistake()

@@ -81,7 +81,7 @@ main({arguments})
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["explain", "rope", "--length", "64"],
+        ["plan", "rope", "--length", "64"],
         ["see", "The cat sat because it was tired.", "--layers", "0", "--save", "seen", "--figures", "seen"],
         ["train", "--data", "copy", "--steps", "1", "--out", "run", "data.size=60", "model.width=8"],
     ],

@@ -20,7 +20,7 @@ TOKENS = ["[CLS]", "a", "dog", "[SEP]"]
 @pytest.fixture
 def reading():
     x = torch.randn(1, 3, 4, 8)
-    maps = {f"layer.{n}": rg.attend(rg.Attention(), x + n, x, x).weights for n in range(2)}
+    maps = {f"layer.{n}": rg.Attention()(x + n, x, x).weights for n in range(2)}
     return rg.TextReading.of("a dog", maps, TOKENS)
 
 
@@ -37,7 +37,7 @@ def test_bars_are_as_high_as_the_weight_received(reading):
 def test_offset_bars_show_where_a_head_looks():
     x = torch.randn(1, 2, 12, 8)
     one_back = rg.mask_mod(lambda b, h, i, j: j == (i - 1).clamp_min(0))
-    weights = rg.attend(rg.Attention(mask=one_back), x, x, x).weights
+    weights = rg.Attention(mask=one_back)(x, x, x).weights
     axes = figures.offset_bars(weights).axes[1]
     heights = dict(zip(range(-8, 9), (bar.get_height() for bar in axes.patches), strict=True))
     assert heights[-1] == pytest.approx(11 / 12) and heights[0] == pytest.approx(1 / 12)

@@ -20,7 +20,7 @@ from regard.viewer.server import listen
 
 def example():
     q, k, v = torch.randn(3, 1, 2, 3, 4)
-    return rg.attend(rg.Attention(), q, k, v)
+    return rg.Attention()(q, k, v)
 
 
 @pytest.mark.parametrize("name", [None, 3, "", "  "])
@@ -40,15 +40,17 @@ def test_a_reader_needs_a_model_and_a_tokenizer(arguments):
         rg.TextReader(*arguments)
 
 
-def test_an_unpacked_output_names_its_two_parts():
-    with pytest.raises(rg.RegardError, match=r"attend.*seen\.output, seen\.weights"):
-        _, _ = example()
+def test_a_result_unpacks_to_the_output_and_the_weights():
+    output, weights = seen = example()
+    assert output is seen.output and weights is seen.weights
+    with pytest.raises(ValueError, match="unpack"):
+        _, _, _ = example()
 
 
 def test_a_cache_class_in_place_of_a_cache_has_a_remedy():
     x = torch.randn(1, 1, 3, 4)
     with pytest.raises(rg.RegardError, match=r"the class GrowingCache.*GrowingCache\(\)"):
-        rg.attend(rg.Attention(), x, x, x, cache=rg.GrowingCache)
+        rg.Attention()(x, x, x, cache=rg.GrowingCache)
 
 
 def test_a_saved_map_has_the_permissions_of_the_files_beside_it(tmp_path):
@@ -125,13 +127,13 @@ def test_a_table_of_sinusoids_has_the_default_dtype_and_is_rounded_once(default)
     ("draw", "said"),
     [
         (rg.heatmap, r"scale: colours go by the square root .*imshow"),
-        (rg.attend, r"scale: the factor belongs to the score: Attention\(regard\.Dot\(scale="),
+        (rg.Attention, r"scale: the factor belongs to the score: Attention\(regard\.Dot\(scale="),
     ],
 )
 def test_the_remedy_for_scale_is_that_of_the_function(draw, said):
     with pytest.raises(rg.RegardError, match=said) as error:
-        draw(*torch.rand(1, 3, 3), scale="linear")
-    assert ("Dot" in str(error.value)) == (draw is rg.attend)
+        draw(**({} if draw is rg.Attention else {"weights": torch.rand(3, 3)}), scale="linear")
+    assert ("Dot" in str(error.value)) == (draw is rg.Attention)
 
 
 @pytest.mark.parametrize("name", sorted(set(OF_FIGURES) - {"scale"}))

@@ -78,7 +78,7 @@ def test_which_mechanisms_of_the_catalogue_it_runs():
         attention, q, k, v = mechanisms()[name].example()
         for parameter in attention.parameters():
             parameter.requires_grad_(False)
-        refused[name] = rg.explain(attention, q, k, v).refused.get("flex")
+        refused[name] = rg.plan(q, k, v, attention=attention).refused.get("flex")
     assert {name for name in refused if refused[name] is None} >= RAN
     for name, reason in LEFT.items():
         assert reason in refused[name]
@@ -192,7 +192,7 @@ def test_compiled_it_gives_the_same(name):
         if any(reason in str(failure) for reason in NO_COMPILER):
             pytest.skip("torch does not compile FlexAttention for a processor without vector instructions")
         raise
-    torch.testing.assert_close(output, rg.attend(COMPILED[name], q, k, v, engine="dense").output, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(output, COMPILED[name](q, k, v, engine="dense").output, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
@@ -233,25 +233,25 @@ REFUSED = {
 def test_what_it_cannot_run_is_refused_with_who_can(what):
     attention, message = REFUSED[what]
     with pytest.raises(rg.RegardError, match=f"(?s)flex engine cannot run.*{message}.*Engines that can: .*dense"):
-        rg.attend(attention, x, x, x, engine="flex")
+        attention(x, x, x, engine="flex")
     if what != "dropout":
-        assert "The flex engine cannot run this" in str(rg.explain(attention, x, x, x))
+        assert "The flex engine cannot run this" in str(rg.plan(x, x, x, attention=attention))
 
 
 def test_rings_with_sinks_run():
     attention, cache = rg.Attention(mask=rg.causal()), rg.RingCache(5, sinks=2)
-    whole = rg.attend(attention, *(x for _ in range(3)), cache=cache)
-    ours = rg.attend(attention, x, x, x, cache=whole.cache, engine="flex")
-    torch.testing.assert_close(ours.output, rg.attend(attention, x, x, x, cache=whole.cache).output)
-    torch.testing.assert_close(ours.weights.dense(), rg.attend(attention, x, x, x, cache=whole.cache).weights.dense())
+    whole = attention(*(x for _ in range(3)), cache=cache)
+    ours = attention(x, x, x, cache=whole.cache, engine="flex")
+    torch.testing.assert_close(ours.output, attention(x, x, x, cache=whole.cache).output)
+    torch.testing.assert_close(ours.weights.dense(), attention(x, x, x, cache=whole.cache).weights.dense())
 
 
 @torch.no_grad()
 def test_bfloat16_stays_within_its_rounding():
     q, k, v = (torch.randn(2, heads, 200, 16, dtype=torch.bfloat16) for heads in (4, 2, 2))
     attention = rg.Attention(mask=rg.causal() & rg.window(50), bias=rg.ALiBi(4))
-    mine = rg.attend(attention, q, k, v, engine="flex").output
-    exact = rg.attend(attention, q.double(), k.double(), v.double(), engine="dense").output
+    mine = attention(q, k, v, engine="flex").output
+    exact = attention(q.double(), k.double(), v.double(), engine="dense").output
     assert mine.dtype == torch.bfloat16
     assert (mine.double() - exact).abs().max() <= 4 * 2**-8 * v.abs().max()
 
@@ -260,8 +260,8 @@ def test_it_is_chosen_on_a_gpu_alone(monkeypatch):
     monkeypatch.setenv("REGARD_KERNEL", "off")
     q = torch.randn(1, 2, 2048, 16)
     attention = rg.Attention(mask=rg.causal() & rg.window(64))
-    assert rg.explain(attention, q, q, q).engine == "blocked"
+    assert rg.plan(q, q, q, attention=attention).engine == "blocked"
     monkeypatch.setattr(import_module("regard.engine.plan"), "on_gpu", lambda problem: True)
-    assert rg.explain(attention, q, q, q).engine == "flex"
-    assert rg.explain(rg.Attention(mask=rg.causal()), q, q, q).engine == "fused"
-    assert rg.explain(rg.Attention(normalizer=rg.Sparsemax(), mask=rg.window(64)), q, q, q).engine == "blocked"
+    assert rg.plan(q, q, q, attention=attention).engine == "flex"
+    assert rg.plan(q, q, q, attention=rg.Attention(mask=rg.causal())).engine == "fused"
+    assert rg.plan(q, q, q, attention=rg.Attention(normalizer=rg.Sparsemax(), mask=rg.window(64))).engine == "blocked"

@@ -47,7 +47,7 @@ def test_without_triton_tiles_compute_them(monkeypatch):
     monkeypatch.setenv("REGARD_KERNEL", "off")
     monkeypatch.setattr(gpu_folds, "DEVICES", {"cpu"})
     monkeypatch.setattr(gpu_folds, "is_installed", lambda: False)
-    weights = rg.attend(rg.Attention(), *torch.randn(3, 1, 2, 130, 8).unbind()).weights
+    weights = rg.Attention()(*torch.randn(3, 1, 2, 130, 8).unbind()).weights
     assert weights._compiled_terms() is None
     dense = weights.dense()
     torch.testing.assert_close(weights.entropy(), -torch.xlogy(dense, dense).sum(-1), atol=1e-5, rtol=1e-5)

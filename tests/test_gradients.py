@@ -124,7 +124,7 @@ HELD = {
 def test_gradients_reach_tensors_of_pieces_that_are_no_modules(name, engine):
     tensor, leaves = learned(*HELD[name]), inputs()
     attention = pieces(name, tensor)
-    output = rg.attend(attention, *leaves, engine=engine).output
+    output = attention(*leaves, engine=engine).output
     by_definition = expected(name, tensor, *leaves)
     torch.testing.assert_close(output, by_definition, **CLOSE)
     along = torch.randn_like(output)
@@ -141,7 +141,7 @@ FUSED = ["fused", pytest.param("kernel", marks=needs_kernel)]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_factor_of_the_score_gets_its_gradient_from_fused_kernels(name, engine, dtype):
     tensor, leaves = learned(*HELD[name]), [x.detach().to(dtype).requires_grad_() for x in inputs()]
-    output = rg.attend(pieces(name, tensor), *leaves, engine=engine).output
+    output = pieces(name, tensor)(*leaves, engine=engine).output
     doubles = [x.detach().double().requires_grad_() for x in leaves]
     by_definition, along = expected(name, tensor, *doubles), torch.randn_like(output)
     mine = torch.autograd.grad(output, (tensor, *leaves), along)
@@ -156,7 +156,7 @@ def test_a_factor_of_the_score_gets_its_gradient_from_fused_kernels(name, engine
 def test_an_engine_refuses_what_would_not_get_its_gradient(name, engine):
     tensor, leaves = learned(*HELD[name]).float(), (x.float() for x in inputs())
     with pytest.raises(rg.RegardError, match=f"the {engine} engine cannot run"):
-        rg.attend(pieces(name, tensor), *leaves, engine=engine)
+        pieces(name, tensor)(*leaves, engine=engine)
 
 
 class Read(rg.AdditiveBias):
@@ -267,9 +267,9 @@ def test_a_tensor_is_found_wherever_python_lets_a_piece_keep_it(holder, is_learn
     attention = rg.Attention(bias=(piece, rg.Softcap(1.0)))
     if holder == "Again" and is_learned:  # what a class overrides cannot be exchanged
         with pytest.raises(rg.RegardError, match="none of its attributes"):
-            rg.attend(attention, *leaves, engine="blocked")
+            attention(*leaves, engine="blocked")
         return
-    seen = rg.attend(attention, *leaves, engine="blocked")
+    seen = attention(*leaves, engine="blocked")
     q, k, v = leaves
     weights = (q @ k.mT * q.shape[-1] ** -0.5 + sign * original[:, None, None]).tanh().softmax(-1)
     torch.testing.assert_close(seen.output, weights @ v, **CLOSE)
@@ -301,16 +301,16 @@ class Hiding(rg.Score):
 def test_a_tensor_that_cannot_be_found_is_refused_by_engines_with_a_backward_pass_of_their_own(monkeypatch):
     attention, leaves = rg.Attention(Hiding(), mask=rg.causal()), inputs()
     with pytest.raises(rg.RegardError, match="requires gradients and is none of its attributes"):
-        rg.attend(attention, *leaves, engine="blocked")
-    output = rg.attend(attention, *leaves).output  # dense: torch's own operations
+        attention(*leaves, engine="blocked")
+    output = attention(*leaves).output  # dense: torch's own operations
     by_definition = by_hand(*leaves, lambda s: s / OUTSIDE["temperature"])
     mine, theirs = (torch.autograd.grad(o.sum(), OUTSIDE["temperature"]) for o in (output, by_definition))
     torch.testing.assert_close(mine, theirs, **CLOSE)
     monkeypatch.setattr(sys.modules["regard.engine.plan"], "DENSE_BYTES", 0)
     with pytest.raises(rg.RegardError, match="none of its attributes"):
-        rg.attend(attention, *leaves)
+        attention(*leaves)
     with torch.no_grad():
-        assert rg.attend(attention, *leaves, engine="blocked").output.shape == output.shape
+        assert attention(*leaves, engine="blocked").output.shape == output.shape
 
 
 def test_a_learned_sink_is_no_number():

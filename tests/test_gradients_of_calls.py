@@ -72,10 +72,10 @@ def test_a_change_after_the_forward_pass_changes_no_gradient_and_no_map(change):
     model, other = Model(), Model()
     other.load_state_dict(model.state_dict())
     parameters = list(model.parameters())
-    seen = rg.attend(model.attention, *leaves, engine="blocked")
+    seen = model.attention(*leaves, engine="blocked")
     change(model.attention)
     mine = torch.autograd.grad(seen.output, (*parameters, *leaves), along)
-    again = rg.attend(other.attention, *leaves, engine="dense")
+    again = other.attention(*leaves, engine="dense")
     theirs = torch.autograd.grad(again.output, (*other.parameters(), *leaves), along)
     for one, another in zip(mine, theirs, strict=True):
         torch.testing.assert_close(one, another, **CLOSE)
@@ -96,7 +96,7 @@ class Shifted(nn.Module, rg.AdditiveBias):
 @pytest.mark.parametrize("numel", [9, 1 << 20])
 def test_a_map_of_a_changed_buffer_is_right_or_refused(numel):
     attention = rg.Attention(bias=Shifted(numel))
-    seen = rg.attend(attention, *inputs(learn=False))
+    seen = attention(*inputs(learn=False))
     before = seen.weights.dense()
     attention.bias_0.shift.mul_(-5)
     if numel > 9:
@@ -108,7 +108,7 @@ def test_a_map_of_a_changed_buffer_is_right_or_refused(numel):
 
 def test_a_predicate_that_closes_over_a_tensor_is_remembered_as_it_was():
     even = torch.arange(9) % 2 == 0
-    seen = rg.attend(rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: even[j])), *inputs(), engine="blocked")
+    seen = rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: even[j]))(*inputs(), engine="blocked")
     before = seen.weights.dense()
     even.logical_not_()
     torch.testing.assert_close(seen.weights.dense(), before)
@@ -117,7 +117,7 @@ def test_a_predicate_that_closes_over_a_tensor_is_remembered_as_it_was():
 
 def test_every_look_at_a_map_of_changed_tensors_is_refused():
     q, k, v = inputs(learn=False)
-    weights = rg.attend(rg.Attention(), q, k, v).weights
+    weights = rg.Attention()(q, k, v).weights
     weights.row_statistic, weights[0, 0, 0]  # what is known already must not answer
     q.mul_(2)
     for look in (lambda: weights[0, 0, 0], lambda: weights.select(0, 1), weights.dense, weights.entropy):
@@ -131,7 +131,7 @@ def test_a_copy_of_a_map_has_its_weights(copied):
     with torch.no_grad():
         for tensor in (q, attention.bias_0.table):
             tensor.mul_(2)  # tensors that were changed before they were looked at
-    weights = rg.attend(attention, q, k, v).weights
+    weights = attention(q, k, v).weights
     again = copied(weights)
     torch.testing.assert_close(again.dense(), weights.dense())
     q.mul_(2)
@@ -150,16 +150,16 @@ def test_a_piece_may_be_exchanged_for_one_that_is_a_module_or_none():
     attention.double()
     assert {name for name, _ in attention.named_parameters()} == {"score.weight", "bias_0.table"}
     made = rg.Attention(bias=[attention.bias[0]], **exchanged)
-    torch.testing.assert_close(rg.attend(attention, *tensors).output, rg.attend(made, *tensors).output)
+    torch.testing.assert_close(attention(*tensors).output, made(*tensors).output)
     attention.score, attention.bias, attention.position, attention.mask = rg.Dot(), (), None, None
     assert not list(attention.parameters())
-    torch.testing.assert_close(rg.attend(attention, *tensors).output, rg.attend(rg.Attention(), *tensors).output)
+    torch.testing.assert_close(attention(*tensors).output, rg.Attention()(*tensors).output)
     for name, piece in {"score": rg.causal(), "mask": "causal", "normalizer": None, "bias": [rg.Dot()]}.items():
         with pytest.raises(rg.RegardError, match=f"Attention\\({name}=...\\): expected a"):
             setattr(attention, name, piece)
     attention.normalizer = rg.SumNormalizer()
     with pytest.raises(rg.RegardError, match="needs scores that are not negative"):
-        rg.attend(attention, *tensors)
+        attention(*tensors)
 
 
 def test_with_mask_leaves_the_pieces_in_their_mode():
@@ -173,10 +173,10 @@ def test_with_mask_leaves_the_pieces_in_their_mode():
 def test_explain_counts_dropout():
     attention, x = rg.Attention(mask=rg.causal(), dropout=0.1), torch.zeros(1, 2, 16, 8)
     state = torch.get_rng_state()
-    plan = rg.explain(attention, x, x, x)
+    plan = rg.plan(x, x, x, attention=attention)
     assert torch.equal(state, torch.get_rng_state())  # to explain draws nothing
     assert plan.engine != "fused" and "fused" in plan.refused
-    assert rg.explain(attention.eval(), x, x, x).engine == "fused"
+    assert rg.plan(x, x, x, attention=attention.eval()).engine == "fused"
 
 
 # Memory
@@ -203,7 +203,7 @@ def test_activation_checkpointing_frees_what_is_inside_and_gives_the_same_gradie
     def layer(x):
         q, k, v = x * 1.5, x.sin(), x.cos()
         held.extend(map(weakref.ref, (q, k, v)))
-        return rg.attend(attention, q, k, v, engine=engine).output
+        return attention(q, k, v, engine=engine).output
 
     output = checkpoint(layer, x, use_reentrant=False)
     gc.collect()
@@ -225,14 +225,14 @@ def test_saved_tensors_can_be_kept_elsewhere(engine):
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda number: packed[number]):
         q, k, v = x * 1.5, x.sin(), x.cos()
-        output = rg.attend(attention, q, k, v, engine=engine).output
+        output = attention(q, k, v, engine=engine).output
     held = [weakref.ref(t) for t in (q, k, v)]
     del q, k, v
     gc.collect()
     assert all(tensor() is None for tensor in held)
     along = torch.randn_like(output)
     mine = torch.autograd.grad(output, x, along)
-    again = rg.attend(attention, x * 1.5, x.sin(), x.cos(), engine="dense").output
+    again = attention(x * 1.5, x.sin(), x.cos(), engine="dense").output
     torch.testing.assert_close(mine, torch.autograd.grad(again, x, along), **close)
 
 
@@ -252,7 +252,7 @@ def test_a_learned_scale_decodes_as_it_was_trained():
 def test_a_factor_for_each_head_belongs_to_its_head_wherever_one_looks(score, dtype):
     x = torch.randn(2, 3, 5, 4, dtype=dtype)
     factors = torch.tensor([0.1, 3.0, -2.0], dtype=torch.float64).view(3, 1, 1).requires_grad_()
-    weights = rg.attend(rg.Attention(score(factors)), x, x, x).weights
+    weights = rg.Attention(score(factors))(x, x, x).weights
     unit = F.normalize(x, dim=-1) if score is rg.Cosine else x
     by_definition = (factors * (unit @ unit.mT).double()).softmax(-1).to(dtype)
     for index in ((0, 2), (1, [2, 0], 3), (slice(None), 1)):
@@ -276,7 +276,7 @@ def plain(q, k, v, scale=None):
 @pytest.mark.parametrize("scale", [None, 1.0, 0.3])
 def test_gradients_of_grouped_heads_without_a_mask(engine, scale):
     q, k, v = (torch.randn(2, heads, 9, 5, dtype=torch.float64, requires_grad=True) for heads in (6, 2, 2))
-    output = rg.attend(rg.Attention(rg.Dot(scale=scale)), q, k, v, engine=engine).output
+    output = rg.Attention(rg.Dot(scale=scale))(q, k, v, engine=engine).output
     agree(output, plain(q, k, v, scale), (q, k, v))
 
 
@@ -294,7 +294,7 @@ def test_gradients_pass_through_the_state_of_recurrent_decoding(is_causal):
     attention, leaves = rg.Attention(rg.KernelScore(), mask=mask, normalizer=rg.SumNormalizer()), inputs(n=11)
     cache, outputs = rg.RecurrentCache(), []
     for part in (slice(0, 6), slice(6, 10), slice(10, 11)):
-        seen = rg.attend(attention, *(t[:, :, part] for t in leaves), cache=cache)
+        seen = attention(*(t[:, :, part] for t in leaves), cache=cache)
         cache = seen.cache
         outputs.append(seen.output)
     q, k, v = leaves
@@ -325,6 +325,8 @@ def test_gradients_of_every_engine_are_those_of_plain_operations(problem):
     empty = ~allowed.any(-1, keepdim=True)
     weights = scores.masked_fill(~allowed & ~empty, -torch.inf).softmax(-1).masked_fill(empty, 0.0)
     expected = weights @ v
-    for engine in {"dense", "fused", "blocked"} - set(rg.explain(attention, *leaves, positions=positions).refused):
-        output = rg.attend(attention, *leaves, positions=positions, engine=engine).output
+    for engine in {"dense", "fused", "blocked"} - set(
+        rg.plan(*leaves, attention=attention, positions=positions).refused
+    ):
+        output = attention(*leaves, positions=positions, engine=engine).output
         agree(output, expected, leaves, **drawn.CLOSE)

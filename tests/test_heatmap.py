@@ -40,7 +40,7 @@ def _needs_matplotlib():
 
 
 def attention_map(H=3, I=5, J=5, B=1, **pieces):
-    return rg.attend(rg.Attention(**pieces), torch.randn(B, H, I, 8), *torch.randn(2, B, H, J, 8)).weights
+    return rg.Attention(**pieces)(torch.randn(B, H, I, 8), *torch.randn(2, B, H, J, 8)).weights
 
 
 def panels(figure):
@@ -138,7 +138,7 @@ def test_an_entry_of_the_batch_is_chosen():
         (torch.ones(5), {}, r"got \(5,\)"),
         (torch.ones(1, 0, 0), {}, "nothing to show"),
         ({"weights": 1}, {}, "expected an AttentionMap or an array of weights, got dict"),
-        (rg.attend(rg.Attention(), *torch.zeros(3, 1, 1, 2, 4)), {}, "that of rg.attend is seen.weights"),
+        (rg.Attention()(*torch.zeros(3, 1, 1, 2, 4)), {}, "that of rg.attend is seen.weights"),
     ],
 )
 def test_what_does_not_fit_is_refused(draw, weights, arguments, message):

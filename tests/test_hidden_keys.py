@@ -39,9 +39,9 @@ def test_a_hidden_key_or_value_that_is_no_number_has_no_effect(name, engine, par
         for place in (0, n // 2, n - 1):
             mask = MASKS[name](n)
             finite, spoiled, sees = hidden_case(mask, n, bad, part, place, generator)
-            expected = rg.attend(rg.Attention(mask=mask), *finite, engine="dense")
+            expected = rg.Attention(mask=mask)(*finite, engine="dense")
             try:
-                seen = rg.attend(rg.Attention(mask=mask), *spoiled, engine=engine)
+                seen = rg.Attention(mask=mask)(*spoiled, engine=engine)
             except rg.RegardError as error:
                 pytest.skip(f"{engine} does not run here: {error}")
             torch.testing.assert_close(seen.output[0][~sees], expected.output[0][~sees])
@@ -63,7 +63,7 @@ def test_gradients_of_the_rows_that_do_not_see_it_are_those_without_it(name, eng
     for inputs in (finite, spoiled):
         leaves = [x.clone().requires_grad_() for x in inputs]
         try:
-            output = rg.attend(attention, *leaves, engine=engine).output
+            output = attention(*leaves, engine=engine).output
         except rg.RegardError as error:
             pytest.skip(f"{engine} does not run here: {error}")
         grads.append(torch.autograd.grad(output.masked_fill(sees[None, ..., None], 0.0).sum(), leaves))
@@ -78,9 +78,9 @@ def test_a_hidden_key_that_is_no_number_has_no_effect_on_any_mechanism(name):
     shown = rg.padding((torch.arange(k.shape[2]) != hidden).expand(k.shape[0], -1))
     attention = attention.with_mask(shown if attention.mask is None else attention.mask & shown)
     with torch.no_grad():
-        expected = rg.attend(attention, q, k, v)
+        expected = attention(q, k, v)
         k, v = k.clone(), v.clone()
         k[:, :, hidden], v[:, :, hidden] = torch.nan, torch.nan
-        seen = rg.attend(attention, q, k, v)
+        seen = attention(q, k, v)
         torch.testing.assert_close(seen.output, expected.output)
         torch.testing.assert_close(seen.weights.dense(), expected.weights.dense())

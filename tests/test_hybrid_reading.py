@@ -89,7 +89,7 @@ def test_very_many_channels_are_shown_as_their_mean(monkeypatch):
 
 
 def test_the_mean_over_heads_is_a_map():
-    weights = rg.attend(rg.Attention(mask=rg.causal()), *torch.randn(3, 2, 3, 7, 4)).weights
+    weights = rg.Attention(mask=rg.causal())(*torch.randn(3, 2, 3, 7, 4)).weights
     mean, expected = HeadMean(weights), weights.dense().mean(1, keepdim=True)
     torch.testing.assert_close(mean.dense(), expected)
     torch.testing.assert_close(mean[1, 0, [5, 2], 1:4], expected[1, 0, [5, 2], 1:4])

@@ -26,12 +26,12 @@ class Net(nn.Module):
 
     def forward(self, x):
         heads = (layer(x).unflatten(-1, (4, 8)).transpose(1, 2) for layer in (self.q_proj, self.k_proj, self.v_proj))
-        return rg.attend(rg.Attention(mask=rg.causal()), *heads).output.transpose(1, 2).flatten(2)
+        return rg.Attention(mask=rg.causal())(*heads).output.transpose(1, 2).flatten(2)
 
 
 NET, X = Net().eval(), torch.randn(1, 6, 32)
 GRID = rg.PatchGrid(2, 3)
-SEEN = rg.attend(rg.Attention(), q, q, q)
+SEEN = rg.Attention()(q, q, q)
 JUNK = WRONG | {
     "ragged lists": [[1, 2], [3]],
     "nested lists": [[0.5, 0.5], [0.1, 0.9]],

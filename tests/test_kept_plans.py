@@ -91,12 +91,12 @@ def test_new_numbers_of_parameters_are_read(name, grad, engine, plans_made):
 
 def test_a_map_of_a_repeated_call_is_of_its_own_numbers():
     attention, tensors = LEARNED["table"](), inputs(5, 5, 5)
-    rg.attend(attention, *tensors)
-    before = rg.attend(attention, *tensors).weights
+    attention(*tensors)
+    before = attention(*tensors).weights
     expected = before.dense()
     with torch.no_grad():
         attention.bias[0].table.add_(torch.randn(2, 7))
-    after = rg.attend(attention, *tensors).weights
+    after = attention(*tensors).weights
     assert torch.equal(before.dense(), expected) and not torch.equal(after.dense(), expected)
     with torch.no_grad():
         tensors[0].add_(1)
@@ -158,7 +158,7 @@ def test_gradients_reach_the_tensors_that_need_them(engine):
                 for n, t in enumerate(tensors):
                     t.requires_grad_(n in chosen)
                 with torch.set_grad_enabled(has_grad):
-                    seen = rg.attend(attention, *tensors, engine=engine)
+                    seen = attention(*tensors, engine=engine)
                     assert seen.output.requires_grad == (has_grad and (bool(chosen) or bias))
                     found = results(attention, tensors, engine)
                     kept = dict(kept_plans._plans)
@@ -172,7 +172,7 @@ def test_a_plan_of_inference_mode_is_not_used_for_gradients(engine):
     attention, tensors = rg.Attention(bias=rg.ALiBi(2), mask=rg.dilated(3, 2)), inputs(12, 12, 12, grad=True)
     for has_grad in (False, True):
         with torch.inference_mode(), torch.set_grad_enabled(has_grad):
-            assert not rg.attend(attention, *tensors, engine=engine).output.requires_grad
+            assert not attention(*tensors, engine=engine).output.requires_grad
     with torch.no_grad():
         results(attention, tensors, engine)
     found = results(attention, tensors, engine)
@@ -211,7 +211,7 @@ def test_the_level_of_the_kernels_may_change(level):
     with kernels.at_level(level):
         assert_equal(results(attention, tensors, "kernel"), anew(attention, tensors, "kernel"))
     with kernels.at_level("off"), pytest.raises(rg.RegardError, match="REGARD_KERNEL=off"):
-        rg.attend(attention, *tensors, engine="kernel")
+        attention(*tensors, engine="kernel")
 
 
 def test_a_coarse_sink_is_noticed():
@@ -219,7 +219,7 @@ def test_a_coarse_sink_is_noticed():
     for number in (0.0, 1e6, 0.0):
         attention.normalizer.sink.fill_(number)
         assert_equal(results(attention, tensors), anew(attention, tensors))
-        plan = rg.explain(attention, *tensors)
+        plan = rg.plan(*tensors, attention=attention)
         assert ("kernel" in plan.refused) == (number > 0 or not kernels.LEVELS)
     results(attention, tensors, "blocked")
 
@@ -230,7 +230,7 @@ def test_a_refused_call_is_refused_again_with_the_same_words():
     words = []
     for _ in range(3):
         with pytest.raises(rg.RegardError) as error:
-            rg.attend(attention, *tensors, engine="kernel")
+            attention(*tensors, engine="kernel")
         words.append(str(error.value))
     assert len(set(words)) == 1 and not len(kept_plans)
 
@@ -284,16 +284,16 @@ def test_pieces_of_the_user_are_read_at_every_call(plans_made):
     attention = rg.Attention(bias=bias)
     outputs = []
     for bias.factor in (0.0, 1.0, 2.0):
-        outputs.append(rg.attend(attention, *tensors).output)
+        outputs.append(attention(*tensors).output)
     assert len(plans_made) == 3 and not len(kept_plans)
     assert not torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[1], outputs[2])
 
 
 def test_a_subclass_of_a_piece_is_a_piece_of_the_user(plans_made):
     attention, tensors = rg.Attention(mask=Inherited(100)), inputs(9, 9, 9)
-    far = rg.attend(attention, *tensors).output
+    far = attention(*tensors).output
     with mock.patch.object(Inherited, "reach", 2):
-        assert not torch.equal(rg.attend(attention, *tensors).output, far)
+        assert not torch.equal(attention(*tensors).output, far)
     assert len(plans_made) == 2 and not len(kept_plans)
 
 
@@ -334,15 +334,15 @@ def test_layers_of_one_shape_share_a_plan(plans_made):
 def test_an_explained_plan_is_made_anew(plans_made):
     attention, tensors = rg.Attention(mask=rg.causal()), inputs(9, 9, 9)
     results(attention, tensors)
-    assert "linear" in rg.explain(attention, *tensors).refused
+    assert "linear" in rg.plan(*tensors, attention=attention).refused
 
 
 def test_few_plans_are_kept_and_the_latest_stay(monkeypatch, plans_made):
     monkeypatch.setattr(kept_plans_file, "MOST_PLANS", 8)
     attention, favourite = rg.Attention(), inputs(3, 3, 3)
     for n in range(1, 60):
-        rg.attend(attention, *inputs(n, n + 1, n + 1))
-        rg.attend(attention, *favourite)
+        attention(*inputs(n, n + 1, n + 1))
+        attention(*favourite)
         assert len(kept_plans) <= 8 and len(kept_plans._used) <= 8
     assert len(plans_made) == 60  # the favourite once
 
@@ -357,7 +357,7 @@ def test_freed_memory_is_not_read(engine, said):
     results(attention, tensors, engine)
     tensors[1].untyped_storage().resize_(0)
     with pytest.raises((RuntimeError, rg.RegardError), match=said):
-        rg.attend(attention, *tensors, engine=engine)
+        attention(*tensors, engine=engine)
 
 
 @pytest.mark.parametrize("engine", ["auto", pytest.param("kernel", marks=kernels.needs_kernel)])
@@ -373,11 +373,11 @@ def test_negative_views_are_read_with_their_sign(engine):
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_transformed_calls_are_planned_anew(plans_made):
     attention, (q, k, v) = rg.Attention(), inputs(5, 5, 5)
-    rg.attend(attention, q, k, v)
+    attention(q, k, v)
     plans_made.clear()
 
     def loss(q):
-        return rg.attend(attention, q, k, v).output.sum()
+        return attention(q, k, v).output.sum()
 
     _, slope = torch.func.jvp(loss, (q,), (torch.ones_like(q),))
     gradient = torch.func.grad(loss)(q)
@@ -388,7 +388,7 @@ def test_transformed_calls_are_planned_anew(plans_made):
 def test_a_second_derivative_is_refused_by_a_repeated_call_too():
     attention, tensors = rg.Attention(), inputs(400, 400, 400, grad=True)
     for _ in range(2):
-        output = rg.attend(attention, *tensors, engine="blocked").output
+        output = attention(*tensors, engine="blocked").output
         (first,) = torch.autograd.grad(output.sum(), tensors[:1], create_graph=True)
         with pytest.raises(rg.RegardError, match="derivatives of any order"):
             first.sum().backward()
@@ -404,11 +404,11 @@ def test_positions_are_part_of_the_key(positions):
 
 def test_dropout_has_a_new_seed_at_every_call(plans_made):
     attention, tensors = rg.Attention(dropout=0.5), inputs(30, 30, 30)
-    outputs = [rg.attend(attention, *tensors).output for _ in range(3)]
+    outputs = [attention(*tensors).output for _ in range(3)]
     assert len(plans_made) == 1
     assert not torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[1], outputs[2])
     attention.dropout = 0.25
-    rg.attend(attention, *tensors)
+    attention(*tensors)
     attention.eval()
     assert_equal(results(attention, tensors), anew(attention, tensors))
 

@@ -18,9 +18,9 @@ from regard.engine.kept_plans import kept_plans
 @pytest.mark.parametrize("name", ["table", "sink", "additive"])
 def test_kept_plans_hold_no_tensor_of_a_call(name):
     attention, tensors = LEARNED[name](), inputs(30, 30, 30, grad=True)
-    seen = rg.attend(attention, *tensors)
+    seen = attention(*tensors)
     seen.output.sum().backward()
-    seen = rg.attend(attention, *tensors)
+    seen = attention(*tensors)
     assert len(kept_plans) == 1
     watched = [weakref.ref(t) for t in (*tensors, *attention.parameters(), seen.output)]
     del attention, tensors, seen
@@ -33,7 +33,7 @@ def test_memory_is_released_without_the_collector():
     gc.disable()
     try:
         for _ in range(2):
-            seen = rg.attend(attention, *tensors)
+            seen = attention(*tensors)
         watched = [weakref.ref(t) for t in (*tensors, seen.output)]
         del tensors, seen
         assert not [ref() for ref in watched if ref() is not None]
@@ -70,7 +70,7 @@ def test_a_forked_process_keeps_plans():
     with kept_plans._lock:  # as another thread may hold it at the fork
         child = os.fork()
         if not child:
-            rg.attend(attention, *tensors)
-            rg.attend(attention, *inputs(4, 4, 4))
+            attention(*tensors)
+            attention(*inputs(4, 4, 4))
             os._exit(0 if len(kept_plans) == 2 else 1)
     assert os.waitpid(child, 0)[1] == 0

@@ -39,7 +39,7 @@ def drawn(attention, n, heads=H, batch=1):
 
 def results(attention, inputs, tensors, cache=None):
     """Output, weights, the next state, and gradients."""
-    seen = rg.attend(attention, *inputs, cache=cache, **tensors)
+    seen = attention(*inputs, cache=cache, **tensors)
     found = [seen.output, seen.weights.dense()]
     if isinstance(seen.cache, rg.RecurrentCache):
         found.append(seen.cache.state)
@@ -127,15 +127,13 @@ def test_a_bias_with_a_tensor_of_the_call_learns(engine, plans_made):
     attention = rg.Attention(mask=rg.causal(), bias=rg.ForgettingBias())
     inputs, tensors = drawn(attention, 40)
     for _ in range(2):
-        rg.attend(attention, *inputs, engine=engine, **tensors)
+        attention(*inputs, engine=engine, **tensors)
     assert len(plans_made) == 1
     (name,) = tensors
     learned = {name: tensors[name].clone().requires_grad_()}
-    (found,) = torch.autograd.grad(
-        rg.attend(attention, *inputs, engine=engine, **learned).output.sin().sum(), *learned.values()
-    )
+    (found,) = torch.autograd.grad(attention(*inputs, engine=engine, **learned).output.sin().sum(), *learned.values())
     kept_plans.clear()
-    fresh = rg.attend(attention, *inputs, engine=engine, **learned).output.sin().sum()
+    fresh = attention(*inputs, engine=engine, **learned).output.sin().sum()
     assert len(plans_made) == 3 and torch.equal(found, *torch.autograd.grad(fresh, learned[name]))
 
 
@@ -163,13 +161,13 @@ def test_tokens_one_by_one_need_two_plans(name, plans_made):
     """The first has no state yet. Positions differ from token to token, and a RoPE reads them."""
     attention = ONE_BY_ONE[name]()
     inputs, tensors = drawn(attention, 7)
-    whole = rg.attend(attention, *inputs, **tensors)
+    whole = attention(*inputs, **tensors)
     plans_made.clear()
     cache, outputs = rg.RecurrentCache(), []
     for t in range(7):
         part = slice(t, t + 1)
         here = {key: x[:, :, part] for key, x in tensors.items()}
-        seen = rg.attend(attention, *(x[:, :, part] for x in inputs), cache=cache, **here)
+        seen = attention(*(x[:, :, part] for x in inputs), cache=cache, **here)
         cache = seen.cache
         outputs.append(seen.output)
         assert seen.weights.positions.start == t and cache.length == t + 1
@@ -182,11 +180,11 @@ def test_new_numbers_of_a_transition_are_read(plans_made):
     rate = torch.nn.Parameter(-torch.rand(H))
     attention = rg.Attention(rg.Dot(1.0), transition=rg.StateSpace(rate))
     inputs, tensors = drawn(attention, 6)
-    before = rg.attend(attention, *inputs, **tensors)
+    before = attention(*inputs, **tensors)
     gradient = torch.autograd.grad(before.output.sum(), rate)[0]
     with torch.no_grad():
         rate.mul_(3)
-    after = rg.attend(attention, *inputs, **tensors)
+    after = attention(*inputs, **tensors)
     assert len(plans_made) == 1 and not torch.equal(before.output, after.output)
     assert not torch.equal(gradient, torch.autograd.grad(after.output.sum(), rate)[0])
     assert torch.equal(after.output, anew(attention, inputs, tensors)[0])
@@ -198,7 +196,7 @@ def test_kept_plans_hold_no_tensor_of_a_call():
     cache = rg.RecurrentCache(torch.randn(1, H, D, D), 3)
     kept_plans.clear()
     for _ in range(2):
-        seen = rg.attend(attention, *inputs, cache=cache, **tensors)
+        seen = attention(*inputs, cache=cache, **tensors)
     assert len(kept_plans) == 1
     watched = [weakref.ref(t) for t in (*inputs, *tensors.values(), cache.state, seen.output, seen.cache.state)]
     del inputs, tensors, cache, seen
@@ -209,9 +207,9 @@ def test_kept_plans_hold_no_tensor_of_a_call():
 def test_mistakes_are_refused_after_a_kept_plan():
     attention = ATTENTIONS["gated delta"]()
     (q, k, v), tensors = drawn(attention, 2)
-    rg.attend(attention, q, k, v, cache=rg.RecurrentCache(), **tensors)
+    attention(q, k, v, cache=rg.RecurrentCache(), **tensors)
     for wrong in ({"beta": tensors["beta"]}, {**tensors, "gamma": v}, {**tensors, "beta": v}, {**tensors, "beta": 1.0}):
         with pytest.raises(rg.RegardError, match=r"log_decay|gamma|beta"):
-            rg.attend(attention, q, k, v, cache=rg.RecurrentCache(), **wrong)
+            attention(q, k, v, cache=rg.RecurrentCache(), **wrong)
     with pytest.raises(rg.RegardError, match="not both"):
-        rg.attend(attention, q, k, v, cache=rg.RecurrentCache(), positions=rg.Positions.of(0, 2, 2), **tensors)
+        attention(q, k, v, cache=rg.RecurrentCache(), positions=rg.Positions.of(0, 2, 2), **tensors)

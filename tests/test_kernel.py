@@ -39,7 +39,7 @@ def test_outputs_and_weights_stay_within_their_budget(drawn_problem):
     share = 2 * weight_errors(problem, unit_roundoff(dtype)) + (2 * problem.sizes.J + 40) * FLOAT32
     for level in LEVELS:
         with at_level(level):
-            seen = rg.attend(attention, *inputs, positions=problem.positions, engine="kernel")
+            seen = attention(*inputs, positions=problem.positions, engine="kernel")
         assert seen.output.dtype == dtype
         within(seen.output, output, bound)
         within(seen.weights.dense(), weights, share * weights + TINY)
@@ -51,7 +51,7 @@ def test_gradients_stay_within_their_budget(drawn_problem, data):
     problem, tensors = drawn_problem
     attention, inputs = in_dtype(problem, tensors)
     exact = [t.detach().double().requires_grad_() for t in tensors]
-    dense = rg.attend(problem.attention, *exact, positions=problem.positions, engine="dense").output
+    dense = problem.attention(*exact, positions=problem.positions, engine="dense").output
     shape = dense.shape
     layouts = drawn.LAYOUTS if min(shape) > 0 else drawn.KEEPING
     along = layouts[data.draw(drawn.layouts(layouts))](torch.randn(shape, dtype=inputs[0].dtype))
@@ -61,7 +61,7 @@ def test_gradients_stay_within_their_budget(drawn_problem, data):
     wanted = [*inputs, *(p for p in attention.parameters() if p.requires_grad)]
     for level in LEVELS:
         with at_level(level):
-            output = rg.attend(attention, *inputs, positions=problem.positions, engine="kernel").output
+            output = attention(*inputs, positions=problem.positions, engine="kernel").output
             found = torch.autograd.grad(output, wanted, along, allow_unused=True)
         for mine, theirs, bound in zip(found, expected, bounds, strict=False):
             if theirs is not None and mine is not None:
@@ -96,7 +96,7 @@ def test_the_output_of_one_key_is_its_value_bit_by_bit(level, dtype, flushes):
     torch.set_flush_denormal(flushes)
     try:
         with at_level(level):
-            found = rg.attend(rg.Attention(), nothing, nothing, value, engine="kernel").output
+            found = rg.Attention()(nothing, nothing, value, engine="kernel").output
     finally:
         torch.set_flush_denormal(False)
     assert same_numbers(found, value)
@@ -113,7 +113,7 @@ def test_the_mean_of_two_values_is_rounded_as_torch_rounds_it(level, dtype):
     for value in (other, near):
         pair = torch.cat((one, value), 2)
         with at_level(level):
-            found = rg.attend(rg.Attention(), nothing[:, :, :1], nothing, pair, engine="kernel").output
+            found = rg.Attention()(nothing[:, :, :1], nothing, pair, engine="kernel").output
         assert same_numbers(found, ((one.float() + value.float()) * 0.5).to(dtype))
 
 
@@ -128,7 +128,7 @@ def test_a_tensor_whose_sign_torch_stores_apart(level):
     leaves = [one.clone().requires_grad_(), other.clone().requires_grad_()]
 
     def gradients(engine, *tensors):
-        output = rg.attend(rg.Attention(), tensors[0], tensors[1], tensors[1], engine=engine).output
+        output = rg.Attention()(tensors[0], tensors[1], tensors[1], engine=engine).output
         return [output, *torch.autograd.grad(output, leaves, along, allow_unused=True)]
 
     negated = [torch._neg_view(-x) for x in leaves]
@@ -144,7 +144,7 @@ def test_the_default_dtype_and_device_of_torch_change_nothing(dtype):
     tensors = [torch.randn(1, 2, 130, 8, requires_grad=True) for _ in range(3)]
 
     def gradients(**pieces):
-        output = rg.attend(rg.Attention(**pieces), *tensors, engine="kernel").output
+        output = rg.Attention(**pieces)(*tensors, engine="kernel").output
         return [output, *torch.autograd.grad(output.square().sum(), tensors)]
 
     expected = gradients(**pieces)
@@ -187,7 +187,7 @@ def test_tensors_without_numbers_in_memory_are_refused():
         problem = Problem(rg.Attention(), *[tensor] * 3, rg.Positions.aligned_to_end(400, 400), Sizes.of(*[tensor] * 3))
         assert Kernel().refusal(problem) == "the numbers of a tensor cannot be read from memory"
     with mode:
-        assert rg.attend(rg.Attention(mask=rg.causal()), fake, fake, fake).output.shape == shape  # another engine
+        assert rg.Attention(mask=rg.causal())(fake, fake, fake).output.shape == shape  # another engine
 
 
 @every_level
@@ -196,9 +196,9 @@ def test_tensors_without_numbers_in_memory_are_refused():
 def test_a_large_cap_changes_no_score(level, cap):
     """cap * tanh(s / cap) of an s far below the cap: an absolute error of the tangent would grow with the cap."""
     q, k, v = (torch.randn(1, 1, 64, 64) for _ in range(3))
-    expected = rg.attend(rg.Attention(bias=rg.Softcap(cap)), q.double(), k.double(), v.double(), engine="dense").output
+    expected = rg.Attention(bias=rg.Softcap(cap))(q.double(), k.double(), v.double(), engine="dense").output
     with at_level(level):
-        found = rg.attend(rg.Attention(bias=rg.Softcap(cap)), q, k, v, engine="kernel").output
+        found = rg.Attention(bias=rg.Softcap(cap))(q, k, v, engine="kernel").output
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6)
 
 
@@ -208,7 +208,7 @@ def test_gradients_under_a_cap_are_those_of_the_tangent(level):
     exact = [t.detach().double().requires_grad_() for t in tensors]
     attention, along = rg.Attention(bias=rg.Softcap(1.0)), torch.randn(1, 1, 64, 64)
     with at_level(level):
-        found = torch.autograd.grad(rg.attend(attention, *tensors, engine="kernel").output, tensors, along)
-    expected = torch.autograd.grad(rg.attend(attention, *exact, engine="dense").output, exact, along.double())
+        found = torch.autograd.grad(attention(*tensors, engine="kernel").output, tensors, along)
+    expected = torch.autograd.grad(attention(*exact, engine="dense").output, exact, along.double())
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=2e-6)

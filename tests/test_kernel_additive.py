@@ -55,7 +55,7 @@ def made(case, size=1.0, dtype=torch.float32):
 
 def results(attention, tensors, along, engine, positions=None):
     """The output, and the gradients of tensors and parameters."""
-    output = rg.attend(attention, *tensors, engine=engine, positions=positions).output
+    output = attention(*tensors, engine=engine, positions=positions).output
     learned = [p for p in attention.parameters() if p.requires_grad]
     return output, *torch.autograd.grad(output, [*tensors, *learned], along.to(output.dtype))
 
@@ -107,7 +107,7 @@ def scores_of(queries, keys, direction):
     score = Projected(len(direction))
     score.direction.data = direction
     rows = (t[None, None] for t in (queries, keys, keys[:, :1]))
-    weights = rg.attend(rg.Attention(score, mask=rg.block_local(1)), *rows, engine="kernel").weights
+    weights = rg.Attention(score, mask=rg.block_local(1))(*rows, engine="kernel").weights
     return weights.row_statistic[0][0, 0]
 
 
@@ -151,7 +151,7 @@ def test_infinite_inputs_have_a_tangent_and_others_do_not(level):
 @torch.no_grad()
 def test_what_is_no_number_stays_in_the_rows_that_may_attend_to_it(level, wrong):
     attention, (q, k, v) = made("window")
-    clean = rg.attend(attention.double(), *(t.double() for t in (q, k, v)), engine="dense").output
+    clean = attention.double()(*(t.double() for t in (q, k, v)), engine="dense").output
     if wrong == "query":
         q[:, :, 60] = torch.nan
     else:
@@ -159,7 +159,7 @@ def test_what_is_no_number_stays_in_the_rows_that_may_attend_to_it(level, wrong)
     pairs = attention.mask.dense(130, 230).expand(130, 230)
     touched = torch.arange(130) == 60 if wrong == "query" else pairs[:, 160]
     with at_level(level):
-        found = rg.attend(attention.float(), q, k, v, engine="kernel").output[0, 0]
+        found = attention.float()(q, k, v, engine="kernel").output[0, 0]
     assert found[touched].isnan().all()
     torch.testing.assert_close(found[~touched].double(), clean[0, 0, ~touched], rtol=1e-5, atol=1e-5)
 
@@ -197,8 +197,8 @@ def test_a_kept_plan_computes_with_the_direction_of_its_call(level):
     for _ in range(3):
         with at_level(level), torch.no_grad():
             attention.score.direction.normal_()
-            found = rg.attend(attention, q, k, v, engine="kernel").output
-            expected = rg.attend(attention, q, k, v, engine="dense").output
+            found = attention(q, k, v, engine="kernel").output
+            expected = attention(q, k, v, engine="dense").output
         assert_near([found], [expected.double()])
 
 
@@ -206,7 +206,7 @@ def test_a_kept_plan_computes_with_the_direction_of_its_call(level):
 def test_auto_takes_the_kernels_where_they_are_faster():
     def chosen(num_queries, learns):
         x, attention = torch.zeros(1, 1, 64, 40, requires_grad=learns), rg.Attention(rg.Additive(40, 40, 64))
-        return rg.explain(attention.requires_grad_(learns), x[:, :, :num_queries], x, x).engine
+        return rg.plan(x[:, :, :num_queries], x, x, attention=attention.requires_grad_(learns)).engine
 
     assert (chosen(64, False), chosen(64, True)) == ("kernel", "kernel")
     assert (chosen(16, False), chosen(16, True)) == ("kernel", "dense")
@@ -224,9 +224,9 @@ def test_what_is_refused():
         (rg.Additive(4, 4, 1025), "vectors of width 1025 are wider than 1024"),
     ):
         with pytest.raises(rg.RegardError, match=reason):
-            rg.attend(rg.Attention(score), x, x, x, engine="kernel")
+            rg.Attention(score)(x, x, x, engine="kernel")
     with pytest.raises(rg.RegardError, match="no softmax of"):
-        rg.attend(rg.Attention(rg.Additive(4, 4, 8), normalizer=rg.Sparsemax()), x, x, x, engine="kernel")
+        rg.Attention(rg.Additive(4, 4, 8), normalizer=rg.Sparsemax())(x, x, x, engine="kernel")
 
 
 def test_the_projections_of_both_scores_learn():

@@ -55,8 +55,8 @@ def drawn_tensors(B, H, G, I, J, D, E, dtype=torch.float32):
 def compare(mechanism, tensors, **options):
     """Outputs and log-sum-exp against float64, within the rounding of sums in float32 and of the output."""
     with torch.no_grad():
-        found = rg.attend(mechanism, *tensors, engine="kernel", **options)
-        exact = rg.attend(mechanism, *(t.double() for t in tensors), engine="dense", **options)
+        found = mechanism(*tensors, engine="kernel", **options)
+        exact = mechanism(*(t.double() for t in tensors), engine="dense", **options)
     eps = torch.finfo(tensors[2].dtype).eps
     torch.testing.assert_close(found.output.double(), exact.output, rtol=max(0.51 * eps, 2e-5), atol=1e-5)
     torch.testing.assert_close(
@@ -140,8 +140,8 @@ def test_decoding_with_a_cache(level, functions, cache):
     mechanism, ours, exact = rg.Attention(mask=mask), make(), make()
     for length in (100, *[1] * 8, 2):
         tensors = drawn_tensors(1, 8, 2, length, length, 32, 32)
-        found = rg.attend(mechanism, *tensors, cache=ours, engine="kernel")
-        wanted = rg.attend(mechanism, *(t.double() for t in tensors), cache=exact, engine="dense")
+        found = mechanism(*tensors, cache=ours, engine="kernel")
+        wanted = mechanism(*(t.double() for t in tensors), cache=exact, engine="dense")
         torch.testing.assert_close(found.output.double(), wanted.output, rtol=2e-5, atol=1e-5)
         ours, exact = found.cache, wanted.cache
     assert functions == ["forward"] + ["decode"] * 9
@@ -153,9 +153,7 @@ def test_numbers_that_are_not_finite(level, value):
     query, key, value_ = drawn_tensors(1, 4, 2, 1, 1100, 16, 16)
     key[0, 0, 1050, 3] = value
     with torch.no_grad():
-        found, exact = (
-            rg.attend(rg.Attention(), query, key, value_, engine=engine).output for engine in ("kernel", "dense")
-        )
+        found, exact = (rg.Attention()(query, key, value_, engine=engine).output for engine in ("kernel", "dense"))
         torch.testing.assert_close(found, exact, equal_nan=True, rtol=2e-5, atol=1e-5)
     compare(rg.Attention(mask=rg.padding([1050])), [query, key, value_])
 
@@ -169,7 +167,7 @@ def test_the_number_of_threads_changes_no_bit(monkeypatch, pieces):
     try:
         for number in (1, 2, 3, 7):
             torch.set_num_threads(number)
-            outputs += [rg.attend(mechanism, *tensors, engine="kernel").output for _ in range(5)]
+            outputs += [mechanism(*tensors, engine="kernel").output for _ in range(5)]
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(outputs[0], other) for other in outputs)
@@ -179,7 +177,7 @@ def test_many_rows_and_gradients_use_packed_keys(functions):
     few = attention.FEW_ROWS
     for rows, gradients, name in ((few, False, "decode"), (few + 1, False, "forward"), (1, True, "forward")):
         query, key, value = drawn_tensors(1, 2, 2, rows, 40, 16, 16)
-        rg.attend(rg.Attention(), query.requires_grad_(gradients), key, value, engine="kernel")
+        rg.Attention()(query.requires_grad_(gradients), key, value, engine="kernel")
         assert functions.pop() == name
     assert functions == []
 
@@ -192,7 +190,7 @@ def test_many_rows_of_few_heads(level, functions, queries):
 
 def test_a_plan_holds_the_parts_and_no_packed_keys():
     """Every 1,024 keys of a row leave their weighted values and two numbers, in float32; a row a log-sum-exp."""
-    cost = rg.explain(rg.Attention(), *drawn_tensors(2, 8, 2, 3, 2049, 16, 24), engine="kernel").cost
+    cost = rg.plan(*drawn_tensors(2, 8, 2, 3, 2049, 16, 24), attention=rg.Attention(), engine="kernel").cost
     assert cost.bytes == 4 * 2 * 8 * 3 * (3 * (24 + 2) + 1)
 
 

@@ -129,8 +129,8 @@ def stays_within(problem, tensors, rate, seed):
 
 def test_the_weights_of_a_map_are_those_before_dropout():
     q, k, v = torch.randn(3, 1, 2, 300, 16).unbind()
-    dropped = rg.attend(rg.Attention(mask=rg.causal(), dropout=0.5), q, k, v, engine="kernel")
-    plain = rg.attend(rg.Attention(mask=rg.causal()), q, k, v, engine="kernel")
+    dropped = rg.Attention(mask=rg.causal(), dropout=0.5)(q, k, v, engine="kernel")
+    plain = rg.Attention(mask=rg.causal())(q, k, v, engine="kernel")
     assert torch.equal(dropped.weights.dense(), plain.weights.dense())
     assert not torch.allclose(dropped.output, plain.output, atol=0.1)
 
@@ -142,7 +142,7 @@ def test_each_call_drops_other_weights_and_the_same_ones_after_the_same_seed():
 
     def patterns():
         torch.manual_seed(0)
-        return [rg.attend(attention, nothing, nothing, values, engine="kernel").output != 0 for _ in range(4)]
+        return [attention(nothing, nothing, values, engine="kernel").output != 0 for _ in range(4)]
 
     first, second = patterns(), patterns()
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))

@@ -145,7 +145,7 @@ def test_drawn_problems(problem, seed, level):
     s = problem.sizes
     level = min(level, library.load().level_name, key=library.LEVELS.index)
     with at_level(level), mock.patch.object(compiled_folds, "FEWEST_PAIRS", 0), torch.no_grad():
-        seen = rg.attend(attention, *leaves, positions=problem.positions, engine="kernel").weights
+        seen = attention(*leaves, positions=problem.positions, engine="kernel").weights
         states = seen.fold_states(some_folds(s.B, s.H, s.I, s.J, seed))
     _, w = (torch.from_numpy(a) for a in reference(problem))
     u = unit_roundoff(tensors[0].dtype)
@@ -179,7 +179,7 @@ def test_no_tile_is_computed(mask, dtype, level):
     q, k, v = inputs(dtype=dtype)
     attention = rg.Attention(mask=MASKS[mask]())
     with at_level(level):
-        seen = rg.attend(attention, q, k, v, engine="kernel").weights
+        seen = attention(q, k, v, engine="kernel").weights
         states = seen.fold_states((*some_folds(2, 6, 273, 273), allowed := Allowed(seen)))
     problem = Problem(attention, *(t.double() for t in (q, k, v)), seen.positions, Sizes.of(q, k, v))
     _, w = (torch.from_numpy(a) for a in reference(problem))
@@ -193,7 +193,7 @@ def test_no_tile_is_computed(mask, dtype, level):
 @torch.no_grad()
 def test_few_queries_or_keys(I, J):
     q, k = torch.randn(1, 4, I, 8), torch.randn(1, 2, J, 8)
-    seen = rg.attend(rg.Attention(), q, k, k).weights
+    seen = rg.Attention()(q, k, k).weights
     if 0 in (I, J):
         folds = (rg.Entropy(), rg.Similarity(), rg.KeyTotals(), Offset(0), Offsets(), Allowed(seen))
         assert all(not state[0].any() for state in seen.fold_states(folds).values())
@@ -204,7 +204,7 @@ def test_few_queries_or_keys(I, J):
 
 @torch.no_grad()
 def test_threads_change_no_bit():
-    seen, results = rg.attend(rg.Attention(mask=rg.causal()), *inputs(700)).weights, []
+    seen, results = rg.Attention(mask=rg.causal())(*inputs(700)).weights, []
     before = torch.get_num_threads()
     for count in (1, 2, 3):
         torch.set_num_threads(count)
@@ -218,7 +218,7 @@ def test_threads_change_no_bit():
 @torch.no_grad()
 def test_many_heads_take_blocks_of_one_panel():
     q, k, v = inputs(60, heads=(67, 1))
-    seen = rg.attend(rg.Attention(mask=rg.window(20)), q, k, v).weights
+    seen = rg.Attention(mask=rg.window(20))(q, k, v).weights
     folds = (rg.Similarity(), Agreement((3, 30)), rg.Similarity(2))
     w = seen.dense().double()
     check(seen.fold_states(folds), w, seen.grid.distance, 1e-4)
@@ -234,7 +234,7 @@ def test_a_subclass_is_computed_by_its_own_definition():
             super().add(state, tile)
             state[0][:, :, tile.rows] += 1
 
-    seen = rg.attend(rg.Attention(), *inputs()).weights
+    seen = rg.Attention()(*inputs()).weights
     plain, doubled = seen.summarize(rg.Entropy(), Doubled())
     torch.testing.assert_close(doubled, 2 * plain + 2)
 
@@ -243,14 +243,14 @@ def test_a_subclass_is_computed_by_its_own_definition():
 @pytest.mark.parametrize("layout", drawn.LAYOUTS)
 def test_any_strides(layout):
     tensors = [drawn.LAYOUTS[layout](t) for t in inputs(140)]
-    seen = rg.attend(rg.Attention(mask=rg.causal()), *tensors).weights
+    seen = rg.Attention(mask=rg.causal())(*tensors).weights
     check(seen.fold_states(some_folds(2, 6, 140, 140, 5)), seen.dense().double(), seen.grid.distance, 1e-4)
 
 
 @torch.no_grad()
 def test_a_coarse_logsumexp_is_left_to_tiles():
     q, k, v = inputs()
-    seen = rg.attend(rg.Attention(rg.Dot(1e6)), q, k, v).weights
+    seen = rg.Attention(rg.Dot(1e6))(q, k, v).weights
     assert any_coarse(seen.row_statistic[0])
     with mock.patch.object(compiled_folds, "add_statistics", side_effect=AssertionError):
         assert seen.summarize(rg.KeyTotals())[0].sum().isclose(torch.tensor(2.0 * 6 * 273))
@@ -258,7 +258,7 @@ def test_a_coarse_logsumexp_is_left_to_tiles():
 
 @torch.no_grad()
 def test_additive_scores_compare_heads_on_tiles():
-    seen = rg.attend(rg.Attention(rg.Additive(4, 4, 8)), *inputs(150, heads=(1, 1), width=4)).weights
+    seen = rg.Attention(rg.Additive(4, 4, 8))(*inputs(150, heads=(1, 1), width=4)).weights
     with mock.patch.object(compiled_folds, "add_products", side_effect=AssertionError):
         states = seen.fold_states(some_folds(2, 1, 150, 150, 4))
     check(states, seen.dense().double(), seen.grid.distance, 1e-4)

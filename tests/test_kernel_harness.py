@@ -84,7 +84,7 @@ def inputs(B, H, G, I, J, D, E, dtype=torch.float32):
 
 def attend(mechanism, tensors, engine):
     torch.manual_seed(0)  # every call drops the same weights
-    return rg.attend(mechanism, *tensors, engine=engine).output
+    return mechanism(*tensors, engine=engine).output
 
 
 def output_and_gradients(mechanism, tensors, grad, engine):
@@ -160,7 +160,7 @@ def test_recurrences_are_those_of_float64(harness, monkeypatch, sizes):
     for dtype in (torch.float32, torch.float64):
         leaves = [x.to(dtype).requires_grad_() for x in given]
         q, k, v, log_decay, beta = leaves
-        seen = rg.attend(attention, q, k, v, log_decay=log_decay, beta=beta)
+        seen = attention(q, k, v, log_decay=log_decay, beta=beta)
         results.append([seen.output, *torch.autograd.grad(seen.output, leaves, grad.to(dtype))])
         maps.append(seen.weights)
     assert harness.num_calls == 2
@@ -169,7 +169,7 @@ def test_recurrences_are_those_of_float64(harness, monkeypatch, sizes):
         found.append(seen.tile(rows=rows))
     with torch.no_grad():  # few tokens go one by one
         few = [x[:, :, :3] for x in given]
-        results[0].append(rg.attend(attention, *few[:3], log_decay=few[3], beta=few[4]).output)
+        results[0].append(attention(*few[:3], log_decay=few[3], beta=few[4]).output)
     results[1].append(results[1][0][:, :, :3])
     for one, other in zip(*results, strict=True):
         atol = 2e-5 + 1e-4 * float(other.detach().abs().max())
@@ -184,7 +184,7 @@ def test_statistics_are_those_of_float64(harness, monkeypatch, case):
     """Every fold that the kernels compute, and the products of heads."""
     pieces, (B, H, G, I, J, D, E) = CASES[case]
     attention, tensors = rg.Attention(**pieces()), inputs(B, H, G, I, J, D, E)
-    seen = rg.attend(attention, *tensors, engine="kernel").weights
+    seen = attention(*tensors, engine="kernel").weights
     monkeypatch.setattr(compiled_folds, "FEWEST_PAIRS", 0)
     monkeypatch.setattr(library, "LOWEST_LEVEL", 0)
     monkeypatch.setattr(statistics, "run", harness)
@@ -192,7 +192,7 @@ def test_statistics_are_those_of_float64(harness, monkeypatch, case):
     harness.num_calls = 0
     states = seen.fold_states(some_folds(B, H, I, J))
     assert harness.num_calls >= (1 if case == "additive" else 3)
-    exact = rg.attend(attention.double(), *(t.double() for t in tensors), engine="dense").weights
+    exact = attention.double()(*(t.double() for t in tensors), engine="dense").weights
     check(states, exact.dense(), exact.grid.distance, 1e-4)
 
 
@@ -219,7 +219,7 @@ def test_the_sanitizers_see_a_buffer_that_is_too_short(sanitized, monkeypatch):
 
     monkeypatch.setattr(attention, "run", shortened)
     with pytest.raises(AssertionError, match="AddressSanitizer: heap-buffer-overflow"):
-        rg.attend(rg.Attention(), *inputs(1, 1, 1, 20, 20, 16, 16), engine="kernel")
+        rg.Attention()(*inputs(1, 1, 1, 20, 20, 16, 16), engine="kernel")
 
 
 @pytest.mark.xdist_group("emulated")

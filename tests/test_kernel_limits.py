@@ -29,7 +29,7 @@ def inputs(width=8, length=I, batch=2):
 
 
 def attend(mask, q, k, v, engine="kernel", **pieces):
-    return rg.attend(rg.Attention(mask=mask, **pieces), q, k, v, engine=engine)
+    return rg.Attention(mask=mask, **pieces)(q, k, v, engine=engine)
 
 
 def allowed(mask, q):
@@ -212,20 +212,20 @@ REFUSED = {
 def test_a_refusal_says_why_and_names_engines_that_can(reason):
     attention, tensor, positions = REFUSED[reason]()
     with pytest.raises(rg.RegardError, match=re.escape(f": {reason}. Engines that can: ") + ".*dense"):
-        rg.attend(attention, tensor, tensor, tensor, positions=positions, engine="kernel")
+        attention(tensor, tensor, tensor, positions=positions, engine="kernel")
 
 
 def test_a_gradient_that_cannot_be_found_is_refused():
     tensor = torch.randn(1, 2, 6, 8)
     with pytest.raises(rg.RegardError, match="requires gradients and is none of its attributes"):
-        rg.attend(rg.Attention(bias=Hiding()), tensor, tensor, tensor, engine="kernel")
+        rg.Attention(bias=Hiding())(tensor, tensor, tensor, engine="kernel")
 
 
 def test_without_the_library_the_refusal_says_what_is_missing(monkeypatch):
     tensor = torch.randn(1, 2, 6, 8)
     monkeypatch.setenv("REGARD_KERNEL", "off")
     with pytest.raises(rg.RegardError, match=r": REGARD_KERNEL=off turns the compiled kernels off\. Engines that can"):
-        rg.attend(rg.Attention(), tensor, tensor, tensor, engine="kernel")
+        rg.Attention()(tensor, tensor, tensor, engine="kernel")
 
 
 def test_keys_with_gaps_may_stand_under_a_cap():
@@ -233,9 +233,7 @@ def test_keys_with_gaps_may_stand_under_a_cap():
     q, k, v = (torch.randn(1, 2, n, 8) for n in (4, 6, 6))
     positions = rg.Positions(8, rg.Spans.of((0, 3), (6, 9)))
     attention = rg.Attention(bias=rg.Softcap(2.0), mask=rg.causal())
-    found, expected = (
-        rg.attend(attention, q, k, v, positions=positions, engine=engine).output for engine in ("kernel", "dense")
-    )
+    found, expected = (attention(q, k, v, positions=positions, engine=engine).output for engine in ("kernel", "dense"))
     close(found, expected)
 
 

@@ -52,7 +52,7 @@ def drawn(I=9, J=9, dtype=torch.float32, B=2, H=4, G=2, D=16, E=24):
 def assert_same(given, attention, tensors, sink=None, positions=None, close=2e-5):
     """Output, log-sum-exp and gradients are those of the dense engine in float64."""
     exact = [t.detach().double().requires_grad_() for t in tensors]
-    expected = rg.attend(attention.double(), *exact, positions=positions, engine="dense").output
+    expected = attention.double()(*exact, positions=positions, engine="dense").output
     output, logsumexp = OPERATOR(*arguments(tensors, **given, **({} if sink is None else {"sink": sink})))
     toward = torch.randn_like(output)
     learned = [*tensors, *([] if sink is None else [sink])]

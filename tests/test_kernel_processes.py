@@ -70,7 +70,7 @@ def problem(name):
 
 def results(attention, tensors, along):
     """Output, log-sum-exp and gradients."""
-    seen = rg.attend(attention, *tensors, engine="kernel")
+    seen = attention(*tensors, engine="kernel")
     gradients = torch.autograd.grad(seen.output, [*tensors, *attention.parameters()], along)
     return [seen.output, seen.weights.row_statistic[0], *gradients]
 
@@ -121,7 +121,7 @@ def test_an_interrupted_call_leaves_its_memory_to_the_threads_that_still_compute
     monkeypatch.setattr(running, "_share", interrupted)
     attention, tensors, _ = problem("plain")
     with pytest.raises(KeyboardInterrupt):
-        rg.attend(attention, *tensors, engine="kernel")
+        attention(*tensors, engine="kernel")
     del tensors
     rubbish = [torch.full((1 << 18,), 7.0) for _ in range(50)]  # takes what was freed
     resume.set()
@@ -131,7 +131,7 @@ def test_an_interrupted_call_leaves_its_memory_to_the_threads_that_still_compute
     assert [place for place, _ in before] == [place for place, _ in after]
     assert all(bool((x == 7).all()) for x in rubbish)
     monkeypatch.undo()
-    expected = rg.attend(attention, *problem("plain")[1], engine="kernel").output
+    expected = attention(*problem("plain")[1], engine="kernel").output
     assert any(torch.equal(t, expected) for _, t in after if t.shape == expected.shape)
 
 
@@ -149,7 +149,7 @@ import torch, regard as rg
 torch.set_num_threads(2)
 q, k, v = (torch.randn(1, 4, 512, 64, requires_grad=True) for _ in range(3))
 def call():
-    output = rg.attend(rg.Attention(mask=rg.causal()), q, k, v, engine="kernel").output
+    output = rg.Attention(mask=rg.causal())(q, k, v, engine="kernel").output
     return [output, *torch.autograd.grad(output.sum(), (q, k, v))]
 expected = call()
 same = lambda found: all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))

@@ -230,7 +230,7 @@ def test_attention_with_gaps_between_its_keys_is_the_reference(calls):
     q, k, v = torch.randn(1, 2, 4, 8), torch.randn(1, 1, 9, 8), torch.randn(1, 1, 9, 8)
     attention = rg.Attention(position=rg.RoPE(6, interleaved=True), mask=rg.causal())
     positions = rg.Positions(10, rg.Spans.of((0, 4), (7, 12)))
-    output = rg.attend(attention, q, k, v, positions=positions).output
+    output = attention(q, k, v, positions=positions).output
     assert len(calls) == 2
     exact, _ = reference(Problem(attention, *(t.double() for t in (q, k, v)), positions, Sizes.of(q, k, v)))
     torch.testing.assert_close(output.double(), torch.as_tensor(exact), atol=1e-5, rtol=1e-5)

@@ -66,7 +66,7 @@ def uses_kernel(weights):
 def test_folds_are_those_of_tiles(name, monkeypatch):
     if load().level == 0:
         monkeypatch.setattr(load(), "level", 1)
-    weights = rg.attend(ATTENTIONS[name](), *tensors(), engine="blocked").weights
+    weights = ATTENTIONS[name]()(*tensors(), engine="blocked").weights
     assert uses_kernel(weights)
     check_equal(weights.summarize(*FOLDS), by_tiles(monkeypatch, weights, FOLDS))
 
@@ -74,7 +74,7 @@ def test_folds_are_those_of_tiles(name, monkeypatch):
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_an_unknown_row_statistic_is_computed(name, monkeypatch):
     """As of a model's own kernel, which returns no log-sum-exp."""
-    known = rg.attend(ATTENTIONS[name](), *tensors(), engine="blocked").weights
+    known = ATTENTIONS[name]()(*tensors(), engine="blocked").weights
     weights = ScoredMap(known.attention, known._prepared, known.positions, known.grid, None)
     for mine, theirs in zip(weights.row_statistic, known.row_statistic, strict=True):
         torch.testing.assert_close(mine, theirs)
@@ -82,14 +82,14 @@ def test_an_unknown_row_statistic_is_computed(name, monkeypatch):
 
 def test_an_unknown_row_statistic_of_few_queries_is_computed():
     """They are read by the kernel of decoding, with values of width 0."""
-    known = rg.attend(rg.Attention(mask=rg.window(900)), *tensors((3, 6000)), engine="blocked").weights
+    known = rg.Attention(mask=rg.window(900))(*tensors((3, 6000)), engine="blocked").weights
     weights = ScoredMap(known.attention, known._prepared, known.positions, known.grid, None)
     for mine, theirs in zip(weights.row_statistic, known.row_statistic, strict=True):
         torch.testing.assert_close(mine, theirs)
 
 
 def test_keys_of_the_strongest_links_hold_their_weights():
-    weights = rg.attend(rg.Attention(), *tensors()).weights
+    weights = rg.Attention()(*tensors()).weights
     (links,) = weights.summarize(rg.TopLinks(5))
     dense = weights.dense()
     torch.testing.assert_close(dense.gather(-1, links.keys), links.weights)
@@ -97,7 +97,7 @@ def test_keys_of_the_strongest_links_hold_their_weights():
 
 
 def test_selected_heads_keep_their_own_bias(monkeypatch):
-    weights = rg.attend(rg.Attention(bias=rg.ALiBi(4)), *tensors()).weights.select(None, [3, 1])
+    weights = rg.Attention(bias=rg.ALiBi(4))(*tensors()).weights.select(None, [3, 1])
     check_equal(weights.summarize(*FOLDS), by_tiles(monkeypatch, weights, FOLDS))
 
 
@@ -109,19 +109,19 @@ def test_a_fold_of_the_users_own_runs_beside(monkeypatch):
         def add(self, state, tile):
             state[0] += tile.weights.square().sum((-2, -1))
 
-    weights = rg.attend(rg.Attention(mask=rg.causal()), *tensors()).weights
+    weights = rg.Attention(mask=rg.causal())(*tensors()).weights
     folds = (rg.Entropy(), Squares(), rg.TopLinks(1), rg.TopLinks(2))
     check_equal(weights.summarize(*folds), by_tiles(monkeypatch, weights, folds))
 
 
 def test_keys_with_gaps_have_their_own_distances(monkeypatch):
     positions = rg.Positions(300, rg.Spans.of((0, 100), (150, 300)))
-    weights = rg.attend(rg.Attention(mask=rg.causal() & rg.window(190)), *tensors(), positions=positions).weights
+    weights = rg.Attention(mask=rg.causal() & rg.window(190))(*tensors(), positions=positions).weights
     check_equal(weights.summarize(*FOLDS), by_tiles(monkeypatch, weights, FOLDS))
 
 
 def test_threads_change_no_bit():
-    weights, results = rg.attend(rg.Attention(mask=rg.causal()), *tensors((700, 700))).weights, []
+    weights, results = rg.Attention(mask=rg.causal())(*tensors((700, 700))).weights, []
     before = torch.get_num_threads()
     for count in (1, 2, 3):
         torch.set_num_threads(count)
@@ -138,8 +138,8 @@ def test_drawn_sizes(data):
     width, k = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 9))
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
     folds = (rg.Entropy(), rg.TopLinks(k), rg.KeyTotals(), rg.Distance(), rg.Pool(data.draw(st.integers(1, 40)), 7))
-    weights = rg.attend(
-        rg.Attention(mask=rg.window(data.draw(st.integers(1, 200)))), *tensors((I, J), width=width, dtype=dtype)
+    weights = rg.Attention(mask=rg.window(data.draw(st.integers(1, 200))))(
+        *tensors((I, J), width=width, dtype=dtype)
     ).weights
     with pytest.MonkeyPatch.context() as patch:
         check_equal(weights.summarize(*folds), by_tiles(patch, weights, folds))

@@ -101,14 +101,14 @@ def test_the_linear_engine_uses_the_kernel_and_continues_from_a_state(monkeypatc
     monkeypatch.setattr(sums, "run", lambda *arguments: (made.append(arguments[1]), run(*arguments)))
     attention = rg.Attention(rg.KernelScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
     q, k, v = torch.randn(3, 1, 4, 130, 16)
-    whole = rg.attend(attention, q, k, v, engine="linear").output
+    whole = attention(q, k, v, engine="linear").output
     cache, parts = rg.RecurrentCache(), []
     for part in (slice(0, 57), slice(57, 130)):
-        seen = rg.attend(attention, q[:, :, part], k[:, :, part], v[:, :, part], cache=cache)
+        seen = attention(q[:, :, part], k[:, :, part], v[:, :, part], cache=cache)
         cache = seen.cache
         parts.append(seen.output)
     torch.testing.assert_close(torch.cat(parts, 2), whole)
-    torch.testing.assert_close(whole, rg.attend(attention, q, k, v, engine="dense").output)
+    torch.testing.assert_close(whole, attention(q, k, v, engine="dense").output)
     assert made == ["sums"] * 3
 
 

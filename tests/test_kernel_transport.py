@@ -68,7 +68,7 @@ def test_a_row_of_a_map_needs_no_factors(monkeypatch):
     transition, q, k, v, tensors = drawn("gated_deltanet", 80)
     attention = rg.Attention(transition=transition)
     single = [x.float() for x in (q, k, v)], {name: x.float() for name, x in tensors.items()}
-    weights = rg.attend(attention, *single[0], **single[1]).weights
+    weights = attention(*single[0], **single[1]).weights
     row, tile, part = weights[1, 2, 50], weights.tile(rows=[9, 3, 9], cols=[7, 1]), weights.select(0, 1)[0, 0, 60]
     assert "factors" not in vars(weights.transport)
     dense = weights.dense()

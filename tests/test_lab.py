@@ -250,7 +250,7 @@ def test_a_second_ctrl_c_stops_at_once_and_says_how_to_go_on(tmp_path, monkeypat
 
 @pytest.mark.parametrize("more", [(), ("--ranks", "4")])
 def test_a_length_that_no_machine_holds_is_refused(more):
-    result = regard("explain", "masked", "--length", "99999999999999", *more, status=2)
+    result = regard("plan", "masked", "--length", "99999999999999", *more, status=2)
     assert "99,999,999,999,999 tokens need" in said(result) and "Give a smaller --length" in said(result)
 
 

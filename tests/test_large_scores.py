@@ -116,7 +116,7 @@ def problem(offset, rows, **sizes):
 @torch.no_grad()
 def test_maps_of_large_scores_are_those_of_the_formula(engine, offset, rows):
     q, k, v, bias = problem(offset, rows)
-    check_map(rg.attend(attention(bias), q, k, v, engine=engine).weights, formula(q, k, bias))
+    check_map(attention(bias)(q, k, v, engine=engine).weights, formula(q, k, bias))
 
 
 @pytest.mark.parametrize("rows", ["all", "one", "mixed"])
@@ -127,7 +127,7 @@ def test_statistics_add_up_from_tile_to_tile(engine, offset, rows, monkeypatch):
     monkeypatch.setattr("regard.maps.attention_map.TILE", (4, 8))
     monkeypatch.setattr("regard.engine.rows.RECOMPUTED_BYTES", 1)
     q, k, v, bias = problem(offset, rows)
-    check_map(rg.attend(attention(bias), q, k, v, engine=engine).weights, formula(q, k, bias))
+    check_map(attention(bias)(q, k, v, engine=engine).weights, formula(q, k, bias))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -136,7 +136,7 @@ def test_rows_may_be_large_in_one_head_of_one_entry_alone(engine):
     """2^30 for all keys there, 0 elsewhere: all weights are 1 / J."""
     q, k, v = (torch.zeros(2, 2, n, D) for n in (I, J, J))
     q[1, 0, :, 0] = k[..., 0] = 2.0**15
-    weights = rg.attend(rg.Attention(rg.Dot(scale=1.0)), q, k, v, engine=engine).weights
+    weights = rg.Attention(rg.Dot(scale=1.0))(q, k, v, engine=engine).weights
     torch.testing.assert_close(weights.dense(), torch.full((2, 2, I, J), 1 / J), rtol=ROUNDING, atol=0)
 
 
@@ -144,7 +144,7 @@ def test_rows_may_be_large_in_one_head_of_one_entry_alone(engine):
 @torch.no_grad()
 def test_the_entropy_of_a_row_without_scores_is_log_n(engine):
     q, k, v = inputs(0.0)
-    seen = rg.attend(attention(table(-1e9, "some")), 0 * q, k, v, engine=engine)
+    seen = attention(table(-1e9, "some"))(0 * q, k, v, engine=engine)
     torch.testing.assert_close(seen.weights.entropy(), torch.full((2, 2, I), math.log(J)), rtol=1e-5, atol=0)
     torch.testing.assert_close(seen.weights.dense().sum(-1), torch.ones(2, 2, I), rtol=1e-5, atol=0)
 
@@ -155,7 +155,7 @@ def test_the_entropy_of_a_row_without_scores_is_log_n(engine):
 @torch.no_grad()
 def test_half_precision_and_grouped_heads(engine, dtype, offset):
     q, k, v = inputs(offset, dtype, key_heads=1)
-    seen = rg.attend(attention(table(offset, "all")), q, k, v, engine=engine)
+    seen = attention(table(offset, "all"))(q, k, v, engine=engine)
     check_map(seen.weights, formula(q, k, table(offset, "all")))
 
 
@@ -168,9 +168,9 @@ def test_the_kernel_engine_takes_large_products(offset, rows):
     leaves = [x.requires_grad_() for x in (*in_channels(bias, q, k), v)]
     plain = rg.Attention(rg.Dot(scale=1.0))
     with torch.no_grad():
-        check_map(rg.attend(plain, *leaves, engine="kernel").weights, formula(q, k, bias))
+        check_map(plain(*leaves, engine="kernel").weights, formula(q, k, bias))
     along = torch.randn(2, 2, I, D, generator=torch.Generator().manual_seed(1))
-    found = torch.autograd.grad(rg.attend(plain, *leaves, engine="kernel").output, leaves[2], along)[0]
+    found = torch.autograd.grad(plain(*leaves, engine="kernel").output, leaves[2], along)[0]
     expected = formula(q, k, bias).mT @ along.double()
     size = max(float(expected.abs().max()), 1.0)
     torch.testing.assert_close(found.double(), expected, rtol=ROUNDING, atol=ROUNDING * size)
@@ -185,7 +185,7 @@ def test_masks_and_large_products_of_queries_and_keys(engine, offset):
     q[..., 1], k[..., 1] = offset, 1.0
     i, j = torch.arange(I)[:, None] + J - I, torch.arange(J)
     for mask, allowed in ((rg.causal(), j <= i), (rg.causal() & rg.window(5), (j <= i) & (i - j < 5))):
-        seen = rg.attend(rg.Attention(rg.Dot(scale=1.0), mask=mask), q, k, v, engine=engine)
+        seen = rg.Attention(rg.Dot(scale=1.0), mask=mask)(q, k, v, engine=engine)
         check_map(seen.weights, formula(q, k, torch.tensor(offset), allowed))
 
 
@@ -202,7 +202,7 @@ def test_sinks_take_their_share(engine, offset, sink):
     q, k, v = inputs(offset)
     expected = formula(q, k, table(offset), sink=torch.tensor(sink, dtype=torch.float64))
     for normalizer in sinks(sink):
-        seen = rg.attend(attention(table(offset), normalizer=normalizer), q, k, v, engine=engine)
+        seen = attention(table(offset), normalizer=normalizer)(q, k, v, engine=engine)
         check_map(seen.weights, expected)
         torch.testing.assert_close(seen.output.double(), expected @ v.double(), rtol=1e-4, atol=1e-4)
 
@@ -211,7 +211,7 @@ def test_sinks_take_their_share(engine, offset, sink):
 @torch.no_grad()
 def test_top_k_of_large_scores(engine):
     q, k, v = inputs(-1e9)
-    seen = rg.attend(attention(table(-1e9), normalizer=rg.TopK(4)), 0 * q, k, v, engine=engine)
+    seen = attention(table(-1e9), normalizer=rg.TopK(4))(0 * q, k, v, engine=engine)
     kept = seen.weights.dense()
     assert torch.equal((kept > 0).sum(-1), torch.full((2, 2, I), 4))
     torch.testing.assert_close(kept.sum(-1), torch.ones(2, 2, I))
@@ -226,7 +226,7 @@ def test_gradients_are_those_of_the_formula(engine, offset, rows, key_heads):
     *tensors, bias = problem(offset, rows, key_heads=key_heads)
     leaves = [x.requires_grad_() for x in tensors]
     along = torch.randn(2, 2, I, D, generator=torch.Generator().manual_seed(1))
-    rg.attend(attention(bias), *leaves, engine=engine).output.backward(along)
+    attention(bias)(*leaves, engine=engine).output.backward(along)
     twins = [x.detach().double().requires_grad_() for x in leaves]
     (formula(twins[0], twins[1], bias) @ twins[2].repeat_interleave(2 // key_heads, 1)).backward(along.double())
     for leaf, twin in zip(leaves, twins, strict=True):
@@ -239,7 +239,7 @@ def test_gradients_are_those_of_the_formula(engine, offset, rows, key_heads):
 def test_gradients_beside_sinks(engine, learned):
     leaves = [x.requires_grad_() for x in inputs(1e5)]
     normalizer = sinks(1e5)[learned]
-    rg.attend(attention(table(1e5), normalizer=normalizer), *leaves, engine=engine).output.sum().backward()
+    attention(table(1e5), normalizer=normalizer)(*leaves, engine=engine).output.sum().backward()
     twins = [x.detach().double().requires_grad_() for x in leaves]
     sink = torch.tensor(1e5, dtype=torch.float64, requires_grad=True)
     (formula(twins[0], twins[1], table(1e5), sink=sink) @ twins[2]).sum().backward()
@@ -253,7 +253,7 @@ def test_gradients_beside_sinks(engine, learned):
 def test_stored_and_copied_maps_stay_right(tmp_path):
     q, k, v = inputs(0.0)
     q[..., 1], k[..., 1] = 2.0**20, -1.0
-    weights = rg.attend(rg.Attention(rg.Dot(scale=1.0)), q, k, v).weights
+    weights = rg.Attention(rg.Dot(scale=1.0))(q, k, v).weights
     expected = formula(q, k, torch.tensor(0.0))
     save_map(tmp_path / "map.safetensors", weights)
     for again in (load_map(tmp_path / "map.safetensors"), copy.deepcopy(weights)):
@@ -263,12 +263,12 @@ def test_stored_and_copied_maps_stay_right(tmp_path):
 @torch.no_grad()
 def test_a_page_does_not_send_a_coarse_statistic():
     x = torch.ones(1, 1, 4, 4)
-    assert is_dot(rg.attend(rg.Attention(), x, x, x).weights)
-    assert not is_dot(rg.attend(rg.Attention(), 1e6 * x, x, x).weights)
+    assert is_dot(rg.Attention()(x, x, x).weights)
+    assert not is_dot(rg.Attention()(1e6 * x, x, x).weights)
 
 
 @torch.no_grad()
 def test_float64_has_its_own_rounding():
     q, k, v = (x.double() for x in inputs(-1e9))
-    weights = rg.attend(attention(table(-1e9).double()), q, k, v).weights
+    weights = attention(table(-1e9).double())(q, k, v).weights
     torch.testing.assert_close(weights.dense(), formula(q, k, table(-1e9)), rtol=1e-12, atol=1e-15)

@@ -68,7 +68,7 @@ def test_gradients_agree_with_finite_differences(name, engine):
     inputs = [t[:, :, :6].clone().requires_grad_() for t in (q, k, v)]
 
     def output(query, key, value):
-        return rg.attend(attention, query, key, value, engine=engine).output
+        return attention(query, key, value, engine=engine).output
 
     assert gradcheck(output, inputs, eps=1e-6, atol=1e-5)
 
@@ -77,9 +77,9 @@ def test_gradients_agree_with_finite_differences(name, engine):
 @torch.no_grad()
 def test_a_batch_gives_what_its_entries_give_alone(name):
     attention, q, k, v = mechanisms()[name].example(batch=3)
-    whole = rg.attend(attention, q, k, v)
+    whole = attention(q, k, v)
     for b in range(3):
-        alone = rg.attend(attention, q[b : b + 1], k[b : b + 1], v[b : b + 1])
+        alone = attention(q[b : b + 1], k[b : b + 1], v[b : b + 1])
         torch.testing.assert_close(whole.output[b : b + 1], alone.output, rtol=1e-9, atol=1e-10)
         torch.testing.assert_close(whole.weights[b], alone.weights[0], rtol=1e-9, atol=1e-10)
 
@@ -98,7 +98,7 @@ def test_low_precision_stays_within_its_budget(name, dtype):
     example, problem = exact_problem(name, dtype)
     output, allowed = budget(problem, dtype)
     for engine in ("auto", "dense", "blocked"):
-        seen = rg.attend(*example, engine=engine)
+        seen = example[0](*example[1:], engine=engine)
         assert ((seen.output.double() - output).abs() <= allowed).all()
         assert seen.weights.dense().dtype == torch.float32
 
@@ -114,10 +114,10 @@ def test_the_budget_has_no_room_for_a_mistake(name, dtype):
     wrong = {"zeros": torch.zeros_like(output)}
     if isinstance(attention.score, rg.Dot) and not isinstance(attention.normalizer, rg.Hardmax):
         scale = 1.0 if attention.score.factor is None else attention.score.factor / 2
-        wrong["factor"] = rg.attend(with_score(attention, rg.Dot(scale=scale)), *inputs).output
+        wrong["factor"] = with_score(attention, rg.Dot(scale=scale))(*inputs).output
     if attention.mask is not None:
         shifted = attention.mask.allowed(problem.grid).roll(1, -1)
-        wrong["mask"] = rg.attend(attention.with_mask(rg.mask_tensor(shifted)), *inputs).output
+        wrong["mask"] = attention.with_mask(rg.mask_tensor(shifted))(*inputs).output
     for mistake, mistaken in wrong.items():
         assert ((mistaken - output).abs() > allowed).any(), mistake
 
@@ -141,7 +141,7 @@ def test_parameters_and_inputs_may_have_different_dtypes(name, learned, given):
     """The output has the dtype of the values; between float32 and float64 it is precise to float32."""
     attention, *inputs = mechanisms()[name].example(batch=1)
     q, k, v = (t.to(given).requires_grad_() for t in inputs)
-    exact = rg.attend(copy.deepcopy(attention), *(t.detach().double() for t in (q, k, v))).output
+    exact = copy.deepcopy(attention)(*(t.detach().double() for t in (q, k, v))).output
     attention.to(learned)
     for engine in TORCH_ENGINES:
         if (seen := runs(engine, attention, q, k, v)) is not None:
@@ -155,22 +155,22 @@ def test_parameters_and_inputs_may_have_different_dtypes(name, learned, given):
 @torch.no_grad()
 def test_an_attention_survives_copies_and_files(name):
     attention, q, k, v = mechanisms()[name].example()
-    expected = rg.attend(attention, q, k, v).output
+    expected = attention(q, k, v).output
     saved = io.BytesIO()
     torch.save(attention.state_dict(), saved)
     for other in (copy.deepcopy(attention), pickle.loads(pickle.dumps(attention))):
         assert repr(other) == repr(attention)
-        assert torch.equal(rg.attend(other, q, k, v).output, expected)
+        assert torch.equal(other(q, k, v).output, expected)
     fresh = mechanisms()[name].build(**mechanisms()[name].tiny).double()
     fresh.load_state_dict(torch.load(io.BytesIO(saved.getvalue()), weights_only=True))
-    assert torch.equal(rg.attend(fresh, q, k, v).output, expected)
+    assert torch.equal(fresh(q, k, v).output, expected)
 
 
 @every_mechanism
 @torch.no_grad()
 def test_every_engine_runs_or_refuses_with_a_remedy(name):
     attention, q, k, v = mechanisms()[name].example()
-    plan = rg.explain(attention, q, k, v)
+    plan = rg.plan(q, k, v, attention=attention)
     assert plan.engine in ENGINES and plan.engine not in plan.refused
     for engine in ENGINES:
         refused = runs(engine, attention, q, k, v) is None
@@ -191,10 +191,10 @@ def test_dropout_drops_the_same_weights_in_every_engine(name, engine):
         dropout=0.4,
     )
     torch.manual_seed(3)
-    seen = rg.attend(dropping, q, k, v, engine=engine)
+    seen = dropping(q, k, v, engine=engine)
     torch.manual_seed(3)
     with torch.no_grad():
-        expected = rg.attend(dropping, q, k, v, engine="reference")
+        expected = dropping(q, k, v, engine="reference")
     torch.testing.assert_close(seen.output, expected.output, rtol=1e-9, atol=1e-10)
-    torch.testing.assert_close(seen.weights.dense(), rg.attend(attention, q, k, v).weights.dense())
-    assert torch.equal(rg.attend(dropping.eval(), q, k, v).output, rg.attend(attention, q, k, v).output)
+    torch.testing.assert_close(seen.weights.dense(), attention(q, k, v).weights.dense())
+    assert torch.equal(dropping.eval()(q, k, v).output, attention(q, k, v).output)

@@ -31,7 +31,7 @@ def example(name, **sizes):
 
 def attend(name, attention, *inputs, **options):
     """`rg.attend` with the tensors of the call that the mechanism needs."""
-    return rg.attend(attention, *inputs, **mechanisms()[name].tensors(attention, *inputs), **options)
+    return attention(*inputs, **mechanisms()[name].tensors(attention, *inputs), **options)
 
 
 def values_of_heads(q, v):
@@ -99,7 +99,7 @@ def test_decoding_equals_one_call_and_later_tokens_change_nothing(name):
         for step in range(0, q.shape[2], chunk):
             part = (slice(None), slice(None), slice(step, step + chunk))
             of_rows = {name: tensor[part] for name, tensor in tensors.items()}
-            seen = rg.attend(attention, q[part], k[part], v[part], cache=cache, **of_rows)
+            seen = attention(q[part], k[part], v[part], cache=cache, **of_rows)
             cache = seen.cache
             torch.testing.assert_close(seen.output, whole.output[part], **CLOSE)
             rows = whole.weights[:, :, step : step + chunk, : seen.weights.shape[3]]
@@ -128,7 +128,7 @@ def test_entries_of_a_batch_are_independent_and_copies_are_equal(name):
     attention, q, k, v = example(name, batch=3)
     whole, tensors = attend(name, attention, q, k, v), mechanisms()[name].tensors(attention, q, k, v)
     tensors = {name: tensor[1:2] for name, tensor in tensors.items()}
-    alone = rg.attend(attention, q[1:2], k[1:2], v[1:2], **tensors)
+    alone = attention(q[1:2], k[1:2], v[1:2], **tensors)
     torch.testing.assert_close(whole.output[1:2], alone.output, **CLOSE)
     torch.testing.assert_close(whole.weights[1:2], alone.weights.dense(), **CLOSE)
     saved = io.BytesIO()
@@ -147,7 +147,7 @@ def test_half_precision_is_near_and_autocast_sums_in_float32(name):
     exact, tensors = attend(name, attention, *inputs).output, mechanisms()[name].tensors(attention, *inputs)
     for dtype in (torch.float32, *(() if name == "nsa" else (torch.bfloat16,))):  # rounding changes what it selects
         given = {name: x.to(dtype) for name, x in tensors.items()}
-        seen = rg.attend(copy.deepcopy(attention).to(dtype), *(x.to(dtype) for x in inputs), **given)
+        seen = copy.deepcopy(attention).to(dtype)(*(x.to(dtype) for x in inputs), **given)
         assert seen.output.dtype == dtype and seen.weights.dense().dtype == torch.float32
         bound = (1e-4 if dtype == torch.float32 else 0.2) * exact.abs().max()
         assert (seen.output.double() - exact).abs().max() < bound
@@ -157,7 +157,7 @@ def test_half_precision_is_near_and_autocast_sums_in_float32(name):
 @torch.no_grad()
 def test_a_plan_has_one_part_for_each_attention_and_runs_none(name):
     attention, q, k, v = example(name)
-    plan = rg.explain(attention, q, k, v, **mechanisms()[name].tensors(attention, q, k, v))
+    plan = rg.plan(q, k, v, attention=attention, **mechanisms()[name].tensors(attention, q, k, v))
     calls = []
     for part in plan.parts:
         calls.append(part.engine)
@@ -183,32 +183,33 @@ def test_one_map_of_the_whole_is_reported(name):
 def test_calls_that_a_composite_cannot_run_are_refused():
     attention, q, k, v = example("differential")
     with pytest.raises(rg.RegardError, match="Use GrowingCache"):
-        rg.attend(attention, q, k, v, cache=rg.RingCache(4))
+        attention(q, k, v, cache=rg.RingCache(4))
     with pytest.raises(rg.RegardError, match="not a composite"):
-        rg.attend(attention, q, k, v, engine="ring")
+        attention(q, k, v, engine="ring")
     with pytest.raises(rg.RegardError, match="cannot be cut into 2 equal parts"):
-        rg.attend(attention, q[..., :7], k[..., :7], v)
+        attention(q[..., :7], k[..., :7], v)
     with pytest.raises(rg.RegardError, match="Create it with length=41"):
-        rg.attend(*example("linformer", queries=41))
+        attention, *inputs = example("linformer", queries=41)
+        attention(*inputs)
     with pytest.raises(rg.RegardError, match="Leave the mask out, or use MeanGroups"):
-        rg.attend(rg.Grouped(rg.Attention(mask=rg.causal()), rg.ProjectedGroups(40, 3)), q, q, v)
+        rg.Grouped(rg.Attention(mask=rg.causal()), rg.ProjectedGroups(40, 3))(q, q, v)
     with pytest.raises(rg.RegardError, match="2 parts need as many factors, got 1"):
         rg.Sum([rg.Attention(), rg.Attention()], [1.0])
     with pytest.raises(rg.RegardError, match=r"factor 0 has shape \(4, 1, 1\).*broadcasts against"):
-        rg.attend(example("infini")[0], q[:, :3], k[:, :3], v[:, :3])
+        example("infini")[0](q[:, :3], k[:, :3], v[:, :3])
     with pytest.raises(rg.RegardError, match=r"GateFactors needs gates of shape \(B, H, I, 1\) = \(2, 4, 24, 1\)"):
-        rg.attend(rg.Sum([rg.Attention()], rg.GateFactors(1)), q, q, v, gates=torch.ones(2, 4, 24, 2))
+        rg.Sum([rg.Attention()], rg.GateFactors(1))(q, q, v, gates=torch.ones(2, 4, 24, 2))
 
 
 def test_a_map_refuses_when_the_matrix_of_its_groups_has_changed():
     attention, q, k, v = example("linformer")
     large = rg.Grouped(rg.Attention(), rg.ProjectedGroups(24, 400)).double()
-    weights = rg.attend(large, q, k, v).weights
+    weights = large(q, k, v).weights
     with torch.no_grad():
         large.groups.of_values += 1
     with pytest.raises(rg.RegardError, match="changed in place"):
         weights.dense()
-    before = rg.attend(attention, q, k, v).weights
+    before = attention(q, k, v).weights
     expected = before.dense()
     with torch.no_grad():
         attention.groups.of_values += 1  # a small matrix was copied
@@ -223,8 +224,8 @@ def test_a_memory_of_segments_is_linear_attention_to_earlier_segments(length, nu
     q = torch.randn(2, 4, num_queries, 6).double().requires_grad_()
     k, v = (torch.randn(2, key_heads, length, 6).double().requires_grad_() for _ in range(2))
     memory = rg.SegmentMemory(size=5)
-    plain = rg.attend(memory.attention, q, k, v, engine="dense")
-    seen = rg.attend(memory, q, k, v)
+    plain = memory.attention(q, k, v, engine="dense")
+    seen = memory(q, k, v)
     torch.testing.assert_close(seen.output, plain.output)
     torch.testing.assert_close(seen.weights.dense(), plain.weights.dense())
     slopes = [torch.autograd.grad(x.output.square().sum(), (q, k, v)) for x in (seen, plain)]

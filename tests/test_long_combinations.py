@@ -30,7 +30,7 @@ def test_long_rows_follow_the_reference(kernel, data):
     row = data.draw(st.integers(0, problem.sizes.I - 1))
     with torch.no_grad():
         for engine in {"blocked", "linear"} - set(plan(problem).refused):
-            seen = rg.attend(*inputs, positions=problem.positions, engine=engine)
+            seen = inputs[0](*inputs[1:], positions=problem.positions, engine=engine)
             torch.testing.assert_close(seen.output, output, **CLOSE)
             torch.testing.assert_close(seen.weights[:, :, row], weights[:, :, row], **CLOSE)
 
@@ -47,7 +47,7 @@ def test_any_pieces_in_chunks_through_a_cache_follow_the_reference(data):
         try:
             for start, stop in pairwise(sorted({0, *edges, n})):
                 chunk = (x[:, :, start:stop] for x in (problem.query, problem.key, problem.value))
-                seen = rg.attend(attention, *chunk, cache=cache)
+                seen = attention(*chunk, cache=cache)
                 cache = seen.cache
                 parts.append(seen.output)
         except rg.RegardError:  # a mask of whole texts refuses their beginnings

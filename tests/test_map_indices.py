@@ -74,7 +74,7 @@ def test_pairs_are_read_without_the_rectangle_around_them(monkeypatch):
     """A diagonal of a map with 2^28 weights: 64 MiB of weights are never formed, and the numbers are those of rows."""
     n, largest = 1 << 14, 0
     x = torch.randn(1, 1, n, 4)
-    weights, diagonal = rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights, torch.arange(n)
+    weights, diagonal = rg.Attention(mask=rg.causal())(x, x, x).weights, torch.arange(n)
     monkeypatch.setattr(attention_map, "WORKSPACE", 1 << 22)
     read = type(weights)._weights
 
@@ -111,7 +111,7 @@ def test_a_wrong_index_is_explained(index, message):
 
 def test_a_selection_beyond_the_budget_is_refused_before_it_is_read():
     x = torch.randn(1, 8, 8192, 4)
-    weights = rg.attend(rg.Attention(mask=rg.causal() & rg.window(8)), x, x, x).weights
+    weights = rg.Attention(mask=rg.causal() & rg.window(8))(x, x, x).weights
     places = torch.zeros(1 << 15, dtype=torch.long)
     with pytest.raises(rg.RegardError, match=r"takes .* MiB, the budget is 1,024 MiB"):
         weights[:, :, places, places[:, None]]

@@ -63,9 +63,9 @@ def test_families_and_empty_rows():
     beta, decay = torch.rand(1, 2, 6), -torch.rand(1, 2, 6)
     delta = rg.Attention(transition=rg.GatedDelta())
     weights = rg.AttentionMap.of(delta, q, k, beta=beta, log_decay=decay)
-    torch.testing.assert_close(weights.dense() @ v, rg.attend(delta, q, k, v, beta=beta, log_decay=decay).output)
+    torch.testing.assert_close(weights.dense() @ v, delta(q, k, v, beta=beta, log_decay=decay).output)
     shifted = rg.Positions(-2, rg.Spans.of((0, 6)))  # the first two queries have no key
-    expected = rg.attend(rg.Attention(mask=rg.causal()), q, k, v, positions=shifted).weights
+    expected = rg.Attention(mask=rg.causal())(q, k, v, positions=shifted).weights
     statistic = expected.row_statistic[0].masked_fill(expected.row_statistic[0].isneginf(), torch.inf)
     weights = rg.AttentionMap.of(rg.Attention(mask=rg.causal()), q, k, statistic, shifted)
     torch.testing.assert_close(weights.dense(), expected.dense())

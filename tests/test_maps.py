@@ -27,7 +27,7 @@ def seen_and_dense(name):
     sizes = Sizes.of(q, k, v)
     problem = Problem(attention, q, k, v, rg.Positions.aligned_to_end(sizes.I, sizes.J), sizes)
     with torch.no_grad():
-        return rg.attend(attention, q, k, v), reference(problem)[1]
+        return attention(q, k, v), reference(problem)[1]
 
 
 def close(mine, theirs):
@@ -114,7 +114,7 @@ def test_statistics_do_not_depend_on_who_found_the_row_statistic(name, width, st
 
 
 def test_heads_are_compared_by_every_so_many_th_query(small_blocks):
-    weights = rg.attend(rg.Attention(mask=rg.causal()), *torch.randn(3, 1, 4, 23, 8)).weights
+    weights = rg.Attention(mask=rg.causal())(*torch.randn(3, 1, 4, 23, 8)).weights
     flat = torch.nn.functional.normalize(weights.dense()[:, :, ::3].flatten(2), dim=-1)
     torch.testing.assert_close(weights.summarize(rg.Similarity(every=3))[0], flat @ flat.transpose(-1, -2))
 
@@ -133,9 +133,9 @@ def test_the_greatest_are_those_of_topk(length, k, levels):
 
 def test_uniform_attention_has_entropy_log_n():
     x = torch.zeros(1, 1, 7, 4)
-    weights = rg.attend(rg.Attention(), x, x, x).weights
+    weights = rg.Attention()(x, x, x).weights
     torch.testing.assert_close(weights.entropy(), torch.full((1, 1, 7), 7.0).log())
-    causal = rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights
+    causal = rg.Attention(mask=rg.causal())(x, x, x).weights
     torch.testing.assert_close(causal.entropy()[0, 0], torch.arange(1.0, 8.0).log())
 
 
@@ -147,7 +147,7 @@ def test_a_weight_that_was_rounded_above_one_has_no_entropy_below_zero():
 def test_a_hard_lookup_has_entropy_zero_and_reaches_where_it_points():
     q = torch.eye(4)[None, None]
     k = q[:, :, [2, 3, 0, 1]]
-    weights = rg.attend(rg.Attention(normalizer=rg.Hardmax()), q, k, k).weights
+    weights = rg.Attention(normalizer=rg.Hardmax())(q, k, k).weights
     assert not weights.entropy().any()
     assert weights.top().keys.flatten().tolist() == [2, 3, 0, 1]
     assert weights.distance().flatten().tolist() == [2.0] * 4
@@ -155,7 +155,7 @@ def test_a_hard_lookup_has_entropy_zero_and_reaches_where_it_points():
 
 def test_only_the_allowed_tiles_are_visited():
     x = torch.randn(1, 1, 64, 4)
-    weights = rg.attend(rg.Attention(mask=rg.causal() & rg.window(4)), x, x, x).weights
+    weights = rg.Attention(mask=rg.causal() & rg.window(4))(x, x, x).weights
     visited = sum((t.rows.stop - t.rows.start) * (t.cols.stop - t.cols.start) for t in weights.tiles())
     assert visited <= 64 * 8 < 64 * 64 / 4
 
@@ -169,7 +169,7 @@ def test_the_mask_is_asked_only_of_keys_that_some_query_of_a_tile_may_not_see(sm
         return asked[-1]
 
     attention = rg.Attention(mask=rg.causal())
-    weights = rg.attend(attention, *torch.randn(3, 1, 2, 40, 4)).weights
+    weights = attention(*torch.randn(3, 1, 2, 40, 4)).weights
     monkeypatch.setattr(rg.causal, "allowed", allowed)
     weights.entropy()
     assert asked and all((~part).any(-2).all() for part in asked)
@@ -181,7 +181,7 @@ def test_a_statistic_that_is_known_is_not_computed_again(normalizer, small_block
         raise AssertionError("the engine has told it")
 
     attention, tensors = rg.Attention(mask=rg.causal(), normalizer=normalizer), torch.randn(3, 1, 2, 20, 4)
-    weights, other = (rg.attend(attention, *tensors, engine="dense").weights for _ in range(2))
+    weights, other = (attention(*tensors, engine="dense").weights for _ in range(2))
     entropy = other.entropy()
     for name in {"row_statistic", "logsumexp", "normalize_with_logs"} & set(dir(normalizer)):
         monkeypatch.setattr(type(normalizer), name, computed)
@@ -192,7 +192,7 @@ def test_a_statistic_that_is_known_is_not_computed_again(normalizer, small_block
 def test_the_scores_of_few_tiles_are_kept_while_their_statistic_is_found(length, passes, small_blocks, monkeypatch):
     """Rows of 2 tiles are scored once; those of 10 twice, so that their scores are never all held."""
     monkeypatch.setattr("regard.maps.scored_map.STRIP", 2)
-    weights = rg.attend(rg.Attention(), *torch.randn(3, 1, 2, length, 4), engine="reference").weights
+    weights = rg.Attention()(*torch.randn(3, 1, 2, length, 4), engine="reference").weights
     score, calls = ScoredMap._tile_scores, []
     monkeypatch.setattr(ScoredMap, "_tile_scores", lambda *given: calls.append(given) or score(*given))
     tiles = list(weights.tiles())
@@ -201,7 +201,7 @@ def test_the_scores_of_few_tiles_are_kept_while_their_statistic_is_found(length,
 
 def test_whole_rows_are_scored_as_many_at_a_time_as_the_workspace_allows(monkeypatch):
     q, k, v = torch.randn(2, 3, 20, 4), torch.randn(2, 3, 30, 4), torch.randn(2, 3, 30, 4)
-    weights = rg.attend(rg.Attention(normalizer=rg.Sparsemax()), q, k, v, engine="reference").weights
+    weights = rg.Attention(normalizer=rg.Sparsemax())(q, k, v, engine="reference").weights
     of_a_row, statistic, held = 2 * 3 * 30 * weights._bytes_per_weight, rg.Sparsemax.row_statistic, []
     monkeypatch.setattr("regard.maps.attention_map.WORKSPACE", 4 * of_a_row + 1)
     monkeypatch.setattr(
@@ -214,24 +214,24 @@ def test_nothing_is_computed_until_asked(monkeypatch):
     calls = []
     monkeypatch.setattr("regard.maps.scored_map.scores", lambda *a, **k: calls.append(a))
     x = torch.randn(1, 2, 9, 4)
-    rg.attend(rg.Attention(), x, x, x)
+    rg.Attention()(x, x, x)
     assert not calls
 
 
 def test_weights_after_a_kernel_that_tells_no_statistic(monkeypatch):
     """The public fallback: without the private CPU operator the row statistic is streamed."""
     x, y = torch.randn(1, 2, 9, 4, dtype=torch.float64), torch.randn(1, 2, 9, 4, dtype=torch.float64)
-    expected = rg.attend(rg.Attention(mask=rg.causal()), x, y, y)
+    expected = rg.Attention(mask=rg.causal())(x, y, y)
     monkeypatch.setattr("regard.engine.flash.returns_row_statistic", lambda query: False)
     for engine in ("fused", "blocked"):
-        seen = rg.attend(rg.Attention(mask=rg.causal()), x, y, y, engine=engine)
+        seen = rg.Attention(mask=rg.causal())(x, y, y, engine=engine)
         torch.testing.assert_close(seen.output, expected.output)
         torch.testing.assert_close(seen.weights.dense(), expected.weights.dense())
 
 
 def test_a_dense_map_over_budget_is_refused_with_the_number():
     x = torch.randn(1, 8, 8192, 4)
-    weights = rg.attend(rg.Attention(mask=rg.causal() & rg.window(8)), x, x, x).weights
+    weights = rg.Attention(mask=rg.causal() & rg.window(8))(x, x, x).weights
     with pytest.raises(rg.RegardError, match="2,048 MiB"):
         weights.dense()
     with pytest.raises(rg.RegardError, match="budget"):
@@ -244,18 +244,18 @@ def test_a_dense_map_over_budget_is_refused_with_the_number():
 def test_an_index_beyond_the_map_is_refused(index):
     x = torch.randn(1, 2, 9, 4)
     with pytest.raises(rg.RegardError):
-        rg.attend(rg.Attention(), x, x, x).weights[index]
+        rg.Attention()(x, x, x).weights[index]
 
 
 def test_a_tile_is_public():
     x = torch.randn(1, 2, 9, 4)
-    assert all(isinstance(t, Tile) for t in rg.attend(rg.Attention(), x, x, x).weights.tiles())
+    assert all(isinstance(t, Tile) for t in rg.Attention()(x, x, x).weights.tiles())
 
 
 def test_weight_on_chosen_keys_is_each_entrys_own(small_blocks):
     """Keys that only the last batch entry chooses count too, in every tile."""
     q, k, v = torch.randn(3, 3, 2, 11, 4)
-    weights = rg.attend(rg.Attention(mask=rg.causal()), q, k, v).weights
+    weights = rg.Attention(mask=rg.causal())(q, k, v).weights
     chosen = torch.zeros(3, 11, dtype=torch.bool)
     chosen[1, 2], chosen[2, 5:9], chosen[2, 0] = True, True, True
     expected = (weights.dense() * chosen[:, None, None]).sum(-1)
@@ -264,7 +264,7 @@ def test_weight_on_chosen_keys_is_each_entrys_own(small_blocks):
 
 
 def test_a_fold_keeps_the_keys_it_was_given():
-    weights, keys = rg.attend(rg.Attention(), *torch.randn(3, 1, 1, 4, 4)).weights, torch.tensor([0, 1])
+    weights, keys = rg.Attention()(*torch.randn(3, 1, 1, 4, 4)).weights, torch.tensor([0, 1])
     fold = rg.MassOn(keys)
     keys.fill_(3)
     close(weights.summarize(fold)[0], weights.mass([0, 1]))
@@ -275,7 +275,7 @@ def test_a_fold_keeps_the_keys_it_was_given():
 
 @pytest.mark.parametrize("length", [0, 3])
 def test_a_map_becomes_a_tensor_or_an_array_like_any_array_of_four_axes(length):
-    weights = rg.attend(rg.Attention(mask=rg.causal()), *torch.randn(3, 2, 3, length, 4)).weights
+    weights = rg.Attention(mask=rg.causal())(*torch.randn(3, 2, 3, length, 4)).weights
     dense = weights.dense()
     for made in (torch.as_tensor(weights), torch.asarray(weights), torch.tensor(weights), torch.from_dlpack(weights)):
         assert torch.equal(made, dense) and made.dtype == dense.dtype
@@ -288,7 +288,7 @@ def test_a_map_becomes_a_tensor_or_an_array_like_any_array_of_four_axes(length):
 @pytest.mark.parametrize("index", ["x", b"x", 1.5, {1}, object()])
 @pytest.mark.parametrize("axis", range(4))
 def test_an_index_that_is_none_names_the_axis_and_what_indices_are(index, axis):
-    weights = rg.attend(rg.Attention(), *torch.randn(3, 2, 3, 4, 4)).weights
+    weights = rg.Attention()(*torch.randn(3, 2, 3, 4, 4)).weights
     name = ("batch", "head", "query", "key")[axis]
     with pytest.raises(rg.RegardError, match=rf"^weights\[\.\.\.\]: the {name} index must be .* as in weights\[0, 3"):
         weights[(0,) * axis + (index,)]

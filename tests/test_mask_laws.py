@@ -82,7 +82,7 @@ def moved(k, v, tensors, hidden):
 
 
 def attend(attention, inputs, tensors, **options):
-    return rg.attend(attention, *inputs, **tensors, **options)
+    return attention(*inputs, **tensors, **options)
 
 
 def check_hidden(attention, inputs, call, hidden, rows, engine):
@@ -236,9 +236,9 @@ def test_masks_of_blocks_and_groups_are_bounded_by_their_spans_and_come_back_fro
     q, k, v = torch.randn(2, 4, 20, 8), torch.randn(2, 2, 20, 8), torch.randn(2, 2, 20, 8)
     attention = rg.Attention(mask=rg.causal() & mask, selection=rg.BlockMeans(3, 2))
     grouped = rg.Grouped(rg.Attention(mask=rg.causal() & mask), rg.MeanGroups(3))
-    blocks, groups = (rg.attend(each, q, k, v).weights for each in (attention, grouped))
+    blocks, groups = (each(q, k, v).weights for each in (attention, grouped))
     for each, weights in ((attention, blocks), (grouped, groups)):
-        defined = rg.attend(each, q, k, v, engine="reference").weights
+        defined = each(q, k, v, engine="reference").weights
         torch.testing.assert_close(defined.dense(), weights.dense(), check_dtype=False)
     for weights, chosen in ((blocks, blocks.attention.mask.right), (groups.by_group, groups.by_group.attention.mask)):
         allowed = chosen.allowed(weights.grid).expand(weights.shape)

@@ -70,7 +70,7 @@ def expected(q, allowed):
 def check_first_remedy(place, written, name):
     mask, q = WRITTEN[written](SHOWN[name]), torch.randn(B, H, N, D)
     first = remedies(error_of(PLACES[place], mask))[0]
-    seen = rg.attend(rg.Attention(mask=typed(first, mask)), q, q, q)
+    seen = rg.Attention(mask=typed(first, mask))(q, q, q)
     torch.testing.assert_close(seen.output, expected(q, SHOWN[name]))
 
 
@@ -91,14 +91,14 @@ def test_padding_of_keys_as_typed_gives_the_attention_that_was_meant(written):
     q = torch.randn(B, H, N, D)
     for mask in (WRITTEN[written](REAL), WRITTEN[written](REAL)[:, None, None]):
         first = remedies(error_of(rg.padding, mask))[0]
-        seen = rg.attend(rg.Attention(mask=typed(first, mask)), q, q, q)
+        seen = rg.Attention(mask=typed(first, mask))(q, q, q)
         torch.testing.assert_close(seen.output, expected(q, REAL[:, None, None]))
 
 
 def test_a_mask_without_an_axis_of_heads_gets_one():
     mask, q = PADDED[:, 0].float(), torch.randn(B, H, N, D)
     first = remedies(error_of(rg.mask_tensor, mask))[0]
-    torch.testing.assert_close(rg.attend(rg.Attention(mask=typed(first, mask)), q, q, q).output, expected(q, PADDED))
+    torch.testing.assert_close(rg.Attention(mask=typed(first, mask))(q, q, q).output, expected(q, PADDED))
 
 
 #: Each is right as it is and reversed: nothing in it shows which.
@@ -167,4 +167,4 @@ def test_a_boolean_tensor_of_keys_is_padding():
     mask, q = REAL[:, None, None], torch.randn(B, H, N, D)
     said = error_of(lambda mask: rg.Attention(mask=mask), mask)
     code = re.search(r"regard\.padding\(.*?\)(?= if True = real)", said)[0]
-    torch.testing.assert_close(rg.attend(rg.Attention(mask=typed(code, mask)), q, q, q).output, expected(q, mask))
+    torch.testing.assert_close(rg.Attention(mask=typed(code, mask))(q, q, q).output, expected(q, mask))

@@ -174,9 +174,9 @@ def test_engines_follow_a_selected_predicate(engine):
     q, k, v = torch.randn(3, 2, 1, 7, 4)
     mask, index = rg.causal() & (rg.mask_mod(lambda b, h, i, j: (i + j) % 2 == b) | EvenKeysOfOddEntries()), [1, 1, 0]
     mask = mask if engine != "reference" else mask.left & mask.right.left
-    expected = rg.attend(rg.Attention(mask=mask), q, k, v).output[index]
+    expected = rg.Attention(mask=mask)(q, k, v).output[index]
     rows = rg.Attention(mask=mask.select(torch.tensor(index)))
-    torch.testing.assert_close(rg.attend(rows, q[index], k[index], v[index], engine=engine).output, expected)
+    torch.testing.assert_close(rows(q[index], k[index], v[index], engine=engine).output, expected)
 
 
 def test_a_mask_that_checks_its_sizes_says_itself_what_its_rows_are():
@@ -188,7 +188,7 @@ def test_a_mask_that_checks_its_sizes_says_itself_what_its_rows_are():
         Own().select(torch.tensor([0]))
     with pytest.raises(rg.RegardError, match="made for a batch of 1, used with a batch of 2"):
         x = torch.randn(2, 1, 3, 4)
-        rg.attend(rg.Attention(mask=EvenKeysOfOddEntries().select(torch.tensor([0]))), x, x, x)
+        rg.Attention(mask=EvenKeysOfOddEntries().select(torch.tensor([0])))(x, x, x)
 
 
 GIVEN = {
@@ -221,10 +221,10 @@ def test_a_mask_keeps_what_it_was_given(what, engine):
     q, k, v = torch.randn(3, 2, 2, 6, 4, dtype=torch.float64).requires_grad_()
 
     def run(attention):
-        seen = rg.attend(attention, q, k, v, engine=engine)
+        seen = attention(q, k, v, engine=engine)
         return seen, seen.output
 
-    expected = rg.attend(rg.Attention(mask=mask_of(make())), q, k, v, engine="dense")
+    expected = rg.Attention(mask=mask_of(make()))(q, k, v, engine="dense")
     (gradient,) = torch.autograd.grad(expected.output.square().sum(), k)
     given = make()
     attention = rg.Attention(mask=mask_of(given))
@@ -364,7 +364,7 @@ def test_a_map_keeps_the_tensors_of_a_predicate_for_selected_entries():
     keep = torch.tensor([[True, True, False], [True, False, True]])
     mask = rg.mask_mod(lambda b, h, i, j: keep[b, j]).select(torch.tensor([1, 0]))
     x = torch.randn(2, 1, 3, 4)
-    weights = rg.attend(rg.Attention(mask=mask), x, x, x).weights
+    weights = rg.Attention(mask=mask)(x, x, x).weights
     keep.fill_(True)
     assert weights.dense()[:, 0, 0].ne(0).tolist() == [[True, False, True], [True, True, False]]
 
@@ -408,7 +408,7 @@ def test_a_dense_mask_has_the_axes_that_the_mask_has(mask, shape):
     assert dense.shape == shape and mask.dense(4, 4).equal(dense)
     assert rg.mask_tensor(dense).dense(4).equal(dense)
     x = torch.randn(shape[0] if len(shape) == 4 else 2, 3, 4, 8)
-    by_tensor, by_mask = (rg.attend(rg.Attention(mask=m), x, x, x).output for m in (rg.mask_tensor(dense), mask))
+    by_tensor, by_mask = (rg.Attention(mask=m)(x, x, x).output for m in (rg.mask_tensor(dense), mask))
     torch.testing.assert_close(by_tensor, by_mask)
 
 

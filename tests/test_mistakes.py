@@ -12,7 +12,7 @@ import torch
 import regard as rg
 
 q = torch.randn(2, 4, 6, 8)
-MAP = rg.attend(rg.Attention(), q, q, q).weights
+MAP = rg.Attention()(q, q, q).weights
 MAPS = {"layers.0": MAP, "layers.1": MAP}
 TOKENS = list("abcdef")
 
@@ -58,7 +58,7 @@ def used(slot):
     """Attend with a piece, and look: what is wrong with it may come to light only then."""
 
     def use(piece):
-        weights = rg.attend(rg.Attention(**{slot: piece}), q, q, q).weights
+        weights = rg.Attention(**{slot: piece})(q, q, q).weights
         weights.entropy()
         weights[0, 1, 2:4]
 
@@ -70,7 +70,7 @@ def attended(module):
 
 
 def cached(cache):
-    rg.attend(rg.Attention(mask=rg.causal()), q, q, q, cache=cache)
+    rg.Attention(mask=rg.causal())(q, q, q, cache=cache)
 
 
 def folded(fold):
@@ -161,13 +161,13 @@ CALLS = {
             "normalizer": rg.Softmax(),
             "dropout": 0.1,
         },
-        lambda attention: rg.attend(attention, q, q, q),
+        lambda attention: attention(q, q, q),
     ),
     "attend": (
         ATTEND | {"check": True},
         None,
     ),
-    "explain": (
+    "plan": (
         ATTEND,
         str,
     ),

@@ -28,7 +28,7 @@ def test_half_precision_gradients_do_not_stagnate(monkeypatch):
     attention = rg.Attention(bias=rg.Softcap(2.0)).bfloat16()
     q = torch.zeros(1, 1, n, 4, dtype=torch.bfloat16)
     v = torch.ones(1, 1, n, 4, dtype=torch.bfloat16, requires_grad=True)
-    rg.attend(attention, q, q, v, engine="blocked").output.sum().backward()
+    attention(q, q, v, engine="blocked").output.sum().backward()
     torch.testing.assert_close(v.grad.float(), torch.ones(1, 1, n, 4), rtol=1e-2, atol=0)
 
 
@@ -38,11 +38,11 @@ def test_autocast_rounds_inputs_and_never_sums(normalizer, engine):
     attention = rg.Attention(bias=rg.Softcap(3.0), normalizer=normalizer)
     q, k, v = tensors(1, 2, 40, 8)
     with torch.autocast("cpu", torch.bfloat16):
-        seen = rg.attend(attention, q, k, v, engine=engine)
+        seen = attention(q, k, v, engine=engine)
         inside = seen.weights.dense()
     assert seen.output.dtype == torch.bfloat16 and inside.dtype == torch.float32
     torch.testing.assert_close(inside.sum(-1), torch.ones(1, 2, 40), rtol=0, atol=1e-5)
-    exact = rg.attend(attention, *(t.bfloat16().float() for t in (q, k, v)))
+    exact = attention(*(t.bfloat16().float() for t in (q, k, v)))
     torch.testing.assert_close(inside, exact.weights.dense(), rtol=1e-4, atol=1e-5)
 
 
@@ -53,10 +53,10 @@ LEARNED = [rg.Additive(8, 8, 4), rg.Bilinear(8, 8), rg.Concat(8, 8, 4), rg.Dot(t
 @torch.no_grad()
 def test_learned_scores_run_under_autocast_in_every_engine(score):
     attention, (q, k, v) = rg.Attention(score), tensors(1, 2, 20, 8)
-    exact = rg.attend(attention, *(t.bfloat16().float() for t in (q, k, v)), engine="dense").output
-    for engine in set(ENGINES) - {"reference", "flex", *rg.explain(attention, q, k, v).refused}:
+    exact = attention(*(t.bfloat16().float() for t in (q, k, v)), engine="dense").output
+    for engine in set(ENGINES) - {"reference", "flex", *rg.plan(q, k, v, attention=attention).refused}:
         with torch.autocast("cpu", torch.bfloat16):
-            output = rg.attend(attention, q, k, v, engine=engine).output
+            output = attention(q, k, v, engine=engine).output
         assert output.dtype == torch.bfloat16
         torch.testing.assert_close(output.float(), exact, rtol=2e-2, atol=2e-2)
 
@@ -64,8 +64,8 @@ def test_learned_scores_run_under_autocast_in_every_engine(score):
 @pytest.mark.parametrize("score", LEARNED, ids=lambda s: type(s).__name__)
 def test_learned_scores_take_inputs_of_lower_precision(score):
     q, k, v = tensors(1, 2, 5, 8, dtype=torch.bfloat16)
-    seen = rg.attend(rg.Attention(score), q, k, v)
-    exact = rg.attend(rg.Attention(score), q.float(), k.float(), v.float())
+    seen = rg.Attention(score)(q, k, v)
+    exact = rg.Attention(score)(q.float(), k.float(), v.float())
     torch.testing.assert_close(seen.weights.dense(), exact.weights.dense(), rtol=1e-4, atol=1e-5)
     assert seen.output.dtype == torch.bfloat16
 
@@ -73,18 +73,18 @@ def test_learned_scores_take_inputs_of_lower_precision(score):
 @pytest.mark.parametrize("normalizer", [rg.Sparsemax(), rg.Entmax15(), rg.Softmax()], ids=repr)
 def test_a_common_offset_of_the_scores_changes_no_sum(normalizer):
     q, k = torch.full((1, 1, 1, 1), 500.0), 1 + torch.randn(1, 1, 512, 1) * 1e-3 / 500
-    weights = rg.attend(rg.Attention(rg.Dot(scale=1.0), normalizer=normalizer), q, k, k).weights.dense()
+    weights = rg.Attention(rg.Dot(scale=1.0), normalizer=normalizer)(q, k, k).weights.dense()
     assert abs(weights.sum() - 1) < 1e-4
 
 
 def test_the_cosine_of_a_zero_vector_is_zero_in_half_precision():
     q, k, v = tensors(1, 1, 4, 8, dtype=torch.float16)
     k[:, :, 0] = 0
-    assert rg.attend(rg.Attention(rg.Cosine()), q, k, v).output.isfinite().all()
+    assert rg.Attention(rg.Cosine())(q, k, v).output.isfinite().all()
 
 
 def test_rows_of_a_map_come_in_any_order():
-    seen = rg.attend(rg.Attention(bias=rg.TransformerXLBias(4, 8)), *tensors(1, 4, 6, 8))
+    seen = rg.Attention(bias=rg.TransformerXLBias(4, 8))(*tensors(1, 4, 6, 8))
     torch.testing.assert_close(seen.weights[0, 1, [5, 2]], seen.weights.dense()[0, 1, [5, 2]])
 
 
@@ -94,7 +94,7 @@ def test_decoding_steps_can_be_differentiated_together(cache):
     k, v = tensors(1, 1, 4, 4, count=2)
     outputs = []
     for step in range(4):
-        seen = rg.attend(rg.Attention(), *(t[:, :, step : step + 1] for t in (q, k, v)), cache=cache)
+        seen = rg.Attention()(*(t[:, :, step : step + 1] for t in (q, k, v)), cache=cache)
         cache = seen.cache
         outputs.append(seen.output)
     assert torch.autograd.grad(sum(o.sum() for o in outputs), q)[0].isfinite().all()
@@ -102,15 +102,15 @@ def test_decoding_steps_can_be_differentiated_together(cache):
 
 def test_a_cache_made_in_inference_mode_goes_on_without_it():
     with torch.inference_mode():
-        cache = rg.attend(rg.Attention(), *tensors(1, 1, 3, 4), cache=rg.GrowingCache()).cache
-        cache = rg.attend(rg.Attention(), *tensors(1, 1, 1, 4), cache=cache).cache
+        cache = rg.Attention()(*tensors(1, 1, 3, 4), cache=rg.GrowingCache()).cache
+        cache = rg.Attention()(*tensors(1, 1, 1, 4), cache=cache).cache
     with torch.no_grad():
-        assert rg.attend(rg.Attention(), *tensors(1, 1, 1, 4), cache=cache).cache.length == 5
+        assert rg.Attention()(*tensors(1, 1, 1, 4), cache=cache).cache.length == 5
 
 
 def test_weights_of_changed_inputs_are_refused():
     q, k, v = tensors(1, 2, 5, 8)
-    seen = rg.attend(rg.Attention(bias=rg.T5Bias(2)), q, k, v)
+    seen = rg.Attention(bias=rg.T5Bias(2))(q, k, v)
     seen.weights.dense()
     q.mul_(2)
     with pytest.raises(rg.RegardError, match="changed in place since attend ran"):
@@ -123,9 +123,9 @@ def test_weights_read_in_inference_mode_are_those_of_the_call(name):
     with torch.inference_mode():
         attention, q, k, v = rg.mechanism(name).example()
         own = rg.mechanism(name).tensors(attention, q, k, v)
-        weights = rg.attend(attention, q, k, v, **own).weights
+        weights = attention(q, k, v, **own).weights
         expected = weights.dense().clone()
-        weights = rg.attend(attention, q, k, v, **own).weights
+        weights = attention(q, k, v, **own).weights
         for changed in (q, k, v, *own.values()):
             changed.mul_(2)
         torch.testing.assert_close(weights.dense(), expected)
@@ -140,13 +140,13 @@ def test_slices_of_indices_are_those_of_a_range(size):
 
 
 def test_a_slice_of_weights_may_go_backwards():
-    weights = rg.attend(rg.Attention(), *tensors(2, 3, 6, 4)).weights
+    weights = rg.Attention()(*tensors(2, 3, 6, 4)).weights
     torch.testing.assert_close(weights[0, 0, ::-1], weights.dense()[0, 0].flip(0))
 
 
 @pytest.mark.parametrize("normalizer", [rg.TopK(2), rg.Hardmax(), rg.Sparsemax()], ids=repr)
 def test_no_columns_give_no_weights(normalizer):
-    weights = rg.attend(rg.Attention(normalizer=normalizer), *tensors(1, 1, 4, 4)).weights
+    weights = rg.Attention(normalizer=normalizer)(*tensors(1, 1, 4, 4)).weights
     assert weights[0, 0, 0:3, 0:0].shape == (3, 0)
 
 
@@ -157,8 +157,8 @@ def test_nothing_keeps_the_tensors_of_a_call_alive():
         q, k, v = (t.clone() for t in (q, k, v))
         alive = weakref.ref(v)
         for engine in ("blocked", "dense", "fused"):
-            rg.attend(rg.Attention(mask=rg.causal()), q, k, v, engine=engine)
-        rg.explain(rg.Attention(), q, k, v)
+            rg.Attention(mask=rg.causal())(q, k, v, engine=engine)
+        rg.plan(q, k, v, attention=rg.Attention())
         del v
         assert alive() is None
     finally:
@@ -170,7 +170,7 @@ def test_rows_that_see_everything_are_cut_out_of_their_blocks():
     n = 4096
     attention = rg.Attention(mask=rg.window(33) | rg.global_tokens(range(0, n, 512)))
     x = torch.randn(1, 1, n, 4)
-    plan = rg.explain(attention, x, x, x, engine="blocked")
+    plan = rg.plan(x, x, x, attention=attention, engine="blocked")
     allowed = attention.mask.allowed(rg.Grid.whole(rg.Positions.aligned_to_end(n, n), 1, 1, n)).sum()
     assert plan.cost.pairs < 4 * int(allowed)
 
@@ -183,7 +183,7 @@ def test_rows_that_see_everything_are_cut_out_of_their_blocks():
 def test_a_relative_bias_is_held_as_its_diagonals(bias):
     x = torch.randn(1, 4, 2048, 8)
     for mask in (None, rg.causal()):
-        plan = rg.explain(rg.Attention(bias=bias, mask=mask), x, x, x)
+        plan = rg.plan(x, x, x, attention=rg.Attention(bias=bias, mask=mask))
         assert plan.cost.bytes < 2**20 < 4 * 2048 * 2048
 
 
@@ -194,7 +194,7 @@ def test_a_sum_needs_scores_that_are_not_negative():
 
 def test_heads_of_a_bilinear_score_are_those_of_the_query():
     with pytest.raises(rg.RegardError, match="made for 4 heads, the query has 1"):
-        rg.attend(rg.Attention(rg.Bilinear(8, 8, num_heads=4)), *tensors(1, 1, 3, 8))
+        rg.Attention(rg.Bilinear(8, 8, num_heads=4))(*tensors(1, 1, 3, 8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -231,9 +231,9 @@ def skip_where_torch_refuses(dtype):
 def _all_of(attention, engine, *tensors):
     *inputs, grad = tensors
     inputs = [t.detach().requires_grad_() for t in inputs]
-    seen = rg.attend(attention, *inputs, engine=engine)
+    seen = attention(*inputs, engine=engine)
     with torch.no_grad():
-        alone = rg.attend(attention, *inputs, engine=engine)
+        alone = attention(*inputs, engine=engine)
     gradients = torch.autograd.grad(seen.output, inputs, grad)
     return seen.output, alone.output, seen.weights.dense(), alone.weights.row_statistic[0], *gradients
 
@@ -271,7 +271,7 @@ def test_looking_changes_no_tensor_of_a_piece(small_blocks, kind, normalizer, ma
     attention = rg.Attention(**{kind: own}, mask=mask, normalizer=normalizer)
     table = (own if kind == "score" else own.score).table
     before = table.detach().clone()
-    seen = rg.attend(attention, *tensors(1, 1, 13, 4))
+    seen = attention(*tensors(1, 1, 13, 4))
     weights = seen.weights.dense()
     found = seen.weights.summarize(rg.Entropy(), rg.KeyTotals(), rg.TopLinks(2))
     assert torch.equal(table, before)
@@ -291,10 +291,10 @@ def test_statistics_do_not_follow_the_default_dtype(dtype):
         rg.Similarity(),
         rg.TopLinks(2),
     )
-    expected = rg.attend(attention, *inputs).weights.summarize(*folds)
+    expected = attention(*inputs).weights.summarize(*folds)
     torch.set_default_dtype(dtype)
     try:
-        found = rg.attend(attention, *inputs).weights.summarize(*folds)
+        found = attention(*inputs).weights.summarize(*folds)
     finally:
         torch.set_default_dtype(torch.float32)
     for mine, theirs in zip(found, expected, strict=True):
@@ -310,10 +310,10 @@ NORMALIZERS = [rg.Softmax(), rg.Softmax(sink=0.5), rg.LearnedSink(1), rg.Sparsem
 def test_a_score_that_is_no_number_makes_its_row_none_and_no_other(normalizer, value, engine):
     q, k, v = tensors(1, 1, 6, 4)
     attention = rg.Attention(normalizer=normalizer)
-    expected = rg.attend(attention, q, k, v)
+    expected = attention(q, k, v)
     q = q.clone()
     q[0, 0, 2, 1] = value
-    seen = rg.attend(attention, q, k, v, engine=engine)
+    seen = attention(q, k, v, engine=engine)
     others = [0, 1, 3, 4, 5]
     torch.testing.assert_close(seen.output[:, :, others], expected.output[:, :, others])
     torch.testing.assert_close(seen.weights[:, :, others], expected.weights[:, :, others])
@@ -329,7 +329,7 @@ def test_no_weight_is_above_one_however_large_the_scores(normalizer):
         generator = torch.Generator().manual_seed(seed)
         q, k, v = (torch.randn(1, 1, 130, 64, generator=generator) * size for size in (1500, 1500, 1))
         for engine in ("dense", "auto"):
-            weights = rg.attend(attention, q, k, v, engine=engine).weights
+            weights = attention(q, k, v, engine=engine).weights
             entropy, top = weights.summarize(rg.Entropy(), rg.TopLinks(1))
             tiles = [weights[0, 0, i, j] for i in range(0, 130, 7) for j in [int(top.keys[0, 0, i, 0])]]
             for some in (weights.dense(), weights[:, :, 5], weights[..., ::3], top.weights, torch.stack(tiles)):
@@ -341,7 +341,7 @@ def test_rows_of_first_blocks_with_fewer_keys_than_k_keep_them_all(monkeypatch):
     monkeypatch.setattr("regard.engine.blocked.LARGEST_BLOCK", 2)
     q, k, v = (x.double() for x in tensors(1, 2, 9, 4))
     attention = rg.Attention(mask=rg.causal(), normalizer=rg.TopK(5))
-    weights = rg.attend(attention, q, k, v, engine="blocked").weights.dense()
+    weights = attention(q, k, v, engine="blocked").weights.dense()
     for i in range(9):
         scores = q[:, :, i : i + 1] @ k[:, :, : i + 1].mT / 2
         kept = scores.topk(min(5, i + 1)).indices
@@ -352,7 +352,7 @@ def test_rows_of_first_blocks_with_fewer_keys_than_k_keep_them_all(monkeypatch):
 def test_one_call_makes_no_more_output_than_it_may(monkeypatch):
     """Blocks of 64 queries, 2 heads of width 4 in float32 make 64 * 2 * 4 * 4 bytes each."""
     x = torch.randn(1, 2, 1024, 4)
-    problem = rg.explain(rg.Attention(mask=rg.causal() & rg.window(9)), x, x, x, engine="blocked").problem
+    problem = rg.plan(x, x, x, attention=rg.Attention(mask=rg.causal() & rg.window(9)), engine="blocked").problem
     monkeypatch.setattr("regard.engine.blocked.LARGEST_BLOCK", 64)
     for call, most in ((64 * 2 * 4 * 4 - 1, 1), (64 * 2 * 4 * 4, 1), (3 * 64 * 2 * 4 * 4, 3)):
         monkeypatch.setattr("regard.engine.blocked.CALL_BYTES", call)
@@ -369,7 +369,7 @@ def test_blocks_of_a_bias_that_is_not_relative_are_calls_of_their_own(monkeypatc
     monkeypatch.setattr("regard.engine.blocked.LARGEST_BLOCK", 64)
     x = torch.randn(1, 1, 512, 4)
     attention = rg.Attention(mask=rg.causal() & rg.window(9), bias=PreferFirst())
-    runs = Work(rg.explain(attention, x, x, x, engine="blocked").problem).runs
+    runs = Work(rg.plan(x, x, x, attention=attention, engine="blocked").problem).runs
     assert [run.count for run in runs] == [1] * 8
 
 

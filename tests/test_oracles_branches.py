@@ -110,7 +110,7 @@ def test_tokens_in_the_order_of_tiles_see_the_points_of_near_tiles():
     """A picture row by row, reordered: the same output as a mask of the points themselves."""
     mask = rg.sliding_tiles((4, 6), (2, 3), (1, 2))
     q, k, v = torch.randn(3, 1, 2, 24, 8, dtype=torch.float64)
-    seen = rg.attend(rg.Attention(mask=mask), *(x[:, :, mask.order] for x in (q, k, v))).output
+    seen = rg.Attention(mask=mask)(*(x[:, :, mask.order] for x in (q, k, v))).output
     points = list(product(range(4), range(6)))
     same_row = pairs(24, 24, lambda i, j: points[i][0] // 2 == points[j][0] // 2)  # both tiles of a row are near
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=same_row)
@@ -136,7 +136,7 @@ def test_blocks_of_a_video_read_few_keys():
 @pytest.mark.parametrize("name", ["tree", "shared_prefix", "neighborhood", "sliding_tiles"])
 def test_a_saved_map_has_its_mask(name, tmp_path):
     attention, q, k, v = mechanism(name).example()
-    seen = rg.attend(attention, q, k, v).weights
+    seen = attention(q, k, v).weights
     save_map(tmp_path / "map.safetensors", seen)
     again = load_map(tmp_path / "map.safetensors")
     assert repr(again.attention.mask) == repr(attention.mask) and torch.equal(again.dense(), seen.dense())

@@ -49,7 +49,7 @@ def test_differential_is_diffllama_before_its_norm(attention, q, k, v):
 def test_differential_with_the_norm_of_heads_is_diffllama():
     attention, q, k, v = rg.mechanism("differential").example(seed=3)
     _, run = diffllama(attention, q, k, v)
-    output = rg.attend(attention, q, k, v).output
+    output = attention(q, k, v).output
     close(0.4 * F.rms_norm(output, output.shape[-1:], eps=1e-5), run()[0], FLOAT32)
 
 
@@ -91,7 +91,7 @@ def test_infini_mixes_as_infini_transformer_pytorch():
     local = by_torch(q[:, :, second], k[:, :, second], v[:, :, second], is_causal=True)[0]
     memories = theirs.create_new_memories(k[:, :, first], v[:, :, first])
     output = theirs.retrieve_and_add_to_output(local, q[:, :, second], memories)
-    close(rg.attend(attention, q, k, v).output[:, :, second], output, 1e-8)
+    close(attention(q, k, v).output[:, :, second], output, 1e-8)
 
 
 @oracle("linformer")
@@ -192,7 +192,7 @@ def test_nsa_is_the_three_branches_row_by_row():
     entry = rg.mechanism("nsa")
     attention, q, k, v = entry.example()
     gates = entry.tensors(attention, q, k, v)["gates"]
-    seen = rg.attend(attention, q, k, v, gates=gates)
+    seen = attention(q, k, v, gates=gates)
     expected = np.zeros(seen.weights.shape)
     for b, g, i in np.ndindex(2, 2, 24):
         own = slice(2 * g, 2 * g + 2)

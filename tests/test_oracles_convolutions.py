@@ -31,12 +31,12 @@ def test_a_short_convolution_is_that_of_lfm2():
     gate_in, gate_out, values = (channels(part) for part in module.in_proj(x).chunk(3, -1))
     attention = rg.mechanism("short_convolution").build(6, size=3).double()
     attention.bias[0].numbers.copy_(module.conv.weight[:, 0].flip(-1))
-    seen = rg.attend(attention, gate_out, gate_in, values)
+    seen = attention(gate_out, gate_in, values)
     close(module.out_proj(seen.output[..., 0].transpose(1, 2)), expected)
     close(seen.weights.dense() @ values, seen.output)
     cache, steps = rg.RingCache(3), []
     for n in range(9):
-        step = rg.attend(attention, *(t[:, :, n : n + 1] for t in (gate_out, gate_in, values)), cache=cache)
+        step = attention(*(t[:, :, n : n + 1] for t in (gate_out, gate_in, values)), cache=cache)
         cache = step.cache
         steps.append(step.output)
     close(torch.cat(steps, 2), seen.output)
@@ -53,7 +53,7 @@ def test_a_token_shift_is_that_of_rwkv():
     attention = rg.mechanism("token_shift").build(6).double()
     attention.bias[0].share.copy_(module.time_mix_key.flatten())
     ones = torch.ones(2, 6, 9, 1, dtype=torch.float64)
-    seen = rg.attend(attention, ones, ones, channels(x))
+    seen = attention(ones, ones, channels(x))
     close(seen.output, channels(expected))
     close(seen.weights.dense() @ channels(x), seen.output)
 
@@ -67,13 +67,13 @@ def test_a_long_convolution_is_a_product_of_spectra(length):
     taps = attention.bias[0].numbers
     spectra = [np.fft.rfft(x.detach().numpy(), 2 * n + length) for x in (taps, (k * v)[..., 0])]
     expected = q[..., 0].detach() * torch.from_numpy(np.fft.irfft(spectra[0] * spectra[1], 2 * n + length)[..., :n])
-    seen = rg.attend(attention, q, k, v, engine="convolution")
+    seen = attention(q, k, v, engine="convolution")
     close(seen.output[..., 0], expected)
     close(seen.weights[1, 2, [5, 69]] @ v[1, 2], seen.output[1, 2, [5, 69]])
-    dense = rg.attend(attention, q, k, v, engine="dense").output
+    dense = attention(q, k, v, engine="dense").output
     found, slopes = (torch.autograd.grad(o.sin().sum(), (q, k, v, taps)) for o in (seen.output, dense))
     close(found, slopes)
-    single = rg.attend(attention.float(), *(t.detach().float() for t in (q, k, v))).output
+    single = attention.float()(*(t.detach().float() for t in (q, k, v))).output
     assert (single.double() - seen.output).abs().max() < 1e-5 * seen.output.abs().max()
 
 
@@ -98,16 +98,14 @@ def test_queries_anywhere_and_shared_keys(num_taps, I, start, J):
     q, k, v = torch.randn(2, 4, I, 3).double(), torch.randn(2, 2, J, 3).double(), torch.randn(2, 2, J, 2).double()
     for mask in (None, rg.causal() & rg.dilated(4, 2), rg.window(4)):
         attention, positions = attention_of(num_taps, mask), rg.Positions(start, rg.Spans.of((0, J)))
-        outputs = [
-            rg.attend(attention, q, k, v, positions=positions, engine=e).output for e in ("convolution", "dense")
-        ]
+        outputs = [attention(q, k, v, positions=positions, engine=e).output for e in ("convolution", "dense")]
         close(*outputs)
 
 
 @torch.no_grad()
 def test_a_map_of_a_convolution_survives_a_file(tmp_path):
     x = torch.randn(1, 4, 6, 1)
-    weights = rg.attend(attention_of(3, rg.causal()), x, x, x).weights
+    weights = attention_of(3, rg.causal())(x, x, x).weights
     save_map(tmp_path / "map.safetensors", weights)
     assert torch.equal(load_map(tmp_path / "map.safetensors").dense(), weights.dense())
     with pytest.raises(rg.RegardError, match="needs shares"):
@@ -120,19 +118,15 @@ def test_refusals():
     for words, wrong in {
         r"Taps: needs floating-point numbers \(heads, K\).*\(3,\)": lambda: rg.Taps(torch.ones(3)),
         "float.*int64": lambda: rg.Taps(torch.ones(3, 2, dtype=torch.int64)),
-        "Taps: made for 5 heads, the query has 4": lambda: rg.attend(attention_of(3, heads=5), x, x, x),
-        "mask must depend on the distance only": lambda: rg.attend(
-            attention_of(3, rg.padding([4])), x, x, x, engine="convolution"
+        "Taps: made for 5 heads, the query has 4": lambda: attention_of(3, heads=5)(x, x, x),
+        "mask must depend on the distance only": lambda: attention_of(3, rg.padding([4]))(
+            x, x, x, engine="convolution"
         ),
-        "at most 256 products.*give 512": lambda: rg.attend(
-            attention, x, x, torch.ones(1, 4, 6, 64), engine="convolution"
-        ),
-        r"GrowingCache keeps all keys, and RingCache\(size\)": lambda: rg.attend(
-            attention, x, x, x, cache=rg.RecurrentCache()
-        ),
-        "one ConvolutionFilter": lambda: rg.attend(rg.Attention(), x, x, x, engine="convolution"),
+        "at most 256 products.*give 512": lambda: attention(x, x, torch.ones(1, 4, 6, 64), engine="convolution"),
+        r"GrowingCache keeps all keys, and RingCache\(size\)": lambda: attention(x, x, x, cache=rg.RecurrentCache()),
+        "one ConvolutionFilter": lambda: rg.Attention()(x, x, x, engine="convolution"),
     }.items():
         with pytest.raises(rg.RegardError, match=words):
             wrong()
-    wide = rg.explain(attention, x, x, torch.ones(1, 4, 6, 64))
+    wide = rg.plan(x, x, torch.ones(1, 4, 6, 64), attention=attention)
     assert wide.engine == "dense" and "at most 256" in wide.refused["convolution"]

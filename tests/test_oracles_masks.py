@@ -165,7 +165,7 @@ def test_dilated_pair_by_pair(attention, q, k, v):
 def test_a_given_mask_broadcasts_as_that_of_torch(shape, engine):
     mask, (q, k, v) = torch.rand(shape) < 0.7, (torch.randn(2, 3, n, 4).double() for n in (5, 7, 7))
     mask[..., 0] = True
-    seen = rg.attend(rg.Attention(mask=rg.mask_tensor(mask)), q, k, v, engine=engine)
+    seen = rg.Attention(mask=rg.mask_tensor(mask))(q, k, v, engine=engine)
     output, weights = by_torch(q, k, v, mask.expand(2, 3, 5, 7))
     close(seen.output, output)
     close(seen.weights.dense(), weights)
@@ -196,4 +196,4 @@ def test_masks_of_a_few_tokens_by_hand():
 def test_bigbird_of_the_catalogue_asks_for_a_length_it_was_made_for():
     attention, q, k, v = mechanism("bigbird").example(queries=41)
     with pytest.raises(rg.RegardError, match="random_blocks: covers queries 0 to 39"):
-        rg.attend(attention, q, k, v)
+        attention(q, k, v)

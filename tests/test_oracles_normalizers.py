@@ -93,7 +93,7 @@ def weights_of(normalizer, scores):
     """Weights that attention gives to keys of these scores, for one query of width 1."""
     k = torch.tensor(scores, dtype=torch.float64).view(1, 1, -1, 1)
     attention = rg.Attention(PositiveDot(), normalizer=normalizer)
-    return rg.attend(attention, torch.ones_like(k[:, :, :1]), k, k).weights[0, 0, 0].tolist()
+    return attention(torch.ones_like(k[:, :, :1]), k, k).weights[0, 0, 0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_soft_lookup_at_temperature_0_is_a_dictionary(attention, q, k, v):
 
 def test_soft_lookup_tends_to_the_dictionary_as_it_cools():
     _, q, k, v = mechanism("soft_lookup").example()
-    cold = rg.attend(mechanism("soft_lookup").build(temperature=1e-3), q, k, v)
-    close(cold.output, rg.attend(mechanism("soft_lookup").build(temperature=0), q, k, v).output)
+    cold = mechanism("soft_lookup").build(temperature=1e-3)(q, k, v)
+    close(cold.output, mechanism("soft_lookup").build(temperature=0)(q, k, v).output)
 
 
 @oracle("top_k")
@@ -245,7 +245,7 @@ def test_performer_with_many_features_is_softmax_attention():
 
     def error(num_features):
         drawn = [mechanism("performer").build(8, num_features, seed).double() for seed in range(8)]
-        return torch.stack([rg.attend(a, q, k, v).output - exact for a in drawn]).square().mean().sqrt()
+        return torch.stack([a(q, k, v).output - exact for a in drawn]).square().mean().sqrt()
 
     assert 1 / 6 < error(4096) / error(256) < 1 / 3
 

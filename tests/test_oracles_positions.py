@@ -255,4 +255,4 @@ def test_learned_table_is_the_bias_of_swin():
     q, k, v = (torch.randn(1, 2, 4, 8).double() for _ in range(3))
     index = torch.tensor([[3, 4, 5, 6], [2, 3, 4, 5], [1, 2, 3, 4], [0, 1, 2, 3]])
     theirs = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.table[:, index])
-    close(rg.attend(rg.Attention(bias=bias), q, k, v).output, theirs)
+    close(rg.Attention(bias=bias)(q, k, v).output, theirs)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import regard as rg
 from oracles import EXACT, ORACLES, by_torch, close
 from regard.catalog import mechanism
 
@@ -24,7 +23,7 @@ def oracle(name: str, **sizes: int):
         def test() -> None:
             attention, q, k, v = mechanism(name).example(**sizes)
             tensors = mechanism(name).tensors(attention, q, k, v)
-            seen = rg.attend(attention, q, k, v, **tensors)
+            seen = attention(q, k, v, **tensors)
             numbers = {given: x.numpy() for given, x in tensors.items()}
             chosen = torch.from_numpy(judge(q.numpy(), k.numpy(), **numbers))
             expected = by_torch(q, *(x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v)), mask=chosen)
@@ -108,5 +107,5 @@ def test_reformer_is_that_of_reformer_pytorch(is_causal):
     buckets = torch.from_numpy(directions(x.numpy(), 6, 1)[..., 0]).flatten(0, 1)
     layer.hash_vectors = lambda *_, **__: buckets
     theirs, *_ = layer(x.flatten(0, 1), v.flatten(0, 1))
-    seen = rg.attend(attention, x, F.normalize(x, dim=-1), v)
+    seen = attention(x, F.normalize(x, dim=-1), v)
     close(seen.output, theirs.unflatten(0, (2, 3)), 1e-9)

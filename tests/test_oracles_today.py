@@ -133,14 +133,14 @@ def test_entries_of_a_batch_have_coordinates_of_their_own():
     where = torch.randint(-9, 99, (2, 3, 16))
     attention = mechanism("multimodal_rope").build(where, (2, 1, 1))
     output, weights = multimodal(q, k, v, where.transpose(0, 1))
-    seen = rg.attend(attention, q, k, v)
+    seen = attention(q, k, v)
     close(seen.output, output, FLOAT32)
     close(seen.weights[1, 0], weights[1, 0], FLOAT32)
     plain = rg.AxialRoPE.sections(where[:, :1], (4,))  # one axis: any integers as positions
     for entry in (0, 1):
         close(plain.encode(q, torch.arange(16))[entry], rg.RoPE(8).encode(q, where[entry, 0])[entry], FLOAT32)
     with pytest.raises(rg.RegardError, match="2 batch entries, got vectors of shape \\(1, 2, 16, 8\\)"):
-        rg.attend(attention, q[:1], k[:1], v[:1])
+        attention(q[:1], k[:1], v[:1])
 
 
 @pytest.mark.parametrize("engine", ["auto", "reference", "blocked"])
@@ -149,14 +149,14 @@ def test_coordinates_may_come_with_each_call(engine):
     _, q, k, v = mechanism("multimodal_rope").example()
     where = torch.randint(-9, 99, (2, 3, 16))
     fixed, given = (mechanism("multimodal_rope").build(x, (2, 1, 1)) for x in (where, None))
-    expected = rg.attend(fixed, q, k, v)
-    seen = rg.attend(given, q, k, v, coordinates=where, engine=engine)
+    expected = fixed(q, k, v)
+    seen = given(q, k, v, coordinates=where, engine=engine)
     close(seen.output, expected.output)
     close(seen.weights[...], expected.weights[...])
     cache, outputs = rg.GrowingCache(), []
     for at in (slice(0, 7), slice(7, 8), slice(8, 16)):
         chunk = [x[:, :, at] for x in (q, k, v)]
-        seen = rg.attend(given, *chunk, cache=cache, coordinates=where[..., at], engine=engine)
+        seen = given(*chunk, cache=cache, coordinates=where[..., at], engine=engine)
         cache = seen.cache
         outputs.append(seen.output)
     close(torch.cat(outputs, 2), expected.output)
@@ -166,16 +166,16 @@ def test_a_chain_passes_the_coordinates_on():
     norm, where = rg.QKNorm(8).double(), torch.randint(0, 9, (1, 2, 16))
     q, k, v = torch.randn(3, 1, 2, 16, 8, dtype=torch.float64)
     chains = [rg.Attention(position=rg.Chain(norm, rg.AxialRoPE.grid(x, 8))) for x in (where, None)]
-    seen = rg.attend(chains[1], q, k, v, coordinates=where)
-    close(seen.output, rg.attend(chains[0], q, k, v).output)
+    seen = chains[1](q, k, v, coordinates=where)
+    close(seen.output, chains[0](q, k, v).output)
     with torch.no_grad():
-        close(rg.attend(chains[1], q, k, v, coordinates=where, engine="reference").output, seen.output)
+        close(chains[1](q, k, v, coordinates=where, engine="reference").output, seen.output)
     with pytest.raises(rg.RegardError, match="Chain needs a tensor for each call"):
-        rg.attend(chains[1], q, k, v)
+        chains[1](q, k, v)
     with pytest.raises(rg.RegardError, match="Each query must be one of the keys"):
-        rg.attend(chains[1], q, k[:, :, :4], v[:, :, :4], coordinates=where[..., :4])
+        chains[1](q, k[:, :, :4], v[:, :, :4], coordinates=where[..., :4])
     with pytest.raises(rg.RegardError, match="coordinates are integers"):
-        rg.attend(chains[1], q, k, v, coordinates=where.double())
+        chains[1](q, k, v, coordinates=where.double())
 
 
 @oracle(
@@ -267,8 +267,8 @@ def test_kerple_pair_by_pair(power):
         return -a[h] * ((i - j) ** b[h] if power else math.log(1 + b[h] * (i - j)))
 
     output, weights = with_bias(q, k, v, term)
-    close(rg.attend(attention, q, k, v).output, output)
-    close(rg.attend(attention, q, k, v).weights[...], weights)
+    close(attention(q, k, v).output, output)
+    close(attention(q, k, v).weights[...], weights)
 
 
 @oracle("kerple")
@@ -332,12 +332,12 @@ def test_kerple_and_a_fixed_fire_run_in_the_compiled_kernels_and_fire_says_why_n
     for name, arguments in (("kerple", {}), ("kerple", {"power": True}), ("fire", {"fixed_length": 64})):
         attention, outputs, gradients = mechanism(name).build(2, **arguments), [], []
         for engine in ("kernel", "dense"):
-            outputs.append(rg.attend(attention, q, k, v, engine=engine).output)
+            outputs.append(attention(q, k, v, engine=engine).output)
             gradients.append(torch.autograd.grad(outputs[-1].square().sum(), list(attention.parameters())))
         torch.testing.assert_close(*outputs)
         torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
     with pytest.raises(rg.RegardError, match="FIREBias"):
-        rg.attend(mechanism("fire").build(2), q, k, v, engine="kernel")
+        mechanism("fire").build(2)(q, k, v, engine="kernel")
 
 
 @pytest.mark.parametrize(
@@ -350,11 +350,11 @@ def test_kerple_and_a_fixed_fire_run_in_the_compiled_kernels_and_fire_says_why_n
         (lambda: rg.AxialRoPE(torch.zeros(2, 3), (0,), (1.0,)), "coordinates are integers"),
         (lambda: rg.AxialRoPE(torch.zeros(2, 3).long(), (2,), (1.0,)), "axes from 0 to 2, the coordinates 2"),
         (lambda: rg.AxialRoPE.grid(torch.zeros(2, 3).long(), 6), "multiple of 4"),
-        (lambda: rg.attend(mechanism("qk_norm").build(8), *torch.randn(3, 1, 2, 4, 6)), "QKNorm: made for width 8"),
-        (lambda: rg.attend(mechanism("scalable_softmax").build(4), *torch.randn(3, 1, 2, 4, 6)), "made for 4 heads"),
-        (lambda: rg.attend(mechanism("pope").build(2, 8), *torch.randn(3, 1, 2, 4, 6)), "PoPE: made for width 8"),
-        (lambda: rg.attend(mechanism("pope").build(3, 6), *torch.randn(3, 1, 2, 4, 6)), "PoPE: made for 3 heads"),
-        (lambda: rg.attend(mechanism("kerple").build(4), *torch.randn(3, 1, 2, 4, 6)), "KERPLEBias: made for 4"),
+        (lambda: mechanism("qk_norm").build(8)(*torch.randn(3, 1, 2, 4, 6)), "QKNorm: made for width 8"),
+        (lambda: mechanism("scalable_softmax").build(4)(*torch.randn(3, 1, 2, 4, 6)), "made for 4 heads"),
+        (lambda: mechanism("pope").build(2, 8)(*torch.randn(3, 1, 2, 4, 6)), "PoPE: made for width 8"),
+        (lambda: mechanism("pope").build(3, 6)(*torch.randn(3, 1, 2, 4, 6)), "PoPE: made for 3 heads"),
+        (lambda: mechanism("kerple").build(4)(*torch.randn(3, 1, 2, 4, 6)), "KERPLEBias: made for 4"),
         (lambda: rg.AxialRoPE.grid(torch.zeros(2, 3).long(), 4).check(rg.Spans.of((0, 4))), "tokens 0 to 2"),
     ],
 )  # fmt: skip
@@ -380,12 +380,12 @@ def drawn_gates():
 def test_forgetting_gate_by_gate(engine):
     (q, k, v), log_forget, expected = drawn_gates()
     attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
-    seen = rg.attend(attention, q, k, v, log_forget=log_forget, engine=engine)
+    seen = attention(q, k, v, log_forget=log_forget, engine=engine)
     close(seen.weights[...], expected)
     close(seen.output, expected @ v)
     close(seen.weights[1, 0, 7], expected[1, 0, 7])
     independent = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal(), normalizer=rg.Sigmoid(offset=0.0))
-    weights = rg.attend(independent, q, k, v, log_forget=log_forget, engine=engine).weights[...]
+    weights = independent(q, k, v, log_forget=log_forget, engine=engine).weights[...]
     own = weights.diagonal(dim1=-2, dim2=-1)  # a softmax would hide a number that a whole row has too much
     close(own, ((q * k).sum(-1) / math.sqrt(8)).sigmoid())  # no gate is between a token and itself
 
@@ -397,7 +397,7 @@ def test_forgetting_token_by_token_and_by_chunks_of_a_cache():
     (q, k, v), log_forget, expected = drawn_gates()
     attention, cache, outputs = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal()), rg.GrowingCache(), []
     for at in (slice(0, 17), slice(17, 18), slice(18, 19), slice(19, 40)):
-        seen = rg.attend(attention, q[:, :, at], k[:, :, at], v[:, :, at], cache=cache, log_forget=log_forget[..., at])
+        seen = attention(q[:, :, at], k[:, :, at], v[:, :, at], cache=cache, log_forget=log_forget[..., at])
         cache = seen.cache
         outputs.append(seen.output)
     close(torch.cat(outputs, 2), expected @ v)
@@ -407,7 +407,7 @@ def test_forgetting_token_by_token_and_by_chunks_of_a_cache():
 def test_gradients_of_forgetting_reach_the_gates(engine):
     def output(q, k, v, log_forget):
         attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
-        return rg.attend(attention, q, k, v, log_forget=log_forget, engine=engine).output
+        return attention(q, k, v, log_forget=log_forget, engine=engine).output
 
     tensors, log_forget, _ = drawn_gates()
     inputs = [x[:1, :1, :4].clone().requires_grad_() for x in (*tensors, log_forget)]
@@ -420,8 +420,8 @@ def test_forgetting_keeps_the_digits_of_long_texts():
     log_forget = torch.full((1, 1, 300), -0.1)
     log_forget[..., 100:200] = -1000.0
     attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
-    inside = rg.attend(attention, q, k, v, log_forget=log_forget).output[:, :, 250:]
-    alone = rg.attend(attention, *(x[:, :, 199:] for x in (q, k, v)), log_forget=log_forget[..., 199:]).output
+    inside = attention(q, k, v, log_forget=log_forget).output[:, :, 250:]
+    alone = attention(*(x[:, :, 199:] for x in (q, k, v)), log_forget=log_forget[..., 199:]).output
     torch.testing.assert_close(inside, alone[:, :, 51:], rtol=1e-4, atol=1e-5)
 
 
@@ -444,7 +444,7 @@ def test_forgetting_after_closed_gates(closed, places):
     attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
     for engine in ("reference", "dense", "blocked", "auto"):
         with torch.set_grad_enabled(engine != "reference"):
-            seen = rg.attend(attention, *tensors[:3], log_forget=tensors[3], engine=engine)
+            seen = attention(*tensors[:3], log_forget=tensors[3], engine=engine)
         torch.testing.assert_close(seen.weights.dense().double(), expected.detach(), rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(seen.weights[0, 0, 15], seen.weights.dense()[0, 0, 15])
         torch.testing.assert_close(seen.output.double(), (expected @ exact[2]).detach(), rtol=1e-4, atol=1e-5)
@@ -455,7 +455,7 @@ def test_forgetting_after_closed_gates(closed, places):
     cache, outputs = rg.GrowingCache(), []
     for t in range(n):
         step = [x[:, :, t : t + 1] for x in (q, k, v)]
-        seen = rg.attend(attention, *step, cache=cache, log_forget=log_forget[..., t : t + 1])
+        seen = attention(*step, cache=cache, log_forget=log_forget[..., t : t + 1])
         cache = seen.cache
         outputs.append(seen.output)
     torch.testing.assert_close(torch.cat(outputs, 2).double(), (expected @ exact[2]).detach(), rtol=1e-4, atol=1e-5)
@@ -469,7 +469,7 @@ def test_forgetting_is_data_dependent_alibi_of_x_transformers():
     log_forget = F.logsigmoid(theirs.to_forget_gates[0](x)).mT
     attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
     output, weights = by_torch(q, k, v, mask=theirs(x) + future(12))
-    seen = rg.attend(attention, q, k, v, log_forget=log_forget)
+    seen = attention(q, k, v, log_forget=log_forget)
     close(seen.output, output)
     close(seen.weights[...], weights)
 
@@ -479,6 +479,6 @@ def test_forgetting_refuses_keys_with_gaps():
     attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
     with pytest.raises(rg.RegardError, match="gaps in their positions"):
         positions = rg.Positions(6, rg.Spans.of((0, 2), (8, 10)))
-        rg.attend(attention, q, k, v, log_forget=torch.zeros(1, 1, 4), positions=positions)
+        attention(q, k, v, log_forget=torch.zeros(1, 1, 4), positions=positions)
     with pytest.raises(rg.RegardError, match="ForgettingBias needs a tensor for each call"):
-        rg.attend(attention, q, k, v)
+        attention(q, k, v)

@@ -127,7 +127,7 @@ def test_queries_and_keys_travel_and_give_every_weight(mask):
 
 def test_other_mechanisms_travel_as_their_weights():
     q, k, v = (torch.randn(1, 2, 6, 4) for _ in range(3))
-    weights = rg.attend(rg.Attention(bias=rg.ALiBi(2), normalizer=rg.Sparsemax()), q, k, v).weights
+    weights = rg.Attention(bias=rg.ALiBi(2), normalizer=rg.Sparsemax())(q, k, v).weights
     maps = payload([Sheet.of(TextReading.of("A text", {"layer": weights}, list("abcdef")))])["texts"][0]["maps"][0]
     assert maps["form"] == "weights"
     np.testing.assert_allclose(numbers(maps["weights"]).reshape(2, 6, 6), weights.dense()[0].numpy())
@@ -135,7 +135,7 @@ def test_other_mechanisms_travel_as_their_weights():
 
 def test_grouped_keys_travel_once():
     q, k, v = torch.randn(1, 4, 6, 4), torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4)
-    weights = rg.attend(rg.Attention(normalizer=rg.Softmax(sink=0.5, temperature=0.7)), q, k, v).weights
+    weights = rg.Attention(normalizer=rg.Softmax(sink=0.5, temperature=0.7))(q, k, v).weights
     maps = payload([Sheet.of(TextReading.of("A text", {"layer": weights}, list("abcdef")))])["texts"][0]["maps"][0]
     q, k = (numbers(maps[name]).reshape(-1, 6, 4) for name in ("query", "key"))
     w = np.exp(q @ k.repeat(2, 0).transpose(0, 2, 1) - numbers(maps["row_statistic"]).reshape(4, 6, 1))
@@ -173,7 +173,7 @@ def test_only_nothing_is_zero_in_the_cells_of_a_long_text():
     length = 1100
     slope = 0.03 + 0.03 * torch.rand(1, generator=torch.Generator().manual_seed(2))
     keys = (slope * torch.arange(length)).reshape(1, 1, length, 1)  # far keys have weights down to exp(-30) or less
-    weights = rg.attend(rg.Attention(mask=rg.causal()), torch.ones_like(keys), keys, keys).weights
+    weights = rg.Attention(mask=rg.causal())(torch.ones_like(keys), keys, keys).weights
     mean, greatest = Sheet.of(TextReading.of("Long", {"layer.0": weights}, ["t"] * length)).ready[0]
     exact = torch.nn.functional.max_pool2d(weights.dense(), 32, ceil_mode=True)[0, 0]
     assert ((exact > 0) & (exact < 1e-8)).sum() > 30, "cells below half precision"

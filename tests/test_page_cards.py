@@ -71,7 +71,7 @@ def test_the_pronoun_leads_with_its_strongest_link(seed):
     maps = {}
     for name in ("layers.0", "layers.1"):
         q, k = 2 * torch.randn(1, 3, len(WORDS), 8), torch.randn(1, 3, len(WORDS), 8)
-        maps[name] = rg.attend(rg.Attention(), q, k, k).weights
+        maps[name] = rg.Attention()(q, k, k).weights
     text = TextReading.of("A text", maps, WORDS)
     lead = lead_of(text)
     weight, layer, head, query, key = expected_lead(text, [WORDS.index("it")], WORDS)
@@ -197,7 +197,7 @@ def test_the_sink_is_the_key_with_most_weight_of_all():
 
 def test_what_a_causal_mask_forces_is_no_sink():
     x = torch.zeros(1, 2, N, 4)
-    weights = rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights
+    weights = rg.Attention(mask=rg.causal())(x, x, x).weights
     text = TextReading.of("Even weights", {"layers.0": weights}, NAMES)
     assert float(weights.dense()[0, :, :, 0].mean()) > 0.2, "the first token has most, as every query sees it"
     assert card(text, "sink") is None

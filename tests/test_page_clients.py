@@ -237,7 +237,7 @@ def _size(answers, path):
 def prepare_long_text():
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    weights = rg.attend(rg.Attention(mask=rg.causal()), *torch.randn(3, 1, HEADS, LENGTH, 4)).weights
+    weights = rg.Attention(mask=rg.causal())(*torch.randn(3, 1, HEADS, LENGTH, 4)).weights
     weights.row_statistic  # noqa: B018 - computed at the first look
     about = {"title": "Long", "tokens": [f"t{n}" for n in range(LENGTH)]}
     return partial(ask_for_much, Sheet(about, [weights], [tuple(torch.rand(HEADS, READY, READY).half() for _ in "ab")]))
@@ -250,7 +250,7 @@ def test_memory_is_bounded_whatever_is_asked():
 
 def test_levels_above_the_cells_are_not_computed_from_all_weights(sheets):
     """A text without its cells: the whole map at once would take 4 bytes a weight."""
-    weights = rg.attend(rg.Attention(), *torch.randn(3, 1, 1, 1_100, 2)).weights
+    weights = rg.Attention()(*torch.randn(3, 1, 1, 1_100, 2)).weights
     answers = Answers([Sheet({"title": ""}, [weights])])
     assert len(answers.answer("tile/0/0/0/4/0/0/mean")) == 2 * 69 * 69
     with pytest.raises(NoAnswer, match="no cells"):

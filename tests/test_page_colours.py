@@ -122,7 +122,7 @@ def test_colors_of_every_view_are_those_of_the_weights(browser, address, texts):
 def test_only_an_exact_zero_has_the_colour_of_zero(browser, kind, tmp_path):
     generator = torch.Generator().manual_seed(len(kind))
     q, k = (6 * torch.randn(1, 2, LENGTH, 4, generator=generator) for _ in range(2))
-    weights = rg.attend(rg.Attention(mask=rg.causal()), q, k, k).weights
+    weights = rg.Attention(mask=rg.causal())(q, k, k).weights
     exact = weights.dense()[0, 1]
     assert ((exact > 0) & (exact < 1e-7)).sum() > 3, "drawn weights below the least step of a byte"
     page_file = write_page(

@@ -26,7 +26,7 @@ def sink(tmp_path_factory):
     for layer in range(30):
         q, k = torch.randn(1, 24, 30, 4), torch.randn(1, 24, 30, 4)
         q[..., 0], k[:, :, 0, 0] = 4.0, 4.0
-        maps[f"layers.{layer}"] = rg.attend(rg.Attention(), q, k, k).weights
+        maps[f"layers.{layer}"] = rg.Attention()(q, k, k).weights
     tokens = ["[CLS]", *(f"word{n}" for n in range(28)), "it"]
     text = TextReading.of("A wide model", maps, tokens, model="tiny-wide")
     page = write_page(tmp_path_factory.mktemp("wide") / "index.html", [Sheet.of(text)])

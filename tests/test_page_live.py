@@ -34,10 +34,7 @@ def maps_of(text):
     """Maps that depend on the words, so that two texts differ."""
     torch.manual_seed(sum(map(ord, text)))
     size = (1, 3, len(text.split()), 8)
-    return {
-        f"layer.{layer}": rg.attend(rg.Attention(), *(torch.randn(size) * 2 for _ in range(3))).weights
-        for layer in range(2)
-    }
+    return {f"layer.{layer}": rg.Attention()(*(torch.randn(size) * 2 for _ in range(3))).weights for layer in range(2)}
 
 
 def sheet_of(text):

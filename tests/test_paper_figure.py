@@ -98,7 +98,7 @@ def test_the_caption_names_text_layer_and_head():
 def test_a_query_of_a_cache_is_the_last_of_its_keys():
     """Three queries after 90 keys: the words around a query are drawn, and no index is outside."""
     x = torch.randn(1, 1, 93, 8)
-    weights = rg.attend(rg.Attention(mask=rg.causal()), x[:, :, -3:], x, x).weights
+    weights = rg.Attention(mask=rg.causal())(x[:, :, -3:], x, x).weights
     keys = [f"t{i}" for i in range(93)]
     rows = rg.figure(weights, (keys[90:], keys), ["words"], query="t91").rows
     assert rows[-1][7] == "t92" and rows[1][5] == "t91" and len(rows) == 1 + 26
@@ -186,7 +186,7 @@ def test_mistakes_are_refused(options, said):
 def test_a_batch_a_missing_statistic_and_a_wrong_file_are_refused(tmp_path):
     x = torch.randn(2, 1, 3, 4)
     with pytest.raises(rg.RegardError, match="the maps have 2 texts"):
-        rg.figure(rg.attend(rg.Attention(), x, x, x).weights)
+        rg.figure(rg.Attention()(x, x, x).weights)
     with pytest.raises(rg.RegardError, match="an array of weights has no statistics"):
         rg.figure(torch.ones(2, 2) / 2, panels=["statistics"])
     figure = rg.figure(torch.ones(2, 2) / 2)

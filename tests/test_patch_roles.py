@@ -27,7 +27,7 @@ IS_LINK = {
 
 def maps_of(seed, heads=3):
     torch.manual_seed(seed)
-    return {"layers.0": rg.attend(rg.Attention(), *torch.randn(3, 1, heads, LENGTH, 8)).weights}
+    return {"layers.0": rg.Attention()(*torch.randn(3, 1, heads, LENGTH, 8)).weights}
 
 
 def patches():
@@ -64,10 +64,10 @@ def test_a_head_that_does_nothing_else_has_the_role(kind):
         for m, b in enumerate(places):
             scores[1 + n, 1 + m] = 9.0 * (a != b and IS_LINK[kind](a, b))
     q, k = scores.expand(1, 1, 37, 37) * math.sqrt(37), torch.eye(37).expand(1, 1, 37, 37)
-    maps = {"layers.2": rg.attend(rg.Attention(), q, k, k).weights}
+    maps = {"layers.2": rg.Attention()(q, k, k).weights}
     (role,) = patch_roles(maps, grid, null=maps).labelled
     assert (role.kind, role.layer, role.head) == (kind, 2, 0) and PATCH_KINDS[kind] in role.sentence
-    flat = {"layers.2": rg.attend(rg.Attention(), 0 * q, k, k).weights}
+    flat = {"layers.2": rg.Attention()(0 * q, k, k).weights}
     assert not patch_roles(maps, grid, null=flat).labelled, "content only: the role is gone on shuffled patches"
 
 
@@ -106,9 +106,9 @@ def test_contacts_are_those_of_the_esm_authors():
 
 
 def test_contacts_need_a_square():
-    weights = rg.attend(rg.Attention(), torch.randn(1, 1, 3, 4), *torch.randn(2, 1, 1, 5, 4)).weights
+    weights = rg.Attention()(torch.randn(1, 1, 3, 4), *torch.randn(2, 1, 1, 5, 4)).weights
     with pytest.raises(RegardError, match="3 queries and 5 keys"):
         contact_maps(weights)
-    square = rg.attend(rg.Attention(), *torch.randn(3, 1, 1, 5, 4)).weights
+    square = rg.Attention()(*torch.randn(3, 1, 1, 5, 4)).weights
     with pytest.raises(RegardError, match="7 is not the index of one of 5 tokens"):
         contact_maps(square, special=[7])

@@ -32,9 +32,9 @@ def problem(attention, q=Q, k=K, v=V):
 @pytest.mark.parametrize("engine", ["dense", "blocked"])
 def test_operations_are_those_of_the_matrix_products_and_4_a_pair(engine, mask):
     attention = rg.Attention(bias=rg.Softcap(3.0), mask=mask)  # no kernel of torch's, which would count for itself
-    cost = rg.explain(attention, Q, K, V, engine=engine).cost
+    cost = rg.plan(Q, K, V, attention=attention, engine=engine).cost
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        rg.attend(attention, Q, K, V, engine=engine)
+        attention(Q, K, V, engine=engine)
     assert cost.flops - 4 * cost.pairs == counter.get_total_flops()
 
 
@@ -44,7 +44,7 @@ def test_the_fused_kernel_computes_the_pairs_of_its_blocks(engine):
     pairs = {None: 2 * 4 * 300 * 300, rg.causal(): 2 * 4 * 300 * 301 // 2}
     pairs[rg.padding([100, 300])] = 4 * 300 * (400 if engine == "blocked" else 600)
     for mask, expected in pairs.items():
-        cost = rg.explain(rg.Attention(mask=mask), Q, K, V, engine=engine).cost
+        cost = rg.plan(Q, K, V, attention=rg.Attention(mask=mask), engine=engine).cost
         assert (cost.pairs, cost.flops) == (expected, expected * (2 * 8 + 2 * 6 + 4))
 
 
@@ -73,7 +73,7 @@ def test_the_bytes_of_a_mask_are_those_of_the_tensor_that_the_kernel_gets(what, 
     mask, _ = rows._mask(block, asked.prepared.tile(block.rows, slice(None)), dtype)
     held = 0 if mask is None or mask.untyped_storage().nbytes() < 300 * 300 else mask.numel()
     assert held == floats * 300 * 300
-    cost = rg.explain(attention, *tensors, engine="fused").cost
+    cost = rg.plan(*tensors, attention=attention, engine="fused").cost
     assert cost.bytes == held * dtype.itemsize + 4 * Q.shape[:3].numel()
 
 
@@ -139,33 +139,33 @@ def test_a_plan_says_whether_its_engine_was_asked_for(engine, monkeypatch):
     if engine == "blocked":
         monkeypatch.setitem(plan.__globals__, "DENSE_BYTES", 0)
     asked = "auto", engine
-    free, forced = (rg.explain(CHOSEN[engine], Q, K, V, engine=name) for name in asked)
+    free, forced = (rg.plan(Q, K, V, attention=CHOSEN[engine], engine=name) for name in asked)
     assert (free.engine, free.requested, forced.engine, forced.requested) == (engine, False, engine, True)
     assert f"The {engine} engine is chosen: " in str(free) and f"The {engine} engine is asked for: " in str(forced)
 
 
 def test_inside_transformations_of_torch_the_dense_engine_is_chosen(monkeypatch):
     monkeypatch.setitem(plan.__globals__, "is_transformed", lambda: True)
-    planned = rg.explain(rg.Attention(mask=WINDOW), Q, K, V)
+    planned = rg.plan(Q, K, V, attention=rg.Attention(mask=WINDOW))
     assert (planned.engine, planned.requested) == ("dense", False) and "forward-mode" in planned.why
 
 
 def test_the_dense_engine_is_taken_up_to_its_limit_where_blocks_have_no_kernel(monkeypatch):
     monkeypatch.setenv("REGARD_KERNEL", "off")
     sparse = rg.Attention(normalizer=rg.Sparsemax(), mask=WINDOW)
-    held = rg.explain(sparse, Q, K, V, engine="dense").cost.bytes
+    held = rg.plan(Q, K, V, attention=sparse, engine="dense").cost.bytes
     for limit, engine in ((held, "dense"), (held - 1, "blocked")):
         monkeypatch.setitem(plan.__globals__, "DENSE_BYTES", limit)
-        assert rg.explain(sparse, Q, K, V).engine == engine
+        assert rg.plan(Q, K, V, attention=sparse).engine == engine
     x = torch.randn(1, 1, 2048, 4)
     monkeypatch.setitem(plan.__globals__, "DENSE_BYTES", 1 << 40)
-    assert rg.explain(rg.Attention(mask=WINDOW), x, x, x).engine == "blocked"
+    assert rg.plan(x, x, x, attention=rg.Attention(mask=WINDOW)).engine == "blocked"
 
 
 def test_an_engine_that_cannot_names_those_that_can():
     sparse = rg.Attention(normalizer=rg.Sparsemax())
     with pytest.raises(rg.RegardError, match=r"Engines that can: reference, dense, blocked\."):
-        rg.attend(sparse, Q, K, V, engine="fused")
+        sparse(Q, K, V, engine="fused")
 
 
 @pytest.mark.parametrize("heads", [(8, 8), (32, 8)])
@@ -176,12 +176,12 @@ def test_our_kernels_are_chosen_for_one_query_and_many_keys(monkeypatch, dtype, 
     enough = {torch.float32: 2048, torch.float64: 2048}.get(dtype, 512)
     (H, G), decoding = heads, rg.Attention(mask=rg.causal())
     query, cached = torch.zeros(1, H, 1, 64, dtype=dtype), torch.zeros(1, G, enough, 64, dtype=dtype)
-    assert rg.explain(decoding, query, cached, cached).engine == ("kernel" if fast else "fused")
+    assert rg.plan(query, cached, cached, attention=decoding).engine == ("kernel" if fast else "fused")
     fewer = cached[:, :, 1:]
-    assert rg.explain(decoding, query, fewer, fewer).engine == "fused"
-    assert rg.explain(decoding, query.clone().requires_grad_(), cached, cached).engine == "fused"
+    assert rg.plan(query, fewer, fewer, attention=decoding).engine == "fused"
+    assert rg.plan(query.clone().requires_grad_(), cached, cached, attention=decoding).engine == "fused"
     monkeypatch.setenv("REGARD_KERNEL", "off")
-    assert rg.explain(decoding, query, cached, cached).engine == "fused"
+    assert rg.plan(query, cached, cached, attention=decoding).engine == "fused"
 
 
 def test_our_kernels_are_chosen_where_they_are_faster(monkeypatch):
@@ -189,12 +189,12 @@ def test_our_kernels_are_chosen_where_they_are_faster(monkeypatch):
     x, few = torch.randn(1, 1, 2048, 4), torch.randn(1, 1, 100, 4)
     windowed = rg.Attention(mask=WINDOW)
     fast = load_fast() is not None
-    assert rg.explain(windowed, x, x, x).engine == ("kernel" if fast else "blocked")
-    assert rg.explain(rg.Attention(), x, x, x).engine == ("kernel" if fast else "fused")
-    assert rg.explain(windowed, few, few, few).engine == "fused"
-    assert rg.explain(windowed, x.double(), x.double(), x.double()).engine == "blocked"
+    assert rg.plan(x, x, x, attention=windowed).engine == ("kernel" if fast else "blocked")
+    assert rg.plan(x, x, x, attention=rg.Attention()).engine == ("kernel" if fast else "fused")
+    assert rg.plan(few, few, few, attention=windowed).engine == "fused"
+    assert rg.plan(x.double(), x.double(), x.double(), attention=windowed).engine == "blocked"
     monkeypatch.setenv("REGARD_KERNEL", "off")
-    planned = rg.explain(windowed, x, x, x)
+    planned = rg.plan(x, x, x, attention=windowed)
     assert (
         planned.engine == "blocked" and planned.refused["kernel"] == "REGARD_KERNEL=off turns the compiled kernels off"
     )
@@ -205,5 +205,5 @@ def test_our_kernels_are_chosen_for_dropout_where_they_are_faster():
     fast = load_fast() is not None
     for (heads, queries, keys), wins in {(8, 128, 128): True, (8, 127, 128): False, (128, 47, 32): False}.items():
         q, k = torch.randn(1, heads, queries, 4, requires_grad=True), torch.randn(1, heads, keys, 4)
-        planned = rg.explain(rg.Attention(dropout=0.1), q, k, k)
+        planned = rg.plan(q, k, k, attention=rg.Attention(dropout=0.1))
         assert planned.engine == ("kernel" if fast and wins else "dense")

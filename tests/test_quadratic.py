@@ -31,11 +31,11 @@ def test_it_is_warned_of_with_the_piece_by_name(what):
     attention, message = FALLS[what]
     x = torch.randn(1, 1, N, 8)
     with pytest.warns(UserWarning, match=f"attend: .*{message}.*explain"):
-        rg.attend(attention, x, x, x)
+        attention(x, x, x)
     small = x[:, :, :100]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        rg.attend(attention, small, small, small)
+        attention(small, small, small)
 
 
 @pytest.mark.parametrize("what", [name for name in FALLS if "dropout" not in name])
@@ -44,7 +44,7 @@ def test_the_plan_says_it(what):
     x = torch.randn(1, 1, N, 8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plan = rg.explain(attention, x, x, x)
+        plan = rg.plan(x, x, x, attention=attention)
     assert "Quadratic: " in str(plan)
     assert plan.quadratic
 
@@ -52,7 +52,7 @@ def test_the_plan_says_it(what):
 def test_flex_on_cpu_says_that_it_is_dense():
     x = torch.randn(1, 1, N, 8)
     with pytest.warns(UserWarning, match="on CPU FlexAttention holds all scores at once"):
-        rg.attend(rg.Attention(mask=rg.causal() & rg.window(9)), x, x, x, engine="flex")
+        rg.Attention(mask=rg.causal() & rg.window(9))(x, x, x, engine="flex")
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def test_flex_on_cpu_says_that_it_is_dense():
 )
 def test_what_is_quadratic_by_its_own_definition_or_not_at_all_is_not_warned_of(attention):
     x = torch.randn(1, 1, 4 * N, 8)
-    assert not rg.explain(attention, x, x, x).quadratic
+    assert not rg.plan(x, x, x, attention=attention).quadratic
 
 
 def test_the_reference_costs_every_pair_of_every_entry_and_head():
     """2 entries of 3 heads of 5 x 7 pairs: 4 float64 of each; 2 * 4 + 2 * 6 for the products, 4 for the softmax."""
     q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 6)
-    cost = rg.explain(rg.Attention(), q, k, v, engine="reference").cost
+    cost = rg.plan(q, k, v, attention=rg.Attention(), engine="reference").cost
     assert (cost.pairs, cost.flops, cost.bytes) == (210, 210 * (8 + 12 + 4), 210 * 4 * 8)
 
 
@@ -82,7 +82,7 @@ def test_the_reference_costs_every_pair_of_every_entry_and_head():
 def test_linear_attention_costs_a_state_for_each_chunk_and_pairs_within_chunks(mask, pairs, states):
     """200 tokens in chunks of 64: three whole ones and a rest. Each of 2 x 3 heads has states of 4 x (6 + 1) floats."""
     q, v = torch.randn(2, 3, 200, 4), torch.randn(2, 3, 200, 6)
-    cost = rg.explain(rg.Attention(**LINEAR, mask=mask), q, q, v, engine="linear").cost
+    cost = rg.plan(q, q, v, attention=rg.Attention(**LINEAR, mask=mask), engine="linear").cost
     assert cost.pairs == 6 * pairs
     assert cost.bytes == 4 * 6 * (states * 4 * 7 + pairs)
     assert cost.flops == 2 * 6 * (2 * 200 * 4 * 7 + pairs * (4 + 6 + 1))

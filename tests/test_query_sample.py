@@ -45,7 +45,7 @@ def test_a_sample_has_the_rows_of_every_family(name):
 def test_a_sample_has_the_rows_of_every_mechanism(name, small_blocks):
     with torch.no_grad():
         example = mechanisms()[name].example()
-        check_rows(rg.attend(*example, **mechanisms()[name].tensors(*example)).weights)
+        check_rows(example[0](*example[1:], **mechanisms()[name].tensors(*example)).weights)
 
 
 def drawn_heads(tokens, generator):
@@ -85,7 +85,7 @@ def test_scores_of_a_sample_are_within_the_standard_error(seed):
 def test_a_short_text_is_read_whole(sample):
     tokens = [str(n % 7) for n in range(N)]
     other = [tokens[place] for place in shuffle_order(tokens)]
-    weights = rg.attend(rg.Attention(mask=rg.causal()), *torch.randn(3, 1, 2, N, 4)).weights
+    weights = rg.Attention(mask=rg.causal())(*torch.randn(3, 1, 2, N, 4)).weights
     named = roles({"l": weights}, tokens, null={"l": weights}, null_tokens=other, sample=sample)
     assert named.sampled is None and {role.queries for role in named.of("first")} == {N - 1}
 
@@ -128,7 +128,7 @@ def test_by_default_a_bounded_number_of_queries_is_read():
 
 @pytest.mark.parametrize("sampled", [None, (4096, 32000)])
 def test_the_command_line_says_that_a_sample_was_read(sampled):
-    weights = rg.attend(rg.Attention(), *torch.zeros(3, 1, 1, 4, 4)).weights
+    weights = rg.Attention()(*torch.zeros(3, 1, 1, 4, 4)).weights
     reading = replace(TextReading.of("", {"l": weights}, list("abcd")), roles=RoleTable([], sampled))
     console = Console(file=StringIO(), width=200)
     print_roles(console, reading.roles)

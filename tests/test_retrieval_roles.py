@@ -76,9 +76,7 @@ def test_random_heads_retrieve_nothing():
 def test_the_split_is_its_definition_on_dense_weights():
     n, sinks, window = 30, 2, 7
     parts = torch.randn(2, 3, 1, 6, n, 4)
-    maps = {
-        f"h.{k}": rg.attend(rg.Attention(mask=rg.causal()), 3 * q, x, v).weights for k, (q, x, v) in enumerate(parts)
-    }
+    maps = {f"h.{k}": rg.Attention(mask=rg.causal())(3 * q, x, v).weights for k, (q, x, v) in enumerate(parts)}
     least = 0.35
     split = cache_split(maps, sinks=sinks, window=window, least=least, groups={"h.0": 3, "h.1": 3})
     i, j = np.indices((n, n))
@@ -171,8 +169,8 @@ def test_a_reader_measures_needles_and_the_cost_of_a_split():
 
 def test_mistakes_are_explained():
     x = torch.zeros(1, 2, 12, 4)
-    maps = {"h.0": rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights}
-    both = {"h.0": rg.attend(rg.Attention(), x, x, x).weights}
+    maps = {"h.0": rg.Attention(mask=rg.causal())(x, x, x).weights}
+    both = {"h.0": rg.Attention()(x, x, x).weights}
     run = WatchedNeedle(maps, 1, 8, 3)
     split = cache_split(maps, window=4)
     for call, message in [

@@ -83,12 +83,12 @@ def test_a_rank_that_is_lost_ends_the_others(tmp_path):
 def test_a_plan_needs_no_processes():
     """By hand: 1,024 tokens on 4 ranks, 2 heads of width 8 in float32: a key with its value is 128 bytes."""
     x = torch.zeros(1, 2, 1024, 8, requires_grad=True)
-    plan = rg.explain(rg.Attention(mask=rg.causal()), x, x, x, engine=rg.Ring(ranks=4))
+    plan = rg.plan(x, x, x, attention=rg.Attention(mask=rg.causal()), engine=rg.Ring(ranks=4))
     assert [plan.sent(rank) for rank in range(4)] == [128 * 256 * later for later in (3, 2, 1, 0)]
     assert [plan.returned(rank) for rank in range(4)] == [128 * 256 * before for before in (0, 1, 2, 3)]
     assert {plan.gathered(rank) for rank in range(4)} == {128 * 256 * 3}
     assert plan.partners(1) == [2, 3]
-    plan = rg.explain(rg.Attention(mask=rg.documents([256] * 4)), x, x, x, engine=rg.Ring(ranks=4))
+    plan = rg.plan(x, x, x, attention=rg.Attention(mask=rg.documents([256] * 4)), engine=rg.Ring(ranks=4))
     assert [plan.sent(rank) for rank in range(4)] == [0] * 4
     assert [plan.cost(rank).pairs for rank in range(4)] == [2 * 256 * 256] * 4
     assert "0.0% of what an all-gather would" in str(plan)
@@ -100,7 +100,7 @@ def test_no_pair_is_scored_twice_or_left_out(mask, layout):
     """Over all ranks as many pairs as one process scores where it cuts into the same blocks, or fewer."""
     x = torch.zeros(1, 2, 4096, 8)
     attention = rg.Attention(mask=mask)
-    plan = rg.explain(attention, x, x, x, engine=rg.Ring(ranks=8, layout=layout))
+    plan = rg.plan(x, x, x, attention=attention, engine=rg.Ring(ranks=8, layout=layout))
     pairs = sum(plan.cost(rank).pairs for rank in range(8))
     width = 100 if isinstance(mask, type(rg.causal() & rg.causal())) else 4096
     allowed = sum(min(i + 1, width) if mask is not None else 4096 for i in range(4096)) * 2
@@ -111,17 +111,17 @@ def test_without_processes_the_ring_says_how_to_start_them():
     x = torch.zeros(1, 2, 8, 4)
     for engine in ("ring", rg.Ring()):
         with pytest.raises(RegardError, match="torchrun"):
-            rg.attend(rg.Attention(), x, x, x, engine=engine)
+            rg.Attention()(x, x, x, engine=engine)
     with pytest.raises(RegardError, match="Did you mean 'zigzag'"):
         rg.Ring(layout="zigzg")
     with pytest.raises(RegardError, match="at least 1"):
         rg.Ring(ranks=0)
     with pytest.raises(RegardError, match="too few for"):
-        rg.explain(rg.Attention(), x, x, x, engine=rg.Ring(ranks=9))
+        rg.plan(x, x, x, attention=rg.Attention(), engine=rg.Ring(ranks=9))
 
 
 def test_the_command_prints_the_cost_model():
-    asked = ["explain", "sliding_window", "--length", "4096", "--ranks", "4", "--set", "size=128"]
+    asked = ["plan", "sliding_window", "--length", "4096", "--ranks", "4", "--set", "size=128"]
     told = CliRunner().invoke(app, asked)
     assert told.exit_code == 0, told.output
     lines = told.output.split("\n")

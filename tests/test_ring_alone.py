@@ -32,7 +32,7 @@ def group():
 def test_one_rank_is_one_process(name, layout):
     attention, *tensors = mechanisms()[name].example()
     ring, leaves = rg.Ring(layout=layout), [t.clone().requires_grad_() for t in tensors]
-    seen, alone = (rg.attend(attention, *leaves, engine=engine) for engine in (ring, "dense"))
+    seen, alone = (attention(*leaves, engine=engine) for engine in (ring, "dense"))
     agree(seen.output, alone.output, leaves)
     torch.testing.assert_close(seen.weights.dense(), alone.weights.dense(), **CLOSE)
     torch.testing.assert_close(seen.weights[1, 0, [2, 0], 1:4], alone.weights[1, 0, [2, 0], 1:4], **CLOSE)
@@ -47,7 +47,7 @@ def test_one_rank_is_one_process_with_tensors_of_the_call(name):
     attention, *inputs = mechanisms()[name].example(queries=13)
     tensors = {n: t.requires_grad_() for n, t in mechanisms()[name].tensors(attention, *inputs).items()}
     leaves = [t.clone().requires_grad_() for t in inputs]
-    seen, alone = (rg.attend(attention, *leaves, **tensors, engine=e) for e in ("ring", "auto"))
+    seen, alone = (attention(*leaves, **tensors, engine=e) for e in ("ring", "auto"))
     agree(seen.output, alone.output, [*leaves, *tensors.values()])
     torch.testing.assert_close(seen.weights[1, 0, [2, 0], 1:4], alone.weights[1, 0, [2, 0], 1:4], **CLOSE)
     torch.testing.assert_close(seen.weights.received(), alone.weights.received())
@@ -57,7 +57,7 @@ def test_one_rank_is_one_process_with_tensors_of_the_call(name):
 def test_a_request_is_told_in_intervals():
     """What a rank asks for stands in the error of all ranks; neighbours are one interval."""
     x = torch.randn(1, 2, 9, 4)
-    weights, told = rg.attend(rg.Attention(), x, x, x, engine="ring").weights, []
+    weights, told = rg.Attention()(x, x, x, engine="ring").weights, []
     weights._ring_call.exchange.agree = lambda what, request: told.append(request["look"])
     for rows, words in (([0, 1, 2, 7, 5, 6], "0-2, 7, 5-6"), ([3], "3"), ([4, 2], "4, 2")):
         weights.tile(rows=torch.tensor(rows))
@@ -100,15 +100,15 @@ def test_numbers_that_are_none_are_refused_by_name_where_asked():
     for number, name in enumerate(("query", "key", "value")):
         tensors = [x.clone() for _ in range(3)]
         tensors[number][0, 1, 3, 2] = torch.nan
-        rg.attend(rg.Attention(), *tensors, engine="ring")
+        rg.Attention()(*tensors, engine="ring")
         with pytest.raises(rg.RegardError, match=name):
-            rg.attend(rg.Attention(), *tensors, engine="ring", check=True)
+            rg.Attention()(*tensors, engine="ring", check=True)
 
 
 def test_a_map_outlives_its_group_and_does_not_keep_it():
     """Threads of gloo that still run while Python ends abort the process; only the end of the group ends them."""
     own, x = distributed.new_group([0]), torch.randn(1, 2, 9, 4, requires_grad=True)
-    seen, group = rg.attend(rg.Attention(), x, x, x, engine=rg.Ring(group=own)), weakref.ref(own)
+    seen, group = rg.Attention()(x, x, x, engine=rg.Ring(group=own)), weakref.ref(own)
     seen.output.sum().backward()
     distributed.destroy_process_group(own)
     del own

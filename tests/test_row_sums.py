@@ -56,7 +56,7 @@ def check_sums(weights, has_weight):
 @pytest.mark.parametrize("mask", MASKS)
 def test_rows_sum_to_one(scale, normalizer, mask, tiles):
     attention = rg.Attention(mask=MASKS[mask], normalizer=normalizer)
-    weights = rg.attend(attention, *drawn(scale)).weights
+    weights = attention(*drawn(scale)).weights
     check_sums(weights, torch.ones(()))
     dense, bound = weights.dense(), float(torch.finfo(torch.float32).eps * scale * 16 * 16)
     if bound < 0.1:
@@ -67,7 +67,7 @@ def test_rows_sum_to_one(scale, normalizer, mask, tiles):
 @pytest.mark.parametrize("engine", ["dense", "blocked", "reference"])
 def test_rows_sum_to_one_in_every_engine(scale, engine):
     mask = rg.causal() & rg.padding(torch.arange(40)[None] >= 5)  # the first rows are empty
-    seen = rg.attend(rg.Attention(mask=mask), *drawn(scale), engine=engine)
+    seen = rg.Attention(mask=mask)(*drawn(scale), engine=engine)
     check_sums(seen.weights, torch.arange(40) >= 5)
     torch.testing.assert_close(seen.output[..., 5:, :], torch.ones(1, 4, 35, 3), rtol=0, atol=ROUNDING)
 
@@ -75,14 +75,14 @@ def test_rows_sum_to_one_in_every_engine(scale, engine):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("scale", [1.0, 1e4, 1e12])
 def test_rows_of_other_dtypes_sum_to_one(dtype, scale):
-    check_sums(rg.attend(rg.Attention(mask=rg.causal()), *drawn(scale, dtype)).weights, torch.ones(()))
+    check_sums(rg.Attention(mask=rg.causal())(*drawn(scale, dtype)).weights, torch.ones(()))
 
 
 def test_a_row_beside_a_sink_is_read_alone_as_in_the_whole():
     """The sink takes the rest of a row; where it is as large as the scores, one rounding must decide for both."""
     q, k, v = drawn(1e5)
     for normalizer in (rg.Softmax(sink=2e5), rg.LearnedSink(4)):
-        weights = rg.attend(rg.Attention(normalizer=normalizer), q, k, v).weights
+        weights = rg.Attention(normalizer=normalizer)(q, k, v).weights
         alone = torch.stack([weights[0, 0, i].sum() for i in range(40)])
         assert (alone <= 1 + ROUNDING).all()
         torch.testing.assert_close(alone, weights.dense()[0, 0].sum(-1), rtol=0, atol=0.05)
@@ -93,5 +93,5 @@ def test_rows_of_small_scores_are_not_computed_whole(monkeypatch):
     from regard.maps.scored_map import ScoredMap
 
     monkeypatch.setattr(ScoredMap, "_of_whole_scores", None)
-    weights = rg.attend(rg.Attention(), *drawn(1.0)).weights
+    weights = rg.Attention()(*drawn(1.0)).weights
     assert weights[0, 0, 3].sum() > 0.99

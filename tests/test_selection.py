@@ -53,7 +53,7 @@ def seen_by(name, n=N, engine="auto", mask=None, seed=0):
     selection, tensors = SELECTIONS[name]
     q, k, v = inputs(n, seed=seed)
     attention = rg.Attention(mask=rg.causal() if mask is None else mask, selection=selection)
-    return rg.attend(attention, q, k, v, engine=engine, **tensors(n)), (q, k, v)
+    return attention(q, k, v, engine=engine, **tensors(n)), (q, k, v)
 
 
 # The choice, pair by pair
@@ -74,14 +74,14 @@ def test_an_indexer_chooses_the_greatest_sums_of_its_heads(mask):
     index = index_tensors()
     index["index_key"][:, :, 1::2] = index["index_key"][:, :, ::2]
     index["index_weights"].abs_()
-    seen = rg.attend(rg.Attention(mask=mask, selection=rg.TokenIndexer(5)), q, k, v, **index)
+    seen = rg.Attention(mask=mask, selection=rg.TokenIndexer(5))(q, k, v, **index)
     a, b, w = (index[name].numpy() for name in ("index_query", "index_key", "index_weights"))
     allowed = np.ones((B, 1, N, N), bool) if mask is None else np.broadcast_to(mask.dense(N).numpy(), (B, 1, N, N))
     chosen = torch.zeros(B, 1, N, N, dtype=torch.bool)
     for entry, i in np.ndindex(B, N):
         scores = [sum(w[entry, i, n] * max(0.0, a[entry, n, i] @ b[entry, 0, j]) for n in range(3)) for j in range(N)]
         chosen[entry, 0, i, first_best(np.where(allowed[entry, 0, i], np.round(scores, 9), -np.inf), 5)] = True
-    dense = rg.attend(rg.Attention(mask=rg.mask_tensor(chosen)), q, k, v, engine="dense")
+    dense = rg.Attention(mask=rg.mask_tensor(chosen))(q, k, v, engine="dense")
     close(seen.output, dense.output)
     close(seen.weights.dense(), dense.weights.dense())
 
@@ -105,7 +105,7 @@ def test_moba_chooses_by_the_mean_of_each_block_and_always_the_own():
         return float(q[entry, head, i] @ k[entry, head // 2, block * 3 : block * 3 + 3].mean(0))
 
     chosen = by_blocks(q, k, 3, 3, score, lambda own, block: own == block)
-    close(seen.output, rg.attend(rg.Attention(mask=rg.mask_tensor(chosen)), q, k, v, engine="dense").output)
+    close(seen.output, rg.Attention(mask=rg.mask_tensor(chosen))(q, k, v, engine="dense").output)
 
 
 def test_nsa_chooses_by_the_weights_on_mean_keys_summed_over_the_heads_of_a_group():
@@ -121,7 +121,7 @@ def test_nsa_chooses_by_the_weights_on_mean_keys_summed_over_the_heads_of_a_grou
         return float(rows.softmax(-1)[:, block].sum())
 
     chosen = by_blocks(q, k, 3, 3, score, lambda own, block: block in (0, own))
-    close(seen.output, rg.attend(rg.Attention(mask=rg.mask_tensor(chosen)), q, k, v, engine="dense").output)
+    close(seen.output, rg.Attention(mask=rg.mask_tensor(chosen))(q, k, v, engine="dense").output)
 
 
 # transformers
@@ -157,7 +157,7 @@ def test_deepseek_sparse_attention_is_that_of_transformers():
     module(hidden, rotation, mask)
     index = index_of(module.indexer, hidden, module.q_a_layernorm(module.q_a_proj(hidden)), rotation)
     attention = rg.Attention(rg.Dot(kept["scaling"]), mask=rg.causal(), selection=rg.TokenIndexer(6))
-    seen = rg.attend(attention, kept["query"], kept["key"], kept["value"], **index)
+    seen = attention(kept["query"], kept["key"], kept["value"], **index)
     close(seen.weights.dense(), weights, rtol=1e-5, atol=1e-6)
     close(module.o_proj(seen.output.transpose(1, 2).flatten(2)), theirs, rtol=1e-4, atol=1e-5)
     assert (seen.weights.dense() > 0).sum(-1).max() == 6
@@ -195,7 +195,7 @@ def test_block_indexer_is_that_of_minimax(local):
     index_key = indexer.k_norm(indexer.k_proj(hidden).view(2, 22, 1, 8)).transpose(1, 2)
     q, k, v = torch.randn(2, 4, 22, 8), torch.randn(2, 2, 22, 8), torch.randn(2, 2, 22, 8)
     attention = rg.Attention(mask=rg.causal(), selection=rg.BlockIndexer(4, 3, local))
-    seen = rg.attend(attention, q, k, v, index_query=index_query, index_key=index_key)
+    seen = attention(q, k, v, index_query=index_query, index_key=index_key)
     assert (seen.weights.dense() > 0).equal(expected)
 
 
@@ -214,7 +214,7 @@ def test_every_engine_and_every_tile_has_the_same_choice(name):
     seen, tensors = seen_by(name)
     chosen = seen.weights.dense() > 0
     leaves = [t.requires_grad_() for t in tensors]
-    dense = rg.attend(rg.Attention(mask=rg.mask_tensor(chosen)), *leaves, engine="dense")
+    dense = rg.Attention(mask=rg.mask_tensor(chosen))(*leaves, engine="dense")
     toward = torch.randn_like(dense.output)
     expected = torch.autograd.grad(dense.output, leaves, toward)
     close(seen.output, dense.output.detach())
@@ -224,7 +224,7 @@ def test_every_engine_and_every_tile_has_the_same_choice(name):
     close(picked.dense(), dense.weights.dense()[[1, 0]][:, [3, 1]])
     selection, needed = SELECTIONS[name]
     for engine in ("blocked", "dense"):
-        again = rg.attend(rg.Attention(mask=rg.causal(), selection=selection), *leaves, engine=engine, **needed(N))
+        again = rg.Attention(mask=rg.causal(), selection=selection)(*leaves, engine=engine, **needed(N))
         close(again.output, dense.output)
         for found, right in zip(torch.autograd.grad(again.output, leaves, toward), expected, strict=True):
             close(found, right)
@@ -240,7 +240,7 @@ def test_decoding_chooses_as_one_call_does(name, chunk):
     for start in range(0, N, chunk):
         part = slice(start, start + chunk)
         now = {n: t[:, part] if n == "index_weights" else t[:, :, part] for n, t in tensors.items()}
-        step = rg.attend(attention, q[:, :, part], k[:, :, part], v[:, :, part], cache=cache, **now)
+        step = attention(q[:, :, part], k[:, :, part], v[:, :, part], cache=cache, **now)
         cache = step.cache
         close(step.output, seen.output[:, :, part])
         close(step.weights.dense(), seen.weights[:, :, part, : step.weights.shape[3]])
@@ -252,7 +252,7 @@ def test_a_second_call_chooses_anew(name):
     for seed in (1, 2, 1):
         seen, tensors = seen_by(name, seed=seed)
         chosen = rg.mask_tensor(seen.weights.dense() > 0)
-        close(seen.output, rg.attend(rg.Attention(mask=chosen), *tensors, engine="dense").output)
+        close(seen.output, rg.Attention(mask=chosen)(*tensors, engine="dense").output)
     first, second = (seen_by("blocks by means", seed=seed)[0].weights.dense() > 0 for seed in (1, 2))
     assert not first.equal(second)
 
@@ -270,7 +270,7 @@ def test_short_calls(name, queries, keys):
     }
     if "index_weights" in given:
         given["index_weights"] = index["index_weights"][:, :queries]
-    seen = rg.attend(rg.Attention(selection=selection), q, k, v, **given)
+    seen = rg.Attention(selection=selection)(q, k, v, **given)
     assert seen.output.shape == (B, H, queries, 6) and seen.weights.dense().shape == (B, H, queries, keys)
     if (queries, keys) == (1, 1):
         close(seen.output, v.repeat_interleave(2, 1))
@@ -283,8 +283,8 @@ def test_a_choice_of_all_keys_is_plain_attention(name):
     if kind is rg.HashBuckets:
         pytest.skip("it chooses no number of keys")
     selection = kind(99) if kind is rg.TokenIndexer else kind(3, 99)
-    seen = rg.attend(rg.Attention(mask=rg.causal(), selection=selection), q, k, v, **SELECTIONS[name][1](N))
-    close(seen.output, rg.attend(rg.Attention(mask=rg.causal()), q, k, v).output)
+    seen = rg.Attention(mask=rg.causal(), selection=selection)(q, k, v, **SELECTIONS[name][1](N))
+    close(seen.output, rg.Attention(mask=rg.causal())(q, k, v).output)
 
 
 @settings(max_examples=100)
@@ -301,9 +301,9 @@ def test_the_best_are_those_of_a_stable_sort(data):
 def test_an_encoding_of_positions_comes_before_the_choice():
     q, k, v = inputs(dtype=torch.float64)
     rope, selection = rg.RoPE(8), rg.BlockMeans(3, 3)
-    seen = rg.attend(rg.Attention(position=rope, mask=rg.causal(), selection=selection), q, k, v)
+    seen = rg.Attention(position=rope, mask=rg.causal(), selection=selection)(q, k, v)
     q, k = (rope.encode(x, torch.arange(N)) for x in (q, k))
-    close(seen.output, rg.attend(rg.Attention(mask=rg.causal(), selection=selection), q, k, v).output)
+    close(seen.output, rg.Attention(mask=rg.causal(), selection=selection)(q, k, v).output)
 
 
 def test_memory_is_that_of_the_ids():
@@ -312,7 +312,7 @@ def test_memory_is_that_of_the_ids():
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 1, 4096, 4)
     index = {"index_query": torch.randn(1, 1, 4096, 4), "index_key": torch.randn(1, 1, 4096, 4)}
-    seen = rg.attend(mask, q, k, v, **index, index_weights=torch.ones(1, 4096, 1), engine="blocked")
+    seen = mask(q, k, v, **index, index_weights=torch.ones(1, 4096, 1), engine="blocked")
     ids = seen.weights.attention.mask.right.ids
     assert ids.shape == (1, 1, 4096, 16) and ids.dtype == torch.int32
     assert (seen.weights[0, 0, 4000] > 0).sum() == 16
@@ -387,7 +387,7 @@ ONE = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
             r"BlockIndexer needs index_query of shape \(B, G, I, W\) = \(2, 2, 20, W\), got \(2, 3, 20, 5\)",
         ),
         (
-            lambda: rg.explain(rg.Attention(selection=rg.BlockMeans(3, 3)), *inputs(), engine=rg.Ring(ranks=2)),
+            lambda: rg.plan(*inputs(), attention=rg.Attention(selection=rg.BlockMeans(3, 3)), engine=rg.Ring(ranks=2)),
             "BlockMeans compares queries with all keys",
         ),
         (
@@ -408,13 +408,13 @@ def test_what_makes_no_sense_is_refused(make, message):
 def test_a_choice_needs_numbers():
     attention = rg.Attention(mask=rg.causal(), selection=rg.BlockMeans(3, 3))
     nowhere = [x.to("meta") for x in inputs()]
-    for call in (rg.attend, rg.explain):
+    for call in (rg.attend, rg.plan):
         with pytest.raises(rg.RegardError, match="BlockMeans chooses keys by their numbers"):
-            call(attention, *nowhere)
+            call(*nowhere, attention=attention)
 
 
 def attend(selection, engine="auto", **tensors):
-    return rg.attend(rg.Attention(mask=rg.causal(), selection=selection), *inputs(), engine=engine, **tensors)
+    return rg.Attention(mask=rg.causal(), selection=selection)(*inputs(), engine=engine, **tensors)
 
 
 def test_a_choice_that_is_no_mask_is_refused():

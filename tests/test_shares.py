@@ -15,7 +15,7 @@ from regard.maps.stored import load_map, save_map, tabled
 
 def seen(**pieces):
     q, k, v = torch.randn(3, 1, 2, 6, 8)
-    return rg.attend(rg.Attention(**{"mask": rg.causal(), **pieces}), q, k, v).weights
+    return rg.Attention(**{"mask": rg.causal(), **pieces})(q, k, v).weights
 
 
 def check(weights, has_all=True):
@@ -40,7 +40,7 @@ def check(weights, has_all=True):
 def test_every_mechanism_knows_whether_its_rows_are_shares(name):
     with torch.no_grad():
         example = mechanisms()[name].example()
-        check(rg.attend(*example, **mechanisms()[name].tensors(*example)).weights, name not in ("sinks", "infini"))
+        check(example[0](*example[1:], **mechanisms()[name].tensors(*example)).weights, name not in ("sinks", "infini"))
 
 
 def edited(edit, **pieces):
@@ -99,8 +99,8 @@ def test_groups_that_are_sums_have_no_shares():
             return weights[..., columns // 2]
 
     q, k, v = torch.randn(3, 1, 2, 6, 8)
-    check(rg.attend(rg.Grouped(rg.Attention(), Pairs()), q, k, v).weights)
-    means = rg.attend(rg.Grouped(rg.Attention(), rg.MeanGroups(2)), q, k, v).weights
+    check(rg.Grouped(rg.Attention(), Pairs())(q, k, v).weights)
+    means = rg.Grouped(rg.Attention(), rg.MeanGroups(2))(q, k, v).weights
     assert means.has_shares
     check(means)
 
@@ -109,8 +109,7 @@ def test_joined_rows_are_shares_if_all_are():
     q, k, v = torch.randn(3, 1, 2, 6, 8)
     attention = rg.Attention(mask=rg.causal())
     first, last = (
-        rg.attend(attention, q[:, :, i], k[:, :, :n], v[:, :, :n]).weights
-        for i, n in ((slice(0, 4), 4), (slice(4, 6), 6))
+        attention(q[:, :, i], k[:, :, :n], v[:, :, :n]).weights for i, n in ((slice(0, 4), 4), (slice(4, 6), 6))
     )
     doubled = rg.SumMap([last], [2.0])
     check(joined([first, last]))

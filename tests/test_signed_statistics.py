@@ -11,7 +11,7 @@ def difference_of(masks, keys=6):
     """The difference of two softmaxes of equal scores: where both masks allow a key, the weights may cancel."""
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, keys, 4).double()
-    return rg.combine([rg.attend(rg.Attention(mask=mask), q, k, v) for mask in masks], [1.0, -1.0]).weights
+    return rg.combine([rg.Attention(mask=mask)(q, k, v) for mask in masks], [1.0, -1.0]).weights
 
 
 def test_the_divergence_of_signed_heads_is_that_of_their_shares():

@@ -17,7 +17,7 @@ from regard.stats.warnings import COPY, SPECIAL, UNIFORM
 
 def weights_of(attention=None, batch=1, heads=3, length=9, scale=1.0):
     q, k, v = (scale * torch.randn(batch, heads, length, 4) for _ in range(3))
-    return rg.attend(attention or rg.Attention(), q, k, v).weights
+    return (attention or rg.Attention())(q, k, v).weights
 
 
 TOKENS = ["[CLS]", *"abcdefg", "[SEP]"]
@@ -100,7 +100,7 @@ def test_closed_forms_of_uniform_and_identity():
 
 def test_a_uniform_causal_row_is_even_though_its_first_query_has_one_key():
     x = torch.zeros(1, 1, 9, 4)
-    weights = rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights
+    weights = rg.Attention(mask=rg.causal())(x, x, x).weights
     result = profile({"layer": weights}, TOKENS)
     assert result.layers[0].values["evenness"].item() == pytest.approx(1.0, abs=1e-6)
     assert [finding.kind for finding in findings(result)] == ["uniform"]
@@ -108,7 +108,7 @@ def test_a_uniform_causal_row_is_even_though_its_first_query_has_one_key():
 
 def test_a_single_token_has_no_evenness_and_no_warning_of_it():
     x = torch.zeros(1, 1, 1, 4)
-    result = profile({"layer": rg.attend(rg.Attention(), x, x, x).weights}, ["a"])
+    result = profile({"layer": rg.Attention()(x, x, x).weights}, ["a"])
     assert result.layers[0].values["evenness"].item() == 0
     assert findings(result) == []
 
@@ -118,13 +118,13 @@ def test_a_single_token_has_no_evenness_and_no_warning_of_it():
 def test_a_text_of_one_to_three_tokens_says_nothing_of_alike_heads(length, mask):
     x = torch.randn(1, 1, length, 4).expand(1, 3, length, 4)
     q, k = 0.5 * x, x + 0.01 * torch.randn(1, 3, length, 4)
-    result = profile({"layer": rg.attend(rg.Attention(mask=mask), q, k, k).weights}, list("abc")[:length])
+    result = profile({"layer": rg.Attention(mask=mask)(q, k, k).weights}, list("abc")[:length])
     assert not any(finding.kind == "copies" for finding in findings(result))
 
 
 def test_one_query_with_two_keys_is_not_uniform_by_chance():
     x = torch.zeros(1, 1, 2, 4)
-    result = profile({"layer": rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights}, ["a", "b"])
+    result = profile({"layer": rg.Attention(mask=rg.causal())(x, x, x).weights}, ["a", "b"])
     assert findings(result) == []
 
 
@@ -168,7 +168,7 @@ def test_copies_are_grouped_through_one_another():
 
 def test_heads_of_one_layer_share_a_warning():
     x = torch.zeros(1, 3, 9, 4)
-    found = findings(profile({"layer": rg.attend(rg.Attention(), x, x, x).weights}, list("abcdefghi")))
+    found = findings(profile({"layer": rg.Attention()(x, x, x).weights}, list("abcdefghi")))
     assert [(f.kind, f.heads) for f in found] == [("uniform", (0, 1, 2)), ("copies", (0, 1, 2))]
     assert found[0].sentence.startswith("L0.H0, L0.H1 and L0.H2 give all tokens nearly the same weight")
 

@@ -17,7 +17,7 @@ every_mask = pytest.mark.parametrize("mask", MASKS)
 
 def weights_of(mask=None, batch=2, heads=3, length=11):
     q, k, v = (2 * torch.randn(batch, heads, length, 4) for _ in range(3))
-    return rg.attend(rg.Attention(mask=mask), q, k, v).weights
+    return rg.Attention(mask=mask)(q, k, v).weights
 
 
 def close(mine, theirs):
@@ -40,7 +40,7 @@ def test_divergence_is_its_definition(mask, small_blocks):
 
 def test_rows_that_share_no_key_are_log_2_apart():
     q = torch.stack([torch.eye(4), torch.eye(4).roll(1, 0)])[None]
-    weights = rg.attend(rg.Attention(normalizer=rg.Hardmax()), q, torch.eye(4).expand(1, 2, 4, 4), q).weights
+    weights = rg.Attention(normalizer=rg.Hardmax())(q, torch.eye(4).expand(1, 2, 4, 4), q).weights
     assert divergence([weights])[0, 1].item() == pytest.approx(math.log(2), abs=1e-6)
 
 
@@ -80,7 +80,7 @@ def test_rollout_is_the_product_of_layers(mask, small_blocks):
 
 def test_rollout_holds_no_square():
     x = torch.randn(1, 1, 6000, 4)
-    window = [rg.attend(rg.Attention(mask=rg.causal() & rg.window(2)), x, x, x).weights] * 2
+    window = [rg.Attention(mask=rg.causal() & rg.window(2))(x, x, x).weights] * 2
     (row,) = rollout(window, [5000])
     assert row.nonzero().flatten().tolist() == [4998, 4999, 5000]
 

@@ -16,7 +16,7 @@ every_mask = pytest.mark.parametrize("mask", MASKS)
 
 def weights_of(length=11, mask=None, batch=1, heads=3, queries=None):
     q, k, v = (torch.randn(batch, heads, n, 4) for n in (queries or length, length, length))
-    return rg.attend(rg.Attention(mask=mask), q, k, v).weights
+    return rg.Attention(mask=mask)(q, k, v).weights
 
 
 def text(length, seed=0):
@@ -66,7 +66,7 @@ def test_agreement_is_its_definition(mask, every, small_blocks):
 
 def test_heads_with_equal_rows_agree_with_none():
     x = torch.zeros(1, 2, 7, 4)
-    assert rg.attend(rg.Attention(), x, x, x).weights.summarize(Agreement())[0].tolist() == [[[0.0] * 2] * 2]
+    assert rg.Attention()(x, x, x).weights.summarize(Agreement())[0].tolist() == [[[0.0] * 2] * 2]
 
 
 FOLDS = {"Offsets": Offsets(-2, 3), "SameToken": SameToken(torch.arange(11) % 3), "Agreement": Agreement((0,), 2)}

@@ -33,7 +33,7 @@ def test_given_numbers_count():
 
 def maps(*names):
     x = torch.zeros(1, 2, 4, 8)
-    return {name: rg.attend(rg.Attention(), x, x, x).weights for name in names}
+    return {name: rg.Attention()(x, x, x).weights for name in names}
 
 
 def test_sentences_and_tables_carry_them():

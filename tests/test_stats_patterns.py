@@ -18,7 +18,7 @@ every_mask = pytest.mark.parametrize("mask", MASKS)
 
 def weights_of(mask=None, batch=2, length=N):
     q, k, v = (2 * torch.randn(batch, 3, length, 4) for _ in range(3))
-    return rg.attend(rg.Attention(mask=mask), q, k, v).weights
+    return rg.Attention(mask=mask)(q, k, v).weights
 
 
 def exact_of(rows):
@@ -102,4 +102,4 @@ def test_bad_input_is_refused():
         patterns(weights_of(), batch=2)
     q, k = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 5, 4)
     with pytest.raises(rg.RegardError, match="the same text"):
-        patterns(rg.attend(rg.Attention(), q, k, k).weights)
+        patterns(rg.Attention()(q, k, k).weights)

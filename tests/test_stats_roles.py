@@ -92,7 +92,7 @@ def test_scores_nulls_and_chances_are_their_definitions(mask, small_blocks):
     other, n = shuffled(tokens), len(text())
     for _ in range(2):
         q, k, v = (torch.randn(2, 2, n, 4) for _ in range(3))
-        maps.append(rg.attend(rg.Attention(mask=mask), q, k, v).weights)
+        maps.append(rg.Attention(mask=mask)(q, k, v).weights)
     table = roles({"layer": maps[0]}, tokens, null={"layer": maps[1]}, null_tokens=other, batch=1)
     allowed = np.tril(np.ones((n, n), dtype=bool)) if mask is not None else np.ones((n, n), dtype=bool)
     w, held = (weights.dense()[1].double().numpy() for weights in maps)
@@ -151,7 +151,7 @@ def test_broad_is_evenness_beside_the_first_token(mask):
     scores = [0.0 * i, 2.0 * (j == 0), 9.0 * (j == 0), np.random.default_rng(0).normal(size=(n, n))]
     q, k = torch.tensor(np.stack(scores))[None], torch.eye(n).double().expand(1, 4, n, n)
     masks = {"none": None, "causal": rg.causal(), "window": rg.causal() & rg.window(9)}
-    maps = {"layer": rg.attend(rg.Attention(score=rg.Dot(scale=1.0), mask=masks[mask]), q, k, k).weights}
+    maps = {"layer": rg.Attention(score=rg.Dot(scale=1.0), mask=masks[mask])(q, k, k).weights}
     table = roles(maps, tokens, null=maps, null_tokens=shuffled(tokens))
     w = maps["layer"].dense()[0].numpy()
     scores = {role.head: role.score for role in table.of("broad")}
@@ -191,7 +191,7 @@ def test_a_name_needs_a_margin():
 def test_random_heads_earn_no_names():
     tokens = text()
     q, k = (2 * torch.randn(1, 12, len(tokens), 8) for _ in range(2))
-    maps, null = ({"layer": rg.attend(rg.Attention(), a, b, a).weights} for a, b in ((q, k), (k, q)))
+    maps, null = ({"layer": rg.Attention()(a, b, a).weights} for a, b in ((q, k), (k, q)))
     table = roles(maps, tokens, null=null, null_tokens=shuffled(tokens))
     assert table.labelled == [] and "No head has a role" in table.table()
 

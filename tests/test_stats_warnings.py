@@ -14,7 +14,7 @@ LENGTHS = [9, 5]
 
 def maps(mask=None, scale=2.0, queries=N, **change):
     q, k, v = (scale * torch.randn(B, H, n, 4) for n in (queries, N, N))
-    return {"layer": rg.attend(rg.Attention(mask=mask), change.get("q", q), change.get("k", k), v).weights}
+    return {"layer": rg.Attention(mask=mask)(change.get("q", q), change.get("k", k), v).weights}
 
 
 def kinds(found):
@@ -102,17 +102,17 @@ def test_heads_that_rest_on_special_tokens_need_words_to_count_as_alike(num_word
     (weights := weights / weights.sum(-1, keepdim=True)).log_()
     q = torch.eye(n).expand(1, 2, n, n)
     scores = (n**0.5 * weights).mT[None]
-    result = profile({"layer": rg.attend(rg.Attention(), q, scores, scores).weights}, tokens)
+    result = profile({"layer": rg.Attention()(q, scores, scores).weights}, tokens)
     found = [finding.heads for finding in findings(result) if finding.kind == "copies"]
     assert found == expected
-    plain = profile({"layer": rg.attend(rg.Attention(), q, scores, scores).weights}, list("uvwxyz")[:n])
+    plain = profile({"layer": rg.Attention()(q, scores, scores).weights}, list("uvwxyz")[:n])
     assert [f.heads for f in findings(plain) if f.kind == "copies"] == [(0, 1)], "without special tokens they are alike"
 
 
 def shared(own, mask=None, num_heads=4, n=16):
     """Heads whose queries and keys are `own` parts random and 1 - own parts common to all heads."""
     q, k = (2 * own * torch.randn(1, num_heads, n, 8) + 2 * (1 - own) * torch.randn(1, 1, n, 8) for _ in range(2))
-    weights = rg.attend(rg.Attention(mask=mask), q, k, k).weights
+    weights = rg.Attention(mask=mask)(q, k, k).weights
     return findings(profile({"layer": weights}, [f"t{i}" for i in range(n)]))
 
 
@@ -123,7 +123,7 @@ def test_heads_that_treat_every_query_alike_have_collapsed():
 
 
 def test_a_causal_mask_makes_the_rows_of_heads_alike_which_is_no_collapse():
-    weights = rg.attend(rg.Attention(mask=rg.causal()), *(0.5 * torch.randn(1, 4, 20, 8) for _ in range(3))).weights
+    weights = rg.Attention(mask=rg.causal())(*(0.5 * torch.randn(1, 4, 20, 8) for _ in range(3))).weights
     result = profile({"layer": weights}, [f"t{i}" for i in range(20)])
     assert result.layers[0].agreement.min() > 0.45 and "collapse" not in kinds(findings(result))
 
@@ -133,7 +133,7 @@ def test_heads_that_give_the_same_keys_weight_have_not_collapsed():
     n = 16
     q, k = (torch.randn(1, 4, n, 8) for _ in range(2))
     q[..., -1], k[..., -1] = 3.0, 2 * torch.randn(n)
-    weights = rg.attend(rg.Attention(), q, k, k).weights
+    weights = rg.Attention()(q, k, k).weights
     result = profile({"layer": weights}, [f"t{i}" for i in range(n)])
     others = ~torch.eye(4, dtype=torch.bool)
     assert result.layers[0].similarity[others].mean() > 0.5 and "collapse" not in kinds(findings(result))
@@ -150,7 +150,7 @@ def test_random_heads_rarely_count_as_collapsed():
 def test_a_factor_that_is_missing_saturates_the_softmax(scale, size, expected):
     """With weights that are smaller, as in T5, a factor of 1 is right."""
     q, k = (size * torch.randn(B, H, N, 64) for _ in range(2))
-    weights = rg.attend(rg.Attention(rg.Dot(scale=scale)), q, k, k).weights
+    weights = rg.Attention(rg.Dot(scale=scale))(q, k, k).weights
     found = [finding for finding in findings(profile({"layer": weights}, list("abcdefghi"))) if finding.kind == "scale"]
     assert kinds(found) == expected
     assert all("8.0 times as large" in finding.sentence and finding.heads == (0, 1, 2) for finding in found)
@@ -158,6 +158,6 @@ def test_a_factor_that_is_missing_saturates_the_softmax(scale, size, expected):
 
 @pytest.mark.parametrize("scale", [None, 0.125])
 def test_a_sharp_layer_with_the_usual_factor_is_no_finding(scale):
-    weights = rg.attend(rg.Attention(rg.Dot(scale)), *(10 * torch.randn(B, H, N, 64) for _ in range(3))).weights
+    weights = rg.Attention(rg.Dot(scale))(*(10 * torch.randn(B, H, N, 64) for _ in range(3))).weights
     assert profile({"layer": weights}, list("abcdefghi")).layers[0].values["evenness"].max() < 0.1
     assert "scale" not in kinds(findings(profile({"layer": weights}, list("abcdefghi"))))

@@ -30,7 +30,7 @@ def rewrite(path, about, tensors, **metadata):
 @pytest.mark.parametrize("name", SINGLE)
 def test_every_mechanism_comes_back_weight_for_weight(name, tmp_path):
     attention, query, key, value = rg.mechanism(name).example()
-    weights = rg.attend(attention, query, key, value).weights
+    weights = attention(query, key, value).weights
     save_map(tmp_path / "map.safetensors", weights)
     again = load_map(tmp_path / "map.safetensors")
     assert not isinstance(again.attention.score, Table), "stored as pieces, not as weights"
@@ -41,7 +41,7 @@ def test_every_mechanism_comes_back_weight_for_weight(name, tmp_path):
 
 def test_a_chosen_batch_entry_keeps_its_padding(tmp_path):
     q, k, v = (torch.randn(2, 4, 6, 8) for _ in range(3))
-    weights = rg.attend(rg.Attention(mask=rg.padding([6, 3])), q, k, v).weights
+    weights = rg.Attention(mask=rg.padding([6, 3]))(q, k, v).weights
     one = weights.select(torch.tensor([1]), torch.arange(4))
     save_map(tmp_path / "map.safetensors", one)
     torch.testing.assert_close(load_map(tmp_path / "map.safetensors").dense(), weights.dense()[1:], rtol=0, atol=0)
@@ -49,7 +49,7 @@ def test_a_chosen_batch_entry_keeps_its_padding(tmp_path):
 
 def test_a_mask_given_as_a_function_is_stored_as_its_weights(tmp_path):
     q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
-    weights = rg.attend(rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: (i + j) % 2 == 0)), q, k, v).weights
+    weights = rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: (i + j) % 2 == 0))(q, k, v).weights
     save_map(tmp_path / "map.safetensors", weights)
     torch.testing.assert_close(load_map(tmp_path / "map.safetensors").dense(), weights.dense(), rtol=0, atol=0)
 
@@ -57,7 +57,7 @@ def test_a_mask_given_as_a_function_is_stored_as_its_weights(tmp_path):
 def test_weights_too_large_for_a_table_are_refused_with_the_number(tmp_path, monkeypatch):
     monkeypatch.setattr("regard.maps.stored.LARGEST_TABLE", 100)
     q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
-    weights = rg.attend(rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: i >= j)), q, k, v).weights
+    weights = rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: i >= j))(q, k, v).weights
     with pytest.raises(rg.RegardError, match=r"function cannot be stored by name.*MiB"):
         save_map(tmp_path / "map.safetensors", weights)
     assert not list(tmp_path.iterdir())
@@ -84,7 +84,7 @@ def test_a_table_tells_apart_more_keys_than_float32_can_count():
 def test_a_file_can_name_nothing_but_pieces(piece, tmp_path):
     q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
     path = tmp_path / "map.safetensors"
-    save_map(path, rg.attend(rg.Attention(), q, k, v).weights)
+    save_map(path, rg.Attention()(q, k, v).weights)
     about, tensors = header(path)
     about["pieces"]["score"] = {"piece": piece, "fields": {}}
     rewrite(path, about, tensors)
@@ -95,7 +95,7 @@ def test_a_file_can_name_nothing_but_pieces(piece, tmp_path):
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_file_without_queries_or_keys_is_refused(place, tmp_path):
     q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
-    save_map(tmp_path / "map.safetensors", rg.attend(rg.Attention(), q, k, v).weights)
+    save_map(tmp_path / "map.safetensors", rg.Attention()(q, k, v).weights)
     about, tensors = header(tmp_path / "map.safetensors")
     about["prepared"][place] = None
     rewrite(tmp_path / "map.safetensors", about, tensors)

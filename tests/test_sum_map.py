@@ -17,7 +17,7 @@ def parts(queries=I, keys=J, batch=B, masks=MASKS):
     torch.manual_seed(1)
     q, k = torch.randn(2, batch, H, queries, 4).double(), torch.randn(2, batch, H, keys, 4).double()
     v = torch.randn(batch, H, keys, 5).double()
-    seen = [rg.attend(rg.Attention(mask=mask), q[n], k[n], v) for n, mask in enumerate(masks)]
+    seen = [rg.Attention(mask=mask)(q[n], k[n], v) for n, mask in enumerate(masks)]
     return seen, v
 
 
@@ -86,7 +86,7 @@ def test_gradients_flow_through_outputs_and_factors():
     factor = torch.randn(1, 2, 4, 1).double().requires_grad_()
 
     def output(q, k, v, factor):
-        first, second = (rg.attend(rg.Attention(mask=mask), q, k, v) for mask in (rg.causal(), None))
+        first, second = (rg.Attention(mask=mask)(q, k, v) for mask in (rg.causal(), None))
         return rg.combine([first, second], [factor, -0.3]).output
 
     assert gradcheck(output, (q, k, v, factor))
@@ -128,9 +128,9 @@ def test_wrong_parts_and_factors_are_refused():
 def test_a_product_of_maps_is_that_of_dense_weights():
     torch.manual_seed(0)
     q, k, latent = torch.randn(B, H, I, 4), torch.randn(B, H, J, 4), torch.randn(B, H, 3, 4)
-    read = rg.attend(rg.Attention(), latent, k, k)
+    read = rg.Attention()(latent, k, k)
     between = rg.MatrixMap(torch.randn(B, H, 3, 3))
-    write = rg.attend(rg.Attention(), q, latent, between.dense() @ read.output)
+    write = rg.Attention()(q, latent, between.dense() @ read.output)
     product = rg.ProductMap([write.weights, between, read.weights])
     expected = write.weights.dense() @ between.dense() @ read.weights.dense()
     torch.testing.assert_close(product.dense(), expected)

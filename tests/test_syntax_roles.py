@@ -103,7 +103,7 @@ def test_random_heads_have_no_role():
 def test_scores_are_their_definition_on_dense_weights():
     sentence = syntax_sentences()[30]
     word_of = [n for n in range(len(sentence.words)) for _ in range(split(n))]
-    maps = {f"h.{n}": rg.attend(rg.Attention(), *torch.randn(3, 1, 8, len(word_of), 4)).weights for n in (0, 2)}
+    maps = {f"h.{n}": rg.Attention()(*torch.randn(3, 1, 8, len(word_of), 4)).weights for n in (0, 2)}
     one = WatchedSentence(sentence, word_of, maps)
     found = syntax_roles([one], null=[one])
     member = np.array(word_of)[:, None] == np.arange(len(sentence.words))

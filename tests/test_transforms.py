@@ -37,21 +37,21 @@ def example(engine: str) -> rg.Attention:
 @pytest.mark.parametrize("engine", ["fused", "blocked", "linear"])
 def test_a_second_derivative_is_refused_where_it_would_be_wrong(engine):
     leaves = inputs()
-    output = rg.attend(example(engine), *leaves, engine=engine).output
+    output = example(engine)(*leaves, engine=engine).output
     first = torch.autograd.grad(output.square().sum(), leaves, create_graph=True)
     with pytest.raises(rg.RegardError, match="engine='dense'"):
         torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
     with pytest.raises(rg.RegardError, match="engine='dense'"):  # of a sum, whose own gradient is constant
-        output = rg.attend(example(engine), *leaves, engine=engine).output
+        output = example(engine)(*leaves, engine=engine).output
         torch.autograd.grad(torch.autograd.grad(output.sum(), leaves[0], create_graph=True)[0].sum(), leaves[0])
 
 
 def test_first_derivatives_may_keep_their_graph():
     leaves = inputs()
     for engine in ("fused", "blocked"):
-        output = rg.attend(example(engine), *leaves, engine=engine).output
+        output = example(engine)(*leaves, engine=engine).output
         kept = torch.autograd.grad(output.sum(), leaves, create_graph=True)
-        plain = torch.autograd.grad(rg.attend(example(engine), *leaves, engine="dense").output.sum(), leaves)
+        plain = torch.autograd.grad(example(engine)(*leaves, engine="dense").output.sum(), leaves)
         for one, other in zip(kept, plain, strict=True):
             torch.testing.assert_close(one, other, **CLOSE)
 
@@ -60,7 +60,7 @@ def test_second_derivatives_of_the_dense_engine_are_slopes_of_the_first():
     leaves = inputs(n=4, heads=1, width=2)
 
     def first(*leaves):
-        output = rg.attend(rg.Attention(mask=rg.causal()), *leaves, engine="dense").output
+        output = rg.Attention(mask=rg.causal())(*leaves, engine="dense").output
         return torch.autograd.grad(output.square().sum(), leaves, create_graph=True)
 
     assert gradcheck(first, leaves)
@@ -71,7 +71,7 @@ def test_transforms_of_torch_func_are_refused_by_engines_with_gradients_of_their
     (q, k, v), attention = inputs(learn=False), example(engine)
 
     def output(q):
-        return rg.attend(attention, q, k, v, engine=engine).output
+        return attention(q, k, v, engine=engine).output
 
     for transform in (
         lambda: grad(lambda q: output(q).sum())(q),
@@ -100,10 +100,10 @@ def test_derivatives_by_torch_func_are_those_of_autograd(name):
     attention, (q, k, v) = FUNCTIONAL[name](), inputs(n=9)
 
     def output(q):
-        return rg.attend(attention, q, k.detach(), v.detach()).output
+        return attention(q, k.detach(), v.detach()).output
 
     along = torch.randn_like(q)
-    (expected,) = torch.autograd.grad(rg.attend(attention, q, k, v, engine="dense").output, q, along)
+    (expected,) = torch.autograd.grad(attention(q, k, v, engine="dense").output, q, along)
     q = q.detach()
     torch.testing.assert_close(grad(lambda q: (output(q) * along).sum())(q), expected, **CLOSE)
     torch.testing.assert_close(vjp(output, q)[1](along)[0], expected, **CLOSE)
@@ -140,7 +140,7 @@ class Alone(nn.Module):
         self.attention, self.options = attention, options
 
     def forward(self, q, k, v):
-        return rg.attend(self.attention, q, k, v, **self.options).output
+        return self.attention(q, k, v, **self.options).output
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -172,18 +172,18 @@ def test_gradients_of_each_sample_by_torch_func():
     attention, (q, k, v) = rg.Attention(mask=rg.causal(), position=rg.RoPE(4)), inputs(learn=False)
 
     def loss(*vectors):
-        return rg.attend(attention, *(x[None] for x in vectors)).output.sin().sum()
+        return attention(*(x[None] for x in vectors)).output.sin().sum()
 
-    theirs = torch.autograd.grad(rg.attend(attention, q.requires_grad_(), k, v).output.sin().sum(), q)[0]
+    theirs = torch.autograd.grad(attention(q.requires_grad_(), k, v).output.sin().sum(), q)[0]
     torch.testing.assert_close(vmap(grad(loss))(q.detach(), k, v), theirs, **CLOSE)
 
 
 @pytest.mark.parametrize("mask", [rg.random_blocks(2, 2, 9), rg.mask_tensor(torch.ones(9, 9).bool().tril())], ids=repr)
 def test_a_mask_that_is_first_used_in_a_transform_keeps_nothing_of_it(mask):
     mask, (q, k, v) = copy.deepcopy(mask), inputs(learn=False)
-    vmap(grad(lambda x: rg.attend(rg.Attention(mask=mask), x[None], k[:1], v[:1]).output.sum()))(q)
+    vmap(grad(lambda x: rg.Attention(mask=mask)(x[None], k[:1], v[:1]).output.sum()))(q)
     copied = copy.deepcopy(mask)
-    outputs = [rg.attend(rg.Attention(mask=m), q, k, v, engine="blocked").output for m in (mask, copied)]
+    outputs = [rg.Attention(mask=m)(q, k, v, engine="blocked").output for m in (mask, copied)]
     torch.testing.assert_close(*outputs)
 
 
@@ -191,12 +191,10 @@ def test_hessians_by_torch_func_are_those_of_autograd():
     q, k, v = inputs(n=4, heads=1, width=2, learn=False)
 
     def loss(q):
-        return rg.attend(rg.Attention(mask=rg.causal(), bias=rg.ALiBi(1)), q, k, v, engine="auto").output.square().sum()
+        return rg.Attention(mask=rg.causal(), bias=rg.ALiBi(1))(q, k, v, engine="auto").output.square().sum()
 
     def dense(q):
-        return (
-            rg.attend(rg.Attention(mask=rg.causal(), bias=rg.ALiBi(1)), q, k, v, engine="dense").output.square().sum()
-        )
+        return rg.Attention(mask=rg.causal(), bias=rg.ALiBi(1))(q, k, v, engine="dense").output.square().sum()
 
     torch.testing.assert_close(hessian(loss)(q), torch.autograd.functional.hessian(dense, q), **CLOSE)
 
@@ -205,11 +203,13 @@ def test_hessians_by_torch_func_are_those_of_autograd():
 def test_on_meta_tensors_sizes_are_answered(name):
     attention, *tensors = mechanisms()[name].example()
     nowhere = [t.to("meta") for t in tensors]
-    here, there = (rg.explain(a, *x) for a, x in ((attention, tensors), (copy.deepcopy(attention).to("meta"), nowhere)))
+    here, there = (
+        rg.plan(*x, attention=a) for a, x in ((attention, tensors), (copy.deepcopy(attention).to("meta"), nowhere))
+    )
     assert there.cost.pairs > 0 or here.cost.pairs == 0
     assert "floating-point operations" in str(there)
-    output = rg.attend(copy.deepcopy(attention).to("meta"), *nowhere).output
-    assert output.device.type == "meta" and output.shape == rg.attend(attention, *tensors).output.shape
+    output = copy.deepcopy(attention).to("meta")(*nowhere).output
+    assert output.device.type == "meta" and output.shape == attention(*tensors).output.shape
 
 
 def _numbers_of(seen):
@@ -224,11 +224,11 @@ def _numbers_of(seen):
 def test_the_default_device_does_not_matter(name):
     """What pieces and engines need on the host they make there, also where torch makes tensors on another device."""
     attention, *tensors = mechanisms()[name].example(dtype=torch.float32)
-    for engine in set(ENGINES) - {"flex", *rg.explain(attention, *tensors).refused}:
-        expected = rg.attend(attention, *tensors, engine=engine)
+    for engine in set(ENGINES) - {"flex", *rg.plan(*tensors, attention=attention).refused}:
+        expected = attention(*tensors, engine=engine)
         kept_plans.clear()
         with torch.device("meta"):
-            seen = rg.attend(attention, *tensors, engine=engine)
+            seen = attention(*tensors, engine=engine)
             found = _numbers_of(seen)
         for one, other in zip(found, _numbers_of(expected), strict=True):
             torch.testing.assert_close(one, other)
@@ -241,7 +241,7 @@ def test_torch_jit_trace_is_refused_where_it_would_keep_numbers_as_constants():
     q, k, v = (t.float() for t in inputs(learn=False))
     for attention in (rg.Attention(mask=rg.causal()), rg.Attention(bias=rg.ALiBi(2))):
         with pytest.raises(rg.RegardError, match=r"attend: torch.jit.trace would record.*torch.export"):
-            torch.jit.trace(lambda q, attention=attention: rg.attend(attention, q, k, v).output, (q,))
+            torch.jit.trace(lambda q, attention=attention: attention(q, k, v).output, (q,))
     rope, positions = rg.RoPE(4), torch.arange(q.shape[2])
     traced = torch.jit.trace(lambda q: rope.encode(q, positions), (q,))
     torch.testing.assert_close(traced(2 * q + 1), rope.encode(2 * q + 1, positions))
@@ -253,7 +253,7 @@ NORMALIZERS = [rg.Softmax(), rg.Sparsemax(), rg.Entmax15(), rg.TopK(2), rg.Hardm
 @pytest.mark.parametrize("normalizer", NORMALIZERS, ids=lambda n: type(n).__name__)
 def test_normalizers_work_where_their_scores_are(normalizer):
     x = torch.empty(1, 1, 3, 4, device="meta")
-    assert rg.attend(rg.Attention(normalizer=normalizer), x, x, x).output.device == x.device
+    assert rg.Attention(normalizer=normalizer)(x, x, x).output.device == x.device
 
 
 @pytest.mark.parametrize("bias", [rg.ALiBi(2), rg.T5Bias(2), rg.ShawBias(4, 2), rg.TransformerXLBias(2, 4)], ids=repr)
@@ -264,14 +264,14 @@ def test_biases_know_their_distances_from_the_host(bias, intervals):
     q, k = torch.empty(1, 2, 4, 4, device="meta"), torch.empty(1, 2, len(keys), 4, device="meta")
     attention = copy.deepcopy(rg.Attention(bias=bias)).to("meta")
     for engine in ("dense", "blocked"):
-        output = rg.attend(attention, q, k, k, positions=rg.Positions(3, keys), engine=engine).output
+        output = attention(q, k, k, positions=rg.Positions(3, keys), engine=engine).output
         assert output.shape == (1, 2, 4, 4)
 
 
 def test_a_backward_pass_on_meta_tensors_has_shapes():
     for engine in ("dense", "fused", "blocked"):
         leaves = [t.detach().to("meta").requires_grad_() for t in inputs()]
-        output = rg.attend(rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2)), *leaves, engine=engine).output
+        output = rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2))(*leaves, engine=engine).output
         for slope, leaf in zip(torch.autograd.grad(output.sum(), leaves), leaves, strict=True):
             assert slope.shape == leaf.shape
 
@@ -302,8 +302,8 @@ def test_an_exported_attention_is_that_of_other_inputs_of_its_sizes(name):
 def test_random_blocks_that_were_first_used_in_an_export_are_the_same_as_ever():
     mask, (q, k, v) = rg.random_blocks(2, 2, 9), inputs(learn=False)
     torch.export.export(Alone(rg.Attention(mask=mask)), (q, k, v))
-    again = rg.attend(rg.Attention(mask=rg.random_blocks(2, 2, 9)), q, k, v, engine="blocked").output
-    torch.testing.assert_close(rg.attend(rg.Attention(mask=mask), q, k, v, engine="blocked").output, again)
+    again = rg.Attention(mask=rg.random_blocks(2, 2, 9))(q, k, v, engine="blocked").output
+    torch.testing.assert_close(rg.Attention(mask=mask)(q, k, v, engine="blocked").output, again)
 
 
 def test_an_exported_attention_in_blocks():

@@ -37,8 +37,8 @@ def made(name, J=14, I=None):
 def test_output_and_weights_are_those_of_both_definitions(name, I):
     """`by_definition` multiplies batches of matrices, the reference engine one head at a time in NumPy."""
     attention, inputs, tensors, weights = made(name, I=I)
-    seen = rg.attend(attention, *inputs, **tensors)
-    by_numpy = rg.attend(attention, *inputs, **tensors, engine="reference")
+    seen = attention(*inputs, **tensors)
+    by_numpy = attention(*inputs, **tensors, engine="reference")
     torch.testing.assert_close(seen.weights.dense(), weights)
     torch.testing.assert_close(seen.output, weights @ inputs[2])
     torch.testing.assert_close(by_numpy.output, seen.output)
@@ -54,7 +54,7 @@ def test_caches_continue_the_memory(name, make):
         for size in (6, 1, 5, 2):
             part = slice(start, start := start + size)
             here = {tensor: x[:, :, part] for tensor, x in tensors.items()}
-            seen = rg.attend(attention, q[:, :, part], k[:, :, part], v[:, :, part], cache=cache, **here)
+            seen = attention(q[:, :, part], k[:, :, part], v[:, :, part], cache=cache, **here)
             outputs.append(seen.output)
             cache = seen.cache
     torch.testing.assert_close(torch.cat(outputs, 2), weights @ v)
@@ -72,12 +72,12 @@ def test_a_growing_cache_computes_new_tokens_only(position, learns, monkeypatch)
     monkeypatch.setattr(recurrent_engine, "recur", lambda s, v, state: lengths.append(v.shape[2]) or recur(s, v, state))
     for t in (inputs := [q, k, v, *tensors.values()]):
         t.requires_grad_(learns)
-    whole = rg.attend(attention, q, k, v, **tensors)
+    whole = attention(q, k, v, **tensors)
     cache, outputs, start = rg.GrowingCache(), [], 0
     for size in (6, 1, 5):
         part = slice(start, start := start + size)
         here = {name: x[:, :, part] for name, x in tensors.items()}
-        seen = rg.attend(attention, q[:, :, part], k[:, :, part], v[:, :, part], cache=cache, **here)
+        seen = attention(q[:, :, part], k[:, :, part], v[:, :, part], cache=cache, **here)
         outputs.append(seen.output)
         cache = seen.cache
     late = {name: x[:, :, 12:] for name, x in tensors.items()}
@@ -86,14 +86,12 @@ def test_a_growing_cache_computes_new_tokens_only(position, learns, monkeypatch)
         (q[:, :, 11:], attention),
         (q[:, :, 12:], with_other_scale(attention)),
     ):
-        seen = rg.attend(of, queries, k[:, :, 12:], v[:, :, 12:], cache=cache, **late)
-        expected = rg.attend(of, queries, k, v, **tensors)
+        seen = of(queries, k[:, :, 12:], v[:, :, 12:], cache=cache, **late)
+        expected = of(queries, k, v, **tensors)
         torch.testing.assert_close(seen.output, expected.output)
         torch.testing.assert_close(seen.weights.dense(), expected.weights.dense())
     assert lengths == [14, 6, 1, 5, 2, 14, 14, 14, 14, 14]
-    outputs = torch.cat(
-        (*outputs, rg.attend(attention, q[:, :, 12:], k[:, :, 12:], v[:, :, 12:], cache=cache, **late).output), 2
-    )
+    outputs = torch.cat((*outputs, attention(q[:, :, 12:], k[:, :, 12:], v[:, :, 12:], cache=cache, **late).output), 2)
     torch.testing.assert_close(outputs, whole.output)
     if learns:
         found, exact = (torch.autograd.grad(x.sin().sum(), inputs) for x in (outputs, whole.output))
@@ -111,7 +109,7 @@ def test_any_part_of_the_map_is_that_of_the_whole(name, monkeypatch):
     monkeypatch.setattr("regard.maps.transported_map.TILE", (5, 6))
     for I in (14, 9):
         attention, inputs, tensors, dense = made(name, I=I)
-        weights = rg.attend(attention, *inputs, **tensors).weights
+        weights = attention(*inputs, **tensors).weights
         torch.testing.assert_close(weights[1, 2, 3], dense[1, 2, 3])
         torch.testing.assert_close(weights[0, :, 8, 2:11], dense[0, :, 8, 2:11])
         rows, cols = torch.tensor([8, 0, 8, 3]), torch.tensor([13, 1, 1])
@@ -138,9 +136,9 @@ def test_query_heads_share_keys_and_have_their_own_decays():
     q, (k, v) = torch.randn(2, 6, 9, 4).double(), torch.randn(2, 2, 2, 9, 4).double()
     decay, beta = -torch.rand(2, 6, 9).double(), torch.rand(2, 2, 9).double()
     attention = rg.Attention(transition=rg.GatedDelta())
-    seen = rg.attend(attention, q, k, v, log_decay=decay, beta=beta)
+    seen = attention(q, k, v, log_decay=decay, beta=beta)
     k, v, beta = (x.repeat_interleave(3, 1) for x in (k, v, beta))
-    apart = rg.attend(attention, q, k, v, log_decay=decay, beta=beta)
+    apart = attention(q, k, v, log_decay=decay, beta=beta)
     torch.testing.assert_close(seen.output, apart.output)
     torch.testing.assert_close(seen.weights.dense() @ v, seen.output)
 
@@ -154,10 +152,10 @@ def test_gradients_reach_the_pieces_and_the_tensors_of_the_call():
 
     def output(step, rate, skip):
         attention = rg.Attention(rg.Dot(1.0), transition=rg.StateSpace(rate, skip))
-        return rg.attend(attention, q, k, v, step=step).output
+        return attention(q, k, v, step=step).output
 
     assert torch.autograd.gradcheck(output, (step, rate, skip))
-    rg.attend(attention, q, k, v, step=step).output.sum().backward()
+    attention(q, k, v, step=step).output.sum().backward()
     assert rate.grad is not None and skip.grad is not None and step.grad is not None
 
 
@@ -165,10 +163,10 @@ def test_gradients_reach_the_pieces_and_the_tensors_of_the_call():
 @torch.no_grad()
 def test_later_tokens_do_not_change_earlier_outputs(name):
     attention, (q, k, v), tensors, _ = made(name)
-    first = rg.attend(attention, q, k, v, **tensors).output[:, :, :9]
+    first = attention(q, k, v, **tensors).output[:, :, :9]
     for x in (q, k, v, *tensors.values()):
         x[:, :, 9:] *= 0.3
-    torch.testing.assert_close(rg.attend(attention, q, k, v, **tensors).output[:, :, :9], first, rtol=0, atol=1e-13)
+    torch.testing.assert_close(attention(q, k, v, **tensors).output[:, :, :9], first, rtol=0, atol=1e-13)
 
 
 def test_refusals_say_what_to_do():
@@ -185,32 +183,32 @@ def test_refusals_say_what_to_do():
     with pytest.raises(rg.RegardError, match="expected a Transition, got the class Delta"):
         rg.Attention(transition=rg.Delta)
     with pytest.raises(rg.RegardError, match="this engine scores pairs"):
-        rg.attend(attention, q, k, v, **tensors, engine="dense")
+        attention(q, k, v, **tensors, engine="dense")
     with pytest.raises(rg.RegardError, match="it needs a transition"):
-        rg.attend(rg.Attention(), q, k, v, engine="recurrent")
+        rg.Attention()(q, k, v, engine="recurrent")
     with pytest.raises(rg.RegardError, match="needs a tensor for each call"):
-        rg.attend(attention, q, k, v, beta=tensors["beta"])
+        attention(q, k, v, beta=tensors["beta"])
     with pytest.raises(rg.RegardError, match="end where the queries end"):
-        rg.attend(attention, torch.cat((q, q), 2), k, v, **tensors)
+        attention(torch.cat((q, q), 2), k, v, **tensors)
     with pytest.raises(rg.RegardError, match="the mask is causal"):
-        rg.attend(rg.Attention(transition=rg.Decay(-0.1)), q, k, v, cache=rg.RingCache(3))
+        rg.Attention(transition=rg.Decay(-0.1))(q, k, v, cache=rg.RingCache(3))
     with pytest.raises(rg.RegardError, match="a dot product"):
         rg.Attention(rg.Additive(4, 4, 3), transition=transition)
     with pytest.raises(rg.RegardError, match="a dot product"):
         replaced = rg.Attention(transition=transition)
         replaced.score = rg.Additive(4, 4, 3).double()
-        rg.attend(replaced, q, k, v, **tensors)
+        replaced(q, k, v, **tensors)
     with pytest.raises(rg.RegardError, match="2 heads"):
-        rg.attend(rg.Attention(transition=rg.Decay(-torch.rand(2))), q, k, v)
+        rg.Attention(transition=rg.Decay(-torch.rand(2)))(q, k, v)
     with pytest.raises(rg.RegardError, match="bonus must be"):
         decays = {"log_decay": -torch.rand(2, 3, 6, 4).double()}
-        rg.attend(rg.Attention(transition=rg.ChannelDecay(bonus=torch.zeros(3, 5))), q, k, v, **decays)
+        rg.Attention(transition=rg.ChannelDecay(bonus=torch.zeros(3, 5)))(q, k, v, **decays)
 
 
 def test_the_error_of_second_derivatives_names_no_engine_that_cannot_run_a_transition():
     attention, (q, k, v), tensors, _ = made("decay")
     q.requires_grad_()
-    (first,) = torch.autograd.grad(rg.attend(attention, q, k, v, **tensors).output.sin().sum(), q, create_graph=True)
+    (first,) = torch.autograd.grad(attention(q, k, v, **tensors).output.sin().sum(), q, create_graph=True)
     with pytest.raises(rg.RegardError, match="No engine has second derivatives of a transition") as error:
         first.sum().backward()
     assert "engine='" not in str(error.value)
@@ -219,7 +217,7 @@ def test_the_error_of_second_derivatives_names_no_engine_that_cannot_run_a_trans
 def test_a_map_refuses_tensors_that_changed():
     attention, (q, k, v), tensors, _ = made("decay")
     with torch.no_grad():
-        weights = rg.attend(attention, q, k, v, **tensors).weights
+        weights = attention(q, k, v, **tensors).weights
         k.mul_(2)
     with pytest.raises(rg.RegardError, match="changed in place"):
         weights.dense()
@@ -238,11 +236,11 @@ def test_a_map_of_tensors_of_a_model():
 def test_empty_calls():
     attention, (q, k, v), tensors, _ = made("gated_deltanet", J=6)
     none = {name: x[:, :, :0] for name, x in tensors.items()}
-    seen = rg.attend(attention, q[:, :, :0], k[:, :, :0], v[:, :, :0], **none)
+    seen = attention(q[:, :, :0], k[:, :, :0], v[:, :, :0], **none)
     assert seen.output.shape == (2, 3, 0, 5) and seen.weights.dense().shape == (2, 3, 0, 0)
-    state = rg.attend(attention, q[:, :, :0], k, v, **tensors, cache=rg.RecurrentCache()).cache.state
+    state = attention(q[:, :, :0], k, v, **tensors, cache=rg.RecurrentCache()).cache.state
     assert state is not None
-    again = rg.attend(attention, q[:, :, :0], k[:, :, :0], v[:, :, :0], **none, cache=rg.RecurrentCache(state, 6))
+    again = attention(q[:, :, :0], k[:, :, :0], v[:, :, :0], **none, cache=rg.RecurrentCache(state, 6))
     assert torch.equal(again.cache.state, state)
     batch = {name: x[:0] for name, x in tensors.items()}
-    assert rg.attend(attention, q[:0], k[:0], v[:0], **batch).output.shape == (0, 3, 6, 5)
+    assert attention(q[:0], k[:0], v[:0], **batch).output.shape == (0, 3, 6, 5)

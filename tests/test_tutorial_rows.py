@@ -150,7 +150,7 @@ def check_remedy(sense):
     """The error names the sense, and the first code that it offers is the mask that was meant."""
     mask, x = masks()[sense], torch.randn(1, 1, 4, 8)
     with pytest.raises(rg.RegardError) as caught:
-        rg.attend(rg.Attention(mask=mask), x, x, x)
+        rg.Attention(mask=mask)(x, x, x)
     message = " ".join(str(caught.value).split())
     remedy = re.search(r"regard\.mask_tensor\((.*?)\) \(", message).group(1)
     assert sense in message.split("regard.mask_tensor")[0], message
@@ -255,7 +255,7 @@ def test_row_15_additive_attention_with_a_bias():
     with torch.no_grad():
         biases[0].copy_(W1.bias)
     scores = torch.tanh(W1(query).unsqueeze(3) + W2(keys).unsqueeze(2)) @ additive.direction
-    close(rg.attend(rg.Attention(additive), query, keys, keys).weights.dense(), scores.softmax(-1))
+    close(rg.Attention(additive)(query, keys, keys).weights.dense(), scores.softmax(-1))
 
 
 def test_row_16_a_mask_as_a_matrix():
@@ -275,7 +275,7 @@ def test_row_17_a_heatmap_with_labels_values_and_a_colour_bar():
     assert [label.get_text() for label in axes.get_yticklabels()] == TOKENS
     assert [text.get_text() for text in axes.texts] == [f"{w:.2f}" for w in weights.flatten()]
     assert bar.get_ylabel()
-    heads = rg.attend(rg.Attention(), *torch.randn(3, 1, 4, 3, 8)).weights
+    heads = rg.Attention()(*torch.randn(3, 1, 4, 3, 8)).weights
     assert len(rg.heatmap(heads, TOKENS).axes) == 4 + 1 and len(rg.heatmap(heads, TOKENS, head="mean").axes) == 2
 
 

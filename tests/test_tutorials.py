@@ -194,7 +194,7 @@ def test_grouped_query_attention(page):
 
 def test_sliding_window(page):
     i, j = torch.arange(4)[:, None], torch.arange(4)
-    weights = rg.attend(page["local"], page["q"], page["k"], page["v"]).weights.dense()
+    weights = page["local"](page["q"], page["k"], page["v"]).weights.dense()
     band = (j <= i) & (i - j < 2)
     expected = (page["q"] @ page["k"].mT / math.sqrt(8)).masked_fill(~band, -torch.inf).softmax(-1)
     close(weights, expected)

@@ -69,7 +69,7 @@ def test_key_heads_are_repeated_for_the_kernel_of_torch_2_8(monkeypatch):
 def test_shared_key_heads_equal_the_definition(engine):
     torch.manual_seed(1)
     inputs = [torch.randn(1, heads, 7, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
-    output = rg.attend(rg.Attention(mask=rg.causal()), *inputs, engine=engine).output
+    output = rg.Attention(mask=rg.causal())(*inputs, engine=engine).output
     expected = softmax_output(*inputs)
     assert torch.allclose(output, expected, atol=1e-12)
     grad = torch.randn_like(output)

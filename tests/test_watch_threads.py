@@ -39,7 +39,7 @@ class Attention(nn.Module):
 
 class ByAttend(Attention):
     def attended(self, q, k, v):
-        return rg.attend(rg.Attention(), q, k, v).output
+        return rg.Attention()(q, k, v).output
 
 
 class ByTorch(Attention):
@@ -303,7 +303,7 @@ def test_attend_that_runs_in_one_thread_hides_no_call_of_another():
 
     def attends():
         x = torch.randn(1, H, 4, 4)
-        rg.attend(rg.Attention(mask=rg.mask_mod(slow)), x, x, x, engine="dense")
+        rg.Attention(mask=rg.mask_mod(slow))(x, x, x, engine="dense")
 
     _, seen = run_at_once(attends, lambda: watch_between(running, done))
     assert shapes(seen) == [(1, H, 3, 3)]

@@ -485,7 +485,7 @@ class Asking(nn.Module):
         return self.mix(x).unflatten(-1, (3, H, -1)).permute(2, 0, 3, 1, 4)
 
     def forward(self, x):
-        return rg.attend(self.attention, *self.split(x)).output.transpose(1, 2).flatten(2)
+        return self.attention(*self.split(x)).output.transpose(1, 2).flatten(2)
 
 
 class AskingAttention(Asking):
@@ -500,7 +500,7 @@ class AskingAttention(Asking):
 
 
 def by_helper(*inputs, **options):
-    return rg.attend(*inputs, **options).output.transpose(1, 2).flatten(2)
+    return inputs[0](*inputs[1:], **options).output.transpose(1, 2).flatten(2)
 
 
 class ByHelper(Block):
@@ -530,7 +530,7 @@ def test_what_attend_asks_of_torch_is_not_taken_for_attention_of_the_module(engi
     _, seen = watched(model, {"x": x})
     assert len(seen.calls(0)) == 1 and not seen.missing
     q, k, v = model.split(x)
-    torch.testing.assert_close(seen[0].dense(), rg.attend(model.attention, q, k, v).weights.dense())
+    torch.testing.assert_close(seen[0].dense(), model.attention(q, k, v).weights.dense())
 
 
 def test_calls_of_attend_stay_apart():
@@ -540,12 +540,12 @@ def test_calls_of_attend_stay_apart():
     class Twice(nn.Module):
         def forward(self, q):
             for attention, rows in ((first, slice(0, 2)), (then, slice(2, 4))):
-                rg.attend(attention, q[:, :, rows], q[:, :, : rows.stop], q[:, :, : rows.stop])
+                attention(q[:, :, rows], q[:, :, : rows.stop], q[:, :, : rows.stop])
 
     q = torch.randn(1, 2, 4, 4)
     _, seen = watched(Twice(), {"q": q})
     assert [weights.shape[2:] for weights in seen.calls(0)] == [(2, 2), (2, 4)]
-    torch.testing.assert_close(seen[0].dense(), rg.attend(then, q[:, :, 2:], q, q).weights.dense())
+    torch.testing.assert_close(seen[0].dense(), then(q[:, :, 2:], q, q).weights.dense())
 
 
 @pytest.mark.parametrize("kind", [Asking, lambda: AskingAttention("auto"), Block, ByHelper])

@@ -158,7 +158,7 @@ class Attending(nn.Module):
 
     def forward(self, x):
         split = x.unflatten(-1, (2, -1)).transpose(1, 2)
-        self.output = rg.attend(self.attention, split, split, split).output
+        self.output = self.attention(split, split, split).output
         return self.output
 
 

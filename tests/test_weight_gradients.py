@@ -44,12 +44,12 @@ def dense_weights(attention, inputs, tensors):
     q, k, _ = inputs
     units = torch.eye(k.shape[2], dtype=q.dtype).expand(*k.shape[:2], -1, -1)
     is_recurrent = isinstance(attention, rg.Attention) and attention.transition is not None
-    return rg.attend(attention, q, k, units, engine="recurrent" if is_recurrent else "dense", **tensors).output
+    return attention(q, k, units, engine="recurrent" if is_recurrent else "dense", **tensors).output
 
 
 def live_map(attention, inputs, tensors):
     with rg.differentiable():
-        return rg.attend(attention, *inputs, **tensors)
+        return attention(*inputs, **tensors)
 
 
 def gradients(loss, learned):
@@ -270,12 +270,12 @@ def test_memory_is_linear_in_the_length(transition, monkeypatch):
 
 def test_only_maps_made_inside_carry_gradients():
     q, k, v = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3))
-    outside = rg.attend(rg.Attention(), q, k, v).weights
+    outside = rg.Attention()(q, k, v).weights
     with rg.differentiable():
-        inside = rg.attend(rg.Attention(), q, k, v).weights
+        inside = rg.Attention()(q, k, v).weights
         with torch.no_grad():
-            teacher = rg.attend(rg.Attention(), q, k, v).weights
-        constant = rg.attend(rg.Attention(), q.detach(), k.detach(), v).weights
+            teacher = rg.Attention()(q, k, v).weights
+        constant = rg.Attention()(q.detach(), k.detach(), v).weights
     assert inside.carries_gradients and inside.with_gradients() is inside
     for weights in (outside, teacher, constant, pickle.loads(pickle.dumps(inside)), copy.deepcopy(inside)):
         assert not weights.carries_gradients and not weights.dense().requires_grad
@@ -325,7 +325,7 @@ def test_hidden_tensors_and_transforms_are_refused():
     HIDDEN["scale"] = torch.ones((), requires_grad=True)
     q = torch.randn(1, 1, 3, 4, requires_grad=True)
     with rg.differentiable(), pytest.raises(rg.RegardError, match=r"inside rg.differentiable\(\) a piece depends on"):
-        rg.attend(rg.Attention(Hidden()), q, q, q)
+        rg.Attention(Hidden())(q, q, q)
     weights = live_map(rg.Attention(), (q, q, q), {}).weights
     with pytest.raises(rg.RegardError, match=r"inside torch\.func"):
         torch.func.grad(lambda x: weights.entropy().sum() * x)(torch.ones(()))
@@ -384,7 +384,7 @@ def test_divergence_is_that_of_torch_and_checks_its_target():
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
     found.sum().backward()
     assert q.grad is None and k.grad is None  # a target is a constant
-    full = rg.attend(rg.Attention(), q, q, q).weights
+    full = rg.Attention()(q, q, q).weights
     (hidden,) = weights.select(0, [0]).summarize(rg.Divergence(to=full.select(0, [0])))
     assert (hidden[0, 0, 0] > 10) and hidden.isfinite().all()  # the mask hides keys that have a target
     rows = torch.eye(9)
@@ -434,7 +434,7 @@ def test_weights_on_groups_of_keys_have_gradients_of_zero_before_the_first_group
     query, key = torch.randn(2, 1, 2, length, 4).requires_grad_().unbind()
     attention = rg.Grouped(rg.Attention(mask=rg.causal()), rg.MeanGroups(4))
     with rg.differentiable():
-        weights = rg.attend(attention, query, key, key).weights
+        weights = attention(query, key, key).weights
     for number in (weights.entropy(), weights.distance(), weights.dense(), weights[0, 1]):
         grads = torch.autograd.grad(number.sum(), [query, key])
         assert not any(grad.any() for grad in grads)
@@ -444,6 +444,6 @@ def test_weights_on_groups_of_keys_have_gradients_of_zero_before_the_first_group
 def test_a_selection_of_nothing_is_in_the_graph(part):
     query, key = torch.randn(2, 1, 2, 3, 4).requires_grad_().unbind()
     with rg.differentiable():
-        weights = rg.attend(rg.Attention(), query, key, key).weights
+        weights = rg.Attention()(query, key, key).weights
     grads = torch.autograd.grad(weights[part].sum(), [query, key])
     assert not any(grad.any() for grad in grads)

@@ -150,7 +150,7 @@ ATTEND = """
 import importlib.util, regard as rg, torch
 assert importlib.util.find_spec("rich") is importlib.util.find_spec("transformers") is None
 q, k, v = torch.randn(3, 1, 2, 5, 8, dtype=torch.float64)
-seen = rg.attend(rg.Attention(mask=rg.causal()), q, k, v)
+seen = rg.Attention(mask=rg.causal())(q, k, v)
 expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 torch.testing.assert_close(seen.output, expected)
 torch.testing.assert_close(seen.weights.dense() @ v, expected)

@@ -90,7 +90,7 @@ FORMULAS = {
 def maps(attention, query, key, value, **options):
     """The map of the tensors, and that of the same numbers in float64."""
     both = [[x.to(dtype) for x in (query, key, value)] for dtype in (query.dtype, torch.float64)]
-    mine, precise = (rg.attend(attention, *given, engine="dense", **options).weights for given in both)
+    mine, precise = (attention(*given, engine="dense", **options).weights for given in both)
     return mine, precise
 
 
@@ -178,7 +178,7 @@ def test_forbidden_keys_of_any_number_change_nothing():
     states = []
     for number in (0.0, torch.nan, torch.inf):
         key[1, :, 37:] = number
-        weights = rg.attend(attention, query, key, value, engine="dense").weights
+        weights = attention(query, key, value, engine="dense").weights
         states.append(weights.summarize(*FOLDS[2:]))
     assert all(torch.equal(a, b) for other in states[1:] for a, b in zip(states[0], other, strict=True))
 
@@ -206,7 +206,7 @@ SMALL = (rg.Entropy(),)
 
 
 def terms(attention, *given):
-    return rg.attend(attention, *(given or tensors()), engine="dense").weights._compiled_terms()
+    return attention(*(given or tensors()), engine="dense").weights._compiled_terms()
 
 
 def test_maps_that_tiles_compute():
@@ -217,13 +217,13 @@ def test_maps_that_tiles_compute():
     assert terms(rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: i != j))) is None
     assert terms(rg.Attention(), *tensors(dtype=torch.float64)) is None
     assert terms(rg.Attention(), *tensors(width=257)) is None
-    assert rg.attend(rg.Attention(), *tensors(), engine="dense").weights.select([0], [1])._compiled_terms() is None
+    assert rg.Attention()(*tensors(), engine="dense").weights.select([0], [1])._compiled_terms() is None
 
 
 def test_rows_whose_statistic_is_coarse_or_unknown():
     query, key, value = tensors((5, 5))
     for number in (1e5, torch.nan):
-        weights = rg.attend(rg.Attention(), query * number, key, value, engine="dense").weights
+        weights = rg.Attention()(query * number, key, value, engine="dense").weights
         states = {fold: fold.init(weights.shape, weights.device) for fold in SMALL}
         assert gpu_folds.fill_on_gpu(weights._compiled_terms(), weights.row_statistic[0], states) == set()
 
@@ -238,7 +238,7 @@ def test_many_strongest_links_and_folds_of_the_user_run_on_tiles(monkeypatch):
             state[0].copy_(state[0].maximum(tile.weights.amax((-2, -1))))
 
     monkeypatch.setattr(gpu_folds, "LARGEST_TOP", 2)
-    weights = rg.attend(rg.Attention(), *tensors((6, 9)), engine="dense").weights
+    weights = rg.Attention()(*tensors((6, 9)), engine="dense").weights
     entropy, top, greatest = weights.summarize(rg.Entropy(), rg.TopLinks(3), Greatest())
     dense = weights.dense()
     torch.testing.assert_close(entropy, -torch.xlogy(dense, dense).sum(-1), atol=1e-5, rtol=1e-4)
@@ -256,7 +256,7 @@ def unknown(monkeypatch):
 
 @pytest.mark.usefixtures("unknown")
 def test_a_right_program_is_verified_once():
-    weights = rg.attend(rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2)), *tensors(), engine="dense").weights
+    weights = rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2))(*tensors(), engine="dense").weights
     weights.summarize(*FOLDS)
     assert list(gpu_folds.FAULTS.values()) == [None]
 
@@ -273,7 +273,7 @@ def test_a_wrong_program_is_found_and_not_used(wrong, monkeypatch):
         tensor = wanted.numbers[0][1] if wrong == "mass" else getattr(wanted, wrong)
         tensor.copy_((tensor + 1) % 20 if wrong == "top_keys" else tensor * 1.02)
 
-    weights = rg.attend(rg.Attention(), *tensors((20, 20)), engine="dense").weights
+    weights = rg.Attention()(*tensors((20, 20)), engine="dense").weights
     monkeypatch.setattr(gpu_folds, "add_statistics", broken)
     said = "NotImplementedError: no such instruction" if wrong == "error" else "is not that of the dense formula"
     with pytest.warns(UserWarning, match=f"Triton kernel for statistics is not used: .*{said}.*Tiles compute them"):
@@ -288,7 +288,7 @@ def test_a_wrong_program_is_found_and_not_used(wrong, monkeypatch):
 @pytest.mark.parametrize("is_wrong", [False, True])
 @pytest.mark.usefixtures("unknown")
 def test_the_log_sum_exp_is_verified_too(is_wrong, monkeypatch):
-    known = rg.attend(rg.Attention(normalizer=rg.Softmax(sink=1.0)), *tensors((20, 20)), engine="dense").weights
+    known = rg.Attention(normalizer=rg.Softmax(sink=1.0))(*tensors((20, 20)), engine="dense").weights
     weights = ScoredMap(known.attention, known._prepared, known.positions, known.grid, None)
     if is_wrong:
         monkeypatch.setattr(gpu_folds, "logsumexp_of", lambda terms: statistics.logsumexp_of(terms) + 0.01)

@@ -42,11 +42,11 @@ def attending(num_heads: int = 2) -> rg.AttentionOutput:
     mask = rg.causal() & rg.window(3) | rg.global_tokens([0])
     attention = rg.Attention(position=rg.RoPE(8), mask=mask, bias=[rg.Softcap(30.0)], normalizer=rg.Softmax())
     q, k, v = torch.randn(3, 1, num_heads, 6, 8)
-    print(rg.explain(attention, q, k, v))
-    result = rg.attend(attention, q, k, v, cache=rg.GrowingCache())
+    print(rg.plan(q, k, v, attention=attention))
+    result = attention(q, k, v, cache=rg.GrowingCache())
     again = rg.mechanism("sliding_window").build(size=3)
     names: list[str] = [entry.name for entry in rg.mechanisms().values()]
-    assert len(names) > 20 and rg.attend(again, q, k, v).output.shape == result.output.shape
+    assert len(names) > 20 and again(q, k, v).output.shape == result.output.shape
     return result
 
 

@@ -116,7 +116,7 @@ def right_statistics(machine: Machine, name: str, dtype: str, n: int) -> Row:
     from regard.maps import gpu_folds
 
     form, (query, key, value) = FORMS[name], problem(machine, n, dtype)
-    weights = rg.attend(form.attention(n), query, key, value).weights
+    weights = form.attention(n)(query, key, value).weights
     entropy, top, received, distance, cells = weights.summarize(*FOLDS)
     terms = weights._compiled_terms()
     logsumexp = None if terms is None else gpu_folds.gpu_logsumexp(terms)
@@ -148,7 +148,7 @@ def statistics_times(machine: Machine, name: str, n: int) -> Row:
 
     torch.compiler.reset()
     form, inputs = FORMS[name], problem(machine, n, _dtype(machine))
-    weights = rg.attend(form.attention(n), *inputs).weights
+    weights = form.attention(n)(*inputs).weights
     terms = weights._compiled_terms()
     if terms is None:
         raise rg.RegardError("the Triton kernels do not compute this map.")
@@ -192,7 +192,7 @@ def flex_engine(machine: Machine, name: str, n: int) -> Row:
     torch.compiler.reset()  # after eight programs torch would compile no more
     form, inputs = FORMS[name], problem(machine, n, _dtype(machine))
     attention = form.attention(n).to(machine.host)
-    ours = lambda *x: rg.attend(attention, *x, engine="flex").output  # noqa: E731
+    ours = lambda *x: attention(*x, engine="flex").output  # noqa: E731
     by_hand = flex_by_hand(machine, name, n)
     with torch.no_grad():
         output = ours(*inputs)

@@ -87,7 +87,7 @@ def a_rank(backend: str, kind: str, length: int) -> Row:
 
 
 def attend(ring: rg.Ring, *inputs: Tensor) -> Tensor:
-    return rg.attend(rg.Attention(mask=rg.causal()), *inputs, engine=ring).output
+    return rg.Attention(mask=rg.causal())(*inputs, engine=ring).output
 
 
 def dense(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def prepared(what, n):
 
     def call():
         with torch.set_grad_enabled(learns):
-            seen = None if formula else rg.attend(attention, q, k, v)
+            seen = None if formula else attention(q, k, v)
             output = seen.output if seen else (q @ k.mT / 8).softmax(-1) @ v
         if learns:
             output.sum().backward()
@@ -113,7 +113,7 @@ def claim_20():
             additive.key.weight.copy_(concat.projection.weight[:, d:])
             additive.direction.copy_(concat.direction)
         states = torch.randn(1, 1, 5, d).double(), *[torch.randn(1, 1, 9, key_width).double()] * 2
-        a, b = (rg.attend(rg.Attention(score), *states).weights.dense() for score in (concat, additive))
+        a, b = (rg.Attention(score)(*states).weights.dense() for score in (concat, additive))
         assert torch.allclose(a, b, atol=1e-14)
     x, y = torch.randn(2, 1000, 512)
     joint, first, second = nn.Linear(1024, 512), nn.Linear(512, 512), nn.Linear(512, 512)

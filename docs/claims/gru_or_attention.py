@@ -46,7 +46,7 @@ def next_token(cache, token):
     with torch.no_grad():
         projections = attention.query(token), attention.key(token), attention.value(token)
         heads = (projected.view(1, 1, HEADS, -1).transpose(1, 2) for projected in projections)
-        seen = rg.attend(rg.Attention(mask=rg.causal()), *heads, cache=cache)
+        seen = rg.Attention(mask=rg.causal())(*heads, cache=cache)
         return attention.output(seen.output.transpose(1, 2).flatten(2))
 
 
@@ -55,7 +55,7 @@ print(f"weights: GRU {sizes['GRU']:,}, attention {sizes['attention']:,}")
 assert sizes == {"GRU": 6 * D**2 + 6 * D, "attention": 4 * D**2 + 4 * D}
 
 x, heads = torch.randn(1, N, D), torch.randn(1, HEADS, N, D // HEADS)
-pairs = operations(lambda: rg.attend(rg.Attention(), heads, heads, heads, engine="dense"))  # fused kernels do not count
+pairs = operations(lambda: rg.Attention()(heads, heads, heads, engine="dense"))  # fused kernels do not count
 counted = operations(lambda: gru(x)), 4 * operations(lambda: attention.query(x)) + pairs
 print(f"operations at n = {N:,}: GRU 12 n d^2 = {counted[0]:,}, attention 8 n d^2 + 4 n^2 d = {counted[1]:,}")
 assert counted == (12 * N * D**2, 8 * N * D**2 + 4 * N**2 * D)

@@ -28,7 +28,7 @@ assert len(eager) == 6 and difference < 1e-5
 # One new query and four keys: the query is the last token, so it may attend to all four.
 q, k = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 4, 8)
 theirs = F.scaled_dot_product_attention(q, k, torch.eye(4)[None, None], is_causal=True)[0, 0, 0]
-ours = rg.attend(rg.Attention(mask=rg.causal()), q, k, k).weights[0, 0, 0]
+ours = rg.Attention(mask=rg.causal())(q, k, k).weights[0, 0, 0]
 print(f"weights of one new token: is_causal {theirs.tolist()}, causal() {[round(x, 2) for x in ours.tolist()]}")
 assert (theirs > 0).sum() == 1 and (ours > 0).sum() == 4
 

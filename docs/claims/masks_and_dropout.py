@@ -26,7 +26,7 @@ print(f"weight on the future: booleans {right[~past].sum():.0f} of {n} rows, 0/-
 print(f"rows of NaN with 0/-inf: {int(reversed_.isnan().any(-1).sum())} (the last one, which may see every key)")
 assert right[~past].sum() == 0 and reversed_[:-1][past[:-1]].sum() == 0 and reversed_[-1].isnan().all()
 assert torch.allclose(reversed_[:-1].sum(-1), torch.ones(n - 1))  # it looks like attention
-ours = rg.attend(rg.Attention(mask=rg.causal()), q, k, v).weights.dense()[0, 0]
+ours = rg.Attention(mask=rg.causal())(q, k, v).weights.dense()[0, 0]
 assert torch.allclose(ours, right, atol=1e-6)
 
 # torch drops weights, scales the rest, and returns the result. A row sums to 1 only on average.

@@ -13,7 +13,7 @@ with torch.no_grad():
     if sys.argv[1] == "by hand":
         output = (q @ k.mT / 8).softmax(-1) @ v
     else:
-        output = rg.attend(rg.Attention(), q, k, v).output
+        output = rg.Attention()(q, k, v).output
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 

@@ -25,7 +25,7 @@ class Reader(nn.Module):
         states = self.encoder(self.letters(words))[0][:, None]
         marks = torch.eye(words.shape[1]).expand(len(words), 1, -1, -1)  # their weighted mean is the weights
         query = self.query.expand(len(words), -1, -1, -1)
-        attended = rg.attend(rg.Attention(), query, states, torch.cat((states, marks), 3))
+        attended = rg.Attention()(query, states, torch.cat((states, marks), 3))
         context, weights = attended.output[:, 0, 0].split((states.shape[-1], words.shape[1]), 1)
         return F.log_softmax(self.answer(context), -1), weights
 

@@ -28,7 +28,7 @@ def run(attention, inputs, learns):
 
     def call():
         with torch.set_grad_enabled(learns):
-            output = rg.attend(attention, *inputs).output
+            output = attention(*inputs).output
         if learns:
             output.sum().backward()
 

@@ -127,7 +127,7 @@ def _tags(entry: rg.Mechanism) -> list[str]:
 def _page(entry: rg.Mechanism, attention: rg.Attention) -> str:
     example, q, k, v = entry.example()
     trained = any(True for _ in attention.parameters())
-    is_signed = rg.attend(example, q, k, v, **entry.tensors(example, q, k, v)).weights.is_signed
+    is_signed = example(q, k, v, **entry.tensors(example, q, k, v)).weights.is_signed
     has_tensors = bool(entry.tensors(example, q, k, v))
     scale = SCALES[is_signed] + (RANDOM.get(entry.family, "") if has_tensors else "")
     slots = (attention.mask, getattr(attention, "position", None), *getattr(attention, "bias", ()))
@@ -167,7 +167,7 @@ def _use(entry: rg.Mechanism, q: Tensor, k: Tensor, v: Tensor) -> str:
     needed = entry.tensors(entry.build(**entry.tiny), q, k, v)
     drawn = [f"{name} = {_drawn(name, tensor)}" for name, tensor in needed.items()]
     given = "".join(f", {name}={name}" for name in needed)
-    lines += [*shapes, *drawn, "", f"seen = rg.attend(attention, q, k, v{given})"]
+    lines += [*shapes, *drawn, "", f"seen = attention(q, k, v{given})"]
     return "\n".join([*lines, "print(seen.output.shape, seen.weights[0, 0, 5])"])
 
 
@@ -229,9 +229,9 @@ def _picture(entry: rg.Mechanism, attention: rg.Attention, q: Tensor, k: Tensor,
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.6), layout="constrained")
     needed = entry.tensors(attention, alike, alike, alike)
     needed = {name: x.mean(2, keepdim=True).expand_as(x) for name, x in needed.items()}
-    _draw(left, rg.attend(attention, alike, alike, alike, **needed).weights)
+    _draw(left, attention(alike, alike, alike, **needed).weights)
     left.set(title="places alone", xlabel="key", ylabel="query")
-    _draw(right, rg.attend(attention, q, k, k, **entry.tensors(attention, q, k, k)).weights)
+    _draw(right, attention(q, k, k, **entry.tensors(attention, q, k, k)).weights)
     right.set_title("a sentence")
     right.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=8)
     right.set_yticks(range(len(tokens)), tokens, fontsize=8)

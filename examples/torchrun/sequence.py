@@ -13,8 +13,8 @@ def main():
     shares = [ring.share(x).requires_grad_() for x in (q, k, v)]  # and keeps its share
 
     attention = rg.Attention(mask=rg.causal() & rg.window(64), position=rg.RoPE(32))
-    plan = rg.explain(attention, *shares, engine=ring)
-    seen = rg.attend(attention, *shares, engine=ring)
+    plan = rg.plan(*shares, attention=attention, engine=ring)
+    seen = attention(*shares, engine=ring)
     seen.output.square().sum().backward()  # on every rank: gradients are sent back to the owner of the keys
     row = seen.weights[0, 3, 700]  # every rank asks for the same row and gets it
     if dist.get_rank() == 0:

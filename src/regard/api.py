@@ -22,6 +22,7 @@ from regard.positions import Positions
 from regard.profiling import *  # noqa: F403
 from regard.spans import Spans
 from regard.stats import *  # noqa: F403
+from regard.torch_attention import scaled_dot_product_attention
 
 __all__ = [
     "Attention",
@@ -48,6 +49,7 @@ __all__ = [
     "mechanism",
     "mechanisms",
     "plan",
+    "scaled_dot_product_attention",
 ]
 __all__ += attribution.__all__
 __all__ += composites.__all__

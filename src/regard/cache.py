@@ -169,9 +169,9 @@ class GrowingCache(Cache):
     >>> attention, cache = rg.Attention(mask=rg.causal()), rg.GrowingCache()
     >>> q, k, v = (torch.randn(1, 2, 6, 8) for _ in range(3))
     >>> for step in (slice(0, 4), slice(4, 5), slice(5, 6)):
-    ...     seen = rg.attend(attention, q[:, :, step], k[:, :, step], v[:, :, step], cache=cache)
+    ...     seen = attention(q[:, :, step], k[:, :, step], v[:, :, step], cache=cache)
     ...     cache = seen.cache
-    >>> torch.allclose(seen.output, rg.attend(attention, q, k, v).output[:, :, 5:], atol=1e-6)
+    >>> torch.allclose(seen.output, attention(q, k, v).output[:, :, 5:], atol=1e-6)
     True
     """
 
@@ -219,7 +219,7 @@ class RingCache(Cache):
 
     >>> import torch, regard as rg
     >>> q, k, v = torch.randn(3, 1, 2, 8, 16)
-    >>> seen = rg.attend(rg.Attention(mask=rg.causal()), q, k, v, cache=rg.RingCache(size=3, sinks=1))
+    >>> seen = rg.Attention(mask=rg.causal())(q, k, v, cache=rg.RingCache(size=3, sinks=1))
     >>> seen.weights[0, 0, 7].gt(0).int().tolist(), seen.cache.length
     ([1, 0, 0, 0, 0, 1, 1, 1], 8)
     """
@@ -267,9 +267,9 @@ class RecurrentCache(Cache):
     >>> import torch, regard as rg
     >>> attention = rg.Attention(rg.KernelScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
     >>> q, k, v = torch.randn(3, 1, 2, 6, 8)
-    >>> cache = rg.attend(attention, q[:, :, :5], k[:, :, :5], v[:, :, :5], cache=rg.RecurrentCache()).cache
-    >>> last = rg.attend(attention, q[:, :, 5:], k[:, :, 5:], v[:, :, 5:], cache=cache).output
-    >>> torch.allclose(last, rg.attend(attention, q, k, v).output[:, :, 5:], atol=1e-5)
+    >>> cache = attention(q[:, :, :5], k[:, :, :5], v[:, :, :5], cache=rg.RecurrentCache()).cache
+    >>> last = attention(q[:, :, 5:], k[:, :, 5:], v[:, :, 5:], cache=cache).output
+    >>> torch.allclose(last, attention(q, k, v).output[:, :, 5:], atol=1e-5)
     True
     """
 
@@ -308,7 +308,7 @@ class LatentCache(Cache):
 
     >>> import torch, regard as rg
     >>> q, key = torch.randn(1, 8, 6, 20), torch.randn(1, 1, 6, 20)  # 4 rotated channels, a latent of 16
-    >>> seen = rg.attend(rg.Attention(mask=rg.causal()), q, key, key[..., 4:], cache=rg.LatentCache())
+    >>> seen = rg.Attention(mask=rg.causal())(q, key, key[..., 4:], cache=rg.LatentCache())
     >>> seen.cache.length, seen.cache.store.buffer.value.numel(), seen.output.shape
     (6, 0, torch.Size([1, 8, 6, 16]))
     """

@@ -57,7 +57,7 @@ class CallOptions(NamedTuple):
             biases = biases if bias is None else (*biases, bias)
         if _checked_flag(self.is_causal):
             _check_alignment(sizes, positions, earlier)
-            mask = mask if any(isinstance(part, causal) for part in conjuncts(mask)) else _both(mask, causal())
+            mask = mask if mask is not None and causal() in conjuncts(mask) else _both(mask, causal())
         score = attention.score if self.scale is None else _scaled(attention, self.scale)
         changed = attention.with_pieces(score=score, bias=biases, mask=mask)
         return changed if not self.dropout_p else _dropping(changed, self.dropout_p)
@@ -106,7 +106,7 @@ def _scaled(attention: Attention, scale: object) -> Dot:
 
 def _dropping(attention: Attention, share: object) -> Attention:
     """The attention with dropout in this call, as torch's function has it: in eval mode too."""
-    if not isinstance(share, Real) or isinstance(share, bool) or not 0 <= share < 1:
+    if not isinstance(share, Real) or isinstance(share, bool) or not 0 <= float(share) < 1:
         raise RegardError(f"attend(dropout_p={share!r}): the share of dropped weights is in [0, 1).")
     if attention.dropout:
         raise RegardError(
@@ -126,15 +126,16 @@ def _read(mask: object, sizes: Sizes, positions: Positions | None, num_keys: int
     if isinstance(mask, Mask):
         return mask, None
     if not isinstance(mask, Tensor):
-        raise RegardError(
-            f"attend(mask=...): expected a mask or a tensor, got {type(mask).__name__}. {mask_remedy(mask)}"
-        )
+        got = f"the class {mask.__name__}" if isinstance(mask, type) else type(mask).__name__
+        raise RegardError(f"attend(mask=...): expected a mask or a tensor, got {got}. {mask_remedy(mask)}")
     if positions is not None and positions != Positions.aligned_to_end(sizes.I, sizes.J):
         raise RegardError(
             "attend(mask=...): a tensor has a row for each query and a column for each key in their order, and this "
-            "call has positions of its own. Give the mask as a piece: regard.mask_tensor(mask) has a row for each position."
+            "call has positions of its own. Give a piece: regard.mask_tensor(mask) has a row for each position."
         )
     tensor = _four_axes(mask, sizes, num_keys)
+    if 0 in (sizes.B, sizes.I, num_keys):
+        return None, None
     if mask.dtype == torch.bool:
         return _of_booleans(tensor, sizes, num_keys), None
     return _of_numbers(mask, tensor, sizes, num_keys)

@@ -21,7 +21,7 @@ def combine(outputs: Sequence[AttentionOutput], factors: Sequence[float | Tensor
 
     >>> import torch, regard as rg
     >>> q, k, v = torch.randn(2, 1, 2, 5, 8), torch.randn(2, 1, 2, 5, 8), torch.randn(1, 2, 5, 16)
-    >>> first, second = (rg.attend(rg.Attention(), q[n], k[n], v) for n in (0, 1))
+    >>> first, second = (rg.Attention()(q[n], k[n], v) for n in (0, 1))
     >>> seen = rg.combine([first, second], factors=[1.0, -0.5])  # differential attention
     >>> torch.allclose(seen.weights.dense() @ v, seen.output, atol=1e-6), seen.weights.is_signed
     (True, True)

@@ -40,11 +40,11 @@ class MissingPackage(RegardError):
 def errors_named(inner: str, outer: str) -> Iterator[None]:
     """Errors of a block name the operation `outer`, which checks its arguments with the code of `inner`.
 
-    >>> with errors_named("attend", "explain"):
+    >>> with errors_named("attend", "plan"):
     ...     raise RegardError("attend: no keys")
     Traceback (most recent call last):
         ...
-    regard.errors.RegardError: explain: no keys
+    regard.errors.RegardError: plan: no keys
     """
     try:
         yield

@@ -35,7 +35,7 @@ def differentiable() -> Iterator[None]:
     >>> import torch, regard as rg
     >>> q, k, v = (torch.randn(1, 2, 5, 8, requires_grad=True) for _ in range(3))
     >>> with rg.differentiable():
-    ...     weights = rg.attend(rg.Attention(mask=rg.causal()), q, k, v).weights
+    ...     weights = rg.Attention(mask=rg.causal())(q, k, v).weights
     >>> weights.entropy().mean().backward()  # a loss: rows should be sharper
     >>> weights.carries_gradients, q.grad.shape, v.grad
     (True, torch.Size([1, 2, 5, 8]), None)

@@ -125,6 +125,8 @@ def _remedy(name: str, known: list[str]) -> str:
         return f"{name}: it is called dropout. "
     if "causal" in name and "is_causal" in known:
         return f"{name}: it is called is_causal. "
+    if name == "attn_mask" and {"mask", "is_causal"} <= {*known}:
+        return f"{name}: it is called mask, with True = may attend. "
     text = OF_FIGURES.get(name, "") if "vmax" in known else OTHER_NAMES.get(name, "")
     if text and (not text.startswith(_CALLED) or text.removeprefix(_CALLED) in known):
         return f"{name}: {_placed(text, known)}. "

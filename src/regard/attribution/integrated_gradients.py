@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention
-from regard.attention_output import attend
 from regard.attribution.call_changes import CallChange, changing, need_backend
 from regard.attribution.question import Found, Question, received
 from regard.attribution.traced_run import TracedCall, gradients_on, traced_run
@@ -66,7 +65,7 @@ def _baseline(call: TracedCall, baseline: str) -> tuple[AttentionMap, Tensor]:
     query, key = call.value.new_zeros(B, H, I, 1), call.value.new_zeros(B, G, J, 1)
     mask, positions = call.weights.attention.mask, call.weights.positions
     with torch.no_grad():
-        seen = attend(Attention(mask=mask), query, key, call.value, positions=positions)
+        seen = Attention(mask=mask)(query, key, call.value, positions=positions)
     return SumMap([call.weights, seen.weights], [1.0, -1.0]), seen.output
 
 

@@ -150,7 +150,7 @@ def attending(attention: rg.Attention | rg.Composite, *inputs: Tensor) -> Comput
     """`regard.attend` with this attention, which also returns the map of its weights."""
     attention = attention.to(inputs[0].device)
     learned = tuple(p for p in attention.parameters() if p.requires_grad)
-    return Computes(lambda q, k, v: rg.attend(attention, q, k, v), learned)
+    return Computes(lambda q, k, v: attention(q, k, v), learned)
 
 
 def prepared(build: Build, learns: bool, inputs: tuple[Tensor, ...]) -> Run:

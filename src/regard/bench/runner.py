@@ -206,7 +206,7 @@ class Runner:
             row.copying = 100 * case.moved / row.seconds / now.copying
         if case.attention is not None and case.ours is None:
             with torch.set_grad_enabled(case.learns):
-                plan = rg.explain(case.attention, *inputs)
+                plan = rg.plan(*inputs, attention=case.attention)
             row.engine = plan.engine
             row.predicted = None if case.learns else plan.seconds
         if case.flops is not None:

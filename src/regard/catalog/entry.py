@@ -53,7 +53,7 @@ class Mechanism:
     >>> mechanism.family, mechanism.year, mechanism.used_by
     ('scored', 2022, ('bloom', 'falcon', 'mpt'))
     >>> attention, query, key, value = mechanism.example(queries=3)
-    >>> rg.attend(attention, query, key, value).output.shape
+    >>> attention(query, key, value).output.shape
     torch.Size([2, 4, 3, 8])
     """
 
@@ -112,9 +112,9 @@ class Mechanism:
         """Random tensors that the pieces of an example need for each call, by name. An axis of a free size has 4.
 
         >>> import regard as rg
-        >>> example = rg.mechanism("deltanet").example()
-        >>> tensors = rg.mechanism("deltanet").tensors(*example)
-        >>> tensors["beta"].shape, rg.attend(*example, **tensors).weights.is_signed
+        >>> attention, *inputs = rg.mechanism("deltanet").example()
+        >>> tensors = rg.mechanism("deltanet").tensors(attention, *inputs)
+        >>> tensors["beta"].shape, attention(*inputs, **tensors).weights.is_signed
         (torch.Size([2, 4, 24]), True)
         """
         return call_tensors(attention, query, key, value)

@@ -136,7 +136,7 @@ def check(
 
 
 @app.command(cls=Command)
-def explain(
+def plan(
     name: Name,
     length: Annotated[int, typer.Option(min=1, help="Number of queries and keys.")] = 32768,
     heads: Annotated[
@@ -152,9 +152,9 @@ def explain(
     layout: Annotated[str, typer.Option(help="How the processes share it: contiguous or zigzag.")] = "contiguous",
 ) -> None:
     """Print how a mechanism would run at a size: its engine, why others cannot run it, time and memory."""
-    from regard.cli.planning import explain_mechanism
+    from regard.cli.planning import print_plan
 
-    explain_mechanism(name, length, heads, key_heads, width, dtype, set_ or [], ranks, layout)
+    print_plan(name, length, heads, key_heads, width, dtype, set_ or [], ranks, layout)
 
 
 @app.command(cls=Command)

@@ -7,7 +7,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from regard.attention_output import attend
 from regard.catalog import Mechanism, mechanism, mechanisms
 from regard.cli.draw import draw, drawn_size
 
@@ -47,7 +46,7 @@ def show_mechanism(name: str) -> None:
     console.print()
     console.print(_facts(entry))
     attention, query, key, value = entry.example()
-    weights = attend(attention, query, key, value, **entry.tensors(attention, query, key, value)).weights
+    weights = attention(query, key, value, **entry.tensors(attention, query, key, value)).weights
     _, H, I, J = weights.shape
     console.print()
     width = console.width - INDENT

@@ -21,7 +21,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 #: Command -> the extra that it always needs.
 COMMANDS = {
-    **dict.fromkeys(("list", "show", "explain", "check"), "cli"),
+    **dict.fromkeys(("list", "show", "plan", "check"), "cli"),
     **{"demo": "demo", "see": "hf", "view": "view", "bench": "bench"},
     **dict.fromkeys(("data", "train", "translate", "align", "evaluate", "compare"), "lab"),
 }

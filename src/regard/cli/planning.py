@@ -1,4 +1,4 @@
-"""`regard explain`: prints the plan of a mechanism of the catalogue at a given size."""
+"""`regard plan`: prints the plan of a mechanism of the catalogue at a given size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from regard.attention import Attention
-from regard.attention_output import explain
+from regard.attention_output import plan
 from regard.catalog import Mechanism, mechanism
 from regard.composites import Composite
 from regard.engine.ring import Ring
@@ -55,7 +55,7 @@ ARRANGEMENTS: dict[str, Callable[[int, int], Any]] = {
 }
 
 
-def explain_mechanism(
+def print_plan(
     name: str,
     length: int,
     heads: int | None,
@@ -69,7 +69,7 @@ def explain_mechanism(
     """Print the plan of the mechanism `name` for `length` queries and keys; with `ranks`, of training over ranks."""
     entry = mechanism(name)
     if dtype not in DTYPES:
-        raise RegardError(f"explain: there is no dtype {dtype!r}. {nearest(dtype, DTYPES)}")
+        raise RegardError(f"plan: there is no dtype {dtype!r}. {nearest(dtype, DTYPES)}")
     heads = heads or entry.sizes.get("heads", 8)
     key_heads = key_heads or _key_heads(entry, heads)
     _check_memory(length, heads * width * DTYPES[dtype].itemsize, ranks)
@@ -77,13 +77,13 @@ def explain_mechanism(
     if ranks is not None:
         zero = torch.zeros((), dtype=DTYPES[dtype], requires_grad=True)  # the plan needs only sizes
         query, key = (zero.expand(1, count, length, width) for count in (heads, key_heads))
-        plan = explain(attention, query, key, key, engine=Ring(ranks=ranks, layout=layout))  # type: ignore[call-overload]
-        return Console().print(Text(str(plan)), soft_wrap=True)
+        shares = plan(query, key, key, attention=attention, engine=Ring(ranks=ranks, layout=layout))
+        return Console().print(Text(str(shares)), soft_wrap=True)
     query = torch.zeros(1, heads, length, width, dtype=DTYPES[dtype])
     key = query if key_heads == heads else torch.zeros(1, key_heads, length, width, dtype=DTYPES[dtype])
     with torch.no_grad():
         tensors = entry.tensors(attention, query, key, key)
-        Console().print(Text(str(explain(attention, query, key, key, **tensors))))
+        Console().print(Text(str(plan(query, key, key, attention=attention, **tensors))))
 
 
 def _check_memory(length: int, bytes_per_token: int, ranks: int | None) -> None:
@@ -115,14 +115,14 @@ def build(
     missing = [name for name in required if name not in arguments]
     if missing:
         hint = " ".join(f"--set {name}={entry.tiny.get(name, '...')}" for name in missing)
-        raise RegardError(f"explain: {entry.signature} needs {', '.join(missing)}. For example: {hint}")
+        raise RegardError(f"plan: {entry.signature} needs {', '.join(missing)}. For example: {hint}")
     try:
         return entry.build(**arguments)
     except RegardError as error:
         options = "".join(f" --set {setting}" for setting in settings)
-        raise RegardError(f"explain {entry.name}{options}: {error}") from error
+        raise RegardError(f"plan {entry.name}{options}: {error}") from error
     except (TypeError, ValueError, AttributeError) as error:
-        raise RegardError(f"explain: {entry.signature} does not take {arguments}: {error}") from error
+        raise RegardError(f"plan: {entry.signature} does not take {arguments}: {error}") from error
 
 
 def _settings(entry: Mechanism, settings: Sequence[str], known: list[str]) -> dict[str, Any]:
@@ -130,9 +130,9 @@ def _settings(entry: Mechanism, settings: Sequence[str], known: list[str]) -> di
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals:
-            raise RegardError(f"explain: --set takes KEY=VALUE, got {setting!r}.")
+            raise RegardError(f"plan: --set takes KEY=VALUE, got {setting!r}.")
         if name not in known:
-            raise RegardError(f"explain: {entry.name} has no parameter {name!r}. {nearest(name, known)}")
+            raise RegardError(f"plan: {entry.name} has no parameter {name!r}. {nearest(name, known)}")
         try:
             values[name] = ast.literal_eval(text)
         except (ValueError, SyntaxError):

@@ -31,7 +31,7 @@ class Attended(Protocol):
 class Call:
     """One call of `attend`: queries (B, H, I, D), keys and values of all tokens, positions, other tensors by name.
 
-    `attend(part, query, key, value, positions)` runs a part with the engine of the call.
+    `part(query, key, value, positions)` runs a part with the engine of the call.
     """
 
     query: Tensor
@@ -51,7 +51,7 @@ class Composite(nn.Module, ABC):
     ...         seen = call.attend(rg.Attention(), call.query, call.key, call.value, call.positions)
     ...         return 2 * seen.output, rg.SumMap([seen.weights], [2.0])
     >>> x = torch.zeros(1, 1, 3, 4)
-    >>> rg.attend(Twice(), x, x, x).weights[0, 0, 0]
+    >>> Twice()(x, x, x).weights[0, 0, 0]
     tensor([0.6667, 0.6667, 0.6667])
     """
 

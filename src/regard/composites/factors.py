@@ -24,7 +24,7 @@ class Factors(nn.Module, ABC):
     ...     def forward(self, tensors):
     ...         return [0.5, 0.5]
     >>> x = torch.zeros(1, 1, 2, 4)
-    >>> rg.attend(rg.Sum([rg.Attention(mask=rg.causal()), rg.Attention()], Halves()), x, x, x).weights[0, 0]
+    >>> rg.Sum([rg.Attention(mask=rg.causal()), rg.Attention()], Halves())(x, x, x).weights[0, 0]
     tensor([[0.7500, 0.2500],
             [0.5000, 0.5000]])
     """
@@ -109,7 +109,7 @@ class GateFactors(Factors):
     >>> import torch, regard as rg
     >>> two = rg.Sum([rg.Attention(mask=rg.causal()), rg.Attention()], rg.GateFactors(num_parts=2))
     >>> x = torch.zeros(1, 1, 2, 4)
-    >>> rg.attend(two, x, x, x, gates=torch.tensor([[[[1.0, 0.0], [0.5, 0.5]]]])).weights[0, 0]
+    >>> two(x, x, x, gates=torch.tensor([[[[1.0, 0.0], [0.5, 0.5]]]])).weights[0, 0]
     tensor([[1.0000, 0.0000],
             [0.5000, 0.5000]])
     """

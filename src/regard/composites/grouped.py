@@ -27,7 +27,7 @@ class Grouped(Composite):
 
     >>> import torch, regard as rg
     >>> q, k, v = torch.randn(3, 1, 2, 12, 8)
-    >>> weights = rg.attend(rg.Grouped(rg.Attention(), rg.MeanGroups(size=4)), q, k, v).weights
+    >>> weights = rg.Grouped(rg.Attention(), rg.MeanGroups(size=4))(q, k, v).weights
     >>> weights.shape, weights.by_group.shape
     ((1, 2, 12, 12), (1, 2, 12, 3))
     """

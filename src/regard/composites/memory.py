@@ -28,7 +28,7 @@ class SegmentMemory(Composite):
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 4, 8)
-    >>> rg.attend(rg.SegmentMemory(size=2), x, x, x).weights[0, 0]
+    >>> rg.SegmentMemory(size=2)(x, x, x).weights[0, 0]
     tensor([[0.0000, 0.0000, 0.0000, 0.0000],
             [0.0000, 0.0000, 0.0000, 0.0000],
             [0.5000, 0.5000, 0.0000, 0.0000],

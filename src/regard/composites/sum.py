@@ -28,7 +28,7 @@ class Sum(Composite):
     >>> import torch, regard as rg
     >>> difference = rg.Sum([rg.Attention(), rg.Attention()], [1.0, -0.5], splits_channels=True)
     >>> q, k, v = torch.randn(1, 2, 5, 16), torch.randn(1, 2, 5, 16), torch.randn(1, 2, 5, 8)
-    >>> seen = rg.attend(difference, q, k, v)
+    >>> seen = difference(q, k, v)
     >>> torch.allclose(seen.weights.dense().sum(-1), torch.tensor(0.5), atol=1e-5), seen.weights.is_signed
     (True, True)
     """

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention
-from regard.attention_output import AttentionOutput, attend
+from regard.attention_output import AttentionOutput
 from regard.cache import GrowingCache
 from regard.catalog.entry import call_tensors
 from regard.composites import Composite
@@ -38,7 +38,7 @@ def problem_of(attention: Attention, q: Tensor, k: Tensor, v: Tensor, positions:
 
 def called(attention: Any, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> AttentionOutput:
     """`attend` with random tensors of the call, if the pieces need some. They depend on the shapes only."""
-    return attend(attention, q, k, v, **call_tensors(attention, q, k, v), **options)
+    return attention(q, k, v, **call_tensors(attention, q, k, v), **options)
 
 
 def runs(
@@ -50,7 +50,7 @@ def runs(
     """
     tensors = call_tensors(attention, q, k, v) if tensors is None else tensors
     try:
-        return attend(attention, q, k, v, engine=engine, **tensors)
+        return attention(q, k, v, engine=engine, **tensors)
     except RegardError as error:
         assert "Engines that can: " in str(error) and "dense" in str(error).split("Engines that can: ")[1]
         return None
@@ -328,7 +328,7 @@ def no_future_leaks(small: Small) -> None:
         cut = q.shape[2] // 2
         q, k, v = (torch.cat((x[:, :, :cut], 3 * x[:, :, cut:] + 5), 2) for x in (q, k, v))
         later = _halved(attention, call_tensors(attention, q, k, v), "IJ", cut)
-        after = attend(attention, q, k, v, engine=engine, **later)
+        after = attention(q, k, v, engine=engine, **later)
         assert torch.equal(before.output[:, :, :cut], after.output[:, :, :cut]), f"{engine}: outputs change"
         assert torch.equal(before.weights[:, :, :cut], after.weights[:, :, :cut]), f"{engine}: weights change"
 
@@ -345,7 +345,7 @@ def decoding_by_chunks_equals_one_call(small: Small) -> None:
         for step in range(0, q.shape[2], chunk):
             part = (slice(None), slice(None), slice(step, step + chunk))
             here = _parts(attention, tensors, step, chunk)
-            seen = attend(attention, q[part], k[part], v[part], cache=cache, **here)
+            seen = attention(q[part], k[part], v[part], cache=cache, **here)
             cache = seen.cache
             outputs.append(seen.output)
             rows = whole.weights[:, :, step : step + chunk, : seen.weights.shape[3]]
@@ -408,7 +408,7 @@ def batch_entries_are_independent(small: Small) -> None:
     for b in range(q.shape[0]):
         changed = [torch.cat((x[: b + 1], 3 * x[b + 1 :] + 1)) for x in (q, k, v)]
         others = _halved(attention, call_tensors(attention, q, k, v), "B", b + 1)
-        alone = attend(attention, *changed, **others)
+        alone = attention(*changed, **others)
         torch.testing.assert_close(whole.output[b], alone.output[b], **CLOSE)
         torch.testing.assert_close(whole.weights[b], alone.weights[b], **CLOSE)
 

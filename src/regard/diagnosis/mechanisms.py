@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
-from regard.attention_output import attend
 from regard.catalog import Mechanism, mechanisms
 from regard.composites import Composite
 from regard.diagnosis.calling import Caller, with_function
@@ -62,8 +61,8 @@ def learned_mechanism(caller: Caller) -> tuple[str, ...]:
 
 def _same(attention: Attention | Composite, measurement: Measurement) -> bool:
     try:
-        weights = attend(
-            attention.double(), measurement.query.double(), measurement.key.double(), measurement.key.double()
+        weights = attention.double()(
+            measurement.query.double(), measurement.key.double(), measurement.key.double()
         ).weights.dense()
     except RegardError:
         return False  # it does not take these sizes

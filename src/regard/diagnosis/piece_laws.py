@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention
-from regard.attention_output import attend
 from regard.catalog import Mechanism
 from regard.diagnosis.laws import LAWS, Example, agrees_with_the_reference, gradients_agree_with_dense, is_defined
 from regard.diagnosis.progress import CheckProgress
@@ -35,7 +34,7 @@ def law_report(subject: Piece, inputs: tuple[Tensor, ...], progress: CheckProgre
             progress.add([_finding(name, law, small)])
     shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip("qkv", (q, k, v), strict=True))
     name = subject.name if isinstance(subject, Mechanism) else type(subject).__name__
-    return CheckReport(name, f"regard.attend(attention, q, k, v), {shapes}", tuple(progress.findings))
+    return CheckReport(name, f"attention(q, k, v), {shapes}", tuple(progress.findings))
 
 
 def _attention_of(piece: Piece) -> Attention:
@@ -62,7 +61,7 @@ def _fitting(attention: Attention) -> list[Tensor]:
         generator = torch.Generator().manual_seed(0)
         q, k, v = torch.randn(3, 2, heads, length, width, dtype=torch.float64, generator=generator)
         try:
-            attend(attention, q, k, v)
+            attention(q, k, v)
         except RegardError as error:
             errors.append(str(error))
             continue

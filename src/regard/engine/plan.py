@@ -52,7 +52,7 @@ class Plan:
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 2, 100, 8)
-    >>> plan = rg.explain(rg.Attention(), x, x, x, engine="dense")
+    >>> plan = rg.plan(x, x, x, attention=rg.Attention(), engine="dense")
     >>> plan.engine, plan.cost.pairs, plan.refused["linear"]  # 2 heads of 100 x 100
     ('dense', 20000, 'it needs a KernelScore with the SumNormalizer')
     """

@@ -13,8 +13,10 @@ from typing import Any
 
 from torch import nn
 
+from regard.attention import Attention
 from regard.attention_output import attend
 from regard.closures import closure_values
+from regard.composites.composite import Composite
 from regard.errors import RegardError, nearest
 from regard.nn import Attends
 from regard.stats.numbering import layer_number, layer_paths
@@ -24,7 +26,7 @@ PROJECTION = re.compile(r"(^|_)(w?(q|k|v|qkv|kv|query|key|value|c_attn|attn)|[wu
 CROSS = re.compile(r"cross_?att|encdecattention|encoder_attn|encoder_attention|attn2$", re.IGNORECASE)
 #: Words that name attention in classes and variables.
 ATTENTION = re.compile("attention|attn|bahdanau|luong", re.IGNORECASE)
-#: Functions that compute attention: those of torch, and `regard.attend` under any name.
+#: Functions that compute attention: those of torch, and `regard.attend` under any name, or a call of an `Attention`.
 OURS = "regard.attend"
 OF_TORCH = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
 #: The functions that transformers offers to attention modules.
@@ -36,6 +38,8 @@ BASES = ("torch", "transformers.modeling_utils", "transformers.generation", "reg
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Module path -> module, for all modules that seem to compute attention; not all of them can be captured."""
+    if isinstance(model, Attention | Composite):
+        return {"": model}
     return with_numbers({name: module for name, module in model.named_modules() if _attends(module)})
 
 
@@ -48,6 +52,10 @@ def _attends(module: nn.Module) -> bool:
     """Whether a module calls such a function, or has two of these: an attention name, projections, a softmax."""
     names = names_called(type(module))
     if isinstance(module, nn.MultiheadAttention | Attends) or INTERFACE in names or {*OF_TORCH, OURS} & names:
+        return True
+    if not isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential) and any(
+        isinstance(child, Attention | Composite) for child in module.children()
+    ):
         return True
     named = ATTENTION.search(type(module).__name__) is not None
     if "softmax" in names:
@@ -76,7 +84,7 @@ def _collect(function: Any, kind: type[nn.Module], names: set[str], visited: set
     values = function.__globals__ | closure_values(function)
     for name in _names_in(function.__code__):
         called, method = values.get(name), getattr(kind, name, None)
-        names.add(OURS if called is attend else name)
+        names.add(OURS if called is attend or isinstance(called, Attention | Composite) else name)
         if not (getattr(called, "__module__", None) or "torch").startswith(LIBRARIES):
             _collect(called, kind, names, visited)
         if not (getattr(method, "__module__", None) or "torch").startswith(BASES):

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.attention_output import attend
 from regard.checks import checked
 from regard.engine.decoding import decode
 from regard.engine.kernel.attention import is_few
@@ -86,7 +85,7 @@ def run(
     if Ring.default() is not None:
         output = _run_share(translation, key, value, options.get("position_ids"))
     else:
-        output = attend(translation.attention, translation.query, key, value, positions=translation.positions).output
+        output = translation.attention(translation.query, key, value, positions=translation.positions).output
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -138,7 +137,7 @@ def _is_plain(mask: GraphMask | None, num_queries: int, num_keys: int, options: 
 
 def _run_share(translation: Translation, key: Tensor, value: Tensor, position_ids: Tensor | None) -> Tensor:
     """The output for this rank's share of the tokens. The ring knows their positions."""
-    seen = attend(translation.attention, translation.query, key, value)
+    seen = translation.attention(translation.query, key, value)
     positions = seen.weights.grid.query
     if position_ids is not None and not bool((position_ids == positions).all()):
         raise RegardError(

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from regard.attention import Prepared, scores
-from regard.attention_output import attend, attend_listeners
+from regard.attention_output import attend_listeners
 from regard.context import ContextItems
 from regard.edits.pairs import Pairs
 from regard.errors import RegardError
@@ -81,9 +81,7 @@ def run_edited(call: Call, compute: Callable[[], Any]) -> Any:
     translation = translated(call)
     with attend_listeners.computing(), without_autocast(call.query.device):
         if call.backend != EAGER and rows.is_whole and translation.edits is None:
-            seen = attend(
-                translation.attention, translation.query, call.key, call.value, positions=translation.positions
-            )
+            seen = translation.attention(translation.query, call.key, call.value, positions=translation.positions)
             edited = seen.output.transpose(1, 2)
             if rows.is_all_heads:
                 return edited.contiguous(), None

@@ -69,7 +69,7 @@ class AttentionMap(ABC):
     sums of maps may also give rows of any sum. `shares()` gives |w_ij| / sum_j |w_ij|.
 
     >>> import torch, regard as rg
-    >>> seen = rg.attend(rg.Attention(), *(torch.randn(1, 2, 5, 4) for _ in range(3)))
+    >>> seen = rg.Attention()(*(torch.randn(1, 2, 5, 4) for _ in range(3)))
     >>> seen.weights
     AttentionMap(1 x 2 heads x 5 queries x 5 keys)
     >>> seen.weights[0, 1, 2:4].shape, seen.weights.entropy().shape
@@ -241,7 +241,7 @@ class AttentionMap(ABC):
 
         >>> import torch, regard as rg
         >>> x = torch.zeros(1, 1, 3, 4)
-        >>> rg.attend(rg.Attention(), x, x, x).weights.shares()[0, 0, 2]
+        >>> rg.Attention()(x, x, x).weights.shares()[0, 0, 2]
         tensor([0.3333, 0.3333, 0.3333])
         """
         return AttentionMap._shares_of(self)
@@ -256,7 +256,7 @@ class AttentionMap(ABC):
 
         >>> import torch, regard as rg
         >>> q, k, v = (torch.randn(1, 1, 3, 4, requires_grad=True) for _ in range(3))
-        >>> rg.attend(rg.Attention(), q, k, v).weights.carries_gradients
+        >>> rg.Attention()(q, k, v).weights.carries_gradients
         False
         """
         return False
@@ -269,7 +269,7 @@ class AttentionMap(ABC):
 
         >>> import torch, regard as rg
         >>> x = torch.randn(1, 1, 3, 4, requires_grad=True)
-        >>> rg.attend(rg.Attention(), x, x, x).weights.with_gradients()  # doctest: +ELLIPSIS
+        >>> rg.Attention()(x, x, x).weights.with_gradients()  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
         regard.errors.RegardError: weights: this map carries no gradients. ...
@@ -318,7 +318,7 @@ class AttentionMap(ABC):
         Equal folds are computed once. Statistics of a map that carries gradients are in the autograd graph.
 
         >>> import torch, regard as rg
-        >>> seen = rg.attend(rg.Attention(), *(torch.randn(1, 2, 5, 4) for _ in range(3)))
+        >>> seen = rg.Attention()(*(torch.randn(1, 2, 5, 4) for _ in range(3)))
         >>> entropy, received = seen.weights.summarize(rg.Entropy(), rg.KeyTotals())
         """
         is_live = self._is_read_live

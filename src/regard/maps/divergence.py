@@ -36,7 +36,7 @@ class Divergence(Fold[Tensor]):
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 2, 4)
-    >>> weights = rg.attend(rg.Attention(), x, x, x).weights  # one half on each key
+    >>> weights = rg.Attention()(x, x, x).weights  # one half on each key
     >>> weights.summarize(rg.Divergence(to=torch.tensor([[0.5, 0.5], [1.0, 0.0]])))[0]  # 0 and log 2
     tensor([[[0.0000, 0.6931]]])
     """

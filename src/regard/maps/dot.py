@@ -18,7 +18,7 @@ def is_dot(weights: AttentionMap) -> TypeGuard[ScoredMap]:
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 2, 3, 4)
-    >>> is_dot(rg.attend(rg.Attention(), x, x, x).weights)
+    >>> is_dot(rg.Attention()(x, x, x).weights)
     True
     """
     if type(weights) is not ScoredMap:

@@ -47,7 +47,7 @@ class Tile:
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 2, 4, 8)
-    >>> tile = next(rg.attend(rg.Attention(), x, x, x).weights.tiles())
+    >>> tile = next(rg.Attention()(x, x, x).weights.tiles())
     >>> tile.weights.shape, tile.rows, tile.cols, tile.grid.distance.min().item()
     (torch.Size([1, 2, 4, 4]), slice(0, 4, None), slice(0, 4, None), -3)
     """
@@ -72,7 +72,7 @@ class Fold(ABC, Generic[FoldResult]):
     ...     def merge(self, state, other):
     ...         return [state[0].maximum(other[0])]
     >>> x = torch.zeros(1, 2, 4, 8)
-    >>> rg.attend(rg.Attention(), x, x, x).weights.summarize(Strongest())[0]
+    >>> rg.Attention()(x, x, x).weights.summarize(Strongest())[0]
     tensor([[0.2500, 0.2500]])
     """
 
@@ -132,7 +132,7 @@ class Entropy(Fold[Tensor]):
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 3, 8)
-    >>> (entropy,) = rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights.summarize(rg.Entropy())
+    >>> (entropy,) = rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.Entropy())
     >>> entropy.exp().round(decimals=4)  # the effective number of keys
     tensor([[[1., 2., 3.]]])
     """
@@ -175,7 +175,7 @@ class Links(NamedTuple):
 
     >>> import torch, regard as rg
     >>> x = 20 * torch.eye(3).expand(1, 1, 3, 3)
-    >>> weights, keys = rg.attend(rg.Attention(), x, x, x).weights.summarize(rg.TopLinks(1))[0]
+    >>> weights, keys = rg.Attention()(x, x, x).weights.summarize(rg.TopLinks(1))[0]
     >>> keys.flatten().tolist(), weights.shape
     ([0, 1, 2], torch.Size([1, 1, 3, 1]))
     """
@@ -191,7 +191,7 @@ class TopLinks(Fold[Links]):
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 1, 2, 8)
-    >>> rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights.summarize(rg.TopLinks(2))[0].keys[0, 0, 0]
+    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.TopLinks(2))[0].keys[0, 0, 0]
     tensor([ 0, -1])
     """
 
@@ -245,7 +245,7 @@ class KeyTotals(Fold[Tensor]):
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 2, 8)
-    >>> rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights.summarize(rg.KeyTotals())[0]
+    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.KeyTotals())[0]
     tensor([[[1.5000, 0.5000]]])
     """
 
@@ -262,7 +262,7 @@ class Distance(Fold[Tensor]):
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 3, 8)
-    >>> rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights.summarize(rg.Distance())[0]
+    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.Distance())[0]
     tensor([[[0.0000, 0.5000, 1.0000]]])
     """
 
@@ -289,7 +289,7 @@ class SignedMass(Fold[Signs]):
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 2, 8)
-    >>> (mass,) = rg.attend(rg.Attention(), x, x, x).weights.summarize(rg.SignedMass())
+    >>> (mass,) = rg.Attention()(x, x, x).weights.summarize(rg.SignedMass())
     >>> mass.positive, mass.negative  # weights of a softmax are not negative
     (tensor([[[1., 1.]]]), tensor([[[0., 0.]]]))
     """
@@ -312,7 +312,7 @@ class MassOn(Fold[Tensor]):
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 4, 8)
-    >>> rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights.summarize(rg.MassOn([0, 1]))[0]
+    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.MassOn([0, 1]))[0]
     tensor([[[1.0000, 1.0000, 0.6667, 0.5000]]])
     """
 
@@ -360,7 +360,7 @@ class Pool(Fold[Tensor]):
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 4, 8)
-    >>> rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights.summarize(rg.Pool(2, 2))[0][0, 0]
+    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.Pool(2, 2))[0][0, 0]
     tensor([[1.0000, 0.0000],
             [0.5833, 0.4167]])
     """
@@ -412,7 +412,7 @@ class Similarity(Fold[Tensor]):
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 1, 4, 8).expand(1, 2, 4, 8)  # two equal heads
-    >>> rg.attend(rg.Attention(), x, x, x).weights.summarize(rg.Similarity())[0].round(decimals=4)
+    >>> rg.Attention()(x, x, x).weights.summarize(rg.Similarity())[0].round(decimals=4)
     tensor([[[1., 1.],
              [1., 1.]]])
     """

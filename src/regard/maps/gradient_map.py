@@ -29,7 +29,7 @@ class GradientMap(AttentionMap):
 
     >>> import torch, regard as rg
     >>> q, k, v = torch.randn(3, 1, 2, 5, 4)
-    >>> seen = rg.attend(rg.Attention(mask=rg.causal()), q, k, v)
+    >>> seen = rg.Attention(mask=rg.causal())(q, k, v)
     >>> gradient = torch.randn(1, 2, 5, 4)
     >>> links = rg.GradientMap(seen.weights, gradient, v)
     >>> links, torch.allclose(links.dense().sum(-1), (gradient * seen.output).sum(-1), atol=1e-5)

@@ -22,7 +22,7 @@ class HeadMean(AttentionMap):
 
     >>> import torch, regard as rg
     >>> from regard.maps.head_mean import HeadMean
-    >>> weights = rg.attend(rg.Attention(), *torch.randn(3, 1, 4, 5, 8)).weights
+    >>> weights = rg.Attention()(*torch.randn(3, 1, 4, 5, 8)).weights
     >>> HeadMean(weights)
     AttentionMap(1 x 1 heads x 5 queries x 5 keys)
     >>> torch.allclose(HeadMean(weights).dense()[:, 0], weights.dense().mean(1))

@@ -57,8 +57,8 @@ class JoinedMap(AttentionMap):
     >>> import torch, regard as rg
     >>> from regard.maps.joined import JoinedMap, MapRows
     >>> x, attention = torch.zeros(1, 1, 3, 4), rg.Attention(mask=rg.causal())
-    >>> first = rg.attend(attention, x[:, :, :2], x[:, :, :2], x[:, :, :2]).weights
-    >>> last = rg.attend(attention, x[:, :, 2:], x, x).weights
+    >>> first = attention(x[:, :, :2], x[:, :, :2], x[:, :, :2]).weights
+    >>> last = attention(x[:, :, 2:], x, x).weights
     >>> entry = torch.zeros(1, dtype=torch.int64)
     >>> parts = [MapRows(lambda: first, range(2), 0, 0, entry), MapRows(lambda: last, range(1), 2, 0, entry)]
     >>> JoinedMap(parts, num_queries=3, num_keys=3)[0, 0]
@@ -218,7 +218,7 @@ def joined(maps: Sequence[AttentionMap]) -> AttentionMap:
 
     >>> import torch, regard as rg
     >>> attention, q, k = rg.Attention(mask=rg.causal()), torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)
-    >>> steps = [rg.attend(attention, q[:, :, i : i + 1], k[:, :, : i + 1], k[:, :, : i + 1]) for i in range(3)]
+    >>> steps = [attention(q[:, :, i : i + 1], k[:, :, : i + 1], k[:, :, : i + 1]) for i in range(3)]
     >>> joined([step.weights for step in steps])
     AttentionMap(1 x 2 heads x 3 queries x 3 keys)
     """

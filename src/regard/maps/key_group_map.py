@@ -31,7 +31,7 @@ class KeyGroupMap(AttentionMap):
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 4, 8)
-    >>> weights = rg.attend(rg.Grouped(rg.Attention(), rg.MeanGroups(2)), x, x, x).weights
+    >>> weights = rg.Grouped(rg.Attention(), rg.MeanGroups(2))(x, x, x).weights
     >>> weights[0, 0, 0], weights.by_group[0, 0, 0]
     (tensor([0.2500, 0.2500, 0.2500, 0.2500]), tensor([0.5000, 0.5000]))
     """

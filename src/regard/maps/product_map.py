@@ -32,8 +32,8 @@ class ProductMap(AttentionMap):
 
     >>> import torch, regard as rg
     >>> latents, x = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 3, 4)
-    >>> read = rg.attend(rg.Attention(), latents, x, x)  # 2 latents read 3 tokens
-    >>> write = rg.attend(rg.Attention(), x, latents, read.output)  # 3 tokens read the latents
+    >>> read = rg.Attention()(latents, x, x)  # 2 latents read 3 tokens
+    >>> write = rg.Attention()(x, latents, read.output)  # 3 tokens read the latents
     >>> rg.ProductMap([write.weights, read.weights])[0, 0, 0]
     tensor([0.3333, 0.3333, 0.3333])
     """

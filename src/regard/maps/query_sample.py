@@ -20,7 +20,7 @@ class QuerySample(AttentionMap):
     >>> import torch, regard as rg
     >>> from regard.maps.query_sample import QuerySample
     >>> x = torch.zeros(1, 1, 4, 8)
-    >>> sample = QuerySample(rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights, torch.tensor([1, 3]))
+    >>> sample = QuerySample(rg.Attention(mask=rg.causal())(x, x, x).weights, torch.tensor([1, 3]))
     >>> sample, sample[0, 0, 0]
     (AttentionMap(1 x 1 heads x 2 queries x 4 keys), tensor([0.5000, 0.5000, 0.0000, 0.0000]))
     """

@@ -39,7 +39,7 @@ class ScoredMap(AttentionMap):
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 3, 4)
-    >>> rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights[0, 0, 1]
+    >>> rg.Attention(mask=rg.causal())(x, x, x).weights[0, 0, 1]
     tensor([0.5000, 0.5000, 0.0000])
     """
 

@@ -24,7 +24,7 @@ class ShareMap(ChangedMap):
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 3, 4)
-    >>> rg.attend(rg.Attention(), x, x, x).weights.shares().entropy().exp().round(decimals=4)
+    >>> rg.Attention()(x, x, x).weights.shares().entropy().exp().round(decimals=4)
     tensor([[[3., 3., 3.]]])
     """
 

@@ -122,7 +122,7 @@ def load_map(path: str | os.PathLike[str]) -> AttentionMap:
     """The map of a file that `save_map` wrote, on the CPU.
 
     >>> import tempfile, regard as rg
-    >>> seen = rg.attend(rg.Attention(mask=rg.causal()), *(torch.randn(1, 2, 5, 4) for _ in range(3)))
+    >>> seen = rg.Attention(mask=rg.causal())(*(torch.randn(1, 2, 5, 4) for _ in range(3)))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_map(folder + "/map.safetensors", seen.weights)
     ...     again = load_map(folder + "/map.safetensors")

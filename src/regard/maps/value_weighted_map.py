@@ -28,7 +28,7 @@ class ValueWeighted(AttentionMap):
     >>> import torch, regard as rg
     >>> from regard.stats import value_weighted
     >>> x, value = torch.zeros(1, 1, 2, 2), torch.tensor([[[[3.0, 4.0], [0.0, 0.0]]]])
-    >>> sent = value_weighted(rg.attend(rg.Attention(), x, x, value).weights, value, torch.eye(2))
+    >>> sent = value_weighted(rg.Attention()(x, x, value).weights, value, torch.eye(2))
     >>> sent.carried().tolist(), sent.received().tolist()  # the value of the second key is zero
     ([[[2.5, 2.5]]], [[[5.0, 0.0]]])
     """

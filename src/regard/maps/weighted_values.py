@@ -16,7 +16,7 @@ def weighted_values(weights: AttentionMap, values: Tensor) -> Tensor:
 
     >>> import torch, regard as rg
     >>> q, k, v = torch.randn(3, 1, 2, 5, 4)
-    >>> seen = rg.attend(rg.Attention(mask=rg.causal()), q, k, v)
+    >>> seen = rg.Attention(mask=rg.causal())(q, k, v)
     >>> torch.allclose(weighted_values(seen.weights, v), seen.output, atol=1e-6)
     True
     """

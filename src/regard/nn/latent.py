@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
-from regard.attention_output import AttentionOutput, attend
+from regard.attention_output import AttentionOutput
 from regard.cache import LatentCache
 from regard.checks import Count, Size, checked, explained
 from regard.engine.ring import Ring
@@ -122,14 +122,14 @@ class MultiHeadLatentAttention(Attends):
         attention = self.attention if mask is None else self.attention.with_mask(_both(self.attention.mask, mask))
         latent = key[..., self.rotated_width :]
         if form == "absorbed" or (form == "auto" and self._absorbing_is_cheaper(query.shape[2], key.shape[2])):
-            seen = attend(attention, query, key, latent, positions=positions)
+            seen = attention(query, key, latent, positions=positions)
             return AttentionOutput(seen.output @ self.value.to(seen.output.dtype), seen.weights)
         score = self._score
         content = latent @ score.weight.mT.to(latent.dtype)
         rotated = key[..., : self.rotated_width].expand(-1, self.num_heads, -1, -1)
         expanded = Attention(Dot(scale=score.scale(0)), mask=attention.mask)
         values = latent @ self.value.to(latent.dtype)
-        return attend(expanded, query, torch.cat((rotated, content), -1), values, positions=positions)
+        return expanded(query, torch.cat((rotated, content), -1), values, positions=positions)
 
     @property
     def _score(self) -> LatentDot:

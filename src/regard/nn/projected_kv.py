@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared, scores
-from regard.attention_output import attend, attend_editors
+from regard.attention_output import attend_editors
 from regard.composites import Composite
 from regard.engine.decoding import decode
 from regard.engine.ring import Ring
@@ -218,7 +218,7 @@ def read(module: Attends, query: Tensor, keys: ProjectedKV, start: int | None = 
     if query.shape[2] > 1 or is_empty or attend_editors or _needs_a_call(attention):
         keys = keys.each
         positions = Positions.of(start, query.shape[2], keys.length)
-        seen = attend(_masked(attention, keys), query, keys.key, keys.value, positions=positions)
+        seen = _masked(attention, keys)(query, keys.key, keys.value, positions=positions)
         listeners.tell(module, lambda: seen.weights, lambda: keys.value)
         return seen.output
     return _read_one(module, query, keys, start)
@@ -241,7 +241,7 @@ def _read_share(module: Attends, query: Tensor, keys: ProjectedKV, start: int | 
             f"{type(module).__name__}(start={start}): inside Ring.as_default the ring knows the positions: the last "
             "query of the whole sequence has the position of its last key. Omit start."
         )
-    seen = attend(attention, query, keys.key, keys.value)
+    seen = attention(query, keys.key, keys.value)
     listeners.tell(module, lambda: seen.weights)
     return seen.output
 

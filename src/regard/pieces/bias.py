@@ -38,7 +38,7 @@ class Bias(ABC):
     ...         return score / 2
     >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
     >>> halved, plain = rg.Attention(bias=Halved()), rg.Attention(rg.Dot(scale=8**-0.5 / 2))
-    >>> torch.allclose(rg.attend(halved, q, k, v).output, rg.attend(plain, q, k, v).output, atol=1e-6)
+    >>> torch.allclose(halved(q, k, v).output, plain(q, k, v).output, atol=1e-6)
     True
     """
 
@@ -63,7 +63,7 @@ class AdditiveBias(Bias):
     ...     def term(self, grid, rows, cols):
     ...         return math.log(2) * (grid.j == 0)
     >>> x = torch.zeros(1, 1, 3, 8)  # without the bias, each weight is 1 / 3
-    >>> rg.attend(rg.Attention(bias=PreferFirst()), x, x, x).weights[0, 0, 2]
+    >>> rg.Attention(bias=PreferFirst())(x, x, x).weights[0, 0, 2]
     tensor([0.5000, 0.2500, 0.2500])
     """
 
@@ -201,7 +201,7 @@ class ShawBias(nn.Module, AdditiveBias):
 
     >>> import torch, regard as rg
     >>> q, k = torch.randn(1, 1, 5, 4), torch.zeros(1, 1, 5, 4)
-    >>> row = rg.attend(rg.Attention(bias=rg.ShawBias(width=4, reach=2)), q, k, k).weights[0, 0, 0]
+    >>> row = rg.Attention(bias=rg.ShawBias(width=4, reach=2))(q, k, k).weights[0, 0, 0]
     >>> torch.allclose(row[2:], row[2])  # keys 2, 3 and 4 ahead have one vector
     True
     """
@@ -246,7 +246,7 @@ class TransformerXLBias(nn.Module, AdditiveBias):
     >>> bias = rg.TransformerXLBias(num_heads=2, width=8)
     >>> sum(p.numel() for p in bias.parameters())  # u, v and W: 2 * (8 + 8 + 8 * 8)
     160
-    >>> rg.attend(rg.Attention(bias=bias), *torch.randn(3, 1, 2, 5, 8)).output.shape
+    >>> rg.Attention(bias=bias)(*torch.randn(3, 1, 2, 5, 8)).output.shape
     torch.Size([1, 2, 5, 8])
     """
 

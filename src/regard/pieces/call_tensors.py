@@ -1,7 +1,7 @@
 """Tensors of one call that a piece needs beside queries, keys and values, such as the decay of each token.
 
 A piece names them in `needs`, each with its axes: `needs = {"log_forget": "B H J"}`. The caller passes them by name:
-`attend(attention, query, key, value, log_forget=...)`. A letter is the size of the call that has it (B batch, H query
+`attention(query, key, value, log_forget=...)`. A letter is the size of the call that has it (B batch, H query
 heads, G key heads, I queries, J keys, D query and key width, E value width), 1 is a single entry, and any other letter
 is a size that the piece itself checks. An axis B or H may have one entry for all, and H one entry for each key head.
 """
@@ -18,7 +18,10 @@ from regard.names import explanation
 from regard.shapes import Sizes
 
 #: The arguments of `attend` that are not tensors of a piece.
-ARGUMENTS = ("attention", "query", "key", "value", "positions", "cache", "engine", "check")
+ARGUMENTS = (
+    *("query", "key", "value", "attention", "mask", "is_causal", "scale", "dropout_p", "layout"),
+    *("positions", "cache", "engine", "check"),
+)
 #: Tensors by name.
 CallTensors = Mapping[str, Tensor]
 

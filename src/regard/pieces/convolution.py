@@ -28,7 +28,7 @@ class ConvolutionFilter(nn.Module, Bias):
     ...         return 0.5 ** torch.arange(3.0)[None]  # one head: 1, 1/2, 1/4
     >>> one = torch.ones(1, 1, 5, 1)
     >>> attention = rg.Attention(rg.Dot(1.0), bias=Halving(), mask=rg.causal(), normalizer=rg.Unnormalized())
-    >>> rg.attend(attention, one, one, one).weights[0, 0, 4]
+    >>> attention(one, one, one).weights[0, 0, 4]
     tensor([0.0000, 0.0000, 0.2500, 0.5000, 1.0000])
     """
 
@@ -60,7 +60,7 @@ class Taps(ConvolutionFilter):
     >>> import torch, regard as rg
     >>> one, taps = torch.ones(1, 1, 3, 1), torch.tensor([[1.0, 0.5]])
     >>> attention = rg.Attention(rg.Dot(1.0), bias=rg.Taps(taps), mask=rg.causal(), normalizer=rg.Unnormalized())
-    >>> rg.attend(attention, 2 * one, one, one).weights[0, 0]
+    >>> attention(2 * one, one, one).weights[0, 0]
     tensor([[2., 0., 0.],
             [1., 2., 0.],
             [0., 1., 2.]])
@@ -102,7 +102,7 @@ class TokenShift(ConvolutionFilter):
     >>> one, shift = torch.ones(1, 1, 3, 1), rg.TokenShift(num_heads=1)
     >>> shift.share.data[:] = 0.75
     >>> attention = rg.Attention(rg.Dot(1.0), bias=shift, mask=rg.causal(), normalizer=rg.Unnormalized())
-    >>> rg.attend(attention, one, one, one).weights[0, 0, 2]
+    >>> attention(one, one, one).weights[0, 0, 2]
     tensor([0.0000, 0.2500, 0.7500])
     """
 

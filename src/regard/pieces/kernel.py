@@ -28,7 +28,7 @@ class FeatureMap(ABC):
     ...     def __call__(self, query, key):
     ...         return query.relu() + 1, key.relu() + 1
     >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
-    >>> rg.attend(rg.Attention(rg.KernelScore(Positive()), normalizer=rg.SumNormalizer()), q, k, v).output.shape
+    >>> rg.Attention(rg.KernelScore(Positive()), normalizer=rg.SumNormalizer())(q, k, v).output.shape
     torch.Size([1, 2, 5, 8])
     """
 
@@ -110,7 +110,7 @@ class KernelScore(nn.Module, Score):
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 2, 5, 8)
-    >>> weights = rg.attend(rg.Attention(rg.KernelScore(), normalizer=rg.SumNormalizer()), x, x, x).weights.dense()
+    >>> weights = rg.Attention(rg.KernelScore(), normalizer=rg.SumNormalizer())(x, x, x).weights.dense()
     >>> torch.allclose(weights.sum(-1), torch.ones(1, 2, 5)), bool((weights >= 0).all())
     (True, True)
     """

@@ -31,7 +31,7 @@ class KeyGroups(ABC):
     ...     def unfolded(self, weights, columns, num_keys):
     ...         return weights[..., columns // 2]
     >>> q, k, v = torch.randn(3, 1, 2, 6, 8)
-    >>> seen = rg.attend(rg.Grouped(rg.Attention(), Pairs()), q, k, v)
+    >>> seen = rg.Grouped(rg.Attention(), Pairs())(q, k, v)
     >>> torch.allclose(seen.weights.dense() @ v, seen.output, atol=1e-5), seen.weights.by_group.shape
     (True, (1, 2, 6, 3))
     """
@@ -84,7 +84,7 @@ class MeanGroups(KeyGroups):
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 6, 4)
-    >>> weights = rg.attend(rg.Grouped(rg.Attention(mask=rg.causal()), rg.MeanGroups(2)), x, x, x).weights
+    >>> weights = rg.Grouped(rg.Attention(mask=rg.causal()), rg.MeanGroups(2))(x, x, x).weights
     >>> weights[0, 0, 4]  # the groups (0, 1) and (2, 3); token 5 is not there yet
     tensor([0.2500, 0.2500, 0.2500, 0.2500, 0.0000, 0.0000])
     """

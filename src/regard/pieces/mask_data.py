@@ -392,7 +392,7 @@ class mask_tensor(Mask):
     >>> import torch, regard as rg
     >>> tensor = torch.tensor([[True, False], [True, True]])
     >>> x = torch.randn(1, 2, 2, 8)
-    >>> rg.attend(rg.Attention(mask=rg.mask_tensor(tensor)), x, x, x).weights[0, 1].gt(0).tolist()
+    >>> rg.Attention(mask=rg.mask_tensor(tensor))(x, x, x).weights[0, 1].gt(0).tolist()
     [[True, False], [True, True]]
     """
 

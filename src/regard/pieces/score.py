@@ -34,7 +34,7 @@ class Score(ABC):
     ...     def check(self, sizes, key_width):
     ...         rg.Dot().check(sizes, key_width)
     >>> x = torch.randn(1, 2, 5, 8)  # every vector is nearest to itself
-    >>> torch.equal(rg.attend(rg.Attention(Near(), normalizer=rg.Hardmax()), x, x, x).output, x)
+    >>> torch.equal(rg.Attention(Near(), normalizer=rg.Hardmax())(x, x, x).output, x)
     True
     """
 
@@ -137,7 +137,7 @@ class Cosine(Score):
 
     >>> import torch, regard as rg
     >>> q, k = torch.tensor([[[[3.0, 4.0]]]]), torch.tensor([[[[3.0, 4.0], [30.0, 40.0]]]])
-    >>> rg.attend(rg.Attention(rg.Cosine()), q, k, k).weights.dense()  # the longer key has the same weight
+    >>> rg.Attention(rg.Cosine())(q, k, k).weights.dense()  # the longer key has the same weight
     tensor([[[[0.5000, 0.5000]]]])
     """
 
@@ -165,7 +165,7 @@ class Bilinear(nn.Module, Score):
     >>> import torch, regard as rg
     >>> score = rg.Bilinear(query_width=4, key_width=6, num_heads=2)
     >>> q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 6)
-    >>> score.weight.shape, rg.attend(rg.Attention(score), q, k, k).output.shape
+    >>> score.weight.shape, rg.Attention(score)(q, k, k).output.shape
     (torch.Size([2, 4, 6]), torch.Size([1, 2, 3, 6]))
     """
 
@@ -206,7 +206,7 @@ class LatentDot(nn.Module, Score):
     >>> import torch, regard as rg
     >>> score = rg.LatentDot(num_heads=4, content_width=8, latent_width=16, rotated_width=2)
     >>> q, key = torch.randn(1, 4, 3, 10), torch.randn(1, 1, 5, 18)
-    >>> rg.attend(rg.Attention(score), q, key, key[..., 2:]).output.shape
+    >>> rg.Attention(score)(q, key, key[..., 2:]).output.shape
     torch.Size([1, 4, 3, 16])
     """
 
@@ -266,7 +266,7 @@ class Additive(TanhScore):
     >>> score = rg.Additive(query_width=4, key_width=6, hidden=8)
     >>> sum(p.numel() for p in score.parameters())  # 4 * 8 + 6 * 8 + 8
     88
-    >>> rg.attend(rg.Attention(score), torch.randn(1, 2, 3, 4), *torch.randn(2, 1, 2, 5, 6)).output.shape
+    >>> rg.Attention(score)(torch.randn(1, 2, 3, 4), *torch.randn(2, 1, 2, 5, 6)).output.shape
     torch.Size([1, 2, 3, 6])
     >>> rg.Additive(4, 6, hidden=8, bias=True).query.bias.shape
     torch.Size([8])
@@ -298,7 +298,7 @@ class Concat(TanhScore):
     >>> additive.query.weight.data, additive.key.weight.data = concat.projection.weight.data.split([4, 6], 1)
     >>> additive.direction = concat.direction
     >>> q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 6)
-    >>> torch.allclose(*(rg.attend(rg.Attention(score), q, k, k).output for score in (concat, additive)), atol=1e-6)
+    >>> torch.allclose(*(rg.Attention(score)(q, k, k).output for score in (concat, additive)), atol=1e-6)
     True
     """
 

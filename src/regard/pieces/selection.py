@@ -43,7 +43,7 @@ class Selection(ABC):
     ...         rows = positions.query(slice(0, query.shape[2]))
     ...         return rg.chosen_keys(torch.stack((rows, rows * 0), -1)[None, None], start=positions.start)
     >>> x = torch.randn(1, 2, 4, 8)
-    >>> rg.attend(rg.Attention(selection=Nearest()), x, x, x).weights[0, 0].gt(0).int().tolist()
+    >>> rg.Attention(selection=Nearest())(x, x, x).weights[0, 0].gt(0).int().tolist()
     [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]]
     """
 
@@ -221,7 +221,7 @@ class TokenIndexer(Selection):
     >>> attention = rg.Attention(mask=rg.causal(), selection=rg.TokenIndexer(k=3))
     >>> q, k, v = torch.randn(3, 1, 4, 10, 8)
     >>> index = {"index_query": torch.randn(1, 2, 10, 4), "index_key": torch.randn(1, 1, 10, 4)}
-    >>> seen = rg.attend(attention, q, k, v, **index, index_weights=torch.rand(1, 10, 2))
+    >>> seen = attention(q, k, v, **index, index_weights=torch.rand(1, 10, 2))
     >>> seen.weights.dense().gt(0).sum(-1)[0, 0].tolist()
     [1, 2, 3, 3, 3, 3, 3, 3, 3, 3]
     """
@@ -271,7 +271,7 @@ class BlockIndexer(Selection):
     >>> attention = rg.Attention(mask=rg.causal(), selection=rg.BlockIndexer(size=2, k=2))
     >>> q, k, v = torch.randn(3, 1, 4, 10, 8)
     >>> index = {"index_query": torch.randn(1, 4, 10, 4), "index_key": torch.randn(1, 1, 10, 4)}
-    >>> rg.attend(attention, q, k, v, **index).weights.dense().gt(0).sum(-1)[0, 0].tolist()
+    >>> attention(q, k, v, **index).weights.dense().gt(0).sum(-1)[0, 0].tolist()
     [1, 2, 3, 4, 3, 4, 3, 4, 3, 4]
     """
 
@@ -320,7 +320,7 @@ class BlockMeans(Selection):
     >>> import torch, regard as rg
     >>> attention = rg.Attention(mask=rg.causal(), selection=rg.BlockMeans(size=4, k=2))
     >>> q, k, v = torch.randn(3, 1, 2, 16, 8)
-    >>> rg.attend(attention, q, k, v).weights.dense().gt(0).sum(-1)[0, 0].tolist()
+    >>> attention(q, k, v).weights.dense().gt(0).sum(-1)[0, 0].tolist()
     [1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8]
     """
 
@@ -362,7 +362,7 @@ class CompressedBlocks(Selection):
     >>> import torch, regard as rg
     >>> attention = rg.Attention(mask=rg.causal(), selection=rg.CompressedBlocks(size=4, k=3, local=1))
     >>> q, k, v = torch.randn(1, 4, 16, 8), torch.randn(1, 2, 16, 8), torch.randn(1, 2, 16, 8)
-    >>> rg.attend(attention, q, k, v).weights.dense().gt(0).sum(-1)[0, 0].tolist()
+    >>> attention(q, k, v).weights.dense().gt(0).sum(-1)[0, 0].tolist()
     [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 9, 10, 11, 12]
     """
 
@@ -401,7 +401,7 @@ class HashBuckets(Selection):
     >>> import torch, regard as rg
     >>> x = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [2.0, 0.0]]).view(1, 1, 3, 2)  # 0 and 2 have one direction
     >>> attention = rg.Attention(selection=rg.HashBuckets(num_buckets=2))
-    >>> rg.attend(attention, x, x, x).weights.dense()[0, 0].gt(0).int().tolist()
+    >>> attention(x, x, x).weights.dense()[0, 0].gt(0).int().tolist()
     [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
     """
 

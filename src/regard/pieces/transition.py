@@ -115,7 +115,7 @@ class Transition(ABC):
     ...         log_half = torch.tensor(0.5).log().expand(*key.shape[:3], 1)
     ...         return rg.Steps(query, key, log_decay=log_half)
     >>> one = torch.ones(1, 1, 3, 1)
-    >>> rg.attend(rg.Attention(rg.Dot(1.0), transition=Halving()), one, one, one).weights[0, 0, 2]
+    >>> rg.Attention(rg.Dot(1.0), transition=Halving())(one, one, one).weights[0, 0, 2]
     tensor([0.2500, 0.5000, 1.0000])
     """
 
@@ -195,7 +195,7 @@ class Decay(Transition):
     >>> import torch, regard as rg
     >>> one = torch.ones(1, 1, 3, 1)
     >>> attention = rg.Attention(rg.Dot(1.0), transition=rg.Decay(torch.tensor(0.5).log()))
-    >>> rg.attend(attention, one, one, one).weights[0, 0, 2]
+    >>> attention(one, one, one).weights[0, 0, 2]
     tensor([0.2500, 0.5000, 1.0000])
     """
 
@@ -227,7 +227,7 @@ class ChannelDecay(Transition):
     >>> import torch, regard as rg
     >>> one, decay = torch.ones(1, 1, 3, 2), torch.tensor([1.0, 0.5]).log().expand(1, 1, 3, 2)
     >>> attention = rg.Attention(rg.Dot(1.0), transition=rg.ChannelDecay())
-    >>> rg.attend(attention, one, one, one, log_decay=decay).weights[0, 0, 2]
+    >>> attention(one, one, one, log_decay=decay).weights[0, 0, 2]
     tensor([1.2500, 1.5000, 2.0000])
     """
 
@@ -258,7 +258,7 @@ class StateSpace(Transition):
     >>> import torch, regard as rg
     >>> one = torch.ones(1, 1, 3, 1)
     >>> attention = rg.Attention(rg.Dot(1.0), transition=rg.StateSpace(torch.tensor([0.5]).log()))
-    >>> rg.attend(attention, one, one, one, step=torch.tensor([[[1.0, 2.0, 1.0]]])).weights[0, 0, 2]
+    >>> attention(one, one, one, step=torch.tensor([[[1.0, 2.0, 1.0]]])).weights[0, 0, 2]
     tensor([0.1250, 1.0000, 1.0000])
     """
 
@@ -306,7 +306,7 @@ class Delta(DeltaRule):
     >>> import torch, regard as rg
     >>> attention = rg.Attention(rg.Dot(1.0), transition=rg.Delta(unit=False))
     >>> one, beta = torch.ones(1, 1, 3, 1), torch.tensor([[[1.0, 0.25, 0.5]]])
-    >>> rg.attend(attention, one, one, one, beta=beta).weights[0, 0, 2]
+    >>> attention(one, one, one, beta=beta).weights[0, 0, 2]
     tensor([0.3750, 0.1250, 0.5000])
     """
 
@@ -329,7 +329,7 @@ class GatedDelta(DeltaRule):
     >>> attention = rg.Attention(rg.Dot(1.0), transition=rg.GatedDelta(unit=False))
     >>> one, beta = torch.ones(1, 1, 3, 1), torch.tensor([[[1.0, 0.25, 0.5]]])
     >>> half = torch.full((1, 1, 3), 0.5).log()
-    >>> rg.attend(attention, one, one, one, log_decay=half, beta=beta).weights[0, 0, 2]
+    >>> attention(one, one, one, log_decay=half, beta=beta).weights[0, 0, 2]
     tensor([0.0938, 0.0625, 0.5000])
     """
 
@@ -351,7 +351,7 @@ class KimiDelta(DeltaRule):
     >>> attention = rg.Attention(rg.Dot(1.0), transition=rg.KimiDelta(unit=False))
     >>> one, beta = torch.ones(1, 1, 3, 1), torch.tensor([[[1.0, 0.25, 0.5]]])
     >>> half = torch.full((1, 1, 3, 1), 0.5).log()
-    >>> rg.attend(attention, one, one, one, log_decay=half, beta=beta).weights[0, 0, 2]
+    >>> attention(one, one, one, log_decay=half, beta=beta).weights[0, 0, 2]
     tensor([0.0938, 0.0625, 0.5000])
     """
 
@@ -380,7 +380,7 @@ class RWKV7(Transition):
     >>> import torch, regard as rg
     >>> one, half = torch.ones(1, 1, 3, 1), torch.full((1, 1, 3, 1), 0.5)
     >>> attention = rg.Attention(rg.Dot(1.0), transition=rg.RWKV7())
-    >>> rg.attend(attention, one, one, one, log_decay=half.log(), address=one, rate=half / 2).weights[0, 0, 2]
+    >>> attention(one, one, one, log_decay=half.log(), address=one, rate=half / 2).weights[0, 0, 2]
     tensor([0.0625, 0.2500, 1.0000])
     """
 

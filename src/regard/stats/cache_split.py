@@ -26,7 +26,7 @@ class Beyond(Fold[Tensor]):
     >>> import torch, regard as rg
     >>> from regard.stats import Beyond
     >>> x = torch.zeros(1, 1, 5, 2)
-    >>> rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights.summarize(Beyond(1, 2))[0]
+    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(Beyond(1, 2))[0]
     tensor([[[0.0000, 0.0000, 0.0000, 0.2500, 0.4000]]])
     """
 
@@ -186,7 +186,7 @@ def cache_split(
     >>> x = torch.zeros(1, 2, 40, 4)
     >>> near = torch.stack([torch.zeros(40, 40), torch.eye(40)])[None] * 50          # head 0 is even, head 1 is local
     >>> identity = torch.eye(40).expand(1, 2, 40, 40)
-    >>> seen = rg.attend(rg.Attention(score=rg.Dot(scale=1.0), mask=rg.causal()), near, identity, identity)
+    >>> seen = rg.Attention(score=rg.Dot(scale=1.0), mask=rg.causal())(near, identity, identity)
     >>> print(rg.cache_split({"layers.0": seen.weights}, sinks=1, window=8).sentence)
     1 of 2 heads put at least 10 % of their weight beyond the first 1 and the last 8 tokens. If 1 of 2 key heads
     keep all keys, and the others 1 + 8, the cache of 40 tokens takes 61 %.

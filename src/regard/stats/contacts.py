@@ -25,7 +25,7 @@ def contact_maps(weights: AttentionMap, special: Sequence[int] = (), batch: Coun
 
     >>> import torch, regard as rg
     >>> from regard.stats import contact_maps
-    >>> weights = rg.attend(rg.Attention(), *torch.randn(3, 1, 2, 6, 4)).weights
+    >>> weights = rg.Attention()(*torch.randn(3, 1, 2, 6, 4)).weights
     >>> contacts = contact_maps(weights, special=[0, 5])
     >>> contacts.shape, bool(contacts.sum(-1).abs().max() < 1e-5)  # each row sums to 0
     (torch.Size([2, 4, 4]), True)

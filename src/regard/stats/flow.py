@@ -35,7 +35,7 @@ def rollout(
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 2, 4)
-    >>> rollout([rg.attend(rg.Attention(), x, x, x).weights], [0])
+    >>> rollout([rg.Attention()(x, x, x).weights], [0])
     tensor([[0.7500, 0.2500]])
     """
     layers = list(maps.values()) if isinstance(maps, Mapping) else list(maps)
@@ -81,7 +81,7 @@ def value_weighted(map: AttentionMap, value: Tensor, projection: Tensor | None =
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 2, 5, 4)
-    >>> value_weighted(rg.attend(rg.Attention(), x, x, x).weights, x, torch.randn(8, 8)).per_head().shape
+    >>> value_weighted(rg.Attention()(x, x, x).weights, x, torch.randn(8, 8)).per_head().shape
     torch.Size([1, 2])
     """
     B, H, _, J = map.shape

@@ -27,7 +27,7 @@ class Offsets(Fold[Tensor]):
     >>> import torch, regard as rg
     >>> from regard.stats import Offsets
     >>> x = torch.zeros(1, 1, 4, 2)
-    >>> rg.attend(rg.Attention(), x, x, x).weights.summarize(Offsets(-1, 1))[0]
+    >>> rg.Attention()(x, x, x).weights.summarize(Offsets(-1, 1))[0]
     tensor([[[0.7500, 1.0000, 0.7500]]])
     """
 
@@ -65,7 +65,7 @@ class SameToken(Fold[Tensor]):
     >>> import torch, regard as rg
     >>> from regard.stats import SameToken
     >>> x = torch.zeros(1, 1, 4, 2)
-    >>> rg.attend(rg.Attention(), x, x, x).weights.summarize(SameToken(torch.tensor([7, 5, 7, 7])))[0]
+    >>> rg.Attention()(x, x, x).weights.summarize(SameToken(torch.tensor([7, 5, 7, 7])))[0]
     tensor([[[0.5000, 0.0000, 0.5000, 0.5000]]])
     """
 
@@ -129,7 +129,7 @@ class Agreement(Fold[Tensor]):
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 1, 4, 8).expand(1, 2, 4, 8)  # two equal heads
-    >>> rg.attend(rg.Attention(), x, x, x).weights.summarize(Agreement())[0].round(decimals=3)
+    >>> rg.Attention()(x, x, x).weights.summarize(Agreement())[0].round(decimals=3)
     tensor([[[1., 1.],
              [1., 1.]]])
     """

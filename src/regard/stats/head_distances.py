@@ -43,7 +43,7 @@ def divergence(
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 2, 5, 4)
-    >>> divergence([rg.attend(rg.Attention(), x, x, x).weights]).shape
+    >>> divergence([rg.Attention()(x, x, x).weights]).shape
     torch.Size([2, 2])
     """
     layers = list(maps.values()) if isinstance(maps, Mapping) else list(maps)

@@ -55,7 +55,7 @@ class HeadTable:
     >>> from regard.stats import HeadTable, profile
     >>> def table(n):
     ...     x = torch.zeros(1, 1, n, 4)
-    ...     return HeadTable.of(profile({"layer": rg.attend(rg.Attention(), x, x, x).weights}, ["a"] * n))
+    ...     return HeadTable.of(profile({"layer": rg.Attention()(x, x, x).weights}, ["a"] * n))
     >>> round(table(2).merge(table(4)).layers[0].means["itself"].item(), 4)  # (2 * 1/2 + 4 * 1/4) / 6
     0.3333
     """

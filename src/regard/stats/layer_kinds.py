@@ -52,7 +52,7 @@ def layer_kinds(profile: Profile) -> list[LayerKind]:
     >>> from regard.stats import profile
     >>> from regard.stats.layer_kinds import layer_kinds
     >>> x = torch.zeros(1, 1, 3, 4)
-    >>> maps = {"layers.0": rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights}
+    >>> maps = {"layers.0": rg.Attention(mask=rg.causal())(x, x, x).weights}
     >>> (kind,) = layer_kinds(profile(maps, ["a", "b", "c"], kinds={"layers.0": "attention"}))
     >>> kind.numbers, round(kind.shares["itself"], 2), kind.negative
     ((0,), 0.61, None)

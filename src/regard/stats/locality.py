@@ -96,7 +96,7 @@ def locality(
 
     >>> import torch, regard as rg
     >>> x = 1000 * torch.eye(40).expand(1, 1, 40, 40)          # every query attends to itself
-    >>> print(locality({"layers.0": rg.attend(rg.Attention(), x, x, x).weights}, within=2).table())
+    >>> print(locality({"layers.0": rg.Attention()(x, x, x).weights}, within=2).table())
     Layer 0: 1 of 1 heads is local; mean distance 0.0 tokens, 100 % of the weight within 2 tokens (12 % by chance).
     """
     if not maps:

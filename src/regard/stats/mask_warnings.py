@@ -57,7 +57,7 @@ def mask_findings(
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 2, 3, 4)
-    >>> [finding.kind for finding in mask_findings({"layer": rg.attend(rg.Attention(), x, x, x).weights}, causal=True)]
+    >>> [finding.kind for finding in mask_findings({"layer": rg.Attention()(x, x, x).weights}, causal=True)]
     ['leak']
     """
     found = []

@@ -43,7 +43,7 @@ def patch_roles(
     >>> from regard.stats import PatchGrid, patch_roles
     >>> rows = torch.eye(8).repeat_interleave(8, 0) * 5  # 64 patches; queries and keys say their row
     >>> x = rows.expand(1, 1, 64, 8)
-    >>> maps = {"layers.0": rg.attend(rg.Attention(), x, x, x).weights}
+    >>> maps = {"layers.0": rg.Attention()(x, x, x).weights}
     >>> [role.kind for role in patch_roles(maps, PatchGrid(8, 8), null=maps).labelled]
     ['row']
     """

@@ -44,7 +44,7 @@ class Patterns:
     >>> import torch, regard as rg
     >>> from regard.stats import patterns
     >>> x = 1000 * torch.eye(40).expand(1, 1, 40, 40)
-    >>> scores = patterns(rg.attend(rg.Attention(), x, x, x).weights)  # every query attends to itself only
+    >>> scores = patterns(rg.Attention()(x, x, x).weights)  # every query attends to itself only
     >>> scores.local, scores.distributed, scores.participation
     (tensor([1.]), tensor([0.]), tensor([0.0250]))
     """
@@ -73,7 +73,7 @@ def patterns(weights: AttentionMap, segments: Sequence[int] | Tensor | None = No
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 40, 4)
-    >>> scores = patterns(rg.attend(rg.Attention(), x, x, x).weights)
+    >>> scores = patterns(rg.Attention()(x, x, x).weights)
     >>> [round(float(score), 3) for score in (scores.local, scores.global_keys, scores.distributed, scores.block)]
     [0.0, 0.0, 1.0, 0.0]
     """

@@ -64,7 +64,7 @@ class LayerProfile:
     >>> import torch, regard as rg
     >>> from regard.stats import profile
     >>> x = 20 * torch.eye(3).expand(1, 1, 3, 3)
-    >>> layer = profile({"layers.4": rg.attend(rg.Attention(), x, x, x).weights}, ["a", "b", "c"]).layers[0]
+    >>> layer = profile({"layers.4": rg.Attention()(x, x, x).weights}, ["a", "b", "c"]).layers[0]
     >>> layer.number, layer.num_heads, layer.links.keys[0, :, 0].tolist(), layer.received.round().tolist()
     (4, 1, [0, 1, 2], [[1.0, 1.0, 1.0]])
     """
@@ -109,7 +109,7 @@ class Profile:
     >>> import torch, regard as rg
     >>> from regard.stats import profile
     >>> x = torch.zeros(1, 2, 4, 8)
-    >>> measured = profile({"layer": rg.attend(rg.Attention(), x, x, x).weights}, ["[CLS]", "a", "b", "[SEP]"])
+    >>> measured = profile({"layer": rg.Attention()(x, x, x).weights}, ["[CLS]", "a", "b", "[SEP]"])
     >>> measured.ordinary, measured.values("special")  # half of the tokens are special
     ([1, 2], [tensor([0.5000, 0.5000])])
     """
@@ -182,7 +182,7 @@ def profile(
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 2, 3, 4)
-    >>> output = rg.attend(rg.Attention(), x, x, x)
+    >>> output = rg.Attention()(x, x, x)
     >>> result = profile({"layer": output.weights}, ["a", "b", "c"])
     >>> result.layers[0].values["evenness"].tolist()
     [1.0, 1.0]

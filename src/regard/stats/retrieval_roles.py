@@ -24,7 +24,7 @@ class WatchedNeedle:
     >>> import torch, regard as rg
     >>> from regard.stats import WatchedNeedle
     >>> x = torch.zeros(1, 1, 9, 2)
-    >>> maps = {"layer": rg.attend(rg.Attention(mask=rg.causal()), x, x, x).weights}
+    >>> maps = {"layer": rg.Attention(mask=rg.causal())(x, x, x).weights}
     >>> WatchedNeedle(maps, needle=2, answer=7, length=2).needle
     2
     """
@@ -60,7 +60,7 @@ def retrieval_roles(
     ...     scores = torch.zeros(n, n)
     ...     for t in range(length):
     ...         scores[answer + t - 1, needle + t] = 9.0
-    ...     x = rg.attend(rg.Attention(score=rg.Dot(scale=1.0)), scores[None, None], *[torch.eye(n)[None, None]] * 2)
+    ...     x = rg.Attention(score=rg.Dot(scale=1.0))(scores[None, None], *[torch.eye(n)[None, None]] * 2)
     ...     return WatchedNeedle({"layers.0": x.weights}, needle, answer, length)
     >>> print(retrieval_roles([run(2), run(9), run(15), run(21)]).labelled[0].sentence)
     L0.H0 attends to the token of the needle that comes next (1.00; 0.00 with the needle elsewhere, 0.03 by chance).

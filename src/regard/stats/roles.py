@@ -213,7 +213,7 @@ def roles(
     >>> from regard.stats import shuffle_order
     >>> before = 20.0 * torch.eye(40).roll(1, -1)  # the score is large for the previous key
     >>> x = [t.expand(1, 1, 40, 40) for t in (before, torch.eye(40), before)]
-    >>> maps = {"layer": rg.attend(rg.Attention(score=rg.Dot(scale=1.0)), x[0].mT, x[1], x[2]).weights}
+    >>> maps = {"layer": rg.Attention(score=rg.Dot(scale=1.0))(x[0].mT, x[1], x[2]).weights}
     >>> tokens = list(range(40))
     >>> table = roles(maps, tokens, null=maps, null_tokens=[tokens[n] for n in shuffle_order(tokens)])
     >>> [role.kind for role in table.labelled]

@@ -31,7 +31,7 @@ class HeadStatistic(ABC):
     ...     def folds(self, weights, special):
     ...         return (rg.MassOn([-1]),)
     >>> x = torch.zeros(1, 2, 4, 8)
-    >>> maps = {"layer": rg.attend(rg.Attention(), x, x, x).weights}
+    >>> maps = {"layer": rg.Attention()(x, x, x).weights}
     >>> profile(maps, list("abcd"), statistics=[Last()]).layers[0].values
     {'last': tensor([0.2500, 0.2500])}
     """

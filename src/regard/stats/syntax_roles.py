@@ -94,7 +94,7 @@ class WatchedSentence:
     >>> from regard.stats import SyntaxSentence, WatchedSentence
     >>> x = torch.zeros(1, 1, 4, 2)
     >>> sentence = SyntaxSentence.of("Dogs bark.", subject=["bark>Dogs"])
-    >>> WatchedSentence(sentence, [-1, 0, 1, -1], {"layer": rg.attend(rg.Attention(), x, x, x).weights}).word_of
+    >>> WatchedSentence(sentence, [-1, 0, 1, -1], {"layer": rg.Attention()(x, x, x).weights}).word_of
     [-1, 0, 1, -1]
     """
 
@@ -133,7 +133,7 @@ def syntax_roles(
     >>> sentence = SyntaxSentence.of("Old dogs often bark.", subject=["bark>dogs"])
     >>> scores = torch.zeros(4, 4)
     >>> scores[3, 1] = 9.0                                               # bark attends to dogs
-    >>> x = rg.attend(rg.Attention(score=rg.Dot(scale=1.0)), scores[None, None], *[torch.eye(4)[None, None]] * 2)
+    >>> x = rg.Attention(score=rg.Dot(scale=1.0))(scores[None, None], *[torch.eye(4)[None, None]] * 2)
     >>> watched = [WatchedSentence(sentence, [0, 1, 2, 3], {"layers.0": x.weights})]
     >>> (role,) = syntax_roles(watched, null=watched, relations=["subject"]).roles
     >>> role.score, role.null, role.chance, role.queries

@@ -22,7 +22,7 @@ class Difference:
     >>> import torch, regard as rg
     >>> from regard.stats import TextReading, differences
     >>> q, k = 20 * torch.eye(4).expand(1, 1, 4, 4), torch.eye(4).expand(1, 1, 4, 4)
-    >>> maps = [rg.attend(rg.Attention(), query, k, k).weights for query in (q, q.flip(2))]
+    >>> maps = [rg.Attention()(query, k, k).weights for query in (q, q.flip(2))]
     >>> (head,) = differences([TextReading.of("", {"layers.0": weights}) for weights in maps])
     >>> head.statistic, [round(value) for value in head.values], round(head.spread)
     ('itself', [1, 0], 1)
@@ -42,7 +42,7 @@ def differences(readings: Sequence[TextReading]) -> list[Difference]:
     >>> import torch, regard as rg
     >>> from regard.stats import TextReading
     >>> x = torch.zeros(1, 1, 3, 4)
-    >>> reading = TextReading.of("", {"layers.0": rg.attend(rg.Attention(), x, x, x).weights})
+    >>> reading = TextReading.of("", {"layers.0": rg.Attention()(x, x, x).weights})
     >>> [head.spread for head in differences([reading, reading])]
     [0.0]
     """

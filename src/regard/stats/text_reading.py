@@ -21,7 +21,7 @@ class HeadLink:
     >>> import torch, regard as rg
     >>> from regard.stats import TextReading
     >>> q, k = 20 * torch.eye(4).roll(2, 1).expand(1, 1, 4, 4), torch.eye(4).expand(1, 1, 4, 4)
-    >>> reading = TextReading.of("", {"layers.5": rg.attend(rg.Attention(), q, k, k).weights})
+    >>> reading = TextReading.of("", {"layers.5": rg.Attention()(q, k, k).weights})
     >>> (strongest,) = reading.notable(query=0)
     >>> strongest.layer, strongest.head, strongest.link.query, strongest.link.key
     (5, 0, 0, 2)
@@ -43,7 +43,7 @@ class TextReading:
     >>> import torch, regard as rg
     >>> from regard.stats import TextReading
     >>> x = torch.zeros(1, 1, 4, 8)
-    >>> maps = {"layer": rg.attend(rg.Attention(), x, x, x).weights}
+    >>> maps = {"layer": rg.Attention()(x, x, x).weights}
     >>> reading = TextReading.of("A title", maps, ["the", "un", "##lock", "key"])
     >>> reading.find("unlock"), [finding.kind for finding in reading.findings]
     (1, ['uniform'])
@@ -78,7 +78,7 @@ class TextReading:
 
         >>> import torch, regard as rg
         >>> x = torch.zeros(1, 1, 2, 4)
-        >>> TextReading.of("", {"layer": rg.attend(rg.Attention(), x, x, x).weights}).profile.tokens
+        >>> TextReading.of("", {"layer": rg.Attention()(x, x, x).weights}).profile.tokens
         ['0', '1']
         """
         _, _, I, J = next(iter(maps.values())).shape if maps else (0, 0, 0, 0)

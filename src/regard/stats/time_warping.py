@@ -114,7 +114,7 @@ def token_times(
     >>> keys = torch.tensor([1.0, 4.0, 5.0])                 # three tokens that attend around the keys 1, 4 and 5
     >>> near = -4.0 * (keys[:, None] - torch.arange(8)).abs()
     >>> attention = rg.Attention(score=rg.Dot(scale=1.0))
-    >>> x = rg.attend(attention, near[None, None], torch.eye(8)[None, None], torch.eye(8)[None, None])
+    >>> x = attention(near[None, None], torch.eye(8)[None, None], torch.eye(8)[None, None])
     >>> token_times({"layers.0": x.weights}, [(0, 0)], seconds=1.0, filter_width=1)
     tensor([0., 3., 5.], dtype=torch.float64)
     """

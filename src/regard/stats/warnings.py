@@ -46,7 +46,7 @@ class Finding:
     >>> import torch, regard as rg
     >>> from regard.stats import findings, profile
     >>> x = torch.zeros(1, 1, 3, 4)
-    >>> maps = {"layers.2": rg.attend(rg.Attention(), x, x, x).weights}
+    >>> maps = {"layers.2": rg.Attention()(x, x, x).weights}
     >>> [(finding.kind, finding.layer, finding.heads) for finding in findings(profile(maps, ["a", "b", "c"]))]
     [('uniform', 2, (0,))]
     """
@@ -65,7 +65,7 @@ def findings(profile: Profile) -> list[Finding]:
     >>> import torch, regard as rg
     >>> from regard.stats import profile
     >>> x = torch.zeros(1, 1, 3, 4)
-    >>> weights = rg.attend(rg.Attention(), x, x, x).weights
+    >>> weights = rg.Attention()(x, x, x).weights
     >>> [finding.kind for finding in findings(profile({"layer": weights}, ["a", "b", "c"]))]
     ['uniform']
     """

@@ -44,7 +44,7 @@ def write_page(
     >>> import tempfile, torch, regard as rg
     >>> from pathlib import Path
     >>> x = torch.zeros(1, 1, 3, 4)
-    >>> reading = rg.TextReading.of("zeros", {"layers.0": rg.attend(rg.Attention(), x, x, x).weights}, ["a", "b", "c"])
+    >>> reading = rg.TextReading.of("zeros", {"layers.0": rg.Attention()(x, x, x).weights}, ["a", "b", "c"])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     page = rg.viewer.write_page(Path(folder) / "page.html", [reading])
     ...     page.name, page.read_text().startswith("<!doctype html>")

@@ -86,7 +86,7 @@ class Sheet:
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 3, 4)
-    >>> reading = rg.TextReading.of("zeros", {"layers.0": rg.attend(rg.Attention(), x, x, x).weights}, ["a", "b", "c"])
+    >>> reading = rg.TextReading.of("zeros", {"layers.0": rg.Attention()(x, x, x).weights}, ["a", "b", "c"])
     >>> sheet = rg.viewer.Sheet.of(reading)
     >>> sheet.about["title"], sheet.maps, sheet.ready
     ('zeros', [AttentionMap(1 x 1 heads x 3 queries x 3 keys)], [None])
@@ -184,7 +184,7 @@ def page_folds(weights: AttentionMap) -> tuple[Fold, Fold]:
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 3, 4)
-    >>> cells, offsets = rg.viewer.page_folds(rg.attend(rg.Attention(), x, x, x).weights)
+    >>> cells, offsets = rg.viewer.page_folds(rg.Attention()(x, x, x).weights)
     >>> cells
     Pool(rows=3, cols=3)
     """

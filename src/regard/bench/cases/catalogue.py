@@ -65,4 +65,4 @@ def called(name: str, *inputs: Tensor) -> Callable[..., rg.AttentionOutput]:
     """The mechanism by `regard.attend`."""
     attention, _ = _attention(name)
     names = sorted(mechanism(name).tensors(attention, *inputs[:3]))
-    return lambda q, k, v, *tensors: rg.attend(attention, q, k, v, **dict(zip(names, tensors, strict=True)))
+    return lambda q, k, v, *tensors: attention(q, k, v, **dict(zip(names, tensors, strict=True)))

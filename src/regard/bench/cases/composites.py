@@ -93,7 +93,7 @@ def nsa_inputs(setting: Setting) -> tuple[Tensor, ...]:
 
 def gated(attention: Any, *inputs: Tensor) -> Callable[..., rg.AttentionOutput]:
     """`regard.attend` with the gates of the call."""
-    return lambda q, k, v, gates: rg.attend(attention, q, k, v, gates=gates)
+    return lambda q, k, v, gates: attention(q, k, v, gates=gates)
 
 
 def _latent_cache(setting: Setting) -> Case:

@@ -48,7 +48,7 @@ def convolved(taps: Tensor) -> Callable[..., rg.AttentionOutput]:
     """Between two gates, by `regard.attend`."""
     mask = rg.causal() & rg.window(taps.shape[1])
     attention = rg.Attention(rg.Dot(1.0), bias=rg.Taps(taps), mask=mask, normalizer=rg.Unnormalized())
-    return lambda q, k, v: rg.attend(attention, q, k, v)
+    return lambda q, k, v: attention(q, k, v)
 
 
 def short(*inputs: Tensor) -> Callable[..., rg.AttentionOutput]:

@@ -74,7 +74,7 @@ def grown(query: Tensor, key: Tensor, value: Tensor) -> Callable[..., Tensor]:
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         nonlocal cache
-        seen = rg.attend(attention, q, k[:, :, -1:], v[:, :, -1:], cache=cache)
+        seen = attention(q, k[:, :, -1:], v[:, :, -1:], cache=cache)
         assert seen.cache is not None
         cache = seen.cache
         return seen.output
@@ -142,7 +142,7 @@ def steps(cache: rg.Cache, seen: int, query: Tensor, key: Tensor, value: Tensor)
         outputs = []
         for step in range(STEPS):
             part = slice(step, step + 1)
-            found = rg.attend(attention, q[:, :, part], k[:, :, part], v[:, :, part], cache=filled)
+            found = attention(q[:, :, part], k[:, :, part], v[:, :, part], cache=filled)
             assert found.cache is not None
             filled = found.cache
             outputs.append(found.output)

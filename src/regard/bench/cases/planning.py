@@ -69,7 +69,7 @@ def planned(attention: rg.Attention, row: Tensor) -> Callable[[Tensor], tuple[()
     x = row.expand(1, HEADS, LENGTH, WIDTH)
 
     def run(row: Tensor) -> tuple[()]:
-        assert rg.explain(attention, x, x, x).cost.pairs
+        assert rg.plan(x, x, x, attention=attention).cost.pairs
         return ()
 
     return run

@@ -61,7 +61,7 @@ def delta_inputs(setting: Setting, n: int, heads: int = HEADS) -> tuple[Tensor, 
 def delta(*inputs: Tensor) -> Callable[..., rg.AttentionOutput]:
     """Gated DeltaNet by `regard.attend`."""
     attention = rg.Attention(transition=rg.GatedDelta())
-    return lambda q, k, v, decay, beta: rg.attend(attention, q, k, v, log_decay=decay, beta=beta)
+    return lambda q, k, v, decay, beta: attention(q, k, v, log_decay=decay, beta=beta)
 
 
 def _next_delta(setting: Setting) -> Case:
@@ -81,7 +81,7 @@ def next_delta(*inputs: Tensor) -> Callable[..., Tensor]:
     cache = rg.RecurrentCache(torch.ones(1, HEADS, WIDTH, WIDTH), 100)
 
     def run(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-        return rg.attend(attention, q, k, v, log_decay=decay, beta=beta, cache=cache).output
+        return attention(q, k, v, log_decay=decay, beta=beta, cache=cache).output
 
     return run
 
@@ -113,6 +113,6 @@ def state_space(*inputs: Tensor) -> Callable[..., Tensor]:
 
     def run(c: Tensor, b: Tensor, x: Tensor, step: Tensor) -> Tensor:
         c, b = (t.expand(-1, SSM[0], -1, -1) for t in (c, b))
-        return rg.attend(attention, c, b, x, step=step).output
+        return attention(c, b, x, step=step).output
 
     return run

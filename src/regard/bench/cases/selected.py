@@ -55,4 +55,4 @@ def indexed(*inputs: Tensor) -> Callable[..., rg.AttentionOutput]:
     """DeepSeek sparse attention by `regard.attend`."""
     attention = rg.Attention(mask=rg.causal(), selection=rg.TokenIndexer(KEYS))
     names = "index_query", "index_key", "index_weights"
-    return lambda q, k, v, *index: rg.attend(attention, q, k, v, **dict(zip(names, index, strict=True)))
+    return lambda q, k, v, *index: attention(q, k, v, **dict(zip(names, index, strict=True)))

@@ -48,7 +48,7 @@ def _case(setting: Setting, name: str, mask: rg.Mask | None, n: int) -> Case:
 @torch.no_grad()
 def streaming(attention: rg.Attention, *inputs: Tensor) -> Callable[..., tuple[Tensor, ...]]:
     """One pass over the map. The forward pass before it is not counted, for both sides."""
-    weights = rg.attend(attention, *inputs).weights
+    weights = attention(*inputs).weights
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         entropy, top, received, cells = weights.summarize(

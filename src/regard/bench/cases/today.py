@@ -112,7 +112,7 @@ def gates_of(keys: Tensor) -> Tensor:
 def forgets(*inputs: Tensor) -> Callable[..., Tensor]:
     """Forgetting attention with these gates."""
     attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
-    return lambda q, k, v: rg.attend(attention, q, k, v, log_forget=gates_of(k)).output
+    return lambda q, k, v: attention(q, k, v, log_forget=gates_of(k)).output
 
 
 def forgets_in_torch(*inputs: Tensor) -> Callable[..., Tensor]:

@@ -92,7 +92,7 @@ def _grows(setting: Setting, size: int, n: int) -> Case:
 
 def _shorter(attention: rg.Attention, length: int, *inputs):
     short = [x[:, :, :length].contiguous() for x in inputs]
-    return lambda *whole: rg.attend(attention, *short).output
+    return lambda *whole: attention(*short).output
 
 
 def _beside_local_attention(setting: Setting, size: int, learns: bool) -> Case:

@@ -55,12 +55,12 @@ class Ring:
     `group` is a process group, or a device mesh of one dimension; by default all processes. `layout` says which
     tokens a rank holds. "contiguous": consecutive tokens, any number for each rank. "zigzag": one piece from the start
     and one from the end, which balances the work of a causal mask. `share` cuts the tokens of this rank from a whole
-    tensor. `ranks` is the number of ranks; with it `explain` needs no process group. `as_default` runs modules on the
+    tensor. `ranks` is the number of ranks; with it `plan` needs no process group. `as_default` runs modules on the
     ring.
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 8, 65_536, 64)
-    >>> plan = rg.explain(rg.Attention(mask=rg.causal() & rg.window(256)), x, x, x, engine=rg.Ring(ranks=8))
+    >>> plan = rg.plan(x, x, x, attention=rg.Attention(mask=rg.causal() & rg.window(256)), engine=rg.Ring(ranks=8))
     >>> plan.sent(0), plan.sent(7)      # 255 keys and values of float32 to the next rank; the last has no next one
     (1044480, 0)
     """
@@ -142,7 +142,7 @@ class Ring:
             raise RegardError(
                 "attend: the ring engine needs the processes of a group. Start them with `torchrun --nproc-per-node N "
                 "SCRIPT`, and let each call torch.distributed.init_process_group('gloo' on CPUs, 'nccl' on GPUs). "
-                "Without a group, explain(..., engine=Ring(ranks=N)) shows what N ranks would do."
+                "Without a group, plan(..., engine=Ring(ranks=N)) shows what N ranks would do."
             )
         exchange = Exchange(_group(self.group))
         if self.ranks not in (None, exchange.ranks):

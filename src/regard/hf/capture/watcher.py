@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.attention import Attention
 from regard.attention_output import attend_listeners
+from regard.composites.composite import Composite
 from regard.context import ContextFlag
 from regard.engine.kernel.operator import operator_observers
 from regard.errors import RegardError
@@ -168,7 +170,8 @@ class Watcher:
         if module in self.names:
             self._keep_returned(lambda returned: returned.frame.module is module)
             self.recurrent.module_started(module)
-            self.running.modules.append(module)
+            if module is self.model or not isinstance(module, Attention | Composite):  # its caller has the attention
+                self.running.modules.append(module)
             if any(part is not None and part not in self.names for part in module._modules.values()):
                 self._read_names()
                 self._observe_inputs()

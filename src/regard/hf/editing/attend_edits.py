@@ -52,7 +52,7 @@ def edited_attend(
     edits = LayerEdits(()) if edited.edits is None else edited.edits.edits
     changed, tensors = edits.attention(attention), (edited.query, edited.key, edited.value)
     with attend_listeners.computing():
-        seen = attend(changed, *tensors, positions=positions, engine=engine, **options)
+        seen = changed(*tensors, positions=positions, engine=engine, **options)
     if edits.changes_weights:
         seen = _with_weights(seen, edited, Translation(changed, positions, edited.query, edits))
     edited, (patched, _) = patched_output(edited, (seen.output.transpose(1, 2), None))
