@@ -18,11 +18,11 @@ WALKED = (m.name for m in pkgutil.walk_packages([str(SOURCE)], "regard."))
 #: The compiled kernels end in .so as modules do, and are none.
 MODULES = sorted(name for name in WALKED if "cli" not in name and not name.endswith(".libregard"))
 LAYERS = [
-    {"errors", "checks", "names", "closures", "context", "display", "live", "version", "versions", "whole_files"}
-    | {"shapes", "spans", "positions", "cluster"},
+    {"errors", "checks", "names", "closures", "context", "live", "version", "versions", "whole_files"}
+    | {"shapes", "spans", "positions", "cluster", "upper_layers"},
     {"pieces", "attention"},
     {"cache", "engine"},
-    {"maps", "composites", "catalog", "attention_output", "combine", "nn"},
+    {"maps", "composites", "catalog", "attention_output", "call_options", "combine", "nn", "torch_attention"},
     {"stats", "edits", "hf", "seq2seq", "data", "drawing", "diagnosis"},
     {"profiling", "attribution"},
     {"viewer", "bench", "cli", "api"},

@@ -33,7 +33,7 @@ print(rg.seq2seq.trai)
 print(rg.viewer.write_pag)
 print(rg.mechanism("rope").build(wdth=8))
 print(rg.mechanism("rope").biuld)
-print(rg.attend(1, 2, 3))
+print(rg.attend(1, 2, 3, engine=4))
 print(rg.window(size="3"))
 print(rg.attend)  # no mistake
 """

@@ -3,12 +3,13 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from regard.display import importers
+from regard.upper_layers import importers
 from regard.version import __version__ as __version__
 
 #: Packages that are used by their own names: `regard.seq2seq.build`.
 PACKAGES = ("data", "nn", "seq2seq", "viewer")
 
+importers["attention"] = lambda: import_module("regard.attention_output")
 importers["widget"] = lambda: import_module("regard.viewer.widget")
 importers["drawing"] = lambda: import_module("regard.drawing")
 importers["report"] = lambda: import_module("regard.viewer.report")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,7 @@ from regard.pieces.selection import Selection
 from regard.pieces.transition import Steps, Transition, scaled_steps
 from regard.positions import Positions
 from regard.shapes import Sizes, at_least_float32, has_numbers, pick, without_autocast
-
-if TYPE_CHECKING:
-    from regard.attention_output import AttentionOutput
+from regard.upper_layers import upper_layer
 
 #: No tensors beside queries, keys and values.
 EMPTY: CallTensors = MappingProxyType({})
@@ -157,15 +155,9 @@ class Attention(nn.Module):
             return "Build an Attention: mechanism.build(...)."
         return "For plain attention: regard.Attention()."
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> AttentionOutput:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
         """`regard.attend` with this attention: the output, the weights, and the next cache."""
-        from regard.attention_output import attend  # it stands above the pieces, and runs them
-
-        return attend(query, key, value, attention=self, **options)
-
-    if TYPE_CHECKING:
-
-        def __call__(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> AttentionOutput: ...
+        return upper_layer("attention").attend(query, key, value, attention=self, **options)
 
     def with_pieces(self, **pieces: Any) -> Attention:
         """An `Attention` with some other pieces, by the names of their slots; the rest is shared, not copied."""

@@ -11,9 +11,9 @@ from torch import Tensor
 from regard.attribution.edge_patching import HeadEdges
 from regard.attribution.faithfulness import Faithfulness
 from regard.attribution.question import INPUT
-from regard.display import viewer_part
 from regard.errors import RegardError, nearest
 from regard.maps import AttentionMap, TopLinks
+from regard.upper_layers import upper_layer
 
 #: Tokens named in a printed attribution.
 NAMED = 5
@@ -131,7 +131,7 @@ class Attribution(Mapping[str, AttentionMap]):
         page shows shares of |link| in each row: which keys count for a query, not which queries count for L. For that,
         `rg.heatmap(attribution[3], tokens, head=2)` has one scale of two colours.
         """
-        return viewer_part("widget").show_attribution(self, tokens or self.labels or None, targets, batch)
+        return upper_layer("widget").show_attribution(self, tokens or self.labels or None, targets, batch)
 
     def __repr__(self) -> str:
         lines = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -13,9 +13,7 @@ from regard.attention import Attention
 from regard.maps.attention_map import AttentionMap
 from regard.pieces.mask import Mask
 from regard.positions import Positions
-
-if TYPE_CHECKING:
-    from regard.attention_output import AttentionOutput
+from regard.upper_layers import upper_layer
 
 
 class Attended(Protocol):
@@ -62,15 +60,9 @@ class Composite(nn.Module, ABC):
         """The pieces of all parts, which may need tensors of the call."""
         return []
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> AttentionOutput:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
         """`regard.attend` with this attention: the output, the weights, and the next cache."""
-        from regard.attention_output import attend  # it stands above the composites, and runs them
-
-        return attend(query, key, value, attention=self, **options)
-
-    if TYPE_CHECKING:
-
-        def __call__(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> AttentionOutput: ...
+        return upper_layer("attention").attend(query, key, value, attention=self, **options)
 
     @abstractmethod
     def run(self, call: Call) -> tuple[Tensor, AttentionMap]:

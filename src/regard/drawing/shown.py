@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from regard.checks import checked
-from regard.display import viewer_part
 from regard.drawing.panels import as_weights
 from regard.errors import RegardError
 from regard.maps import AttentionMap, MatrixMap
+from regard.upper_layers import upper_layer
 
 
 @checked
@@ -36,4 +36,4 @@ def show(
             "`with rg.watch(model, tokenizer) as seen: model(**inputs)`, and seen.show()."
         )
     maps = [layer if isinstance(layer, AttentionMap) else MatrixMap(as_weights("show", layer)) for layer in layers]
-    return viewer_part("widget").show_maps(maps, tokens, queries, batch)
+    return upper_layer("widget").show_maps(maps, tokens, queries, batch)

@@ -38,7 +38,7 @@ BASES = ("torch", "transformers.modeling_utils", "transformers.generation", "reg
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Module path -> module, for all modules that seem to compute attention; not all of them can be captured."""
-    if isinstance(model, Attention | Composite):
+    if is_called_attention(model):
         return {"": model}
     return with_numbers({name: module for name, module in model.named_modules() if _attends(module)})
 
@@ -54,13 +54,18 @@ def _attends(module: nn.Module) -> bool:
     if isinstance(module, nn.MultiheadAttention | Attends) or INTERFACE in names or {*OF_TORCH, OURS} & names:
         return True
     if not isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential) and any(
-        isinstance(child, Attention | Composite) for child in module.children()
+        is_called_attention(child) for child in module.children()
     ):
         return True
     named = ATTENTION.search(type(module).__name__) is not None
     if "softmax" in names:
         return named or _has_projections(module) or any(map(ATTENTION.search, names))
     return named and _has_projections(module)
+
+
+def is_called_attention(module: object) -> bool:
+    """Whether a module is called in place of `regard.attend`: the attention is that of the module that calls it."""
+    return isinstance(module, Attention | Composite)
 
 
 def _has_projections(module: nn.Module) -> bool:
@@ -84,12 +89,12 @@ def _collect(function: Any, kind: type[nn.Module], names: set[str], visited: set
     values = function.__globals__ | closure_values(function)
     for name in _names_in(function.__code__):
         called, method = values.get(name), getattr(kind, name, None)
-        names.add(OURS if called is attend or isinstance(called, Attention | Composite) else name)
+        names.add(OURS if called in (attend, Attention) or is_called_attention(called) else name)
         if not (getattr(called, "__module__", None) or "torch").startswith(LIBRARIES):
             _collect(called, kind, names, visited)
         if not (getattr(method, "__module__", None) or "torch").startswith(BASES):
             _collect(method, kind, names, visited)
-    if "attend" in names and any(values.get(name) is sys.modules["regard"] for name in names):
+    if {"attend", "Attention"} & names and any(values.get(name) is sys.modules["regard"] for name in names):
         names.add(OURS)
 
 

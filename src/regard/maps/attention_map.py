@@ -16,7 +16,6 @@ from torch import Tensor
 
 from regard.attention import Attention
 from regard.checks import Count, checked
-from regard.display import viewer_part
 from regard.errors import RegardError
 from regard.maps.folds import (
     Distance,
@@ -39,6 +38,7 @@ from regard.pieces.grid import Grid
 from regard.positions import Positions
 from regard.shapes import to_device
 from regard.spans import Spans
+from regard.upper_layers import upper_layer
 
 #: The keys of a tile, and those of them that not every query may attend to: there the mask decides for each pair.
 TileKeys = tuple[slice, Spans]
@@ -427,7 +427,7 @@ class AttentionMap(ABC):
 
         `tokens` are the tokens of the keys; `queries` the tokens of the queries, if they differ.
         """
-        return viewer_part("widget").show_maps([self], tokens, queries, batch)
+        return upper_layer("widget").show_maps([self], tokens, queries, batch)
 
     def __repr__(self) -> str:
         B, H, I, J = self.shape

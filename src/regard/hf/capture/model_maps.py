@@ -11,7 +11,6 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from regard.display import viewer_part
 from regard.errors import RegardError, nearest
 from regard.hf.capture.captured_calls import ATTENTION, ModuleCalls, NotCaptured
 from regard.hf.capture.head_parts import CallParts, KeptParts
@@ -25,6 +24,7 @@ from regard.hf.token_labels import token_labels
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indices import Index, axis_index, indices
 from regard.maps.value_weighted_map import ValueWeighted
+from regard.upper_layers import upper_layer
 
 
 class WatchedAttention(Mapping[str, AttentionMap]):
@@ -324,7 +324,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         of them. By default it is made from `pixel_values`. `grid` is (rows, columns) of the patches, found by itself
         for most models of transformers.
         """
-        widget = viewer_part("widget")
+        widget = upper_layer("widget")
         return widget.show_texts(self._texts(widget, tokens, targets, batch, image, grid))
 
     @torch.no_grad()
@@ -351,20 +351,20 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         ...     seen.save(f"{folder}/attention.html", ["a", "short", "text"]).name
         'attention.html'
         """
-        widget = viewer_part("widget")
+        widget = upper_layer("widget")
         return widget.save_texts(path, self._texts(widget, tokens, targets, batch, image, grid))
 
     def heatmap(self, layer: str | int, head: Any = None, **options: Any) -> Any:
         """The heatmap of a layer, `rg.heatmap(seen[layer], tokens, head)`, with the tokens that the model read."""
         weights, batch = self[layer], options.get("batch", 0)
         options.setdefault("tokens", self._names_of(weights, batch))
-        return viewer_part("drawing").heatmap(weights, head=head, **options)
+        return upper_layer("drawing").heatmap(weights, head=head, **options)
 
     def figure(self, *, layer: int | None = None, **options: Any) -> Any:
         """A figure for a paper, `rg.figure(seen, tokens, layer=layer)`, with the tokens that the model read."""
         weights = self[0 if layer is None else layer]
         options.setdefault("tokens", self._names_of(weights, 0))
-        return viewer_part("drawing").figure(self, layer=layer, **options)
+        return upper_layer("drawing").figure(self, layer=layer, **options)
 
     def _texts(self, widget: Any, tokens: Any, targets: Any, batch: int, image: Any, grid: Any) -> Any:
         """The texts of a page, with the tokens given, or else those that the model read."""

@@ -17,9 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.attention import Attention
 from regard.attention_output import attend_listeners
-from regard.composites.composite import Composite
 from regard.context import ContextFlag
 from regard.engine.kernel.operator import operator_observers
 from regard.errors import RegardError
@@ -27,6 +25,7 @@ from regard.hf.attention_modules import (
     ChosenLayers,
     attention_modules,
     inside_torch_layers,
+    is_called_attention,
     may_compute_weights,
     part_of,
     parts_of_torch_layers,
@@ -170,7 +169,7 @@ class Watcher:
         if module in self.names:
             self._keep_returned(lambda returned: returned.frame.module is module)
             self.recurrent.module_started(module)
-            if module is self.model or not isinstance(module, Attention | Composite):  # its caller has the attention
+            if module is self.model or not is_called_attention(module):
                 self.running.modules.append(module)
             if any(part is not None and part not in self.names for part in module._modules.values()):
                 self._read_names()

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regard.data.corpus import Corpus
-from regard.display import viewer_part
 from regard.errors import MissingPackage, RegardError
 from regard.seq2seq.comparison.processes import LocalProcess, Start, cores, processors
 from regard.seq2seq.comparison.study import EVALUATION, Study, open_study, read_study
@@ -15,6 +14,7 @@ from regard.seq2seq.comparison.workers import Progress, progress_of, run_trials
 from regard.seq2seq.evaluation import Evaluation
 from regard.seq2seq.runs.files import read_json
 from regard.seq2seq.runs.guards import alone
+from regard.upper_layers import upper_layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ class Comparison:
         if not self.num_finished:
             raise RegardError(f"compare: no trial in {self.folder} is finished, so there is nothing to report yet.")
         try:
-            return viewer_part("report").write_report(self.folder)
+            return upper_layer("report").write_report(self.folder)
         except ModuleNotFoundError as error:
             raise MissingPackage("compare", error.name or "matplotlib", "lab") from None
 
