@@ -43,7 +43,7 @@ def attending(num_heads: int = 2) -> rg.AttentionOutput:
     attention = rg.Attention(position=rg.RoPE(8), mask=mask, bias=[rg.Softcap(30.0)], normalizer=rg.Softmax())
     q, k, v = torch.randn(3, 1, num_heads, 6, 8)
     print(rg.plan(q, k, v, attention=attention))
-    result = attention(q, k, v, cache=rg.GrowingCache())
+    result = rg.attend(q, k, v, attention=attention, cache=rg.GrowingCache())
     again = rg.mechanism("sliding_window").build(size=3)
     names: list[str] = [entry.name for entry in rg.mechanisms().values()]
     assert len(names) > 20 and again(q, k, v).output.shape == result.output.shape

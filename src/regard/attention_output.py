@@ -140,9 +140,9 @@ def attend(
 
 def _with_heads_first(layout: str, *tensors: Tensor) -> Iterable[Tensor]:
     """The tensors in the order (batch, heads, length, width)."""
-    if layout == "bhld":
+    if isinstance(layout, str) and layout == "bhld":
         return tensors
-    if layout != "blhd":
+    if not isinstance(layout, str) or layout != "blhd":
         raise RegardError(
             f'attend(layout={layout!r}): the axes are "bhld" (batch, heads, length, width), as in torch, or "blhd" '
             "(batch, length, heads, width), as in flash-attn."

@@ -34,7 +34,11 @@ class CallOptions(NamedTuple):
 
     def __bool__(self) -> bool:
         """Whether one of them is not its default."""
-        return self.mask is not None or self.is_causal is not False or self.scale is not None or self.dropout_p != 0.0
+        return self.mask is not None or self.is_causal is not False or self.scale is not None or not self._keeps_all
+
+    @property
+    def _keeps_all(self) -> bool:
+        return isinstance(self.dropout_p, Real) and self.dropout_p == 0
 
     def applied(
         self, attention: Attention | Composite, sizes: Sizes, positions: Positions | None, earlier: int | None
@@ -60,7 +64,7 @@ class CallOptions(NamedTuple):
             mask = mask if mask is not None and causal() in conjuncts(mask) else _both(mask, causal())
         score = attention.score if self.scale is None else _scaled(attention, self.scale)
         changed = attention.with_pieces(score=score, bias=biases, mask=mask)
-        return changed if not self.dropout_p else _dropping(changed, self.dropout_p)
+        return changed if self._keeps_all else _dropping(changed, self.dropout_p)
 
 
 def _both(mask: Mask | None, added: Mask | None) -> Mask | None:
