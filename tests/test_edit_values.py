@@ -149,6 +149,17 @@ def test_an_edit_prints_as_one_types_it_and_returns_from_json(typed):
     assert len(edit & again) == 2 * len(edit.parts)
 
 
+def test_heads_are_pairs_of_a_layer_and_a_head(model):
+    """As `prune` takes them and `RoleTable` has them; a tuple of two numbers is still two heads."""
+    pairs = rg.Where(heads=[(0, 2), (torch.tensor(1), 3)])
+    assert pairs == rg.Where(heads=["L0.H2", "L1.H3"]) != rg.Where(heads=(0, 2)) == rg.Where(heads=[0, 2])
+    assert rg.Where(heads={(1, 3), (0, 2)}) == pairs
+    with rg.watch(model) as seen, rg.edit(model, rg.KnockOut(rg.Where(heads=[(0, 2)], keys=0))), torch.no_grad():
+        model(IDS)
+    gone = torch.stack([weights[0, :, :, 0].sum(-1) for weights in seen.values()]) == 0
+    assert gone.nonzero().tolist() == [[0, 2]]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_tensors_of_an_edit_are_saved_exactly(tmp_path, dtype):
     rows = torch.rand(3, 4, 5).softmax(-1).to(dtype)
@@ -186,6 +197,8 @@ MISTAKES = [
     (lambda: rg.KnockOut(rg.Where(queries=slice(5, 5))), "selects nothing"),
     (lambda: rg.KnockOut(rg.Where(heads=[])), "an empty list selects nothing"),
     (lambda: rg.KnockOut(rg.Where(heads="third")), "a head is a number, or a name with its layer"),
+    (lambda: rg.KnockOut(rg.Where(heads=[(1, -2)])), "a head is a number, or a name with its layer"),
+    (lambda: rg.KnockOut(rg.Where(heads=[(1, 2, 3)])), "heads must be .* or a list of tuples, got list"),
     (lambda: rg.KnockOut(rg.Where(heads=-1)), "counts from the end"),
     (lambda: rg.KnockOut(rg.Where(keys=10**20)), "got a number beyond 64 bits"),
     (lambda: rg.KnockOut(rg.Where(keys=slice(10**20))), "larger than any number of a token"),

@@ -62,9 +62,18 @@ def test_a_watch_is_saved_as_one_page_and_as_a_folder(seen, tmp_path):
 
 
 def test_a_watch_that_saw_nothing_has_nothing_to_save(model, tmp_path):
-    with pytest.raises(rg.RegardError, match="no text to save"), rg.watch(model, Words()) as seen:
+    with pytest.raises(rg.RegardError, match="to save: nothing was captured"), rg.watch(model, Words()) as seen:
         seen.save(tmp_path / "attention.html")
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_block_in_which_the_model_never_ran_says_what_to_do(model):
+    with rg.watch(model) as seen:
+        pass
+    (name, *_) = seen.missing
+    for asks in (lambda: seen[0], lambda: seen[-1], lambda: seen[name], lambda: seen.calls(name), seen.show):
+        with pytest.raises(rg.RegardError, match="Run the model inside the with-block of watch"):
+            asks()
 
 
 def test_pictures_of_a_watch_have_the_tokens_of_the_model(seen):

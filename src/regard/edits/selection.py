@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from numbers import Integral
-from typing import Any
+from typing import Any, cast
 
 from regard.checks import checked
 from regard.edits.indices import EVERY, Indices
@@ -29,7 +29,8 @@ class Where:
     """The pairs that an edit changes: layers x heads x queries x keys. A part that is None selects all.
 
     Every part is a number, a slice, a name, or a list of them. `layers` are numbers of layers, or module
-    paths (with * and ?). `heads` are numbers, or names such as "L5.H3", which select their layer too. `queries` and
+    paths (with * and ?). `heads` are numbers, or names such as "L5.H3", which select their layer too, as do pairs
+    (layer, head) in a list. `queries` and
     `keys` are numbers of tokens in the whole sequence, from 0 on, or words of the text; the second "it" is "it#2". A
     word of several tokens selects all of them. A slice without an end also selects tokens that are generated later.
     `roles` are names of roles ("induction"): the heads that have one. Words and roles are looked up when the edit
@@ -45,7 +46,7 @@ class Where:
     """
 
     layers: Choice = None
-    heads: Choice = None
+    heads: Choice | Sequence[tuple[int, int]] = None
     queries: Choice = None
     keys: Choice = None
     roles: Choice = None
@@ -78,6 +79,11 @@ class Where:
             found if self.roles is None or roles is None else replace(found, roles=None, heads=_of_roles(self, roles))
         )
 
+    @property
+    def _heads(self) -> Sequence[int | str | slice]:
+        """The heads as numbers, slices and names: pairs are names since the selection was made."""
+        return listed(cast(Choice, self.heads))
+
     def heads_in(self, path: str) -> Indices | None:
         """The heads that are selected in the layer with this module path; None if the layer is not selected."""
         if self.layers is not None and not any(_is_layer(layer, path) for layer in listed(self.layers)):
@@ -89,7 +95,7 @@ class Where:
         if self.heads is None:
             return EVERY
         number, ranges = layer_number(path), []
-        for head in listed(self.heads):
+        for head in self._heads:
             if isinstance(head, str):
                 layer, head = _head(head)
                 ranges += [(head, head + 1, 1)] if layer == number else []
@@ -100,7 +106,7 @@ class Where:
     @property
     def names_layers(self) -> list[int | str]:
         """The layers that are named one by one, by number or by path; a run that does not edit one is an error."""
-        named = [_head(head)[0] for head in listed(self.heads) if isinstance(head, str)]
+        named = [_head(head)[0] for head in self._heads if isinstance(head, str)]
         exact = [layer for layer in listed(self.layers) if not isinstance(layer, slice) and "*" not in str(layer)]
         return [*exact, *named]
 
@@ -246,7 +252,9 @@ def _is_whole(number: Any) -> bool:
 
 
 def _plain(one: Any) -> Any:
-    """An integer of NumPy or of torch as Python's own."""
+    """An integer of NumPy or of torch as Python's own; a pair (layer, head) as the name of the head."""
+    if isinstance(one, tuple):
+        return head_name(*map(int, one))
     return int(one) if isinstance(one, Integral) and not isinstance(one, bool) else one
 
 

@@ -26,6 +26,9 @@ from regard.maps.indices import Index, axis_index, indices
 from regard.maps.value_weighted_map import ValueWeighted
 from regard.upper_layers import upper_layer
 
+#: What to do where nothing was captured.
+REMEDY = "Run the model inside the with-block of watch."
+
 
 class WatchedAttention(Mapping[str, AttentionMap]):
     """The attention maps of a watched model, by module path; `seen[3]` is the fourth map.
@@ -368,6 +371,8 @@ class WatchedAttention(Mapping[str, AttentionMap]):
 
     def _texts(self, widget: Any, tokens: Any, targets: Any, batch: int, image: Any, grid: Any) -> Any:
         """The texts of a page, with the tokens given, or else those that the model read."""
+        if not self.names:
+            raise NotCaptured(f"watch: there is no text to show or to save: {self._captured()}")
         if tokens is None and targets is None:
             tokens, targets = self.tokens_read(batch)
         return widget.watched_texts(self, tokens, targets, batch, image, grid)
@@ -424,7 +429,8 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         if name in self._parts:
             return self._parts[name]
         if name in self._missing:
-            raise NotCaptured(f"seen[{name!r}]: not captured: {self._missing[name]}")
+            remedy = "" if self.names else f". {REMEDY}"
+            raise NotCaptured(f"seen[{name!r}]: not captured: {self._missing[name]}{remedy}")
         if name in self._order:
             raise NotCaptured(f"seen[{name!r}]: this module was not watched. {self._captured()} See watch(layers=...).")
         known = f"there is no such attention module. {nearest(name, names)}" if names else self._captured()
@@ -435,7 +441,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         if self.names:
             return f"{len(self)} attention modules were captured; they are numbered from 0."
         reasons = "".join(f" {name}: {reason}." for name, reason in list(self._missing.items())[:3])
-        return f"nothing was captured. Run the model inside the with-block of watch.{reasons}"
+        return f"nothing was captured. {REMEDY}{reasons}"
 
 
 @contextmanager
