@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from torch.nn import functional as F
 
 import regard as rg
@@ -162,6 +163,19 @@ def test_a_layer_of_another_version_is_missing_with_the_reason(monkeypatch):
     _, seen = watched(build("Lfm2"), {"input_ids": tokens(5)})
     assert list(seen.kinds.values()) == ["attention"]
     assert "not as in transformers 5.23 (KeyError: 'out_proj')" in seen.missing["model.layers.0.conv"]
+
+
+def test_a_convolution_over_a_picture_is_missing_with_the_reason():
+    """Once its tensors were said to be those of another version."""
+    if not hasattr(transformers, "Lfm3VlVisionModel"):
+        pytest.skip("this version of transformers has no LFM3")
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 32}
+    layers = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "patch_size": 8}
+    model = transformers.Lfm3VlVisionModel(transformers.Lfm3VlVisionConfig(**sizes, **layers)).eval()
+    with rg.watch(model) as seen, torch.no_grad():
+        model(torch.randn(16, 3 * 8 * 8 * 2), torch.tensor([[1, 4, 4]]))
+    (reason,) = seen.missing.values()
+    assert len(seen) == 1 and reason.startswith("it convolves patches of pictures in two directions")
 
 
 def test_functions_are_restored_and_other_options_work():

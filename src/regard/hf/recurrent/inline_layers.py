@@ -147,6 +147,8 @@ class GatedConvolution:
         return state_copies(cache.get_conv_state(module.layer_idx, state_idx=0))
 
     def read(self, module: Any, seen: Seen, output: Any) -> CoreCall:
+        if any(isinstance(child, nn.Conv2d) for child in module.children()):
+            raise Untranslatable("it convolves patches of pictures in two directions; maps are of tokens in one")
         width = module.conv_kernel_size
         in_gate, out_gate, x = (at_least_float32(y).transpose(1, 2) for y in seen.outputs["in_proj"].chunk(3, -1))
         taps = at_least_float32(module.conv.weight[:, 0]).detach().flip(-1).clone()
