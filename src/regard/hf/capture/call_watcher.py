@@ -19,7 +19,6 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
 
 from regard.attention_output import attend_listeners
-from regard.display import viewer_part
 from regard.hf.attention_modules import OF_TORCH, ChosenLayers, names_called
 from regard.hf.calls import DIRECT, MULTIHEAD, Call, Untranslatable
 from regard.hf.capture.captured_calls import Capture, ModuleCalls, NotCaptured
@@ -46,6 +45,7 @@ from regard.maps.listener import Values
 from regard.nn import Attends, listeners
 from regard.shapes import has_numbers
 from regard.stats.numbering import LayerPath
+from regard.upper_layers import upper_layer
 
 #: The module of a call that has none.
 NO_MODULE = nn.Module()
@@ -104,7 +104,7 @@ class WatchedCalls(WatchedAttention):
         """A figure for a paper of the calls with the sizes of call `layer` (by default the first that is kept)."""
         name = self._name(layer) if layer is not None else next(iter(self.names), "0")
         alike = self._alike(self._part(name))
-        return viewer_part("drawing").figure(alike, layer=layer, **options)
+        return upper_layer("drawing").figure(alike, layer=layer, **options)
 
     def _texts(self, widget: Any, tokens: Any, targets: Any, batch: int, image: Any, grid: Any) -> Any:
         """The calls of one size each are a text of the page."""
