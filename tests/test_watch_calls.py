@@ -131,6 +131,26 @@ def test_a_batch_of_one_is_shared_by_the_other_tensors():
     torch.testing.assert_close(seen[0].dense().double(), formula(q.expand(3, -1, -1, -1), k), atol=1e-6, rtol=0)
 
 
+def test_one_query_head_for_all_key_heads():
+    q, k = torch.randn(2, 1, 5, 4), torch.randn(2, 3, 6, 4)
+    with rg.watch() as seen:
+        sdpa(q, k, k)
+    torch.testing.assert_close(seen[0].dense().double(), formula(q.expand(-1, 3, -1, -1), k), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["causal_upper_left", "causal_lower_right"])
+def test_masks_of_torch_that_are_no_tensors(name):
+    from torch.nn.attention import bias
+
+    q, k = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 5, 8)
+    plain = sdpa(q, k, k, attn_mask=getattr(bias, name)(3, 5))
+    with rg.watch() as seen:
+        output = sdpa(q, k, k, attn_mask=getattr(bias, name)(3, 5))
+    allowed = torch.ones(3, 5, dtype=torch.bool).tril(2 if name == "causal_lower_right" else 0)
+    assert_identical(plain, output)
+    torch.testing.assert_close(seen[0].dense().double(), formula(q, k, allowed), atol=1e-6, rtol=0)
+
+
 def test_dropout_leaves_the_weights_before_it_and_the_random_numbers():
     q = torch.randn(1, 2, 5, 4)
     torch.manual_seed(1)
@@ -455,6 +475,7 @@ def test_torchscript_is_missing_in_words_and_exported_programs_are_seen():
     with rg.watch() as seen:
         scripted(q)
         exported(q)
+    assert all(Path(__file__).name in name for name in seen.names)
     with pytest.raises(rg.RegardError, match="TorchScript, which runs without Python"):
         seen[0]
     torch.testing.assert_close(seen[1].dense().double(), formula(q, q), atol=1e-6, rtol=0)

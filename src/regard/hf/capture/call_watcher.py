@@ -6,6 +6,7 @@ transformers. Modules that compute softmax themselves are seen only with their m
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -49,8 +50,11 @@ from regard.upper_layers import upper_layer
 
 #: The module of a call that has none.
 NO_MODULE = nn.Module()
-#: Folders whose lines of code are no place of a call.
-INSIDE = tuple(f"{Path(sys.modules[name].__file__ or '').parent}/" for name in ("torch", "regard"))
+#: Folders whose lines of code are no place of a call, and the code that torch generates.
+INSIDE = (
+    *(f"{Path(sys.modules[name].__file__ or '').parent}{os.sep}" for name in ("torch", "regard")),
+    "<eval_with_key>",
+)
 TRANSFORMED = "it ran inside of torch.func or torch.export, where its tensors hold no numbers to keep"
 SCRIPTED = "it is TorchScript, which runs without Python; call the module that was scripted or traced"
 REPLACED = (

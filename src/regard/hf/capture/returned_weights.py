@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.hf.calls import NO_NUMBERS, Untranslatable
+from regard.hf.calls import DIRECT, MULTIHEAD, NO_NUMBERS, Untranslatable
 from regard.hf.capture.module_rerun import RerunMap
 from regard.hf.capture.torch_calls import ObservedCall
 from regard.hf.capture.verification import TOLERANCE, Check
@@ -55,7 +55,11 @@ def returned_call(
     """The returned weights of a call that cannot be recomputed; else `Untranslatable` with reason and remedy."""
     call, weights = observed.call, observed.weights
     if weights is None or weights.ndim != 4:
-        remedy = "" if call.backend == "eager" else "; model.set_attn_implementation('eager') may return its weights"
+        remedy = (
+            ""
+            if call.backend in ("eager", DIRECT, MULTIHEAD)
+            else "; model.set_attn_implementation('eager') may return its weights"
+        )
         raise Untranslatable(f"{reason}{remedy}")
     if weights.is_meta:
         raise Untranslatable(NO_NUMBERS)

@@ -46,13 +46,15 @@ def observed_backend(call: Call, output: Any) -> ObservedCall:
 def sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> ObservedCall:
     """A call of `F.scaled_dot_product_attention`, and its output. All axes before the last three are the batch."""
     given = sdpa_arguments(args, kwargs)
-    tensors = [given[name] for name in ("query", "key", "value", "attn_mask")]
-    if any(x.is_nested for x in tensors[:3]):
+    query, mask = given["query"], given["attn_mask"]
+    if any(given[name].is_nested for name in ("query", "key", "value")):
         raise Untranslatable("its inputs are nested tensors; give padded ones and attn_mask")
+    if query.ndim > 2:
+        given["query"] = query.expand(*query.shape[:-3], output.shape[-3], -1, -1)  # one head may ask all key heads
+    tensors = [given["query"], given["key"], given["value"], mask]
     batch = torch.broadcast_shapes(*(x.shape[:-3] for x in tensors if x is not None))
     if any(x.shape[:-3] != batch or x.ndim != 4 for x in tensors[:3]):
         given |= {name: _with_batch(x, batch) for name, x in zip(given, tensors[:3], strict=False)}
-        mask = given.get("attn_mask")
         given["attn_mask"] = mask if mask is None or mask.ndim < 4 else _with_batch(mask, batch)
         output = _with_batch(output, batch)
     return ObservedCall(sdpa_call(module, (), given), output.transpose(1, 2))
@@ -76,6 +78,15 @@ def _sdpa(
 ) -> None: ...
 
 
+def _causal_tensor(mask: Any) -> Any:
+    """A mask of `torch.nn.attention.bias` as a boolean tensor; its own numbers are not initialised."""
+    if type(mask).__name__ != "CausalBias":
+        return mask
+    I, J = mask.seq_len_q, mask.seq_len_kv
+    aligned = J - I if mask.variant.name == "LOWER_RIGHT" else 0
+    return torch.ones(I, J, dtype=torch.bool, device=mask.device).tril(aligned)
+
+
 def _with_batch(x: Tensor, batch: torch.Size) -> Tensor:
     """A tensor (..., H, n, D) with one batch axis; without an axis of heads it has one head."""
     x = x if x.ndim > 2 else x[None]
@@ -86,7 +97,7 @@ def sdpa_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """A call of `F.scaled_dot_product_attention`."""
     given = sdpa_arguments(args, kwargs)
     query, key, value = (given[name] for name in ("query", "key", "value"))
-    mask = given.get("attn_mask")
+    mask = _causal_tensor(given["attn_mask"])
     if query.ndim != 4:
         shape = tuple(query.shape)
         raise Untranslatable(
