@@ -13,13 +13,9 @@ from regard.maps.query_sample import QuerySample
 from regard.maps.stored import tabled
 
 
-def of_mechanism(name, dtype=None):
+def of_mechanism(name):
     attention, *inputs = mechanisms()[name].example()
     tensors = mechanisms()[name].tensors(attention, *inputs)
-    if dtype is not None:
-        attention = attention.to(dtype)
-        inputs = [x.to(dtype) for x in inputs]
-        tensors = {key: x.to(dtype) if x.is_floating_point() else x for key, x in tensors.items()}
     return attention(*inputs, **tensors).weights
 
 

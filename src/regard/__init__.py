@@ -36,12 +36,12 @@ else:
         """Load the public names at the first use: `regard --help` need not wait for torch."""
         if name in PACKAGES:
             return import_module(f"regard.{name}")
-        if name.startswith("__") and name != "__all__":
+        if name.startswith("_") and name != "__all__":
             raise AttributeError(f"module 'regard' has no attribute {name!r}")
         api = import_module("regard.api")
         globals().update({public: getattr(api, public) for public in api.__all__}, __all__=api.__all__)
         if name not in globals():
-            raise AttributeError(f"module 'regard' has no attribute {name!r}")
+            raise import_module("regard.other_libraries").missing_here("regard", name, api.__all__)
         return globals()[name]
 
     def __dir__():

@@ -1,5 +1,7 @@
 """Text for the translation lab: corpora of sentence pairs, tokenizers, and batches."""
 
+from typing import TYPE_CHECKING
+
 from regard.data.batches import Batch, Batches, Epoch
 from regard.data.corpus import Corpus, Pair, encode_pairs
 from regard.data.loading import load_corpus
@@ -8,6 +10,7 @@ from regard.data.splits import split_pairs
 from regard.data.synthetic import synthetic_pairs
 from regard.data.tokenizer import SentencePiece, Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
 from regard.data.vocabulary import BOS, EOS, PAD, UNK
+from regard.other_libraries import missing_here
 
 __all__ = [
     "BOS",
@@ -32,3 +35,8 @@ __all__ = [
     "train_tokenizer",
     "without_near",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        raise missing_here(__name__, name, __all__)

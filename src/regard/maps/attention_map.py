@@ -34,6 +34,7 @@ from regard.maps.folds import (
 from regard.maps.gradients import LiveRows, in_graph, live_states, live_tile
 from regard.maps.indices import AXES, Index, Selection, indices
 from regard.maps.paged_keys import PagedKeys
+from regard.maps.tensor_interface import TensorInterface
 from regard.pieces.grid import Grid
 from regard.positions import Positions
 from regard.shapes import to_device
@@ -60,7 +61,7 @@ Second = TypeVar("Second")
 Third = TypeVar("Third")
 
 
-class AttentionMap(ABC):
+class AttentionMap(TensorInterface, ABC):
     """The weights (B, H, I, J) of one attention, computed on demand in O(n) memory.
 
     Nothing is computed before you ask. Every answer is exact. Weights are before dropout, in float32 or float64. They
@@ -227,7 +228,7 @@ class AttentionMap(ABC):
     def __bool__(self) -> bool:
         return True  # an empty batch is a map too
 
-    def _within_budget(self, size: int, budget: int) -> None:
+    def _within_budget(self, size: int, budget: int = BUDGET) -> None:
         if size > budget:
             raise RegardError(
                 f"weights: this tensor takes {size / 2**20:,.0f} MiB, "
@@ -235,6 +236,11 @@ class AttentionMap(ABC):
                 "Ask for fewer rows (weights[b, h, i0:i1]), for statistics (entropy(), top(), pool()), or raise "
                 f"the budget: tile(..., budget={size})."
             )
+
+    def _parts(self, axis: int) -> Iterable[Tensor]:
+        """The indices of the queries (axis 2) or keys (axis 3), in parts whose weights fit in the workspace."""
+        size = max(1, self.numel() // max(1, self.shape[axis])) * self._bytes_per_weight
+        return torch.arange(self.shape[axis], device="cpu").split(max(1, WORKSPACE // size))
 
     def shares(self) -> AttentionMap:
         """|w_ij| / sum_j |w_ij|: the share of each key, for statistics that need shares.

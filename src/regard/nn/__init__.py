@@ -1,5 +1,7 @@
 """Modules with attention, all seen by `regard.watch`: multi-head attention, layers, Transformers, recurrent cells."""
 
+from typing import TYPE_CHECKING
+
 from regard.nn.cross_attention import CrossAttention
 from regard.nn.dropout import Dropout
 from regard.nn.embedding import Embedding, PositionalEncoding
@@ -11,6 +13,7 @@ from regard.nn.projected_kv import ProjectedKV, Rows, select_rows
 from regard.nn.recurrent import Cell, Cells, CellStates, RecurrentEncoder
 from regard.nn.roles import attention_for
 from regard.nn.transformer import Decoder, DecoderCache, Encoder, Transformer, TransformerConfig
+from regard.other_libraries import missing_here
 
 __all__ = [
     "Attends",
@@ -40,3 +43,8 @@ __all__ = [
     "listeners",
     "select_rows",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        raise missing_here(__name__, name, __all__)

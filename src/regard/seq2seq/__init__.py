@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from regard.errors import MissingPackage
+from regard.other_libraries import missing_here
 from regard.seq2seq.decoding import (
     Alignment,
     Hypothesis,
@@ -129,7 +130,7 @@ if not TYPE_CHECKING:  # for a type checker, a `__getattr__` would make every mi
 
     def __getattr__(name):
         if name not in _LAZY:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            raise missing_here(__name__, name, __all__)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Lightning warns while it is imported

@@ -1,5 +1,8 @@
 """Pages that show every weight of a model: as one file, from a server, in a notebook."""
 
+from typing import TYPE_CHECKING
+
+from regard.other_libraries import missing_here
 from regard.stats import PatchGrid
 from regard.viewer.page import write_page
 from regard.viewer.picture_sheets import picture_sheets
@@ -8,3 +11,8 @@ from regard.viewer.sheet import Sheet, page_folds
 from regard.viewer.story import Step, Story
 
 __all__ = ["PatchGrid", "Sheet", "Step", "Story", "load_run", "page_folds", "picture_sheets", "save_run", "write_page"]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        raise missing_here(__name__, name, __all__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from regard.errors import RegardError
@@ -14,7 +15,6 @@ from regard.hf.capture.head_parts import CallParts
 from regard.hf.capture.kept_values import NoValues
 from regard.hf.capture.model_maps import WatchedAttention
 from regard.hf.capture.residual_stream import FinalNorm
-from regard.maps.weighted_values import weighted_values
 
 
 @dataclass(eq=False)
@@ -38,7 +38,8 @@ class GenerationParts(CallParts):
                 "a gate or a norm before the output projection belongs to a single pass; read the parts of a pass: "
                 f"seen.head_part({self.name!r}, call=...)"
             )
-        return weighted_values(self.weights, self.values).transpose(1, 2)
+        with torch.no_grad():
+            return (self.weights @ self.values).transpose(1, 2)
 
     def _final_read(self) -> FinalNorm:
         raise NoValues(f"a final norm belongs to a single pass; read seen.logit_effect({self.name!r}, token, call=...)")

@@ -19,7 +19,6 @@ from regard.hf.capture.residual_stream import FinalNorm, ResidualStream
 from regard.hf.output_projections import open_gates
 from regard.maps.attention_map import AttentionMap
 from regard.maps.value_weighted_map import ValueWeighted
-from regard.maps.weighted_values import weighted_values
 from regard.shapes import at_least_float32, spread_indices, to_device
 from regard.stats.flow import value_weighted
 
@@ -100,7 +99,7 @@ class CallParts:
         if self.patched is not None:
             output = at_least_float32(self.patched[:, to_device(heads, self.patched.device)])
         else:
-            output = weighted_values(self.weights.select(None, heads), self.values_of(heads))
+            output = self.weights.select(None, heads) @ self.values_of(heads)
         return output * self.gates[heads.cpu(), :, None].to(output)
 
     @cached_property

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from regard.hf.token_labels import token_labels
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indices import Index, axis_index, indices
 from regard.maps.value_weighted_map import ValueWeighted
+from regard.other_libraries import OF_WATCHED, missing
 from regard.upper_layers import upper_layer
 
 #: What to do where nothing was captured.
@@ -400,6 +401,11 @@ class WatchedAttention(Mapping[str, AttentionMap]):
     def __len__(self) -> int:
         return len(self.names)
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing("WatchedAttention", name, lambda: dir(WatchedAttention), OF_WATCHED, "seen.")
+
     def __repr__(self) -> str:
         lines = [f"  {n}: {name} {_shape(self._parts[name])}{self._kind(name)}" for n, name in enumerate(self.names)]
         lines += [f"  missing: {name}: {reason}" for name, reason in self._missing.items()]
@@ -433,7 +439,9 @@ class WatchedAttention(Mapping[str, AttentionMap]):
             raise NotCaptured(f"seen[{name!r}]: not captured: {self._missing[name]}{remedy}")
         if name in self._order:
             raise NotCaptured(f"seen[{name!r}]: this module was not watched. {self._captured()} See watch(layers=...).")
-        known = f"there is no such attention module. {nearest(name, names)}" if names else self._captured()
+        kind = str(name[0] if isinstance(name, tuple) and name else name).rpartition(".")[2].removeprefix("hook_")
+        call = f"Here: {OF_WATCHED[kind]}. " if kind in OF_WATCHED else ""
+        known = f"there is no such attention module. {call}{nearest(name, names)}" if names else self._captured()
         raise NotCaptured(f"seen[{name!r}]: {known}")
 
     def _captured(self) -> str:

@@ -1,0 +1,237 @@
+"""Names of other libraries, and what to call here. A missing name of Regard answers with them, or with the nearest."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
+
+_WATCH = "with rg.watch(model, tokenizer) as seen: model(**inputs)"
+_READ = f"{_WATCH}, then seen[3]"
+_PAGE = f"{_WATCH}, then seen.show()"
+_EFFECT = f'{_WATCH}, then seen.logit_effect(3, token="word")'
+_CALL = "rg.Attention(mask=rg.causal())(query, key, value)"
+_PATCH = 'with rg.edit(model, rg.Patch(rg.where("L3.H2"), source=clean)): model(**inputs)'
+_KNOCK = 'with rg.edit(model, rg.KnockOut(rg.where("L3.H2"))): model(**inputs)'
+_GRADIENT = "rg.attribute(model, inputs, target)"
+_INTEGRATED = 'rg.attribute(model, inputs, target, "integrated-gradients")'
+_RELEVANCE = 'rg.attribute(model, inputs, target, "attn-lrp")'
+_CACHE = "rg.Attention(mask=rg.causal())(query, key, value, cache=rg.GrowingCache())"
+_LAYER = "rg.nn.TransformerConfig(width, num_heads).encoder(layers=6)"
+
+#: Names of torch, transformers, BertViz, TransformerLens, nnsight, captum, inseq and flash-attn -> code with rg.
+CALLS = {
+    # BertViz, and other pictures
+    "head_view": _PAGE,
+    "model_view": _PAGE,
+    "neuron_view": _PAGE,
+    "attention_patterns": _PAGE,
+    "plot": "rg.heatmap(weights, tokens, head=0)",
+    "imshow": "rg.heatmap(weights, tokens, head=0)",
+    "plot_attention": "rg.heatmap(weights, tokens, head=0)",
+    "visualize": _PAGE,
+    # TransformerLens and nnsight
+    "HookedTransformer": "model, tokenizer = rg.load_model(name)",
+    "HookedEncoder": "model, tokenizer = rg.load_model(name)",
+    "TransformerBridge": "model, tokenizer = rg.load_model(name)",
+    "LanguageModel": "model, tokenizer = rg.load_model(name)",
+    "AutoModel": "model, tokenizer = rg.load_model(name)",
+    "from_pretrained": "model, tokenizer = rg.load_model(name)",
+    "NNsight": _READ,
+    "trace": _READ,
+    "hook": _READ,
+    "add_hook": _READ,
+    "run_with_cache": _READ,
+    "ActivationCache": _READ,
+    "output_attentions": _READ,
+    "attentions": _READ,
+    "capture": _READ,
+    "run_with_hooks": _KNOCK,
+    "ablate": _KNOCK,
+    "ablation": _KNOCK,
+    "ablate_head": _KNOCK,
+    "mask_head": _KNOCK,
+    "head_mask": _KNOCK,
+    "prune_heads": "rg.prune(model, {3: [0, 2]})",
+    "head_importance": "rg.importance(model, loss, batches)",
+    "activation_patching": _PATCH,
+    "path_patching": _PATCH,
+    "patching": _PATCH,
+    "intervene": _PATCH,
+    "logit_lens": _EFFECT,
+    "logit_attribution": _EFFECT,
+    "direct_logit_attribution": _EFFECT,
+    "attention_rollout": "rg.rollout(seen, rows=[0])",
+    "induction_heads": "rg.TextReader(model, tokenizer).read(text)",
+    "detect_heads": "rg.TextReader(model, tokenizer).read(text)",
+    "head_detector": "rg.TextReader(model, tokenizer).read(text)",
+    # captum and inseq
+    "IntegratedGradients": _INTEGRATED,
+    "LayerIntegratedGradients": _INTEGRATED,
+    "Saliency": _GRADIENT,
+    "InputXGradient": _GRADIENT,
+    "LayerGradientXActivation": _GRADIENT,
+    "GradientShap": _INTEGRATED,
+    "DeepLift": _RELEVANCE,
+    "LRP": _RELEVANCE,
+    "LayerLRP": _RELEVANCE,
+    "FeatureAblation": 'rg.attribute(model, inputs, target, "value-zeroing")',
+    "AttributionModel": _GRADIENT,
+    "load_attribution_model": _GRADIENT,
+    "attributions": _GRADIENT,
+    "explain_prediction": _GRADIENT,
+    # functions of attention
+    "flash_attn_func": _CALL,
+    "flash_attn_varlen_func": "rg.Attention(mask=rg.causal() & rg.documents(lengths))(query, key, value)",
+    "flash_attn_with_kvcache": _CACHE,
+    "flash_attention": _CALL,
+    "memory_efficient_attention": _CALL,
+    "dot_product_attention": _CALL,
+    "sdpa": _CALL,
+    "multi_head_attention_forward": _CALL,
+    "flex_attention": 'rg.Attention(mask=rg.causal())(query, key, value, engine="flex")',
+    "score_mod": 'rg.Attention(bias=rg.ALiBi(num_heads))(query, key, value, engine="flex")',
+    "create_block_mask": "rg.mask_mod(lambda b, h, i, j: i >= j)",
+    "BlockMask": "rg.mask_mod(lambda b, h, i, j: i >= j)",
+    "ring_attention": 'rg.Attention(mask=rg.causal())(query, key, value, engine="ring")',
+    "context_parallel": 'rg.Attention(mask=rg.causal())(query, key, value, engine="ring")',
+    "linear_attention": "rg.Attention(rg.KernelScore(), normalizer=rg.SumNormalizer())(query, key, value)",
+    # masks and positions
+    "causal_mask": "rg.causal()",
+    "look_ahead_mask": "rg.causal()",
+    "generate_square_subsequent_mask": "rg.causal()",
+    "LowerTriangularMask": "rg.causal()",
+    "BlockDiagonalMask": "rg.documents(lengths)",
+    "LocalAttention": "rg.causal() & rg.window(size)",
+    "local_window": "rg.causal() & rg.window(size)",
+    "padding_mask": "rg.padding(real)",
+    "key_padding_mask": "rg.padding(real)",
+    "attention_mask": "rg.padding(real)",
+    "attn_mask": "rg.mask_tensor(tensor)",
+    "RotaryEmbedding": "rg.RoPE(width)",
+    "RotaryPositionalEmbedding": "rg.RoPE(width)",
+    "apply_rotary_pos_emb": "rg.Attention(position=rg.RoPE(width))(query, key, value)",
+    "RelativePositionBias": "rg.T5Bias(num_heads)",
+    # caches
+    "KVCache": _CACHE,
+    "DynamicCache": _CACHE,
+    "StaticCache": _CACHE,
+    "SlidingWindowCache": "rg.RingCache(size)",
+    # modules
+    "MHA": "rg.nn.MultiHeadAttention(width, num_heads)",
+    "GroupedQueryAttention": "rg.nn.MultiHeadAttention(width, num_heads, num_key_heads=2)",
+    "GQA": "rg.nn.MultiHeadAttention(width, num_heads, num_key_heads=2)",
+    "MultiQueryAttention": "rg.nn.MultiHeadAttention(width, num_heads, num_key_heads=1)",
+    "MQA": "rg.nn.MultiHeadAttention(width, num_heads, num_key_heads=1)",
+    "SelfAttention": "rg.nn.MultiHeadAttention(width, num_heads)",
+    "CausalSelfAttention": "rg.nn.MultiHeadAttention(width, num_heads, is_causal=True)",
+    "TransformerEncoder": _LAYER,
+    "TransformerEncoderLayer": _LAYER,
+    "TransformerDecoder": "rg.nn.TransformerConfig(width, num_heads).decoder(layers=6)",
+    "TransformerDecoderLayer": "rg.nn.TransformerConfig(width, num_heads).decoder(layers=6)",
+    "MLP": "rg.nn.FeedForward(width, hidden)",
+}
+#: Names that a watched run does not have -> code with `seen`, the run.
+OF_WATCHED = {
+    "attentions": "list(seen.maps.values())",
+    "attention": "seen[3]",
+    "attn": "seen[3]",
+    "weights": "seen[3]",
+    "pattern": "seen[3]",
+    "patterns": "list(seen.maps.values())",
+    "cache": "seen[3]",
+    "cache_dict": "seen.maps",
+    "activations": "seen.head_output(3)",
+    "output": "seen.head_output(3)",
+    "outputs": "seen.head_output(3)",
+    "z": "seen.head_output(3)",
+    "result": "seen.head_part(3)",
+    "v": "seen.values(3)",
+    "value": "seen.values(3)",
+    "logits": 'seen.logit_effect(3, token="word")',
+    "layers": "seen.names",
+    "modules": "seen.names",
+    "heads": "seen[3].shape[1]",
+    "head": "seen[3][:, 2]",
+    "tokens": "seen.tokens_read()",
+    "cross_attentions": "list(seen.cross.maps.values())",
+    "encoder_attentions": "list(seen.encoder.maps.values())",
+    "decoder_attentions": "list(seen.decoder.maps.values())",
+    "plot": "seen.heatmap(3, head=2)",
+    "head_view": "seen.show()",
+    "model_view": "seen.show()",
+    "to_html": 'seen.save("attention.html")',
+    "write": 'seen.save("attention.html")',
+}
+#: Names that a map does not have -> code with `weights`, the map.
+OF_MAPS = {
+    "attentions": "weights.dense()",
+    "weights": "weights.dense()",
+    "pattern": "weights.dense()",
+    "matrix": "weights.dense()",
+    "tensor": "weights.dense()",
+    "data": "weights.dense()",
+    "T": "weights.mT",
+    "H": "weights.mT",
+    "plot": "rg.heatmap(weights, tokens, head=0)",
+    "heatmap": "rg.heatmap(weights, tokens, head=0)",
+    "imshow": "rg.heatmap(weights, tokens, head=0)",
+    "figure": "rg.figure(weights, tokens, head=0)",
+    "head": "weights[:, 3]",
+    "heads": "weights.shape[1]",
+    "row": "weights[0, 3, 10]",
+    "strongest": "weights.top(1)",
+    "column_sums": "weights.received()",
+}
+#: Rooms, whose names are not in `regard` itself.
+ROOMS = ("nn", "viewer", "data", "seq2seq")
+
+
+def missing_here(room: str, name: str, public: Iterable[str]) -> AttributeError:
+    """The error for a name that `regard` or one of its rooms does not have."""
+
+    def known() -> Iterator[str]:
+        yield from (f"{room}.{own}".removeprefix("regard.") for own in public)
+        yield from import_module("regard.api").__all__
+        for other in ROOMS:
+            yield from (f"{other}.{each}" for each in import_module(f"regard.{other}").__all__)
+        if room == "regard":
+            yield from (f'mechanism("{each}")' for each in import_module("regard.catalog").mechanisms())
+
+    return missing(f"module {room!r}", name, known, CALLS, "rg.")
+
+
+def missing(
+    owner: str, name: str, known: Callable[[], Iterable[str]], calls: Mapping[str, str] | None = None, of: str = ""
+) -> AttributeError:
+    """The error for a name that `owner` does not have: what to call instead, or the nearest of the `known` names.
+
+    `of` is put before a known name, "rg." for example. `known` is not called for names that begin with _.
+
+    >>> missing("module 'regard'", "Causal", lambda: ["causal", "window"], of="rg.")
+    AttributeError("module 'regard' has no attribute 'Causal'. Did you mean rg.causal?")
+    """
+    text = f"{owner} has no attribute {name!r}"
+    if name.startswith("_"):
+        return AttributeError(text)
+    same_calls = {_plain(other): code for other, code in (calls or {}).items()}
+    names = [other for other in dict.fromkeys(known()) if not other.startswith("_")]
+    by_plain: dict[str, str] = {}
+    for other in names:
+        by_plain.setdefault(_plain(re.sub(r'.*[."](\w)', r"\1", other.rstrip('")'))), other)
+    plain = _plain(name)
+    if plain in same_calls:
+        return AttributeError(f"{text}. Here: {same_calls[plain]}")
+    if plain in by_plain:
+        return AttributeError(f"{text}. Did you mean {of}{by_plain[plain]}?")
+    close = [f"{of}{by_plain[each]}" for each in difflib.get_close_matches(plain, by_plain, n=3, cutoff=0.7)]
+    if close:
+        return AttributeError(f"{text}. Did you mean {' or '.join(close)}?")
+    near = difflib.get_close_matches(plain, same_calls, n=1, cutoff=0.8)
+    return AttributeError(f"{text}. Here: {same_calls[near[0]]}" if near else text)
+
+
+def _plain(name: str) -> str:
+    """A name without case and underscores: RoPE is rope, multi_head_attention is MultiHeadAttention."""
+    return name.replace("_", "").lower()
