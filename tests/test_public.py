@@ -19,7 +19,7 @@ WALKED = (m.name for m in pkgutil.walk_packages([str(SOURCE)], "regard."))
 MODULES = sorted(name for name in WALKED if "cli" not in name and not name.endswith(".libregard"))
 LAYERS = [
     {"errors", "checks", "names", "closures", "context", "live", "version", "versions", "whole_files"}
-    | {"shapes", "spans", "positions", "cluster", "upper_layers"},
+    | {"shapes", "spans", "positions", "cluster", "upper_layers", "other_libraries"},
     {"pieces", "attention"},
     {"cache", "engine"},
     {"maps", "composites", "catalog", "attention_output", "call_options", "combine", "nn", "torch_attention"},

@@ -1,14 +1,17 @@
 """Regard: any attention mechanism, run fast, with every weight visible."""
 
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from regard.other_libraries import missing_here
 from regard.upper_layers import importers
 from regard.version import __version__ as __version__
 
 #: Packages that are used by their own names: `regard.seq2seq.build`.
 PACKAGES = ("data", "nn", "seq2seq", "viewer")
 
+importers.update({name: partial(import_module, f"regard.{name}") for name in (*PACKAGES, "api")})
 importers["attention"] = lambda: import_module("regard.attention_output")
 importers["widget"] = lambda: import_module("regard.viewer.widget")
 importers["drawing"] = lambda: import_module("regard.drawing")
@@ -41,7 +44,7 @@ else:
         api = import_module("regard.api")
         globals().update({public: getattr(api, public) for public in api.__all__}, __all__=api.__all__)
         if name not in globals():
-            raise import_module("regard.other_libraries").missing_here("regard", name, api.__all__)
+            raise missing_here("regard", name, api.__all__)
         return globals()[name]
 
     def __dir__():

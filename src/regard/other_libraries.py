@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import import_module
+
+from regard.upper_layers import upper_layer
 
 _WATCH = "with rg.watch(model, tokenizer) as seen: model(**inputs)"
 _READ = f"{_WATCH}, then seen[3]"
@@ -193,11 +194,11 @@ def missing_here(room: str, name: str, public: Iterable[str]) -> AttributeError:
 
     def known() -> Iterator[str]:
         yield from (f"{room}.{own}".removeprefix("regard.") for own in public)
-        yield from import_module("regard.api").__all__
+        yield from upper_layer("api").__all__
         for other in ROOMS:
-            yield from (f"{other}.{each}" for each in import_module(f"regard.{other}").__all__)
+            yield from (f"{other}.{each}" for each in upper_layer(other).__all__)
         if room == "regard":
-            yield from (f'mechanism("{each}")' for each in import_module("regard.catalog").mechanisms())
+            yield from (f'mechanism("{each}")' for each in upper_layer("api").mechanisms())
 
     return missing(f"module {room!r}", name, known, CALLS, "rg.")
 
