@@ -1,6 +1,7 @@
-"""Where an optional package is not installed, the tests that need it are skipped, and the package is named.
+"""Where an optional package is not installed, or transformers is an older one, the tests that need more are skipped.
 
-With all of `regard[dev]` installed this plugin skips nothing.
+The reason names the package or the name that is not there. With all of `regard[dev]` installed at the versions of
+constraints.txt, or newer, this plugin skips nothing. A name that Regard itself misses is a failure with any version.
 """
 
 from __future__ import annotations
@@ -12,13 +13,18 @@ from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
+from traceback import walk_tb
 
 import pytest
 from packaging.requirements import Requirement
 
+import regard
 from regard.errors import RegardError
+from regard.versions import numbers
 
-TESTS = Path(__file__).parent
+TESTS, SOURCE = Path(__file__).parent, Path(regard.__file__).parent
+#: The transformers of constraints.txt, for which the tests were written.
+PINNED = numbers(re.search(r"^transformers==(.+)$", (TESTS.parent / "constraints.txt").read_text(), re.MULTILINE)[1])
 
 
 @cache
@@ -53,20 +59,42 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item):
-    """Skip a test that comes upon a package that is not installed."""
+    """Skip a test that comes upon a package that is not installed, or upon what transformers has not yet."""
     try:
         return (yield)
-    except (ModuleNotFoundError, RegardError) as error:
-        if is_missing(error):
+    except (ImportError, AttributeError, ValueError) as error:  # RegardError is a ValueError
+        if is_missing(error) or is_newer(error):
             pytest.skip(str(error))
         raise
+
+
+pytest_runtest_setup = pytest_runtest_call
 
 
 def is_missing(error: Exception) -> bool:
     """Whether a package is missing; one that is there in a version that will not do is a failure."""
     if isinstance(error, ModuleNotFoundError):
         return find_spec((error.name or "").partition(".")[0] or "regard") is None
-    return any(name in not_installed() for name in asked_for(str(error)))
+    return isinstance(error, RegardError) and any(name in not_installed() for name in asked_for(str(error)))
+
+
+def is_newer(error: Exception, installed: str | None = None) -> bool:
+    """Whether a test needs a newer transformers: `installed` lacks a name or a backend, or Regard refuses it."""
+    if not is_installed("transformers"):
+        return False
+    here = numbers(installed or metadata.version("transformers"))
+    if isinstance(error, RegardError):
+        needed = re.search(r"needs transformers (\d+\.\d+) or newer", str(error))
+        return needed is not None and here < numbers(needed[1])
+    is_name = re.match(r"module '?transformers\b.* has no attribute|\w+ does not support an attention impl", str(error))
+    is_module = isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "transformers"
+    return bool(is_name or is_module) and here < PINNED and not concerns_regard(error)
+
+
+def concerns_regard(error: Exception) -> bool:
+    """Whether code of Regard was running when the error came."""
+    files = [Path(frame.f_code.co_filename) for frame, _ in walk_tb(error.__traceback__)]
+    return any(SOURCE in file.parents for file in files)
 
 
 def asked_for(message: str) -> set[str]:

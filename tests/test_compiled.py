@@ -15,8 +15,9 @@ from miniatures import TEXTS, padding, tokens
 from regard.engine.kernel.operator import OPERATOR
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.span_masks import spans_mask
+from registered import needs_register
 
-rg.register()
+needs_register()
 pytestmark = [needs_kernel, pytest.mark.filterwarnings("error:regard")]
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 

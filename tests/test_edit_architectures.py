@@ -12,11 +12,11 @@ from dense_edits import Dense, drawn
 from recurrent_models import build
 from regard import RegardError
 from regard.stats.numbering import layer_number
+from registered import OURS
 
 transformers = pytest.importorskip("transformers")
-rg.register()
 N = 8
-BACKENDS = ("sdpa", "eager", "regard")
+BACKENDS = ("sdpa", "eager", *OURS)
 
 
 def initialised(model):

@@ -9,15 +9,15 @@ import torch
 
 import regard as rg
 from regard import RegardError
+from registered import OURS
 
 transformers = pytest.importorskip("transformers")
-rg.register()
 N, H, G, D = 7, 4, 2, 4
 IDS, OTHER = torch.tensor([[3, 1, 4, 1, 5, 9, 2], [2, 7, 1, 8, 2, 8, 1]]), torch.randint(0, 20, (2, N))
 PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
 
 
-@pytest.fixture(scope="module", params=["sdpa", "eager", "regard"])
+@pytest.fixture(scope="module", params=["sdpa", "eager", *OURS])
 def model(request):
     config = transformers.LlamaConfig(
         vocab_size=20, hidden_size=16, num_hidden_layers=2, intermediate_size=8, num_attention_heads=H,

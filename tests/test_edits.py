@@ -11,9 +11,9 @@ import torch
 import regard as rg
 from dense_edits import Dense, drawn
 from regard import RegardError
+from registered import OURS
 
 transformers = pytest.importorskip("transformers")
-rg.register()
 
 N = 9
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8, 2, 8, 1, 8, 2]])
@@ -37,8 +37,8 @@ MODELS = {
         layer_types=["sliding_attention", "full_attention"],
     ),
 }  # fmt: skip
-BACKENDS = dict.fromkeys(MODELS, ("sdpa", "eager", "regard")) | dict.fromkeys(
-    ("window and softcap", "sinks"), ("eager", "regard")
+BACKENDS = dict.fromkeys(MODELS, ("sdpa", "eager", *OURS)) | dict.fromkeys(
+    ("window and softcap", "sinks"), ("eager", *OURS)
 )
 
 

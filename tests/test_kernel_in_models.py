@@ -13,8 +13,9 @@ from regard.engine import decoding
 from regard.engine.kernel import engine
 from regard.hf import backend
 from regard.nn import projected_kv
+from registered import needs_register
 
-rg.register()
+needs_register()
 pytestmark = needs_kernel
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 CONFIGS = {

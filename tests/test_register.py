@@ -15,9 +15,10 @@ import regard as rg
 from miniatures import BERT, GPT2, LLAMA, MOE, OTHERS, T5, TEXTS, Model, sharpened, tokens
 from regard.hf.masks.mask_functions import MaskFunctionReader
 from regard.hf.masks.span_masks import SpanMask, spans_mask
+from registered import needs_register
 from watching import assert_same_weights, assert_verified, oracle, watched
 
-rg.register()
+needs_register()
 pytestmark = pytest.mark.filterwarnings("error:regard")
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 #: Doge multiplies its own weights into the mask, which is written out for that.

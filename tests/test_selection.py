@@ -10,9 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import DeepseekV32Config
-from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32Attention, DeepseekV32RotaryEmbedding
-from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLIndexer
 
 import regard as rg
 from regard.diagnosis.laws import LAWS
@@ -133,6 +130,9 @@ def test_deepseek_sparse_attention_is_that_of_transformers():
 
     With 16 index heads no score is 0 in all of them: of equal scores torch's topk would take any.
     """
+    from transformers import AttentionInterface, DeepseekV32Config
+    from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32Attention, DeepseekV32RotaryEmbedding
+
     torch.manual_seed(0)
     config = DeepseekV32Config(
         hidden_size=32, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=12,
@@ -151,8 +151,6 @@ def test_deepseek_sparse_attention_is_that_of_transformers():
 
     theirs, weights = module(hidden, rotation, mask)
     module.config._attn_implementation = "kept"
-    from transformers import AttentionInterface
-
     AttentionInterface.register("kept", keep)
     module(hidden, rotation, mask)
     index = index_of(module.indexer, hidden, module.q_a_layernorm(module.q_a_proj(hidden)), rotation)
@@ -184,6 +182,8 @@ def index_of(indexer, hidden, q_resid, rotation):
 @torch.no_grad()
 @pytest.mark.parametrize("local", [1, 2])
 def test_block_indexer_is_that_of_minimax(local):
+    from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLIndexer
+
     torch.manual_seed(1)
     sizes = {"hidden_size": 16, "index_head_dim": 8, "index_n_heads": 2, "index_block_size": 4, "rms_norm_eps": 1e-6}
     config = SimpleNamespace(**sizes, index_topk_blocks=3, index_local_blocks=local, num_attention_heads=4)

@@ -2,20 +2,23 @@
 
 import re
 import sys
+import tomllib
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 from torch import nn
 
+import extras
 import regard as rg
 from regard import versions
 from regard.engine import flash
 from regard.errors import RegardError
 from regard.hf.capture import transformers_interface
 
-SOURCE = Path(rg.__file__).parent
+SOURCE, ROOT = Path(rg.__file__).parent, Path(__file__).parent.parent
 VERSION_TEST = re.compile(
     r"__version__\S*\s*[<>=]=?\s|\bversions?\.numbers\(|\bparse\(.*version|AuxRequest|\.get_interface"
     r"|transformers import .*__version__|hasattr\((torch|transformers|AttentionInterface)\b(?!\.(ops|compiler))"
@@ -152,6 +155,69 @@ def test_encoder_decoders_that_run_their_own_softmax_are_seen_truly():
         assert torch.allclose(seen[f"encoder.block.{layer}.layer.0.SelfAttention"].dense(), weights, atol=1e-6)
     for layer, weights in enumerate(returned.cross_attentions):
         assert torch.allclose(seen[f"decoder.block.{layer}.layer.1.EncDecAttention"].dense(), weights, atol=1e-6)
+
+
+def test_eager_attention_that_is_not_observed_is_refused_in_words(monkeypatch):
+    model = nn.Linear(2, 2)
+    model.config = SimpleNamespace(_attn_implementation="eager")
+    monkeypatch.setattr(versions, "backend_lookup", lambda: (object, "__getitem__"))
+    assert "needs transformers 5.1 or newer" in versions.hidden_eager(model)
+    model.config._attn_implementation = "sdpa"
+    assert versions.hidden_eager(model) == ""
+
+
+def test_caches_that_count_positions_say_where_their_keys_begin():
+    """transformers before 5.4; with a window of 4, the last 3 of 7 tokens are held."""
+
+    class Cache:
+        def get_mask_sizes(self, positions, layer):
+            return 3 + positions.shape[0], 4 + layer
+
+    assert versions.mask_sizes(Cache(), 2, 0) == (5, 4)
+
+
+@pytest.mark.parametrize("name", ["Qwen3Next", "Bamba", "FalconH1"])
+@torch.no_grad()
+def test_recurrent_layers_of_other_versions_are_neither_edited_nor_watched_in_silence(name, monkeypatch):
+    pytest.importorskip("transformers")
+    from recurrent_models import build
+
+    monkeypatch.setattr("regard.hf.capture.recurrent_layers.core_names", lambda module: set())
+    model, ids = build(name), torch.tensor([[3, 1, 4, 1, 5]])
+    with rg.watch(model) as seen:
+        model(ids)
+    recurrent = {path for path, module in model.named_modules() if hasattr(module, "A_log")}
+    assert set(seen.missing) == recurrent and recurrent
+    with pytest.raises(RegardError, match="could not be applied to"), rg.edit(model, rg.KnockOut(rg.Where(keys=1))):
+        model(ids)
+
+
+def pinned(name):
+    return next(
+        line.split("==")[1] for line in (ROOT / "constraints.txt").read_text().splitlines() if f"{name}==" in line
+    )
+
+
+def test_nothing_is_refused_or_skipped_at_the_versions_of_constraints_txt():
+    version = pinned("transformers")
+    assert versions.WATCHED <= versions.REGISTERED <= versions.numbers(version) == extras.PINNED
+    absent = "module transformers has no attribute Absent"
+    refused = "register: it needs transformers 5.15 or newer, and 5.2.0 is installed."
+    for error in (AttributeError(absent), ImportError(absent, name="transformers.models"), RegardError(refused)):
+        assert extras.is_newer(error, "5.2.0") and not extras.is_newer(error, version)
+    with pytest.raises(AttributeError) as within:  # a name that Regard misses is a failure with any version
+        exec(compile(f"raise AttributeError({absent!r})", SOURCE / "absent.py", "exec"))
+    assert not extras.is_newer(within.value, "5.2.0")
+
+
+def test_a_torch_that_is_new_enough_is_kept():
+    """Regard asks for a lower bound alone, which its own torch meets, and no extra names torch."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (torch_needed,) = [r for r in map(Requirement, project["dependencies"]) if r.name == "torch"]
+    assert [bound.operator for bound in torch_needed.specifier] == [">="] and torch_needed.url is None
+    assert pinned("torch") in torch_needed.specifier
+    extra = {Requirement(r).name for listed in project["optional-dependencies"].values() for r in listed}
+    assert not {name for name in extra if name.startswith(("torch", "pytorch", "nvidia", "cuda"))}
 
 
 def test_versions_are_compared_by_their_first_two_numbers():

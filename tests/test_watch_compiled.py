@@ -11,8 +11,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import regard as rg
 from kernels import needs_kernel
 from miniatures import TEXTS, padding, tokens
+from registered import needs_register
 
-rg.register()
+needs_register()
 pytestmark = needs_kernel
 
 

@@ -64,6 +64,14 @@ def backend_lookup() -> tuple[Any, str] | None:
     return AttentionInterface, "get_interface" if hasattr(AttentionInterface, "get_interface") else "__getitem__"
 
 
+def hidden_eager(model: nn.Module) -> str:
+    """What to say of a model whose eager attention does not look for a backend. Goes with transformers >= 5.1."""
+    is_eager = getattr(getattr(model, "config", None), "_attn_implementation", "") == "eager"
+    if not is_eager or (lookup := backend_lookup()) is None or lookup[1] == "get_interface":
+        return ""
+    return " Eager attention needs transformers 5.1 or newer to be seen; with attn_implementation='sdpa' a model is."
+
+
 def check_model(model: nn.Module, operation: str) -> None:
     """Refuse a model of a transformers whose attention calls cannot be observed."""
     bases = {base.__module__.partition(".")[0] for module in model.modules() for base in type(module).__mro__}
@@ -84,6 +92,14 @@ def check_register() -> None:
             f"register: it needs transformers 5.15 or newer, and {__version__} is installed. rg.watch and rg.edit work "
             "with this version. Upgrade it: pip install 'transformers>=5.15,<6'."
         )
+
+
+def mask_sizes(cache: Any, num_queries: int, layer: int) -> tuple[int, int]:
+    """Number of keys and first key of a cache. Goes with transformers >= 5.4: older ones take a tensor of positions."""
+    try:
+        return cache.get_mask_sizes(num_queries, layer)
+    except AttributeError:  # a number has no shape
+        return cache.get_mask_sizes(torch.arange(num_queries), layer)
 
 
 def packing_function(masking_utils: Any) -> Callable[..., Any] | None:

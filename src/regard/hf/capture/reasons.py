@@ -6,12 +6,17 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from regard.versions import hidden_eager
+
 UNCALLED = "was not called inside the with-block by the watching thread"
 OUTSIDE = (
     "computes its weights itself, without the attention interface of transformers, F.scaled_dot_product_attention, "
     "nn.MultiheadAttention or regard.attend, and has no projection named v_proj or value to measure them by"
 )
-FUSED = "computed this layer in one fused kernel, which does not return the tensors of its weights; use model.eval()"
+FUSED = (
+    "computed this layer in one fused kernel, which does not return the tensors of its weights (use model.eval()), or "
+    "in the code of another transformers than 5.23"
+)
 #: Ends the errors of models that cannot be watched.
 SUPPORTED = (
     "Maps are recorded of attention that goes through transformers' attention interface (BERT, Llama, T5, ViT and some "
@@ -30,6 +35,7 @@ def nothing_captured(model: nn.Module, reasons: Iterable[str]) -> str:
     reasons = list(reasons)
     listed = f" {len(reasons)} attention modules: {'; '.join(dict.fromkeys(reasons))}." if reasons else ""
     backend = getattr(getattr(model, "config", None), "_attn_implementation", "eager")
+    listed += hidden_eager(model)
     remedy = "with attn_implementation='eager' " if backend != "eager" else ""
     return (
         f"watch: no attention of {type(model).__name__} was captured although it ran.{listed} {SUPPORTED}; "

@@ -28,8 +28,9 @@ class _Running(threading.local):
 
 
 def is_recurrent(module: nn.Module) -> bool:
-    """Whether a module of transformers computes a recurrent layer that can be read."""
-    return bool(core_names(module)) or inline_reader(module) is not None
+    """Whether a module computes a recurrent layer, by what it calls or its learned decay; older code is not read."""
+    has_decay = hasattr(module, "A_log") and (hasattr(module, "out_proj") or hasattr(module, "o_proj"))
+    return has_decay or bool(core_names(module)) or inline_reader(module) is not None
 
 
 class RecurrentLayers:

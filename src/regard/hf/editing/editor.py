@@ -32,6 +32,7 @@ from regard.hf.editing.attend_edits import edited_attend
 from regard.hf.editing.patches import OF_KEYS, CallPatch, check_length, patch_of
 from regard.hf.editing.places import Place, first_numbers, place_of
 from regard.stats.numbering import layer_number
+from regard.versions import hidden_eager
 
 
 @dataclass(eq=False)
@@ -370,7 +371,7 @@ class _Editor:
             f"edit: {part!r} could not be applied to {', '.join(paths[:5])}: {kinds} is recurrent, or computes its "
             "weights itself. Edits reach the attention interface of transformers, F.scaled_dot_product_attention, "
             "nn.MultiheadAttention, regard.attend and regard.nn. The model ran without this edit there."
-            f"{remedy}"
+            f"{hidden_eager(self.model)}{remedy}"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.hf.calls import Call
+from regard.versions import mask_sizes
 
 #: Arguments of cross-attention.
 OF_ENCODER = ("key_value_states", "encoder_hidden_states")
@@ -40,7 +41,7 @@ def place_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], i
         length = int(cache.get_seq_length(layer))
         if is_cross or any(kwargs.get(name) is not None for name in OF_ENCODER):
             return Place(max(length - hidden.shape[1], 0), 0, 0)
-        num_keys, first = cache.get_mask_sizes(hidden.shape[1], layer)
+        num_keys, first = mask_sizes(cache, hidden.shape[1], layer)
         return Place(length, int(num_keys), int(first))
     except (ValueError, AttributeError, TypeError):  # a layer whose cache keeps no keys
         return None
