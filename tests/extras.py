@@ -22,6 +22,20 @@ import regard
 from regard.errors import RegardError
 from regard.versions import numbers
 
+#: What transformers says of a name or an option that it has not yet.
+NAMES = (
+    r"module '?transformers\b.* has no attribute|.*AttentionInterface' has no attribute 'get_interface'"
+    r"|\w+ does not support an attention impl|Unknown quantization backend"
+)
+#: How Regard refuses what an older transformers cannot do, and the version that can.
+REFUSALS = {
+    r"needs transformers 5\.15 or newer": "5.15",
+    r"needs transformers 5\.[01] or newer": "5.1",
+    r"T5Attention is recurrent, or computes its weights itself": "5.15",
+    r"does not call transformers' attention interface": "5.1",
+    r"computes ScaledDotProductFlashAttentionForCpu outside of its norms": "5.1",
+    r"in the code of another transformers than 5\.23|are not as in transformers 5\.23": "5.23",
+}
 TESTS, SOURCE = Path(__file__).parent, Path(regard.__file__).parent
 #: The transformers of constraints.txt, for which the tests were written.
 PINNED = numbers(re.search(r"^transformers==(.+)$", (TESTS.parent / "constraints.txt").read_text(), re.MULTILINE)[1])
@@ -84,11 +98,21 @@ def is_newer(error: Exception, installed: str | None = None) -> bool:
         return False
     here = numbers(installed or metadata.version("transformers"))
     if isinstance(error, RegardError):
-        needed = re.search(r"needs transformers (\d+\.\d+) or newer", str(error))
-        return needed is not None and here < numbers(needed[1])
-    is_name = re.match(r"module '?transformers\b.* has no attribute|\w+ does not support an attention impl", str(error))
+        refused = [version for pattern, version in REFUSALS.items() if re.search(pattern, str(error))]
+        return any(here < numbers(version) for version in refused)
+    is_name = re.match(NAMES, str(error))
     is_module = isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "transformers"
     return bool(is_name or is_module) and here < PINNED and not concerns_regard(error)
+
+
+def older_than(version: str) -> bool:
+    """Whether the transformers that is installed is older."""
+    return is_installed("transformers") and numbers(metadata.version("transformers")) < numbers(version)
+
+
+def needs_transformers(version: str, why: str) -> pytest.MarkDecorator:
+    """Skips a test of what older transformers do not have."""
+    return pytest.mark.skipif(older_than(version), reason=f"transformers {version}: {why}")
 
 
 def concerns_regard(error: Exception) -> bool:

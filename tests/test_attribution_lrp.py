@@ -12,6 +12,7 @@ import torch
 import transformers
 
 import regard as rg
+from extras import needs_transformers
 from miniatures import LLAMA, sharpened
 from regard.attribution.attn_lrp import _rule
 from test_attribution import CONFIGS, built, target_of, text
@@ -124,6 +125,7 @@ def test_a_model_with_another_operation_is_refused_by_its_name():
     assert not any(part._forward_hooks for part in model.modules())
 
 
+@needs_transformers("5.1", "eager attention is seen")
 def test_what_has_no_rule_is_refused_inside_attention_too():
     gemma = transformers.Gemma2Config(**LLAMA | {"attn_logit_softcapping": 1.5, "sliding_window": 4})
     model = transformers.Gemma2ForCausalLM._from_config(gemma, attn_implementation="eager").eval()

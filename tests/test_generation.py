@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import recurrent_models
 import regard as rg
+from extras import needs_transformers, older_than
 from miniatures import BART, GPT2, LLAMA, T5, sharpened, tokens
 from regard.hf.capture.generation_calls import METHODS
 from regard.maps.stored import load_map, save_map
@@ -21,6 +22,7 @@ BEAMS = {"num_beams": 3, "num_return_sequences": 2}
 MODES = [{}, {"do_sample": True, "num_return_sequences": 2}, BEAMS, STATIC, {"use_cache": False}]
 MODES += [BEAMS | {"use_cache": False}]
 CHUNKS = {"prefill_chunk_size": 3}
+WITH_CHUNKS = [] if older_than("5.0") else [CHUNKS]
 PADDED = torch.ones(2, 7, dtype=torch.int64)
 PADDED[1, :2] = 0
 
@@ -61,7 +63,7 @@ def assert_one_pass(model, generation):
 @pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM"])
 def test_a_decoder_as_in_one_pass(name):
     model = build(name)
-    modes = [*MODES, CHUNKS] if name == "LlamaForCausalLM" else [{}, BEAMS, CHUNKS]
+    modes = [*MODES, *WITH_CHUNKS] if name == "LlamaForCausalLM" else [{}, BEAMS, *WITH_CHUNKS]
     for number, options in enumerate(modes):
         mask = PADDED if number % 2 == 0 or options == BEAMS else None
         generation, out = generated(model, tokens(7), attention_mask=mask, **options)
@@ -93,7 +95,8 @@ def test_a_translator_as_in_one_pass(name):
 @pytest.mark.parametrize("name", ["Qwen3Next", "Mamba", "Lfm2", "MiniMax"])
 def test_recurrent_layers_as_in_one_pass(name):
     model = recurrent_models.build(name)
-    for options in ({}, BEAMS, {"use_cache": False}) if name != "MiniMax" else ({}, {"use_cache": False}):
+    no_beams = name == "MiniMax" or (name == "Lfm2" and older_than("5.1"))  # whose own cache failed with beams
+    for options in ({}, {"use_cache": False}) if no_beams else ({}, BEAMS, {"use_cache": False}):
         generation, _ = generated(model, tokens(5), **options)
         for n in range(generation.num_sequences):
             one = generation.sequence(n)
@@ -154,6 +157,7 @@ def test_a_batch_whose_texts_end_at_different_steps():
     assert_one_pass(model, generation)
 
 
+@needs_transformers("5.1", "drafts and a least length go together")
 def test_refused_drafts_leave_no_row():
     model, assistant = build("LlamaForCausalLM"), build("LlamaForCausalLM", num_hidden_layers=1)
     ids = tokens(3, batch=1).repeat(1, 3)

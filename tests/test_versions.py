@@ -16,6 +16,7 @@ import regard as rg
 from regard import versions
 from regard.engine import flash
 from regard.errors import RegardError
+from regard.hf import text_reader
 from regard.hf.capture import transformers_interface
 
 SOURCE, ROOT = Path(rg.__file__).parent, Path(__file__).parent.parent
@@ -164,6 +165,17 @@ def test_eager_attention_that_is_not_observed_is_refused_in_words(monkeypatch):
     assert "needs transformers 5.1 or newer" in versions.hidden_eager(model)
     model.config._attn_implementation = "sdpa"
     assert versions.hidden_eager(model) == ""
+
+
+@pytest.mark.parametrize(("kind", "name", "expected"), [("GPT2", "LMHeadModel", True), ("Bert", "LMHeadModel", False)])
+def test_a_causal_model_has_a_loss_whatever_its_configuration_says_of_decoders(kind, name, expected):
+    """Before transformers 5, every configuration says `is_decoder=False`; of encoders it is true."""
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{kind}Config")()
+    config.is_decoder = False
+    with torch.device("meta"):
+        model = getattr(transformers, f"{kind}{name}")(config)
+    assert text_reader._predicts_next_token(model) == expected
 
 
 def test_caches_that_count_positions_say_where_their_keys_begin():

@@ -19,8 +19,11 @@ from regard.hf.capture import verification as verifying
 from regard.hf.capture.reasons import UNCALLED
 from regard.hf.masks.mask_tensors import Recognised, recognise
 from regard.pieces.tensor_bias import DiagonalBias, TensorBias
+from regard.versions import backend_lookup
 from watching import assert_identical, assert_verified, oracle, watched
 
+#: The method that finds backends.
+LOOKUP = backend_lookup()[1]
 BY_NAME = {model.name: model for model in (*ENCODERS, *DECODERS, *SEQ2SEQ)}
 
 
@@ -195,24 +198,24 @@ def test_inference_mode_autocast_and_gradients():
 
 
 def test_everything_is_restored_after_an_exception():
-    model, before = bert(), AttentionInterface.get_interface
+    model, before = bert(), getattr(AttentionInterface, LOOKUP)
     with pytest.raises(ZeroDivisionError), rg.watch(model):
         model(tokens(5))
         raise ZeroDivisionError
-    assert AttentionInterface.get_interface is before
+    assert getattr(AttentionInterface, LOOKUP) is before
     assert model.config._attn_implementation == "sdpa"
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_nested_watches_and_two_models():
     one, two, ids = bert(), llama(), tokens(5)
-    before = AttentionInterface.get_interface
+    before = getattr(AttentionInterface, LOOKUP)
     with rg.watch(one) as outer:
         with rg.watch(one, layers=[1]) as inner, rg.watch(two) as other:
             one(ids)
             two(ids)
         one(ids)
-    assert AttentionInterface.get_interface is before
+    assert getattr(AttentionInterface, LOOKUP) is before
     assert [len(outer.calls(0)), len(inner.calls(0)), len(other.calls(0))] == [2, 1, 1]
     assert inner.names == ["encoder.layer.1.attention.self"]
     assert torch.equal(outer.calls(1)[0].dense(), inner[0].dense())
@@ -228,17 +231,17 @@ def test_a_model_that_is_not_watched_is_left_alone():
 
 
 def test_another_wrapper_of_the_same_method_survives(monkeypatch):
-    monkeypatch.setattr(AttentionInterface, "get_interface", AttentionInterface.get_interface)
+    monkeypatch.setattr(AttentionInterface, LOOKUP, getattr(AttentionInterface, LOOKUP))
     model = bert()
     with rg.watch(model):
-        inside = AttentionInterface.get_interface
+        inside = getattr(AttentionInterface, LOOKUP)
 
         def theirs(self, *args):
             return inside(self, *args)
 
-        AttentionInterface.get_interface = theirs
+        setattr(AttentionInterface, LOOKUP, theirs)
         model(tokens(5))
-    assert AttentionInterface.get_interface is theirs
+    assert getattr(AttentionInterface, LOOKUP) is theirs
     with rg.watch(model) as seen:
         model(tokens(5))
     assert len(seen.calls(0)) == 1

@@ -36,9 +36,14 @@ def shares_key_heads() -> bool:
 
 
 def flex_with_logsumexp(function: Callable[..., Any], *tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of FlexAttention. Goes with torch >= 2.9, which has `AuxRequest`."""
+    """Output and log-sum-exp of FlexAttention. Goes with torch >= 2.13.
+
+    torch 2.8 has no `AuxRequest`, and rounds half-precision scores on CPUs.
+    """
     from torch.nn.attention import flex_attention
 
+    if numbers(torch.__version__) < (2, 13) and tensors[0].device.type == "cpu":
+        tensors = tuple(x.to(torch.promote_types(x.dtype, torch.float32)) for x in tensors)
     if not hasattr(flex_attention, "AuxRequest"):
         return function(*tensors, **options, return_lse=True)
     output, aux = function(*tensors, **options, return_aux=flex_attention.AuxRequest(lse=True))
@@ -100,6 +105,12 @@ def mask_sizes(cache: Any, num_queries: int, layer: int) -> tuple[int, int]:
         return cache.get_mask_sizes(num_queries, layer)
     except AttributeError:  # a number has no shape
         return cache.get_mask_sizes(torch.arange(num_queries), layer)
+
+
+def check_generation(model: nn.Module, config: Any) -> None:
+    """Refuse chunks of a prompt that are read outside of the model's hooks. Goes with transformers >= 5.0."""
+    if getattr(config, "prefill_chunk_size", None) is not None and hasattr(model, "_prefill_chunking"):
+        raise RegardError("watch: generate(prefill_chunk_size=) needs transformers 5.0 or newer.")
 
 
 def packing_function(masking_utils: Any) -> Callable[..., Any] | None:

@@ -365,10 +365,14 @@ def _run(model: Any, inputs: dict[str, Any]) -> None:
 
 
 def _predicts_next_token(model: Any) -> bool:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    )
 
     causal = type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-    return causal and getattr(model.config, "is_decoder", True)  # BERT with a language head is causal only as a decoder
+    is_encoder = model.config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES  # BERT is causal only as a decoder
+    return causal and (not is_encoder or getattr(model.config, "is_decoder", True))
 
 
 def in_one_line(text: str, width: int = 76) -> str:

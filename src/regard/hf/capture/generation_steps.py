@@ -17,6 +17,7 @@ from regard.hf.capture.generation import Generation
 from regard.hf.capture.generation_joins import ForwardPass, GenerationRecord
 from regard.hf.capture.model_maps import WatchedAttention
 from regard.hf.capture.module_hooks import inside_backward
+from regard.versions import check_generation
 
 #: Names under which models of transformers get their cache, and the tokens of a pass.
 CACHES = ("past_key_values", "cache_params", "past_buckets_states", "mems", "state")
@@ -89,6 +90,7 @@ class GenerationRecorder:
     def generation_started(self, model: nn.Module, prompt: Tensor, options: dict[str, Any]) -> None:
         if not self._concerns(model):
             return
+        check_generation(model, options.get("generation_config"))
         self._depth += 1
         if self._record is not None:
             self._record.is_nested = True
