@@ -48,10 +48,8 @@ class Lightning:
     def read(self, module: Any, seen: Seen, output: Any) -> CoreCall:
         heads, mask = module.num_attention_heads, seen.given.get("attention_mask")
         qkv = module.act_fn(seen.outputs["qkv_proj"])
-        is_masked = (
-            mask is not None and mask.shape[1] == qkv.shape[1]
-        )  # steps may get that of all tokens, and ignore it
-        qkv = qkv * mask[:, :, None] if is_masked else qkv
+        if mask is not None and mask.shape[1] == qkv.shape[1]:  # in steps, one of all tokens is ignored
+            qkv = qkv * mask[:, :, None]
         query, key, value = (heads_first(x) for x in qkv.unflatten(-1, (heads, -1)).chunk(3, -1))
         decay = -at_least_float32(module.slope_rate).detach().clone()
 
