@@ -20,7 +20,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
 
 from regard.attention_output import attend_listeners
-from regard.hf.attention_modules import OF_TORCH, ChosenLayers, names_called
+from regard.hf.attention_modules import OF_TORCH, ChosenLayers, is_called_attention, names_called
 from regard.hf.calls import DIRECT, MULTIHEAD, Call, Untranslatable
 from regard.hf.capture.captured_calls import Capture, ModuleCalls, NotCaptured
 from regard.hf.capture.function_calls import FUSED, SDPA, function_calls, may_fuse
@@ -183,7 +183,8 @@ class CallWatcher(Watcher):
     def module_started(self, module: nn.Module) -> None:
         if not self._is_own():
             return
-        self.running.modules.append(module)
+        if not is_called_attention(module):  # its caller has the attention
+            self.running.modules.append(module)
         if function_calls.is_first(self):
             function_calls.module_started(module)
         if isinstance(module, FUSED):
