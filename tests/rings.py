@@ -294,6 +294,23 @@ def what_cannot_be_merged_is_refused():
 
 
 @case
+def maps_of_many_ranks_are_tensors():
+    q, k, v = (some(1, 2, 12, 4, seed=n) for n in range(3))
+    for attention in (
+        rg.Attention(mask=rg.causal()),
+        rg.Attention(mask=rg.causal(), normalizer=rg.Sigmoid(offset=-2.0)),
+    ):
+        ring, dense = rg.Ring(), attention(q, k, v).weights.dense()
+        weights = attention(*(ring.share(t) for t in (q, k, v)), engine=ring).weights
+        for dim in (None, 1, 2, 3, (0, 3)):
+            torch.testing.assert_close(weights.mean(dim), dense.mean(dim), **CLOSE)
+            torch.testing.assert_close(weights.amin(dim), dense.amin(dim or ()), **CLOSE)
+        torch.testing.assert_close(weights.max(-1).values, dense.max(-1).values, **CLOSE)
+        torch.testing.assert_close(weights @ v, dense @ v, **CLOSE)
+        torch.testing.assert_close(weights[0, [0, 1], [5, 11], None], dense[0, [0, 1], [5, 11], None], **CLOSE)
+
+
+@case
 def meshes_and_groups_are_rings():
     W = dist.get_world_size()
     q, k, v = (some(1, 2, 12, 4, seed=n) for n in range(3))
