@@ -3,8 +3,8 @@
 
 One layer must name the symbols 1, 2, 4 and 8 positions before, with four heads (example 16). If two heads take the
 same position, another is missed. Li et al. 2018 (arXiv:1810.10183) add a term to the loss that makes heads disagree.
-Here the term is the cosine between the maps of every two heads. Inside `rg.differentiable()` the weights of a watched
-model carry gradients, so the statistic `similarity()` is a loss.
+Here the term is the cosine between the maps of every two heads. With `rg.watch(model, grad=True)` weights have
+gradients, so the statistic `similarity()` is a loss.
 """
 
 import matplotlib.pyplot as plt
@@ -31,11 +31,11 @@ def train(seed, strength):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
     for step in range(steps):
         ids = torch.randint(symbols, (16, length))
-        with rg.differentiable(), rg.watch(model, verify=False) as seen:
+        with rg.watch(model, verify=False, grad=True) as seen:
             logits = model(ids)[:, 8:]
         loss = nn.functional.cross_entropy(logits.flatten(0, 2), answers(ids).flatten())
         if strength:
-            similarity = seen[0].with_gradients().similarity()[:, others].mean()
+            similarity = seen[0].similarity()[:, others].mean()
             loss = loss + strength * min(1.0, 2 * step / steps) * similarity
         optimizer.zero_grad(), loss.backward(), optimizer.step()
     ids = torch.randint(symbols, (200, length))

@@ -40,11 +40,11 @@ def trained(strength):
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.004, total_steps=steps, pct_start=0.1)
     for _ in range(steps):
         batch = next(batches)[1]
-        with rg.differentiable(), rg.watch(model, layers=model.cross_attention, verify=False) as seen:
+        with rg.watch(model, layers=model.cross_attention, verify=False, grad=True) as seen:
             logits = model.logits(model(batch.source, batch.target_input))
         loss = F.cross_entropy(logits.mT, batch.target_output, ignore_index=rg.data.PAD)
         if strength:
-            head = seen[model.cross_attention].with_gradients().select(None, 0)
+            head = seen[model.cross_attention].select(None, 0)
             loss = loss + strength * head.summarize(rg.Divergence(to=true_rows(batch)))[0].mean()
         optimizer.zero_grad(), loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0), optimizer.step(), schedule.step()

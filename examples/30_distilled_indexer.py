@@ -60,9 +60,7 @@ optimizer, curve = torch.optim.Adam([*queries.parameters(), *keys.parameters()],
 for step in range(201):
     curve += [(step, recall()[0])] if step % 20 == 0 else []
     texts = torch.randperm(40)[:8]
-    with rg.differentiable():
-        weights = index_map(texts)
-    (divergence,) = weights.summarize(rg.Divergence(to=teacher.select(texts, None)))
+    (divergence,) = index_map(texts).summarize(rg.Divergence(to=teacher.select(texts, None)))
     optimizer.zero_grad(), divergence.mean().backward(), optimizer.step()
     if step % 100 == 0:
         print(f"step {step:3}: divergence {divergence.detach().mean():.2f} nats")

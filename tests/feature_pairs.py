@@ -352,7 +352,7 @@ def is_causal(attention: object, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
 
 
 @pair
-def differentiable_and_everything(rng: Draw) -> None:
+def gradients_and_everything(rng: Draw) -> None:
     """Gradients of weights and statistics are the slopes of formulas of the dense weights, by central differences."""
     attention, q, k, v, own = example(rng, [name for name in sorted(mechanisms()) if name not in NOT_SMOOTH], batch=1)
     if not own and q.shape[2] == k.shape[2] and not has_a_length(attention):
@@ -368,8 +368,7 @@ def differentiable_and_everything(rng: Draw) -> None:
         toward = randn(*ends[0].shape)
         difference = ((ends[0] - ends[1]) / (2 * STEP) * toward).sum()
     q, k = q.requires_grad_(), k.requires_grad_()
-    with rg.differentiable():
-        weights = attention(q, k, v, **own).weights
+    weights = attention(q, k, v, **own).weights
     try:
         number = (read(weights) * toward).sum()
     except rg.RegardError:  # statistics of signed weights, or a map without gradients

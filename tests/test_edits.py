@@ -255,10 +255,10 @@ def test_autocast_keeps_the_dtype_of_the_backend(llama):
 
 
 @needs_transformers("5.1", "eager attention is seen")
-def test_an_edited_map_carries_gradients(llama, dense):
-    """Inside `rg.differentiable()` a loss of edited weights has the gradients of dense autograd."""
+def test_an_edited_map_has_gradients(llama, dense):
+    """A loss of edited weights has the gradients of dense autograd."""
     edit = EDIT & rg.ScaleWeights(rg.Where(layers=1, heads=[0, 1], keys=slice(0, 3)), 0.3)
-    with rg.differentiable(), rg.edit(llama, edit), rg.watch(llama) as seen:
+    with rg.edit(llama, edit), rg.watch(llama, grad=True) as seen:
         llama(IDS)
     parameters = [p for name, p in llama.named_parameters() if "layers.0" in name or "layers.1.self_attn.q" in name]
     loss = seen[1].shares().entropy().sum() + seen[1][:, 1, 4].square().sum()

@@ -181,9 +181,9 @@ def test_gradients_are_bit_identical():
         assert_identical(wanted, mine)
 
 
-def test_maps_of_a_differentiable_block_carry_gradients():
+def test_maps_of_a_watch_with_grad_have_gradients():
     q = torch.randn(1, 2, 5, 4, requires_grad=True)
-    with rg.differentiable(), rg.watch() as seen:
+    with rg.watch(grad=True) as seen:
         sdpa(q, q.detach(), q.detach())
     seen[0].entropy().sum().backward()
     mine, q.grad = q.grad, None

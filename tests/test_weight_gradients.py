@@ -1,8 +1,9 @@
-"""Weights and folds carry gradients inside `rg.differentiable()`: those of dense float64 autograd, in O(n) memory."""
+"""Weights and folds have gradients: those of dense float64 autograd, in O(n) memory."""
 
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 
 import pytest
@@ -48,8 +49,7 @@ def dense_weights(attention, inputs, tensors):
 
 
 def live_map(attention, inputs, tensors):
-    with rg.differentiable():
-        return attention(*inputs, **tensors)
+    return attention(*inputs, **tensors)
 
 
 def gradients(loss, learned):
@@ -268,46 +268,115 @@ def test_memory_is_linear_in_the_length(transition, monkeypatch):
     assert largest.numbers < n * n / 2 and q.grad.abs().sum() > 0
 
 
-def test_only_maps_made_inside_carry_gradients():
+def test_maps_made_in_grad_mode_of_tensors_that_require_grad_do_too():
     q, k, v = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3))
-    outside = rg.Attention()(q, k, v).weights
-    with rg.differentiable():
-        inside = rg.Attention()(q, k, v).weights
-        with torch.no_grad():
-            teacher = rg.Attention()(q, k, v).weights
-        constant = rg.Attention()(q.detach(), k.detach(), v).weights
-    assert inside.carries_gradients and inside.with_gradients() is inside
-    for weights in (outside, teacher, constant, pickle.loads(pickle.dumps(inside)), copy.deepcopy(inside)):
-        assert not weights.carries_gradients and not weights.dense().requires_grad
-        assert not weights.entropy().requires_grad and torch.equal(weights.dense(), inside.dense())
-        with pytest.raises(rg.RegardError, match=r"made outside `with rg.differentiable\(\):`, or under"):
+    live = rg.Attention()(q, k, v).weights
+    with torch.no_grad():
+        teacher = rg.Attention()(q, k, v).weights
+    constant = rg.Attention()(q.detach(), k.detach(), v).weights
+    assert live.requires_grad and live.with_gradients() is live
+    copies = pickle.loads(pickle.dumps(live)), copy.deepcopy(live), live.detach(), live.shares().detach().source
+    for weights in (teacher, constant, *copies):
+        assert not weights.requires_grad and not weights.dense().requires_grad and weights.detach() is weights
+        assert not weights.entropy().requires_grad and torch.equal(weights.dense(), live.dense())
+        with pytest.raises(rg.RegardError, match=r"does not require grad.*watch\(model, grad=True\)"):
             weights.with_gradients()
     with torch.no_grad():
-        assert not inside.entropy().requires_grad and not inside[0, 0, 1].requires_grad
-    assert inside.select(0, [1]).carries_gradients and inside.shares().carries_gradients
-    assert inside.__array__().shape == (1, 2, 5, 5) and torch.from_dlpack(inside).shape == (1, 2, 5, 5)
+        assert not live.entropy().requires_grad and not live[0, 0, 1].requires_grad
+    assert live.select(0, [1]).requires_grad and live.shares().requires_grad
+
+
+def test_only_watches_with_grad_keep_graphs():
+    model, x = rg.nn.TransformerConfig(8, num_heads=2).encoder(layers=2), torch.randn(1, 5, 8)
+    with rg.watch(model) as detached, rg.watch(model, grad=True) as live:
+        model(x)
+        with torch.no_grad():
+            model(x)
+    first, teacher = live.calls(0)
+    assert first.requires_grad and not teacher.requires_grad and not detached.calls(0)[0].requires_grad
+    torch.testing.assert_close(first.dense(), detached.calls(0)[0].dense())
+    first.entropy().sum().backward()
     for mode in (torch.no_grad, torch.inference_mode):
-        with mode(), pytest.raises(rg.RegardError, match=f"torch.{mode.__name__} is active"):
-            rg.differentiable().__enter__()
+        with (
+            mode(),
+            pytest.raises(rg.RegardError, match=f"watch.grad=True.: torch.{mode.__name__} is active"),
+            rg.watch(model, grad=True),
+        ):
+            pass
+    with pytest.raises(rg.RegardError, match="without a graph"):
+        rg.watch(model, grad=True, keep="statistics")
+
+
+def test_a_watched_layer_without_a_graph_is_missing_and_not_constant():
+    """A constant in a loss would add nothing to it, without a word."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BloomConfig(hidden_size=8, n_head=2, n_layer=1, vocab_size=9)
+    model, ids = transformers.BloomForCausalLM(config).eval(), torch.tensor([[3, 1, 4]])
+    with rg.watch(model) as detached:
+        model(ids)
+    with pytest.raises(rg.RegardError, match="no gradients"), rg.watch(model, grad=True):
+        model(ids)
+    assert not detached[0].entropy().requires_grad
+
+
+def test_other_libraries_get_no_map_that_requires_grad():
+    """As of a tensor that requires grad: they would drop its graph without a word."""
+    numpy, x = pytest.importorskip("numpy"), torch.randn(1, 2, 5, 4, requires_grad=True)
+    weights = rg.Attention()(x, x, x).weights
+    for read in (numpy.asarray, torch.as_tensor, torch.from_dlpack, torch.asarray):
+        with pytest.raises(rg.RegardError, match=r"requires grad.*weights\.detach\(\)"):
+            read(weights)
+        assert read(weights.detach()).shape == (1, 2, 5, 5)
+        with torch.no_grad():
+            assert read(weights).shape == (1, 2, 5, 5)
 
 
 def test_changes_in_place_and_freed_graphs_are_errors():
+    """Of the backward pass alone: values come from the snapshot, which no optimizer step changes."""
     sink = rg.LearnedSink(2)
     attention = rg.Attention(normalizer=sink)
     q, k, v = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3))
-    received = (weights := live_map(attention, (q, k, v), {}).weights).received().sum()
+    received = (weights := attention(q, k, v).weights).received().sum()
     received.backward(retain_graph=True)
     received.backward()
     assert sink.sink.grad.abs().sum() > 0
     with pytest.raises(rg.RegardError, match=r"already freed the graph.*retain_graph"):
         received.backward()
-    again = weights.entropy().sum()
-    with torch.no_grad():
-        sink.sink += 1.0
+    read_before, before = weights.entropy().sum(), weights.dense().detach()
+    torch.optim.SGD(sink.parameters(), lr=1.0).step()
     with pytest.raises(rg.RegardError, match="changed in place"):
-        again.backward()
-    with pytest.raises(rg.RegardError, match="changed in place since attend ran"):
-        weights.entropy()
+        read_before.backward()
+    heads = weights.select(None, [1])
+    for read, expected in (
+        (weights.dense(), before),
+        (weights[0, 1], before[0, 1]),
+        (heads.dense(), before[:, 1:]),
+        (rg.SumMap([weights, weights], [0.5, 0.5]).dense(), before),
+        (weights.shares().received(), weights.detach().shares().received()),
+    ):
+        torch.testing.assert_close(read.detach(), expected)
+        with pytest.raises(rg.RegardError, match="before the change, but they have no gradients any more"):
+            read.sum().backward()
+    assert weights.detach().entropy().isfinite().all()
+
+
+@pytest.mark.parametrize("change", ["factor", "groups"])
+def test_changed_factors_and_groups_answer_from_their_snapshot(change):
+    x = torch.randn(1, 1, 4, 8)
+    if change == "factor":
+        parameter = torch.nn.Parameter(torch.tensor(0.5))
+        weights = rg.SumMap([rg.Attention()(x, x, x).weights] * 2, [1.0, parameter])
+    else:
+        attention = rg.Grouped(rg.Attention(), groups := rg.ProjectedGroups(4, 2))
+        weights, parameter = attention(x, x, x).weights, groups.of_values
+    before = weights.dense().detach()
+    weights.dense().square().sum().backward()
+    assert parameter.grad.abs().sum() > 0
+    with torch.no_grad():
+        parameter += 1.0
+    torch.testing.assert_close(weights.dense().detach(), before)
+    with pytest.raises(rg.RegardError, match="changed in place"):
+        weights.dense().sum().backward()
 
 
 HIDDEN = {}
@@ -321,14 +390,75 @@ class Hidden(rg.Score):
         return HIDDEN["scale"] * query @ key.mT
 
 
-def test_hidden_tensors_and_transforms_are_refused():
+class Detached(Hidden):
+    def tile(self, query, key, grid):
+        return torch.from_numpy((query @ key.mT).detach().numpy())
+
+
+@pytest.mark.parametrize("score", [Hidden, Detached])
+def test_weights_without_right_gradients_can_be_read_and_refuse_backward(score):
     HIDDEN["scale"] = torch.ones((), requires_grad=True)
     q = torch.randn(1, 1, 3, 4, requires_grad=True)
-    with rg.differentiable(), pytest.raises(rg.RegardError, match=r"inside rg.differentiable\(\) a piece depends on"):
-        rg.Attention(Hidden())(q, q, q)
-    weights = live_map(rg.Attention(), (q, q, q), {}).weights
-    with pytest.raises(rg.RegardError, match=r"inside torch\.func"):
+    weights = rg.Attention(score())(q, q, q, engine="dense").weights
+    for read in (weights.entropy(), weights[0, 0, 1], weights.dense(), weights.select(0, 0).received()):
+        assert read.requires_grad and read.detach().isfinite().all()
+        with pytest.raises(rg.RegardError, match=r"is none of its attributes|without derivatives"):
+            read.sum().backward()
+    assert q.grad is None and not weights.detach().entropy().requires_grad
+    q = q.detach()  # then a hidden tensor is the only one with a gradient
+    weights = rg.Attention(score())(q, q, q, engine="dense").weights
+    assert weights.requires_grad == (score is Hidden)
+
+
+def test_transforms_of_functions_are_refused():
+    q = torch.randn(1, 1, 3, 4, requires_grad=True)
+    weights = rg.Attention()(q, q, q).weights
+    with pytest.raises(rg.RegardError, match=r"torch\.func"):
         torch.func.grad(lambda x: weights.entropy().sum() * x)(torch.ones(()))
+
+
+def test_norms_of_values_have_gradients():
+    q, k, v, project = (torch.randn(1, 2, 4, 3, dtype=torch.float64, requires_grad=True) for _ in range(4))
+    weights = rg.Attention()(q, k, v).weights
+    for projection in (None, project[0, :, :3]):
+        seen = rg.value_weighted(weights, v, projection)
+        norms = (v if projection is None else v @ projection).norm(dim=-1)
+        dense = (q @ k.mT / 3**0.5).softmax(-1) * norms[:, :, None]
+        for found, exact in ((seen.carried(), dense.sum(-1)), (seen.received(), dense.sum(2)), (seen.dense(), dense)):
+            learned = [q, k, v] + ([] if projection is None else [project])
+            for grad, slope in zip(
+                gradients(times_noise(found), learned), gradients(times_noise(exact), learned), strict=True
+            ):
+                torch.testing.assert_close(grad, slope, rtol=1e-5, atol=1e-6)
+
+
+def test_a_hundred_steps_that_log_a_number_use_constant_memory():
+    """No map, and no graph of one, outlives a step: no cycle waits for the garbage collector."""
+    model = rg.nn.MultiHeadAttention(8, 2, is_causal=True, return_weights=True)
+    attention = rg.Attention(bias=rg.LearnedTable(num_heads=2, reach=4), mask=rg.causal(), normalizer=rg.LearnedSink(2))
+    optimizer = torch.optim.Adam([*model.parameters(), *attention.parameters()])
+    logged, alive = [], []
+
+    def step():
+        output, weights = model(x := torch.randn(2, 6, 8))
+        heads = output.unflatten(-1, (2, 4)).transpose(1, 2)
+        seen = attention(heads, heads, heads)
+        loss = (output - x).square().mean() + seen.output.square().mean() + 0.1 * seen.weights.received().var()
+        loss.backward()
+        logged.append(weights.entropy().mean().item() + seen.weights.shares()[0, 0, 2].sum().item())
+        optimizer.step()
+        optimizer.zero_grad()
+
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(100):
+            step()
+            if number % 20 == 19:
+                alive.append(sum(issubclass(type(x), (torch.Tensor, rg.AttentionMap)) for x in gc.get_objects()))
+    finally:
+        gc.enable()
+    assert len(set(alive)) == 1 and len(logged) == 100
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -336,14 +466,13 @@ def test_modules_give_live_maps(is_causal):
     """Those of rg.nn, and torch's own under a watch, with fast paths and without; parameters get gradients."""
     x = torch.randn(2, 5, 8)
     own = rg.nn.MultiHeadAttention(8, 2, is_causal=is_causal, return_weights=True)
-    with rg.differentiable():
-        _, weights = own(x, x, x)
+    _, weights = own(x, x, x)
     weights.entropy().sum().backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in own.parameters())
 
     mask = torch.ones(5, 5).triu(1).bool() if is_causal else None
     theirs = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
-    with rg.differentiable(), rg.watch(theirs) as seen:
+    with rg.watch(theirs, grad=True) as seen:
         _, returned = theirs(x, x, x, attn_mask=mask, need_weights=True, average_attn_weights=False)
     found = gradients(times_noise(seen[0].dense()), [theirs.in_proj_weight])
     torch.testing.assert_close(found, gradients(times_noise(returned), [theirs.in_proj_weight]))
@@ -363,7 +492,7 @@ def test_watched_models_give_live_maps(kind):
         parameter.data = 0.3 * torch.randn(parameter.shape)
     ids = torch.tensor([[3, 1, 4, 1, 5, 9]])
     model.set_attn_implementation("sdpa")
-    with rg.differentiable(), rg.watch(model) as seen:
+    with rg.watch(model, grad=True) as seen:
         model(ids)
     with torch.no_grad():
         assert not seen[0].dense().requires_grad  # the first look is no loss
@@ -408,10 +537,12 @@ def test_maps_made_of_a_live_map_are_live():
     edits = LayerEdits((LayerEdit(halved, Pairs(keys=halved.where.indices("keys"))),))
     factors, signs = torch.ones(9, dtype=torch.float64), torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None, None]
     factors[0] = 0.5
+    slopes, values = torch.randn(2, 4, 9, 3), torch.randn(2, 2, 9, 3)
     pairs = [
         (EditedMap(weights, edits), dense * factors),
         (PositiveMap(rg.SumMap([weights], [signs])), (dense * signs).clamp_min(0)),
         (ValueWeighted(weights, norms), dense * norms[:, :, None]),
+        (rg.GradientMap(weights, slopes, values), dense * (slopes @ values.repeat_interleave(2, 1).mT)),
     ]
     for live, exact in pairs:
         for found, expected in (
@@ -424,17 +555,13 @@ def test_maps_made_of_a_live_map_are_live():
                 torch.testing.assert_close(grad, slope, rtol=1e-5, atol=1e-6)
     profile = rg.profile({"0": weights}, [f"t{n}" for n in range(9)]).layers[0]
     assert not any(isinstance(x, torch.Tensor) and x.requires_grad for x in vars(profile).values())
-    gradient = rg.GradientMap(weights, torch.ones(2, 4, 9, 3), torch.ones(2, 2, 9, 3))
-    with pytest.raises(rg.RegardError, match="a GradientMap carries no gradients"):
-        gradient.with_gradients()
 
 
 @pytest.mark.parametrize("length", [0, 1, 3])
 def test_weights_on_groups_of_keys_have_gradients_of_zero_before_the_first_group(length):
     query, key = torch.randn(2, 1, 2, length, 4).requires_grad_().unbind()
     attention = rg.Grouped(rg.Attention(mask=rg.causal()), rg.MeanGroups(4))
-    with rg.differentiable():
-        weights = attention(query, key, key).weights
+    weights = attention(query, key, key).weights
     for number in (weights.entropy(), weights.distance(), weights.dense(), weights[0, 1]):
         grads = torch.autograd.grad(number.sum(), [query, key])
         assert not any(grad.any() for grad in grads)
@@ -443,7 +570,6 @@ def test_weights_on_groups_of_keys_have_gradients_of_zero_before_the_first_group
 @pytest.mark.parametrize("part", [(slice(None), 0, []), ([],), (0, slice(None), slice(None), [])])
 def test_a_selection_of_nothing_is_in_the_graph(part):
     query, key = torch.randn(2, 1, 2, 3, 4).requires_grad_().unbind()
-    with rg.differentiable():
-        weights = rg.Attention()(query, key, key).weights
+    weights = rg.Attention()(query, key, key).weights
     grads = torch.autograd.grad(weights[part].sum(), [query, key])
     assert not any(grad.any() for grad in grads)

@@ -15,7 +15,6 @@ from regard.engine import Plan
 from regard.engine.ring import RankLost, Ring, RingPlan
 from regard.errors import RegardError
 from regard.hf import *  # noqa: F403
-from regard.live import differentiable
 from regard.maps import *  # noqa: F403
 from regard.pieces import *  # noqa: F403
 from regard.positions import Positions
@@ -45,7 +44,6 @@ __all__ = [
     "attend",
     "check",
     "combine",
-    "differentiable",
     "mechanism",
     "mechanisms",
     "plan",

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from regard.checks import explained
 from regard.errors import RegardError
-from regard.live import keeps_gradients
 from regard.pieces.bias import Bias, State
 from regard.pieces.call_tensors import CallTensors, tensors_for
 from regard.pieces.contents import Skeleton, is_small, take_apart, tensor_snapshot
@@ -222,7 +221,7 @@ def checked_attention(owner: str, attention: object) -> Attention:
 
 
 def snapshot(attention: Attention) -> Attention:
-    """A copy of the pieces as they are now. Exchanged pieces and new parameter data do not change the copy.
+    """A copy of the pieces as they are now, detached. Exchanged pieces and new parameter data do not change the copy.
 
     >>> import torch, regard as rg
     >>> attention = rg.Attention(normalizer=rg.LearnedSink(1))
@@ -230,7 +229,7 @@ def snapshot(attention: Attention) -> Attention:
     >>> attention.normalizer, copy.normalizer
     (LearnedSink(2), LearnedSink(1))
     """
-    if attention.shared is not None and not _is_live(attention):
+    if attention.shared is not None:
         return attention
     tensors, skeleton = take_apart(attention)
     return snapshot_around([tensor_snapshot(tensor) for tensor in tensors], skeleton)
@@ -239,13 +238,8 @@ def snapshot(attention: Attention) -> Attention:
 def snapshot_around(tensors: Sequence[Tensor], skeleton: Skeleton) -> Attention:
     """A snapshot from a skeleton of `take_apart`, and from the snapshots of its tensors."""
     copy: Attention = skeleton.around(tensors)
-    vars(copy)["shared"] = [tensor for tensor in tensors if tensor.requires_grad or not is_small(tensor)]
+    vars(copy)["shared"] = [tensor for tensor in tensors if not is_small(tensor)]
     return copy
-
-
-def _is_live(copy: Attention) -> bool:
-    """Whether a snapshot has tensors with gradients, and graphs are not kept now."""
-    return not keeps_gradients() and any(tensor.requires_grad for tensor in copy.shared or ())
 
 
 P = TypeVar("P")
@@ -398,6 +392,18 @@ def scores(attention: Attention, tile: Prepared, grid: Grid, masked: bool = True
     if attention.mask is None or not masked:
         return s
     return s.masked_fill(~attention.mask.allowed(grid), attention.normalizer.masked_score)
+
+
+def hides_gradients(pieces: Skeleton, tensors: Sequence[Tensor], prepared: Prepared, grid: Grid) -> bool:
+    """Whether a piece depends on a tensor that requires gradients but is not stored in the piece.
+
+    One pair is scored around tensors without gradients. If its weight still requires one, a tensor was missed.
+    """
+    if not (pieces.is_foreign and torch.is_grad_enabled()):
+        return False
+    attention, first = pieces.around(t.detach() for t in tensors), slice(0, 1)
+    s = scores(attention, prepared.detach().tile(first, first), grid.tile(first, first))
+    return attention.normalizer.normalize_rows(s, grid.key.new_zeros(1))[0].requires_grad
 
 
 def makes_new_scores(attention: Attention) -> bool:

@@ -12,11 +12,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from regard.attention import EMPTY, Attention, Prepared, choose_keys, scores, snapshot_around
+from regard.attention import EMPTY, Attention, Prepared, choose_keys, hides_gradients, snapshot_around
 from regard.cache import Memory
 from regard.engine.transforms import is_transformed
 from regard.pieces.call_tensors import CallTensors
-from regard.pieces.contents import Skeleton, is_small, take_apart, tensor_snapshot, tensors_of
+from regard.pieces.contents import Originals, Skeleton, is_small, take_apart, tensor_snapshot, tensors_of
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import LearnedSink, RowStatistic, Softmax
 from regard.positions import Positions
@@ -132,17 +132,13 @@ class Problem:
 
     @cached_property
     def hides_gradients(self) -> bool:
-        """Whether a piece depends on a tensor that requires gradients but is not stored in the piece.
+        """Whether a piece depends on a tensor that requires gradients but is not stored in the piece."""
+        return hides_gradients(self.skeleton, self.piece_tensors, self.prepared, self.grid)
 
-        One pair is scored around tensors without gradients. If its weight still requires one, a tensor was missed.
-        """
-        if not (self.skeleton.is_foreign and torch.is_grad_enabled()):
-            return False
-        attention = self.skeleton.around(t.detach() for t in self.piece_tensors)
-        first = slice(0, 1)
-        tile, grid = self.prepared.detach().tile(first, first), self.grid.tile(first, first)
-        weights, _ = attention.normalizer.normalize_rows(scores(attention, tile, grid), grid.key.new_zeros(1))
-        return weights.requires_grad
+    @property
+    def scores_need_gradient(self) -> bool:
+        """Whether gradients of weights would reach a tensor."""
+        return self.needs_gradient(*self.prepared.tensors(), *self.piece_tensors)
 
     def tensors(self) -> list[Tensor]:
         """All tensors that the output depends on: values, prepared tensors, and those of the pieces."""
@@ -153,6 +149,10 @@ class Problem:
         if self.attention.shared is not None:
             return self.attention
         return snapshot_around([tensor_snapshot(t) for t in self.piece_tensors], self.skeleton)
+
+    def originals(self) -> Originals:
+        """The tensors of the pieces, for the gradients of a map."""
+        return Originals.of(self.piece_tensors, self.skeleton)
 
     def snapshot(self) -> Problem:
         """The problem as it is now, without gradients."""

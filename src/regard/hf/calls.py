@@ -22,7 +22,6 @@ from regard.edits.layer_edits import CallEdits, EditedTile, LayerEdits
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.mask_tensors import Recognised, recognise
 from regard.hf.masks.span_masks import OURS, SpanMask
-from regard.live import keeps_gradients
 from regard.pieces.bias import Bias, Softcap
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, causal, window
@@ -89,7 +88,7 @@ class Call:
 
     def needs_gradient(self, tensor: Tensor) -> bool:
         """Whether the tensor must receive gradients: from the output of a backend, or from a map that carries them."""
-        return (self.to_run or keeps_gradients()) and tensor.requires_grad and torch.is_grad_enabled()
+        return tensor.requires_grad and torch.is_grad_enabled()
 
     @property
     def flash(self) -> bool:

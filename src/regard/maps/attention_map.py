@@ -55,6 +55,12 @@ WORKSPACE = 128 << 20
 #: Ranges of keys become one tile if the gap between them is at most this number of keys.
 GAP = 64
 
+#: The error of a backward pass through a family of maps without gradients.
+NO_GRADIENTS = (
+    "weights: a {} has no gradients. A map that joins several calls, or that lies on several ranks, can be read only. "
+    "Use the map of one call on one rank; or read weights.detach(), a constant in the loss."
+)
+
 #: The results of folds, in the types of `summarize`.
 First = TypeVar("First")
 Second = TypeVar("Second")
@@ -65,9 +71,10 @@ class AttentionMap(TensorInterface, ABC):
     """The weights (B, H, I, J) of one attention, computed on demand in O(n) memory.
 
     Nothing is computed before you ask. Every answer is exact. Weights are before dropout, in float32 or float64. They
-    are detached, unless the map was made inside `rg.differentiable()`. Weights of a softmax are shares: not negative,
-    with the sum 1 in each row (`has_shares`). If `is_signed`, they may be negative and of any sum. Gates, edits and
-    sums of maps may also give rows of any sum. `shares()` gives |w_ij| / sum_j |w_ij|.
+    are in the autograd graph if the map was made in grad mode of tensors that require grad (`requires_grad`). Weights
+    of a softmax are shares: not negative, with the sum 1 in each row (`has_shares`). If `is_signed`, they may be
+    negative and of any sum. Gates, edits and sums of maps may also give rows of any sum. `shares()` gives
+    |w_ij| / sum_j |w_ij|.
 
     >>> import torch, regard as rg
     >>> seen = rg.Attention()(*(torch.randn(1, 2, 5, 4) for _ in range(3)))
@@ -87,6 +94,10 @@ class AttentionMap(TensorInterface, ABC):
     #: Makes the map of shares; `share_map` sets it.
     _shares_of: ClassVar[Callable[[AttentionMap], AttentionMap]]
 
+    #: The tensors of the map with their graphs, in families that keep a snapshot beside them; None without gradients.
+    _live: Any = None
+    #: Why gradients of this map cannot be computed, although it was made of tensors that require them.
+    _refusal: str | None = None
     #: The values (B, G, J, E) and the output (B, H, I, E) of the call, if an edit changed them.
     ran: tuple[Tensor, Tensor | None] | None = None
     #: The pieces. Their mask says which keys a query may attend to.
@@ -211,11 +222,13 @@ class AttentionMap(TensorInterface, ABC):
         """All weights as a NumPy array, if they fit in the budget of `dense`."""
         if copy is False:
             raise RegardError("weights: each call computes a new array, so copy=False is impossible. Leave it out.")
+        self._refuse_export("NumPy")
         weights = self.dense().detach().cpu().numpy()
         return weights if dtype is None else weights.astype(dtype)
 
     def __dlpack__(self, **options: Any) -> Any:
         """All weights for `torch.as_tensor` and every other library that reads DLPack, within the budget of `dense`."""
+        self._refuse_export("DLPack, which torch.as_tensor reads,")
         return self.dense().detach().__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
@@ -255,53 +268,80 @@ class AttentionMap(TensorInterface, ABC):
     # Gradients
 
     @property
-    def carries_gradients(self) -> bool:
+    def requires_grad(self) -> bool:
         """Whether weights, tiles and folds of this map are in the autograd graph.
 
-        They are if the map was made inside `rg.differentiable()` and one of its tensors requires gradients.
+        They are if the map was made in grad mode of a tensor that requires grad: queries, keys, or a parameter of a
+        piece. Maps of `rg.watch(model)` are detached; `rg.watch(model, grad=True)` keeps their graphs.
 
         >>> import torch, regard as rg
         >>> q, k, v = (torch.randn(1, 1, 3, 4, requires_grad=True) for _ in range(3))
-        >>> rg.Attention()(q, k, v).weights.carries_gradients
-        False
+        >>> weights = rg.Attention()(q, k, v).weights
+        >>> weights.entropy().mean().backward()  # a loss: rows should be sharper
+        >>> weights.requires_grad, q.grad.shape, v.grad
+        (True, torch.Size([1, 1, 3, 4]), None)
         """
-        return False
+        return self._refusal is not None
 
-    def with_gradients(self) -> Self:
-        """This map, if it carries gradients; else a `RegardError` that says why it does not.
-
-        Use it where a loss needs gradients: `weights.with_gradients().entropy()`. Without it a map that was made
-        outside `rg.differentiable()` gives a constant, and `backward()` fails later or learns nothing.
+    def detach(self) -> Self:
+        """The same map without its graph: its weights and statistics are constants, and it keeps no activations.
 
         >>> import torch, regard as rg
         >>> x = torch.randn(1, 1, 3, 4, requires_grad=True)
-        >>> rg.Attention()(x, x, x).weights.with_gradients()  # doctest: +ELLIPSIS
+        >>> rg.Attention()(x, x, x).weights.detach().entropy().requires_grad
+        False
+        """
+        if not self.requires_grad:
+            return self
+        detached = object.__new__(type(self))
+        state = {name: x for name, x in vars(self).items() if name not in ("_live", "_refusal", "requires_grad")}
+        vars(detached).update({name: _detached(x) for name, x in state.items()})
+        return detached
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields of the detached map: a copy or a file has no graph."""
+        return vars(self.detach()).copy()
+
+    def with_gradients(self) -> Self:
+        """This map, if it requires grad; else a `RegardError` that says why it does not.
+
+        Use it where a loss needs gradients: `weights.with_gradients().entropy()`. A constant would add nothing to the
+        loss without a word.
+
+        >>> import torch, regard as rg
+        >>> x = torch.randn(1, 1, 3, 4, requires_grad=True)
+        >>> with torch.no_grad():
+        ...     weights = rg.Attention()(x, x, x).weights
+        >>> weights.with_gradients()  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
-        regard.errors.RegardError: weights: this map carries no gradients. ...
+        regard.errors.RegardError: weights: this map does not require grad. ...
         """
-        if not self.carries_gradients:
-            if type(self).live_rows is AttentionMap.live_rows:
-                self.live_rows()
+        if not self.requires_grad:
             raise RegardError(
-                "weights: this map carries no gradients. It was made outside `with rg.differentiable():`, or under "
-                "torch.no_grad(), or from tensors that do not require gradients. Run attend, the module or the watched "
-                "model inside that block, with gradients enabled. Watched layers that are recurrent have none."
+                "weights: this map does not require grad. It was made under torch.no_grad(), or of tensors that do not "
+                "require grad, or it was detached, as the maps of rg.watch(model) are: rg.watch(model, grad=True)."
             )
+        if (refusal := self.live_rows().refusal) is not None:
+            raise RegardError(refusal)
         return self
 
     @property
     def _is_read_live(self) -> bool:
         """Whether what is read now must be in the autograd graph."""
-        return torch.is_grad_enabled() and self.carries_gradients
+        return torch.is_grad_enabled() and self.requires_grad
+
+    def _refuse_export(self, library: str) -> None:
+        """Refuse to give all weights to another library, which would drop the graph without a word."""
+        if self._is_read_live:
+            raise RegardError(
+                f"weights: this map requires grad, and {library} cannot keep its graph. Call weights.detach() first; "
+                "weights.dense() is a tensor with the graph."
+            )
 
     def live_rows(self) -> LiveRows:
         """Whole rows of weights as a function of the tensors of this map, for gradients."""
-        raise RegardError(
-            f"weights: a {type(self).__name__} carries no gradients. Maps that are measured, that hold gradients, that "
-            "join several calls or that lie on several ranks are constants. Use a map of attend, of a module of rg.nn, "
-            "or of a watched layer that has queries and keys."
-        )
+        return LiveRows.refused(self._refusal or NO_GRADIENTS.format(type(self).__name__))
 
     # Streaming statistics
 
@@ -321,7 +361,7 @@ class AttentionMap(TensorInterface, ABC):
     def summarize(self, *folds: Fold) -> tuple[Any, ...]:
         """Any number of statistics in one pass over the tiles that the mask allows, in O(n) memory.
 
-        Equal folds are computed once. Statistics of a map that carries gradients are in the autograd graph.
+        Equal folds are computed once. Statistics of a map that requires grad are in the autograd graph.
 
         >>> import torch, regard as rg
         >>> seen = rg.Attention()(*(torch.randn(1, 2, 5, 4) for _ in range(3)))
@@ -438,6 +478,13 @@ class AttentionMap(TensorInterface, ABC):
     def __repr__(self) -> str:
         B, H, I, J = self.shape
         return f"AttentionMap({B} x {H} heads x {I} queries x {J} keys{', signed' if self.is_signed else ''})"
+
+
+def _detached(value: Any) -> Any:
+    """A tensor or a map without its graph, and lists of them; anything else as it is."""
+    if isinstance(value, Tensor | AttentionMap):
+        return value.detach()
+    return type(value)(map(_detached, value)) if type(value) in (list, tuple) else value
 
 
 def _cut(spans: Spans, width: int) -> Iterator[slice]:

@@ -12,9 +12,7 @@ from regard.attention import EMPTY, Attention, checked_attention
 from regard.cache import Memory
 from regard.engine.problem import Problem
 from regard.engine.rows import recomputed_statistic
-from regard.engine.transforms import HIDDEN_GRADIENTS
 from regard.errors import RegardError, errors_named
-from regard.live import keeps_gradients
 from regard.maps.attention_map import AttentionMap
 from regard.maps.paged_keys import PagedKeys
 from regard.maps.scored_map import ScoredMap
@@ -53,12 +51,10 @@ def problem_of(
 
 def map_of(problem: Problem, row_statistic: RowStatistic | None) -> AttentionMap:
     """The weights of a call."""
-    if keeps_gradients() and problem.hides_gradients:
-        raise RegardError(f"attend: inside rg.differentiable() {HIDDEN_GRADIENTS}.")
     pieces, prepared = problem.pieces_snapshot(), problem.prepared
     if prepared.steps is not None:
         return TransportedMap(prepared.steps, pieces, problem.positions)
-    return ScoredMap(pieces, prepared, problem.positions, problem.sizes, row_statistic)
+    return ScoredMap(pieces, prepared, problem.positions, problem.sizes, row_statistic, problem.originals())
 
 
 def map_of_tensors(

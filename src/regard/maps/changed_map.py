@@ -10,7 +10,7 @@ from regard.maps.attention_map import AttentionMap
 class ChangedMap(AttentionMap):
     """A map with the same heads, queries and keys as its `source`; a subclass says how the weights change.
 
-    It carries gradients if its source does, so a subclass also defines `live_rows`.
+    It requires grad if its source does, so a subclass also defines `live_rows`.
     """
 
     def __init__(self, source: AttentionMap) -> None:
@@ -26,5 +26,5 @@ class ChangedMap(AttentionMap):
         return self.source._dtype
 
     @property
-    def carries_gradients(self) -> bool:
-        return self.source.carries_gradients
+    def requires_grad(self) -> bool:
+        return self.source.requires_grad

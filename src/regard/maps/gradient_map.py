@@ -14,8 +14,9 @@ from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.changed_map import ChangedMap
 from regard.maps.folds import Tile
-from regard.maps.gradients import LiveRows, mapped_rows
+from regard.maps.gradients import LiveRows, Rows, given, joined_rows, mapped_rows
 from regard.maps.indices import Index, indices
+from regard.pieces.contents import versions_of
 from regard.shapes import at_least_float32, grouped_scores, to_device
 
 
@@ -41,6 +42,8 @@ class GradientMap(AttentionMap):
     def __init__(self, source: AttentionMap, gradient: Tensor, value: Tensor) -> None:
         _check(source, gradient, value)
         self.source, self.gradient, self.value = source, gradient.detach(), value.detach()
+        inputs = (gradient, value)
+        self._live = inputs if torch.is_grad_enabled() and any(t.requires_grad for t in inputs) else None
         self.attention, self.positions, self.grid = source.attention, source.positions, source.grid
         self._versions = self._current_versions()
 
@@ -57,7 +60,7 @@ class GradientMap(AttentionMap):
         return 2 * self._item_bytes + self.source._bytes_per_weight
 
     def _current_versions(self) -> list[int]:
-        return [tensor._version for tensor in (self.gradient, self.value) if not tensor.is_inference()]
+        return versions_of((self.gradient, self.value))
 
     def _check_unchanged(self) -> None:
         """Refuse after a change in place: the gradient would belong to other values."""
@@ -70,7 +73,7 @@ class GradientMap(AttentionMap):
     def __getstate__(self) -> dict[str, Any]:
         """All fields but the versions, since a copy has its own tensors."""
         self._check_unchanged()
-        return {name: value for name, value in vars(self).items() if name != "_versions"}
+        return {name: value for name, value in super().__getstate__().items() if name != "_versions"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -83,24 +86,39 @@ class GradientMap(AttentionMap):
         b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
         h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
         groups = h // (self.shape[1] // self.value.shape[1])
-        return GradientMap(self.source.select(batch, head), self.gradient[b][:, h], self.value[b][:, groups])
+        gradient, value = self._tensors
+        return GradientMap(self.source.select(batch, head), gradient[b][:, h], value[b][:, groups])
 
-    def _slopes(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+    @property
+    def _tensors(self) -> tuple[Tensor, Tensor]:
+        return self._live or (self.gradient, self.value)
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.source.requires_grad or self._live is not None
+
+    def live_rows(self) -> LiveRows:
+        def combine(parts: list[Any]) -> Rows:
+            rows, tensors = parts
+            return lambda i, keys: (rows(i, keys)[0] * self._slopes(i, keys.tensor("cpu"), *tensors), None)
+
+        return joined_rows([self.source.live_rows(), given(self._tensors)], combine)
+
+    def _slopes(self, rows: Tensor | slice, cols: Tensor | slice, gradient: Tensor, value: Tensor) -> Tensor:
         """dL/dw_ij = g_i . v_j of a tile (B, H, I', J')."""
         i, j = (x if isinstance(x, slice) else to_device(x, self.device) for x in (rows, cols))
-        gradient, value = self.gradient[:, :, i].to(self._dtype), self.value[:, :, j].to(self._dtype)
-        return grouped_scores(gradient, value)
+        return grouped_scores(gradient[:, :, i].to(self._dtype), value[:, :, j].to(self._dtype))
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         self._check_unchanged()
-        return self.source._weights(rows, cols) * self._slopes(rows, cols)
+        return self.source._weights(rows, cols) * self._slopes(rows, cols, self.gradient, self.value)
 
     @torch.no_grad()
     def tiles(self) -> Iterator[Tile]:
         """Every tile of the weights, times its derivatives."""
         self._check_unchanged()
         for tile in self.source.tiles():
-            weights = tile.weights * self._slopes(tile.rows, tile.cols)
+            weights = tile.weights * self._slopes(tile.rows, tile.cols, self.gradient, self.value)
             yield replace(tile, weights=weights, log_weights=None)
 
 

@@ -33,10 +33,19 @@ GRAPH = 4
 
 @dataclass(frozen=True, eq=False)
 class LiveRows:
-    """Whole rows of weights as a function of `tensors`: `around` makes it for tensors of the same shapes."""
+    """Whole rows of weights as a function of `tensors`: `around` makes it for tensors of the same shapes.
+
+    With a `refusal` only values can be read: it is the error of the backward pass.
+    """
 
     tensors: Sequence[Tensor]
     around: Callable[[Sequence[Tensor]], Rows]
+    refusal: str | None = None
+
+    @staticmethod
+    def refused(reason: str) -> LiveRows:
+        """Rows whose gradients cannot be computed."""
+        return LiveRows([torch.zeros((), requires_grad=True)], _no_rows, reason)
 
 
 class Readable(Protocol):
@@ -57,6 +66,31 @@ class Readable(Protocol):
     def _indexed(self, rows: Tensor, cols: Tensor) -> Tensor: ...
     def _row_blocks(self, whole: int = 0) -> Iterator[tuple[slice, Spans, Spans]]: ...
     def _spans(self, question: str, rows: slice) -> Spans: ...
+
+
+def _no_rows(_: Sequence[Tensor]) -> Rows:
+    raise AssertionError("the backward pass refuses before it asks for rows")
+
+
+def refusing(reason: str | None, results: Sequence[Tensor]) -> list[Tensor]:
+    """The results; with a reason they are in a graph whose backward pass is this error."""
+    if reason is None or not torch.is_grad_enabled():
+        return list(results)
+    return list(_Refused.apply(reason, torch.zeros((), requires_grad=True), *results))  # type: ignore[arg-type]
+
+
+class _Refused(torch.autograd.Function):
+    """Results that can be read, and have no gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, reason: str, _: Tensor, *results: Tensor) -> tuple[Tensor, ...]:
+        ctx.reason = reason
+        ctx.mark_non_differentiable(*(t for t in results if not t.is_floating_point()))
+        return tuple(t.clone() for t in results)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> None:
+        raise RegardError(ctx.reason)
 
 
 def live_tile(weights: Readable, rows: Tensor, cols: Tensor, workspace: int) -> Tensor:
@@ -85,7 +119,8 @@ def joined_rows(parts: Sequence[LiveRows], combine: Callable[[list[Any]], Rows])
         own = [[next(source) for _ in range(count)] for count in counts]
         return combine([part.around(some) for part, some in zip(parts, own, strict=True)])
 
-    return LiveRows([tensor for part in parts for tensor in part.tensors], around)
+    refusal = next((part.refusal for part in parts if part.refusal is not None), None)
+    return LiveRows([tensor for part in parts for tensor in part.tensors], around, refusal)
 
 
 def mapped_rows(source: LiveRows, change: Callable[[Tensor, slice | Tensor, Spans], Tensor]) -> LiveRows:
@@ -304,18 +339,19 @@ def _read(reading: _Reading) -> tuple[Tensor, ...]:
     """The results of a reading, in the autograd graph."""
     if is_transformed():
         raise RegardError(
-            "weights: inside torch.func and forward-mode derivatives weights carry no gradients. Use "
-            "torch.autograd.grad or backward(), or read the output of attend(..., engine='dense')."
+            "weights: torch.func and forward-mode derivatives do not reach weights. Use torch.autograd.grad or "
+            "backward(), or read the output of attend(..., engine='dense'). weights.detach() gives the values alone."
         )
-    return _Read.apply(reading, *reading.weights.live_rows().tensors)  # type: ignore[return-value]
+    live = reading.weights.live_rows()
+    return _Read.apply(reading, live, *live.tensors)  # type: ignore[return-value]
 
 
 class _Read(torch.autograd.Function):
     """Reads a map; backward computes the weights again, range by range."""
 
     @staticmethod
-    def forward(ctx: Any, reading: _Reading, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.reading = reading
+    def forward(ctx: Any, reading: _Reading, live: LiveRows, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.reading, ctx.live = reading, live
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
         results = reading.results()
@@ -326,11 +362,13 @@ class _Read(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        tensors, wanted = _saved(ctx), ctx.needs_input_grad[1:]
-        live = ctx.reading.weights.live_rows()
+        live: LiveRows = ctx.live
+        if live.refusal is not None:
+            raise RegardError(live.refusal)
+        tensors, wanted = _saved(ctx), ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # create_graph=True
             part = ctx.reading.whole(live.around(tensors), grads)
-            return None, *_gradients(part, tensors, wanted, create_graph=True)
+            return None, None, *_gradients(part, tensors, wanted, create_graph=True)
         sums = [zeros_like(t) if want else None for t, want in zip(tensors, wanted, strict=True)]
         leaves = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted, strict=True)]
         with torch.enable_grad(), without_autocast(ctx.reading.weights.device):
@@ -338,7 +376,7 @@ class _Read(torch.autograd.Function):
                 for total, gradient in zip(sums, _gradients(part, leaves, wanted), strict=True):
                     if total is not None and gradient is not None:
                         total += gradient
-        return None, *(s if s is None else s.to(t.dtype) for s, t in zip(sums, tensors, strict=True))
+        return None, None, *(s if s is None else s.to(t.dtype) for s, t in zip(sums, tensors, strict=True))
 
 
 def _saved(ctx: Any) -> Sequence[Tensor]:

@@ -59,8 +59,8 @@ class HeadMean(AttentionMap):
         return weights.mean(1, keepdim=True).expand(-1, len(self.grid.head), -1, -1)
 
     @property
-    def carries_gradients(self) -> bool:
-        return self.source.carries_gradients
+    def requires_grad(self) -> bool:
+        return self.source.requires_grad
 
     def live_rows(self) -> LiveRows:
         return mapped_rows(self.source.live_rows(), lambda weights, _queries, _keys: self._of_heads(weights))

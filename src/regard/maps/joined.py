@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -100,9 +99,22 @@ class JoinedMap(AttentionMap):
         """The map of some batch entries and heads (indices), still lazy."""
         b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
         h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
-        chosen = copy(self)
+        chosen = JoinedMap(self.parts, *self.shape[2:])
         chosen.grid = replace(self.grid, batch=self.grid.batch[b], head=self.grid.head[h])
         return chosen
+
+    @property
+    def requires_grad(self) -> bool:
+        return any(part.source().requires_grad for part in self.parts)
+
+    def detach(self) -> JoinedMap:
+        """The same map without the graphs of its parts."""
+        if not self.requires_grad:
+            return self
+        parts = [replace(part, source=part.source().detach) for part in self.parts]
+        detached = JoinedMap(parts, *self.shape[2:])
+        detached.grid = self.grid
+        return detached
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         i, j = (_on_host(part, size) for part, size in zip((rows, cols), self.shape[2:], strict=True))
@@ -233,7 +245,7 @@ def joined(maps: Sequence[AttentionMap]) -> AttentionMap:
                 "sequence of calls at a time."
             )
         place += part.shape[2]
-    scored = [part for part in maps if type(part) is ScoredMap]
+    scored = [part for part in maps if type(part) is ScoredMap and not part.requires_grad]
     return _one_scored_map(scored) if len(scored) == len(maps) else _of_any_family(maps)
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from regard.attention import Attention
 from regard.checks import checked
 from regard.errors import RegardError
-from regard.live import keeping
 from regard.maps.attention_map import AttentionMap
 from regard.maps.gradients import LiveRows, Rows, given, joined_rows
 from regard.maps.indices import Index, indices
+from regard.maps.scored_map import CHANGED
 from regard.pieces import causal
-from regard.pieces.contents import take_apart, tensor_snapshot
+from regard.pieces.contents import Originals, take_apart, tensor_snapshot, versions_of
 from regard.pieces.grid import Grid
 from regard.pieces.key_groups import GroupMask, KeyGroups
 from regard.pieces.mask import sees_no_later_key
@@ -39,10 +39,12 @@ class KeyGroupMap(AttentionMap):
     def __init__(self, by_group: AttentionMap, groups: KeyGroups, positions: Positions) -> None:
         """`positions` are those of the queries and of all tokens."""
         self.by_group, self.positions = by_group, positions
-        tensors, skeleton = take_apart(groups)
-        self._tensors = [tensor_snapshot(tensor) for tensor in tensors]
-        self._versions = self._current_versions()
-        self.groups: KeyGroups = skeleton.around(self._tensors)
+        originals = Originals.of(*take_apart(groups))
+        self._tensors = [tensor_snapshot(tensor) for tensor in originals.tensors]
+        self._versions = versions_of(self._tensors)
+        self.groups: KeyGroups = originals.skeleton.around(self._tensors)
+        is_live = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in originals.tensors)
+        self._live = originals if is_live else None
         grid = by_group.grid
         self.grid = Grid(grid.batch, grid.head, grid.query, positions.key(grid.device), positions)
         mask = by_group.attention.mask
@@ -57,11 +59,8 @@ class KeyGroupMap(AttentionMap):
     def has_shares(self) -> bool:  # type: ignore[override]
         return self.by_group.has_shares and self.groups.are_means
 
-    def _current_versions(self) -> list[int]:
-        return [tensor._version for tensor in self._tensors if not tensor.is_inference()]
-
     def _check_unchanged(self) -> None:
-        if self._current_versions() != self._versions:
+        if versions_of(self._tensors) != self._versions:
             raise RegardError(
                 "weights: the matrices of the groups were changed in place since attend ran (by an optimizer step, "
                 "perhaps), so the weights cannot be recomputed. Read them before the change, or call attend again."
@@ -82,21 +81,23 @@ class KeyGroupMap(AttentionMap):
     @checked
     def select(self, batch: Index, head: Index) -> KeyGroupMap:
         """The map of some batch entries and heads (indices), still lazy."""
-        with keeping(self.carries_gradients):
-            groups = self.groups.select(indices("weights.select", "batch", batch, self.shape[0]))
-            return KeyGroupMap(self.by_group.select(batch, head), groups, self.positions)
+        groups = self.groups if self._live is None else self._live.skeleton.around(self._live.tensors)
+        groups = groups.select(indices("weights.select", "batch", batch, self.shape[0]))
+        return KeyGroupMap(self.by_group.select(batch, head), groups, self.positions)
 
     @property
-    def carries_gradients(self) -> bool:
-        return self.by_group.carries_gradients or any(tensor.requires_grad for tensor in self._tensors)
+    def requires_grad(self) -> bool:
+        return self.by_group.requires_grad or self._live is not None
 
     def live_rows(self) -> LiveRows:
         self._check_unchanged()
-        tensors, skeleton = take_apart(self.groups)
+        originals = self._live or Originals.of(*take_apart(self.groups))
+        if originals.are_changed:
+            return LiveRows.refused(CHANGED)
         all_groups = Spans.of((0, self.by_group.shape[3]))
 
         def combine(parts: list[Any]) -> Rows:
-            groups: KeyGroups = skeleton.around(parts[1])
+            groups: KeyGroups = originals.skeleton.around(parts[1])
 
             def rows(queries: Tensor | slice, keys: Spans) -> tuple[Tensor, None]:
                 by_group = parts[0](queries, all_groups)[0]
@@ -104,7 +105,7 @@ class KeyGroupMap(AttentionMap):
 
             return rows
 
-        return joined_rows([self.by_group.live_rows(), given(tensors)], combine)
+        return joined_rows([self.by_group.live_rows(), given(originals.tensors)], combine)
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         self._check_unchanged()

@@ -13,7 +13,6 @@ from torch import Tensor
 from regard.attention import Attention
 from regard.checks import checked
 from regard.errors import RegardError
-from regard.live import keeping, kept
 from regard.maps.attention_map import AttentionMap
 from regard.maps.folds import are_shares
 from regard.maps.gradients import LiveRows, Rows, joined_rows
@@ -86,8 +85,8 @@ class ProductMap(AttentionMap):
         return product
 
     @property
-    def carries_gradients(self) -> bool:
-        return any(factor.carries_gradients for factor in self.factors)
+    def requires_grad(self) -> bool:
+        return any(factor.requires_grad for factor in self.factors)
 
     def live_rows(self) -> LiveRows:
         sizes = [factor.shape[2:] for factor in self.factors]
@@ -119,7 +118,7 @@ class MatrixMap(AttentionMap):
         if not isinstance(matrix, Tensor) or matrix.ndim != 4:
             given = tuple(matrix.shape) if isinstance(matrix, Tensor) else type(matrix).__name__
             raise RegardError(f"MatrixMap: the matrix must be a tensor (B, H, I, J), got {given}.")
-        self.matrix = kept(matrix)
+        self.matrix = matrix if torch.is_grad_enabled() else matrix.detach()
         B, H, I, J = matrix.shape
         self.positions = Positions.aligned_to_end(I, J)
         self.grid = Grid.whole(self.positions, B, H, I, matrix.device)
@@ -146,11 +145,10 @@ class MatrixMap(AttentionMap):
         """The map of some batch entries and heads (indices)."""
         b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
         h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
-        with keeping(self.carries_gradients):
-            return MatrixMap(self.matrix[b][:, h])
+        return MatrixMap(self.matrix[b][:, h])
 
     @property
-    def carries_gradients(self) -> bool:
+    def requires_grad(self) -> bool:
         return self.matrix.requires_grad
 
     def live_rows(self) -> LiveRows:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.checks import checked
 from regard.maps.attention_map import AttentionMap
+from regard.maps.gradients import LiveRows, Rows, joined_rows
 from regard.maps.indices import Index
 from regard.shapes import to_device
 from regard.spans import Spans
@@ -44,6 +46,16 @@ class QuerySample(AttentionMap):
     def select(self, batch: Index, head: Index) -> AttentionMap:
         """The map of some batch entries and heads, still lazy."""
         return QuerySample(self.source.select(batch, head), self.queries)
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.source.requires_grad
+
+    def live_rows(self) -> LiveRows:
+        def combine(parts: list[Any]) -> Rows:
+            return lambda queries, keys: parts[0](self.queries[queries], keys)
+
+        return joined_rows([self.source.live_rows()], combine)
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         return self.source._weights(self.queries[rows], cols)

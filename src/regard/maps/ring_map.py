@@ -17,8 +17,9 @@ from regard.engine.ring import RingCall
 from regard.engine.ring.digests import Contents, digest, words
 from regard.engine.ring.kv_chunk import KVChunk
 from regard.errors import RegardError
-from regard.maps.attention_map import BUDGET
-from regard.maps.folds import Fold, Tile, check_folds
+from regard.maps.attention_map import BUDGET, NO_GRADIENTS
+from regard.maps.folds import Fold, State, Tile, check_folds
+from regard.maps.gradients import refusing
 from regard.maps.indices import AXES, Index, Selection, indices
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.grid import Grid
@@ -52,18 +53,18 @@ class RingMap(ScoredMap):
         own = ring_call.own.snapshot()
         super().__init__(own.attention, own.prepared, own.positions, own.grid, result.row_statistic)
         self._ring_call = replace(ring_call, own=own)
+        self._refusal = NO_GRADIENTS.format("map over ranks") if ring_call.own.scores_need_gradient else None
 
     @property
-    def carries_gradients(self) -> bool:  # type: ignore[override]
-        """False: each rank has only its part of the queries and keys."""
-        return False
+    def requires_grad(self) -> bool:  # type: ignore[override]
+        """Whether the tensors of this rank require grad. A backward pass refuses: each rank has only its part."""
+        return self._refusal is not None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         queries, keys = (sum(map(len, held)) for held in (self._ring_call.route.queries, self._ring_call.route.keys))
         return len(self.grid.batch), len(self.grid.head), queries, keys
 
-    @torch.no_grad()
     def tile(
         self, batch: Index = None, head: Index = None, rows: Index = None, cols: Index = None, budget: int = BUDGET
     ) -> Tensor:
@@ -80,7 +81,9 @@ class RingMap(ScoredMap):
         places: list[Tensor] = []
         self._agree("weights of", ask)
         b, h, i, j = (to_device(place, self.device) for place in places)
-        return self._fetched(b, h, i, j).tile(budget=budget)
+        with torch.no_grad():
+            weights = self._fetched(b, h, i, j).tile(budget=budget)
+        return refusing(self._refusal, [weights])[0]
 
     def _selection(self, index: Any) -> Selection:
         try:
@@ -124,9 +127,14 @@ class RingMap(ScoredMap):
         gathered = exchange.gathered(own.index_select(2, places), [len(indices) for indices in by_rank])
         return gathered.index_select(2, torch.cat(by_rank).argsort())
 
-    @torch.no_grad()
     def summarize(self, *folds: Fold) -> tuple[Any, ...]:
         """Any number of statistics in one pass around the ring; every rank gets the whole result. Collective."""
+        states = [refusing(self._refusal, state) for state in self._states(folds)]
+        return tuple(fold.finish(state) for fold, state in zip(folds, states, strict=True))
+
+    @torch.no_grad()
+    def _states(self, folds: tuple[Fold, ...]) -> list[State]:
+        """The state of each fold after the tiles of all ranks. Collective."""
         states: dict[Fold, Any] = {}
 
         def ask() -> str:
@@ -141,8 +149,7 @@ class RingMap(ScoredMap):
         merged = [
             reduce(fold.merge, of_ranks) for fold, of_ranks in zip(folds, zip(*everyone, strict=True), strict=True)
         ]
-        on_device = [[t.to(self.device) for t in state] for state in merged]
-        return tuple(fold.finish(state) for fold, state in zip(folds, on_device, strict=True))
+        return [[t.to(self.device) for t in state] for state in merged]
 
     @torch.no_grad()
     def tiles(self) -> Iterator[Tile]:

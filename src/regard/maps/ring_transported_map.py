@@ -12,10 +12,11 @@ from torch import Tensor
 from regard.engine.ring import StatePassing
 from regard.engine.ring.route import Route
 from regard.errors import RegardError
-from regard.maps.attention_map import AttentionMap
+from regard.maps.attention_map import NO_GRADIENTS, AttentionMap
 from regard.maps.folds import Tile
 from regard.maps.indices import Index
 from regard.maps.transported_map import TransportedMap
+from regard.pieces.contents import versions_of
 from regard.pieces.grid import Grid
 from regard.positions import Positions
 from regard.shapes import at_least_float32
@@ -47,13 +48,14 @@ class RingTransportedMap(AttentionMap):
         (B, H), I = steps.query.shape[:2], sum(map(len, call.route.queries))
         self.grid = Grid.whole(self.positions, B, H, I, steps.query.device)
         self._versions = self._current_versions()
+        self._refusal = NO_GRADIENTS.format("map over ranks") if own.needs_gradient(*steps.tensors()) else None
 
     @property
     def _dtype(self) -> torch.dtype:
         return at_least_float32(self._steps.query).dtype
 
     def _current_versions(self) -> list[int]:
-        return [t._version for t in self._steps.tensors() if not t.is_inference()]
+        return versions_of(self._steps.tensors())
 
     @cached_property
     @torch.no_grad()
@@ -69,7 +71,9 @@ class RingTransportedMap(AttentionMap):
         counts = [len(keys) for keys in self._route.keys]
         order = torch.cat([keys.tensor(self.device) for keys in self._route.keys]).argsort()
         gathered = (self._exchange.gathered(t, counts).index_select(2, order) for t in self._steps.tensors())
-        return TransportedMap(self._steps.with_tensors(gathered), self.attention, self.positions, self.grid)
+        whole = TransportedMap(self._steps.with_tensors(gathered), self.attention, self.positions, self.grid)
+        whole._refusal = self._refusal
+        return whole
 
     def select(self, batch: Index, head: Index) -> AttentionMap:
         """The map of some batch entries and heads (indices), still lazy. The first look is collective."""

@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention import Attention, Prepared, makes_new_scores, scores, snapshot
+from regard.attention import Attention, Prepared, hides_gradients, makes_new_scores, scores, snapshot_around
 from regard.checks import checked
 from regard.engine.blocks import blocks
 from regard.engine.kernel import Terms
 from regard.engine.rows import StatisticBuffer, with_remainder
+from regard.engine.transforms import HIDDEN_GRADIENTS
 from regard.errors import RegardError
-from regard.live import keeping, keeps_gradients
 from regard.maps import attention_map, passes
 from regard.maps.attention_map import AttentionMap, TileKeys
 from regard.maps.folds import Fold, State, Tile, check_folds
 from regard.maps.gradients import LiveRows, Rows
 from regard.maps.indices import Index, indices
-from regard.pieces.contents import take_apart
+from regard.pieces.contents import Originals, take_apart, tensor_snapshot, versions_of
 from regard.pieces.grid import Grid
 from regard.pieces.log_weights import rows_with_logs
 from regard.pieces.normalizer import RowStatistic, add_log_sums, any_coarse, has_logsumexp
@@ -32,6 +32,17 @@ from regard.spans import Spans
 
 #: If a range of queries has more tiles, their scores are not kept: they are computed again after the row statistic.
 STRIP = 32
+#: The errors of the backward pass of weights that can be read, but have no gradients.
+CHANGED = (
+    "weights: parameters were changed in place since attend ran (by an optimizer step, perhaps). The map still answers "
+    "with the weights before the change, but they have no gradients any more. Call backward() before the change, or "
+    "attend again."
+)
+NOT_DIFFERENTIABLE = (
+    "weights: the pieces compute scores without derivatives (.detach(), .item(), NumPy or torch.no_grad() inside a "
+    "piece), so no gradient reaches queries, keys or parameters. Use operations of torch that have derivatives, or "
+    "read weights.detach()."
+)
 
 
 class ScoredMap(AttentionMap):
@@ -53,11 +64,18 @@ class ScoredMap(AttentionMap):
         positions: Positions,
         extent: Grid | Sizes,
         row_statistic: RowStatistic | None,
+        originals: Originals | None = None,
     ) -> None:
-        """`extent`: the coordinates of the queries and keys, or the sizes of a whole call."""
-        self._is_live = keeps_gradients()
-        self.attention, self.positions = snapshot(attention), positions
-        self._prepared = prepared if self._is_live else prepared.detach()
+        """`extent`: the coordinates of the queries and keys, or the sizes of a whole call.
+
+        `originals`: the tensors of the pieces, if `attention` is a snapshot of them.
+        """
+        if attention.shared is None:
+            originals = Originals.of(*take_apart(attention))
+            attention = snapshot_around(list(map(tensor_snapshot, originals.tensors)), originals.skeleton)
+        self.attention, self.positions = attention, positions
+        self._prepared = prepared.detach()
+        self._live = _live(self.attention, prepared, originals)
         if isinstance(extent, Grid):
             self.grid = extent
         else:
@@ -76,7 +94,7 @@ class ScoredMap(AttentionMap):
     def _current_versions(self) -> list[int]:
         """The versions of tensors that share memory with tensors outside the map."""
         tensors = (*self._prepared.tensors(), *(self.attention.shared or ()))
-        return [t._version for t in tensors if not t.is_inference()]
+        return versions_of(tensors)
 
     def _check_unchanged(self) -> None:
         """Refuse after a change in place: the weights would belong neither to the old nor to the new tensors."""
@@ -89,15 +107,7 @@ class ScoredMap(AttentionMap):
     def __getstate__(self) -> dict[str, Any]:
         """All fields but the versions, since a copy has its own tensors; they are detached."""
         self._check_unchanged()
-        state = {name: value for name, value in vars(self).items() if name not in ("_versions", "carries_gradients")}
-        if self._is_live:  # a copy carries no gradients
-            with torch.no_grad():
-                state |= {
-                    "attention": snapshot(self.attention),
-                    "_prepared": self._prepared.detach(),
-                    "_is_live": False,
-                }
-        return state
+        return {name: value for name, value in super().__getstate__().items() if name != "_versions"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -179,32 +189,57 @@ class ScoredMap(AttentionMap):
         near = to_device(batch, self.device), to_device(head, self.device)
         grid = replace(self.grid, batch=self.grid.batch[near[0]], head=self.grid.head[near[1]])
         row_statistic = tuple(t[near[0]][:, near[1]] for t in self.row_statistic)
-        with keeping(self.carries_gradients):
-            attention = self.attention.of_heads(near[1])
-            return ScoredMap(attention, self._prepared.select(batch, head), self.positions, grid, row_statistic)
+        prepared, originals = self._live or (self._prepared, None)
+        return ScoredMap(
+            self.attention.of_heads(near[1]),
+            prepared.select(batch, head),
+            self.positions,
+            grid,
+            row_statistic,
+            None if originals is None else _of_heads(originals, near[1]),
+        )
 
     @cached_property
-    def carries_gradients(self) -> bool:  # type: ignore[override]
+    def requires_grad(self) -> bool:  # type: ignore[override]
         """Whether weights, tiles and folds of this map are in the autograd graph."""
-        return self._is_live and any(tensor.requires_grad for tensor in self.live_rows().tensors)
+        if self._live is None:
+            return False
+        prepared, originals = self._live
+        return any(t.requires_grad for t in (*prepared.tensors(), *originals.tensors)) or self._hides_gradients
+
+    @cached_property
+    def _hides_gradients(self) -> bool:
+        """Whether a piece depends on a tensor that requires gradients but is not stored in the piece."""
+        if self._live is None or 0 in self.shape:
+            return False
+        originals = self._live[1]
+        with torch.enable_grad():
+            return hides_gradients(originals.skeleton, originals.tensors, self._prepared, self.grid)
 
     def live_rows(self) -> LiveRows:
         self._check_unchanged()
-        prepared, (pieces, skeleton) = self._prepared, take_apart(self.attention)
+        prepared, originals = self._live or (self._prepared, Originals.of(*take_apart(self.attention)))
+        if originals.are_changed:
+            return LiveRows.refused(CHANGED)
+        if self._hides_gradients:
+            return LiveRows.refused(f"weights: {HIDDEN_GRADIENTS}.")
         count = len(prepared.tensors())
 
         def around(tensors: Sequence[Tensor]) -> Rows:
-            attention, own = skeleton.around(tensors[count:]), prepared.with_tensors(tensors[:count])
+            attention, own = originals.skeleton.around(tensors[count:]), prepared.with_tensors(tensors[:count])
 
             def rows(queries: slice | Tensor, keys: Spans) -> tuple[Tensor, Tensor | None]:
                 columns = keys.tensor(self.device)
                 i, j = _on_device(queries, self.device), as_slice(keys.tensor("cpu"))
                 s = scores(attention, own.tile(i, columns if j is None else j), self.grid.tile(i, keys))
-                return rows_with_logs(attention.normalizer, s, columns)
+                weights = rows_with_logs(attention.normalizer, s, columns)
+                if torch.is_grad_enabled() and not weights[0].requires_grad and originals.skeleton.is_foreign:
+                    raise RegardError(NOT_DIFFERENTIABLE)
+                return weights
 
             return rows
 
-        return LiveRows([*prepared.tensors(), *pieces], around)
+        return LiveRows([*prepared.tensors(), *originals.tensors], around)
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         """Weights of a tile (B, H, I', J'): slices, or indices on the host; the indices of keys ascend."""
@@ -336,6 +371,27 @@ class ScoredMap(AttentionMap):
             forbidden = ~mask.allowed(grid.tile(slice(None), part))
             s[..., part] = s[..., part].masked_fill(forbidden, self.attention.normalizer.masked_score)
         return s
+
+
+def _live(attention: Attention, prepared: Prepared, originals: Originals | None) -> tuple[Prepared, Originals] | None:
+    """The tensors of a map with their graphs; None outside of grad mode, and if no gradient can reach one of them."""
+    if not torch.is_grad_enabled():
+        return None
+    tensors, is_foreign = prepared.tensors(), False
+    if originals is not None:
+        tensors, is_foreign = tensors + originals.tensors, originals.skeleton.is_foreign
+    if not is_foreign and not any([t.requires_grad for t in tensors]):
+        return None
+    return prepared, originals or Originals.of(*take_apart(attention))
+
+
+def _of_heads(originals: Originals, head: Tensor) -> Originals:
+    """The tensors of the pieces for some query heads."""
+    pieces = originals.skeleton.around(originals.tensors)
+    if (selected := pieces.of_heads(head)) is pieces:
+        return originals
+    tensors, skeleton = take_apart(selected)
+    return Originals(tensors, skeleton, [-1] if originals.are_changed else versions_of(tensors))
 
 
 def _on_device(index: Tensor | slice, device: torch.device) -> Tensor | slice:

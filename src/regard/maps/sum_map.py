@@ -12,11 +12,12 @@ from torch import Tensor
 from regard.attention import Attention
 from regard.checks import checked
 from regard.errors import RegardError
-from regard.live import keeping, kept
 from regard.maps.attention_map import AttentionMap
 from regard.maps.folds import are_shares
 from regard.maps.gradients import LiveRows, Rows, given, joined_rows
 from regard.maps.indices import Index, indices
+from regard.maps.scored_map import CHANGED
+from regard.pieces.contents import Originals, take_apart
 from regard.pieces.mask import Mask
 from regard.shapes import to_device
 from regard.spans import Spans
@@ -40,7 +41,10 @@ class SumMap(AttentionMap):
         self.parts = list(parts)
         _check_parts(self.parts, factors)
         first = self.parts[0]
-        self.factors = [_factor(number, factor, first) for number, factor in enumerate(factors)]
+        live = [_factor(number, factor, first) for number, factor in enumerate(factors)]
+        self.factors = [factor.detach().clone() for factor in live]
+        is_live = torch.is_grad_enabled() and any(factor.requires_grad for factor in live)
+        self._live = Originals.of(*take_apart(live)) if is_live else None
         self.positions, self.grid = first.positions, first.grid
         self.attention = Attention(mask=union([part.attention.mask for part in self.parts]))
 
@@ -71,9 +75,9 @@ class SumMap(AttentionMap):
         """The map of some batch entries and heads (indices), still lazy."""
         b = indices("weights.select", "batch", batch, self.shape[0])
         h = indices("weights.select", "head", head, self.shape[1])
-        with keeping(self.carries_gradients):
-            factors = [_selected(_selected(factor, 0, b), 1, h) for factor in self.factors]
-            return SumMap([part.select(b, h) for part in self.parts], factors)
+        live = self.factors if self._live is None else self._live.skeleton.around(self._live.tensors)
+        factors = [_selected(_selected(factor, 0, b), 1, h) for factor in live]
+        return SumMap([part.select(b, h) for part in self.parts], factors)
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         return self._summed(self.factors, (part._weights(rows, cols) for part in self.parts), rows)
@@ -83,19 +87,24 @@ class SumMap(AttentionMap):
         return reduce(torch.add, terms)
 
     @property
-    def carries_gradients(self) -> bool:
-        return any(each.carries_gradients for each in self.parts) or any(c.requires_grad for c in self.factors)
+    def requires_grad(self) -> bool:
+        return any(part.requires_grad for part in self.parts) or self._live is not None
 
     def live_rows(self) -> LiveRows:
+        originals = self._live or Originals.of(*take_apart(self.factors))
+        if originals.are_changed:
+            return LiveRows.refused(CHANGED)
+
         def combine(parts: list[Any]) -> Rows:
-            *parts, factors = parts
+            *parts, tensors = parts
+            factors = originals.skeleton.around(tensors)
 
             def rows(queries: Tensor | slice, keys: Spans) -> tuple[Tensor, None]:
                 return self._summed(factors, (part(queries, keys)[0] for part in parts), queries), None
 
             return rows
 
-        return joined_rows([*(part.live_rows() for part in self.parts), given(self.factors)], combine)
+        return joined_rows([*(part.live_rows() for part in self.parts), given(originals.tensors)], combine)
 
 
 def _check_parts(parts: list[AttentionMap], factors: Sequence[float | Tensor]) -> None:
@@ -115,8 +124,7 @@ def _check_parts(parts: list[AttentionMap], factors: Sequence[float | Tensor]) -
 def _factor(number: int, factor: float | Tensor, part: AttentionMap) -> Tensor:
     """The factor as a tensor with four axes, each of size 1 or of the size of the map."""
     B, H, I, _ = part.shape
-    tensor = kept(to_device(torch.as_tensor(factor), part.device))
-    tensor = tensor if tensor.requires_grad else tensor.clone()
+    tensor = to_device(torch.as_tensor(factor), part.device)
     tensor = tensor.reshape(*[1] * (4 - tensor.ndim), *tensor.shape) if tensor.ndim < 4 else tensor
     fits = tensor.ndim == 4 and all(n in (1, m) for n, m in zip(tensor.shape, (B, H, I, 1), strict=True))
     if not fits:

@@ -14,11 +14,11 @@ from regard.attention import Attention
 from regard.checks import checked
 from regard.engine.recurrent import Transport, recur, rows_of_steps
 from regard.errors import RegardError
-from regard.live import keeping, keeps_gradients
 from regard.maps.attention_map import TILE, WORKSPACE, AttentionMap
 from regard.maps.folds import Tile
 from regard.maps.gradients import LiveRows, Rows
 from regard.maps.indices import Index, indices
+from regard.pieces.contents import versions_of
 from regard.pieces.grid import Grid
 from regard.pieces.mask import causal
 from regard.pieces.transition import Steps
@@ -45,7 +45,8 @@ class TransportedMap(AttentionMap):
 
     def __init__(self, steps: Steps, attention: Attention, positions: Positions, grid: Grid | None = None) -> None:
         self.attention, self.positions = attention, positions
-        self.steps = steps if keeps_gradients() else steps.detach()
+        self.steps = steps.detach()
+        self._live = steps if torch.is_grad_enabled() and any(t.requires_grad for t in steps.tensors()) else None
         if grid is not None:
             self.grid = grid
         self._transport: Transport | None = None
@@ -69,7 +70,7 @@ class TransportedMap(AttentionMap):
 
     def _current_versions(self) -> list[int]:
         """The versions of tensors that share memory with tensors outside the map."""
-        return [t._version for t in self.steps.tensors() if not t.is_inference()]
+        return versions_of(self.steps.tensors())
 
     def _check_unchanged(self) -> None:
         """Refuse after a change in place: the weights would belong neither to the old nor to the new tensors."""
@@ -82,8 +83,8 @@ class TransportedMap(AttentionMap):
     def __getstate__(self) -> dict[str, Any]:
         """All fields but the versions and the factors, which a copy computes again."""
         self._check_unchanged()
-        kept = {name: value for name, value in vars(self).items() if name != "_versions"}
-        return kept | {"_transport": None, "_of_heads": {}, "steps": self.steps.detach()}
+        kept = {name: value for name, value in super().__getstate__().items() if name != "_versions"}
+        return kept | {"_transport": None, "_of_heads": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -108,8 +109,7 @@ class TransportedMap(AttentionMap):
         b = indices("weights.select", "batch", batch, self.shape[0])
         h = indices("weights.select", "head", head, self.shape[1])
         if (len(b), len(h)) != (1, 1) or self._is_read_live:
-            with keeping(self.carries_gradients):
-                return self._selected(b, h)
+            return self._selected(b, h)
         if (place := (int(b), int(h))) not in self._of_heads:
             self._of_heads[place] = self._selected(b, h)  # with its factors, for the next look
         return self._of_heads[place]
@@ -117,20 +117,26 @@ class TransportedMap(AttentionMap):
     def _selected(self, batch: Tensor, head: Tensor) -> TransportedMap:
         b, h = to_device(batch, self.device), to_device(head, self.device)
         grid = replace(self.grid, batch=self.grid.batch[b], head=self.grid.head[h])
-        return TransportedMap(self.steps.select(batch, head), self.attention, self.positions, grid)
+        steps = (self._live or self.steps).select(batch, head)
+        selected = TransportedMap(steps, self.attention, self.positions, grid)
+        selected._refusal = self._refusal
+        return selected
 
     @property
-    def carries_gradients(self) -> bool:
-        return any(tensor.requires_grad for tensor in self.steps.tensors())
+    def requires_grad(self) -> bool:
+        return self._live is not None or self._refusal is not None
 
     def live_rows(self) -> LiveRows:
         self._check_unchanged()
+        if self._refusal is not None:
+            return super().live_rows()
+        live: Steps = self._live or self.steps
 
         def around(tensors: Sequence[Tensor]) -> Rows:
-            steps = self.steps.with_tensors(tensors)
+            steps = live.with_tensors(tensors)
             return lambda queries, keys: (rows_of_steps(steps, queries, keys), None)
 
-        return LiveRows(self.steps.tensors(), around)
+        return LiveRows(live.tensors(), around)
 
     @torch.no_grad()
     def output(self, value: Tensor) -> Tensor:

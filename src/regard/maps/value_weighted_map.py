@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.compiled_folds import computes
 from regard.maps.folds import Fold, Shape, State, Tile, zeros
-from regard.maps.gradients import LiveRows, mapped_rows
+from regard.maps.gradients import LiveRows, Rows, given, joined_rows
 from regard.maps.indices import Index, indices
 from regard.shapes import at_least_float32, to_device
 
@@ -42,7 +42,8 @@ class ValueWeighted(AttentionMap):
                 f"ValueWeighted: the map has (B, H, J) = {(B, H, J)}, the norms have shape {tuple(norms.shape)}. Give "
                 "one number for each batch entry, head and key."
             )
-        self.map, self.norms = map, at_least_float32(norms.detach()).to(map.device)
+        norms = norms if torch.is_grad_enabled() else norms.detach()
+        self.map, self.norms = map, at_least_float32(norms).to(map.device)
         self.attention, self.positions, self.grid = map.attention, map.positions, map.grid
 
     @property
@@ -66,7 +67,7 @@ class ValueWeighted(AttentionMap):
 
     def carried(self) -> Tensor:
         """sum_j ||w_ij v_j W_O||: how much every query receives from all keys; (B, H, I)."""
-        if self.map.is_signed:
+        if self.map.is_signed or self.norms.requires_grad:
             return self.summarize(Carried(torch.ones_like(self.norms)))[0]
         return self.map.summarize(Carried(self.norms))[0]
 
@@ -78,20 +79,25 @@ class ValueWeighted(AttentionMap):
         """Mean over queries of `carried`, an upper bound on the mean norm of the head's output; (B, H)."""
         return self.carried().mean(-1)
 
-    def _scaled(self, weights: Tensor, cols: Tensor | slice) -> Tensor:
+    def _scaled(self, weights: Tensor, cols: Tensor | slice, norms: Tensor | None = None) -> Tensor:
         cols = cols if isinstance(cols, slice) else to_device(cols, self.device)
-        return (weights.abs() if self.map.is_signed else weights) * self.norms[:, :, None, cols]
+        norms = self.norms.detach() if norms is None else norms
+        return (weights.abs() if self.map.is_signed else weights) * norms[:, :, None, cols]
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         return self._scaled(self.map._weights(rows, cols), cols)
 
     @property
-    def carries_gradients(self) -> bool:
-        """Whether gradients flow through the weights; the norms are constants."""
-        return self.map.carries_gradients
+    def requires_grad(self) -> bool:
+        """Whether the weights or the norms are in the autograd graph."""
+        return self.map.requires_grad or self.norms.requires_grad
 
     def live_rows(self) -> LiveRows:
-        return mapped_rows(self.map.live_rows(), lambda weights, _, keys: self._scaled(weights, keys.tensor("cpu")))
+        def combine(parts: list[Any]) -> Rows:
+            rows, (norms,) = parts
+            return lambda queries, keys: (self._scaled(rows(queries, keys)[0], keys.tensor("cpu"), norms), None)
+
+        return joined_rows([self.map.live_rows(), given([self.norms])], combine)
 
     @torch.no_grad()
     def tiles(self) -> Iterator[Tile]:

@@ -127,11 +127,14 @@ class ProjectedKV:
         sources = self if has_all else self.select(rows.sources)
         return sources if rows.width == 1 else replace(sources, rows=rows)
 
-    @cached_property
+    @property
     def each(self) -> ProjectedKV:
         """An equal value with a row of keys for every row of queries."""
-        if self.rows is None:
-            return self
+        return self if self.rows is None else self._separate
+
+    @cached_property
+    def _separate(self) -> ProjectedKV:
+        assert self.rows is not None
         number = _numbers(self.rows.sources).repeat_interleave(self.rows.width)
         number = number if self.rows.place is None else number.index_select(0, self.rows.place)
         return replace(self, rows=None).select(number)

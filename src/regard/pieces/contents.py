@@ -19,7 +19,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.closures import closure_values, global_names
-from regard.live import keeps_gradients
 from regard.pieces.bias import Bias
 from regard.pieces.builders import (
     Assembly,
@@ -98,7 +97,7 @@ def tensors_of(piece: Any) -> list[Tensor]:
 
 
 def tensor_snapshot(tensor: Tensor) -> Tensor:
-    """The tensor as it is now. Inside `rg.differentiable()` one that requires gradients is itself, with its graph.
+    """The tensor as it is now, detached.
 
     A small tensor is copied. A large one shares its memory; torch's version counts changes.
 
@@ -107,14 +106,38 @@ def tensor_snapshot(tensor: Tensor) -> Tensor:
     sampled entries is no remedy: it costs about 10 us for each tensor and call, makes the host wait for a device, and
     misses changes of other entries. Change parameters under `torch.no_grad()` instead, as optimizers do.
     """
-    if tensor.requires_grad and keeps_gradients():
-        return tensor
     return tensor.detach().clone() if is_small(tensor) else tensor.detach()
 
 
 def is_small(tensor: Tensor) -> bool:
     """Whether `tensor_snapshot` copies the tensor."""
     return tensor.nbytes <= SMALL
+
+
+@dataclass(frozen=True, eq=False)
+class Originals:
+    """The tensors of a piece themselves, with their graphs, the piece without them, and how often each was changed.
+
+    A map reads weights from a snapshot of them. Their gradients are those of the originals.
+    """
+
+    tensors: list[Tensor]
+    skeleton: Skeleton
+    versions: list[int]
+
+    @staticmethod
+    def of(tensors: list[Tensor], skeleton: Skeleton) -> Originals:
+        return Originals(tensors, skeleton, versions_of(tensors))
+
+    @property
+    def are_changed(self) -> bool:
+        """Whether one was changed in place, so that a gradient would belong to other numbers than the snapshot."""
+        return versions_of(self.tensors) != self.versions
+
+
+def versions_of(tensors: Iterable[Tensor]) -> list[int]:
+    """How often each tensor was changed in place; inference tensors do not count that."""
+    return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
 
 @dataclass(frozen=True)

@@ -102,8 +102,8 @@ class TokenShift(ConvolutionFilter):
     >>> one, shift = torch.ones(1, 1, 3, 1), rg.TokenShift(num_heads=1)
     >>> shift.share.data[:] = 0.75
     >>> attention = rg.Attention(rg.Dot(1.0), bias=shift, mask=rg.causal(), normalizer=rg.Unnormalized())
-    >>> attention(one, one, one).weights[0, 0, 2]
-    tensor([0.0000, 0.2500, 0.7500])
+    >>> attention(one, one, one).weights[0, 0, 2].tolist()
+    [0.0, 0.25, 0.75]
     """
 
     def __init__(self, num_heads: Size) -> None:

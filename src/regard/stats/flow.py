@@ -70,7 +70,6 @@ class RowsTimesMap(Fold):
 
 
 @checked
-@torch.no_grad()
 def value_weighted(map: AttentionMap, value: Tensor, projection: Tensor | None = None) -> ValueWeighted:
     """The map of the norms ||w_ij v_j W_O^h|| = |w_ij| ||v_j W_O^h|| (Kobayashi et al. 2020, arXiv:2004.10102).
 
@@ -92,7 +91,7 @@ def value_weighted(map: AttentionMap, value: Tensor, projection: Tensor | None =
             f"value_weighted: values are floats of shape (batch {B}, heads that divide {H}, keys {J}, width) "
             f"on {map.device}, got {value.dtype} of shape {tuple(value.shape)} on {value.device}."
         )
-    values = at_least_float32(value.detach()).repeat_interleave(H // value.shape[1], 1)
+    values = at_least_float32(value).repeat_interleave(H // value.shape[1], 1)
     if projection is None:
         return ValueWeighted(map, values.norm(dim=-1))
     if projection.ndim == 2 and projection.shape[1] == H * E:
@@ -102,6 +101,8 @@ def value_weighted(map: AttentionMap, value: Tensor, projection: Tensor | None =
             f"value_weighted: the projection is ({H}, {E}, C), or the weight (C, {H * E}) of nn.Linear, "
             f"got {tuple(projection.shape)}."
         )
+    if torch.is_grad_enabled() and (value.requires_grad or projection.requires_grad):
+        return ValueWeighted(map, (values @ at_least_float32(projection)).norm(dim=-1))  # a triangle has no derivative
     # ||v W|| = ||v R'||, where W' = Q R: a triangle of (E, E) numbers per head instead of C numbers per key
     triangle = torch.linalg.qr(at_least_float32(projection.detach()).mT, mode="r").R
     return ValueWeighted(map, (values.to(triangle.dtype) @ triangle.mT).norm(dim=-1))

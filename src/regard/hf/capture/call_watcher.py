@@ -40,7 +40,6 @@ from regard.hf.capture.torch_calls import (
 from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.capture.verification import Check
 from regard.hf.capture.watcher import Captured, Watcher
-from regard.live import with_graph
 from regard.maps import AttentionMap, Fold
 from regard.maps.listener import Values
 from regard.nn import Attends, listeners
@@ -148,8 +147,15 @@ class WatchedCalls(WatchedAttention):
 class CallWatcher(Watcher):
     """Observes all calls of the thread that opened the block, and keeps each as a capture or as a reason."""
 
-    def __init__(self, keep_calls: int | None, verify: bool | str, folds: tuple[Fold, ...], keeps_values: bool) -> None:
-        super().__init__(NO_MODULE, ChosenLayers(None), verify, folds, keeps_values, StepOptions())
+    def __init__(
+        self,
+        keep_calls: int | None,
+        verify: bool | str,
+        folds: tuple[Fold, ...],
+        keeps_values: bool,
+        keeps_graphs: bool = False,
+    ) -> None:
+        super().__init__(NO_MODULE, ChosenLayers(None), verify, folds, keeps_values, StepOptions(), keeps_graphs)
         self.order.clear()
         kept, self.thread = self.seen.kept, threading.get_ident()
         self.seen = self.watched = WatchedCalls(self.calls, self.missing, self.order, bool(verify), keep_calls)
@@ -262,7 +268,7 @@ class CallWatcher(Watcher):
     def _keep_new(self, kind: str, observe: Callable[[], ObservedCall], is_known: bool = True) -> None:
         """Keep a new call. If the code that made it is not known, its map is kept only if it was verified."""
         if (name := self._new_name(kind)) is not None:
-            self._keep(name, with_graph(lambda: self._proved(self._capture(name, observe()), is_known)))
+            self._keep(name, self._with_graph(lambda: self._proved(self._capture(name, observe()), is_known)))
 
     def _proved(self, capture: Captured, is_known: bool) -> Captured:
         if not is_known and not capture.check.ok:

@@ -20,7 +20,6 @@ from regard.hf.capture.recurrent_calls import RecurrentCall
 from regard.hf.capture.returned_weights import ReturnedCall
 from regard.hf.capture.value_probe import ProbedCall
 from regard.hf.capture.verification import Check, worst
-from regard.live import keeping, keeps_gradients
 from regard.maps.attention_map import AttentionMap
 from regard.maps.joined import joined
 from regard.maps.scored_map import ScoredMap
@@ -78,7 +77,7 @@ class Capture:
     values: SharedKeys | None = None
     edits: LayerEdits | None = None
     patched: Tensor | None = None
-    is_live: bool = field(default_factory=keeps_gradients)
+    is_live: bool = field(default_factory=torch.is_grad_enabled)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -98,7 +97,7 @@ class Capture:
         B, H, I, _ = self.query.shape
         grid = Grid.whole(self.positions, B, H, I, self.query.device)
         row_statistic = None if self.logsumexp is None else (self.logsumexp,)
-        with keeping(self.is_live), torch.set_grad_enabled(self.is_live):
+        with torch.set_grad_enabled(self.is_live):
             key = self.keys.tensor[:, :, : len(self.positions.keys)]
             prepared = Prepared.of(self.attention, self.query, key, self.positions)
             return ScoredMap(self.attention, prepared, self.positions, grid, row_statistic)

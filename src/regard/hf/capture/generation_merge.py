@@ -16,7 +16,6 @@ from torch import Tensor
 from regard.attention import Attention, Prepared
 from regard.errors import RegardError
 from regard.hf.capture.captured_calls import Capture
-from regard.live import keeps_gradients
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.bias import Softcap
 from regard.pieces.grid import Grid
@@ -62,7 +61,7 @@ class CallRows:
 
 def merged_map(parts: Sequence[CallRows], num_queries: int, num_keys: int, is_cross: bool) -> ScoredMap | None:
     """One map of all rows, if the calls have the same pieces and keys, and one rule for their masks; else None."""
-    if keeps_gradients() or not all(_is_plain(part) for part in parts):
+    if not all(_is_plain(part) for part in parts):
         return None
     if sum(len(part.rows) for part in parts) != num_queries or not _have_same_pieces([p.call.attention for p in parts]):
         return None
@@ -82,8 +81,13 @@ def merged_map(parts: Sequence[CallRows], num_queries: int, num_keys: int, is_cr
 
 
 def _is_plain(part: CallRows) -> bool:
-    """Whether all its rows are those of queries and keys, whose weights no edit changed."""
-    return type(part.call) is Capture and part.call.edits is None and bool((part.entries >= 0).all())
+    """Whether all its rows are those of queries and keys without graphs, whose weights no edit changed."""
+    return (
+        type(part.call) is Capture
+        and not part.call.is_live
+        and part.call.edits is None
+        and bool((part.entries >= 0).all())
+    )
 
 
 def _queries(part: CallRows) -> Tensor:

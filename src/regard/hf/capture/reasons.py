@@ -17,6 +17,10 @@ FUSED = (
     "computed this layer in one fused kernel, which does not return the tensors of its weights (use model.eval()), or "
     "in the code of another transformers than 5.23"
 )
+NO_GRAPH = (
+    "its weights have no gradients, because it is recurrent, it subtracts two maps, or its module must run once more; "
+    "watch it without grad=True, in a block of its own"
+)
 #: Ends the errors of models that cannot be watched.
 SUPPORTED = (
     "Maps are recorded of attention that goes through transformers' attention interface (BERT, Llama, T5, ViT and some "

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from regard.hf.calls import DIRECT, Call, Translation
-from regard.live import kept
 
 
 def call_tensors(call: Call, translation: Translation, with_values: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Queries, keys, and values if they are kept; keys and values of a static cache are copies."""
-    query, key = kept(translation.query), kept(call.key)
+    tensors = translation.query, call.key
+    query, key = tensors if torch.is_grad_enabled() else (tensor.detach() for tensor in tensors)
     value = call.value.detach() if with_values else None
     if not _is_static(call):
         return query, key, value

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from regard.hf.calls import DIRECT, MULTIHEAD, Call, Untranslatable
 from regard.hf.capture.projection_inputs import ProjectionInputs
-from regard.live import keeps_gradients
 
 #: (head outputs (b, H, r, E), batch entries, rows) -> the output of the module for these rows, (b, r, C).
 Finish = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -215,7 +214,7 @@ def _call(
     deferred: bool,
 ) -> tuple[Call, ProjectionInputs | None]:
     """The call with projected inputs (B, I, C) each. In both masks True means: may not attend."""
-    kept = ProjectionInputs.of(layer, inputs) if deferred and not keeps_gradients() else None
+    kept = ProjectionInputs.of(layer, inputs) if deferred and not torch.is_grad_enabled() else None
     q, k, v = _projected(layer, inputs) if kept is None else kept.shaped()
     mask = _mask(masked, padded, len(q), q.shape[1], inputs[1].shape[1])
     if mask is not None and k.shape[2] > mask.shape[-1]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
+import torch
 from torch import nn
 
 from regard.checks import Size, checked
@@ -34,6 +35,7 @@ def watch(
     layers: int | str | Iterable[int | str] | None = None,
     keep: str = "qk",
     verify: bool | str = True,
+    grad: bool = False,
     folds: Iterable[Fold] | None = None,
     on_step: Callable[[WatchedStep], object] | None = None,
     keep_steps: Size | None = None,
@@ -61,6 +63,11 @@ def watch(
 
     With `keep="qkv"` the values (B, G, J, E) and the inputs of output projections are kept, too: `seen.values(name)`,
     and what each head adds to the residual stream (`head_part`) or to a logit (`logit_effect`).
+
+    Maps are detached, so that `seen` holds no activations. With `grad=True` they have gradients: weights and statistics
+    of them may be a part of a loss. A layer that has none, because it is recurrent or its module must run again, is in
+    `missing`. Under `torch.no_grad()` the block raises an error at its start; a call inside of it that runs under
+    `torch.no_grad()`, of a teacher perhaps, has a detached map.
 
     With `keep="statistics"` the `folds` (by default entropy, strongest link, distance and weight received) are
     computed while the model runs, and queries and keys are discarded: `seen.statistics[name].of(regard.Entropy)`.
@@ -111,11 +118,12 @@ def watch(
         raise RegardError(
             f"watch(verify={verify!r}): verify is True (a few rows), {ALL!r} (every row) or False (none)."
         )
+    _check_grad(grad, keep)
     checked = checked_folds(folds, keep)
     if model is EVERY_CALL:
         given = {"tokenizer": tokenizer, "layers": layers, "on_step": on_step, "keep_steps": keep_steps}
         _refuse_without_model([name for name, value in given.items() if value is not None])
-        return _Watch(lambda: CallWatcher(keep_calls, verify, checked, keep == QKV))
+        return _Watch(lambda: CallWatcher(keep_calls, verify, checked, keep == QKV, _checked_mode(grad)))
     if keep_calls is not None:
         raise RegardError(
             "watch(model, keep_calls=...): keep_calls belongs to watch() without a model. The calls of a model are "
@@ -124,6 +132,11 @@ def watch(
     compiled, model = is_compiled(model), getattr(model, "_orig_mod", model)
     chosen = ChosenLayers(layers)
     watcher, steps = CompiledWatcher if compiled else Watcher, StepOptions(on_step, keep_steps)
+    if compiled and grad:
+        raise RegardError(
+            "watch(grad=True): the attention of a compiled model has no graph outside of it. Watch the model before it "
+            "is compiled."
+        )
     if compiled and steps != StepOptions():
         raise RegardError(
             "watch(on_step=..., keep_steps=...): the passes of a compiled model are not observed, only its attention. "
@@ -136,7 +149,7 @@ def watch(
         )
 
     def new_watcher() -> Watcher:
-        made = watcher(model, chosen, verify, checked, keep == QKV, steps)
+        made = watcher(model, chosen, verify, checked, keep == QKV, steps, _checked_mode(grad))
         made.seen.tokenizer = tokenizer
         return made
 
@@ -152,6 +165,26 @@ def _refuse_without_model(names: list[str]) -> None:
             f"watch(model, {listed}), or bound the calls by watch(keep_calls=...) and give tokens later: "
             "seen.heatmap(0, tokens=tokens)."
         )
+
+
+def _check_grad(grad: bool, keep: str) -> None:
+    """Refuse graphs of statistics that are computed while the model runs."""
+    if grad and keep == "statistics":
+        raise RegardError(
+            "watch(grad=True, keep='statistics'): these statistics are computed without a graph, since queries and "
+            "keys are discarded. Watch with keep='qk', and compute them from the maps: seen[name].summarize(...)."
+        )
+
+
+def _checked_mode(grad: bool) -> bool:
+    """Refuse graphs outside of grad mode, when the block begins."""
+    if grad and not torch.is_grad_enabled():
+        mode = "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
+        raise RegardError(
+            f"watch(grad=True): torch.{mode} is active, so no weight can have gradients. Enter the block outside of "
+            f"torch.{mode}(), or leave grad=True out."
+        )
+    return grad
 
 
 @contextmanager

@@ -46,7 +46,7 @@ from regard.hf.capture.module_frames import ModuleFrame, ReturnedWeights, Thread
 from regard.hf.capture.module_hooks import inside_backward, module_calls
 from regard.hf.capture.module_rerun import LastWeights, RerunCall, snapshot
 from regard.hf.capture.module_statistics import ModuleStatistics
-from regard.hf.capture.reasons import FUSED, NOT_IN_GRAPH, OUTSIDE, SUPPORTED, UNCALLED, nothing_captured
+from regard.hf.capture.reasons import FUSED, NO_GRAPH, NOT_IN_GRAPH, OUTSIDE, SUPPORTED, UNCALLED, nothing_captured
 from regard.hf.capture.recurrent_calls import RecurrentCall, dtype_of
 from regard.hf.capture.recurrent_layers import RecurrentLayers, is_recurrent
 from regard.hf.capture.returned_weights import ReturnedCall, returned_call
@@ -65,7 +65,6 @@ from regard.hf.capture.verification import Check, check
 from regard.hf.models import model_name
 from regard.hf.operator_calls import graph_breaks
 from regard.hf.recurrent.core_calls import CoreCall
-from regard.live import with_graph
 from regard.maps import AttentionMap, Fold
 from regard.maps.listener import Values
 from regard.nn import Attends, listeners
@@ -85,9 +84,10 @@ class Watcher:
         folds: tuple[Fold, ...],
         keeps_values: bool,
         steps: StepOptions,
+        keeps_graphs: bool = False,
     ) -> None:
         self.model, self.chosen, self.verify, self.folds = model, chosen, verify, folds
-        self.keeps_values = keeps_values
+        self.keeps_values, self.keeps_graphs = keeps_values, keeps_graphs
         self.readers = {model, encoder_of(model)}
         self.masks, self.last_weights, self.hooks = MaskCache(), LastWeights(), ExitStack()
         # Paths of all modules, and which of them attend, are chosen, or may compute softmax themselves.
@@ -296,6 +296,7 @@ class Watcher:
     def _keep_reported(self, name: str | None, called: bool, weights: AttentionMap, values: Values) -> None:
         """Keep a map that `attend` (`called`) or a module reported."""
         note = "regard.attend reported its own map" if called else "the module reported its own map"
+        weights = weights if self.keeps_graphs else weights.detach()
         value, patched = weights.ran or (None if values is None else values(), None)
         kept, patched = (x.detach() if x is not None and self.keeps_values else None for x in (value, patched))
         self._keep(name, lambda: ModuleMap([weights], Check(name or "", note=note), not called, kept, patched))
@@ -347,19 +348,32 @@ class Watcher:
             self._keep_softmax(returned.frame)
 
     def _keep_call(self, name: str | None, observe: Callable[[], ObservedCall]) -> None:
-        self._keep(name, with_graph(lambda: self._capture(name or "", observe())))
+        self._keep(name, self._with_graph(lambda: self._capture(name or "", observe())))
 
-    @torch.no_grad()
+    def _with_graph(self, capture: Callable[[], Captured]) -> Callable[[], Captured]:
+        """The capture with gradients, if graphs are kept and the call has them; else without."""
+        is_live = self.keeps_graphs and torch.is_grad_enabled()
+
+        def run() -> Captured:
+            with torch.set_grad_enabled(is_live):
+                return capture()
+
+        return run
+
     def _keep(self, name: str | None, capture: Callable[[], Captured]) -> None:
         if name is None or name not in self.chosen or name in self.missing or inside_backward():
             return
+        needs_graph = self.keeps_graphs and torch.is_grad_enabled()
         try:
-            captured = capture()
+            with torch.no_grad():
+                captured = capture()
+                if needs_graph and not (isinstance(captured, ModuleMap) or getattr(captured, "is_live", False)):
+                    raise Untranslatable(NO_GRAPH)
         except Untranslatable as reason:
             self.calls.pop(name, None)
             self.missing[name] = str(reason)
             return
-        with self.keeping:
+        with self.keeping, torch.no_grad():
             self._add(name, captured)
 
     def _add(self, name: str, captured: Captured) -> None:
