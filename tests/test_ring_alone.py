@@ -42,6 +42,21 @@ def test_one_rank_is_one_process(name, layout):
         torch.testing.assert_close(tuple(found), tuple(expected), **CLOSE)
 
 
+@pytest.mark.parametrize("attention", [rg.Attention(mask=rg.causal()), rg.Attention(transition=rg.Decay(-0.1))])
+def test_weights_over_ranks_can_be_read_and_refuse_backward(attention):
+    """A rank has only its part of the tensors. A constant would add nothing to a loss, without a word."""
+    x = torch.randn(1, 2, 5, 4, requires_grad=True)
+    weights, alone = (rg.attend(attention, x, x, x, engine=engine).weights for engine in ("ring", "auto"))
+    pairs = [(w.dense(), w[0, 1, 2:], w.received(), w.shares().entropy()) for w in (weights, alone)]
+    for read, expected in zip(*pairs, strict=True):
+        torch.testing.assert_close(read, expected)
+        with pytest.raises(rg.RegardError, match="map over ranks has no gradients"):
+            read.sum().backward()
+    with torch.no_grad():
+        assert not weights.received().requires_grad
+    assert x.grad is None and not weights.detach().received().requires_grad
+
+
 @pytest.mark.parametrize("name", [*TRANSPORTED, "forgetting"])
 def test_one_rank_is_one_process_with_tensors_of_the_call(name):
     attention, *inputs = mechanisms()[name].example(queries=13)

@@ -20,6 +20,7 @@ from regard.maps import attention_map, transported_map
 from regard.maps.gradient_map import PositiveMap
 from regard.maps.head_mean import HeadMean
 from regard.maps.pyramid import Pyramid
+from regard.maps.stored import save_map
 from regard.maps.value_weighted_map import ValueWeighted
 from regard.stats import Agreement, Offsets
 
@@ -329,6 +330,38 @@ def test_other_libraries_get_no_map_that_requires_grad():
         assert read(weights.detach()).shape == (1, 2, 5, 5)
         with torch.no_grad():
             assert read(weights).shape == (1, 2, 5, 5)
+
+
+READERS = {
+    "heatmap": lambda maps, tokens, path: rg.heatmap(maps["0"], tokens, head=1),
+    "figure": lambda maps, tokens, path: rg.figure(maps["0"], tokens, head=1),
+    "table": lambda maps, tokens, path: rg.weight_table(maps["0"], tokens, head=1),
+    "show": lambda maps, tokens, path: maps["0"].show(tokens),
+    "save": lambda maps, tokens, path: save_map(path / "map", maps["0"]),
+    "profile": lambda maps, tokens, path: rg.findings(rg.profile(maps, tokens)),
+    "roles": lambda maps, tokens, path: rg.roles(maps, tokens, null=maps, null_tokens=tokens[::-1]),
+    "alignments": lambda maps, tokens, path: rg.alignment_roles(maps, lengths=[(9, 9)]),
+    "patches": lambda maps, tokens, path: rg.patch_roles(maps, rg.PatchGrid(3, 3), null=maps),
+    "split": lambda maps, tokens, path: rg.cache_split(maps, sinks=1, window=2),
+    "locality": lambda maps, tokens, path: rg.locality(maps),
+    "masks": lambda maps, tokens, path: rg.mask_findings(maps, causal=True),
+    "patterns": lambda maps, tokens, path: rg.patterns(maps["0"]),
+    "rollout": lambda maps, tokens, path: rg.rollout(maps, [0, 8]).numpy(),
+    "words": lambda maps, tokens, path: f"{maps['0']!r} {maps['0'].shape}",
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_draws_or_counts_a_map_detaches_it_by_itself(reader, tmp_path):
+    """Warnings are errors: torch warns where a number that requires grad becomes one of Python."""
+    if reader in ("heatmap", "figure"):
+        pytest.importorskip("matplotlib")
+    if reader == "show":
+        pytest.importorskip("anywidget")
+    x = torch.randn(1, 2, 9, 4, requires_grad=True)
+    maps = {name: rg.Attention(mask=rg.causal())(x, x, x).weights for name in "01"}
+    READERS[reader](maps, [f"t{n}" for n in range(9)], tmp_path)
+    assert x.grad is None and all(weights.requires_grad for weights in maps.values())
 
 
 def test_changes_in_place_and_freed_graphs_are_errors():

@@ -218,6 +218,8 @@ class ScoredMap(AttentionMap):
 
     def live_rows(self) -> LiveRows:
         self._check_unchanged()
+        if self._refusal is not None:
+            return super().live_rows()
         prepared, originals = self._live or (self._prepared, Originals.of(*take_apart(self.attention)))
         if originals.are_changed:
             return LiveRows.refused(CHANGED)

@@ -23,6 +23,7 @@ Links = AbstractSet[tuple[int, int]]
 
 
 @checked
+@torch.no_grad()
 def alignment_roles(
     maps: Mapping[str, AttentionMap],
     *,
