@@ -46,7 +46,7 @@ def test_one_rank_is_one_process(name, layout):
 def test_weights_over_ranks_can_be_read_and_refuse_backward(attention):
     """A rank has only its part of the tensors. A constant would add nothing to a loss, without a word."""
     x = torch.randn(1, 2, 5, 4, requires_grad=True)
-    weights, alone = (rg.attend(attention, x, x, x, engine=engine).weights for engine in ("ring", "auto"))
+    weights, alone = (attention(x, x, x, engine=engine).weights for engine in ("ring", "auto"))
     pairs = [(w.dense(), w[0, 1, 2:], w.received(), w.shares().entropy()) for w in (weights, alone)]
     for read, expected in zip(*pairs, strict=True):
         torch.testing.assert_close(read, expected)

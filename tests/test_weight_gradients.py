@@ -360,7 +360,11 @@ def test_what_draws_or_counts_a_map_detaches_it_by_itself(reader, tmp_path):
         pytest.importorskip("anywidget")
     x = torch.randn(1, 2, 9, 4, requires_grad=True)
     maps = {name: rg.Attention(mask=rg.causal())(x, x, x).weights for name in "01"}
-    READERS[reader](maps, [f"t{n}" for n in range(9)], tmp_path)
+    torch.set_warn_always(True)
+    try:
+        READERS[reader](maps, [f"t{n}" for n in range(9)], tmp_path)
+    finally:
+        torch.set_warn_always(False)
     assert x.grad is None and all(weights.requires_grad for weights in maps.values())
 
 

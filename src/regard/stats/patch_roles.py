@@ -22,6 +22,7 @@ STEPS = {"left": (0, -1), "right": (0, 1), "above": (-1, 0), "below": (1, 0)}
 
 
 @checked
+@torch.no_grad()
 def patch_roles(
     maps: Mapping[str, AttentionMap],
     grid: PatchGrid,
