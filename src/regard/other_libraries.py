@@ -48,6 +48,7 @@ CALLS = {
     "output_attentions": _READ,
     "attentions": _READ,
     "capture": _READ,
+    "differentiable": "with rg.watch(model, grad=True) as seen: model(**inputs)",
     "run_with_hooks": _KNOCK,
     "ablate": _KNOCK,
     "ablation": _KNOCK,
@@ -167,6 +168,7 @@ OF_WATCHED = {
 }
 #: Names that a map does not have -> code with `weights`, the map.
 OF_MAPS = {
+    "carries_gradients": "weights.requires_grad",
     "attentions": "weights.dense()",
     "weights": "weights.dense()",
     "pattern": "weights.dense()",
