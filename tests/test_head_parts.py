@@ -16,13 +16,17 @@ from torch import nn
 
 import recurrent_models
 import regard as rg
+from extras import needs_transformers
 from miniatures import DECODERS, ENCODERS, GPT2, LLAMA, OTHERS, SEQ2SEQ, V, sharpened, tokens
 from regard.maps.stored import load_map, save_map, tabled
 
 MODELS = {model.name: model for model in (*ENCODERS, *DECODERS, *SEQ2SEQ, *OTHERS)}
 NAMES = ["GPT2Model", "LlamaModel", "BertModel", "T5Model", "ViTModel", "WhisperModel", "GPTNeoXModel", "OlmoModel"]
 #: Attention module of each model -> the module whose output is that of the attention.
-RESULTS = {"BertModel": lambda model, name: model.get_submodule(name.removesuffix("self") + "output.dense")}
+RESULTS = {
+    "BertModel": lambda model, name: model.get_submodule(name.removesuffix("self") + "output.dense"),
+    "ViTModel": lambda model, name: model.get_submodule(name.replace("attention.attention", "attention")),
+}
 
 
 def built(name):
@@ -197,6 +201,7 @@ def test_a_value_weighted_map_has_a_profile_and_roles():
     torch.testing.assert_close(*scores, atol=1e-4, rtol=1e-4)
 
 
+@needs_transformers("5.23", "the recurrent layers are read")
 @pytest.mark.usefixtures("small_blocks")
 def test_signed_weights_have_norms_that_are_not_negative():
     model, inputs = built("Qwen3Next")
@@ -365,6 +370,7 @@ class Interleaved(nn.Module):
         return self.out(heads.flatten(2))
 
 
+@needs_transformers("5.23", "the recurrent layers are read")
 def test_what_has_no_parts_says_why():
     torch.manual_seed(0)
     model, inputs = language_model("gpt2"), {"input_ids": tokens(5)}

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
 import regard as rg
+from extras import needs_transformers
 from recurrent_models import V, build, tokens
 from regard.cli.importance import with_importance
 from regard.maps.convolution_map import Convolution, convolution_map
@@ -36,6 +37,7 @@ def shares_of(weights):
     return weights.abs() / weights.abs().sum(-1, keepdim=True)
 
 
+@needs_transformers("5.23", "the recurrent layers are read")
 def test_a_hybrid_is_read_with_shares_and_kinds():
     result = reader("Qwen3Next").read(TEXT)
     profiled, (delta, attention) = result.reading.profile, layer_kinds(result.reading.profile)
@@ -56,6 +58,7 @@ def test_a_hybrid_is_read_with_shares_and_kinds():
     assert notes[0].startswith("Delta rule. Weights have signs") and notes[1] == ""
 
 
+@needs_transformers("5.23", "the recurrent layers are read")
 def test_the_numbers_of_a_kind_are_those_of_its_dense_shares():
     _, seen = watched(build("Qwen3Next"), {"input_ids": tokens(12, batch=1)})
     measured = profile(seen.maps, [f"t{n}" for n in range(12)], kinds=seen.kinds)
@@ -114,6 +117,7 @@ def test_importance_names_the_layers_that_have_it():
     assert "importance" in with_importance(read, TEXT, read.read(TEXT, [1])).reading.profile.layers[0].values
 
 
+@needs_transformers("5.23", "the recurrent layers are read")
 def test_documents_of_a_hybrid_are_merged():
     read = reader("Qwen3Next")
     table = HeadTable.over(read.profile(text, length=20)[0] for text in (TEXT, TEXT[::-1].replace("w", " w")))
@@ -122,6 +126,7 @@ def test_documents_of_a_hybrid_are_merged():
         table.values("reach")
 
 
+@needs_transformers("5.23", "the recurrent layers are read")
 def test_numbers_of_parallel_layers_are_explained():
     lines = list(kind_lines(reader("FalconH1").read(TEXT).reading.profile))
     assert any(line.endswith("L1 is model.layers.0.self_attn.") for line in lines)

@@ -42,7 +42,8 @@ def reader():
     vocabulary = {word: n for n, word in enumerate([*WORDS, "<unk>"])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+    names = ["input_ids", "attention_mask"]  # older ones add types of tokens, which GPT-2 embeds
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", model_input_names=names)
     return rg.TextReader(small("sdpa"), fast, name="tiny")
 
 

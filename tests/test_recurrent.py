@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from extras import needs_transformers
 from regard.engine.recurrent import Transport, recur
 from regard.engine.recurrent import chunked as chunked_module
 from regard.engine.recurrent import running as running_module
@@ -176,6 +177,7 @@ def test_an_expanded_state_gets_the_gradient_of_all_heads():
     assert last.shape == (2, 3, 4, 5)
 
 
+@needs_transformers("5.23", "the function has these arguments")
 def test_against_transformers_gated_delta_rule():
     module = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
     torch.manual_seed(0)

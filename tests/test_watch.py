@@ -13,6 +13,7 @@ import transformers
 from transformers.modeling_utils import AttentionInterface
 
 import regard as rg
+from extras import needs_transformers
 from miniatures import BART, BERT, DECODERS, ENCODERS, LLAMA, SEQ2SEQ, padding, sharpened, tokens
 from regard.hf import calls as translating
 from regard.hf.capture import verification as verifying
@@ -143,6 +144,7 @@ FAULTS = {
 }
 
 
+@needs_transformers("5.1", "eager attention is seen")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_verification_catches_a_wrong_reading(fault, monkeypatch):
     function, wrong, name = FAULTS[fault]
@@ -315,6 +317,7 @@ def own_backend():
         interface._global_mapping.pop("own")
 
 
+@needs_transformers("5.1", "BERT calls any backend")
 def test_a_users_own_backend(own_backend):
     model = bert("own")
     _, seen = watched(model, {"input_ids": tokens(9), "attention_mask": padding("right")})
@@ -349,6 +352,7 @@ def registered(backend):
             interface._global_mapping.pop("own")
 
 
+@needs_transformers("5.1", "BERT calls any backend")
 @pytest.mark.parametrize("disguised", [False, True])
 @pytest.mark.parametrize("bytes_at_once", [1, 1 << 23])
 @pytest.mark.parametrize("place", [(1, 0, 3, 7), (0, 3, 1, 8), (2, 1, 4, 2)])
@@ -433,6 +437,7 @@ def test_a_watch_may_be_used_again():
     assert outer[0].shape == inner[0].shape and not any(module._forward_pre_hooks for module in model.modules())
 
 
+@needs_transformers("5.1", "masks are made without numbers")
 @pytest.mark.parametrize("kind", ["Bert", "Bloom", "Falcon"])
 def test_a_model_without_numbers_is_refused(kind):
     few = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 1, "n_layer": 1}
@@ -492,6 +497,7 @@ def test_one_sequence_packed_or_with_an_open_prefix():
         assert repr(recognise(mask_of(rule, 1, 8, 8), 1, 8, 8).mask) == repr(rule)
 
 
+@needs_transformers("5.1", "BERT takes a mask of four axes")
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
 def test_a_float_mask_of_the_users_own_is_a_bias(backend):
     model, ids = bert(backend), tokens(6)

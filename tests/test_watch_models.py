@@ -5,10 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
+from extras import older_than
 from miniatures import OTHERS, TEXTS
 from watching import assert_identical, assert_same_weights, assert_verified, oracle, watched
 
-CASES = [(model, backend) for model in TEXTS + OTHERS for backend in model.backends]
+
+def is_as_eager(model, backend):
+    """Whether a model computes with this backend what it computes with eager."""
+    differs = model.name in ("StableLmModel", "DogeModel") or "scale_attn_by_inverse_layer_idx" in model.config
+    return not (differs and backend == "sdpa" and older_than("5.1"))
+
+
+CASES = [(model, backend) for model in TEXTS + OTHERS for backend in model.backends if is_as_eager(model, backend)]
 
 
 @pytest.mark.parametrize(("model", "backend"), CASES, ids=str)

@@ -12,11 +12,14 @@ import transformers
 from torch.nn import functional as F
 
 import regard as rg
+from extras import needs_transformers
 from recurrent_models import CONFIGS, KINDS, build, tokens
 from regard.hf.recurrent import core_calls
 from regard.hf.recurrent.core_functions import core_names
 from regard.hf.recurrent.inline_layers import GatedConvolution
 from watching import assert_identical, assert_verified, watched
+
+pytestmark = needs_transformers("5.23", "its code is what is read")
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import regard as rg
+from extras import older_than
 
 
 def oracle(model: Any, inputs: dict[str, Any]) -> dict[str, tuple[torch.Tensor, ...]]:
@@ -48,4 +49,9 @@ def assert_identical(plain: torch.Tensor, outputs: torch.Tensor) -> None:
 def assert_verified(seen: rg.WatchedAttention) -> None:
     checks = seen.verify()
     assert list(checks) == list(seen)
-    assert all(check.ok and check.error <= check.tolerance for check in checks.values()), checks
+    assert all(is_verified(check) for check in checks.values()), checks
+
+
+def is_verified(check: Any) -> bool:
+    """Whether W . values is the output. Eager attention that is not observed has the weights of its own softmax."""
+    return check.ok and check.error <= check.tolerance if check.ok is not None else older_than("5.1")

@@ -256,7 +256,7 @@ def _masking(call: Call, masks: MaskCache) -> tuple[Recognised, Bias | None]:
     sizes = call.query.shape[0], call.query.shape[2], call.key.shape[2], call.causal  # causal: may be decoding
 
     def read(tensor: Tensor) -> tuple[Recognised, Bias | None]:
-        tensor = _four_axes(tensor)
+        tensor = _four_axes(tensor)[..., : sizes[2]]  # backends of older transformers leave out columns without a key
         if tensor.dtype == torch.bool:
             return recognise(tensor, *sizes), None
         allowed = tensor > _lowest(tensor.dtype)
