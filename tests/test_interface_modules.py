@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import regard as rg
+from extras import needs_transformers
 from regard.errors import nearest
 from regard.hf.attention_modules import attention_modules
 from regard.hf.capture.reasons import nothing_captured
@@ -69,6 +70,7 @@ def test_no_message_has_an_empty_list():
     assert nearest("a", []) == "There are no names to choose from."
 
 
+@needs_transformers("5.1", "eager attention is seen")
 @pytest.mark.parametrize(("backend", "advised"), [("eager", False), ("sdpa", True)])
 def test_advice_that_is_followed_is_left_out(backend, advised):
     model = transformers.BertModel(

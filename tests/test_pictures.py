@@ -11,6 +11,7 @@ import torch
 import transformers
 
 import regard as rg
+from extras import needs_transformers
 from miniatures import sharpened
 from regard.errors import RegardError
 from regard.hf.capture.model_inputs import ModelInputs
@@ -68,6 +69,7 @@ def test_a_patch_is_where_the_convolution_read_it():
         assert moved.nonzero().flatten().tolist() == [PatchGrid(rows, columns, start).token(1, 0)], vision
 
 
+@needs_transformers("5.1", "the tower takes these arguments")
 def test_the_tower_of_qwen_vl_orders_patches_by_blocks():
     vision = with_texts()[-1]
     tower = next(

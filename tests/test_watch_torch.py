@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.modules import module as every
 
 import regard as rg
+from extras import needs_transformers
 from miniatures import V, padding, sharpened, tokens
 from regard.hf.capture import verification as verifying
 from regard.hf.capture.projection_inputs import ProjectionInputs
@@ -344,6 +345,7 @@ def test_encoder_and_decoder(batch_first, grad):
     assert seen.cross[0].shape == (2, H, 5, T) and not seen.cross[0][1, :, :, 4:].any()
 
 
+@needs_transformers("5.1", "its vision models have these names")
 def test_multihead_attention_inside_a_model_of_transformers():
     config = {"image_size": 8, "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4}
     model = transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**config, intermediate_size=16)).eval()

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import recurrent_models
 import regard as rg
+from extras import needs_transformers
 from miniatures import BERT, DECODERS, ENCODERS, LLAMA, OTHERS, SEQ2SEQ, sharpened, tokens
 from regard.hf.capture import module_rerun
 
@@ -50,6 +51,7 @@ def seen_with_values(model, inputs, **options):
     return outputs, seen
 
 
+@needs_transformers("5.23", "the projections have these names")
 @pytest.mark.parametrize("name", OUTPUTS)
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
 def test_weights_times_values_are_what_the_output_projection_receives(name, backend):
