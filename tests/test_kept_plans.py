@@ -25,8 +25,8 @@ UNKEPT = ("RealKeys", "Lengths", "mask_tensor", "mask_mod")
 @pytest.fixture
 def plans_made(monkeypatch):
     """The problems that were planned anew."""
-    made, plan = [], rg.attention_output.plan
-    monkeypatch.setattr(rg.attention_output, "plan", lambda *given: made.append(given) or plan(*given))
+    made, plan = [], rg.attention_output.engine_plan
+    monkeypatch.setattr(rg.attention_output, "engine_plan", lambda *given: made.append(given) or plan(*given))
     return made
 
 
