@@ -20,8 +20,8 @@ H, D = 2, 8
 @pytest.fixture
 def plans_made(monkeypatch):
     """The problems that were planned anew."""
-    made, plan = [], rg.attention_output.plan
-    monkeypatch.setattr(rg.attention_output, "plan", lambda *given: made.append(given) or plan(*given))
+    made, plan = [], rg.attention_output.engine_plan
+    monkeypatch.setattr(rg.attention_output, "engine_plan", lambda *given: made.append(given) or plan(*given))
     kept_plans.clear()
     return made
 
