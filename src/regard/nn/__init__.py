@@ -8,6 +8,7 @@ from regard.nn.embedding import Embedding, PositionalEncoding
 from regard.nn.latent import MultiHeadLatentAttention
 from regard.nn.layers import DecoderLayer, EncoderLayer, FeedForward, Residual
 from regard.nn.listener import Attends, Listener, listeners
+from regard.nn.module_output import ModuleOutput
 from regard.nn.multi_head import MultiHeadAttention
 from regard.nn.projected_kv import ProjectedKV, Rows, select_rows
 from regard.nn.recurrent import Cell, Cells, CellStates, RecurrentEncoder
@@ -30,6 +31,7 @@ __all__ = [
     "EncoderLayer",
     "FeedForward",
     "Listener",
+    "ModuleOutput",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
     "PositionalEncoding",

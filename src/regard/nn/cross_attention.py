@@ -8,6 +8,7 @@ from regard.attention import Attention
 from regard.checks import Size, checked
 from regard.errors import RegardError
 from regard.nn.listener import Attends
+from regard.nn.module_output import ModuleOutput
 from regard.nn.projected_kv import ProjectedKV, read
 from regard.pieces import Mask
 from regard.positions import Positions
@@ -26,8 +27,9 @@ class CrossAttention(Attends):
     >>> import torch, regard as rg
     >>> bridge = rg.nn.CrossAttention(rg.mechanism("bahdanau").build(8, 6, 16), 8, 6)
     >>> keys = bridge.keys(torch.randn(2, 5, 6), rg.padding([5, 3]))
-    >>> bridge(torch.randn(2, 1, 8), keys, start=0).shape
-    torch.Size([2, 1, 6])
+    >>> context, weights = bridge(torch.randn(2, 1, 8), keys, start=0)
+    >>> context.shape, weights.shape
+    (torch.Size([2, 1, 6]), (2, 1, 1, 5))
     """
 
     is_cross_attention = True
@@ -43,14 +45,15 @@ class CrossAttention(Attends):
         states = states[:, None]
         return ProjectedKV(self.attention, states, states, mask)
 
-    def forward(self, query: Tensor, keys: ProjectedKV, start: int = 0) -> Tensor:
-        """Decoder states (B, I, D), the first at position `start`, -> contexts (B, I, C)."""
+    def forward(self, query: Tensor, keys: ProjectedKV, start: int = 0) -> ModuleOutput:
+        """Decoder states (B, I, D), the first at position `start`, -> contexts (B, I, C), and the weights."""
         if not isinstance(keys, ProjectedKV):
             raise RegardError(
                 f"CrossAttention: keys must be the result of attention.keys(states), got {type(keys).__name__}. "
-                "Once a source: keys = attention.keys(states); then context = attention(query, keys)."
+                "Once a source: keys = attention.keys(states); then context, weights = attention(query, keys)."
             )
         if not isinstance(query, Tensor) or query.ndim != 3:
             got = tuple(query.shape) if isinstance(query, Tensor) else type(query).__name__
             raise RegardError(f"CrossAttention: query must be (B, I, D), got {got}. For one state: query[:, None].")
-        return read(self, query[:, None], keys, start)[:, 0]
+        seen = read(self, query[:, None], keys, start)
+        return seen.with_output(seen.output[:, 0])

@@ -14,6 +14,7 @@ from regard.checks import Count, Size, checked, explained
 from regard.engine.ring import Ring
 from regard.errors import RegardError
 from regard.nn.listener import Attends, listeners
+from regard.nn.module_output import ModuleOutput
 from regard.pieces import Dot, LatentDot, Mask, Position, RoPE, causal
 from regard.pieces.mask import sees_no_later_key
 from regard.positions import Positions
@@ -40,7 +41,7 @@ class MultiHeadLatentAttention(Attends):
     >>> x = torch.randn(1, 10, 64)
     >>> output, cache = layer.advance(x[:, :9])
     >>> last, cache = layer.advance(x[:, 9:], cache)
-    >>> torch.allclose(last, layer(x)[:, 9:], atol=1e-5), cache.store.key.shape
+    >>> torch.allclose(last, layer(x).output[:, 9:], atol=1e-5), cache.store.key.shape
     (True, torch.Size([1, 1, 10, 24]))
     """
 
@@ -78,14 +79,20 @@ class MultiHeadLatentAttention(Attends):
         self.output = nn.Linear(num_heads * value_width, width, bias=False)
 
     @explained
-    def forward(self, x: Tensor, *, mask: Mask | None = None, form: Form = "auto") -> Tensor:
-        """The output (B, n, C) for tokens (B, n, C). `mask` is added to that of the layer (True = may attend)."""
-        return self.advance(x, mask=mask, form=form)[0]
+    def forward(self, x: Tensor, *, mask: Mask | None = None, form: Form = "auto") -> ModuleOutput:
+        """The output (B, n, C) for tokens (B, n, C), and the weights. `mask` is joined to that of the layer."""
+        return self._advanced(x, None, mask, form)[0]
 
     def advance(
         self, x: Tensor, past: LatentCache | None = None, mask: Mask | None = None, *, form: Form = "auto"
     ) -> tuple[Tensor, LatentCache]:
         """Attention of the next tokens (B, n, C) to all tokens so far: the output, and the latents of all tokens."""
+        seen, cache = self._advanced(x, past, mask, form)
+        return seen.output, cache
+
+    def _advanced(
+        self, x: Tensor, past: LatentCache | None, mask: Mask | None, form: Form
+    ) -> tuple[ModuleOutput, LatentCache]:
         self._check(x, form)
         past = LatentCache() if past is None else past
         key = self._keys(x, past.length)
@@ -93,7 +100,7 @@ class MultiHeadLatentAttention(Attends):
         seen = self._attend(self._queries(x, past.length), extended.key, extended.positions, mask, form)
         listeners.tell(self, lambda: seen.weights, lambda: extended.value @ self.value.to(extended.value.dtype))
         assert isinstance(extended.cache, LatentCache)
-        return self.output(seen.output.transpose(1, 2).flatten(2)), extended.cache
+        return ModuleOutput(self.output(seen.output.transpose(1, 2).flatten(2)), lambda: seen.weights), extended.cache
 
     @property
     def is_causal(self) -> bool:  # type: ignore[override]

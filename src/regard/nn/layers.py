@@ -126,14 +126,13 @@ class EncoderLayer(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        _check_returns("EncoderLayer", self_attention)
         self.self_attention, self.feed_forward = self_attention, feed_forward
         self.around_self = Residual(self_attention.width, norm, dropout, bias=bias)
         self.around_feed = Residual(self_attention.width, norm, dropout, bias=bias)
 
     def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
         """(B, I, C) -> (B, I, C); `mask` excludes keys, such as `regard.padding(real)`."""
-        x = self.around_self.after(x, self.self_attention(self.around_self.before(x), mask=mask))
+        x = self.around_self.after(x, self.self_attention(self.around_self.before(x), mask=mask).output)
         return self.around_feed.after(x, self.feed_forward(self.around_feed.before(x)))
 
 
@@ -163,7 +162,6 @@ class DecoderLayer(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        _check_returns("DecoderLayer", self_attention, cross_attention)
         width = self_attention.width
         self.self_attention, self.cross_attention, self.feed_forward = self_attention, cross_attention, feed_forward
         if cross_attention is not None:
@@ -192,14 +190,6 @@ class DecoderLayer(nn.Module):
                     "DecoderLayer: this layer has cross-attention; give keys=cross_attention.keys(states)."
                 )
             start = present.length - x.shape[1]
-            x = self.around_cross.after(x, self.cross_attention(self.around_cross.before(x), keys, start=start))
+            seen = self.cross_attention(self.around_cross.before(x), keys, start=start)
+            x = self.around_cross.after(x, seen.output)
         return self.around_feed.after(x, self.feed_forward(self.around_feed.before(x))), present
-
-
-def _check_returns(layer: str, *modules: MultiHeadAttention | None) -> None:
-    """Refuse attention that returns a pair: a layer adds the output to its input."""
-    if any(module is not None and module.return_weights for module in modules):
-        raise RegardError(
-            f"{layer}: the layer needs the output of its attention alone, and this attention was created with "
-            "return_weights=True. Leave it out; `with regard.watch(layer) as seen` shows the weights of every module."
-        )

@@ -12,10 +12,9 @@ from regard.attention import Attention
 from regard.checks import Size, checked, explained
 from regard.composites import Composite
 from regard.errors import RegardError
-from regard.maps import AttentionMap
-from regard.nn.listener import Attends, listeners
+from regard.nn.listener import Attends
+from regard.nn.module_output import ModuleOutput
 from regard.nn.projected_kv import ProjectedKV, read
-from regard.nn.unpacking import refuse_unpacking
 from regard.pieces import Mask, causal
 from regard.pieces.call_tensors import refuse_needs
 from regard.pieces.mask import sees_no_later_key
@@ -35,18 +34,16 @@ class MultiHeadAttention(Attends):
     `output_projection` the heads are only joined. With `output_gate` each channel of the joined heads is multiplied by
     sigmoid(x G) (Qiu et al. 2025, arXiv:2505.06708), which does not change the weights.
 
-    Inputs are (B, I, C), batch first. This module returns only the output, and `regard.watch(model)` shows the weights.
-    With `return_weights` it returns a pair as `nn.MultiheadAttention` does, but the weights (B, H, I, J) of every head
-    are an `AttentionMap`, which computes them when they are read. Without it, `output, weights = module(x)` raises an
-    error, also if the next statement unpacks `result = module(x)`. Python cannot see later unpacking, compiled callers,
-    and callers of a wrapper such as DDP. Boolean masks of `nn.MultiheadAttention` have the opposite meaning (True = may
-    not attend). `from_torch` copies its weights.
+    Inputs are (B, I, C), batch first. The result unpacks to the output and the weights, as that of
+    `nn.MultiheadAttention`, but the weights (B, H, I, J) of every head are an `AttentionMap`, which computes them when
+    they are read. `module(x).output` is the output alone. Boolean masks of `nn.MultiheadAttention` have the opposite
+    meaning (True = may not attend). `from_torch` copies its weights.
 
     >>> import torch, regard as rg
     >>> attention, x = rg.nn.MultiHeadAttention(512, 8, bias=False), torch.randn(2, 5, 512)
-    >>> sum(p.numel() for p in attention.parameters()), attention(x).shape
-    (1048576, torch.Size([2, 5, 512]))
-    >>> output, weights = rg.nn.MultiHeadAttention(512, 8, return_weights=True)(x, x, x, mask=rg.causal())
+    >>> sum(p.numel() for p in attention.parameters())
+    1048576
+    >>> output, weights = attention(x, x, x, mask=rg.causal())
     >>> output.shape, weights.shape, weights[0, 3, 1].gt(0).tolist()
     (torch.Size([2, 5, 512]), (2, 8, 5, 5), [True, True, False, False, False])
     """
@@ -63,14 +60,13 @@ class MultiHeadAttention(Attends):
         bias: bool = True,
         dropout: float = 0.0,
         is_causal: bool = False,
-        return_weights: bool = False,
         output_projection: bool = True,
         output_gate: bool = False,
     ) -> None:
         super().__init__()
         num_key_heads = num_heads if num_key_heads is None else num_key_heads
         _check(width, num_heads, num_key_heads)
-        self.width, self.return_weights = width, return_weights
+        self.width = width
         self.num_heads, self.num_key_heads, self.head_width = num_heads, num_key_heads, width // num_heads
         inner = num_key_heads * self.head_width
         self.query = nn.Linear(width, width, bias=bias)
@@ -82,12 +78,12 @@ class MultiHeadAttention(Attends):
         _initialize(filter(None, (self.query, self.key, self.value, self.output, self.gate)))
 
     @classmethod
-    def from_torch(cls, module: nn.MultiheadAttention, *, return_weights: bool = False) -> MultiHeadAttention:
+    def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
         """An equal module with copies of the weights of an `nn.MultiheadAttention`.
 
         >>> import torch, regard as rg
         >>> theirs, x = torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(1, 3, 8)
-        >>> torch.allclose(rg.nn.MultiHeadAttention.from_torch(theirs)(x), theirs(x, x, x)[0], atol=1e-6)
+        >>> torch.allclose(rg.nn.MultiHeadAttention.from_torch(theirs)(x).output, theirs(x, x, x)[0], atol=1e-6)
         True
         """
         if module.bias_k is not None or module.add_zero_attn:
@@ -102,7 +98,6 @@ class MultiHeadAttention(Attends):
             key_width=module.kdim,
             value_width=module.vdim,
             bias=module.in_proj_bias is not None,
-            return_weights=return_weights,
         )
         separate = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
         weights = separate if module.in_proj_weight is None else module.in_proj_weight.chunk(3)
@@ -127,10 +122,8 @@ class MultiHeadAttention(Attends):
         mask: Mask | None = None,
         is_causal: bool = False,
         start: int | None = None,
-    ) -> Tensor | tuple[Tensor, AttentionMap]:
-        """The output (B, I, C) for inputs of queries (B, I, C), and of keys and values (B, J, C').
-
-        With `return_weights` it is the pair of the output and the weights (B, H, I, J).
+    ) -> ModuleOutput:
+        """The output (B, I, C) and the weights, for inputs of queries (B, I, C), and of keys and values (B, J, C').
 
         `key` defaults to `query`, and `value` to `key`. `key` may also be the result of `keys`. `mask` is added to that
         of the attention (True = may attend), such as `regard.padding(real)`. `start` is the position of the first
@@ -150,12 +143,8 @@ class MultiHeadAttention(Attends):
             if start is None and not isinstance(key, ProjectedKV):
                 _check_aligned(query.shape[1], keys.length)
             keys = keys.causal()
-        if not self.return_weights:
-            return refuse_unpacking(self._mixed(query, read(self, heads, keys, start)))
-        receiver = _LastMap()
-        with listeners.to(receiver):
-            output = self._mixed(query, read(self, heads, keys, start))
-        return output, receiver.weights
+        seen = read(self, heads, keys, start)
+        return seen.with_output(self._mixed(query, seen.output))
 
     def keys(self, key: Tensor, value: Tensor | None = None, mask: Mask | None = None) -> ProjectedKV:
         """Project inputs (B, J, C') to keys and values, once for all later queries."""
@@ -174,8 +163,7 @@ class MultiHeadAttention(Attends):
         """
         keys = self.keys(x, mask=mask)
         keys = keys if past is None else past.extended(keys.key, keys.value, mask)
-        output = self(x, keys, is_causal=is_causal)
-        return output[0] if self.return_weights else output, keys
+        return self(x, keys, is_causal=is_causal).output, keys
 
     @property
     def is_causal(self) -> bool:  # type: ignore[override]
@@ -198,18 +186,8 @@ class MultiHeadAttention(Attends):
 
     def extra_repr(self) -> str:
         shared = "" if self.num_key_heads == self.num_heads else f", num_key_heads={self.num_key_heads}"
-        weights = ", return_weights=True" if self.return_weights else ""
         gate = "" if self.gate is None else ", output_gate=True"
-        return f"{self.query.in_features}, {self.num_heads}{shared}{weights}{gate}"
-
-
-class _LastMap:
-    """A listener that keeps the map of one call."""
-
-    weights: AttentionMap
-
-    def on_attention(self, module: nn.Module | None, weights: AttentionMap) -> None:
-        self.weights = weights
+        return f"{self.query.in_features}, {self.num_heads}{shared}{gate}"
 
 
 def _check_aligned(num_queries: int, num_keys: int) -> None:

@@ -16,8 +16,10 @@ from regard.engine.decoding import decode
 from regard.engine.ring import Ring
 from regard.engine.rows import attend_rows
 from regard.errors import RegardError
+from regard.maps import AttentionMap
 from regard.maps.scored_map import ScoredMap
 from regard.nn.listener import Attends, listeners
+from regard.nn.module_output import ModuleOutput
 from regard.pieces import Grid, Mask, Softmax, causal
 from regard.pieces.mask import sees_no_later_key
 from regard.pieces.mask_data import RealKeys
@@ -86,7 +88,7 @@ class ProjectedKV:
     >>> attention = rg.nn.MultiHeadAttention(8, 2)
     >>> source, x = torch.randn(1, 5, 8), torch.randn(1, 1, 8)
     >>> keys = attention.keys(source)
-    >>> keys.length, torch.allclose(attention(x, keys), attention(x, source), atol=1e-6)
+    >>> keys.length, torch.allclose(attention(x, keys).output, attention(x, source).output, atol=1e-6)
     (5, True)
     """
 
@@ -206,8 +208,8 @@ class ProjectedKV:
         return isinstance(self.attention.score.scale(1), float | int) and not self.attention.bias
 
 
-def read(module: Attends, query: Tensor, keys: ProjectedKV, start: int | None = None) -> Tensor:
-    """The attention output (B, H, I, E) of queries (B, H, I, D); the first query has position `start`.
+def read(module: Attends, query: Tensor, keys: ProjectedKV, start: int | None = None) -> ModuleOutput:
+    """The attention output (B, H, I, E) of queries (B, H, I, D), and its map; the first query has position `start`.
 
     Several queries are one call of `attend`, and so is every call whose weights are not those of one score. A single
     query, as in decoding, is scored against the prepared keys without planning, because planning takes longer than the
@@ -223,7 +225,7 @@ def read(module: Attends, query: Tensor, keys: ProjectedKV, start: int | None = 
         positions = Positions.of(start, query.shape[2], keys.length)
         seen = _masked(attention, keys)(query, keys.key, keys.value, positions=positions)
         listeners.tell(module, lambda: seen.weights, lambda: keys.value)
-        return seen.output
+        return ModuleOutput(seen.output, lambda: seen.weights)
     return _read_one(module, query, keys, start)
 
 
@@ -235,7 +237,7 @@ def _needs_a_call(attention: Attention | Composite) -> bool:
     return not is_scored or bool(attention.training and attention.dropout)
 
 
-def _read_share(module: Attends, query: Tensor, keys: ProjectedKV, start: int | None) -> Tensor:
+def _read_share(module: Attends, query: Tensor, keys: ProjectedKV, start: int | None) -> ModuleOutput:
     """The output for this rank's share of the queries and keys. Their positions are those of the whole sequence."""
     attention = _masked(keys.attention, keys)
     is_free = not (attention.position or attention.bias) and (attention.mask is None or attention.mask.keys_only)
@@ -246,44 +248,53 @@ def _read_share(module: Attends, query: Tensor, keys: ProjectedKV, start: int | 
         )
     seen = attention(query, keys.key, keys.value)
     listeners.tell(module, lambda: seen.weights)
-    return seen.output
+    return ModuleOutput(seen.output, lambda: seen.weights)
 
 
-def _read_one(module: Attends, query: Tensor, keys: ProjectedKV, start: int) -> Tensor:
+def _read_one(module: Attends, query: Tensor, keys: ProjectedKV, start: int) -> ModuleOutput:
     """The output for a single query per row. Rows that share their keys become queries of one batch entry."""
     attention = keys.attention
     plain = keys.is_plain and _sees_all(attention.mask, start, keys.length)
-    if listeners or attention.bias or not plain:
-        keys = keys.each  # listeners and positional biases need unshared rows
+    if attention.bias or not plain:
+        keys = keys.each  # positional biases need unshared rows
     if attention.position is not None:
         attention.position.check(Spans(((start, start + 1),)))
         query = attention.position.encode_query(query, torch.arange(start, start + 1, device=query.device))
-    if keys.rows is None:
-        return _read_at_once(module, query, keys, start, plain)
-    return keys.rows.unfold(_read_at_once(module, keys.rows.fold(query), keys, start, plain))
-
-
-def _read_at_once(module: Attends, query: Tensor, keys: ProjectedKV, start: int, plain: bool) -> Tensor:
-    """The output of the fused kernel if it supports the call, otherwise from all scores."""
-    attention = keys.attention
     positions = Positions(start, Spans(((0, keys.length),)))
-    masked = attention if plain and not listeners else _masked(attention, keys)
+    output = ModuleOutput(_output_at(query, keys, positions, plain), lambda: _map_at(query, keys.each, positions))
+    listeners.tell(module, lambda: output.weights, lambda: keys.each.value)
+    return output
+
+
+def _output_at(query: Tensor, keys: ProjectedKV, positions: Positions, plain: bool) -> Tensor:
+    """The output of the fused kernel if it supports the call, otherwise from all scores."""
+    if keys.rows is not None:
+        return keys.rows.unfold(_output_at(keys.rows.fold(query), replace(keys, rows=None), positions, plain))
+    attention = keys.attention if plain else _masked(keys.attention, keys)
     if not plain or not keys._prepared:  # later queries have the widths of the first
-        masked.check(keys.sizes(query), positions, keys.key.shape[3])
-    compared, key, encoded = keys.compared(query)
-    if plain and keys.has_products and not listeners:
-        return _fused(attention, compared, key, keys)
-    B, H, I, _ = query.shape
-    grid = Grid.whole(positions, B, H, I, query.device)
-    states = [bias.prepare(query, encoded, positions) for bias in attention.bias]
-    prepared = Prepared(compared, key, tuple(r for r, _ in states), tuple(c for _, c in states))
-    if listeners:
-        listeners.tell(module, lambda: ScoredMap(masked, prepared, positions, grid, None), lambda: keys.value)
+        attention.check(keys.sizes(query), positions, keys.key.shape[3])
     if plain and keys.has_products:
+        compared, key, _ = keys.compared(query)
         return _fused(attention, compared, key, keys)
+    prepared, grid = _prepared(query, keys, positions)
     if plain:
         return _softmax(attention, prepared, grid, keys)
-    return attend_rows(masked, prepared, keys.value, grid, keys.places)[0]
+    return attend_rows(attention, prepared, keys.value, grid, keys.places)[0]
+
+
+def _map_at(query: Tensor, keys: ProjectedKV, positions: Positions) -> AttentionMap:
+    """The map of a single query per row."""
+    prepared, grid = _prepared(query, keys, positions)
+    return ScoredMap(_masked(keys.attention, keys), prepared, positions, grid, None)
+
+
+def _prepared(query: Tensor, keys: ProjectedKV, positions: Positions) -> tuple[Prepared, Grid]:
+    """What the score and the biases prepared for queries whose positions are encoded, and the grid of the call."""
+    compared, key, encoded = keys.compared(query)
+    states = [bias.prepare(query, encoded, positions) for bias in keys.attention.bias]
+    B, H, I, _ = query.shape
+    prepared = Prepared(compared, key, tuple(r for r, _ in states), tuple(c for _, c in states))
+    return prepared, Grid.whole(positions, B, H, I, query.device)
 
 
 def _fused(attention: Attention, query: Tensor, key: Tensor, keys: ProjectedKV) -> Tensor:

@@ -58,7 +58,7 @@ class HybridTranslator(Translator):
     def encode(self, source: Tensor) -> Memory:
         real, mask = real_tokens(source, self.source_size)
         states, final = self.encoder(self.source_embedding(source), real.sum(1).clamp_min(1))
-        states = self.around_self.after(states, self.self_attention(states, mask=mask))
+        states = self.around_self.after(states, self.self_attention(states, mask=mask).output)
         return Memory(states, real, (self.cross_attention_layer.keys(states, mask=mask),), final)
 
     def start(self, memory: Memory) -> State:

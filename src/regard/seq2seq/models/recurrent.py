@@ -169,7 +169,7 @@ class RecurrentAttentionTranslator(RecurrentTranslator):
 
     def _context(self, memory: Memory, state: Tensor, position: int) -> Tensor:
         """The context (B, C) that the state (B, C) of one step attends to."""
-        return self.bridge(state[:, None], memory.keys[0], start=position)[:, 0]
+        return self.bridge(state[:, None], memory.keys[0], start=position).output[:, 0]
 
 
 @checked
@@ -260,7 +260,7 @@ class LuongTranslator(RecurrentAttentionTranslator):
         if self.input_feeding:
             return super().decode(memory, target)
         states = self.cells.whole(self.target_embedding(target), self.start(memory).carried[0])
-        return self._attentional_vector(self.bridge(states, memory.keys[0], start=0), states)
+        return self._attentional_vector(self.bridge(states, memory.keys[0], start=0).output, states)
 
     def _step(self, memory: Memory, projected: Tensor, carried: Any, position: int) -> tuple[tuple[Tensor, ...], Any]:
         cells, previous = carried

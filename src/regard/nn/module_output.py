@@ -1,0 +1,41 @@
+"""`ModuleOutput`: the output of a module with attention, and the map of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from regard.maps import AttentionMap
+
+
+class ModuleOutput:
+    """The result of a module with attention: `output`, and `weights`, which is made when it is asked for.
+
+    It unpacks to two, as the result of `nn.MultiheadAttention` does.
+
+    >>> import torch, regard as rg
+    >>> output, weights = rg.nn.MultiHeadAttention(8, 2)(torch.randn(1, 3, 8))
+    >>> output.shape, weights.shape
+    (torch.Size([1, 3, 8]), (1, 2, 3, 3))
+    """
+
+    def __init__(self, output: Tensor, weights: Callable[[], AttentionMap]) -> None:
+        self.output, self._weights = output, weights
+
+    @cached_property
+    def weights(self) -> AttentionMap:
+        """The map (B, H, I, J)."""
+        return self._weights()
+
+    def with_output(self, output: Tensor) -> ModuleOutput:
+        """The same map with another output: that of the projection of the heads."""
+        return ModuleOutput(output, lambda: self.weights)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.output, self.weights))
+
+    def __repr__(self) -> str:
+        return f"ModuleOutput(output {tuple(self.output.shape)}, weights {self.weights!r})"
