@@ -62,7 +62,7 @@ def test_modules_whose_heads_pass_a_gate_say_so():
             self.attention = rg.nn.MultiHeadAttention(8, 2, output_gate=gate)
 
         def forward(self, x):
-            return self.attention(x)
+            return self.attention(x).output
 
     torch.manual_seed(0)
     x = torch.randn(1, 5, 8)

@@ -93,7 +93,7 @@ def test_one_entry_serves_all_batch_entries_and_one_head_serves_its_group():
         ({"log_forget": torch.zeros(2, 3, 9)}, r"got \(2, 3, 9\)"),
         ({"log_forget": 0.5}, "log_forget must be a torch.Tensor, got float"),
         ({"log_forgets": torch.zeros(2, 4, 9)}, "unexpected keyword argument 'log_forgets'.*Did you mean 'log_forget'"),
-        ({"is_causal": True}, r"unexpected keyword argument 'is_causal'.*mask=regard.causal\(\)"),
+        ({"causal": True}, r"unexpected keyword argument 'causal'.*it is called is_causal"),
     ],
 )
 def test_a_wrong_tensor_is_refused_in_words(given, message):

@@ -192,13 +192,13 @@ def test_modules_of_regard(edit, change):
         getattr(own, of_own).load_state_dict(getattr(ours, name).state_dict())
     own.change = change
     with rg.watch(ours) as outside, rg.edit(ours, edit), rg.watch(ours) as inside:
-        edited = ours(x)
+        edited = ours(x).output
     torch.testing.assert_close(edited, own(x), rtol=1e-10, atol=1e-10)
     assert torch.equal(inside[0].dense(), outside[0].dense())
     with rg.watch(ours, keep="qkv") as seen:
         ours(x)
     with rg.edit(ours, rg.Patch(rg.Where(heads=1), source=torch.zeros(B, H, N, C // H, dtype=x.dtype))):
-        gated = ours(x)
+        gated = ours(x).output
     heads = (seen[0].dense() @ seen.values(0)).transpose(1, 2)
     heads[:, :, 1] = 0
     torch.testing.assert_close(gated, ours.output(heads.flatten(2)), rtol=1e-10, atol=1e-10)
@@ -226,9 +226,9 @@ def test_queries_that_continue_a_text_are_edited_where_they_stand(edges):
     model, x = rg.nn.MultiHeadAttention(C, H, is_causal=True).double(), torch.randn(B, N, C, dtype=torch.float64)
     edit = rg.KnockOut(rg.Where(queries=N - 1, keys=N - 1))
     with rg.edit(model, edit):
-        whole = model(x)
+        whole = model(x).output
     with rg.edit(model, edit):
-        parts = [model(x[:, start:stop], model.keys(x[:, :stop])) for start, stop in pairwise(edges)]
+        parts = [model(x[:, start:stop], model.keys(x[:, :stop])).output for start, stop in pairwise(edges)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-10)
 
 
@@ -301,7 +301,7 @@ def test_what_a_watch_inside_an_edit_returns_is_what_the_model_ran(name):
 
     def run(x):
         result = model(x)
-        return getattr(result, "last_hidden_state", result)
+        return getattr(result, "last_hidden_state", getattr(result, "output", result))
 
     projected = []
     found = [module for path, module in model.named_modules() if path.rpartition(".")[2] == output]

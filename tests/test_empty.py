@@ -145,13 +145,13 @@ def test_modules_of_nothing(attention, sizes):
     B, I, J = sizes
     module, x, y = MultiHeadAttention(8, 2, attention=attention), torch.randn(B, I, 8), torch.randn(B, J, 8)
     for mask in (None, rg.padding([J] * B), rg.padding(torch.ones(B, J).bool())):
-        output = module(x.requires_grad_(), y, mask=mask)
+        output = module(x.requires_grad_(), y, mask=mask).output
         assert output.shape == (B, I, 8) and torch.autograd.grad(output.sum(), x)[0].shape == x.shape
         with rg.watch(module) as seen:
-            assert torch.equal(module(x, y, mask=mask), output)
+            assert torch.equal(module(x, y, mask=mask).output, output)
         assert seen[0].dense().shape == (B, 2, I, J)
     bridge = CrossAttention(rg.mechanism("bahdanau").build(8, 6, 4), 8, 6)
-    assert bridge(x, bridge.keys(torch.randn(B, J, 6))).shape == (B, I, 6)
+    assert bridge(x, bridge.keys(torch.randn(B, J, 6))).output.shape == (B, I, 6)
     output, past = module.advance(x)
     assert output.shape == (B, I, 8) and module.advance(torch.randn(B, 1, 8), past)[0].shape == (B, 1, 8)
 
@@ -160,7 +160,7 @@ def test_no_rows_of_a_beam():
     module, none = MultiHeadAttention(8, 2), torch.zeros(0, dtype=torch.long)
     keys = module.keys(torch.randn(3, 4, 8), mask=rg.padding([4, 2, 1]))
     for selected in (keys.select(none), keys.shared(Rows.of(none))):
-        assert module(torch.randn(0, 1, 8), selected).shape == (0, 1, 8)
+        assert module(torch.randn(0, 1, 8), selected).output.shape == (0, 1, 8)
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rope", "alibi", "t5", "none"])

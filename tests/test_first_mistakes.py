@@ -157,4 +157,4 @@ def test_cross_attention_says_where_its_keys_come_from():
     keys = attention.keys(states)
     with pytest.raises(rg.RegardError, match=r"query must be \(B, I, D\), got \(2, 8\).*query\[:, None\]"):
         attention(state[:, 0], keys)
-    assert attention(state, keys).shape == (2, 1, 8)
+    assert attention(state, keys).output.shape == (2, 1, 8)

@@ -244,7 +244,7 @@ def test_a_learned_scale_decodes_as_it_was_trained():
     for token in x.split(1, dim=1):
         output, past = attention.advance(token, past)
         outputs.append(output)
-    torch.testing.assert_close(torch.cat(outputs, 1), attention(x), **CLOSE)
+    torch.testing.assert_close(torch.cat(outputs, 1), attention(x).output, **CLOSE)
 
 
 @pytest.mark.parametrize("score", [rg.Dot, rg.Cosine])

@@ -100,7 +100,7 @@ def test_modules_continue_their_past_on_the_kernel(decoded, always):
     for step in range(5, 9):
         output, past = attention.advance(x[:, step : step + 1], past)
         outputs.append(output)
-    torch.testing.assert_close(torch.cat(outputs, 1), attention(x), **CLOSE)
+    torch.testing.assert_close(torch.cat(outputs, 1), attention(x).output, **CLOSE)
     assert decoded == [1] * 4
 
 
@@ -110,9 +110,9 @@ def test_padding_and_shared_keys_of_a_beam_are_decoded_on_the_kernel(decoded, al
     real = torch.arange(9) < torch.tensor([[9], [6]])
     keys, x = attention.keys(source, mask=rg.padding(real)), torch.randn(5, 1, 32)
     index = torch.tensor([0, 0, 1, 1, 1])
-    expected = attention(x, keys.select(index))
-    shared = attention(x, keys.shared(rg.nn.Rows.of(index)))
-    alone = [attention(x[n : n + 1], source[e : e + 1, : 9 - 3 * e]) for n, e in enumerate(index.tolist())]
+    expected = attention(x, keys.select(index)).output
+    shared = attention(x, keys.shared(rg.nn.Rows.of(index))).output
+    alone = [attention(x[n : n + 1], source[e : e + 1, : 9 - 3 * e]).output for n, e in enumerate(index.tolist())]
     torch.testing.assert_close(expected, torch.cat(alone), **CLOSE)
     torch.testing.assert_close(shared, expected, **CLOSE)
     assert decoded[:2] == [1, 3]
@@ -122,5 +122,5 @@ def test_modules_with_gradients_do_not_decode_on_the_kernel(monkeypatch, always)
     by_kernel = []
     monkeypatch.setattr(decoding, "decode_by_kernel", lambda *given: by_kernel.append(given))
     attention, source = module(), torch.randn(1, 9, 32)
-    attention(torch.randn(1, 1, 32), attention.keys(source)).sum().backward()
+    attention(torch.randn(1, 1, 32), attention.keys(source)).output.sum().backward()
     assert by_kernel == [] and attention.query.weight.grad.any()

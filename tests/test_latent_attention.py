@@ -69,7 +69,7 @@ def test_output_and_weights_are_those_of_deepseek(form, query_latent_width):
     ours, x = layer(query_latent_width), torch.randn(2, 9, WIDTH).double()
     output, weights = deepseek(ours, query_latent_width)(x)
     with rg.watch(ours) as seen:
-        mine = ours(x, form=form)
+        mine = ours(x, form=form).output
     torch.testing.assert_close(mine, output, rtol=1e-6, atol=1e-6)  # its angles are float32
     torch.testing.assert_close(seen[0].dense(), weights, rtol=1e-6, atol=1e-6)
 
@@ -90,7 +90,7 @@ def test_both_forms_have_equal_outputs_weights_and_gradients():
     outputs, maps, slopes = [], [], []
     for form in ("absorbed", "expanded"):
         with rg.watch(ours) as seen:
-            outputs.append(ours(x, form=form, mask=rg.padding([7, 4])))
+            outputs.append(ours(x, form=form, mask=rg.padding([7, 4])).output)
         maps.append(seen[0].dense())
         slopes.append(torch.autograd.grad(outputs[-1].square().sum(), list(ours.parameters())))
     torch.testing.assert_close(*outputs)
@@ -103,13 +103,13 @@ def test_both_forms_have_equal_outputs_weights_and_gradients():
 @pytest.mark.parametrize("form", ["absorbed", "expanded"])
 def test_gradients_agree_with_finite_differences(form):
     ours, x = layer(), torch.randn(1, 3, WIDTH).double().requires_grad_()
-    assert gradcheck(lambda x: ours(x, form=form), x)
+    assert gradcheck(lambda x: ours(x, form=form).output, x)
 
 
 @torch.no_grad()
 def test_tokens_one_by_one_equal_one_call_in_both_forms():
     ours, x, cache, outputs = layer(), torch.randn(1, 6, WIDTH).double(), None, []
-    whole = ours(x)
+    whole = ours(x).output
     for step, form in enumerate(["absorbed", "expanded", "auto"] * 2):
         output, cache = ours.advance(x[:, step : step + 1], cache, form=form)
         outputs.append(output)
@@ -120,7 +120,7 @@ def test_tokens_one_by_one_equal_one_call_in_both_forms():
 @pytest.mark.parametrize("form", ["absorbed", "expanded", "auto"])
 def test_no_tokens_and_one(length, form):
     x = torch.randn(2, length, WIDTH).double().requires_grad_()
-    output = layer()(x, form=form)
+    output = layer()(x, form=form).output
     assert output.shape == x.shape and torch.autograd.grad(output.sum(), x)[0].shape == x.shape
 
 

@@ -207,7 +207,7 @@ CALLS = {
         attended,
     ),
     "nn.MultiHeadAttention of a tutorial": (
-        {"width": 8, "num_heads": 2, "dropout": 0.1, "return_weights": True, "output_projection": False},
+        {"width": 8, "num_heads": 2, "dropout": 0.1, "output_projection": False},
         attended,
     ),
     "nn.MultiHeadAttention with a gate": ({"width": 8, "num_heads": 2, "output_gate": True}, attended),

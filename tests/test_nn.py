@@ -51,7 +51,7 @@ def test_weights_are_taken_over_from_torch(widths, bias):
     real = torch.tensor([[1] * 7, [1] * 4 + [0] * 3, [1] + [0] * 6]).bool()
     expected, weights = theirs(query, key, value, key_padding_mask=~real, average_attn_weights=False)
     with rg.watch(ours) as seen:
-        close(ours(query, key, value, mask=rg.padding(real)), expected)
+        close(ours(query, key, value, mask=rg.padding(real)).output, expected)
     close(seen[0].dense(), weights.detach())
 
 
@@ -60,7 +60,7 @@ def test_causal_attention_is_torchs():
     ours = MultiHeadAttention.from_torch(theirs)
     x = torch.randn(2, 6, C).double()
     future = torch.ones(6, 6).triu(1).bool()
-    close(ours(x, mask=rg.causal()), theirs(x, x, x, attn_mask=future)[0])
+    close(ours(x, mask=rg.causal()).output, theirs(x, x, x, attn_mask=future)[0])
 
 
 def test_what_torch_adds_to_keys_is_refused():
@@ -74,7 +74,7 @@ def test_groups_of_heads_share_keys_as_torch_shares_them(num_key_heads):
     x = torch.randn(2, 6, C).double()
     q, k, v = (p(x).unflatten(-1, (-1, C // H)).transpose(1, 2) for p in (ours.query, ours.key, ours.value))
     heads = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-    close(ours(x), ours.output(heads.transpose(1, 2).flatten(2)))
+    close(ours(x).output, ours.output(heads.transpose(1, 2).flatten(2)))
 
 
 def test_parameter_counts_are_those_of_the_books():
@@ -363,8 +363,8 @@ def test_a_single_query_is_read_in_half_precision_whatever_the_score():
         module = rg.nn.MultiHeadAttention(8, 2, attention=rg.Attention(rg.Cosine())).to(dtype)
         keys = torch.randn(3, 5, 8, dtype=dtype)
         for mask in (None, rg.padding([5, 2, 1])):
-            one = module(keys[:, :1], keys, mask=mask)
-            both = module(keys[:, :2], keys, mask=mask)
+            one = module(keys[:, :1], keys, mask=mask).output
+            both = module(keys[:, :2], keys, mask=mask).output
             assert one.dtype == dtype
             torch.testing.assert_close(one, both[:, :1], rtol=5e-2, atol=5e-2)
 
@@ -380,8 +380,8 @@ def test_single_queries_read_what_all_at_once_do(name):
     states, queries = torch.randn(3, 5, C).double(), torch.randn(3, 4, C).double()
     real = torch.tensor([[1] * 5, [1, 1, 0, 0, 0], [0] * 5]).bool()
     keys = bridge.keys(states, rg.padding(real))
-    whole = bridge(queries, keys)
-    close(torch.cat([bridge(queries[:, i : i + 1], keys, start=i) for i in range(4)], 1), whole)
+    whole = bridge(queries, keys).output
+    close(torch.cat([bridge(queries[:, i : i + 1], keys, start=i).output for i in range(4)], 1), whole)
     assert not whole[2].any()
     masked, inputs = bridge.attention.with_mask(rg.padding(real)), (queries[:, None], states[:, None], states[:, None])
     with torch.no_grad():
@@ -448,7 +448,7 @@ def test_a_role_keeps_transitions_and_selections(name, slot):
     attention = attention_for("decoder", name, num_heads=2, width=8)
     assert getattr(attention, slot) is not None
     module = rg.nn.MultiHeadAttention(16, 2, attention=attention)
-    assert module(torch.randn(1, 40, 16)).shape == (1, 40, 16)
+    assert module(torch.randn(1, 40, 16)).output.shape == (1, 40, 16)
 
 
 @pytest.mark.parametrize(
@@ -467,7 +467,7 @@ def test_one_token_at_a_time_is_the_same_attention(name, arguments):
     """Also where weights are no function of one score: transitions, selections, sums and groups of keys."""
     attention = rg.mechanism(name).build(**arguments)
     module, x = (
-        rg.nn.MultiHeadAttention(16, 2, attention=attention, return_weights=True).double(),
+        rg.nn.MultiHeadAttention(16, 2, attention=attention).double(),
         torch.randn(1, 8, 16).double(),
     )
     output, weights = module(x)

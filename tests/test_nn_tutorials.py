@@ -27,7 +27,7 @@ def count(module):
 @pytest.mark.parametrize("num_queries", [1, I])
 def test_a_pair_of_output_and_weights_is_torchs(num_queries):
     theirs = randomized(nn.MultiheadAttention(C, H, batch_first=True))
-    ours = MultiHeadAttention.from_torch(theirs, return_weights=True)
+    ours = MultiHeadAttention.from_torch(theirs)
     query, key = torch.randn(B, num_queries, C).double(), torch.randn(B, J, C).double()
     output, weights = ours(query, key, key, mask=rg.padding(REAL_SOURCE))
     options = {"key_padding_mask": ~REAL_SOURCE, "average_attn_weights": False}
@@ -39,20 +39,10 @@ def test_a_pair_of_output_and_weights_is_torchs(num_queries):
 
 
 def test_a_pair_does_not_hide_the_map_from_a_watcher():
-    module, x = MultiHeadAttention(C, H, return_weights=True), torch.randn(B, I, C)
+    module, x = MultiHeadAttention(C, H), torch.randn(B, I, C)
     with rg.watch(module) as seen:
         _, weights = module(x, x, x)
     close(seen[0].dense(), weights.dense(), atol=0)
-
-
-def test_decoding_with_pairs_is_decoding_without():
-    one = randomized(MultiHeadAttention(C, H, attention=rg.Attention(mask=rg.causal())))
-    two = MultiHeadAttention(C, H, attention=one.attention, return_weights=True).double()
-    two.load_state_dict(one.state_dict())
-    x, past = torch.randn(B, I, C).double(), None
-    for step in range(I):
-        output, past = two.advance(x[:, step : step + 1], past)
-        close(output, one(x)[:, step : step + 1])
 
 
 class Outer(nn.Module):
@@ -66,86 +56,32 @@ class Outer(nn.Module):
         return self.attention(*inputs, **options)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("batch", [0, 1, 2, 3])
 @pytest.mark.parametrize("make", [lambda: MultiHeadAttention(C, H), Outer], ids=["alone", "inside"])
-def test_an_output_alone_refuses_two_names(make, batch):
+def test_the_result_unpacks_to_two_for_every_batch(make, batch):
     module, x = make(), torch.randn(batch, I, C)
-    with pytest.raises(rg.RegardError, match=r"return_weights=True\).*output\.unbind\(\)"):
-        _, _ = module(x, x, x)
-    with pytest.raises(rg.RegardError, match="return_weights=True"):
-        _, _ = module(query=x, key=x)
-    with pytest.raises(rg.RegardError, match="return_weights=True"):
-        _, _ = module(*(x, x, x), **{"mask": None})
-    with pytest.raises(rg.RegardError, match="return_weights=True"):
-        _, _ = module(x) if batch else module(x, x, x)
-    with rg.watch(module), pytest.raises(rg.RegardError, match="return_weights=True"):
-        _, _ = module(x)
-    handle = module.register_forward_hook(lambda *_: None)
-    with pytest.raises(rg.RegardError, match="return_weights=True"):
-        _, _ = module(x)
-    handle.remove()
-
-
-def test_a_name_for_the_result_is_not_unpacked_in_the_next_statement():
-    module, x = MultiHeadAttention(C, H), torch.randn(2, I, C)
-    pairs = ["result = module(x)\n_, _ = result", "result = module(x, x, x)\n\n# a comment\n(_, _) = result"]
-    shared = "def inner():\n  nonlocal result\n  result = module(x)\n  _, _ = result\ninner()"
-    inside = "def outer():\n  result = module(x)\n  _, _ = result\nouter()"
-    closure = "def outer():\n  result = 0\n  " + shared.replace("\n", "\n  ") + "\nouter()"
-    for code in (*pairs, inside, closure, "for result in [0]:\n  result = module(x)\n  _, _ = result"):
-        with pytest.raises(rg.RegardError, match="return_weights=True"):
-            exec(code, {"module": module, "x": x})
-    allowed = [
-        "result = module(x)\nother = x\n_, _ = other",
-        "other = x\nresult = module(x)\n_, _ = other\nassert type(result) is type(x)",
-        "result = module(x)\n_, *_ = result",
-        "result = module(x)\nresult = result + 1\n_, _ = result",
-        "result = module(x)\nassert type(result) is type(x)\n_, _ = result",
-    ]
-    for code in allowed:
-        exec(code, {"module": module, "x": x})
-        exec("def outer():\n  " + code.replace("\n", "\n  ") + "\nouter()", {"module": module, "x": x})
-
-
-def test_all_other_uses_get_a_plain_tensor():
-    module, x = MultiHeadAttention(C, H), torch.randn(2, I, C)
-    output = module(x)
-    assert type(output) is torch.Tensor
-    first, second = output
-    close(first, output[0], atol=0)
-    for row, expected in zip(module(x), output, strict=True):
-        close(row, expected, atol=0)
-    first, second = module(x).unbind()
-    first, *rest = module(x)
-    assert len(rest) == 1 and all(type(part) is torch.Tensor for part in (first, second, *rest, *list(module(x))))
-    (only,) = module(x[:1])
-    one, two, three = module(torch.randn(3, I, C))
-    assert only.shape == one.shape == two.shape == three.shape == (I, C)
-    pair = [module(x), module(x)]
-    assert all(type(part) is torch.Tensor for part in pair)
-
-
-def test_two_calls_in_one_expression_are_no_pair_of_one():
-    """Python calls the module while a list or a tuple of two outputs is made, which is then unpacked."""
-    module, x = MultiHeadAttention(C, H), torch.randn(2, I, C)
-    expected = module(x)
-    for make in (list, tuple):
-        first, second = make(map(module, (x, x)))
-        close(first + 0, expected)
-        close(second.mean(), expected.mean())
-    first, second = (module(y) for y in (x, x))
-    first, second = map(module, (x, x))
-    close(first, second)
+    output, weights = result = module(x, x, x)
+    assert output is result.output and weights is result.weights and type(output) is torch.Tensor
+    assert output.shape == (batch, I, C) and weights.shape == (batch, H, I, I)
+    with pytest.raises(ValueError, match="unpack"):
+        _, _, _ = module(x)
 
 
 @torch.no_grad()  # dynamo reads .grad of tensors that are no leaves, which torch warns of
-def test_the_guard_is_not_compiled_and_leaves_vmap_and_export_alone():
+def test_modules_are_compiled_exported_and_mapped():
     module, x = MultiHeadAttention(C, H).eval(), torch.randn(2, I, C)
-    expected = module(x)
-    close(torch.compile(module, backend="eager")(x), expected, atol=1e-6)
-    close(torch.vmap(lambda row: module(row[None])[0])(x), expected, atol=1e-6)
-    close(torch.export.export(module, (x,)).module()(x), expected, atol=1e-6)
-    module.return_weights = True
+
+    class Output(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = module
+
+        def forward(self, x):
+            return self.attention(x).output
+
+    expected = module(x).output
+    close(torch.vmap(lambda row: module(row[None]).output[0])(x), expected, atol=1e-6)
+    close(torch.export.export(Output(), (x,)).module()(x), expected, atol=1e-6)
     output, weights = torch.compile(module, backend="eager")(x)
     close(output, expected, atol=1e-6)
     assert weights.shape == (2, H, I, I)
@@ -180,7 +116,7 @@ class Tutorial(nn.Module):
 @pytest.mark.parametrize("has_output", [True, False])
 def test_the_module_is_the_class_of_the_tutorials(has_output):
     theirs = randomized(Tutorial(C, H, has_output))
-    ours = MultiHeadAttention(C, H, return_weights=True, output_projection=has_output).double()
+    ours = MultiHeadAttention(C, H, output_projection=has_output).double()
     names = {"W_q": ours.query, "W_k": ours.key, "W_v": ours.value} | ({"W_o": ours.output} if has_output else {})
     for name, layer in names.items():
         layer.load_state_dict(getattr(theirs, name).state_dict())
@@ -218,10 +154,10 @@ def test_dropout_is_that_of_the_attention():
     x, outputs = torch.randn(B, I, C), []
     for module in (plain, own):
         torch.manual_seed(7)
-        outputs.append(module(x))
+        outputs.append(module(x).output)
     close(*outputs, atol=0)
-    assert not torch.equal(outputs[0], plain(x)), "another pattern"
-    assert torch.equal(plain.eval()(x), MultiHeadAttention.forward(own.eval(), x))
+    assert not torch.equal(outputs[0], plain(x).output), "another pattern"
+    assert torch.equal(plain.eval()(x).output, MultiHeadAttention.forward(own.eval(), x).output)
     assert not torch.allclose(plain(x), outputs[0])
 
 
@@ -270,14 +206,6 @@ MISTAKES = {
         ),
         r"keys\(key, value, mask\)",
     ),
-    "a pair in a layer": (
-        lambda: EncoderLayer(MultiHeadAttention(8, 2, return_weights=True), FeedForward(8)),
-        "EncoderLayer.*regard.watch",
-    ),
-    "a pair in cross-attention": (
-        lambda: DecoderLayer(MultiHeadAttention(8, 2), MultiHeadAttention(8, 2, return_weights=True), FeedForward(8)),
-        "DecoderLayer.*regard.watch",
-    ),
     "a length of sinusoids": (
         lambda: PositionalEncoding(d_model=8, max_len=5000),
         r"d_model: .* width\. max_len: .*any length",
@@ -316,21 +244,21 @@ def test_is_causal_is_torchs(need_weights):
     by_attention = MultiHeadAttention.from_torch(theirs)
     by_attention.attention = rg.Attention(mask=rg.causal())
     expected = theirs(x, x, x, attn_mask=CAUSAL, is_causal=True, **options)[0]
-    for output in (by_call(x, is_causal=True), by_call(x, mask=rg.causal()), by_attention(x)):
+    for output in (by_call(x, is_causal=True).output, by_call(x, mask=rg.causal()).output, by_attention(x).output):
         close(output, expected)
-    close(with_causal_default(theirs)(x, is_causal=True), expected)
-    assert not torch.allclose(by_call(x), expected)
+    close(with_causal_default(theirs)(x, is_causal=True).output, expected)
+    assert not torch.allclose(by_call(x).output, expected)
     padded = theirs(x, x, x, key_padding_mask=~REAL, attn_mask=CAUSAL, is_causal=True, **options)[0]
-    close(by_call(x, mask=rg.padding(REAL), is_causal=True), padded)
-    close(with_causal_default(theirs)(x, mask=rg.padding(REAL)), padded)
+    close(by_call(x, mask=rg.padding(REAL), is_causal=True).output, padded)
+    close(with_causal_default(theirs)(x, mask=rg.padding(REAL)).output, padded)
 
 
 def test_is_causal_is_added_to_a_mask_where_torchs_is_a_hint_about_it():
     theirs = randomized(nn.MultiheadAttention(C, H, batch_first=True))
-    ours, x = MultiHeadAttention.from_torch(theirs, return_weights=True), torch.randn(B, I, C).double()
+    ours, x = MultiHeadAttention.from_torch(theirs), torch.randn(B, I, C).double()
     with pytest.raises(RuntimeError, match="Need attn_mask"):
         theirs(x, x, x, is_causal=True)
-    close(ours(x, is_causal=True)[0], theirs(x, x, x, attn_mask=CAUSAL)[0])
+    close(ours(x, is_causal=True).output, theirs(x, x, x, attn_mask=CAUSAL)[0])
     allowed = torch.rand(I, I) < 0.6
     allowed.fill_diagonal_(True)
     output, weights = ours(x, mask=rg.mask_tensor(allowed), is_causal=True)
@@ -349,11 +277,11 @@ def test_other_numbers_of_keys_are_torchs_with_start_zero(num_keys):
     )
     hint = torch.zeros(I, num_keys).bool()  # without weights torch reads is_causal in place of it
     expected = theirs(x, keys, keys, attn_mask=hint, is_causal=True, need_weights=False)[0]
-    close(ours(x, keys, is_causal=True, start=0), expected)
+    close(ours(x, keys, is_causal=True, start=0).output, expected)
     allowed = torch.ones(I, num_keys).tril(num_keys - I).bool()
     last = theirs(x, keys, keys, attn_mask=~allowed, need_weights=False)[0]
     rows = allowed.any(1)  # torch gives NaN for the other rows
-    close(ours(x, keys, is_causal=True, start=num_keys - I)[:, rows], last[:, rows])
+    close(ours(x, keys, is_causal=True, start=num_keys - I).output[:, rows], last[:, rows])
 
 
 @pytest.mark.parametrize("cuts", [[1] * I, [2, 3], [1, 3, 1], [I]])
@@ -368,8 +296,8 @@ def test_the_positions_of_a_cache_continue(cuts, by_module):
         outputs.append(output)
     expected = theirs(x, x, x, attn_mask=CAUSAL)[0]
     close(torch.cat(outputs, 1), expected)
-    close(module(x[:, 2:], past, **options), expected[:, 2:])  # the last query is the last token
-    close(module(x[:, :2], past, start=0, **options), expected[:, :2])
+    close(module(x[:, 2:], past, **options).output, expected[:, 2:])  # the last query is the last token
+    close(module(x[:, :2], past, start=0, **options).output, expected[:, :2])
 
 
 # Layers

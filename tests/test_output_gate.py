@@ -32,18 +32,18 @@ def test_the_gate_is_that_of_qwen3_next():
     no_turn = torch.ones(1, 7, 4).double(), torch.zeros(1, 7, 4).double()
     output, weights = theirs(x, no_turn, future)
     with rg.watch(ours) as seen:
-        torch.testing.assert_close(ours(x), output)
+        torch.testing.assert_close(ours(x).output, output)
     torch.testing.assert_close(seen[0].dense(), weights, rtol=1e-6, atol=1e-6)  # its softmax is in float32
 
 
 def test_gradients_and_decoding():
     ours, x = gated(), torch.randn(1, 4, WIDTH).double().requires_grad_()
-    assert gradcheck(lambda x: ours(x, is_causal=True), x)
+    assert gradcheck(lambda x: ours(x, is_causal=True).output, x)
     past, outputs = None, []
     for step in range(4):
         output, past = ours.advance(x[:, step : step + 1], past)
         outputs.append(output)
-    torch.testing.assert_close(torch.cat(outputs, 1), ours(x, is_causal=True))
+    torch.testing.assert_close(torch.cat(outputs, 1), ours(x, is_causal=True).output)
 
 
 @torch.no_grad()
@@ -51,11 +51,11 @@ def test_a_closed_gate_closes_the_output_and_pruned_heads_lose_their_gate():
     ours, x = gated(), torch.randn(1, 5, WIDTH).double()
     model = nn.ModuleDict({"attention": ours})
     ours.output.weight[:, 4:8] = 0  # head 1 is not read
-    before = ours(x)
+    before = ours(x).output
     rg.prune(model, {"attention": [1]})
     assert ours.gate.weight.shape == (8, WIDTH)
-    torch.testing.assert_close(ours(x), before)
+    torch.testing.assert_close(ours(x).output, before)
     ours.gate = nn.Linear(WIDTH, 8).double()
     nn.init.zeros_(ours.gate.weight)
     nn.init.constant_(ours.gate.bias, -1e9)
-    assert not ours(x).any()
+    assert not ours(x).output.any()

@@ -25,8 +25,8 @@ class Reader(nn.Module):
 
     def forward(self, source, target):
         memory, x = self.embedding(source), self.embedding(target)
-        x = x + self.own(x)
-        return self.output(x + (self.cross(memory, x) if self.swapped else self.cross(x, memory)))
+        x = x + self.own(x).output
+        return self.output(x + (self.cross(memory, x).output if self.swapped else self.cross(x, memory).output))
 
 
 def texts(count=B, length=N):

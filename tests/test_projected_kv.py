@@ -35,13 +35,13 @@ def test_reordered_rows_keep_their_masks(name, length, own):
     mask, x, y = MASKS[name](), torch.randn(B, length, C).double(), torch.randn(B, J, C).double()
     attention = MultiHeadAttention(C, H, attention=rg.Attention(mask=mask if own else None)).double()
     keys = attention.keys(y, mask=None if own else mask)
-    expected = attention(x, y, mask=None if own else mask)[INDEX]
+    expected = attention(x, y, mask=None if own else mask).output[INDEX]
     for selected in (keys.select(INDEX), rg.nn.select_rows((keys, 1), INDEX)[0]):
-        close(attention(x[INDEX], selected), expected)
+        close(attention(x[INDEX], selected).output, expected)
         with rg.watch(attention):
-            close(attention(x[INDEX], selected), expected)
+            close(attention(x[INDEX], selected).output, expected)
     again = torch.tensor([1, 4])
-    close(attention(x[INDEX][again], keys.select(INDEX).select(again)), expected[again])
+    close(attention(x[INDEX][again], keys.select(INDEX).select(again)).output, expected[again])
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -49,9 +49,12 @@ def test_rows_that_share_keys_keep_their_masks(name):
     mask, x, y = MASKS[name](), torch.randn(5, 1, C).double(), torch.randn(B, J, C).double()
     attention, rows = MultiHeadAttention(C, H).double(), rg.nn.Rows.of(torch.tensor([0, 0, 2, 2, 2]))
     expected = torch.cat(
-        [attention(x[row : row + 1].expand(B, 1, C), y, mask=mask)[b][None] for row, b in enumerate((0, 0, 2, 2, 2))]
+        [
+            attention(x[row : row + 1].expand(B, 1, C), y, mask=mask).output[b][None]
+            for row, b in enumerate((0, 0, 2, 2, 2))
+        ]
     )
-    close(attention(x, attention.keys(y, mask=mask).shared(rows)), expected)
+    close(attention(x, attention.keys(y, mask=mask).shared(rows)).output, expected)
 
 
 @pytest.mark.parametrize("mask", [rg.causal(), rg.causal() & rg.window(4), rg.window(2), rg.prefix(2)], ids=repr)
@@ -67,7 +70,7 @@ def test_a_single_query_at_any_position_sees_what_its_mask_allows(mask, start):
     )
     scores = (q @ k.mT / 2).masked_fill(~allowed, -torch.inf)
     mixed = scores.softmax(-1).nan_to_num() @ v
-    close(attention(x, attention.keys(y), start=start), attention.output(mixed.transpose(1, 2).flatten(2)))
+    close(attention(x, attention.keys(y), start=start).output, attention.output(mixed.transpose(1, 2).flatten(2)))
 
 
 def test_a_vector_of_real_tokens_may_be_longer_than_the_keys():
@@ -75,7 +78,7 @@ def test_a_vector_of_real_tokens_may_be_longer_than_the_keys():
     real = torch.tensor([[1, 1, 0, 1, 1, 1, 0, 1], [0, 1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 1, 1]]).bool()
     attention, x, y = MultiHeadAttention(C, H).double(), torch.randn(B, 1, C).double(), torch.randn(B, J, C).double()
     for rows in (slice(0, 2), slice(0, B)):
-        short, long = (attention(x[rows], y[rows], mask=rg.padding(r)) for r in (real[rows, :J], real[rows]))
+        short, long = (attention(x[rows], y[rows], mask=rg.padding(r)).output for r in (real[rows, :J], real[rows]))
         close(long, short)
 
 

@@ -27,7 +27,7 @@ def count(module):
 
 
 def test_row_01_output_and_weights_are_a_pair():
-    mha, x = rg.nn.MultiHeadAttention(16, 4, return_weights=True), torch.randn(2, 5, 16)
+    mha, x = rg.nn.MultiHeadAttention(16, 4), torch.randn(2, 5, 16)
     output, weights = mha(x, x, x)
     q, k, v = (layer(x).view(2, 5, 4, 4).transpose(1, 2) for layer in (mha.query, mha.key, mha.value))
     expected = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(4), dim=-1)
@@ -37,22 +37,22 @@ def test_row_01_output_and_weights_are_a_pair():
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_row_02_an_output_alone_is_not_unpacked(batch):
+def test_row_02_the_result_unpacks_to_two_for_every_batch(batch):
     mha, x = rg.nn.MultiHeadAttention(16, 4), torch.randn(batch, 5, 16)
-    with pytest.raises(rg.RegardError, match="return_weights=True"):
-        _output, _weights = mha(x, x, x)
+    output, weights = mha(x, x, x)
+    assert output.shape == (batch, 5, 16) and weights.shape == (batch, 4, 5, 5)
 
 
 def test_row_03_dropout_causality_and_bias():
     torch.manual_seed(0)
     mha, x = rg.nn.MultiHeadAttention(16, 4, dropout=0.5, bias=False), torch.randn(2, 5, 16)
     assert all(layer.bias is None for layer in (mha.query, mha.key, mha.value, mha.output))
-    assert not torch.allclose(mha(x), mha(x))
+    assert not torch.allclose(mha(x).output, mha(x).output)
     mha.eval()
-    close(mha(x), mha(x))
+    close(mha(x).output, mha(x).output)
     causal = rg.nn.MultiHeadAttention(16, 4, is_causal=True).eval()
     causal.load_state_dict(rg.nn.MultiHeadAttention(16, 4).state_dict())
-    close(causal(x)[:, :3], causal(x[:, :3]))
+    close(causal(x).output[:, :3], causal(x[:, :3]).output)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_row_05_without_output_projection():
     mha, x = rg.nn.MultiHeadAttention(256, 1, output_projection=False), torch.randn(2, 5, 256)
     assert count(mha) == 3 * (256 * 256 + 256) == 197_376
     q, k, v = mha.query(x), mha.key(x), mha.value(x)
-    close(mha(x), torch.softmax(q @ k.mT / 16, -1) @ v, atol=1e-5, rtol=1e-4)
+    close(mha(x).output, torch.softmax(q @ k.mT / 16, -1) @ v, atol=1e-5, rtol=1e-4)
 
 
 REAL = torch.tensor([[True] * 5, [True, True, True, False, False]])

@@ -170,7 +170,7 @@ def test_gradients_are_bit_identical():
         layer = nn.TransformerEncoderLayer(C, H, 32, dropout=0.0, batch_first=True)
         q = torch.randn(2, T, C, requires_grad=True)
         heads = layer(q).unflatten(-1, (H, -1)).transpose(1, 2)
-        loss = sdpa(heads, heads, heads, is_causal=True).square().sum() + rg.nn.MultiHeadAttention(C, H)(q).sum()
+        loss = sdpa(heads, heads, heads, is_causal=True).square().sum() + rg.nn.MultiHeadAttention(C, H)(q).output.sum()
         return torch.autograd.grad(loss, [q, *layer.parameters()])
 
     plain = gradients()
@@ -376,9 +376,9 @@ def test_calls_of_regard_count_once():
     module, decoder = rg.nn.MultiHeadAttention(C, H), rg.nn.TransformerConfig(C, num_heads=H).decoder(layers=1).eval()
     x, attention = torch.randn(2, T, C), rg.Attention(mask=rg.causal(), bias=rg.ALiBi(H))
     q = x.unflatten(-1, (H, -1)).transpose(1, 2)
-    plain = attention(q, q, q), module(x), decoder(x, decoder.keys(x))
+    plain = attention(q, q, q), module(x).output, decoder(x, decoder.keys(x)).output
     with rg.watch() as seen:
-        watched = attention(q, q, q), module(x), decoder(x, decoder.keys(x))
+        watched = attention(q, q, q), module(x).output, decoder(x, decoder.keys(x)).output
     assert_identical(plain[0].output, watched[0].output)
     assert_identical(plain[1], watched[1])
     assert_identical(*(torch.as_tensor(run[2]) for run in (plain, watched)))

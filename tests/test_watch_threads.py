@@ -64,7 +64,7 @@ class Around(nn.Module):
 
     def forward(self, x):
         self.between()
-        output = self.inner(x, x, x)[0] if isinstance(self.inner, nn.MultiheadAttention) else self.inner(x)
+        output = self.inner(x, x, x)[0] if isinstance(self.inner, nn.MultiheadAttention) else self.inner(x).output
         self.between()
         return output
 

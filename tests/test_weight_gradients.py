@@ -503,7 +503,7 @@ def test_a_hundred_steps_that_log_a_number_use_constant_memory():
 def test_modules_give_live_maps(is_causal):
     """Those of rg.nn, and torch's own under a watch, with fast paths and without; parameters get gradients."""
     x = torch.randn(2, 5, 8)
-    own = rg.nn.MultiHeadAttention(8, 2, is_causal=is_causal, return_weights=True)
+    own = rg.nn.MultiHeadAttention(8, 2, is_causal=is_causal)
     _, weights = own(x, x, x)
     weights.entropy().sum().backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in own.parameters())

@@ -28,7 +28,7 @@ class Reader(nn.Module):
         self.attention = rg.nn.MultiHeadAttention(width, num_heads)
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.attention(x)
+        output: Tensor = self.attention(x).output
         return output
 
 

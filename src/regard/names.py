@@ -10,10 +10,7 @@ _CAUSAL = "a mask is a piece: <regard.causal()>"
 _TENSOR = "a mask is a piece, with True = may attend: <regard.mask_tensor(tensor)>"
 _PADDING = "a mask is a piece, with True = real: <regard.padding(real)>; torch's means the opposite"
 _WINDOW = "a mask is a piece: <regard.causal() & regard.window(size)>"
-_WEIGHTS = (
-    "every weight can be read: regard.attend(...).weights, regard.watch(model), or a module created with "
-    "return_weights=True"
-)
+_WEIGHTS = "every weight can be read: output, weights = attend(...) or module(...), or regard.watch(model)"
 _WIDTH = "it is called width"
 _HEADS = "it is called num_heads"
 _BIAS = "it is called bias"
@@ -45,6 +42,7 @@ OTHER_NAMES = {
     "enable_gqa": _SHARED,
     "need_weights": _WEIGHTS,
     "average_attn_weights": _WEIGHTS,
+    "return_weights": _WEIGHTS,
     "output_attentions": _WEIGHTS,
     "past_key_value": "earlier keys are a cache: attend(..., cache=regard.GrowingCache())",
     "past_key_values": "earlier keys are a cache: attend(..., cache=regard.GrowingCache())",

@@ -18,7 +18,7 @@ from regard.errors import RegardError
 from regard.hf.capture import WatchedAttention
 from regard.hf.heads.layout import ModelHeads
 from regard.maps import AttentionMap
-from regard.nn import CrossAttention
+from regard.nn import CrossAttention, ModuleOutput
 from regard.shapes import at_least_float32, grouped_values, spread_indices
 
 #: Rows that are compared with weights @ values.
@@ -56,8 +56,8 @@ class ProjectedHeads:
     def _keep_input(self, name: str, _: nn.Module, args: tuple[Tensor, ...]) -> None:
         self._keep(name, args[0])
 
-    def _keep_output(self, name: str, _: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        self._keep(name, output)
+    def _keep_output(self, name: str, _: nn.Module, args: tuple[Tensor, ...], output: ModuleOutput) -> None:
+        self._keep(name, output.output)
 
     def _keep(self, name: str, joined: Tensor) -> None:
         if not joined.requires_grad and torch.is_grad_enabled() and joined.is_floating_point():

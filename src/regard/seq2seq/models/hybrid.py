@@ -78,7 +78,8 @@ class HybridTranslator(Translator):
         return self.projection(hidden)
 
     def _read(self, memory: Memory, states: Tensor, start: int) -> Tensor:
-        return self.around_cross.after(states, self.cross_attention_layer(states, memory.keys[0], start=start))
+        seen = self.cross_attention_layer(states, memory.keys[0], start=start)
+        return self.around_cross.after(states, seen.output)
 
 
 def _multi_head(role: str, attention: str | Mapping[str, Any], width: int, num_heads: int) -> MultiHeadAttention:
