@@ -146,12 +146,12 @@ def test_the_picture_marks_what_is_forbidden():
 
 
 @pytest.mark.parametrize("name", mechanisms())
-def test_explain_fills_in_what_follows_from_the_size(name):
+def test_plan_fills_in_what_follows_from_the_size(name):
     printed = " ".join(run("plan", name, "--length", "300", "--width", "16").stdout.split())
     assert "300 queries, 300 keys" in printed and "engine is chosen" in printed
 
 
-def test_explain_takes_settings():
+def test_plan_takes_settings():
     assert "size=7" in run("plan", "sliding_window", "--length", "64", "--set", "size=7").stdout
     assert "2 key/value heads" in run("plan", "multi_head", "--key-heads", "2", "--length", "64").stdout
     assert build(mechanism("bahdanau"), 10, 1, 1, 32).score.query.in_features == 32
@@ -164,11 +164,11 @@ def test_explain_takes_settings():
         (["multi_head", "--dtype", "float23"], "Did you mean 'float32'?"),
         (["sliding_window", "--set", "sise=3"], "Did you mean 'size'?"),
         (["sliding_window", "--set", "size"], "--set takes KEY=VALUE"),
-        (["sliding_window", "--set", "size=wide"], "explain sliding_window --set size=wide: window(size='wide'): size"),
+        (["sliding_window", "--set", "size=wide"], "plan sliding_window --set size=wide: window(size='wide'): size"),
         (["multi_head", "--heads", "3", "--key-heads", "2"], "must divide the number of query heads"),
     ],
 )
-def test_explain_refuses(arguments, said):
+def test_plan_refuses(arguments, said):
     assert said in run("plan", *arguments, "--length", "32", status=2).stderr
 
 

@@ -158,7 +158,7 @@ def test_dropout_is_that_of_the_attention():
     close(*outputs, atol=0)
     assert not torch.equal(outputs[0], plain(x).output), "another pattern"
     assert torch.equal(plain.eval()(x).output, MultiHeadAttention.forward(own.eval(), x).output)
-    assert not torch.allclose(plain(x), outputs[0])
+    assert not torch.allclose(plain(x).output, outputs[0])
 
 
 MISTAKES = {
@@ -192,7 +192,7 @@ MISTAKES = {
     ),
     "weights of a call": (
         lambda: MultiHeadAttention(8, 2)(torch.randn(1, 3, 8), need_weights=True),
-        "return_weights=True",
+        "output, weights = ",
     ),
     "dropout by another name": (lambda: MultiHeadAttention(8, 2, attn_dropout=0.1), "it is called dropout"),
     "dropout twice": (

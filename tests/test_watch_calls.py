@@ -376,9 +376,9 @@ def test_calls_of_regard_count_once():
     module, decoder = rg.nn.MultiHeadAttention(C, H), rg.nn.TransformerConfig(C, num_heads=H).decoder(layers=1).eval()
     x, attention = torch.randn(2, T, C), rg.Attention(mask=rg.causal(), bias=rg.ALiBi(H))
     q = x.unflatten(-1, (H, -1)).transpose(1, 2)
-    plain = attention(q, q, q), module(x).output, decoder(x, decoder.keys(x)).output
+    plain = attention(q, q, q), module(x).output, decoder(x, decoder.keys(x))
     with rg.watch() as seen:
-        watched = attention(q, q, q), module(x).output, decoder(x, decoder.keys(x)).output
+        watched = attention(q, q, q), module(x).output, decoder(x, decoder.keys(x))
     assert_identical(plain[0].output, watched[0].output)
     assert_identical(plain[1], watched[1])
     assert_identical(*(torch.as_tensor(run[2]) for run in (plain, watched)))

@@ -64,7 +64,8 @@ class Around(nn.Module):
 
     def forward(self, x):
         self.between()
-        output = self.inner(x, x, x)[0] if isinstance(self.inner, nn.MultiheadAttention) else self.inner(x).output
+        output = self.inner(x, x, x)[0] if isinstance(self.inner, nn.MultiheadAttention) else self.inner(x)
+        output = getattr(output, "output", output)
         self.between()
         return output
 

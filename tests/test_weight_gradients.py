@@ -472,7 +472,7 @@ def test_norms_of_values_have_gradients():
 
 def test_a_hundred_steps_that_log_a_number_use_constant_memory():
     """No map, and no graph of one, outlives a step: no cycle waits for the garbage collector."""
-    model = rg.nn.MultiHeadAttention(8, 2, is_causal=True, return_weights=True)
+    model = rg.nn.MultiHeadAttention(8, 2, is_causal=True)
     attention = rg.Attention(bias=rg.LearnedTable(num_heads=2, reach=4), mask=rg.causal(), normalizer=rg.LearnedSink(2))
     optimizer = torch.optim.Adam([*model.parameters(), *attention.parameters()])
     logged, alive = [], []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -46,7 +47,8 @@ def show_mechanism(name: str) -> None:
     console.print()
     console.print(_facts(entry))
     attention, query, key, value = entry.example()
-    weights = attention(query, key, value, **entry.tensors(attention, query, key, value)).weights
+    with torch.no_grad():
+        weights = attention(query, key, value, **entry.tensors(attention, query, key, value)).weights
     _, H, I, J = weights.shape
     console.print()
     width = console.width - INDENT

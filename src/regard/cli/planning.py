@@ -92,7 +92,7 @@ def _check_memory(length: int, bytes_per_token: int, ranks: int | None) -> None:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else needed
     if needed > total:
         raise RegardError(
-            f"explain: {length:,} tokens need {needed / 1e9:,.0f} GB for their inputs alone, and this machine has "
+            f"plan: {length:,} tokens need {needed / 1e9:,.0f} GB for their inputs alone, and this machine has "
             f"{total / 1e9:,.0f} GB. Give a smaller --length, or divide it with --ranks."
         )
 

@@ -250,7 +250,8 @@ class CallWatcher(Watcher):
             return  # the backend call is observed, and these modules report their own maps
         kind = "regard.attend" if module is None else type(module).__name__
         if (name := self._new_name(kind)) is not None:
-            self._keep_reported(name, module is None, weights, values)
+            with function_calls.paused():  # to detach a map may score a pair
+                self._keep_reported(name, module is None, weights, values)
 
     # Captures
 
