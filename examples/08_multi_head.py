@@ -28,7 +28,7 @@ def by_hand(x, query, key, value, output, num_heads):
 x, theirs = torch.randn(2, 10, 512), torch.nn.MultiheadAttention(512, 8, batch_first=True)
 ours = rg.nn.MultiHeadAttention.from_torch(theirs)
 hand, seen = by_hand(x, ours.query, ours.key, ours.value, ours.output, 8)
-for name, output in (("Regard", ours(x)), ("PyTorch", theirs(x, x, x)[0])):
+for name, output in (("Regard", ours(x).output), ("PyTorch", theirs(x, x, x)[0])):
     print(f"largest difference to the module of {name}: {(hand - output).abs().max():.1e}")
     assert torch.allclose(hand, output, atol=1e-5)
 

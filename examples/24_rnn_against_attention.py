@@ -21,7 +21,7 @@ torch.manual_seed(0)
 torch.set_num_threads(1)
 WIDTH = 128
 gru, attention = torch.nn.GRU(WIDTH, WIDTH, batch_first=True), rg.nn.MultiHeadAttention(WIDTH, num_heads=4)
-layers = {"GRU": lambda x: gru(x)[0], "attention": attention}
+layers = {"GRU": lambda x: gru(x)[0], "attention": lambda x: attention(x).output}
 
 # %%
 # Path, before training: the gradient of the last output with respect to the first input, divided by that of the

@@ -30,8 +30,9 @@ class Translator(torch.nn.Module):
     def forward(self, source, target):
         memory, x = self.source(source), self.target(target)
         mask = rg.padding(source == 0 if self.fault == "mask reversed" else source > 0)
-        x = x + self.own(x)
-        x = x + (self.cross(memory, x) if self.fault == "swapped" else self.cross(x, memory, mask=mask))
+        x = x + self.own(x).output
+        seen = self.cross(memory, x) if self.fault == "swapped" else self.cross(x, memory, mask=mask)
+        x = x + seen.output
         return self.output(x + self.feed_forward(x))
 
 

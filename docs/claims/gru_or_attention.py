@@ -12,7 +12,7 @@ torch.manual_seed(0)
 torch.set_num_threads(1)
 N, D, HEADS = 1000, 512, 8
 gru, attention = torch.nn.GRU(D, D, batch_first=True), rg.nn.MultiHeadAttention(D, HEADS)
-layers = {"GRU": lambda x: gru(x)[0], "attention": attention}
+layers = {"GRU": lambda x: gru(x)[0], "attention": lambda x: attention(x).output}
 
 
 def operations(run):

@@ -36,7 +36,7 @@ layer, x = torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 4
 padded = torch.tensor([[False] * 4, [True] * 4])
 output = layer(x, x, x, key_padding_mask=padded)[0][1]
 with torch.no_grad():
-    zeros = rg.nn.MultiHeadAttention.from_torch(layer)(x, mask=rg.padding(~padded))[1] - layer.out_proj.bias
+    zeros = rg.nn.MultiHeadAttention.from_torch(layer)(x, mask=rg.padding(~padded)).output[1] - layer.out_proj.bias
 print(
     f"a text that is only padding: {int(output.isnan().sum())} of 32 numbers are NaN; here {float(zeros.abs().max()):g}"
 )

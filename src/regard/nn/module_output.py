@@ -7,7 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
+from regard.errors import RegardError
 from regard.maps import AttentionMap
 
 
@@ -39,3 +41,20 @@ class ModuleOutput:
 
     def __repr__(self) -> str:
         return f"ModuleOutput(output {tuple(self.output.shape)}, weights {self.weights!r})"
+
+
+def _without_map(outputs: Any, _: Any) -> ModuleOutput:
+    """The result of a module behind torch.export or torch.vmap, which pass tensors alone."""
+
+    def refuse() -> AttentionMap:
+        raise RegardError("weights: torch.export and torch.vmap return the output alone. Read `.output`.")
+
+    return ModuleOutput(next(iter(outputs)), refuse)
+
+
+pytree.register_pytree_node(
+    ModuleOutput,
+    lambda seen: ([seen.output], None),
+    _without_map,
+    serialized_type_name="regard.nn.ModuleOutput",
+)

@@ -133,5 +133,5 @@ def _output_gate(setting: Setting) -> Case:
 
 
 def module(layer: Any, *inputs: Tensor) -> Callable[..., Tensor]:
-    """A module as it is."""
-    return layer
+    """The output of a module."""
+    return lambda *inputs: layer(*inputs).output

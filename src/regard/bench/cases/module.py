@@ -60,7 +60,7 @@ def _module(bias: bool) -> rg.nn.MultiHeadAttention:
 def ours(bias: bool, *inputs: Tensor) -> Callable[..., Tensor]:
     """`regard.nn.MultiHeadAttention`."""
     module = _module(bias)
-    return trained(module, module)
+    return trained(module, lambda x: module(x).output)
 
 
 def torchs(*inputs: Tensor) -> Callable[..., Tensor]:
