@@ -33,7 +33,7 @@ built = {
 lengths, took = [N // 8, N // 4, N // 2, N], {name: [] for name in built}
 for name, attention in built.items():
     for n in lengths:
-        run = partial(rg.attend, attention, *(qkv := torch.randn(3, 1, 4, n, 64)))
+        run = partial(attention, *(qkv := torch.randn(3, 1, 4, n, 64)))
         took[name].append(1e3 * min(repeat(run, timer=process_time, repeat=2, number=1)))
     cost, (_, quarter, _, whole) = rg.plan(*qkv, attention=attention).cost, took[name]
     print(f"{name:10} {cost.pairs / 4 / N**2:6.1%} of pairs, {cost.bytes / 2**20:4.1f} MiB, {whole:5.0f} ms,", end=" ")

@@ -48,7 +48,7 @@ assert len(set(chains["attention"])) == 1 and chains["GRU"][2] - chains["GRU"][1
 # Cost, counted by PyTorch. A GRU has 6 matrices, 12 n d^2 operations. Attention has 4 projections and two products of
 # pairs, 8 n d^2 + 4 n^2 d. So both are equal at n = d, because of the cost of the projections. For an LSTM (16 n d^2)
 # they are equal at 2 d, for a plain RNN (4 n d^2) never. Without the projections they are equal at 3 d.
-dense = partial(rg.attend, rg.Attention(), engine="dense")  # fused kernels are not counted
+dense = partial(rg.attend, engine="dense")  # fused kernels are not counted
 for n in (WIDTH // 2, WIDTH, 4 * WIDTH):
     x, heads, counted = torch.randn(1, n, WIDTH), torch.randn(1, 4, n, WIDTH // 4), []
     for run in (partial(gru, x), partial(attention.query, x), partial(dense, heads, heads, heads)):

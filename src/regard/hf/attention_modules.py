@@ -89,7 +89,7 @@ def _collect(function: Any, kind: type[nn.Module], names: set[str], visited: set
     values = function.__globals__ | closure_values(function)
     for name in _names_in(function.__code__):
         called, method = values.get(name), getattr(kind, name, None)
-        names.add(OURS if called in (attend, Attention) or is_called_attention(called) else name)
+        names.add(OURS if called is attend or called is Attention or is_called_attention(called) else name)
         if not (getattr(called, "__module__", None) or "torch").startswith(LIBRARIES):
             _collect(called, kind, names, visited)
         if not (getattr(method, "__module__", None) or "torch").startswith(BASES):
