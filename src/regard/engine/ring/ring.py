@@ -102,7 +102,7 @@ class Ring:
         >>> module, ring, x = rg.nn.MultiHeadAttention(8, 2, is_causal=True), rg.Ring(), torch.randn(1, 5, 8)
         >>> with ring.as_default():
         ...     output = module(ring.share(x, axis=1))
-        >>> torch.allclose(output, module(x), atol=1e-6)
+        >>> torch.allclose(output, module(x).output, atol=1e-6)
         True
         >>> dist.destroy_process_group()
         """

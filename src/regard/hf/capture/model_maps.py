@@ -132,7 +132,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         >>> import torch, regard as rg
         >>> attention = rg.nn.MultiHeadAttention(8, 2, output_projection=False).eval()
         >>> with rg.watch(attention, keep="qkv") as seen:
-        ...     output = attention(torch.randn(1, 5, 8))
+        ...     output, _ = attention(torch.randn(1, 5, 8))
         >>> torch.allclose(seen.head_output(0, 1), output[..., 4:], atol=1e-6)
         True
         """
