@@ -130,7 +130,7 @@ def decoded(example, of_call, cache, is_plain: bool) -> Tensor:
 
 
 @every_mechanism
-def test_explain_says_of_the_device_what_it_says_of_the_cpu(name, dtype):
+def test_plan_says_of_the_device_what_it_says_of_the_cpu(name, dtype):
     plans = [rg.plan(*example[1:], attention=example[0], **of_call) for example, of_call in examples(name, dtype)]
     assert type(plans[0]) is type(plans[1]) and all(map(str, plans))
 

@@ -170,11 +170,11 @@ def test_with_mask_leaves_the_pieces_in_their_mode():
     assert not whole.eval().with_mask(None).training
 
 
-def test_explain_counts_dropout():
+def test_plan_counts_dropout():
     attention, x = rg.Attention(mask=rg.causal(), dropout=0.1), torch.zeros(1, 2, 16, 8)
     state = torch.get_rng_state()
     plan = rg.plan(x, x, x, attention=attention)
-    assert torch.equal(state, torch.get_rng_state())  # to explain draws nothing
+    assert torch.equal(state, torch.get_rng_state())  # to plan draws nothing
     assert plan.engine != "fused" and "fused" in plan.refused
     assert rg.plan(x, x, x, attention=attention.eval()).engine == "fused"
 

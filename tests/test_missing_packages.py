@@ -31,7 +31,7 @@ PEERS = {"keras", "linear_attention_transformer", "local_attention", "performer_
 COMMANDS = {
     "list": "cli",
     "show longformer": "cli",
-    "explain sliding_window --length 64": "cli",
+    "plan sliding_window --length 64": "cli",
     "check attention.py:attention": "cli",
     "see corpus.txt --length 12 --model MODEL": "hf",
     "see corpus.txt --length 12 --model MODEL --save seen": "hf",

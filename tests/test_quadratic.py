@@ -30,7 +30,7 @@ FALLS = {
 def test_it_is_warned_of_with_the_piece_by_name(what):
     attention, message = FALLS[what]
     x = torch.randn(1, 1, N, 8)
-    with pytest.warns(UserWarning, match=f"attend: .*{message}.*explain"):
+    with pytest.warns(UserWarning, match=f"attend: .*{message}.*regard.plan"):
         attention(x, x, x)
     small = x[:, :, :100]
     with warnings.catch_warnings():

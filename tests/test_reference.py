@@ -67,7 +67,7 @@ def test_every_method_of_a_result_is_documented(kind, name):
 
 
 def test_the_names_that_readers_look_for_come_first():
-    assert ENTRIES["reference/attend.md"][:2] == ["regard.attention_output.attend", "regard.attention_output.explain"]
+    assert ENTRIES["reference/attend.md"][:2] == ["regard.attention_output.attend", "regard.attention_output.plan"]
     for path, first in reference.FIRST.items():
         assert set(first.split()) <= set(importlib.import_module(path).__all__)
         page = next(reference.path_of(title) for title, package in reference.REFERENCE.items() if package == path)

@@ -32,7 +32,7 @@ REFERENCE = {
 SEPARATE = {"regard.nn", "regard.stats", "regard.seq2seq", "regard.data", "regard.viewer"}
 #: What a page begins with: the names that most readers look for. The others follow in alphabetical order.
 FIRST = {
-    "regard.api": "attend explain Attention AttentionOutput mechanism mechanisms",
+    "regard.api": "attend plan scaled_dot_product_attention Attention AttentionOutput mechanism mechanisms",
     "regard.pieces": "Dot causal window padding mask_tensor RoPE ALiBi Softmax",
     "regard.composites": "Sum Grouped",
     "regard.maps": "AttentionMap",

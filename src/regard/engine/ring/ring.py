@@ -101,7 +101,7 @@ class Ring:
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one
         >>> module, ring, x = rg.nn.MultiHeadAttention(8, 2, is_causal=True), rg.Ring(), torch.randn(1, 5, 8)
         >>> with ring.as_default():
-        ...     output = module(ring.share(x, axis=1))
+        ...     output, _ = module(ring.share(x, axis=1))
         >>> torch.allclose(output, module(x).output, atol=1e-6)
         True
         >>> dist.destroy_process_group()

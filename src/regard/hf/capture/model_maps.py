@@ -149,7 +149,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         >>> import torch, regard as rg
         >>> attention, x = rg.nn.MultiHeadAttention(8, 2).eval(), torch.randn(1, 5, 8)
         >>> with rg.watch(attention, keep="qkv") as seen:
-        ...     output = attention(x)
+        ...     output, _ = attention(x)
         >>> torch.allclose(seen.head_part(0).sum(1) + seen.bias_part(0), output, atol=1e-6)
         True
         """
