@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from torch import nn
 
 import regard as rg
+from extras import needs_transformers
 from miniatures import LLAMA, MOE, T, sharpened, tokens
 from watching import assert_identical, assert_verified, oracle, watched
 
@@ -43,6 +45,11 @@ def difference(model, number, inputs):
     return rows
 
 
+#: Since then DiffLlama computes its two maps by two calls of the interface.
+TWO_CALLS = needs_transformers("5.15", "DiffLlama calls the attention interface")
+
+
+@TWO_CALLS
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
 def test_diffllama_has_the_difference_of_its_two_maps(backend):
     model, inputs = built("DiffLlama", **LLAMA), {"input_ids": tokens(T)}
@@ -63,6 +70,7 @@ def test_diffllama_has_the_difference_of_its_two_maps(backend):
     torch.testing.assert_close(torch.cat([part.dense() for part in weights.parts], 1), returned, atol=1e-5, rtol=0)
 
 
+@TWO_CALLS
 def test_diffllama_has_the_same_rows_when_it_generates():
     model, ids = built("DiffLlama", **LLAMA), tokens(T)
     _, whole = watched(model, {"input_ids": ids})
@@ -74,6 +82,7 @@ def test_diffllama_has_the_same_rows_when_it_generates():
     torch.testing.assert_close(step.dense()[:, :, 0], whole[0].dense()[:, :, -1], atol=1e-5, rtol=0)
 
 
+@TWO_CALLS
 def test_a_module_that_subtracts_otherwise_is_missing_with_the_reason():
     model, inputs = built("DiffLlama", **LLAMA), {"input_ids": tokens(T)}
     norm = model.layers[0].self_attn.groupnorm
@@ -86,6 +95,36 @@ def test_a_module_that_subtracts_otherwise_is_missing_with_the_reason():
     norm.forward = once
     _, seen = watched(model, inputs)
     assert "does not subtract" in seen.missing["layers.0.self_attn"] and len(seen) == 1
+
+
+class InOneCall(nn.Module):
+    """Differential attention with all heads in one call of torch, as transformers 4 has it, or with its own softmax."""
+
+    def __init__(self, is_fused):
+        super().__init__()
+        self.is_fused, self.lambda_init = is_fused, 0.2
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(16, 16) for _ in range(4))
+        self.groupnorm = nn.RMSNorm(8)
+        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
+            setattr(self, name, nn.Parameter(torch.randn(4)))
+
+    def forward(self, x):
+        q, k, v = (p(x).unflatten(-1, (4, 4)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        v = torch.cat(v.chunk(2, 1), -1).repeat(1, 2, 1, 1)
+        if self.is_fused:
+            heads = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        else:
+            heads = (q @ k.mT / 2).softmax(-1) @ v
+        plus, minus = heads.chunk(2, 1)
+        return self.o_proj(self.groupnorm(plus - 0.3 * minus).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_two_maps_of_one_call_are_missing_with_the_reason(is_fused):
+    """Each would be a plain softmax, which is not the map of the module."""
+    model, x = nn.Sequential(InOneCall(is_fused)).eval(), torch.randn(2, 5, 16)
+    with pytest.raises(rg.RegardError, match="InOneCall subtracts two maps"), rg.watch(model):
+        model(x)
 
 
 @pytest.mark.parametrize("name", ["DeepseekV32", "GlmMoeDsa"])

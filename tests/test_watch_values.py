@@ -88,6 +88,7 @@ def test_values_of_recurrent_layers_give_the_output_of_the_recurrence(name):
         assert stepped.values(layer, call=0).shape[2] == 4
 
 
+@needs_transformers("5.15", "DiffLlama calls the attention interface")
 def test_differential_attention_has_values_of_both_halves():
     config = transformers.DiffLlamaConfig(**LLAMA | {"head_dim": 4})
     torch.manual_seed(0)

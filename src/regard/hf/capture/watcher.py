@@ -216,7 +216,7 @@ class Watcher:
     def _keep_frame(self, frame: ModuleFrame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the attention of a module that ended, if it is read from the module and not from its calls."""
         running, module, output = self.running.modules, frame.module, frame.output
-        if frame.halves:
+        if is_differential(module):
             self._keep(frame.name, lambda: self._differential(frame))
         elif frame.inputs is not None and frame.trace.softmaxes:
             caller = running[-1] if running else None
@@ -259,7 +259,7 @@ class Watcher:
         if not self.running.frames:
             return
         frame = self.running.frames[-1]
-        if isinstance(frame.module, Attends):  # reports its own map
+        if isinstance(frame.module, Attends) or is_differential(frame.module):  # the map is not that of one function
             return
         if function in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
             frame.inputs, observed = None, sdpa if function is F.scaled_dot_product_attention else multihead_function
@@ -406,6 +406,11 @@ class Watcher:
         return Capture(*pieces, query, SharedKeys(key), verified, logsumexp, values, translation.edits, patched)
 
     def _differential(self, frame: ModuleFrame) -> DifferentialCapture:
+        if len(frame.halves) != 2:
+            raise Untranslatable(
+                f"{type(frame.module).__name__} subtracts two maps, and does not compute them by two calls of the "
+                "attention interface, as transformers 5.15 and later do"
+            )
         first = self._capture(frame.name or "", frame.halves[0])
         if not isinstance(first, Capture):
             raise Untranslatable(f"the two softmaxes of {type(frame.module).__name__} cannot be recomputed")
