@@ -89,7 +89,7 @@ class Net(nn.Module):
         self.attend = rg.nn.MultiHeadAttention(16, 4, 2, attention, output_projection=False).double()
 
     def forward(self, x: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        return self.attend(x[:, start:stop], self.attend.keys(x[:, :stop]))
+        return self.attend(x[:, start:stop], self.attend.keys(x[:, :stop])).output
 
 
 def dense_of(net: Net, x: torch.Tensor, allowed: torch.Tensor, edits: list[dict]) -> torch.Tensor:

@@ -28,11 +28,11 @@ def modules_run_on_the_default_ring():
         attention = rg.Attention(mask=rg.causal() & rg.window(7), position=rg.RoPE(4))
         layers = rg.nn.MultiHeadAttention(8, 2, 1, attention), rg.nn.MultiHeadAttention(8, 2)
         one, many = (torch.nn.ModuleList(copy.deepcopy(layers)).double() for _ in range(2))
-        whole = one[1](one[0](x, mask=rg.padding(real)), source)
+        whole = one[1](one[0](x, mask=rg.padding(real)).output, source).output
         whole.square().sum().backward()
         with ring.as_default():
-            hidden = many[0](ring.share(x, axis=1), mask=rg.padding(real))
-            output = many[1](hidden, ring.share(source, axis=1))
+            hidden = many[0](ring.share(x, axis=1), mask=rg.padding(real)).output
+            output = many[1](hidden, ring.share(source, axis=1)).output
         output.square().sum().backward()
         torch.testing.assert_close(output, ring.share(whole, axis=1), **CLOSE)
         for mine, parameter in zip(summed_gradients(many), one.parameters(), strict=True):

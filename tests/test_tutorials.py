@@ -85,21 +85,21 @@ def of_torch(module, width, num_heads):
 def test_self_attention(page):
     x, module = page["x"], page["self_attention"]
     output, _ = pooled(module.query(x) @ module.key(x).mT / math.sqrt(16), module.value(x))
-    close(module(x), module.output(output))
+    close(module(x).output, module.output(output))
 
 
 def test_causal_attention(page):
     x, module = page["x"], page["causal_attention"]
     scores = module.query(x) @ module.key(x).mT / math.sqrt(16)
     scores = scores.masked_fill(torch.triu(torch.ones(5, 5), diagonal=1).bool(), -torch.inf)
-    close(module(x), module.output(pooled(scores, module.value(x))[0]))
+    close(module(x).output, module.output(pooled(scores, module.value(x))[0]))
 
 
 def test_multi_head_attention_and_its_weights(page):
     x, memory, module = page["x"], page["memory"], page["multi_head"]
     theirs = of_torch(module, 16, 4)
     output, mean = theirs(x, memory, memory)
-    close(module(x, memory), output)
+    close(module(x, memory).output, output)
     close(page["mean_of_heads"], mean)
     close(page["attention_weights"], theirs(x, memory, memory, average_attn_weights=False)[1])
 
@@ -189,7 +189,7 @@ def test_grouped_query_attention(page):
     module, x = page["grouped"], torch.randn(2, 5, 64)
     q, k, v = (split_heads(p(x), n) for p, n in ((module.query, 8), (module.key, 2), (module.value, 2)))
     k, v = k.repeat_interleave(4, dim=1), v.repeat_interleave(4, dim=1)  # repeat_kv
-    close(module(x), module.output(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)))
+    close(module(x).output, module.output(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)))
 
 
 def test_sliding_window(page):

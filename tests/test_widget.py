@@ -13,7 +13,7 @@ import torch
 
 import regard as rg
 from pages import FLAGS, WORDS, chromium, maps_of, reading, until
-from regard import display
+from regard import upper_layers
 from regard.viewer import figures, notebook_widget
 from regard.viewer import widget as widget_module
 from regard.viewer.page import bundle
@@ -205,6 +205,6 @@ def test_the_widget_in_a_browser(live, monkeypatch):
 def test_show_calls_the_registered_viewer(monkeypatch):
     calls = []
     viewer = SimpleNamespace(show_maps=lambda *given: calls.append(given))
-    monkeypatch.setitem(display.importers, "widget", lambda: viewer)
+    monkeypatch.setitem(upper_layers.importers, "widget", lambda: viewer)
     maps_of(3)["layer.0"].show(["a", "b", "c"])
     assert calls[0][1:] == (["a", "b", "c"], None, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from regard.pieces.mask import Mask
 from regard.positions import Positions, check_positions
 from regard.shapes import Sizes, check_finite, in_autocast_dtype, without_autocast
 from regard.spans import Spans
+from regard.upper_layers import importers
 
 #: Listeners of every call of `attend`. The module is None: a function does not know its caller.
 attend_listeners = Listeners()
@@ -459,3 +461,7 @@ def _positions_of(sizes: Sizes, extended: Extended, cache: Cache) -> Positions:
             "new keys, or use GrowingCache, which keeps all keys."
         )
     return Positions(start, keys)
+
+
+_THIS = sys.modules[__name__]
+importers["attention"] = lambda: _THIS  # what is imported already, torch's compiler can follow
