@@ -89,3 +89,32 @@ def test_masks_of_other_sizes_are_refused_by_single_queries_too():
             attention(x, y, mask=mask)
     with pytest.raises(rg.RegardError, match="covers keys 0 to 3, this call has keys 0 to 5"):
         attention(x, y, mask=rg.padding(torch.ones(2, 4).bool()))
+
+
+def decoder_of_one_state():
+    torch.manual_seed(3)
+    bridge = rg.nn.CrossAttention(rg.mechanism("bahdanau").build(8, 6, 16), 8, 6)
+    return bridge, torch.randn(2, 1, 8), torch.randn(2, 5, 6)
+
+
+def test_the_map_of_a_single_query_is_that_of_its_call():
+    """It is made when it is asked for, and refused after a change in place, as any other map."""
+    bridge, state, source = decoder_of_one_state()
+    late, early = (bridge(state, bridge.keys(source)) for _ in range(2))
+    expected = early.weights.dense()
+    close(late.weights.dense(), expected)
+    unread = bridge(state, bridge.keys(source))
+    with torch.no_grad():
+        bridge.attention.score.direction.mul_(2)
+    with pytest.raises(rg.RegardError, match="changed in place"):
+        _ = unread.weights
+
+
+@pytest.mark.parametrize("is_learning", [True, False])
+def test_the_map_of_a_single_query_has_gradients_if_its_call_had(is_learning):
+    bridge, state, source = decoder_of_one_state()
+    with torch.set_grad_enabled(is_learning):
+        seen = bridge(state, bridge.keys(source))
+    with torch.set_grad_enabled(not is_learning):
+        weights = seen.weights
+    assert weights.requires_grad == is_learning

@@ -45,7 +45,7 @@ def scaled_dot_product_attention(
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, **options)
     name = "scaled_dot_product_attention"
     if attn_mask is not None and is_causal:
-        raise RegardError(f"{name}: attn_mask and is_causal are both given. Give one: attn_mask=mask.tril() has both.")
+        raise RegardError(f"{name}: attn_mask and is_causal are both given. Give one: a boolean mask.tril() is both.")
     inputs, lead = _four_axes(name, (query, key, value), enable_gqa)
     sizes = inputs[0].shape[:3] + inputs[1].shape[2:3]
     mask = None if attn_mask is None else _mask(name, attn_mask, lead, sizes)

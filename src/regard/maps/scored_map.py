@@ -44,6 +44,12 @@ NOT_DIFFERENTIABLE = (
     "read weights.detach()."
 )
 
+#: Why weights are not computed again.
+STALE = (
+    "weights: queries, keys or parameters were changed in place since attend ran (by an optimizer step, perhaps), so "
+    "the weights cannot be recomputed. Read them before the change, or call attend again."
+)
+
 
 class ScoredMap(AttentionMap):
     """The weights w_ij = f(s_ij, r_i) of an attention with scores: from queries, keys and one statistic per row.
@@ -99,10 +105,7 @@ class ScoredMap(AttentionMap):
     def _check_unchanged(self) -> None:
         """Refuse after a change in place: the weights would belong neither to the old nor to the new tensors."""
         if self._current_versions() != self._versions:
-            raise RegardError(
-                "weights: queries, keys or parameters were changed in place since attend ran (by an optimizer step, "
-                "perhaps), so the weights cannot be recomputed. Read them before the change, or call attend again."
-            )
+            raise RegardError(STALE)
 
     def __getstate__(self) -> dict[str, Any]:
         """All fields but the versions, since a copy has its own tensors; they are detached."""

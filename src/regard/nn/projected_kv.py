@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -17,10 +18,11 @@ from regard.engine.ring import Ring
 from regard.engine.rows import attend_rows
 from regard.errors import RegardError
 from regard.maps import AttentionMap
-from regard.maps.scored_map import ScoredMap
+from regard.maps.scored_map import STALE, ScoredMap
 from regard.nn.listener import Attends, listeners
 from regard.nn.module_output import ModuleOutput
 from regard.pieces import Grid, Mask, Softmax, causal
+from regard.pieces.contents import versions_of
 from regard.pieces.mask import sees_no_later_key
 from regard.pieces.mask_data import RealKeys
 from regard.positions import Positions
@@ -260,16 +262,15 @@ def _read_one(module: Attends, query: Tensor, keys: ProjectedKV, start: int) -> 
     if attention.position is not None:
         attention.position.check(Spans(((start, start + 1),)))
         query = attention.position.encode_query(query, torch.arange(start, start + 1, device=query.device))
-    positions = Positions(start, Spans(((0, keys.length),)))
-    output = ModuleOutput(_output_at(query, keys, positions, plain), lambda: _map_at(query, keys.each, positions))
+    positions, rows = Positions(start, Spans(((0, keys.length),))), keys.rows
+    heads = _output_at(query if rows is None else rows.fold(query), keys, positions, plain)
+    output = ModuleOutput(heads if rows is None else rows.unfold(heads), _map_when_asked(query, keys, positions))
     listeners.tell(module, lambda: output.weights, lambda: keys.each.value)
     return output
 
 
 def _output_at(query: Tensor, keys: ProjectedKV, positions: Positions, plain: bool) -> Tensor:
     """The output of the fused kernel if it supports the call, otherwise from all scores."""
-    if keys.rows is not None:
-        return keys.rows.unfold(_output_at(keys.rows.fold(query), replace(keys, rows=None), positions, plain))
     attention = keys.attention if plain else _masked(keys.attention, keys)
     if not plain or not keys._prepared:  # later queries have the widths of the first
         attention.check(keys.sizes(query), positions, keys.key.shape[3])
@@ -282,10 +283,19 @@ def _output_at(query: Tensor, keys: ProjectedKV, positions: Positions, plain: bo
     return attend_rows(attention, prepared, keys.value, grid, keys.places)[0]
 
 
-def _map_at(query: Tensor, keys: ProjectedKV, positions: Positions) -> AttentionMap:
-    """The map of a single query per row."""
-    prepared, grid = _prepared(query, keys, positions)
-    return ScoredMap(_masked(keys.attention, keys), prepared, positions, grid, None)
+def _map_when_asked(query: Tensor, keys: ProjectedKV, positions: Positions) -> Callable[[], AttentionMap]:
+    """Makes the map of a single query per row, in the grad mode of this call and from its tensors."""
+    has_grad, tensors = torch.is_grad_enabled(), (query, keys.key, *keys.attention.parameters())
+    versions = versions_of(tensors)
+
+    def make() -> AttentionMap:
+        if versions_of(tensors) != versions:
+            raise RegardError(STALE)
+        with torch.set_grad_enabled(has_grad):
+            prepared, grid = _prepared(query, keys.each, positions)
+            return ScoredMap(_masked(keys.attention, keys.each), prepared, positions, grid, None)
+
+    return make
 
 
 def _prepared(query: Tensor, keys: ProjectedKV, positions: Positions) -> tuple[Prepared, Grid]:
