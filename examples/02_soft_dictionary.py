@@ -13,7 +13,7 @@ import torch
 import regard as rg
 
 # %%
-# Four entries. A key is a direction in the plane, a value a speed in km/h. The catalogue's `soft_lookup` scores by
+# Four entries. A key is a direction in the plane, a value a speed in km/h. The catalog's `soft_lookup` scores by
 # the plain dot product. Tensors are (batch, heads, length, width).
 names, degrees, speeds = ["dog", "wolf", "bus", "car"], [0, 50, 180, 240], [45.0, 60.0, 90.0, 130.0]
 

@@ -18,7 +18,7 @@ torch.manual_seed(0)
 decoder, encoder = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 6, 8)  # (batch, heads, length, width)
 
 # %%
-# The catalogue builds all three. By hand: h · s, h W s or v · tanh(W [h; s]), then a softmax over the source.
+# The catalog builds all three. By hand: h · s, h W s or v · tanh(W [h; s]), then a softmax over the source.
 build = {name: rg.mechanism(f"luong_{name}").build for name in ("dot", "general", "concat")}
 attentions = {"dot": build["dot"](), "general": build["general"](8, 8), "concat": build["concat"](8, 8, hidden=16)}
 general, concat = attentions["general"].score, attentions["concat"].score
@@ -58,9 +58,9 @@ def batch(count):
 source, target = batch(100)
 other = torch.where(torch.arange(9) == 3, 23 - target, target)
 _, axes = plt.subplot_mosaic("0144;2344", figsize=(11, 5.6), layout="constrained")
-colours = {"bahdanau": "#000000", "luong_dot": "#0072B2", "luong_general": "#D55E00", "luong_concat": "#009E73"}
+colors = {"bahdanau": "#000000", "luong_dot": "#0072B2", "luong_general": "#D55E00", "luong_concat": "#009E73"}
 names = [["<s>", *map(chr, target[0, 1:-1] + 93)], [chr(letter) for letter in source[0] + 93]]
-for place, (name, colour) in enumerate(colours.items()):
+for place, (name, color) in enumerate(colors.items()):
     model = rg.seq2seq.build(name, source_size=20, target_size=20, width=32)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for letters, answer in (batch(32) for _ in range(150)):
@@ -75,6 +75,6 @@ for place, (name, colour) in enumerate(colours.items()):
     assert share > 0.3 and not moved[:first].any() and moved[first] > 0.02 and (moved[first:] > 0).all()
     title = name.replace("_", ", ").capitalize()
     rg.heatmap(weights[0], names, axes=axes[f"{place}"], title=title)
-    axes["4"].plot(moved, "o^sD"[place] + "-", color=colour, label=title)
+    axes["4"].plot(moved, "o^sD"[place] + "-", color=color, label=title)
 axes["4"].set(title="letter 3 changed", xlabel="row of the map", ylabel="largest change of a weight, mean of 100 texts")
 axes["4"].legend(), plt.show()

@@ -72,8 +72,8 @@ for ax, end in zip(sides, ("tired", "wide"), strict=True):
         ax.text(1.05, -place, f"{token}  {weight:.2f}", va="center", weight="bold" if weight > 0.1 else None)
     ax.set(title=f'L{layer}.H{head}: "... it was too {end}"', xlim=(-0.6, 1.9)), ax.set_axis_off()
 right.fill_between((0, 0.7), -0.7, 0, color="#009E73", alpha=0.2)
-for (names, pair), colour in zip(preferences.items(), ("#D55E00", "#0072B2", "#999999"), strict=True):
-    right.scatter(*pair.flatten(1), s=9, color=colour, label=names)
-    right.scatter(*pair[:, layer, head], s=90, color=colour, edgecolors="black")
+for (names, pair), color in zip(preferences.items(), ("#D55E00", "#0072B2", "#999999"), strict=True):
+    right.scatter(*pair.flatten(1), s=9, color=color, label=names)
+    right.scatter(*pair[:, layer, head], s=90, color=color, edgecolors="black")
 right.set(xlabel="preference for the first noun", ylabel="the same in the twin", title="72 heads, 3 pairs of sentences")
 right.legend(), plt.show()

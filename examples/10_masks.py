@@ -70,8 +70,8 @@ except rg.RegardError as error:
 # %%
 # The change of outputs, a map whose rows 0 to 2 are empty, and the errors of the mask that broadcasts wrongly.
 figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
-for (name, change), colour, marker in zip(changed.items(), ("#999999", "#0072B2", "#D55E00"), "s^o", strict=True):
-    left.plot(change, marker=marker, color=colour, label=name)
+for (name, change), color, marker in zip(changed.items(), ("#999999", "#0072B2", "#D55E00"), "s^o", strict=True):
+    left.plot(change, marker=marker, color=color, label=name)
 left.axvline(5.5, color="black", linestyle=":"), left.legend()
 left.set(xlabel="query", ylabel="largest change of its output", title="keys 6 to 9 changed")
 rg.heatmap(seen.weights, head=0, axes=middle, title="causal, and 3 tokens of padding first")

@@ -53,7 +53,7 @@ print(f"longest wavelength: {longest[0]:,.0f} positions, in the snippet {longest
 assert still[1] > 3 * max(still[0], 1) and longest[1] > 5000 * longest[0]
 
 # %%
-# A learned table starts as noise. In the table of MiniLM (512 rows, from BERT) neighbours have become similar. A
+# A learned table starts as noise. In the table of MiniLM (512 rows, from BERT) neighbors have become similar. A
 # table ends. Sinusoids do not end, but that does not mean that a model can use them beyond its training (example 13).
 learned = load_model("minilm")[0].embeddings.position_embeddings.weight.detach()
 fresh = rg.LearnedPositions(512, 384).table.detach()
@@ -69,8 +69,8 @@ figure, axes = plt.subplots(2, 2, figsize=(9, 6.6), layout="constrained")
 image = axes[0, 0].imshow(waves[:128].T, cmap="cividis", aspect="auto", vmin=-1, vmax=1)
 figure.colorbar(image, ax=axes[0, 0], label="value")
 axes[0, 0].set(xlabel="position", ylabel="channel", title="sinusoidal: low channels are the fast ones")
-for channel, colour in ((0, "#999999"), (16, "#D55E00"), (32, "#0072B2"), (62, "#000000")):
-    axes[0, 1].plot(waves[:64, channel], color=colour, label=f"channel {channel}")
+for channel, color in ((0, "#999999"), (16, "#D55E00"), (32, "#0072B2"), (62, "#000000")):
+    axes[0, 1].plot(waves[:64, channel], color=color, label=f"channel {channel}")
 axes[0, 1].set(xlabel="position", ylabel="value", title="four of the waves", ylim=(-2, 1.1))
 axes[0, 1].legend(fontsize=8, ncols=2, loc="lower center")
 cosines = {"sinusoidal": products / 32, "MiniLM, learned": normalized[1] @ normalized[1].T}

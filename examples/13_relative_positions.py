@@ -72,9 +72,9 @@ for name, curve in curves.items():
     print(f"{name:10}: loss at 32 to 63 {curve[1]:.2f}, 64 to 127 {curve[2:4].mean():.2f}, 480 to 511 {curve[-1]:.2f}")
 rise = {name: float(curve[-4:].mean() - curve[1]) for name, curve in curves.items()}
 assert max(rise["ALiBi"], rise["T5"], rise["Shaw"]) < 0.2 < 0.3 < min(rise["sinusoidal"], rise["RoPE"])
-colours = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7")
-for (name, curve), colour, marker in zip(curves.items(), colours, "osv^D", strict=True):
-    plt.plot(torch.arange(16) * 32 + 16, curve, color=colour, marker=marker, markersize=5, label=name)
+colors = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7")
+for (name, curve), color, marker in zip(curves.items(), colors, "osv^D", strict=True):
+    plt.plot(torch.arange(16) * 32 + 16, curve, color=color, marker=marker, markersize=5, label=name)
 plt.axvline(64, color="black", linestyle=":")
 plt.gca().set(xlabel="position in the text", ylabel="loss, nats a character", title="trained on 64 characters (dotted)")
 plt.legend(ncols=3, framealpha=1, loc="upper right"), plt.ylim(top=max(map(max, curves.values())) + 0.4), plt.show()

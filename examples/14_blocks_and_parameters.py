@@ -52,11 +52,11 @@ assert 98 * C**2 == 25_690_112 and abs(whole / 65e6 - 1) < 0.04
 
 # %%
 # "Before training, gradients grow from block to block with post-norm": in three of the six matrices of a block. With
-# pre-norm none grows (two do, a little, with Xavier's initialisation). What holds (Xiong et al. 2020, theorem 1,
+# pre-norm none grows (two do, a little, with Xavier's initialization). What holds (Xiong et al. 2020, theorem 1,
 # arXiv:2002.04745): the outer feed-forward matrix of the last block has larger gradients with post-norm.
 grows, last, (figure, (left, right)) = {}, {}, plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-colours = {"post-norm": "#D55E00", "post-norm, Xavier": "#E69F00", "pre-norm": "#0072B2", "pre-norm, Xavier": "#56B4E9"}
-for place, (name, colour) in enumerate(colours.items()):
+colors = {"post-norm": "#D55E00", "post-norm, Xavier": "#E69F00", "pre-norm": "#0072B2", "pre-norm, Xavier": "#56B4E9"}
+for place, (name, color) in enumerate(colors.items()):
     norms = torch.empty(3, 2, 6)  # 3 seeds, the first and the last block, 6 matrices
     for seed in range(3):
         torch.manual_seed(seed)
@@ -68,7 +68,7 @@ for place, (name, colour) in enumerate(colours.items()):
     ratios, last[name] = norms[:, 1] / norms[:, 0], norms[:, 1, 5]
     grows[name] = (ratios > 1).all(0).tolist()
     print(f"{name}: block 6 / block 1, query to outer", *(f"{min(x):.2f} to {max(x):.2f}" for x in ratios.T.tolist()))
-    right.plot(torch.arange(18) % 6 + 0.15 * place - 0.2, ratios.flatten(), "os^D"[place], c=colour, label=name)
+    right.plot(torch.arange(18) % 6 + 0.15 * place - 0.2, ratios.flatten(), "os^D"[place], c=color, label=name)
 assert grows["post-norm"] == grows["post-norm, Xavier"] == [False, False, True, True, True, False]
 assert not any(grows["pre-norm"]) and last["post-norm"].min() > 1.3 * last["pre-norm"].max()
 right.set_xticks(range(6), ["query", "key", "value", "output", "feed-\nforward,\ninner", "feed-\nforward,\nouter"])

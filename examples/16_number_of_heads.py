@@ -14,7 +14,7 @@ from torch import nn
 import regard as rg
 
 width, length, symbols, steps, offsets = 32, 16, 8, 225, (1, 2, 4, 8)
-heads, seeds, colours = (1, 4, 8, 16), (1, 2, 3), ("#999999", "#0072B2", "#E69F00", "#D55E00")
+heads, seeds, colors = (1, 4, 8, 16), (1, 2, 3), ("#999999", "#0072B2", "#E69F00", "#D55E00")
 
 # %%
 # "Eight heads cost the same as one." This is exactly true of parameters, and nearly true of operations: the softmax of
@@ -67,10 +67,10 @@ for H in heads:
 last, at_175 = {H: runs[:, -1] for H, runs in curves.items()}, {H: runs[:, 6].mean() for H, runs in curves.items()}
 assert min(last[8].min(), last[16].min()) > last[1].max() + 10 and at_175[8] > at_175[16] + 5
 figure, (left, four, eight) = plt.subplots(1, 3, figsize=(10, 3.4), layout="constrained", width_ratios=(2, 1, 1))
-for (H, runs), colour in zip(curves.items(), colours, strict=True):
+for (H, runs), color in zip(curves.items(), colors, strict=True):
     middle = torch.arange(runs.shape[1]) * 25 + 12.5
-    left.fill_between(middle, runs.min(0).values, runs.max(0).values, color=colour, alpha=0.3, linewidth=0)
-    left.plot(middle, runs.mean(0), color=colour, label=f"{H} heads" if H > 1 else "1 head")
+    left.fill_between(middle, runs.min(0).values, runs.max(0).values, color=color, alpha=0.3, linewidth=0)
+    left.plot(middle, runs.mean(0), color=color, label=f"{H} heads" if H > 1 else "1 head")
 left.axhline(100 / symbols, color="black", linestyle=":")
 left.set(xlabel="step", ylabel="% right (dotted: chance)", title="one layer of width 32, three seeds", ylim=(0, 105))
 left.legend()

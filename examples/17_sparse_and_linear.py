@@ -71,10 +71,10 @@ for name in built:
     print(f"{name:10} {right[name]:5.1f} % right (chance {100 / 16:.1f} %)")
 assert right["full"] > 95 and max(right["window"], right["longformer"]) < 20
 figure, (left, side) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
-colours = "#000000", "#0072B2", "#56B4E9", "#009E73", "#D55E00", "#CC79A7"
-for (name, times), colour, marker in zip(took.items(), colours, "osv^DP", strict=True):
-    left.semilogy([f"{n:,}" for n in lengths], times, marker=marker, color=colour, label=name)
-side.barh(list(right), list(right.values()), color=colours)
+colors = "#000000", "#0072B2", "#56B4E9", "#009E73", "#D55E00", "#CC79A7"
+for (name, times), color, marker in zip(took.items(), colors, "osv^DP", strict=True):
+    left.semilogy([f"{n:,}" for n in lengths], times, marker=marker, color=color, label=name)
+side.barh(list(right), list(right.values()), color=colors)
 left.set(title="Processor time of 4 heads", xlabel="length n (tokens)", ylabel="milliseconds")
 side.set(title="Attention to one token 32 positions away", xlabel="% right after 250 steps (chance: 6 %)")
 left.legend(fontsize=8), plt.show()

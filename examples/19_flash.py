@@ -72,9 +72,9 @@ row = rg.Attention()(q, k, v).weights[0, 0, 20_000]
 assert torch.allclose(row, torch.softmax(k[0, 0] @ q[0, 0, 20_000] / 4, -1), atol=1e-6)
 print(f"row 20,000 of 32,768: its sum is {row.sum():.6f}, its largest weight {row.max():.4f}")
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-for name, colour, marker in zip(functions, ("#D55E00", "#000000", "#0072B2"), "o^s", strict=True):
-    left.bar_label(left.bar(name, allocated[name], color=colour), fmt="%.0f")
-    right.semilogy([f"{n:,}" for n in lengths], took[name], marker=marker, color=colour, label=name)
+for name, color, marker in zip(functions, ("#D55E00", "#000000", "#0072B2"), "o^s", strict=True):
+    left.bar_label(left.bar(name, allocated[name], color=color), fmt="%.0f")
+    right.semilogy([f"{n:,}" for n in lengths], took[name], marker=marker, color=color, label=name)
 left.set(title="Memory allocated, n = 4,096", ylabel="MiB", yscale="log", ylim=(1, 4000))
 right.set(title="Time of one thread", xlabel="length n (tokens)", ylabel="milliseconds")
 right.legend(), plt.show()

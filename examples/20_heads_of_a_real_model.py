@@ -73,8 +73,8 @@ for (above, below), name in zip(axes.T, names, strict=True):
     image = above.imshow(read["prose"][0][layer][0, head, :60, :60].sqrt(), cmap="viridis", vmin=0, vmax=1)
     above.set(xlabel="key", ylabel="query")
     above.set_title(f"{name.split('_')[0]}: L{layer}.H{head}", fontsize=9)
-    for kind, colour in (("code", "#D55E00"), ("shuffled", "#0072B2")):
-        below.plot(scores["prose"][name], scores[kind][name], ".", color=colour, label=kind)
-    below.axline((0, 0), slope=1, color="grey", linewidth=0.5)
+    for kind, color in (("code", "#D55E00"), ("shuffled", "#0072B2")):
+        below.plot(scores["prose"][name], scores[kind][name], ".", color=color, label=kind)
+    below.axline((0, 0), slope=1, color="gray", linewidth=0.5)
     below.set(xlabel="score on prose", ylabel="on another text", xlim=(-0.05, 1), ylim=(-0.05, 1))
 axes[1, 0].legend(fontsize=8), figure.colorbar(image, ax=axes[0], label="root of the weight"), plt.show()

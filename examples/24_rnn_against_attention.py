@@ -70,10 +70,10 @@ print("time of attention / time of the GRU:", ", ".join(f"{ratio:.2f} (n = {n:,}
 print("attention takes longer at n =", [n for n, ratio in ratios.items() if ratio > 1])
 assert ratios[WIDTH] < 0.7 and ratios[4 * WIDTH] < 0.9
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-for name, colour in (("GRU", "#D55E00"), ("attention", "#0072B2")):
-    axes[0].semilogy(distances, gradients[name], "o-", color=colour, label=name)
-    axes[1].semilogy([f"{n:,}" for n in lengths], took[name], "o-", color=colour, label=name)
+for name, color in (("GRU", "#D55E00"), ("attention", "#0072B2")):
+    axes[0].semilogy(distances, gradients[name], "o-", color=color, label=name)
+    axes[1].semilogy([f"{n:,}" for n in lengths], took[name], "o-", color=color, label=name)
 axes[0].set(title="Gradient of the first input", xlabel="length n (tokens)", ylabel="gradient: first / middle input")
 axes[1].set(title="Time of one layer (dotted: n = d = 128)", xlabel="length n (tokens)", ylabel="milliseconds")
-axes[1].axvline("128", color="grey", linestyle=":")
+axes[1].axvline("128", color="gray", linestyle=":")
 axes[0].legend(), axes[1].legend(), plt.show()

@@ -2,7 +2,7 @@
 # How heads go wrong: uniform and collapsed
 
 For each token, an encoder layer predicts the tokens 1, 2, 4 and 7 positions before it. Four heads learn this well if
-each attends to another position. With normalised queries and keys and no temperature, every head stays an average.
+each attends to another position. With normalized queries and keys and no temperature, every head stays an average.
 With much dropout, the heads stay alike. Findings read the maps alone; they need no correct model to compare with.
 """
 

@@ -1,7 +1,7 @@
 /* Dropout: whether a weight is dropped is a hash of the seed, batch entry, head, and positions of query and key.
 
    These are the integers of regard/pieces/dropout.py, so every engine drops the same weights. A hash needs no memory,
-   and the backward pass computes it again. Each coordinate is added to a word, and the word is mixed by the finaliser
+   and the backward pass computes it again. Each coordinate is added to a word, and the word is mixed by the finalizer
    of MurmurHash3 (Appleby, public domain). A vector of keys takes 10 instructions, its products some hundred. */
 #ifndef DROPOUT_H
 #define DROPOUT_H

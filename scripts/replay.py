@@ -1,6 +1,6 @@
 """Record what the library computes, and compare it with another commit: equal to the last bit, or named.
 
-`python scripts/replay.py record FILE` computes a fixed set of small problems: every mechanism of the catalogue with
+`python scripts/replay.py record FILE` computes a fixed set of small problems: every mechanism of the catalog with
 several dtypes, masks, engines and grouped heads, decoding through caches, a Transformer of `regard.nn`, and three
 training steps of every translator. FILE keeps one digest for each output, weight, row statistic and gradient, and the
 plan without its prose. `compare FILE` computes all of it again and names every difference. The ring is left out,
@@ -110,7 +110,7 @@ def attended(attention: rg.Attention, inputs: tuple[Tensor, ...], engine: str) -
     }
 
 
-def catalogue_cases() -> Iterator[tuple[str, Record]]:
+def catalog_cases() -> Iterator[tuple[str, Record]]:
     """Every mechanism with scores: dtypes, masks, engines and grouped heads."""
     for name, mechanism in rg.mechanisms().items():
         if mechanism.family != "scored":
@@ -243,7 +243,7 @@ def record() -> dict[str, Record]:
     """All cases by name."""
     torch.set_num_threads(1)
     cases: dict[str, Record] = {}
-    for family in (catalogue_cases, transformer_cases, translator_cases):
+    for family in (catalog_cases, transformer_cases, translator_cases):
         cases.update(family())
     return cases
 

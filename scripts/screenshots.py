@@ -107,7 +107,7 @@ def picture(page: Any, address: str, path: Path) -> None:
     page.set_viewport_size({"width": width, "height": max(height, min(content, 2 * height))})
     page.wait_for_timeout(300)
     page.screenshot(path=path)
-    # The palette has each colour of the scale: where it has few, weights look equal that are not.
+    # The palette has each color of the scale: where it has few, weights look equal that are not.
     image = Image.open(path).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, 2, dither=Image.Dither.NONE)
     image.save(path, optimize=True)
 

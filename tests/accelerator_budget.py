@@ -9,7 +9,7 @@ import torch
 
 import regard as rg
 from accelerator import DEVICE, moved, no_float64, waits
-from catalogued import SELECTED, SHARES
+from cataloged import SELECTED, SHARES
 from regard.catalog import mechanisms
 from regard.catalog.entry import call_tensors
 from regard.diagnosis.laws import runs

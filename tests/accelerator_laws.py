@@ -10,7 +10,7 @@ from torch import Tensor
 
 import regard as rg
 from accelerator import DEVICE, device_dtype, moved, no_float64, on_host
-from catalogued import COMPOSITES, TRANSPORTED
+from cataloged import COMPOSITES, TRANSPORTED
 from regard.catalog import mechanisms
 from regard.catalog.entry import call_tensors
 from regard.diagnosis.laws import runs

@@ -154,7 +154,7 @@ def trees(draw, length):
 
 @st.composite
 def grids(draw, length, gaps=True):
-    """A neighbourhood or sliding tiles over a line, an image or a video of so many points."""
+    """A neighborhood or sliding tiles over a line, an image or a video of so many points."""
     rows = draw(st.sampled_from([n for n in range(1, length + 1) if length % n == 0]))
     shape = draw(st.sampled_from([(length,), (rows, length // rows), (1, length // rows, rows)]))
     if draw(st.booleans()):

@@ -228,7 +228,7 @@ def watch_inside_edit(rng: Draw) -> None:
         torch.testing.assert_close(model(ids).logits, expected, rtol=1e-7, atol=1e-8)
 
 
-# Mechanisms of the catalogue
+# Mechanisms of the catalog
 
 
 def example(rng: Draw, names: list[str], **sizes: int):

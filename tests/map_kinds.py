@@ -1,4 +1,4 @@
-"""Maps of every kind: those of every mechanism of the catalogue, and those that are made of other maps."""
+"""Maps of every kind: those of every mechanism of the catalog, and those that are made of other maps."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Colours by their definitions: the ramp by linear interpolation, luminance and contrast of WCAG, CIELAB, and colour
-blindness by the matrices of Machado, Oliveira and Fernandes (2009), severity 1. The oracle of the page's colours."""
+"""Colors by their definitions: the ramp by linear interpolation, luminance and contrast of WCAG, CIELAB, and color
+blindness by the matrices of Machado, Oliveira and Fernandes (2009), severity 1. The oracle of the page's colors."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def stops():
 
 
 def variables(is_dark=False):
-    """The colours that the style sheets name, in one theme."""
-    text = (SOURCES / "style.css").read_text() + (SOURCES / "colour.css").read_text()
+    """The colors that the style sheets name, in one theme."""
+    text = (SOURCES / "style.css").read_text() + (SOURCES / "color.css").read_text()
     blocks = re.findall(r'\.regard(\[data-theme="dark"\])? \{([^{}]*?)(?=[{}&])', text)
     given = " ".join(block for dark, block in blocks if is_dark or not dark)
     return {name: rgb(color) for name, color in re.findall(r"--([a-z]+): (#\w{6});", given)}
@@ -49,14 +49,14 @@ def shares(weights, kind, length):
 
 
 def ramp(places, is_dark=False):
-    """The colours of some shares of the ramp."""
+    """The colors of some shares of the ramp."""
     colors = stops()[::-1] if is_dark else stops()
     places = np.round(np.asarray(places) * STEPS) / STEPS * (len(colors) - 1)
     return np.stack([np.interp(places, np.arange(len(colors)), colors[:, part]) for part in range(3)], -1)
 
 
 def colors_of(weights, kind, length, is_dark=False):
-    """The colours of weights; a weight of exactly 0 has the colour --none."""
+    """The colors of weights; a weight of exactly 0 has the color --none."""
     weights = np.asarray(weights, float)
     drawn = ramp(shares(weights, kind, length), is_dark)
     return np.where(weights[..., None] > 0, drawn, variables(is_dark)["none"])
@@ -77,7 +77,7 @@ def contrast(one, other):
 
 
 def lab(color):
-    """CIELAB of a linear or an sRGB colour, with the white of D65."""
+    """CIELAB of a linear or an sRGB color, with the white of D65."""
     xyz = linear(color) @ np.array(XYZ).T / np.array([0.95047, 1.0, 1.08883])
     root = np.where(xyz > 216 / 24389, np.cbrt(np.maximum(xyz, 0)), (24389 / 27 * xyz + 16) / 116)
     x, y, z = np.moveaxis(root, -1, 0)
@@ -85,6 +85,6 @@ def lab(color):
 
 
 def seen_with(kind, color):
-    """A colour as somebody with a colour blindness sees it."""
+    """A color as somebody with a color blindness sees it."""
     light = np.clip(linear(color) @ np.array(BLINDNESS[kind]).T, 0, 1)
     return 255 * np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)

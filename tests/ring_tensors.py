@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import regard as rg
-from catalogued import TRANSPORTED
+from cataloged import TRANSPORTED
 from regard.catalog import mechanisms
 from ring_tools import CASES, CLOSE, LAYOUTS, case, cut, laid, raises, some
 

@@ -23,7 +23,7 @@ import ring_modules  # noqa: F401 - its cases
 import ring_parts  # noqa: F401 - its cases
 import ring_requests  # noqa: F401 - its cases
 import ring_tensors  # noqa: F401 - its cases
-from catalogued import SINGLE
+from cataloged import SINGLE
 from regard.catalog import mechanisms
 from regard.engine.ring.kv_chunk import KVChunk, refusal
 from ring_tools import (
@@ -475,7 +475,7 @@ def run(name):
 
 
 def cases(ranks):
-    """The catalogue runs in both layouts on 2 ranks; on 4, in the one that cuts it into more pieces."""
+    """The catalog runs in both layouts on 2 ranks; on 4, in the one that cuts it into more pieces."""
     return [name for name in CASES if ranks == 2 or not name.endswith("-contiguous")]
 
 

@@ -93,7 +93,7 @@ def test_planted_heads_of_a_whisper_come_first_and_give_its_times():
     with torch.no_grad(), rg.watch(model) as seen:
         model(sounds, decoder_input_ids=tokens)
     table = alignment_roles(seen.cross.maps)
-    assert {(role.layer, role.head) for role in table.labelled} == set(planted)
+    assert {(role.layer, role.head) for role in table.labeled} == set(planted)
     assert {(role.layer, role.head) for role in table.of("monotonic")[:3]} == set(planted)
     gold = [{(2 * t, t) for t in range(32)}]
     accurate = alignment_roles(seen.cross.maps, gold=gold).of("alignment")
@@ -194,7 +194,7 @@ def test_heads_that_stay_wander_or_are_even_are_not_monotonic():
     J, I = 20, 40
     heads = [one_hot([3] * I, J), one_hot(np.random.default_rng(0).integers(0, J, I), J), torch.full((I, J), 1 / J)]
     table = alignment_roles({"layers.0": cross(torch.stack([*heads, one_hot(np.arange(I) // 2, J)])[None])})
-    assert [(role.head, role.kind) for role in table.labelled] == [(3, "monotonic")]
+    assert [(role.head, role.kind) for role in table.labeled] == [(3, "monotonic")]
     still, even = table.head(0, 0)[0], table.head(0, 2)[0]
     assert still.score == pytest.approx(1) and still.null == pytest.approx(1)
     assert even.score == pytest.approx((I + J - 1) / (I * J)) == pytest.approx(even.chance)
@@ -232,12 +232,12 @@ def test_an_order_of_the_heads_is_the_order_of_the_results():
 
 def test_no_head_of_random_models_has_a_role():
     """400 drawn heads, from broad to sharp; a label in 5 % of the draws of 20 heads would be one draw."""
-    labelled = 0
+    labeled = 0
     for sharpness in torch.linspace(0.1, 12, 20):
         weights = (torch.randn(1, 20, 30, 25) * sharpness).softmax(-1)
         gold = [{(int(s), t) for t, s in enumerate(torch.randint(25, (30,)))}]
-        labelled += bool(alignment_roles({"a.0": cross(weights)}, gold=gold).labelled)
-    assert labelled <= 1
+        labeled += bool(alignment_roles({"a.0": cross(weights)}, gold=gold).labeled)
+    assert labeled <= 1
 
 
 def test_locality_is_its_definition_and_counts_layers():

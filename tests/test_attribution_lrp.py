@@ -146,9 +146,9 @@ def test_what_has_no_rule_is_refused_inside_attention_too():
         rg.attribute(Softened(CONFIGS["GPT2LMHeadModel"]).eval(), torch.tensor([[3, 4, 5]]), 9, "attn-lrp")
 
 
-@pytest.mark.parametrize("kind", ["layer", "rms", "rms + 1", "centred"])
+@pytest.mark.parametrize("kind", ["layer", "rms", "rms + 1", "centered"])
 def test_a_norm_keeps_its_numbers_and_divides_by_a_constant(kind):
-    class CentredLayerNorm(torch.nn.Module):
+    class CenteredLayerNorm(torch.nn.Module):
         def __init__(self, weight):
             super().__init__()
             self.weight, self.eps = weight, 1e-5
@@ -164,14 +164,14 @@ def test_a_norm_keeps_its_numbers_and_divides_by_a_constant(kind):
     x, seed = torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True), torch.randn(2, 5, 6, dtype=torch.float64)
     weight = torch.nn.Parameter(torch.rand(6, dtype=torch.float64))
     make = {"layer": torch.nn.LayerNorm, "rms": torch.nn.RMSNorm, "rms + 1": ShiftedRMSNorm}
-    module = CentredLayerNorm(weight) if kind == "centred" else make[kind](6, eps=1e-5).double()
+    module = CenteredLayerNorm(weight) if kind == "centered" else make[kind](6, eps=1e-5).double()
     module.weight = weight
     plain = module(x)
     output = _rule(module)(module, (x,), plain)
     torch.testing.assert_close(output, plain, atol=0, rtol=0)
-    centred = x - x.mean(-1, keepdim=True) if kind in ("layer", "centred") else x
-    constant = (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt().detach()
-    expected = centred / constant * (1 + weight if kind == "rms + 1" else weight)
+    centered = x - x.mean(-1, keepdim=True) if kind in ("layer", "centered") else x
+    constant = (centered.square().mean(-1, keepdim=True) + 1e-5).sqrt().detach()
+    expected = centered / constant * (1 + weight if kind == "rms + 1" else weight)
     (wanted,), (mine,) = (torch.autograd.grad(y, x, seed, retain_graph=True) for y in (expected, output))
     torch.testing.assert_close(mine, wanted)
 

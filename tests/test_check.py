@@ -49,7 +49,7 @@ def test_a_planted_mistake_is_found_by_its_name_and_no_other(name):
 
 @pytest.mark.parametrize("name", ["matmul", "einsum, drop mask", "loops", "length first", "alibi"])
 def test_measured_weights_are_those_of_the_definition(name):
-    """Against the mechanism of the catalogue in float64, on the same inputs."""
+    """Against the mechanism of the catalog in float64, on the same inputs."""
     function, mechanism, _ = RIGHT[name]
     caller = next(c for c in callers_of(function) if measurable_caller(c) is not None)
     caller = replace(caller, sizes=replace(caller.sizes, keys=caller.sizes.queries))
@@ -103,10 +103,10 @@ OPERATIONS = {
     "flip": lambda x, axis: x.flip(axis),
     "first": lambda x, axis: x.narrow(axis, 0, 1).expand_as(x),
     "last": lambda x, axis: x.narrow(axis, -1, 1).expand_as(x),
-    "centre": lambda x, axis: x - x.mean(axis, keepdim=True),
+    "center": lambda x, axis: x - x.mean(axis, keepdim=True),
     "cumsum": lambda x, axis: x.cumsum(axis),
     "norm": lambda x, axis: 3 * torch.nn.functional.normalize(x, dim=axis),
-    "standardise": lambda x, axis: (x - x.mean(axis, keepdim=True)) / x.std(axis, keepdim=True),
+    "standardize": lambda x, axis: (x - x.mean(axis, keepdim=True)) / x.std(axis, keepdim=True),
     "softmax": lambda x, axis: x.softmax(axis),
     "sort": lambda x, axis: x.sort(axis).values,
     "maximum": lambda x, axis: x / x.abs().amax(axis, keepdim=True),
@@ -183,9 +183,9 @@ def test_the_softmax_over_axis_0_is_over_the_batch_if_there_is_one():
 
 
 def test_two_or_three_axes_can_be_meant_by_inputs():
-    """Centred keys have the same softmax, and tokens may be centred over axis 0 or 1 if nothing stands before them."""
+    """Centered keys have the same softmax, and tokens may be centered over axis 0 or 1 if nothing precedes them."""
     for axis, inputs in ((0, torch.randn(3, 5, 16)), (1, torch.randn(3, 2, 5, 16))):
-        assert rg.check(along(OPERATIONS["centre"], axis, "k"), *inputs).ok
+        assert rg.check(along(OPERATIONS["center"], axis, "k"), *inputs).ok
 
 
 def numpy_softmax(scores, axis=-1):
@@ -496,7 +496,7 @@ def test_all_laws_hold_for_right_pieces(subject):
 
 def test_broken_laws_of_pieces_are_named():
     assert "broken law: spans bound the mask" in rg.check(Blocks(4, slack=1)).mistakes
-    assert "broken law: rows sum to what the normaliser declares" in rg.check(HalfSoftmax()).mistakes
+    assert "broken law: rows sum to what the normalizer declares" in rg.check(HalfSoftmax()).mistakes
 
 
 def test_an_attention_with_inputs_of_its_own():

@@ -55,7 +55,7 @@ def test_a_second_ctrl_c_ends_at_once_and_without_a_word():
     code = """
 import signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
-import regard.cli.catalogue
+import regard.cli.catalog
 def work():
     try:
         print("ready", flush=True)
@@ -63,7 +63,7 @@ def work():
     finally:
         print("saving", flush=True)
         time.sleep(60)
-regard.cli.catalogue.list_mechanisms = work
+regard.cli.catalog.list_mechanisms = work
 from regard.cli.main import main
 main(["list"])
 """
@@ -106,7 +106,7 @@ def test_mistakes_are_one_line_and_ctrl_c_is_silent(monkeypatch):
     def interrupt():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("regard.cli.catalogue.list_mechanisms", interrupt)
+    monkeypatch.setattr("regard.cli.catalog.list_mechanisms", interrupt)
     assert run("list", status=130).output == ""
 
 
@@ -210,7 +210,7 @@ def test_see_prints_heads_words_and_warnings(model):
     assert lines[0] == SENTENCE and lines[1].startswith("16 tokens, 6 layers x 12 heads; ")
     looks = " ".join(printed.split())
     assert "“it” (token 10) attends most to " in looks and "“animal” (L3.H1, 0.68)" in looks
-    assert "Left out: the word itself, its neighbours, the first token and special tokens." in looks
+    assert "Left out: the word itself, its neighbors, the first token and special tokens." in looks
     table = run("see", SENTENCE, "--table").stdout
     assert "What “it” (token 10) attends to" in table and "“animal” (L3.H1, " in " ".join(table.split())
     assert "not why it decided" in printed and "not why it decided" in table

@@ -58,7 +58,7 @@ def test_json_has_the_grid(folder, photo):
     assert found["panels"] == [{"rows": 6, "columns": 6, "start": 1}] and len(found["tokens"]) == 37
 
 
-def test_the_image_has_its_own_colours_after_resizing(folder, photo):
+def test_the_image_has_its_own_colors_after_resizing(folder, photo):
     image = Image.open(photo).convert("RGB")
     (shown,) = ImageReader.load(folder).read(image).image
     resized = np.asarray(image.resize((24, 24), Image.Resampling.BILINEAR)) / 255

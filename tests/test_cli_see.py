@@ -123,9 +123,9 @@ def test_roles_are_those_of_the_text_beside_its_shuffle(reader):
     tokens = reader.tokenizer.convert_ids_to_tokens(ids)
     maps, null = maps_of(reader.model, ids), maps_of(reader.model, [ids[n] for n in order])
     found = roles(maps, tokens, null=null, null_tokens=[tokens[n] for n in order], special=special)
-    named = [(role.kind, role.layer, role.head) for role in found.labelled]
+    named = [(role.kind, role.layer, role.head) for role in found.labeled]
     assert named and [(role["kind"], role["layer"], role["head"]) for role in told] == named
-    for mine, theirs in zip(told, found.labelled, strict=True):
+    for mine, theirs in zip(told, found.labeled, strict=True):
         assert (mine["score"], mine["null"]) == pytest.approx((theirs.score, theirs.null), abs=1e-4)
 
 
@@ -326,7 +326,7 @@ def test_chosen_layers_keep_their_numbers(reader):
     ]
     of_both = {finding.sentence for finding in whole.findings if finding.layer in (2, 4)}
     assert {finding.sentence for finding in some.findings} == of_both
-    assert [role for role in whole.roles.labelled if role.layer in (2, 4)] == some.roles.labelled
+    assert [role for role in whole.roles.labeled if role.layer in (2, 4)] == some.roles.labeled
     assert {link.layer for link in some.notable(3, 24)} == {2, 4}
 
 

@@ -115,13 +115,13 @@ def test_a_planted_previous_token_and_induction_pair_is_found():
     where = torch.linalg.qr(torch.randn(32, 4, dtype=torch.float64)).Q  # head 1 writes there, head 2 matches it
     layers[0].output[1], layers[1].key[2] = where.mT, where
     found = head_composition(layers, "K")
-    assert [(pair.writer, pair.reader) for pair in found.labelled] == [((0, 1), (2, 2))]
+    assert [(pair.writer, pair.reader) for pair in found.labeled] == [((0, 1), (2, 2))]
     previous = [Role("previous", 0, head, 0.9, 0.9, True) for head in (0, 1)]
     induction = [Role("induction", 2, 2, 0.9, 0.1, True)]
     (best, other) = found.between(previous, induction)
     assert best.label and not other.label and best.sentence in found.table()
     assert best.sentence.startswith("L2.H2: its keys read what L0.H1 writes (K-composition 0.")
-    assert not head_composition(layers, "Q").labelled and "No pair" in head_composition(layers, "V").table()
+    assert not head_composition(layers, "Q").labeled and "No pair" in head_composition(layers, "V").table()
 
 
 def test_laws_of_order_scale_and_rotation():
@@ -142,14 +142,14 @@ def test_laws_of_order_scale_and_rotation():
 
 def test_random_models_have_no_pairs_and_the_expected_score():
     """A label in 1 of 20 models is the rule; more than 6 of 40 have a probability below 0.01."""
-    labelled, squares = 0, []
+    labeled, squares = 0, []
     for _ in range(40):
         found = head_composition(drawn(heads=2, width=12), "K")
-        labelled += bool(found.labelled)
+        labeled += bool(found.labeled)
         squares.append(found.scores[:2, 2:].square())
-    assert labelled <= 6
+    assert labeled <= 6
     assert float(torch.stack(squares).mean().sqrt()) == pytest.approx(1 / math.sqrt(12), rel=0.1)
-    assert not rg.composition(llama(), "V").labelled
+    assert not rg.composition(llama(), "V").labeled
 
 
 def test_mistakes_are_explained():

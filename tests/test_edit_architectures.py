@@ -20,7 +20,7 @@ N = 8
 BACKENDS = ("sdpa", "eager", *OURS)
 
 
-def initialised(model):
+def initialized(model):
     torch.manual_seed(0)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -34,7 +34,7 @@ def test_drawn_edits_of_an_encoder_with_padding_equal_dense_attention():
         config = transformers.BertConfig(
             vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=8
         )
-        return initialised(transformers.BertModel._from_config(config, attn_implementation=backend))
+        return initialized(transformers.BertModel._from_config(config, attn_implementation=backend))
 
     names = {}
     dense = Dense(lambda module: names[module])
@@ -83,7 +83,7 @@ def test_a_translator_with_a_cache_counts_queries_of_the_decoder(name, beams):
     ids = torch.randint(3, 20, (1, N))
     for backend in BACKENDS if name == "bart" else ("eager", "sdpa"):
         kind = transformers.BartForConditionalGeneration if name == "bart" else transformers.T5ForConditionalGeneration
-        model = initialised(kind._from_config(MODELS[name](), attn_implementation=backend))
+        model = initialized(kind._from_config(MODELS[name](), attn_implementation=backend))
         options = {"max_new_tokens": 6, "min_new_tokens": 6, "num_beams": beams, "do_sample": False}
         with rg.edit(model, edit) as run, rg.watch(model) as seen:
             out = model.generate(ids, output_scores=True, return_dict_in_generate=True, **options)
@@ -102,7 +102,7 @@ def test_a_translator_with_a_cache_counts_queries_of_the_decoder(name, beams):
 
 @torch.no_grad()
 def test_a_number_that_two_layers_have_is_refused():
-    model = initialised(transformers.BartModel(MODELS["bart"]()))
+    model = initialized(transformers.BartModel(MODELS["bart"]()))
     ids = torch.randint(3, 20, (1, N))
     message = r"names layer 1, which is encoder.layers.1.self_attn and decoder"
     with pytest.raises(RegardError, match=message), rg.edit(model, rg.KnockOut(rg.Where(layers=1, keys=0))):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import regard as rg
-from catalogued import SINGLE
+from cataloged import SINGLE
 from regard.catalog import mechanisms
 from regard.engine.plan import ENGINES
 from regard.nn import (

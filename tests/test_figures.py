@@ -44,7 +44,7 @@ def test_offset_bars_show_where_a_head_looks():
     assert sum(heights.values()) == pytest.approx(1)
 
 
-def test_a_role_map_has_a_colour_a_score_and_a_null_for_every_name(reading):
+def test_a_role_map_has_a_color_a_score_and_a_null_for_every_name(reading):
     table = [
         Role("previous", 0, 1, 0.91, 0.88, True),
         Role("first", 0, 1, 0.5, 0.5, True),
@@ -55,7 +55,7 @@ def test_a_role_map_has_a_colour_a_score_and_a_null_for_every_name(reading):
     assert texts(figure.axes[0]) == ["0.91\n0.88", "0.70\n0.02"]
     named = [text.get_text().split(":")[0] for text in figure.legends[0].get_texts()]
     assert named == ["previous", "induction"]
-    assert len(figure.axes[0].patches) == 2 * 3 and len(set(figures.COLOURS.values())) == len(figures.KINDS)
+    assert len(figure.axes[0].patches) == 2 * 3 and len(set(figures.COLORS.values())) == len(figures.KINDS)
     with pytest.raises(rg.RegardError, match="this reading has no roles"):
         figures.role_map(reading)
 

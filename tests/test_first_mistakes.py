@@ -126,7 +126,7 @@ def test_a_table_of_sinusoids_has_the_default_dtype_and_is_rounded_once(default)
 @pytest.mark.parametrize(
     ("draw", "said"),
     [
-        (rg.heatmap, r"scale: colours go by the square root .*imshow"),
+        (rg.heatmap, r"scale: colors go by the square root .*imshow"),
         (rg.Attention, r"scale: the factor belongs to the score: Attention\(regard\.Dot\(scale="),
     ],
 )

@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import drawn
 import regard as rg
-from catalogued import SINGLE
+from cataloged import SINGLE
 from drawn import BIASES, CLOSE, examples, problems
 from regard.catalog import mechanisms
 from regard.engine import flex
@@ -73,7 +73,7 @@ LEFT = {
 }
 
 
-def test_which_mechanisms_of_the_catalogue_it_runs():
+def test_which_mechanisms_of_the_catalog_it_runs():
     refused = {}
     for name in SINGLE:
         attention, q, k, v = mechanisms()[name].example()

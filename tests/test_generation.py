@@ -172,7 +172,7 @@ def test_refused_drafts_leave_no_row():
     assert_one_pass(sliding, generation)
 
 
-def test_a_quantised_cache_shows_the_keys_of_each_step():
+def test_a_quantized_cache_shows_the_keys_of_each_step():
     model, ids = build("LlamaForCausalLM"), tokens(5)
     told = SIX | {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
     generation, _ = generated(model, ids, **told)
@@ -276,8 +276,8 @@ def test_most_generations_are_one_map_of_queries_and_keys():
         one = generation.sequence(-1)
         assert type(one[0]) is rg.maps.scored_map.ScoredMap and repr(one[0].attention.mask) == "causal()"
         assert one[0]._prepared.key.shape[1:3] == (2, 10)
-    quantised = {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
-    generation, _ = generated(model, tokens(7), **quantised)
+    quantized = {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
+    generation, _ = generated(model, tokens(7), **quantized)
     assert type(generation[0]) is rg.maps.joined.JoinedMap
 
 

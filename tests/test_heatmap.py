@@ -44,7 +44,7 @@ def attention_map(H=3, I=5, J=5, B=1, **pieces):
 
 
 def panels(figure):
-    """The panels of a figure, without the colour bar."""
+    """The panels of a figure, without the color bar."""
     return [axes for axes in figure.axes if axes.images]
 
 
@@ -82,7 +82,7 @@ def test_the_image_holds_the_weights_and_the_labels_the_tokens(data, H, I, J):
     torch.testing.assert_close(torch.stack([cells(axes) for axes in shown]).float(), expected)
     assert ticks(shown[0].yaxis) == queries and ticks(shown[-1].xaxis) == keys
     assert [t.get_text() for t in shown[-1].texts] == [f"{w:.2f}" for w in expected[-1].flatten()]
-    assert len(figure.axes) > len(shown), "a colour bar"
+    assert len(figure.axes) > len(shown), "a color bar"
     if heads != "mean" and len(shown) > 1:
         assert [axes.get_title() for axes in shown] == [f"head {n % H}" for n in numbers]
 
@@ -147,7 +147,7 @@ def test_what_does_not_fit_is_refused(draw, weights, arguments, message):
 
 
 @pytest.mark.parametrize("vmax", [0.0, -1.0, float("nan")])
-def test_a_scale_of_colours_needs_a_range(vmax):
+def test_a_scale_of_colors_needs_a_range(vmax):
     with pytest.raises(rg.RegardError, match="vmax, so it must be above 0"):
         rg.heatmap(torch.eye(2), vmax=vmax)
 
@@ -165,11 +165,11 @@ def test_scores_are_no_weights():
     assert [text.get_text() for text in empty_row.axes[0].texts] == ["0.50", "0.50"]
 
 
-def test_the_colour_bar_says_that_grey_is_nan():
+def test_the_color_bar_says_that_gray_is_nan():
     row = torch.tensor([[0.5, 0.5], [torch.nan, torch.nan]])
-    assert rg.heatmap(row).axes[-1].get_ylabel() == "weight (grey: NaN)"
+    assert rg.heatmap(row).axes[-1].get_ylabel() == "weight (gray: NaN)"
     assert rg.heatmap(row[:1]).axes[-1].get_ylabel() == "weight"
-    assert rg.heatmap(torch.full((600, 600), torch.nan)).axes[-1].get_ylabel().endswith("(grey: NaN)")
+    assert rg.heatmap(torch.full((600, 600), torch.nan)).axes[-1].get_ylabel().endswith("(gray: NaN)")
 
 
 @pytest.mark.parametrize("shape", [(1, 12, 90, 90), (1, 31, 9, 9), (1, 1, 1, 300), (1, 2, 300, 1), (1, 1, 2000, 700)])
@@ -215,7 +215,7 @@ def test_a_panel_on_axes_of_the_caller():
         plt.close(figure)
 
 
-def test_colours_go_to_the_largest_weight_when_asked():
+def test_colors_go_to_the_largest_weight_when_asked():
     weights = torch.tensor([[0.25, 0.0], [0.1, 0.2]])
     assert rg.heatmap(weights).axes[0].images[0].norm.vmax == 1
     image = rg.heatmap(weights, vmax=None).axes[0].images[0]

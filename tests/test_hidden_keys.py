@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import regard as rg
-from catalogued import SINGLE
+from cataloged import SINGLE
 from regard.catalog import mechanisms
 
 ENGINES = ("auto", "fused", "kernel", "blocked", "dense", "reference")

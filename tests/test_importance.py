@@ -142,7 +142,7 @@ def result():
     return rg.Importance(values, 1, groups={"a": 2, "b": 1})
 
 
-def test_layers_are_normalised_by_their_l2_norm():
+def test_layers_are_normalized_by_their_l2_norm():
     normal = result().normalized()
     expected = torch.tensor([3.0, 0.0, 4.0, 0.5]) / (9 + 16 + 0.25) ** 0.5
     torch.testing.assert_close(normal.values["a"], expected)

@@ -10,7 +10,7 @@ from hypothesis import given
 
 import kernels
 import regard as rg
-from catalogued import SINGLE
+from cataloged import SINGLE
 from plan_calls import LEARNED, anew, assert_equal, inputs, results
 from regard.catalog import mechanisms
 from regard.engine import kept_plans as kept_plans_file
@@ -339,12 +339,12 @@ def test_an_explained_plan_is_made_anew(plans_made):
 
 def test_few_plans_are_kept_and_the_latest_stay(monkeypatch, plans_made):
     monkeypatch.setattr(kept_plans_file, "MOST_PLANS", 8)
-    attention, favourite = rg.Attention(), inputs(3, 3, 3)
+    attention, favorite = rg.Attention(), inputs(3, 3, 3)
     for n in range(1, 60):
         attention(*inputs(n, n + 1, n + 1))
-        attention(*favourite)
+        attention(*favorite)
         assert len(kept_plans) <= 8 and len(kept_plans._used) <= 8
-    assert len(plans_made) == 60  # the favourite once
+    assert len(plans_made) == 60  # the favorite once
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ I, J, D = 24, 40, 8
 
 
 def step(offset):
-    """The distance of neighbouring floats at the offset, 1/8 at least."""
+    """The distance of neighboring floats at the offset, 1/8 at least."""
     x = torch.tensor(float(offset)).abs()
     return max(0.125, float(torch.nextafter(x, torch.tensor(torch.inf)) - x))
 

@@ -1,4 +1,4 @@
-"""The laws: each holds for every mechanism of the catalogue, found automatically."""
+"""The laws: each holds for every mechanism of the catalog, found automatically."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch.autograd import gradcheck
 
 import regard as rg
-from catalogued import SINGLE, WITH_TENSORS
+from cataloged import SINGLE, WITH_TENSORS
 from regard.catalog import mechanisms
 from regard.diagnosis.laws import (
     LAWS,

@@ -11,7 +11,7 @@ import torch
 from torch.autograd import gradcheck
 
 import regard as rg
-from catalogued import COMPOSITES
+from cataloged import COMPOSITES
 from regard.catalog import mechanisms
 
 pytestmark = pytest.mark.usefixtures("small_blocks")

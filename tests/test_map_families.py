@@ -79,7 +79,7 @@ def test_a_saved_map_keeps_its_signs(weights, tmp_path):
         loaded.entropy()
 
 
-def test_a_heatmap_of_signed_weights_has_two_colours(weights):
+def test_a_heatmap_of_signed_weights_has_two_colors(weights):
     figure = rg.heatmap(Signed(weights), head=0, vmax=None)
     image = figure.axes[0].images[0]
     largest = float(weights[0, 0].abs().max())

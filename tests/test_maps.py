@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import regard as rg
-from catalogued import SHARES
+from cataloged import SHARES
 from regard.catalog import mechanisms
 from regard.engine.problem import Problem
 from regard.engine.reference import reference

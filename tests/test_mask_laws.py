@@ -1,6 +1,6 @@
 """What a mask hides: no key that a row may not attend to moves its output, its weights or its gradients.
 
-Each law is drawn for every mechanism of the catalogue. Mechanisms that refuse a mask or a cache are named, so that the
+Each law is drawn for every mechanism of the catalog. Mechanisms that refuse a mask or a cache are named, so that the
 lists can only become shorter.
 """
 
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard as rg
-from catalogued import TRANSPORTED
+from cataloged import TRANSPORTED
 from drawn import examples
 from regard.catalog import mechanisms
 from regard.pieces.call_tensors import needs_of

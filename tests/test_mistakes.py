@@ -301,4 +301,4 @@ def test_a_wrong_argument_works_or_is_refused(name, argument):
 @pytest.mark.parametrize("name", [name for name in CALLS if CALLS[name][0] and name != "map.summarize"])
 def test_an_argument_that_is_not_known_is_refused(name):
     with pytest.raises((rg.RegardError, TypeError), match=r"unexpected keyword|keyword arguments|no option"):
-        called(name)(**CALLS[name][0], colour=1)
+        called(name)(**CALLS[name][0], color=1)

@@ -1,4 +1,4 @@
-"""Every mechanism of the catalogue has an independent oracle; they live in test_oracles_*.py."""
+"""Every mechanism of the catalog has an independent oracle; they live in test_oracles_*.py."""
 
 from importlib import import_module
 from pathlib import Path

@@ -94,7 +94,7 @@ def test_neighborhood_is_that_of_natten(grid):
 
 @oracle("sliding_tiles", queries=48, arguments={"shape": (2, 4, 6), "tile": (1, 2, 2), "size": (1, 1, 3)})
 def test_sliding_tiles_are_those_of_fastvideo(attention, q, k, v):
-    """Odd sizes: a tile sees those at most size // 2 from the centre of its window, which stays inside the canvas."""
+    """Odd sizes: a tile sees those at most size // 2 from the center of its window, which stays inside the canvas."""
 
     def tile(token):
         return np.unravel_index(token // 4, (2, 2, 3))

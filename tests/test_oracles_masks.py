@@ -21,7 +21,7 @@ from regard.catalog import mechanism
 
 @oracle("sliding_window", FLOAT32)
 def test_sliding_window_is_jax_local_window(attention, q, k, v):
-    """jax counts the neighbours of the query, regard the query as well: 5 here is 4 there."""
+    """jax counts the neighbors of the query, regard the query as well: 5 here is 4 there."""
     return by_jax(q, k, v, local_window_size=(4, 0), is_causal=True)
 
 
@@ -69,7 +69,7 @@ def test_longformer_is_that_of_transformers(attention, q, k, v):
 
 
 def in_bigbird(i, j, drawn):
-    """Blocks of 4: one's own and both neighbours, the first for all and by all, and those drawn."""
+    """Blocks of 4: one's own and both neighbors, the first for all and by all, and those drawn."""
     mine, theirs = i // 4, j // 4
     return abs(mine - theirs) <= 1 or mine == 0 or theirs == 0 or theirs in drawn[mine]
 
@@ -193,7 +193,7 @@ def test_masks_of_a_few_tokens_by_hand():
         assert bool(allowed[0, 0, i, j]) == (picture.split()[i][j] == "X"), (mask, i, j)
 
 
-def test_bigbird_of_the_catalogue_asks_for_a_length_it_was_made_for():
+def test_bigbird_of_the_catalog_asks_for_a_length_it_was_made_for():
     attention, q, k, v = mechanism("bigbird").example(queries=41)
     with pytest.raises(rg.RegardError, match="random_blocks: covers queries 0 to 39"):
         attention(q, k, v)

@@ -1,4 +1,4 @@
-"""Oracles of normalisers and kernels: closed forms, root finding, transformers, and the papers' recurrences."""
+"""Oracles of normalizers and kernels: closed forms, root finding, transformers, and the papers' recurrences."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_linear_is_the_recurrence_of_the_paper(attention, q, k, v):
 
 
 @oracle("linear", arguments={"is_causal": False}, queries=7, keys=11)
-def test_linear_without_a_mask_is_normalised_feature_products(attention, q, k, v):
+def test_linear_without_a_mask_is_normalized_feature_products(attention, q, k, v):
     similar = np.einsum("bhid,bhjd->bhij", elu_plus_one(q), elu_plus_one(k))
     return weighed(similar / similar.sum(-1, keepdims=True), v)
 
@@ -212,7 +212,7 @@ def positive_features(attention, x):
 
 
 @oracle("performer")
-def test_performer_is_normalised_feature_products(attention, q, k, v):
+def test_performer_is_normalized_feature_products(attention, q, k, v):
     similar = np.einsum("bhim,bhjm->bhij", positive_features(attention, q), positive_features(attention, k))
     return weighed(similar / similar.sum(-1, keepdims=True), v)
 

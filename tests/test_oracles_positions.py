@@ -216,7 +216,7 @@ def test_alibi_of_12_heads_by_hand(attention, q, k, v):
 
 
 @oracle("alibi", arguments={"num_heads": 4, "is_causal": False})
-def test_alibi_without_a_mask_penalises_the_future_as_the_past(attention, q, k, v):
+def test_alibi_without_a_mask_penalizes_the_future_as_the_past(attention, q, k, v):
     slopes = torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]).double()
     apart = (torch.arange(24)[:, None] - torch.arange(24)).abs()
     return by_torch(q, k, v, mask=-slopes.view(4, 1, 1) * apart)

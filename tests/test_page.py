@@ -24,7 +24,7 @@ from regard.viewer import Sheet, load_run, page_folds, save_run, write_page
 from regard.viewer import embedded as embedded_module
 from regard.viewer.answers import Answers, NoAnswer
 from regard.viewer.page import bundle, embed, payload, render
-from regard.viewer.sheet import quantise
+from regard.viewer.sheet import quantize
 
 FRONTEND = Path(__file__).parent.parent / "frontend"
 
@@ -164,7 +164,7 @@ def test_all_heads_of_minilm_at_512_tokens_fit():
 
 @pytest.mark.parametrize("weight", [0.0, 1e-12, 0.25, 1.0, 1.0000001])
 def test_only_nothing_is_the_byte_of_nothing(weight):
-    byte = int(quantise(torch.tensor([weight]))[0])
+    byte = int(quantize(torch.tensor([weight]))[0])
     assert (byte == 0) == (weight == 0)
     assert abs(((byte - 1) / 254) ** 2 - weight) < 0.004 or byte == 0
 

@@ -26,7 +26,7 @@ LOOKS += [
     "learn?learn=scores",
     "map?layer=1&head=2&query=4&key=6&x=6.5&y=4.5&zoom=5.5",
 ]
-THEMES = {"light": {}, "dark": {"runOnly": ["color-contrast"]}}  # colours differ between themes, and nothing else
+THEMES = {"light": {}, "dark": {"runOnly": ["color-contrast"]}}  # colors differ between themes, and nothing else
 WIDTHS = [1440, 768, 390]
 #: Controls below 24 x 24 px that are too near to others, as WCAG 2.2 counts them; words in a text may be small.
 TARGETS = {"runOnly": {"type": "rule", "values": ["target-size"]}}

@@ -217,7 +217,7 @@ def test_lessons(browser, file):
         page.get_by_role("button", name="Masks").click()
         assert page.locator(".mask").count() >= 12
         page.get_by_role("button", name="Scores and temperature").click()
-        page.get_by_label("Normaliser").select_option("sparsemax")
+        page.get_by_label("Normalizer").select_option("sparsemax")
         page.get_by_label("Temperature").fill("0.3")
         assert "sparsemax of the scores over 0.3" in page.locator(".learn").inner_text()
 

@@ -52,7 +52,7 @@ def said(found):
 
 
 def expected_lead(text, queries, tokens):
-    """By brute force over dense maps: the greatest weight on a word that is no neighbour, not first and not special."""
+    """By brute force over dense maps: the greatest weight on a word that is no neighbor, not first and not special."""
     dense = torch.stack([weights.dense()[0] for weights in text.maps.values()])  # (layers, H, I, J)
     links = [
         (float(dense[layer, head, i, j]), layer, head, i, j)
@@ -113,7 +113,7 @@ def test_a_translation_leads_with_any_word_of_its_source():
     text = translation()
     lead = lead_of(text)
     dense = text.maps["layer.0"].dense()[0]
-    assert lead["weight"] == pytest.approx(float(dense.max())), "neighbours count: they are words of another sentence"
+    assert lead["weight"] == pytest.approx(float(dense.max())), "neighbors count: they are words of another sentence"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -136,7 +136,7 @@ def test_the_same_word_in_another_head(seed):
     other = lead["other"]
     assert found is None and (other["head"], other["query"], other["key"]) == (head, lead["query"], key)
     told = [joined(parts) for parts, _ in lead["heading"]]
-    assert told[0] == "The strongest links of “it” beyond its neighbours: " and [at for _, at in lead["heading"]] == [
+    assert told[0] == "The strongest links of “it” beyond its neighbors: " and [at for _, at in lead["heading"]] == [
         -1,
         0,
         -1,
@@ -164,7 +164,7 @@ def test_the_first_view_names_what_it_leaves_out():
     n, at = 120, 110
     names = {
         at: "word itself",
-        at - 1: "neighbours",
+        at - 1: "neighbors",
         0: "first token",
         3: "special tokens",
         107: "punctuation",
@@ -283,7 +283,7 @@ def test_importance_leads_if_it_was_measured():
     text.profile.layers[0].values["importance"] = torch.tensor([0.1, 0.5, 0.2])
     first = cards_of(text, lead_of(text))[0]
     assert said(first) == "Predicting the next token depends most on L4.H1." and "0.5 nats" in first["note"]
-    assert first["state"]["colour"] == "importance"
+    assert first["state"]["color"] == "importance"
 
 
 @pytest.mark.parametrize("seed", range(6))

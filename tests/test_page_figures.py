@@ -146,7 +146,7 @@ def test_the_print_of_a_view_is_its_figure(browser, address, request):
 
 
 def test_gold_links_and_the_order_of_heads_are_in_the_figure(browser, file):
-    with opened(browser, file + "#alignment?text=3&figure=alignment%2Cheads&sort=down&colour=entropy") as page:
+    with opened(browser, file + "#alignment?text=3&figure=alignment%2Cheads&sort=down&color=entropy") as page:
         tree = ET.fromstring(drawn(page))
         assert len(tree.findall(f".//{SVG}rect[@class='gold']")) == 2
         entropy = page.evaluate(

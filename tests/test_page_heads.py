@@ -48,8 +48,8 @@ def test_toggled_heads_are_the_mean_of_the_api(browser, address, texts):
         until(page, "document.querySelector('.chosen-pair').textContent.includes('L0.H0')")
         more = [*CHOSEN, (0, 0)]
         assert pair_weight(page) == pytest.approx(float(mean_of(sheet, more)[9, 3]), rel=2e-5)
-        colours = page.evaluate(f"{CHOSEN_TILES}.map((one) => one.style.getPropertyValue('--own'))")
-        assert len(set(colours)) == 3, "each chosen head has a colour of its own"
+        colors = page.evaluate(f"{CHOSEN_TILES}.map((one) => one.style.getPropertyValue('--own'))")
+        assert len(set(colors)) == 3, "each chosen head has a color of its own"
         page.reload()
         page.wait_for_selector(".chosen-pair .weight")
         assert pair_weight(page) == pytest.approx(float(mean_of(sheet, more)[9, 3]), rel=2e-5)
@@ -70,16 +70,16 @@ def test_old_links_of_heads_name_heads_of_their_layer(browser, file, texts):
         assert pair_weight(page) == pytest.approx(float(expected), rel=2e-5)
 
 
-def test_the_head_view_draws_each_chosen_head_in_its_colour(browser, address, texts):
+def test_the_head_view_draws_each_chosen_head_in_its_color(browser, address, texts):
     maps = [texts["short"].maps[layer].dense()[0, head] for layer, head in CHOSEN]
     counts = sorted(int((weights >= 0.03).sum()) for weights in maps)
     with opened(browser, address + "#text?way=heads&heads=0.1,1.2") as page:
         until(page, f"document.querySelectorAll('.lines line').length === {sum(counts)}")
         lines = page.locator(".lines line").evaluate_all(LINES_DRAWN)
-        colours = sorted({colour for colour, *_ in lines})
-        assert sorted(sum(line[0] == colour for line in lines) for colour in colours) == counts
-        for colour in colours:
-            drawn = {(int(i), int(j)): width for one, i, j, width in lines if one == colour}
+        colors = sorted({color for color, *_ in lines})
+        assert sorted(sum(line[0] == color for line in lines) for color in colors) == counts
+        for color in colors:
+            drawn = {(int(i), int(j)): width for one, i, j, width in lines if one == color}
             weights = next(
                 w for w in maps if int((w >= 0.03).sum()) == len(drawn) and all(w[at] >= 0.03 for at in drawn)
             )

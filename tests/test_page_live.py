@@ -336,7 +336,7 @@ def test_a_generation_is_one_text_with_a_slider_over_its_steps(browser):
         assert axe_violations(page) == []
 
 
-def test_the_weights_that_made_a_prediction_have_two_colours_and_curves(browser):
+def test_the_weights_that_made_a_prediction_have_two_colors_and_curves(browser):
     chart = {"title": "Tokens removed", "x": "tokens removed", "y": "probability", "band": [[0, 1, 1], [1, 0.2, 0.6]]}
     chart["series"] = [{"name": "by relevance", "points": [[0, 1], [1, 0.1]]}]
     found = {"of": SENTENCE, "method": "weight-gradient", "sentence": "It depends most on cat.", "test": ["Faithful."]}
@@ -364,9 +364,9 @@ def test_the_weights_that_made_a_prediction_have_two_colours_and_curves(browser)
         until(page, "document.querySelector('.why .effect-said')?.textContent === 'It depends most on cat.'")
         assert "Faithful." in page.locator(".why").inner_text()
         until(page, "document.querySelector('.looks').textContent.startsWith('it (token 8) depends on ')")
-        colours = "at => document.querySelectorAll('.words span')[at].style.background.match(/[0-9]+/g).map(Number)"
-        (red, _, blue), (cold, _, warm) = page.evaluate(colours, 1), page.evaluate(colours, 2)
-        assert red > blue and cold < warm, "a word of a negative weight has the other colour"
+        colors = "at => document.querySelectorAll('.words span')[at].style.background.match(/[0-9]+/g).map(Number)"
+        (red, _, blue), (cold, _, warm) = page.evaluate(colors, 1), page.evaluate(colors, 2)
+        assert red > blue and cold < warm, "a word of a negative weight has the other color"
         page.locator(".curves > summary").click()
         assert (
             page.locator(".curves figure").count() == 1 and page.locator(".curves [aria-label=area] path").count() == 1

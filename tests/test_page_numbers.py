@@ -42,7 +42,7 @@ def numbers_in(text):
 
 def test_the_overview_shows_the_statistic_of_each_head(browser, address, texts, drawn):
     expected = entropies(dense(texts, "short")).mean(-1)
-    with opened(browser, f"{address}#overview?colour=entropy") as page:
+    with opened(browser, f"{address}#overview?color=entropy") as page:
         page.wait_for_selector("[data-place]")
         for layer, head in {(drawn.randrange(2), drawn.randrange(3)) for _ in range(4)}:
             label = page.locator(f"[data-place='{layer}.{head}']").get_attribute("aria-label")

@@ -123,8 +123,8 @@ def test_a_spectrogram_under_the_words(browser, address, texts):
         ready(page)
         row = weights[0, 2, 1]
         assert page.evaluate(COVER, 0) == pytest.approx((255 * 0.88 * (1 - row / row.max())).round().tolist(), abs=1)
-        centre = float((row * (torch.arange(9) + 0.5)).sum() * 0.02)
-        assert f"at {centre:.2f} s" in said(page)
+        center = float((row * (torch.arange(9) + 0.5)).sum() * 0.02)
+        assert f"at {center:.2f} s" in said(page)
         assert page.locator(".seconds span").first.inner_text() == "0 s"
         page.get_by_role("button", name=re.compile("^cat")).click()
         until(page, "document.querySelector('.looks').textContent.startsWith('cat (token 2)')")
@@ -138,7 +138,7 @@ def test_a_spectrogram_under_the_words(browser, address, texts):
 
 LOOKS = [
     "text=0&layer=1&head=1&query=0",
-    "text=0&query=5&side=in&cover=colours&tiles=all",
+    "text=0&query=5&side=in&cover=colors&tiles=all",
     "text=1&query=5",
     "text=2&query=7",
     "text=3&query=1",

@@ -39,7 +39,7 @@ def address(maps, tmp_path_factory):
 
 
 def fills(group):
-    """The colours of a grid, row by row, and of how many elements it is made."""
+    """The colors of a grid, row by row, and of how many elements it is made."""
     found = sorted((y, x, rgb(fill)) for x, y, fill in group.evaluate(CELLS))
     return np.array([fill for *_, fill in found]), group.locator("*").count()
 
@@ -56,7 +56,7 @@ def title_under(page, group, x, y):
     return group.locator("title").text_content()
 
 
-def test_many_cells_are_few_elements_with_their_colours_and_titles(browser, address, maps):
+def test_many_cells_are_few_elements_with_their_colors_and_titles(browser, address, maps):
     means = torch.stack([weights.dense()[0, :, 7].mean(0) for weights in maps.values()])
     whole = torch.stack([weights.dense()[0].mean(0) for weights in maps.values()])
     with opened(browser, f"{address}#text?query=7") as page:
@@ -83,7 +83,7 @@ def test_many_cells_are_few_elements_with_their_colours_and_titles(browser, addr
             assert float(said.split(": ")[1]) == pytest.approx(float(whole[layer, 9, 4]), rel=6e-4)
 
 
-def test_another_head_only_colours_the_words(browser, address, maps):
+def test_another_head_only_colors_the_words(browser, address, maps):
     with opened(browser, f"{address}#text?query=7&layer=2&head=0") as page:
         until(page, "document.querySelector('.looks')?.textContent.startsWith('t7 ')")
         until(page, "document.querySelectorAll('.strip .cells path').length > 1")

@@ -18,7 +18,7 @@ STORY = Story(
     (
         Step("#text?text=0&layer=1&head=2&query=4", "A word <b>and</b> its weights."),
         Step("#map?text=1&layer=0&head=1&query=250&key=123", "One weight of a long text."),
-        Step("#overview?text=0&layer=0&head=0&query=0&colour=reach", "Every head."),
+        Step("#overview?text=0&layer=0&head=0&query=0&color=reach", "Every head."),
     ),
 )
 

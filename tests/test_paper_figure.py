@@ -120,7 +120,7 @@ def test_maps_arrays_and_watched_models_are_drawn():
 def test_the_default_head_is_the_one_with_the_largest_notable_weight():
     weights = torch.full((3, 6, 6), 0.1)
     weights[1, 4, 2] = 0.5  # two tokens before the query
-    weights[2, 4, 0] = weights[0, 4, 3] = 0.9  # the first token, and the neighbour
+    weights[2, 4, 0] = weights[0, 4, 3] = 0.9  # the first token, and the neighbor
     figure = rg.figure(weights, ["a", "b", "c", "d", "it", "f"])
     assert "head 1" in figure.caption and {row[2] for row in figure.rows[1:]} == {1}
 

@@ -65,10 +65,10 @@ def test_a_head_that_does_nothing_else_has_the_role(kind):
             scores[1 + n, 1 + m] = 9.0 * (a != b and IS_LINK[kind](a, b))
     q, k = scores.expand(1, 1, 37, 37) * math.sqrt(37), torch.eye(37).expand(1, 1, 37, 37)
     maps = {"layers.2": rg.Attention()(q, k, k).weights}
-    (role,) = patch_roles(maps, grid, null=maps).labelled
+    (role,) = patch_roles(maps, grid, null=maps).labeled
     assert (role.kind, role.layer, role.head) == (kind, 2, 0) and PATCH_KINDS[kind] in role.sentence
     flat = {"layers.2": rg.Attention()(0 * q, k, k).weights}
-    assert not patch_roles(maps, grid, null=flat).labelled, "content only: the role is gone on shuffled patches"
+    assert not patch_roles(maps, grid, null=flat).labeled, "content only: the role is gone on shuffled patches"
 
 
 def test_shuffled_patches_are_the_same_patches():

@@ -265,7 +265,7 @@ def test_roles_on_the_grid_are_those_of_patch_roles(tmp_path):
         for head, about in enumerate(layer["heads"])
         for role in about["roles"]
     ]
-    assert sorted(shown) == sorted((r.layer, r.head, r.kind, round(r.score, 4)) for r in table.labelled)
+    assert sorted(shown) == sorted((r.layer, r.head, r.kind, round(r.score, 4)) for r in table.labeled)
     rg.viewer.save_run(tmp_path, [sheet])
     assert rg.viewer.load_run(tmp_path)[0].about["layers"] == sheet.about["layers"]
     assert ("row", 0) in {(kind, head) for _, head, kind, _ in shown}, "the first head compares rows"

@@ -209,13 +209,13 @@ def test_torn_groups_are_named():
         rg.prune(llama(), {0: [1, 2]})
 
 
-def test_quantised_and_adapted_weights_are_refused():
+def test_quantized_and_adapted_weights_are_refused():
     class Linear4bit(nn.Linear):
         pass
 
     model = bert()
     model.encoder.layer[0].attention.self.key = Linear4bit(16, 16)
-    with pytest.raises(rg.RegardError, match=r"key is a Linear4bit.*prune before quantising"):
+    with pytest.raises(rg.RegardError, match=r"key is a Linear4bit.*prune before quantizing"):
         rg.prune(model, {0: [1]})
     model = bert()
     model.encoder.layer[0].attention.output.dense.to("meta")

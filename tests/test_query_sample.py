@@ -68,7 +68,7 @@ def test_scores_of_a_sample_are_within_the_standard_error(seed):
     maps, null = ({"layer": exact(drawn_heads(t, generator))} for t in (tokens, other))
     whole, read = (roles(maps, tokens, null=null, null_tokens=other, sample=size) for size in (N, READ))
     assert whole.sampled is None and read.sampled == (READ, N)
-    labels = [[(role.kind, role.head) for role in table.labelled] for table in (whole, read)]
+    labels = [[(role.kind, role.head) for role in table.labeled] for table in (whole, read)]
     assert labels[0] == labels[1] and len(labels[0]) == 5
     assert f"{READ} of {N} queries" in read.table() and "queries" not in whole.table()
     for kind in KINDS:
@@ -113,7 +113,7 @@ def test_the_pairs_that_roles_read_grow_with_the_length(n):
     tokens, maps = [str(place % 50) for place in range(n)], (Counted(n), Counted(n))
     other = [tokens[place] for place in shuffle_order(tokens)]
     named = roles({"l": maps[0]}, tokens, null={"l": maps[1]}, null_tokens=other, sample=100)
-    assert [role.kind for role in named.labelled] == ["broad"] and named.sampled == (100, n)
+    assert [role.kind for role in named.labeled] == ["broad"] and named.sampled == (100, n)
     assert all(0 < weights.pairs <= 100 * n for weights in maps)
 
 

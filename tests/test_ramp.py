@@ -1,4 +1,4 @@
-"""The ramp of colours: one for figures and page, even in lightness, readable with colour blindness and below text."""
+"""The ramp of colors: one for figures and page, even in lightness, readable with color blindness and below text."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def test_the_colormap_interpolates_between_the_colors_of_the_ramp():
 def test_lightness_falls_evenly():
     steps = -np.diff(lab(stops())[:, 0])
     assert steps.min() > 0 and steps.max() / steps.min() < 1.1
-    assert (np.diff(lab(ALL)[:, 0]) < 0).all(), "also between the colours: in grey each is darker than the one before"
+    assert (np.diff(lab(ALL)[:, 0]) < 0).all(), "also between the colors: in gray each is darker than the one before"
 
 
 @pytest.mark.parametrize("kind", BLINDNESS)
-def test_colour_blindness_keeps_the_order_of_lightness(kind):
+def test_color_blindness_keeps_the_order_of_lightness(kind):
     assert (np.diff(lab(seen_with(kind, stops()))[:, 0]) < -4).all()
 
 
@@ -69,7 +69,7 @@ def test_a_heatmap_has_the_colors_of_the_ramp_and_numbers_that_can_be_read():
         assert contrast(rgb({"black": "#000000", "white": "#ffffff"}[text.get_color()]), color) >= 4.5
 
 
-def test_the_accent_colour_marks_only_what_is_chosen():
+def test_the_accent_color_marks_only_what_is_chosen():
     chosen = (
         ":focus-visible",
         "[aria-current",

@@ -87,7 +87,7 @@ def test_gradients_are_those_of_the_definition(name):
 @pytest.mark.parametrize("reads_before", [False, True])
 @pytest.mark.parametrize("erasing", ["nothing", "its key", "another", "its key before", "another before"])
 def test_every_form_of_a_transition(width, reads_before, erasing):
-    """Those that no mechanism of the catalogue has, too: outputs, weights and gradients."""
+    """Those that no mechanism of the catalog has, too: outputs, weights and gradients."""
     torch.manual_seed(0)
     q, k, w, u, v = (torch.randn(1, 2, 11, n, dtype=torch.float64).requires_grad_() for n in (4, 4, 4, 4, 5))
     decay = -torch.rand(1, 2, 11, width, dtype=torch.float64)

@@ -46,7 +46,7 @@ def test_a_planted_head_retrieves_and_others_do_not():
 
     heads = [repeats, copies, by_position, lambda t, place: 0]
     table = retrieval_roles([needle_run(place, heads) for place in PLACES])
-    (role,) = table.labelled
+    (role,) = table.labeled
     assert (role.layer, role.head, role.score, role.null, role.queries) == (2, 1, 1.0, 0.0, 27)
     assert role.sentence.startswith(
         "L2.H1 attends to the token of the needle that comes next (1.00; 0.00 with the needle"
@@ -63,14 +63,14 @@ def test_a_planted_head_retrieves_and_others_do_not():
 
 
 def test_random_heads_retrieve_nothing():
-    labelled = 0
+    labeled = 0
     for sharpness in torch.linspace(0.1, 10, 20):
         runs = [
             WatchedNeedle({"a.0": exact((torch.randn(8, N, N) * sharpness).softmax(-1))}, place, ANSWER, LENGTH)
             for place in PLACES
         ]
-        labelled += bool(retrieval_roles(runs).labelled)
-    assert labelled <= 1
+        labeled += bool(retrieval_roles(runs).labeled)
+    assert labeled <= 1
 
 
 def test_the_split_is_its_definition_on_dense_weights():
@@ -150,7 +150,7 @@ def test_a_reader_measures_needles_and_the_cost_of_a_split():
     _, tokenizer = rg.load_model("minilm")
     reader = rg.TextReader(llama(1, len(tokenizer)), tokenizer)
     table = reader.needles(length=110, depths=(0.1, 0.8))
-    assert len(table.roles) == 4 and not table.labelled and table.roles[0].queries > 70
+    assert len(table.roles) == 4 and not table.labeled and table.roles[0].queries > 70
     text = "The old king lived near the river and the young queen lived near the hill. " * 3
     split = reader.cache_split(text, sinks=1, window=8, least=0.4)
     assert split.layers["model.layers.0.self_attn"].group == 2

@@ -11,7 +11,7 @@ import torch
 from torch import distributed
 
 import regard as rg
-from catalogued import SINGLE, TRANSPORTED
+from cataloged import SINGLE, TRANSPORTED
 from regard.catalog import mechanisms
 from regard.engine.ring.kv_chunk import refusal
 from regard.maps.ring_map import RingMap
@@ -70,7 +70,7 @@ def test_one_rank_is_one_process_with_tensors_of_the_call(name):
 
 
 def test_a_request_is_told_in_intervals():
-    """What a rank asks for stands in the error of all ranks; neighbours are one interval."""
+    """What a rank asks for stands in the error of all ranks; neighbors are one interval."""
     x = torch.randn(1, 2, 9, 4)
     weights, told = rg.Attention()(x, x, x, engine="ring").weights, []
     weights._ring_call.exchange.agree = lambda what, request: told.append(request["look"])

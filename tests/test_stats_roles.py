@@ -60,9 +60,9 @@ def test_a_head_made_for_a_role_earns_its_name_and_no_other(kind):
     table = roles(
         {"layer": exact([head(kind, tokens)])}, tokens, null={"layer": exact([head(kind, other)])}, null_tokens=other
     )
-    names = [role.kind for role in table.labelled]
+    names = [role.kind for role in table.labeled]
     assert names == [kind], table.head(0, 0)
-    (role,) = table.labelled
+    (role,) = table.labeled
     assert role.score == pytest.approx(1.0, abs=1e-5) and role.offset == (-3 if kind == "positional" else None)
     assert role.kind in table.table() and f"{role.null:.2f} on shuffled text" in role.sentence
 
@@ -121,7 +121,7 @@ def test_a_sink_is_a_sink_whatever_the_first_token_is(start):
     resting[:, 0] = 1
     maps = {"layer": exact([resting])}
     table = roles(maps, tokens, null=maps, null_tokens=other)
-    assert [role.kind for role in table.labelled] == ["first"]
+    assert [role.kind for role in table.labeled] == ["first"]
     for role in table.roles:
         assert role.kind == "first" or not role.score > 1e-6, role
 
@@ -167,7 +167,7 @@ def test_broad_is_evenness_beside_the_first_token(mask):
         assert scores[number] == pytest.approx(np.mean(expected), abs=1e-5)
     assert scores[0] == pytest.approx(1.0, abs=1e-4) and scores[1] < scores[0]
     if mask == "none":
-        named = {role.head: role.kind for role in table.labelled}
+        named = {role.head: role.kind for role in table.labeled}
         assert named[0] == "broad" and named[2] == "first", "a head that rests is not broad"
 
 
@@ -193,7 +193,7 @@ def test_random_heads_earn_no_names():
     q, k = (2 * torch.randn(1, 12, len(tokens), 8) for _ in range(2))
     maps, null = ({"layer": rg.Attention()(a, b, a).weights} for a, b in ((q, k), (k, q)))
     table = roles(maps, tokens, null=null, null_tokens=shuffled(tokens))
-    assert table.labelled == [] and "No head has a role" in table.table()
+    assert table.labeled == [] and "No head has a role" in table.table()
 
 
 def test_probes_repeat_and_shuffles_keep_special_tokens():
@@ -212,7 +212,7 @@ def test_numbers_serve_as_tokens():
     names = [str(token) for token in tokens]
     other = [tokens[place] for place in shuffle_order(tokens)]
     maps, null = {"l": exact([head("induction", names)])}, {"l": exact([head("induction", list(map(str, other)))])}
-    assert [role.kind for role in roles(maps, tokens, null=null, null_tokens=other).labelled] == ["induction"]
+    assert [role.kind for role in roles(maps, tokens, null=null, null_tokens=other).labeled] == ["induction"]
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_minilm_has_the_heads_that_its_eager_weights_show():
             model(input_ids=torch.tensor([tokens]))
         runs.append(seen.maps)
     table = roles(runs[0], names, null=runs[1], null_tokens=[names[place] for place in order])
-    found = {(role.layer, role.head, role.kind): role for role in table.labelled}
+    found = {(role.layer, role.head, role.kind): role for role in table.labeled}
     assert {(0, 2, "previous"), (1, 8, "next"), (2, 9, "duplicate")} <= set(found)
     assert not any(kind == "induction" for _, _, kind in found), "a model that reads both ways needs none"
     model.set_attn_implementation("eager")

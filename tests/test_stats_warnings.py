@@ -141,8 +141,8 @@ def test_heads_that_give_the_same_keys_weight_have_not_collapsed():
 
 def test_random_heads_rarely_count_as_collapsed():
     rows = torch.distributions.Dirichlet(torch.full((11,), 0.5)).sample((200, 3, 11))
-    centred = (rows - rows.mean(-2, keepdim=True)).flatten(2)
-    cosines = torch.nn.functional.normalize(centred, dim=-1) @ torch.nn.functional.normalize(centred, dim=-1).mT
+    centered = (rows - rows.mean(-2, keepdim=True)).flatten(2)
+    cosines = torch.nn.functional.normalize(centered, dim=-1) @ torch.nn.functional.normalize(centered, dim=-1).mT
     assert ((cosines.sum((1, 2)) - 3) / 6).max() < 0.45
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard as rg
-from catalogued import SINGLE
+from cataloged import SINGLE
 from regard.attention import scores
 from regard.maps.stored import Table, load_map, save_map, tabled
 

@@ -73,22 +73,20 @@ def test_the_sentences_are_annotated_and_balanced():
 def test_planted_heads_have_their_relation_and_others_none():
     heads = [*map(grammatical, RELATIONS), by_meaning, before, lambda *_: 1.0]
     found = table(heads)
-    assert [(role.kind, role.head) for role in found.labelled] == [
-        (relation, n) for n, relation in enumerate(RELATIONS)
-    ]
-    for role in found.labelled:
+    assert [(role.kind, role.head) for role in found.labeled] == [(relation, n) for n, relation in enumerate(RELATIONS)]
+    for role in found.labeled:
         assert (role.score, role.layer, role.queries) == (1.0, 4, 36) and role.null < 0.5
         assert f"{role.chance:.2f} at the best fixed offset" in role.sentence and "on shuffled words" in role.sentence
     meaning, position = found.head(4, 3)[2], found.head(4, 4)
     assert meaning.score == meaning.null == 1.0
     assert all(role.score <= role.chance for role in position), "a fixed offset is at most the best fixed offset"
     permuted = table([heads[n] for n in (2, 0, 1)], relations=["object", "subject"])
-    assert [(role.kind, role.head) for role in permuted.labelled] == [("object", 2), ("subject", 1)]
+    assert [(role.kind, role.head) for role in permuted.labeled] == [("object", 2), ("subject", 1)]
 
 
 def test_random_heads_have_no_role():
     """12 models of 8 heads that attend at random, from broad to sharp."""
-    labelled = 0
+    labeled = 0
     for sharpness in torch.linspace(0.2, 8, 12):
 
         def drawn(sentence, sharpness=sharpness):
@@ -96,8 +94,8 @@ def test_random_heads_have_no_role():
             return WatchedSentence(sentence, range(n), {"a.0": exact((sharpness * torch.randn(8, n, n)).softmax(-1))})
 
         read, null = ([drawn(sentence) for sentence in syntax_sentences()[::3]] for _ in range(2))
-        labelled += bool(syntax_roles(read, null=null, relations=["subject"]).labelled)
-    assert labelled <= 1
+        labeled += bool(syntax_roles(read, null=null, relations=["subject"]).labeled)
+    assert labeled <= 1
 
 
 def test_scores_are_their_definition_on_dense_weights():
@@ -127,7 +125,7 @@ def test_a_reader_reads_the_sentences_of_the_package_and_those_of_a_user():
     sentences = [*syntax_sentences()[40:42], SyntaxSentence.of("The queen's horses ran.", subject=["ran>horses"])]
     table = reader.syntax(sentences, relations=["subject"], layers=[2, 4])
     assert {(role.layer, role.queries) for role in table.roles} == {(2, 3), (4, 3)} and len(table.roles) == 24
-    assert not table.labelled, "three pairs are too few"
+    assert not table.labeled, "three pairs are too few"
     with pytest.raises(rg.RegardError, match="no relation 'verb'"):
         reader.syntax(relations=["verb"])
     with pytest.raises(rg.RegardError, match="no sentences"):

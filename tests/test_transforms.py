@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, hessian, jacrev, jvp, vjp, vmap
 from torch.nn import functional as F
 
 import regard as rg
-from catalogued import SINGLE
+from cataloged import SINGLE
 from regard.catalog import mechanisms
 from regard.engine import ENGINES
 from regard.engine.flash import flash

@@ -173,7 +173,7 @@ def test_refusals_say_what_to_do():
     transition, q, k, v, tensors = drawn("gated_deltanet", 6)
     attention = rg.Attention(transition=transition)
     for pieces, reason in (
-        ({"normalizer": rg.Softmax()}, "not normalised"),
+        ({"normalizer": rg.Softmax()}, "not normalized"),
         ({"mask": rg.causal() & rg.window(3)}, "the mask is causal"),
         ({"bias": rg.ALiBi(4)}, "no single weights"),
         ({"dropout": 0.1}, "no single weights"),

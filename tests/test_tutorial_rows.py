@@ -267,7 +267,7 @@ def test_row_16_a_mask_as_a_matrix():
 TOKENS = ["je", "suis", "là"]
 
 
-def test_row_17_a_heatmap_with_labels_values_and_a_colour_bar():
+def test_row_17_a_heatmap_with_labels_values_and_a_color_bar():
     weights = torch.tensor([[0.7, 0.2, 0.1], [0.3, 0.6, 0.1], [0.0, 0.5, 0.5]])
     figure = rg.heatmap(weights, TOKENS)
     axes, bar = figure.axes
@@ -379,7 +379,7 @@ def test_row_27_pairs_of_up_to_sixty_words(tmp_path, monkeypatch):
     assert 50 < max(len(pair.source.split()) for pair in pairs.train) <= 60
 
 
-def test_row_28_names_of_tutorials_are_known_to_the_catalogue():
+def test_row_28_names_of_tutorials_are_known_to_the_catalog():
     theirs = {"GQA": "grouped_query", "rotary position embedding": "rope", "MultiplicativeAttention": "luong_general"}
     for name, ours in theirs.items():
         with pytest.raises(rg.RegardError, match=f"It is called .*'{ours}'"):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-import catalogue_types
+import catalog_types
 import regard as rg
 from imports import SOURCE
 
@@ -118,14 +118,14 @@ def test_mypy_accepts_a_users_script_and_every_public_name_and_reports_every_mis
     assert found == {"mistakes": mistakes()}, done.stdout  # `statistics` has no mistake where a Tensor is Any
 
 
-def test_types_are_shipped_and_the_stub_of_the_catalogue_is_current():
+def test_types_are_shipped_and_the_stub_of_the_catalog_is_current():
     assert (SOURCE / "py.typed").exists()
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"] == {
         "packages": ["src/regard"],
         "hooks": {"custom": {}},  # hatch_build.py
     }
-    remedy = "run python scripts/catalogue_types.py"
-    assert catalogue_types.STUB.read_text() == catalogue_types.stub(), remedy
+    remedy = "run python scripts/catalog_types.py"
+    assert catalog_types.STUB.read_text() == catalog_types.stub(), remedy
 
 
 def test_type_checkers_read_every_package_of_the_api():

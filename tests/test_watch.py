@@ -18,7 +18,7 @@ from miniatures import BART, BERT, DECODERS, ENCODERS, LLAMA, SEQ2SEQ, padding, 
 from regard.hf import calls as translating
 from regard.hf.capture import verification as verifying
 from regard.hf.capture.reasons import UNCALLED
-from regard.hf.masks.mask_tensors import Recognised, recognise
+from regard.hf.masks.mask_tensors import Recognized, recognize
 from regard.pieces.tensor_bias import DiagonalBias, TensorBias
 from regard.versions import backend_lookup
 from watching import assert_identical, assert_verified, oracle, watched
@@ -136,8 +136,8 @@ def wrong_scale(call):
 
 FAULTS = {
     "scale": ("_scale", wrong_scale, "BertModel"),
-    "mask": ("_masking", lambda *_: (Recognised(None), None), "LlamaModel"),
-    "window": ("_masking", lambda *_: (Recognised(rg.causal()), None), "MistralModel"),
+    "mask": ("_masking", lambda *_: (Recognized(None), None), "LlamaModel"),
+    "window": ("_masking", lambda *_: (Recognized(rg.causal()), None), "MistralModel"),
     "softcap": ("_biases", lambda *_: [], "Gemma2Model"),
     "position bias": ("_biases", lambda *_: [], "T5Model"),
     "sink": ("_normalizer", lambda _: rg.Softmax(), "GptOssModel"),
@@ -468,9 +468,9 @@ RULES = {
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("I", "start"), [(8, 0), (5, 3), (5, 1), (1, 7)])
-def test_rules_are_recognised(rule, I, start):
+def test_rules_are_recognized(rule, I, start):
     tensor = mask_of(RULES[rule], 3, I, 8, start)
-    found = recognise(tensor, 3, I, 8)
+    found = recognize(tensor, 3, I, 8)
     if start == 8 - I:  # elsewhere a two-sided window may read as a one-sided one, or as no rule
         assert "mask_tensor" not in repr(found.mask)
     if found.mask is not None:
@@ -478,23 +478,23 @@ def test_rules_are_recognised(rule, I, start):
 
 
 def test_a_two_sided_window_is_not_taken_for_a_causal_one_further_on():
-    found = recognise(mask_of(rg.window(3), 1, 8, 8), 1, 8, 8)
+    found = recognize(mask_of(rg.window(3), 1, 8, 8), 1, 8, 8)
     assert found.mask == rg.window(3) and found.start is None
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_recognised_is_the_tensor(seed):
+def test_whatever_is_recognized_is_the_tensor(seed):
     torch.manual_seed(seed)
     tensor = torch.rand(2, 1, 6, 6) < (0.5 + seed / 40)
     if seed % 2:
         tensor = tensor | mask_of(rg.causal(), 2, 6, 6)
-    found = recognise(tensor, 2, 6, 6)
+    found = recognize(tensor, 2, 6, 6)
     assert torch.equal(mask_of(rg.prefix(6) if found.mask is None else found.mask, 2, 6, 6, found.start), tensor)
 
 
 def test_one_sequence_packed_or_with_an_open_prefix():
     for rule in (rg.documents([3, 1, 4]), rg.causal() & rg.documents([2, 6]), rg.causal() | rg.prefix(3)):
-        assert repr(recognise(mask_of(rule, 1, 8, 8), 1, 8, 8).mask) == repr(rule)
+        assert repr(recognize(mask_of(rule, 1, 8, 8), 1, 8, 8).mask) == repr(rule)
 
 
 @needs_transformers("5.1", "BERT takes a mask of four axes")

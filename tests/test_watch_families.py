@@ -24,7 +24,7 @@ def built(name, **settings):
 
 
 def difference(model, number, inputs):
-    """The map of a layer of DiffLlama from the input of its normalisation, with unit values."""
+    """The map of a layer of DiffLlama from the input of its normalization, with unit values."""
     layer = model.layers[number].self_attn
     heads, width = layer.config.num_attention_heads, layer.head_dim
     kept = {}

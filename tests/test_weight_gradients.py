@@ -158,8 +158,8 @@ def test_folds_of_maxima_and_of_pairs_of_heads_have_gradients():
     (q, k), weights, dense = simple_map()
     flat = dense.flatten(2)
     unit = flat / flat.norm(dim=-1, keepdim=True)
-    centred = (dense - dense.mean(2, keepdim=True)).flatten(2)
-    agreeing = centred / centred.norm(dim=-1, keepdim=True)
+    centered = (dense - dense.mean(2, keepdim=True)).flatten(2)
+    agreeing = centered / centered.norm(dim=-1, keepdim=True)
     padded = torch.nn.functional.pad(dense, (0, 1, 0, 1)).unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2))
     pairs = [
         (weights.summarize(Strongest())[0], strongest(dense)),

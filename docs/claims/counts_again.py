@@ -105,7 +105,7 @@ def claim_19():
 
 
 def claim_20():
-    """Other widths, in float64; and the scale of both scores under torch's initialisation."""
+    """Other widths, in float64; and the scale of both scores under torch's initialization."""
     for d, key_width, hidden in ((3, 7, 1), (64, 64, 33), (512, 256, 512)):
         concat, additive = rg.Concat(d, key_width, hidden).double(), rg.Additive(d, key_width, hidden).double()
         with torch.no_grad():

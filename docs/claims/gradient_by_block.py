@@ -1,4 +1,4 @@
-"""Does the gradient grow from block to block before training? Every matrix of a block, two initialisations, 3 seeds."""
+"""Does the gradient grow from block to block before training? Every matrix of a block, two initializations, 3 seeds."""
 
 import torch
 from torch import nn
@@ -37,7 +37,7 @@ for norm in ("post", "pre"):
     for xavier in (False, True):
         runs = torch.stack([growth(norm, xavier, seed) for seed in seeds])
         grows[norm, xavier] = [name for name, lowest in zip(matrices.values(), runs.amin(0), strict=True) if lowest > 1]
-        print(f"{norm}-norm, {'Xavier' if xavier else 'default'} initialisation, block {num_layers} / block 1:")
+        print(f"{norm}-norm, {'Xavier' if xavier else 'default'} initialization, block {num_layers} / block 1:")
         for name, least, most in zip(matrices.values(), runs.amin(0), runs.amax(0), strict=True):
             print(f"  {name:19} {least:.2f} to {most:.2f}")
 assert grows["post", False] == grows["post", True] == ["values", "output", "first feed-forward"]

@@ -1,4 +1,4 @@
-"""In which layers do heads attend to neighbours, and in which to the first token? Four models, up to five texts.
+"""In which layers do heads attend to neighbors, and in which to the first token? Four models, up to five texts.
 
 MiniLM comes with `regard[demo]`. packaged_models.py names the packages of the others; those that are missing are
 left out. The first token is [CLS] in two of them, <s> in multilingual-e5-small, and the first word in SmolLM2.

@@ -22,7 +22,7 @@ def main() -> None:
     torch.set_num_threads(1)
     reader = rg.TextReader.load("smollm2")
     needles = reader.needles(length=512)
-    for role in needles.labelled:
+    for role in needles.labeled:
         print(role.sentence)
     compose(reader)
     passage = files("regard").joinpath("data", "passage.txt").read_text(encoding="utf-8")

@@ -45,6 +45,6 @@ for width in widths:
     print(f"d = {width:3}: variance / d {scores.var() / width:.2f},", end=" ")
     print(f"excess kurtosis {excess:.1f} (in theory {6 / width:.2f})")
     assert abs(scores.var() / width - 1) < 0.1
-same = (torch.randn(rows, 1, 64) ** 2).sum(-1)  # a vector with itself: its terms are not centred
+same = (torch.randn(rows, 1, 64) ** 2).sum(-1)  # a vector with itself: its terms are not centered
 print(f"d = 64, a vector with itself: mean {same.mean():.1f}, variance {same.var():.0f}, which is 2 d")
 assert abs(same.mean() / 64 - 1) < 0.02 and abs(same.var() / 128 - 1) < 0.1

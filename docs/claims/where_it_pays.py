@@ -60,7 +60,7 @@ def windows():
 
 
 def encoders():
-    """No causal mask. Longformer and BigBird as the catalogue builds them: 256 keys on each side, blocks of 64."""
+    """No causal mask. Longformer and BigBird as the catalog builds them: 256 keys on each side, blocks of 64."""
     every, longformer = rg.Attention(), rg.mechanism("longformer").build()
     for learns in (False, True):
         print("8 heads of 64, both directions, forward" + (" and backward" if learns else ""))

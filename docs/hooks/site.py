@@ -14,15 +14,15 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
-catalogue, gallery_outputs, live_page, reference = map(
-    importlib.import_module, ("catalogue", "gallery_outputs", "live_page", "reference")
+catalog, gallery_outputs, live_page, reference = map(
+    importlib.import_module, ("catalog", "gallery_outputs", "live_page", "reference")
 )
 
 #: Files of the repository that are pages of the site too.
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.md": "CONTRIBUTING.md"}
 
 #: What the home page links instead of a folder of the repository.
-FOLDERS = {"src/regard/catalog/": "catalogue/index.md", "examples/": "examples/index.md"}
+FOLDERS = {"src/regard/catalog/": "catalog/index.md", "examples/": "examples/index.md"}
 
 #: Pages that the search lists below others that have the same words.
 SEARCHED_LAST = {"log.md", "CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "benchmarks.md"}
@@ -30,20 +30,20 @@ SEARCHED_LAST = {"log.md", "CHANGELOG.md", "CONTRIBUTING.md", "architecture.md",
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fill in the sections of the navigation that come from the sources."""
-    mechanisms = [{name: f"catalogue/{name}.md"} for name in catalogue.names()]
-    names = {"Catalogue": ["catalogue/index.md", {"What is left out": "guides/left-out.md"}, *mechanisms]}
+    mechanisms = [{name: f"catalog/{name}.md"} for name in catalog.names()]
+    names = {"Catalog": ["catalog/index.md", {"What is left out": "guides/left-out.md"}, *mechanisms]}
     names["Reference"] = [reference.path_of(title) for title in reference.REFERENCE]
     config.nav = [{title: names.get(title, where)} for entry in config.nav or [] for title, where in entry.items()]
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the home page with its live page, the catalogue, the reference, and the notebook beside the examples."""
+    """Add the home page with its live page, the catalog, the reference, and the notebook beside the examples."""
     for source, page in PAGES.items():
         text = _at_home((ROOT / source).read_text())
         files.append(File.generated(config, page, content=live_page.framed(text) if page == "index.md" else text))
     files.append(File.generated(config, live_page.NAME, content=live_page.content()))
-    for path, content in [*catalogue.pages(), *reference.pages()]:
+    for path, content in [*catalog.pages(), *reference.pages()]:
         files.append(File.generated(config, path, content=content))
     for path in (ROOT / "examples").glob("*.ipynb"):
         files.append(File.generated(config, f"examples/{path.name}", abs_src_path=str(path)))

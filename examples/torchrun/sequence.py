@@ -24,5 +24,5 @@ def main():
 
 dist.init_process_group("gloo")  # "nccl" on GPUs
 main()
-dist.barrier()  # gloo aborts a process whose neighbour is gone
+dist.barrier()  # gloo aborts a process whose neighbor is gone
 dist.destroy_process_group()

@@ -1,6 +1,6 @@
-// The alignment view: weights of target words on source words, several mechanisms on one colour scale, with gold links.
+// The alignment view: weights of target words on source words, several mechanisms on one color scale, with gold links.
 import { changeDetector } from "./changes";
-import { legend } from "./colour";
+import { legend } from "./color";
 import { cellGrid } from "./cell_grid";
 import { interval, meansOnly, type Context, type Panel } from "./context";
 import { layerName, queriesOf, type Text } from "./data";
@@ -39,7 +39,7 @@ export async function alignmentPanels({ source, state, text }: Context): Promise
   }) : []));
 }
 
-// A gold link: a line of the paper's colour inside it, so that it is visible on every colour of the ramp.
+// A gold link: a line of the paper's color inside it, so that it is visible on every color of the ramp.
 const outline = (x: number, y: number, cell: number, sure: boolean): SVGElement[] => {
   const square = (name: string, inset: number, stroke: string) => s("rect", { class: name, x: x + inset, y: y + inset,
     width: cell - 0.6 - 2 * inset, height: cell - 0.6 - 2 * inset, fill: "none", stroke,
@@ -63,10 +63,10 @@ export function alignmentView(context: Context): Panel {
         ["heads", `heads of ${layerName(text.layers[state.layer])}`]], (panels) => context.set({ panels })),
     );
   }
-  // What the panels show: the words, and in which colours.
+  // What the panels show: the words, and in which colors.
   const sides = (): Range[] => [interval(context.state.query, SHOWN, queriesOf(context.text).length),
     interval(context.text.queries ? 0 : context.state.query, SHOWN, context.text.tokens.length)];
-  const look = () => [context.state.text, context.state.panels, context.state.scale, context.colours.css[9], sides(),
+  const look = () => [context.state.text, context.state.panels, context.state.scale, context.colors.css[9], sides(),
     context.state.panels === "heads" ? context.state.layer : ""];
 
   async function draw() {
@@ -93,16 +93,16 @@ export function alignmentView(context: Context): Panel {
   }
 
   function figureOf(panel: AlignmentPanel, figure: SVGSVGElement): HTMLElement {
-    const { text, colours } = context;
+    const { text, colors } = context;
     const size = `contain-intrinsic-size:${figure.getAttribute("width")}px ${Number(figure.getAttribute("height")) + 30}px`;
     return h("figure", { style: size }, h("figcaption", {}, h("span", { dir: "auto" }, panel.title),
       panel.aligned && panel.aligned !== text.aligned && h("span", { class: "hint" }, ` ${panel.aligned}-aligned`),
       saving(() => `${text.title} ${panel.title}`, () => figure, () => context.root,
-        () => legend(colours, colours.scale, "weight"))), h("div", { class: "scroll" }, figure));
+        () => legend(colors, colors.scale, "weight"))), h("div", { class: "scroll" }, figure));
   }
 
   function matrix(weights: Float32Array, rows: Range, cols: Range, all: number): SVGSVGElement {
-    const { text, colours } = context;
+    const { text, colors } = context;
     const names = [wordNames(queriesOf(text)).slice(...rows), wordNames(text.tokens).slice(...cols)];
     const [tall, wide] = names.map((each) => each.length);
     const [left, top] = names.map(roomOf);
@@ -113,7 +113,7 @@ export function alignmentView(context: Context): Panel {
       "text-anchor": turned ? "start" : "end", "dominant-baseline": "central", "font-size": Math.min(12, cell + 1),
       fill: "currentColor" }, cutName(name, 14));
     const cells = cellGrid({ rows: tall, cols: wide, wide: cell, tall: cell, gap: [0.6, 0.6],
-      colour: (i, j) => colours.weight(weights[i * wide + j]),
+      color: (i, j) => colors.weight(weights[i * wide + j]),
       title: (i, j) => `${names[0][i]} → ${names[1][j]}: ${weights[i * wide + j].toPrecision(4)}` });
     const gold = text.gold.filter(([i, j]) => i >= rows[0] && i < rows[1] && j >= cols[0] && j < cols[1]);
     return s("svg", { class: "matrix", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",

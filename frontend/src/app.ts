@@ -1,6 +1,6 @@
 // The frame around the views: it chooses the text and the head, and handles keys, links and the theme.
 import { attributionPanel } from "./attribution";
-import { Colours, SCALES } from "./colour";
+import { Colors, SCALES } from "./color";
 import { place, type Context, type Panel } from "./context";
 import { fill, h } from "./dom";
 import { generationSteps } from "./generation";
@@ -49,7 +49,7 @@ function remembered(name: string, value?: string): string | null {
 // `own`: the page is the whole document, and its address is the view. Otherwise it begins with the view of `at`.
 export async function mount(root: HTMLElement, source: Source, own: boolean, at = ""): Promise<() => void> {
   const state: State = { ...START };
-  const context = { root, source, state, text: await source.text(0), colours: new Colours(root) } as Context;
+  const context = { root, source, state, text: await source.text(0), colors: new Colors(root) } as Context;
   let panel: Panel | null = null;
   let drawn: State | null = null;
   let listedTexts = 0; // by the frame
@@ -90,10 +90,10 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     : "light")) === "dark";
   function useTheme(theme: string) { root.dataset.theme = theme;
     if (own) document.documentElement.dataset.theme = theme; }
-  function turnTheme() { useTheme(isDark() ? "light" : "dark"); remembered("theme", root.dataset.theme); recolour(); }
+  function turnTheme() { useTheme(isDark() ? "light" : "dark"); remembered("theme", root.dataset.theme); recolor(); }
   const chosen = remembered("theme");
-  if (own && (chosen === "light" || chosen === "dark")) { useTheme(chosen); context.colours.read(); }
-  function recolour() { context.colours.read(); const before = panel; before?.close?.(); panel = null; draw(); }
+  if (own && (chosen === "light" || chosen === "dark")) { useTheme(chosen); context.colors.read(); }
+  function recolor() { context.colors.read(); const before = panel; before?.close?.(); panel = null; draw(); }
 
   // A view that asks for weights and gets none.
   const failed = (event: PromiseRejectionEvent) => {
@@ -233,7 +233,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   };
   const night = matchMedia("(prefers-color-scheme: dark)");
   listen.addEventListener("keydown", pressed as EventListener);
-  night.addEventListener("change", recolour);
+  night.addEventListener("change", recolor);
   if (!own) root.tabIndex = 0;
   const link = fromLink(own ? location.hash : at);
   Object.assign(state, context.text.start, link ?? opening(context.text));
@@ -247,7 +247,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     if (!isDark()) return;
     themeBefore = root.dataset.theme ?? "";
     useTheme("light");
-    recolour();
+    recolor();
   };
   const afterPrint = () => {
     figures.afterPrint();
@@ -255,12 +255,12 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     useTheme(themeBefore);
     if (!themeBefore) for (const each of [root, document.documentElement]) delete each.dataset.theme;
     themeBefore = null;
-    recolour();
+    recolor();
   };
   if (own) { addEventListener("beforeprint", beforePrint); addEventListener("afterprint", afterPrint);
     addEventListener("popstate", followed); addEventListener("hashchange", followed);
     addEventListener("unhandledrejection", failed); }
-  return () => { panel?.close?.(); knocked.close(); why.close(); night.removeEventListener("change", recolour);
+  return () => { panel?.close?.(); knocked.close(); why.close(); night.removeEventListener("change", recolor);
     removeEventListener("beforeprint", beforePrint); removeEventListener("afterprint", afterPrint);
     listen.removeEventListener("keydown", pressed as EventListener); removeEventListener("popstate", followed);
     removeEventListener("hashchange", followed); removeEventListener("unhandledrejection", failed);

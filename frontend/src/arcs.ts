@@ -1,7 +1,7 @@
 // Arcs between words. An arc stays inside of its drawing: a Bezier curve lies within the hull of its four points.
 import { s } from "./dom";
 
-export interface Arc { from: HTMLElement; to: HTMLElement; share: number; colour: string; title?: string; dashes?: string }
+export interface Arc { from: HTMLElement; to: HTMLElement; share: number; color: string; title?: string; dashes?: string }
 interface Spot { x: number; top: number; tall: number; hidden: boolean; above: number } // pixels free above its line
 const [HIGHEST, LEAST, WIDEST] = [46, 0.03, 4]; // pixels above a line, the least share drawn, pixels of a line
 
@@ -34,13 +34,13 @@ function pathOf(from: Spot, to: Spot, apart: boolean, size: DOMRect, line: numbe
 // Draws arcs from word to word. Words of different boxes are joined by a line between the boxes.
 export function drawArcs(figure: SVGSVGElement, arcs: Arc[]) {
   const size = figure.getBoundingClientRect();
-  figure.replaceChildren(...arcs.flatMap(({ from, to, share, colour, title, dashes }) => {
+  figure.replaceChildren(...arcs.flatMap(({ from, to, share, color, title, dashes }) => {
     if (from === to || share < LEAST) return [];
     const [start, end] = [spotOf(from, size), spotOf(to, size)];
     if (start.hidden && end.hidden) return [];
     const line = 1 + (WIDEST - 1) * Math.min(share, 1);
     return [s("path", { d: pathOf(start, end, from.parentElement !== to.parentElement, size, line), fill: "none",
-      stroke: colour, "stroke-width": line.toFixed(2), opacity: start.hidden || end.hidden ? 0.4 : null,
+      stroke: color, "stroke-width": line.toFixed(2), opacity: start.hidden || end.hidden ? 0.4 : null,
       "stroke-linecap": "round", "stroke-dasharray": dashes },
       title ? s("title", {}, title) : null)];
   }));

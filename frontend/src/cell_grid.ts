@@ -1,4 +1,4 @@
-// The cells of a drawn matrix. Few cells are a rectangle each, with its title. Many cells are one path for each colour,
+// The cells of a drawn matrix. Few cells are a rectangle each, with its title. Many cells are one path for each color,
 // and only the cell under the pointer has a title: a page of thousands of elements would answer keys too late.
 import { s } from "./dom";
 
@@ -10,7 +10,7 @@ export interface CellGrid {
   wide: number; // pixels of a cell, with its gap
   tall: number;
   gap?: [number, number]; // pixels between cells, across and down
-  colour(row: number, col: number): string | null; // null: no cell
+  color(row: number, col: number): string | null; // null: no cell
   title?(row: number, col: number): string;
   chosen?(row: number, col: number): void; // by a click
 }
@@ -23,19 +23,19 @@ export function cellGrid(grid: CellGrid): SVGGElement {
   return group;
 }
 
-function rectangles({ rows, cols, wide, tall, gap = [0, 0], colour, title }: CellGrid): SVGElement[] {
+function rectangles({ rows, cols, wide, tall, gap = [0, 0], color, title }: CellGrid): SVGElement[] {
   return Array.from({ length: rows * cols }, (_, at) => [Math.floor(at / cols), at % cols]).flatMap(([row, col]) => {
-    const fill = colour(row, col);
+    const fill = color(row, col);
     return fill === null ? [] : [s("rect", { x: col * wide, y: row * tall, width: wide - gap[0], height: tall - gap[1], fill },
       title && s("title", {}, title(row, col)))];
   });
 }
 
-function paths({ rows, cols, wide, tall, gap = [0, 0], colour }: CellGrid): SVGElement[] {
+function paths({ rows, cols, wide, tall, gap = [0, 0], color }: CellGrid): SVGElement[] {
   const found = new Map<string, string[]>();
   const box = `h${short(wide - gap[0])}v${short(tall - gap[1])}h${short(gap[0] - wide)}z`;
   for (let row = 0; row < rows; row++) for (let col = 0; col < cols; col++) {
-    const fill = colour(row, col);
+    const fill = color(row, col);
     if (fill === null) continue;
     const path = found.get(fill) ?? [];
     if (!path.length) found.set(fill, path);
@@ -54,8 +54,8 @@ function titleOfPointer(grid: CellGrid, group: SVGGElement): SVGTitleElement {
   return title;
 }
 
-function cellUnder({ rows, cols, wide, tall, colour }: CellGrid, group: SVGGElement, event: MouseEvent): [number, number] | null {
+function cellUnder({ rows, cols, wide, tall, color }: CellGrid, group: SVGGElement, event: MouseEvent): [number, number] | null {
   const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(group.getScreenCTM()!.inverse());
   const [row, col] = [Math.floor(point.y / tall), Math.floor(point.x / wide)];
-  return row >= 0 && col >= 0 && row < rows && col < cols && colour(row, col) !== null ? [row, col] : null;
+  return row >= 0 && col >= 0 && row < rows && col < cols && color(row, col) !== null ? [row, col] : null;
 }

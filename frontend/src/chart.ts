@@ -21,8 +21,8 @@ interface Options {
   marks?: (place: Place) => SVGElement[]; // of the chosen head
 }
 
-export const scaleOfStatistic = ({ colours }: Context, domain: number[]) => ({ type: "linear" as const,
-  interpolate: (t: number) => colours.of(Math.max(t, 0.004)), domain });
+export const scaleOfStatistic = ({ colors }: Context, domain: number[]) => ({ type: "linear" as const,
+  interpolate: (t: number) => colors.of(Math.max(t, 0.004)), domain });
 
 export function chart(context: Context, width: number, { title, said, plot, rows, values = [], chosen, legend, marks }: Options): Chart {
   const plotted = Plot.plot({ width: Math.min(560, Math.max(280, width - 40)),
@@ -49,12 +49,12 @@ function placeOf(plotted: Plot.Plot): Place {
 
 type Band = ((value: unknown) => number) & { domain(): unknown[]; step(): number; bandwidth(): number };
 
-// A mark of a plot whose axes are bands: a coloured cell for each row and column, `inset` pixels smaller on each side.
-export const bandCells = (colour: (row: number, col: number) => string | null, inset = 0, opacity = 1): Plot.RenderFunction =>
+// A mark of a plot whose axes are bands: a colored cell for each row and column, `inset` pixels smaller on each side.
+export const bandCells = (color: (row: number, col: number) => string | null, inset = 0, opacity = 1): Plot.RenderFunction =>
   (_, { x, y }) => {
     const [across, down] = [x, y] as unknown as Band[];
     const group = cellGrid({ rows: down.domain().length, cols: across.domain().length, wide: across.step(), tall: down.step(),
-      gap: [2 * inset + across.step() - across.bandwidth(), 2 * inset + down.step() - down.bandwidth()], colour });
+      gap: [2 * inset + across.step() - across.bandwidth(), 2 * inset + down.step() - down.bandwidth()], color });
     group.setAttribute("transform", `translate(${across(across.domain()[0]) + inset},${down(down.domain()[0]) + inset})`);
     group.setAttribute("fill-opacity", String(opacity));
     return group;

@@ -1,7 +1,7 @@
 // Charts of the chosen head and of its layer, and the curves of a run.
 import * as Plot from "@observablehq/plot";
 import { chart, scaleOfStatistic, type Chart, type ChartPlan } from "./chart";
-import { rangeLegend, SERIES } from "./colour";
+import { rangeLegend, SERIES } from "./color";
 import { headName, inText, type Context } from "./context";
 import { layerName, shortName, type Chart as Curves } from "./data";
 import { shown, visible } from "./dom";
@@ -11,15 +11,15 @@ const NAMED = 40; // tokens with their names on an axis
 
 // `width`: pixels of the page.
 export function chartsOfHead(context: Context, width: number): ChartPlan[] {
-  const { text, state, colours } = context;
-  const look = [state.text, text.title, state.layer, colours.css[9], width].join();
+  const { text, state, colors } = context;
+  const look = [state.text, text.title, state.layer, colors.css[9], width].join();
   return [{ key: `${look} ${state.head}`, draw: () => offsetsOf(context, width) },
     { key: `${look} ${state.head}`, draw: () => weightReceived(context, width) },
     { key: look, draw: () => similarityOf(context, width) }];
 }
 
 export const curvesOfRun = (context: Context, width: number): ChartPlan[] => context.text.charts.map((curves) => ({
-  key: [context.state.text, context.text.title, curves.title, context.colours.css[9], width].join(),
+  key: [context.state.text, context.text.title, curves.title, context.colors.css[9], width].join(),
   draw: () => curvesOf(context, width, curves) }));
 
 function offsetsOf(context: Context, width: number): Chart {
@@ -61,7 +61,7 @@ function weightReceived(context: Context, width: number): Chart {
 }
 
 function similarityOf(context: Context, width: number): Chart {
-  const { text, state, colours } = context;
+  const { text, state, colors } = context;
   const layer = text.layers[state.layer];
   const rows = layer.similarity.flatMap((row, a) => row.map((cosine, b) => ({ a, b, cosine })));
   return chart(context, width, { title: `Similarity of heads, ${layerName(layer)}`,
@@ -70,7 +70,7 @@ function similarityOf(context: Context, width: number): Chart {
       color: scaleOfStatistic(context, [0, 1]),
       marks: [Plot.cell(rows, { x: "a", y: "b", fill: "cosine", inset: 0.5, tip: true })] },
     rows: rows.map(({ a, b, cosine }) => ({ heads: `${shortName(layer, a)}, ${shortName(layer, b)}`, cosine })),
-    legend: rangeLegend(colours, 0, 1, "cosine") });
+    legend: rangeLegend(colors, 0, 1, "cosine") });
 }
 
 function curvesOf(context: Context, width: number, { title, x: across, y: up, series, band }: Curves): Chart {

@@ -2,7 +2,7 @@
 // head, which has a mark of its own.
 import * as Plot from "@observablehq/plot";
 import { bandCells, chart, type Chart, type ChartPlan, type Place } from "./chart";
-import { rangeLegend, SERIES } from "./colour";
+import { rangeLegend, SERIES } from "./color";
 import { headName, type Context } from "./context";
 import { layerLabel, shortName, type Head } from "./data";
 import { s, shown } from "./dom";
@@ -15,7 +15,7 @@ interface ChartHead { name: string; layer: string; at: number; head: number; rol
 const headsOf = ({ text }: Context): ChartHead[] => text.layers.flatMap((layer, at) => layer.heads.map(({ roles }, head) => ({
   name: shortName(layer, head), layer: layerLabel(layer), at, head, roles: roles.map(({ kind }) => kind) })));
 
-const lookOf = ({ state, text, colours }: Context, width: number) => [state.text, text.title, colours.css[9], width].join();
+const lookOf = ({ state, text, colors }: Context, width: number) => [state.text, text.title, colors.css[9], width].join();
 
 // `width`: pixels of the page.
 export function mapsOfHeads(context: Context, width: number, statistic: string): ChartPlan[] {
@@ -43,13 +43,13 @@ const frameOfChosen = ({ state, text }: Context) => (place: Place) => {
 };
 
 // A cell for each head.
-const cellsOfHeads = ({ text }: Context, opacity: number, colour: (head: Head) => string) => bandCells((layer, at) => {
+const cellsOfHeads = ({ text }: Context, opacity: number, color: (head: Head) => string) => bandCells((layer, at) => {
   const head = text.layers[layer].heads[at];
-  return head ? colour(head) : null;
+  return head ? color(head) : null;
 }, INSET, opacity);
 
 function mapOfStatistic(context: Context, width: number, name: string): Chart {
-  const { text, source, colours } = context;
+  const { text, source, colors } = context;
   const heads = headsOf(context);
   const value = ({ at, head }: ChartHead) => text.layers[at].heads[head].values[name];
   const [low, high] = heads.reduce(([least, most], one) => [Math.min(least, value(one)), Math.max(most, value(one))],
@@ -58,26 +58,26 @@ function mapOfStatistic(context: Context, width: number, name: string): Chart {
   const title = plainLabel(source.common, name);
   const inCells = width <= NARROW || heads.length > NUMBERED ? null : Plot.text(heads, { x: "head", y: "layer", fontSize: 10,
     text: (one: ChartHead) => value(one).toFixed(Math.abs(value(one)) >= 10 ? 0 : 2),
-    fill: (one: ChartHead) => colours.on(share(value(one))), pointerEvents: "none" });
+    fill: (one: ChartHead) => colors.on(share(value(one))), pointerEvents: "none" });
   return chart(context, width, { title: `Map of ${title}`, said: source.common.statistics[name] ?? "",
-    plot: { ...gridOf(context), marks: [cellsOfHeads(context, 1, ({ values }) => colours.of(share(values[name]))), inCells,
+    plot: { ...gridOf(context), marks: [cellsOfHeads(context, 1, ({ values }) => colors.of(share(values[name]))), inCells,
       tipOf(heads, (one) => `${headName(context, one.at, one.head)}: ${shown(value(one))}`)] },
     rows: heads.map((one) => ({ head: one.name, [name]: value(one) })), values: heads, chosen: open(context),
-    legend: rangeLegend(colours, low, high, title), marks: frameOfChosen(context) });
+    legend: rangeLegend(colors, low, high, title), marks: frameOfChosen(context) });
 }
 
 const tipOf = (heads: ChartHead[], said: (one: ChartHead) => string) =>
   Plot.tip(heads, Plot.pointer({ x: "head", y: "layer", title: said }));
 
 function mapOfRoles(context: Context, width: number): Chart {
-  const { source, colours } = context;
+  const { source, colors } = context;
   const heads = headsOf(context);
   const first = (roles: string[]) => roles[0] ?? "none";
   const kinds = Object.keys(source.common.kinds).filter((kind) => heads.some(({ roles }) => first(roles) === kind));
-  const fills = new Map([...kinds.map((kind, at): [string, string] => [kind, SERIES[at]]), ["none", colours.get("--none")]]);
+  const fills = new Map([...kinds.map((kind, at): [string, string] => [kind, SERIES[at]]), ["none", colors.get("--none")]]);
   const letters = ({ roles }: ChartHead) => roles.map((role) => source.common.kinds[role].letter).join("");
   return chart(context, width, { title: "Map of roles",
-    said: "The letters of all roles of a head, coloured by the role with the highest score.",
+    said: "The letters of all roles of a head, colored by the role with the highest score.",
     plot: { ...gridOf(context), color: { type: "ordinal", domain: [...fills.keys()], range: [...fills.values()], legend: true },
       marks: [cellsOfHeads(context, 0.55, ({ roles }) => fills.get(roles[0]?.kind ?? "none")!),
       Plot.text(heads.filter(({ roles }) => roles.length), { x: "head", y: "layer", text: letters, fontWeight: 600, fontSize: 10,
@@ -104,7 +104,7 @@ function similarHeads(context: Context, width: number, places: [number, number][
   const [layers, heads] = [text.layers.map(layerLabel), headsOf(context)];
   const points = heads.map((one, at) => ({ ...one, x: places[at][0], y: places[at][1] }));
   const named = new Set(heads.length <= ALL_NAMED ? apart(points, Math.min(560, Math.max(280, width - 40))) : []);
-  const said = "Each point is a head; near points have similar weights (classical scaling of the Jensen-Shannon distance). Colours are layers.";
+  const said = "Each point is a head; near points have similar weights (classical scaling of the Jensen-Shannon distance). Colors are layers.";
   const ofChosen = (place: Place) => {
     const found = points.find(({ at, head }) => at === state.layer && head === state.head)!;
     const { x, y } = place(found.x, found.y);

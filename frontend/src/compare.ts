@@ -142,7 +142,7 @@ export function compareView(context: Context): Panel {
 
   async function wholeMap(side: Side, choose: (query: number) => void): Promise<HTMLElement> {
     const { text, number, query } = side;
-    const { source, colours } = context;
+    const { source, colors } = context;
     const sizes = [queriesOf(text).length, text.tokens.length];
     const width = Math.min(480, maps.clientWidth > 760 ? maps.clientWidth / 2 - 18 : maps.clientWidth);
     let level = source.finest(number);
@@ -151,7 +151,7 @@ export function compareView(context: Context): Panel {
     const grid = { values, rows: [0, sizes[0]] as [number, number], cols: [0, sizes[1]] as [number, number], level };
     const label = `All weights of ${inText(headName(context))} on this text`;
     const panel = panelOf(context, grid, [wordNames(queriesOf(text)), wordNames(text.tokens)], width,
-      (weight) => colours.weight(weight), label, (pair, click) => { if (pair && click) choose(pair[0]); });
+      (weight) => colors.weight(weight), label, (pair, click) => { if (pair && click) choose(pair[0]); });
     panel.mark([query, -1]);
     return h("section", { class: "side" }, h("h2", {}, `${headName(context)}: all words`),
       h("div", { class: "scroll" }, panel.figure),
@@ -171,8 +171,8 @@ export function compareView(context: Context): Panel {
       if (choose) { span.setAttribute("role", "option"); span.setAttribute("aria-selected", String(at === query));
         span.addEventListener("click", () => choose(at)); }
       if (row) {
-        span.style.background = context.colours.weight(row[at]);
-        span.style.color = context.colours.textOn(row[at]);
+        span.style.background = context.colors.weight(row[at]);
+        span.style.color = context.colors.textOn(row[at]);
       }
       box.append(span);
     }

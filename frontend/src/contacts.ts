@@ -1,6 +1,6 @@
 // The contact map of a protein in the chosen head, as contact_maps of src/regard/stats/contacts.py computes it.
 import type { ChartPlan } from "./chart";
-import { rangeLegend } from "./colour";
+import { rangeLegend } from "./color";
 import { headName, inText, place, type Context } from "./context";
 import type { Text } from "./data";
 import { fill, h, saving, shown, strong } from "./dom";
@@ -20,10 +20,10 @@ export function residuesOf({ tokens, queries, special }: Text): number[] {
 }
 
 export function contactsOfHead(context: Context, width: number): ChartPlan[] {
-  const { state, text, source, colours } = context;
+  const { state, text, source, colors } = context;
   const count = residuesOf(text).length;
   if (!count || count > MOST || source.finest(state.text)) return [];
-  return [{ key: ["contacts", state.text, text.title, state.layer, state.head, colours.css[9], width].join(), draw: () => {
+  return [{ key: ["contacts", state.text, text.title, state.layer, state.head, colors.css[9], width].join(), draw: () => {
     const [box, element] = [h("div", {}, h("p", { class: "hint" }, "Computing …")), h("figure", { class: "contacts" })];
     element.append(box);
     void drawContacts(context, box, Math.min(560, Math.max(280, width - 40)));
@@ -32,7 +32,7 @@ export function contactsOfHead(context: Context, width: number): ChartPlan[] {
 }
 
 async function drawContacts(context: Context, box: HTMLElement, width: number) {
-  const { text, colours } = context;
+  const { text, colors } = context;
   const residues = residuesOf(text);
   const [size, about] = [residues.length, inText(headName(context))];
   const contacts = corrected(await weightsAmong(context.source, place(context), text.tokens.length, residues), size);
@@ -41,11 +41,11 @@ async function drawContacts(context: Context, box: HTMLElement, width: number) {
   const names = residues.map((_, at) => name(at));
   const readout = h("p", { class: "hint contact-readout", role: "status" }, "Point at a pair of residues.");
   const panel = panelOf(context, { values: contacts, rows: [0, size], cols: [0, size], level: 0 }, [names, names], width,
-    (value) => (value > 0 ? colours.of(Math.max(value / most, 0.004)) : colours.css[0]), `Contact map, ${about}`, (pair) => {
+    (value) => (value > 0 ? colors.of(Math.max(value / most, 0.004)) : colors.css[0]), `Contact map, ${about}`, (pair) => {
       panel.mark(pair ?? [-1, -1]);
       if (pair) fill(readout, strong(`${names[pair[0]]} – ${names[pair[1]]}`), `: ${shown(contacts[pair[0] * size + pair[1]])}`);
     });
-  const legend = rangeLegend(colours, 0, most, "contact; grey: 0 or less");
+  const legend = rangeLegend(colors, 0, most, "contact; gray: 0 or less");
   fill(box, h("figcaption", {}, `Contact map, ${about}`,
     saving(() => `${text.title} contact map`, () => panel.figure, () => context.root, () => legend)),
   h("p", { class: "hint" }, "The weights between residues in both directions, less the product of what each residue gives and receives (APC). "

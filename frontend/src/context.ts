@@ -1,5 +1,5 @@
 // The interface between the frame and its views: the context of a view, and the panel that it returns.
-import type { Colours } from "./colour";
+import type { Colors } from "./color";
 import { layerName, type Story, type Text } from "./data";
 import { h } from "./dom";
 import type { Place, Source } from "./source";
@@ -10,7 +10,7 @@ export interface Context {
   source: Source;
   state: State;
   text: Text;
-  colours: Colours;
+  colors: Colors;
   set(change: Partial<State>, quiet?: boolean): void; // quiet: no history entry for the Back button
   tell(message: string): void; // for screen readers
   tour?: Story & { play(): void }; // the story of this page

@@ -125,5 +125,5 @@ export function halves(buffer: ArrayBufferLike): Float32Array {
   return out;
 }
 
-// The inverse of quantise() in sheet.py. Byte 1 is a positive weight below 4e-6, so it is not 0.
+// The inverse of quantize() in sheet.py. Byte 1 is a positive weight below 4e-6, so it is not 0.
 export const weightOf = (byte: number): number => (byte < 2 ? byte * 1e-6 : ((byte - 1) / 254) ** 2);

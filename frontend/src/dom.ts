@@ -85,7 +85,7 @@ const sizeOf = (figure: SVGSVGElement): [number, number] => {
   return [Number(figure.getAttribute("width")) || width, Number(figure.getAttribute("height")) || height];
 };
 
-// The names of colours that Observable Plot writes as HTML, as a figure.
+// The names of colors that Observable Plot writes as HTML, as a figure.
 function swatches(box: Element): SVGSVGElement {
   const figure = s("svg", { width: Math.max(200, box.getBoundingClientRect().width), height: 24 });
   let [x, y] = [0, 0];
@@ -93,8 +93,8 @@ function swatches(box: Element): SVGSVGElement {
     const said = swatch.textContent ?? "";
     const wide = 26 + said.length * 6.6;
     if (x && x + wide > Number(figure.getAttribute("width"))) { x = 0; y += 20; }
-    const colour = swatch.querySelector("svg")?.getAttribute("fill") ?? "currentColor";
-    figure.append(s("rect", { x, y: y + 4, width: 14, height: 14, fill: colour }),
+    const color = swatch.querySelector("svg")?.getAttribute("fill") ?? "currentColor";
+    figure.append(s("rect", { x, y: y + 4, width: 14, height: 14, fill: color }),
       s("text", { x: x + 19, y: y + 15, "font-size": 12, fill: "currentColor" }, said));
     x += wide;
   }
@@ -126,8 +126,8 @@ export function whole(drawing: Element, legend: SVGSVGElement | null = null): SV
   return figure;
 }
 
-// A copy of a figure that contains its colours and fonts.
-function alone(figure: SVGSVGElement, colours: CSSStyleDeclaration): string {
+// A copy of a figure that contains its colors and fonts.
+function alone(figure: SVGSVGElement, colors: CSSStyleDeclaration): string {
   const copy = figure.cloneNode(true) as SVGSVGElement;
   const [width, height] = sizeOf(figure);
   copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
@@ -135,10 +135,10 @@ function alone(figure: SVGSVGElement, colours: CSSStyleDeclaration): string {
   copy.setAttribute("height", String(height));
   if (!copy.getAttribute("viewBox")) copy.setAttribute("viewBox", `0 0 ${width} ${height}`);
   copy.setAttribute("style",
-    `color:${colours.getPropertyValue("--ink")};background:${colours.getPropertyValue("--paper")};font-family:system-ui,sans-serif`);
+    `color:${colors.getPropertyValue("--ink")};background:${colors.getPropertyValue("--paper")};font-family:system-ui,sans-serif`);
   let text = new XMLSerializer().serializeToString(copy);
   for (const name of new Set(text.match(/var\(--[a-z-]+\)/g) ?? [])) text = text.replaceAll(name,
-    colours.getPropertyValue(name.slice(4, -1)).trim());
+    colors.getPropertyValue(name.slice(4, -1)).trim());
   return text;
 }
 

@@ -1,14 +1,14 @@
 // What changes in a prediction without some weights, as bars before and after.
-import { SERIES } from "./colour";
+import { SERIES } from "./color";
 import type { Effect } from "./data";
 import { h, visible } from "./dom";
 
 const percent = (share: number) => `${(100 * share).toPrecision(share < 0.1 ? 2 : 3)} %`;
 
 // A number beside a bar whose length is its share of `most`.
-function bar(value: number, most: number, colour: string): HTMLElement {
+function bar(value: number, most: number, color: string): HTMLElement {
   const line = h("span", { class: "bar-line", "aria-hidden": "true" });
-  line.style.cssText = `width:${(100 * value) / (most || 1)}%;background:${colour}`;
+  line.style.cssText = `width:${(100 * value) / (most || 1)}%;background:${color}`;
   return h("td", {}, h("span", { class: "bar-row" }, h("span", { class: "bar-room" }, line), h("span", { class: "number" }, percent(value))));
 }
 

@@ -1,5 +1,5 @@
 // The figure sheet: chosen panels at the size that they have in a paper, with legend and caption, to be saved.
-import { Colours, scaleOf, SCALES, type Scale } from "./colour";
+import { Colors, scaleOf, SCALES, type Scale } from "./color";
 import { headName, interval, type Context } from "./context";
 import { layerLabel, queriesOf, type Text } from "./data";
 import { choice, cut, fill, h, s, segments, visible } from "./dom";
@@ -18,11 +18,11 @@ const SAID: Record<string, string> = { log: "a logarithmic scale", linear: "a li
 export interface Figure { svg: SVGSVGElement; text: string; rows: Drawn["rows"]; width: number; height: number; name: string }
 
 // The panels, the legend and the caption, as one SVG; its size is in mm.
-async function drawFigure(context: Context, chosen: string[], colours: Colours,
+async function drawFigure(context: Context, chosen: string[], colors: Colors,
   width = widthOfState(context.state)): Promise<Figure> {
   const { state, text } = context;
   const scale = scaleOf(state.scale, text.tokens.length);
-  const frame: Frame = { context, width: width * PT - 2 * MARGIN, colours, scale, span: spanOf(state.span, text) };
+  const frame: Frame = { context, width: width * PT - 2 * MARGIN, colors, scale, span: spanOf(state.span, text) };
   const drawn = await Promise.all(chosen.map((panel) => DRAW[panel](frame)));
   const body = s("g", { transform: `translate(${MARGIN},${MARGIN})` });
   let y = 0;
@@ -119,7 +119,7 @@ export function figureSheet(context: Context): FigureSheet {
   async function draw() {
     const mine = ++turn;
     try {
-      const figure = await drawFigure(context, chosen(), new Colours(preview));
+      const figure = await drawFigure(context, chosen(), new Colors(preview));
       if (mine !== turn) return;
       shown = figure;
       preview.replaceChildren(figure.svg);
@@ -173,7 +173,7 @@ export function figureSheet(context: Context): FigureSheet {
         onchange: (event: Event) => change({ span: (event.target as HTMLInputElement).value.trim() }) })),
       set("Width", state.width, [["8.5", "8.5 cm"], ["17", "17 cm"]], (width) => change({ width })),
       set("Background", state.ground, [["light", "White"], ["clear", "Transparent"]], (ground) => change({ ground })),
-      set("Colour scale", state.scale, SCALES, (scale) => change({ scale })),
+      set("Color scale", state.scale, SCALES, (scale) => change({ scale })),
       set("Caption", state.captioned, [["yes", "In the figure"], ["no", "Left out"]], (captioned) => change({ captioned })),
       caption, h("p", {}, h("button", { type: "button", class: "quiet", onclick: () => { change({ caption: "" }); } },
         "Restore the automatic caption")),
@@ -203,7 +203,7 @@ export function figureSheet(context: Context): FigureSheet {
       const opening = !element.open;
       if (opening) { element.showModal(); drawControls(); }
       const wanted = JSON.stringify([state.text, state.layer, state.head, state.query, state.figure, state.width, state.ground,
-        state.caption, state.captioned, state.span, state.scale, state.sort, state.colour, state.heads, state.panels, state.pool]);
+        state.caption, state.captioned, state.span, state.scale, state.sort, state.color, state.heads, state.panels, state.pool]);
       if (!opening && wanted === drawnFor) return;
       drawnFor = wanted;
       void draw();
@@ -216,7 +216,7 @@ export function figureSheet(context: Context): FigureSheet {
       const paper = context.root.appendChild(h("div", { class: "figure-paper figure-print" }));
       try {
         const width = element.open ? widthOfState(context.state) : 170;
-        paper.replaceChildren((await drawFigure(context, panels, new Colours(paper), width)).svg);
+        paper.replaceChildren((await drawFigure(context, panels, new Colors(paper), width)).svg);
       } catch { paper.remove(); }
     },
     afterPrint() { context.root.querySelectorAll(":scope > .figure-print").forEach((paper) => paper.remove()); },

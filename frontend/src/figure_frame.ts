@@ -1,5 +1,5 @@
-// What the panels of a figure share: its sizes in points, its words, its cells and its colours. Dark is more, on white.
-import { STEPS, type Colours, type Scale } from "./colour";
+// What the panels of a figure share: its sizes in points, its words, its cells and its colors. Dark is more, on white.
+import { STEPS, type Colors, type Scale } from "./color";
 import type { Context } from "./context";
 import { cut, s, visible } from "./dom";
 import { cutName } from "./word_names";
@@ -14,7 +14,7 @@ const [RECTS, LETTERS] = [4096, 14]; // more cells are one picture; the longest 
 export interface Frame {
   context: Context;
   width: number; // in points
-  colours: Colours;
+  colors: Colors;
   scale: Scale;
   span: [number, number] | null; // the tokens that were asked for
 }
@@ -51,7 +51,7 @@ export function weightCells(frame: Frame, values: ArrayLike<number>, rows: numbe
     for (let i = 0; i < rows; i++)
       for (let j = 0; j < cols; j++)
         group.append(s("rect", { x: round(x + j * cell), y: round(y + i * tall), width: round(cell),
-          height: round(tall), fill: frame.colours.of(place(values[i * cols + j])) }));
+          height: round(tall), fill: frame.colors.of(place(values[i * cols + j])) }));
   } else group.append(cellImage(frame, Array.from(values, place), rows, cols, [x, y, cols * cell, rows * tall]));
   group.append(s("rect", { x: round(x), y: round(y), width: round(cols * cell), height: round(rows * tall),
     fill: "none", stroke: LINE, "stroke-width": 0.5 }));
@@ -64,7 +64,7 @@ export function cellImage(frame: Frame, places: ArrayLike<number>, rows: number,
   const small = document.createElement("canvas");
   [small.width, small.height] = [cols, rows];
   const pixels = Uint32Array.from(places, (share) =>
-    frame.colours.table[share <= 0 ? 0 : 1 + Math.round(Math.min(share, 1) * (STEPS - 1))]);
+    frame.colors.table[share <= 0 ? 0 : 1 + Math.round(Math.min(share, 1) * (STEPS - 1))]);
   small.getContext("2d")!.putImageData(new ImageData(new Uint8ClampedArray(pixels.buffer), cols, rows), 0, 0);
   const times = Math.max(1, Math.ceil((width / 72) * 300 / cols));
   const large = document.createElement("canvas");
@@ -120,13 +120,13 @@ function broken(word: string, room: number, size: number): string[] {
   return parts;
 }
 
-// The colours of a legend, once in every figure.
+// The colors of a legend, once in every figure.
 const [GRADIENT, STOPS] = ["regard-ramp", 32];
-export const gradient = ({ colours }: Frame) => s("defs", {}, s("linearGradient", { id: GRADIENT },
+export const gradient = ({ colors }: Frame) => s("defs", {}, s("linearGradient", { id: GRADIENT },
   ...Array.from({ length: STOPS + 1 }, (_, at) => s("stop", { offset: round(at / STOPS),
-    "stop-color": colours.of(Math.max(at / STOPS, 0.004)) }))));
+    "stop-color": colors.of(Math.max(at / STOPS, 0.004)) }))));
 
-// The colours from the least to the most, with numbers.
+// The colors from the least to the most, with numbers.
 export function ramp(frame: Frame, ticks: [number, string][], said: string): { node: SVGGElement; height: number; width: number } {
   const [width, left] = [Math.min(150, frame.width * 0.5), 8];
   const node = s("g", { class: "legend" }, s("rect", { x: left, y: 0, width: round(width), height: 6,

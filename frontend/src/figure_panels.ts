@@ -130,7 +130,7 @@ function selfWords(frame: Frame, node: SVGGElement, [first, last]: [number, numb
     node.append(s("path", { class: "arc", d: j === here
       ? `M${round(at[j] - 3)},${top} C${round(at[j] - 9)},${top - 16} ${round(at[j] + 9)},${top - 16} ${round(at[j] + 3)},${top}`
       : `M${round(at[here])},${top} C${round(at[here])},${round(top - rise(j) * 1.33)} ${round(at[j])},${round(top - rise(j) * 1.33)} ${round(at[j])},${top}`,
-    fill: "none", stroke: frame.colours.of(1 - 0.45 * (1 - weight)), "stroke-width": round(0.4 + 2.6 * weight),
+    fill: "none", stroke: frame.colors.of(1 - 0.45 * (1 - weight)), "stroke-width": round(0.4 + 2.6 * weight),
     "stroke-opacity": round(0.4 + 0.6 * Math.sqrt(weight)) }));
   }
   if (at[here] !== undefined && weights[first + most] > 0) {
@@ -148,9 +148,9 @@ function box(frame: Frame, node: SVGGElement, token: string, [x, y, wide, tall]:
   turned: boolean, chosen: boolean) {
   const share = weight === null ? 0 : frame.scale.place(weight);
   node.append(s("rect", { class: "cell", x: round(x - wide / 2 + 0.3), y: round(y), width: round(wide - 0.6),
-    height: round(tall), fill: weight === null ? "none" : frame.colours.of(share), stroke: chosen ? INK : "none",
+    height: round(tall), fill: weight === null ? "none" : frame.colors.of(share), stroke: chosen ? INK : "none",
     "stroke-width": 1 }));
-  const look = { size: NORMAL, bold: chosen, fill: frame.colours.on(share), token: true };
+  const look = { size: NORMAL, bold: chosen, fill: frame.colors.on(share), token: true };
   node.append(turned ? write(shortToken(token), x, y + 3, { ...look, turned, anchor: "end" })
     : write(shortToken(token), x, y + tall / 2, { ...look, anchor: "middle" }));
 }
@@ -169,7 +169,7 @@ function crossWords(frame: Frame, node: SVGGElement, [first, last]: [number, num
   keys.forEach((_, j) => {
     const weight = weights[first + j];
     if (weight >= least) node.append(s("line", { class: "arc", x1: round(top.at[state.query - above[0]]), y1: start,
-      x2: round(low.at[j]), y2: end, stroke: frame.colours.of(1 - 0.45 * (1 - weight)),
+      x2: round(low.at[j]), y2: end, stroke: frame.colors.of(1 - 0.45 * (1 - weight)),
       "stroke-width": round(0.4 + 2.6 * weight), "stroke-opacity": round(0.4 + 0.6 * Math.sqrt(weight)) }));
   });
   own.forEach((token, i) => box(frame, node, token, [top.at[i], 0, top.wide[i], upper], null, top.turned,
@@ -212,7 +212,7 @@ function matrix(frame: Frame, { values, rows, cols, level, first }: Awaited<Retu
     tokensAlong(tokens[1], first[1], step, cell, false, [left, low]));
   if (cell >= NUMBERED && level === 0) for (let at = 0; at < values.length; at++) node.append(
     write(short(values[at]), left + (at % cols + 0.5) * cell, (Math.floor(at / cols) + 0.5) * cell,
-      { anchor: "middle", fill: frame.colours.on(frame.scale.place(values[at])) }));
+      { anchor: "middle", fill: frame.colors.on(frame.scale.place(values[at])) }));
   const axes = text.queries ? ["query (target)", "key (source)"] : ["query", "key"];
   node.append(write(axes[0], 4, low / 2, { turned: true, anchor: "middle", fill: SOFT }),
     write(axes[1], left + (cols * cell) / 2, low + name + 6, { anchor: "middle", fill: SOFT }));
@@ -252,7 +252,7 @@ async function heads(frame: Frame): Promise<Drawn> {
     rows.push(...smallRows(context, { layer, head }, tiles[n], [tall, wide]));
   }
   if (grouped) headNumbers(context, node, [left, top, pitch, most]);
-  const by = state.colour in text.layers[0].heads[0].values ? `, by ${state.colour}` : "";
+  const by = state.color in text.layers[0].heads[0].values ? `, by ${state.color}` : "";
   const sorted = `${by}, ${state.sort === "down" ? "highest" : "lowest"} first`;
   return { node, width: left + columns * pitch, height: top + count * (pitch + nameHeight), title: "All heads", heads: "", rows, weights: true,
     said: `Each picture is one head${grouped ? ", a row per layer" : sorted}.` };
@@ -348,7 +348,7 @@ async function statistics(frame: Frame): Promise<Drawn> {
   const { context, width } = frame;
   const { text, state, source } = context;
   const names = Object.keys(text.layers[0].heads[0].values);
-  const name = names.includes(state.colour) ? state.colour : names[0];
+  const name = names.includes(state.color) ? state.color : names[0];
   const columns = Math.max(...text.layers.map((layer) => layer.heads.length));
   const left = 22 + Math.max(...text.layers.map((_, at) => widthOf(layerLabel(context.text.layers[at]), SMALL)));
   const cell = Math.min(32, (width - left) / columns);
@@ -362,9 +362,9 @@ async function statistics(frame: Frame): Promise<Drawn> {
   values.forEach((list, layer) => list.forEach((value, head) => {
     const [x, y] = [left + head * cell, 10 + layer * tall];
     node.append(s("rect", { class: "cell", x: round(x), y: round(y), width: round(cell - 0.6), height: round(tall - 0.6),
-      fill: frame.colours.of(share(value)) }));
+      fill: frame.colors.of(share(value)) }));
     if (cell >= 17 && tall >= 8.5) node.append(write(value.toFixed(digits), x + cell / 2, y + tall / 2,
-      { anchor: "middle", fill: frame.colours.on(share(value)) }));
+      { anchor: "middle", fill: frame.colors.on(share(value)) }));
     rows.push(["statistics", layerLabel(context.text.layers[layer]), head, name, "", "", "", "", value]);
   }));
   const every = Math.max(1, Math.ceil(10 / cell));

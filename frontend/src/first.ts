@@ -12,7 +12,7 @@ import { wordNames } from "./word_names";
 
 const [WHOLE, AROUND] = [70, 16]; // a longer text is cut to the words around both ends of the link
 
-export interface First { element: HTMLElement; key(event: KeyboardEvent): boolean; draw(): void; follow(): void; recolour(): void; close(): void }
+export interface First { element: HTMLElement; key(event: KeyboardEvent): boolean; draw(): void; follow(): void; recolor(): void; close(): void }
 
 // The ranges of tokens to show: all, or those around the given ones.
 export function ranges(size: number, around: number[]): [number, number][] {
@@ -88,12 +88,12 @@ export function firstView(context: Context): First {
       for (const span of [...queries.values(), ...keys.values()]) span.removeAttribute("style");
       for (const [key, weight] of lead.links) {
         const span = keys.get(key);
-        if (span) span.style.cssText = `background:${context.colours.weight(weight)};color:${context.colours.textOn(weight)}`;
+        if (span) span.style.cssText = `background:${context.colors.weight(weight)};color:${context.colors.textOn(weight)}`;
       }
       queries.get(lead.query)?.classList.add("lead-query");
       const from = queries.get(lead.query);
       drawArcs(arcs, lead.links.flatMap(([key, weight]) => (from && keys.has(key)
-        ? [{ from, to: keys.get(key)!, share: weight, colour: context.colours.line(weight) }] : [])));
+        ? [{ from, to: keys.get(key)!, share: weight, color: context.colors.line(weight) }] : [])));
     };
     return h("div", { class: "lead-stage stage" }, arcs, own, other);
   }
@@ -155,5 +155,5 @@ export function firstView(context: Context): First {
     follow();
     observer.observe(words);
   }
-  return { element, key, draw, follow, recolour: () => redraw(), close: () => observer.disconnect() };
+  return { element, key, draw, follow, recolor: () => redraw(), close: () => observer.disconnect() };
 }

@@ -15,7 +15,7 @@ const [PER_ROW, AT_ONCE] = [12, 12]; // heads of a row, if they are sorted by a 
 export interface HeadGrid {
   element: HTMLElement;
   draw(): void;
-  repaint(): void; // after a change of colours
+  repaint(): void; // after a change of colors
   mark(): void; // after a change of the chosen head
   move(key: string): boolean;
   close(): void;
@@ -30,7 +30,7 @@ export function headGrid(context: Context): HeadGrid {
   let rowOf = new Map<string, Row>();
   let places = new Map<string, HTMLButtonElement>();
   let warned = new Set<string>();
-  let soft = ""; // the colour of names, read once: to ask the browser for it costs a layout
+  let soft = ""; // the color of names, read once: to ask the browser for it costs a layout
   let chosen: HTMLButtonElement | undefined;
   let columns = 1;
   let ends: [number, number] = [0, 1];
@@ -58,7 +58,7 @@ export function headGrid(context: Context): HeadGrid {
     const room = Math.max(0, element.clientWidth - left - 8);
     const gap = room / columns < 22 ? 1 : room / columns < 44 ? 3 : 6;
     const cell = Math.max(SMALLEST, Math.min(LARGEST, Math.floor(room / columns) - gap));
-    const gauge = context.state.colour in context.text.layers[0].heads[0].values ? (cell >= NUMBERED ? LINE : 5) : 0;
+    const gauge = context.state.color in context.text.layers[0].heads[0].values ? (cell >= NUMBERED ? LINE : 5) : 0;
     const wanted = { cell, gap, name: cell >= NAMED ? LINE : 0, gauge };
     const changed = JSON.stringify(wanted) !== JSON.stringify(sizes);
     sizes = wanted;
@@ -66,14 +66,14 @@ export function headGrid(context: Context): HeadGrid {
     for (const [name, value] of Object.entries(pixels)) element.style.setProperty(`--${name}`,
       name === "columns" ? String(value) : `${value}px`);
     element.classList.toggle("small", cell < NUMBERED);
-    soft = context.colours.get("--soft");
+    soft = context.colors.get("--soft");
     return changed;
   }
 
   function draw() {
     const { text, state } = context;
     order = headOrder(context);
-    const values = order.map(({ layer, head }) => text.layers[layer].heads[head].values[state.colour] ?? 0);
+    const values = order.map(({ layer, head }) => text.layers[layer].heads[head].values[state.color] ?? 0);
     ends = [values.reduce((a, b) => Math.min(a, b), Infinity), values.reduce((a, b) => Math.max(a, b), -Infinity)];
     columns = grouped() ? Math.max(...text.layers.map((layer) => layer.heads.length)) : Math.min(PER_ROW, order.length);
     const parts = grouped() ? text.layers.map((layer, at) => layer.heads.map((_, head) => ({ layer: at, head })))
@@ -123,21 +123,21 @@ export function headGrid(context: Context): HeadGrid {
   function button({ layer, head }: HeadPlace): HTMLButtonElement {
     const { text, state, source } = context;
     const about = text.layers[layer].heads[head];
-    const value = about.values[state.colour];
+    const value = about.values[state.color];
     const warning = warned.has(`${text.layers[layer].number}.${head}`);
-    const said = [headName(context, layer, head), value === undefined ? "" : `${label(source.common, state.colour)} ${shown(value)}`,
+    const said = [headName(context, layer, head), value === undefined ? "" : `${label(source.common, state.color)} ${shown(value)}`,
       about.roles.map((role) => role.kind).join(" and "), warning ? "has a warning" : ""].filter(Boolean).join(", ");
     const made = h("button", { type: "button", role: "gridcell", "aria-label": said, "aria-selected": "false", tabindex: -1,
       title: `${shortName(text.layers[layer], head)}: ${said}`, "data-place": `${layer}.${head}`,
       class: warning ? "warned" : null });
-    if (about.roles.length) made.append(h("span", { class: `chip${state.colour === "role" ? " big" : ""}`,
+    if (about.roles.length) made.append(h("span", { class: `chip${state.color === "role" ? " big" : ""}`,
       "aria-hidden": "true" }, about.roles.map((role) => source.common.kinds[role.kind].letter).join("")));
     places.set(`${layer}.${head}`, made);
     return made;
   }
 
   function paintRow({ canvas, heads }: Row) {
-    const { text, state, colours } = context;
+    const { text, state, colors } = context;
     const { cell, gap, name, gauge } = sizes;
     const dots = window.devicePixelRatio || 1;
     const [width, height] = [heads.length * (cell + gap) - gap, cell + name + gauge];
@@ -151,12 +151,12 @@ export function headGrid(context: Context): HeadGrid {
       const [left, small] = [at * (cell + gap), smallMap(context, layer, head)];
       pen.imageSmoothingEnabled = small.width > cell * dots;
       pen.drawImage(small, left, 0, cell, cell);
-      const value = text.layers[layer].heads[head].values[state.colour];
+      const value = text.layers[layer].heads[head].values[state.color];
       if (gauge && value !== undefined) {
         const share = (value - ends[0]) / (ends[1] - ends[0] || 1);
-        pen.fillStyle = colours.of(Math.max(share, 0.004));
+        pen.fillStyle = colors.of(Math.max(share, 0.004));
         pen.fillRect(left, cell, cell, gauge);
-        pen.fillStyle = colours.on(Math.max(share, 0.004));
+        pen.fillStyle = colors.on(Math.max(share, 0.004));
         if (gauge === LINE) pen.fillText(shown(value), left + cell / 2, cell + gauge / 2 + 0.5);
       }
       pen.fillStyle = soft;

@@ -1,5 +1,5 @@
-// Sets of heads: which heads a view shows together, how a link writes them, and the colour of each.
-import { SERIES } from "./colour";
+// Sets of heads: which heads a view shows together, how a link writes them, and the color of each.
+import { SERIES } from "./color";
 import { layerName, queriesOf, shortName, type Text } from "./data";
 import type { Source } from "./source";
 import type { State } from "./state";
@@ -50,21 +50,21 @@ export function toggled(context: Shown, head: Head): string {
   return after.length ? after.map(nameOfHead).join() : "one";
 }
 
-// A colour for each listed head. A head has the same colour in every view, unless an earlier head of the set has it.
-export function headColours(context: Shown): Map<string, string> {
+// A color for each listed head. A head has the same color in every view, unless an earlier head of the set has it.
+export function headColors(context: Shown): Map<string, string> {
   const found = new Map<string, string>();
   const taken = new Set<string>();
   for (const head of listedHeads(context)) {
-    const own = ownColour(head);
-    const colour = taken.has(own) ? SERIES.find((one) => !taken.has(one)) ?? own : own;
-    taken.add(colour);
-    found.set(nameOfHead(head), colour);
+    const own = ownColor(head);
+    const color = taken.has(own) ? SERIES.find((one) => !taken.has(one)) ?? own : own;
+    taken.add(color);
+    found.set(nameOfHead(head), color);
   }
   return found;
 }
-export const ownColour = ([layer, head]: Head) => DISTINCT[(head + 3 * layer) % DISTINCT.length];
+export const ownColor = ([layer, head]: Head) => DISTINCT[(head + 3 * layer) % DISTINCT.length];
 
-// Whether heads are drawn one by one, each in its colour, and not as one mean.
+// Whether heads are drawn one by one, each in its color, and not as one mean.
 export const drawnApart = (context: Shown) => isChosen(context.state) && listedHeads(context).length <= SERIES.length;
 
 // Whether the words show the mean of all heads, or of a layer, and not single heads.

@@ -10,7 +10,7 @@ const [ROWS, PLACES] = [200, 8]; // rows at first, occurrences of a word that ar
 interface Link { query: number; key: number; weight: number }
 interface Row { at: Head; values: Record<string, number>; roles: [string, number][]; link: Link | null }
 
-// The strongest link of a head from a query to an ordinary word that is not its neighbour, as TextReading.notable.
+// The strongest link of a head from a query to an ordinary word that is not its neighbor, as TextReading.notable.
 function notable(text: Text, query: number, row: ArrayLike<number>): Link | null {
   const left = new Set(text.queries === null ? [...text.special, 0] : text.special);
   let best: Link | null = null;
@@ -91,7 +91,7 @@ export function headTable(context: Context): HeadTable {
     const heads = `${count} head${count === 1 ? "" : "s"}`;
     if (!find) return `${heads}. Click a column to sort, a row to open its head.`;
     const often = places > PLACES ? `, in its first ${PLACES} places` : "";
-    const leftOut = `neighbours${text.queries === null ? ", the first token" : ""} and special tokens`;
+    const leftOut = `neighbors${text.queries === null ? ", the first token" : ""} and special tokens`;
     const word = places ? `What “${find}” attends to in each head${often}. Left out: the word itself, its ${leftOut}.` : "";
     if (roles.length) return `${heads} with the role ${roles.join(" or ")}. ${word}`;
     if (exact) return heads;

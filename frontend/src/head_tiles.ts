@@ -1,8 +1,8 @@
-// Tiles of heads with a colour each: a click chooses a head or drops it, pointing at a tile shows this head alone.
+// Tiles of heads with a color each: a click chooses a head or drops it, pointing at a tile shows this head alone.
 import { headName, type Context } from "./context";
 import { layerName, rolesOf, shortName } from "./data";
 import { choice, fill, h, signButton } from "./dom";
-import { headColours, isChosen, listedHeads, nameOfHead, ownColour, toggled, type Head } from "./head_sets";
+import { headColors, isChosen, listedHeads, nameOfHead, ownColor, toggled, type Head } from "./head_sets";
 import { smallMap, tilesOfLayer } from "./small_map";
 import { arrowOf, within } from "./steps";
 
@@ -39,22 +39,22 @@ export function headTiles(context: Context, preview: (head: Head | null) => void
       h("span", { class: "hint" }, "Click tiles to choose heads; point at one to see it alone."));
   }
 
-  // The colour of a head: of the set if it is chosen, otherwise its own, pale.
+  // The color of a head: of the set if it is chosen, otherwise its own, pale.
   function mark() {
     const { state } = context;
-    const colours = headColours(context);
+    const colors = headColors(context);
     const all = state.heads === "all" || state.heads === "layer";
     const buttons = [...row.querySelectorAll<HTMLButtonElement>(".head-tile")];
     for (const button of buttons) {
       const place = button.dataset.place!;
       const at = place.split(".").map(Number) as Head;
-      button.setAttribute("aria-pressed", String(colours.has(place)));
-      button.style.setProperty("--own", all ? "var(--soft)" : colours.get(place) ?? ownColour(at));
+      button.setAttribute("aria-pressed", String(colors.has(place)));
+      button.style.setProperty("--own", all ? "var(--soft)" : colors.get(place) ?? ownColor(at));
       button.tabIndex = at[1] === state.head ? 0 : -1;
     }
     const elsewhere = isChosen(state) ? listedHeads(context).filter(([layer]) => layer !== state.layer) : [];
     fill(others, ...elsewhere.map((at) => h("button", { type: "button", class: "picked",
-      title: `Drop ${headName(context, ...at)}`, style: `--own:${colours.get(nameOfHead(at))}`,
+      title: `Drop ${headName(context, ...at)}`, style: `--own:${colors.get(nameOfHead(at))}`,
       onclick: () => context.set({ heads: toggled(context, at) }), onpointerenter: () => preview(at),
       onpointerleave: () => preview(null) }, `${shortName(context.text.layers[at[0]], at[1])} ×`)));
   }

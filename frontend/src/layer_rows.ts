@@ -21,7 +21,7 @@ export async function layerRows(context: Context, query: number, room = 700): Pr
   const cell = Math.max(13, Math.min(30, (Math.min(room, 700) - left - 4) / names.length));
   const [width, height] = [left + names.length * cell + 4, layers.length * TALL + bottom];
   const cells = cellGrid({ rows: layers.length, cols: names.length, wide: cell, tall: TALL, gap: [1, 2],
-    colour: (layer, at) => context.colours.weight(lines[layer][first + at]),
+    color: (layer, at) => context.colors.weight(lines[layer][first + at]),
     title: (layer, at) => `${layerName(text.layers[layer])}, ${names[at]}: ${lines[layer][first + at].toPrecision(4)}`,
     chosen: (layer) => context.set({ layer }) });
   cells.setAttribute("transform", `translate(${left},0)`);

@@ -45,7 +45,7 @@ function masks(): Mask[] {
       (i, j) => j < prefix || j <= i),
     one(`window(${w}) | global_tokens([0])`, "A window, and a first token that attends to all and that all attend to (Longformer).",
       (i, j) => near(i, j) || i === 0 || j === 0),
-    one(`bigbird(${N}, ${block}, num_random=${RANDOM})`, "Neighbouring blocks, the first block, and a random block for each row of blocks (BigBird).",
+    one(`bigbird(${N}, ${block}, num_random=${RANDOM})`, "Neighboring blocks, the first block, and a random block for each row of blocks (BigBird).",
       isBigBird),
     one(`documents([${DOCUMENTS.join(", ")}])`, "Packed texts: only pairs inside one text.",
       (i, j) => documentOf(i) === documentOf(j)),
@@ -55,7 +55,7 @@ function masks(): Mask[] {
   ];
 }
 
-// One path for all allowed pairs: a stroke per run of keys. Lines of the paper's colour separate the cells.
+// One path for all allowed pairs: a stroke per run of keys. Lines of the paper's color separate the cells.
 function drawingOfMask({ call, meaning, allowed }: Mask): [SVGSVGElement, number] {
   let [runs, count] = ["", 0];
   for (let i = 0; i < N; i++)

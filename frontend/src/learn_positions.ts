@@ -2,7 +2,7 @@
 import * as Plot from "@observablehq/plot";
 import { interpolateRgb } from "d3-interpolate";
 import { bandCells } from "./chart";
-import { SERIES } from "./colour";
+import { SERIES } from "./color";
 import type { Context } from "./context";
 import { dial, figure, lesson, list, roomOf, STYLE, type Lesson } from "./lesson";
 
@@ -16,16 +16,16 @@ const every = (count: number, step = 1) => Array.from({ length: Math.ceil(count 
 const longest = () => 2 * Math.PI * sizes.base ** ((sizes.width - 2) / sizes.width);
 
 function heatmap(context: Context): HTMLElement {
-  const { colours } = context;
-  const range = [colours.get("--less"), colours.get("--none"), colours.get("--more")];
+  const { colors } = context;
+  const range = [colors.get("--less"), colors.get("--none"), colors.get("--more")];
   const [negative, positive] = [interpolateRgb(range[1], range[0]), interpolateRgb(range[1], range[2])];
   // Steps of 1/100, so that cells of like values are one path.
-  const colourOf = (value: number) => (value < 0 ? negative : positive)(Math.round(Math.abs(value) * 100) / 100);
+  const colorOf = (value: number) => (value < 0 ? negative : positive)(Math.round(Math.abs(value) * 100) / 100);
   const chart = Plot.plot({ width: roomOf(context), height: 340, style: STYLE,
     x: { type: "band", domain: every(sizes.width), label: "channel", ticks: every(sizes.width, sizes.width > 16 ? 4 : 1) },
     y: { type: "band", domain: every(sizes.positions), label: "position", ticks: every(sizes.positions, 8) },
     color: { type: "linear", domain: [-1, 0, 1], range, label: "value" },
-    marks: [bandCells((position, channel) => colourOf(wave(position, channel)))] });
+    marks: [bandCells((position, channel) => colorOf(wave(position, channel)))] });
   const heat = document.createElement("div");
   heat.append(chart.legend("color", { marginLeft: 14, marginRight: 14 })!, chart); // room for the minus of "−1"
   return heat;

@@ -1,11 +1,11 @@
 // The lesson on scores: how one query and its keys become scores, and scores become weights.
 import * as Plot from "@observablehq/plot";
-import { SERIES } from "./colour";
+import { SERIES } from "./color";
 import type { Context } from "./context";
 import { h, shown } from "./dom";
 import { dial, figure, lesson, list, roomOf, STYLE, type Lesson } from "./lesson";
 
-// Normalisers of a row of scores.
+// Normalizers of a row of scores.
 const softmax = (scores: number[]) => { const top = Math.max(...scores);
   const all = scores.map((score) => Math.exp(score - top)); const sum = all.reduce((a, b) => a + b, 0);
   return all.map((one) => one / sum); };
@@ -26,7 +26,7 @@ function entmax15(scores: number[]) { // by bisection: the threshold at which th
   return half.map((score) => Math.max(score - low, 0) ** 2);
 }
 const hardmax = (scores: number[]) => scores.map((_, at) => (at === scores.indexOf(Math.max(...scores)) ? 1 : 0));
-const NORMALISERS: Record<string, (scores: number[]) => number[]> =
+const NORMALizERS: Record<string, (scores: number[]) => number[]> =
   { softmax, "entmax 1.5": entmax15, sparsemax, hardmax };
 
 const KEYS: [string, number, number][] = [["cat", 1.6, 0.5], ["dog", 1.3, 1.0], ["sat", -0.4, 1.5], ["the", 0.3, -0.2],
@@ -43,24 +43,24 @@ const SCORES: Record<string, [string, (q: number[], k: number[]) => number]> = {
   cosine: ["c cos(q, k), c = 4: only the directions matter",
     (q, k) => (4 * (q[0] * k[0] + q[1] * k[1])) / (Math.hypot(...q) * Math.hypot(...k) || 1)],
 };
-const query = { angle: 25, size: 1.6, temperature: 1, normaliser: "softmax", score: "scaled dot" };
+const query = { angle: 25, size: 1.6, temperature: 1, normalizer: "softmax", score: "scaled dot" };
 
 interface Row { token: string; x: number; y: number; score: number; weight: number }
 const radians = () => (query.angle * Math.PI) / 180;
 const vector = () => [query.size * Math.cos(radians()), query.size * Math.sin(radians())];
 function rowsOf(): Row[] {
   const raw = KEYS.map(([, x, y]) => SCORES[query.score][1](vector(), [x, y]));
-  const weights = NORMALISERS[query.normaliser](raw.map((value) => value / query.temperature));
+  const weights = NORMALizERS[query.normalizer](raw.map((value) => value / query.temperature));
   return KEYS.map(([token, x, y], at) => ({ token, x, y, score: raw[at], weight: weights[at] }));
 }
 const best = (rows: Row[], of: (row: Row) => number) => rows.reduce((top, row) => (of(row) > of(top) ? row : top));
 
 function plane(context: Context, rows: Row[]) {
-  const { colours } = context;
+  const { colors } = context;
   return Plot.plot({ width: Math.min(roomOf(context), 400), height: 360, style: STYLE,
     x: { domain: [-2.5, 2.5], label: null }, y: { domain: [-2.2, 2.2], label: null },
     marks: [Plot.ruleX([0], { strokeOpacity: 0.2 }), Plot.ruleY([0], { strokeOpacity: 0.2 }),
-    Plot.link(rows, { x1: 0, y1: 0, x2: "x", y2: "y", stroke: (row: Row) => colours.line(row.weight),
+    Plot.link(rows, { x1: 0, y1: 0, x2: "x", y2: "y", stroke: (row: Row) => colors.line(row.weight),
     strokeWidth: (row: Row) => (row.weight > 0 ? 1 + 7 * row.weight : 0) }),
     Plot.arrow([vector()], { x1: 0, y1: 0, x2: (at: number[]) => at[0], y2: (at: number[]) => at[1],
     stroke: "currentColor", strokeWidth: 2.5 }), Plot.dot(rows, { x: "x", y: "y", fill: "currentColor", r: 3.5 }),
@@ -77,8 +77,8 @@ function bars(context: Context, rows: Row[], key: "score" | "weight", fill: stri
 
 const effects = {
   score: () => `${query.score}: ${SCORES[query.score][0]}.`,
-  normaliser: () => { const zeros = rowsOf().filter((row) => row.weight === 0).length;
-    return `${query.normaliser}: ${zeros ? `${zeros} of ${LESSON_KEYS} keys have a weight of exactly 0` : "every key has some weight"}.`; },
+  normalizer: () => { const zeros = rowsOf().filter((row) => row.weight === 0).length;
+    return `${query.normalizer}: ${zeros ? `${zeros} of ${LESSON_KEYS} keys have a weight of exactly 0` : "every key has some weight"}.`; },
   temperature: () => { const top = best(rowsOf(), (row) => row.weight);
     return `Temperature ${query.temperature}: scores are divided by ${query.temperature}; “${top.token}” has the largest weight, ${shown(top.weight)}.`; },
   angle: () => `Direction ${query.angle}°: it is nearest to that of “${best(rowsOf(),
@@ -91,8 +91,8 @@ const effects = {
 export const scores: Lesson = (context) => lesson((changed) => [
   list("Score", query.score, Object.keys(SCORES).map((name) => [name, name]), effects.score,
     (value) => { query.score = value; changed(); }),
-  list("Normaliser", query.normaliser, Object.keys(NORMALISERS).map((name) => [name, name]), effects.normaliser,
-    (value) => { query.normaliser = value; changed(); }),
+  list("Normalizer", query.normalizer, Object.keys(NORMALizERS).map((name) => [name, name]), effects.normalizer,
+    (value) => { query.normalizer = value; changed(); }),
   dial("Temperature", query.temperature, [0.1, 4, 0.1], effects.temperature,
     (value) => { query.temperature = value; changed(); }),
   dial("Direction of the query", query.angle, [-180, 180, 5], effects.angle,
@@ -104,6 +104,6 @@ export const scores: Lesson = (context) => lesson((changed) => [
   return [
     figure(context, "A query and its keys", "The arrow is the query. A thicker line is a larger weight.", plane(context, rows)),
     h("div", {}, figure(context, "Scores", "How well the query matches each key.", bars(context, rows, "score", SERIES[1])),
-    figure(context, "Weights", `${query.normaliser} of the scores over ${query.temperature}; entropy ${entropy.toFixed(2)} nats.`,
-      bars(context, rows, "weight", (row) => context.colours.weight(row.weight), [0, 1])))];
+    figure(context, "Weights", `${query.normalizer} of the scores over ${query.temperature}; entropy ${entropy.toFixed(2)} nats.`,
+      bars(context, rows, "weight", (row) => context.colors.weight(row.weight), [0, 1])))];
 }, "charts");

@@ -1,8 +1,8 @@
-// Head view: lines from queries on the left to keys on the right; each chosen head in its colour, or one mean.
+// Head view: lines from queries on the left to keys on the right; each chosen head in its color, or one mean.
 import { interval, strongest, type Context } from "./context";
 import { queriesOf } from "./data";
 import { fill, h, s, visible } from "./dom";
-import { byLayer, drawnApart, headColours, headsInWords, listedHeads, meanLine, nameOfHead, ownColour,
+import { byLayer, drawnApart, headColors, headsInWords, listedHeads, meanLine, nameOfHead, ownColor,
   type Head } from "./head_sets";
 import type { Mode } from "./mode";
 import { movedBy, pairLine } from "./pair_line";
@@ -12,7 +12,7 @@ import type { Range } from "./source";
 import { cutName, wordNames } from "./word_names";
 
 const [LINES, TALL, LEAST, APART] = [56, 19, 0.03, 1.6]; // words, pixels of a word, least weight, pixels between heads
-interface Bundle { colour: string | null; values: Float32Array } // rows x cols
+interface Bundle { color: string | null; values: Float32Array } // rows x cols
 
 export function linesMode(context: Context, body: HTMLElement): Mode {
   let turn = 0;
@@ -30,7 +30,7 @@ export function linesMode(context: Context, body: HTMLElement): Mode {
   async function bundles(rows: Range, cols: Range): Promise<Bundle[]> {
     const { source, state } = context;
     const heads = only ? [only] : listedHeads(context);
-    const [colours, apart, pause] = [headColours(context), only || drawnApart(context), pauses()];
+    const [colors, apart, pause] = [headColors(context), only || drawnApart(context), pauses()];
     const found = new Map<string, Float32Array>();
     const mean = new Float32Array((rows[1] - rows[0]) * (cols[1] - cols[0]));
     for (const [layer, chosen] of byLayer(heads)) {
@@ -41,9 +41,9 @@ export function linesMode(context: Context, body: HTMLElement): Mode {
         else weights[head].forEach((weight, at) => { mean[at] += weight / heads.length; });
       }
     }
-    if (!apart) return [{ colour: null, values: mean }];
+    if (!apart) return [{ color: null, values: mean }];
     return heads.map((head) => ({ values: found.get(nameOfHead(head))!,
-      colour: colours.get(nameOfHead(head)) ?? ownColour(head) }));
+      color: colors.get(nameOfHead(head)) ?? ownColor(head) }));
   }
 
   async function draw() {
@@ -54,7 +54,7 @@ export function linesMode(context: Context, body: HTMLElement): Mode {
     const row = await meanLine(context, heads, context.state.query);
     if (mine !== turn) return;
     figure = drawing(found, rows, cols);
-    const where = drawnApart(context) ? `${headsInWords(context).replace(/^the mean of /, "")}, each in the colour of its tile`
+    const where = drawnApart(context) ? `${headsInWords(context).replace(/^the mean of /, "")}, each in the color of its tile`
       : headsInWords(context);
     const near = queries().length > LINES ? "Only words near the chosen word are shown. " : "";
     const beyond = h("p", { class: "hint beyond" });
@@ -75,14 +75,14 @@ export function linesMode(context: Context, body: HTMLElement): Mode {
       "aria-label": "Lines from each word to the words that it attends to" });
     const group = s("g", { fill: "none" });
     made.append(group);
-    found.forEach(({ colour, values }, order) => {
+    found.forEach(({ color, values }, order) => {
       const shift = (order - (found.length - 1) / 2) * Math.min(APART, 12 / found.length);
       for (let i = rows[0]; i < rows[1]; i++) for (let j = cols[0]; j < cols[1]; j++) {
         const weight = values[(i - rows[0]) * (cols[1] - cols[0]) + j - cols[0]];
         if (weight >= LEAST && isShown(context, i, j)) group.append(s("line", { x1: left, x2: right,
           y1: (i - rows[0]) * TALL + 11 + shift, y2: (j - cols[0]) * TALL + 11 + shift, 
-          stroke: colour ?? context.colours.line(weight), "stroke-width": 0.6 + 2.6 * weight,
-          opacity: colour ? 0.12 + 0.88 * weight : null, "data-query": i, "data-key": j }));
+          stroke: color ?? context.colors.line(weight), "stroke-width": 0.6 + 2.6 * weight,
+          opacity: color ? 0.12 + 0.88 * weight : null, "data-query": i, "data-key": j }));
       }
     });
     const show = (side: "query" | "key", at: number | null) => group.querySelectorAll<SVGLineElement>("line").forEach(

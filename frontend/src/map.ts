@@ -80,8 +80,8 @@ export function mapView(context: Context): Panel {
   }
 
   function drawTools() {
-    const { state, source, text, colours } = context;
-    if (!areToolsNew(state.text, state.layer, state.head, state.scale, state.pool, state.pins, frame.isPooled(), colours.css[9]))
+    const { state, source, text, colors } = context;
+    if (!areToolsNew(state.text, state.layer, state.head, state.scale, state.pool, state.pins, frame.isPooled(), colors.css[9]))
       return;
     fill(tools,
       h("label", { class: "choice" }, h("span", {}, "Go to"), search.element), zoomButtons(),
@@ -108,7 +108,7 @@ export function mapView(context: Context): Panel {
     if (found) context.set({ query: found[0], key: found[1] });
   });
 
-  // Centre a pair, large enough to read.
+  // Center a pair, large enough to read.
   function show(i: number, j: number) {
     const k = Math.max(frame.transform.k, Math.min(DEEPEST, READABLE));
     context.set({ query: i, key: j, x: j + 0.5, y: i + 0.5, zoom: Math.log2(k) });

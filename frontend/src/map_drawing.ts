@@ -1,5 +1,5 @@
 // Draws a map: tiles, numbers, the cross of the chosen pair, the labels of tokens, and the figure that is saved.
-import { legend } from "./colour";
+import { legend } from "./color";
 import { headName, type Context } from "./context";
 import { queriesOf } from "./data";
 import { cut, h, s, visible } from "./dom";
@@ -13,7 +13,7 @@ type Pair = [number, number];
 
 // Draws all that is seen of a level, and asks for tiles that are missing.
 export function paintMap(context: Context, frame: MapFrame, tiles: MapTiles, canvas: HTMLCanvasElement, pointed: Pair | null) {
-  const { colours } = context;
+  const { colors } = context;
   const [[I, J], { width, height }, level] = [frame.counts(), frame.plot(), frame.levelOf()];
   const ratio = window.devicePixelRatio || 1;
   const pen = canvas.getContext("2d")!;
@@ -23,13 +23,13 @@ export function paintMap(context: Context, frame: MapFrame, tiles: MapTiles, can
   pen.beginPath();
   pen.rect(frame.left, 0, width, height);
   pen.clip();
-  pen.fillStyle = colours.get("--none");
+  pen.fillStyle = colors.get("--none");
   pen.fillRect(frame.toX(0), frame.toY(0), J * frame.transform.k, I * frame.transform.k);
   paintTiles(frame, tiles, pen, level);
   paintCross(context, frame, pen, pointed);
   if (level === 0 && frame.transform.k >= NUMBERED) paintNumbers(context, frame, tiles, pen);
   pen.restore();
-  pen.strokeStyle = colours.get("--line");
+  pen.strokeStyle = colors.get("--line");
   pen.strokeRect(frame.left - 0.5, 0.5, width, height);
 }
 
@@ -63,7 +63,7 @@ function paintTile(frame: MapFrame, tiles: MapTiles, pen: CanvasRenderingContext
 
 const short = (value: number): string => (value < 0 ? `−${short(-value)}` : value === 0 ? "0" : value < 0.0005 ? value.toExponential(0) : value.toFixed(3).replace(/^0/, ""));
 
-function paintNumbers({ colours }: Context, frame: MapFrame, tiles: MapTiles, pen: CanvasRenderingContext2D) {
+function paintNumbers({ colors }: Context, frame: MapFrame, tiles: MapTiles, pen: CanvasRenderingContext2D) {
   const [top, bottom, left, right] = frame.seen();
   pen.textAlign = "center";
   pen.textBaseline = "middle";
@@ -72,19 +72,19 @@ function paintNumbers({ colours }: Context, frame: MapFrame, tiles: MapTiles, pe
     for (let j = left; j < right; j++) {
       const value = tiles.valueAt(0, i, j);
       if (value === null) continue;
-      pen.fillStyle = colours.textOn(value);
+      pen.fillStyle = colors.textOn(value);
       pen.fillText(short(value), frame.toX(j + 0.5), frame.toY(i + 0.5));
     }
 }
 
-function paintCross({ state, colours }: Context, frame: MapFrame, pen: CanvasRenderingContext2D, pointed: Pair | null) {
+function paintCross({ state, colors }: Context, frame: MapFrame, pen: CanvasRenderingContext2D, pointed: Pair | null) {
   const [I, J] = frame.counts();
   const k = Math.max(frame.transform.k, 1.5);
-  const marks: [Pair, string][] = [[[state.query, state.key], colours.get("--accent")]];
-  if (pointed) marks.push([pointed, colours.get("--soft")]);
-  for (const [[i, j], colour] of marks) {
-    // A line of the paper's colour around it: visible on every colour of the ramp.
-    for (const [stroke, wide] of [[colours.get("--paper"), 3.5], [colour, 1.5]] as const) {
+  const marks: [Pair, string][] = [[[state.query, state.key], colors.get("--accent")]];
+  if (pointed) marks.push([pointed, colors.get("--soft")]);
+  for (const [[i, j], color] of marks) {
+    // A line of the paper's color around it: visible on every color of the ramp.
+    for (const [stroke, wide] of [[colors.get("--paper"), 3.5], [color, 1.5]] as const) {
       pen.strokeStyle = stroke;
       pen.lineWidth = wide;
       if (i >= 0) pen.strokeRect(frame.toX(0), frame.toY(i), J * frame.transform.k, k);
@@ -132,7 +132,7 @@ export function figureOfMap(context: Context, frame: MapFrame, canvas: HTMLCanva
   const { width, height } = frame.plot();
   const image = h("canvas", { width: Math.round(width * ratio), height: Math.round(height * ratio) });
   image.getContext("2d")!.drawImage(canvas, -Math.round(frame.left * ratio), 0);
-  const scaleBar = legend(context.colours, context.colours.scale, "weight");
+  const scaleBar = legend(context.colors, context.colors.scale, "weight");
   return s("svg", { width: frame.width, height: frame.height + 52, viewBox: `0 0 ${frame.width} ${frame.height + 52}` },
     s("title", {}, `${headName(context)}: ${context.text.title}`),
     s("image", { x: frame.left, y: 0, width, height, href: image.toDataURL() }),

@@ -98,12 +98,12 @@ export class MapFrame {
   }
 
   // The token in the middle of the map, and the zoom, as the address has them.
-  private centre() {
+  private center() {
     const [{ width, height }, { x, y, k }] = [this.plot(), this.transform];
     return { x: (this.left + width / 2 - x) / k, y: (height / 2 - y) / k, zoom: Math.log2(k) };
   }
   isThere() {
-    const [{ state }, here] = [this.context, this.centre()];
+    const [{ state }, here] = [this.context, this.center()];
     return state.x >= 0 && Math.abs(here.x - state.x) + Math.abs(here.y - state.y) <= 0.01
       && Math.abs(here.zoom - state.zoom) <= 0.001;
   }
@@ -111,7 +111,7 @@ export class MapFrame {
   private remember() {
     clearTimeout(this.timer);
     this.timer = window.setTimeout(() => {
-      const { x, y, zoom } = this.centre();
+      const { x, y, zoom } = this.center();
       this.context.set({ x: Math.max(0, x), y: Math.max(0, y), zoom }, true);
     }, 250);
   }

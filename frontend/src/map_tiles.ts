@@ -1,4 +1,4 @@
-// The tiles of a map: they are asked for, kept, and coloured.
+// The tiles of a map: they are asked for, kept, and colored.
 import { place, type Context } from "./context";
 import type { Pool } from "./data";
 import { h } from "./dom";
@@ -76,12 +76,12 @@ export class MapTiles {
   }
 
   pictureOf(tile: Tile): HTMLCanvasElement {
-    const { colours } = this.context;
-    const look = `${colours.scale.kind}${colours.scale.floor}${colours.css[9]}`;
+    const { colors } = this.context;
+    const look = `${colors.scale.kind}${colors.scale.floor}${colors.css[9]}`;
     if (tile.picture && tile.painted === look) return tile.picture;
     tile.picture ??= h("canvas", { width: tile.cols, height: tile.rows });
     tile.painted = look;
-    const pixels = Uint32Array.from(tile.values, (weight) => colours.cell(weight));
+    const pixels = Uint32Array.from(tile.values, (weight) => colors.cell(weight));
     tile.picture.getContext("2d")!.putImageData(new ImageData(new Uint8ClampedArray(pixels.buffer), tile.cols, tile.rows), 0, 0);
     return tile.picture;
   }

@@ -2,7 +2,7 @@
 import { headName, interval, type Context } from "./context";
 import { queriesOf, rolesOf } from "./data";
 import { h, s, shown } from "./dom";
-import { headColours, isChosen, nameOfHead, toggled, type Head } from "./head_sets";
+import { headColors, isChosen, nameOfHead, toggled, type Head } from "./head_sets";
 import type { Mode } from "./mode";
 import { pauses } from "./pause";
 import { isShown } from "./sentences";
@@ -14,7 +14,7 @@ import { wordNames } from "./word_names";
 const [SMALL, AT_ONCE, LABELS, LEAST, GREATEST] = [40, 400, 30, 13, 96];
 const FRAME = { stroke: "#2b333b", "stroke-width": "1" };
 const STRENGTHS = [0.04, 0.1, 0.2, 0.35, 0.55, 0.8]; // lines of like weights are one path
-// The colours of layers, bright on the dark ground.
+// The colors of layers, bright on the dark ground.
 const BRIGHT = ["#5cb8ff", "#ffb14e", "#2fd6a3", "#ff8fc7", "#ff8a5c", "#b9a8ff", "#e5dd6a", "#7fe3ff", "#ff9d9d",
   "#9be37a"];
 
@@ -45,19 +45,19 @@ export function modelMode(context: Context, body: HTMLElement): Mode {
         class: "frame", ...FRAME }));
   }
 
-  // The frame of the head of the state, and of the chosen heads in their colours; only frames that change are touched.
+  // The frame of the head of the state, and of the chosen heads in their colors; only frames that change are touched.
   function mark() {
     const { state } = context;
     const current = nameOfHead([state.layer, state.head]);
-    const colours = isChosen(state) ? headColours(context) : new Map<string, string>();
-    for (const place of new Set([...framed, current, ...colours.keys()])) {
+    const colors = isChosen(state) ? headColors(context) : new Map<string, string>();
+    for (const place of new Set([...framed, current, ...colors.keys()])) {
       const group = cells.get(place);
       group?.setAttribute("tabindex", place === current ? "0" : "-1");
       const frame = group?.querySelector(".frame");
-      frame?.setAttribute("stroke", colours.get(place) ?? (place === current ? "#ffb86b" : FRAME.stroke));
-      frame?.setAttribute("stroke-width", colours.has(place) || place === current ? "2.5" : FRAME["stroke-width"]);
+      frame?.setAttribute("stroke", colors.get(place) ?? (place === current ? "#ffb86b" : FRAME.stroke));
+      frame?.setAttribute("stroke-width", colors.has(place) || place === current ? "2.5" : FRAME["stroke-width"]);
     }
-    framed = [current, ...colours.keys()];
+    framed = [current, ...colors.keys()];
   }
 
   function draw() {

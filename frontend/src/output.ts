@@ -1,7 +1,7 @@
 // What a figure becomes outside of the page: SVG, PNG with its size in it, CSV, and a print of exactly its size.
 
 export const DPI = 300;
-export const PT = 72 / 25.4; // points to a millimetre
+export const PT = 72 / 25.4; // points to a millimeter
 export type Row = (string | number)[];
 
 export const fileName = (name: string, kind: string) =>
@@ -30,7 +30,7 @@ export async function pngBlob(text: string, width: number, height: number): Prom
   return new Blob([withDensity(new Uint8Array(await plain.arrayBuffer()), DPI)], { type: "image/png" });
 }
 
-// Adds the chunk pHYs, pixels to a metre, after the header of a PNG (33 bytes).
+// Adds the chunk pHYs, pixels to a meter, after the header of a PNG (33 bytes).
 function withDensity(png: Uint8Array, dpi: number): Uint8Array<ArrayBuffer> {
   const chunk = new Uint8Array(21);
   const view = new DataView(chunk.buffer);

@@ -1,7 +1,7 @@
 // The overview: what stands out in the text, the grid of all heads, and the chosen head with warnings and roles.
 import { aboutHead } from "./about_head";
 import { changeDetector } from "./changes";
-import { legend, rangeLegend } from "./colour";
+import { legend, rangeLegend } from "./color";
 import { headName, type Context, type Panel } from "./context";
 import { shortName } from "./data";
 import { choice, fill, h, s, saving, strong } from "./dom";
@@ -28,23 +28,23 @@ export function overview(context: Context): Panel {
     const values = text.layers[0].heads[0].values;
     fill(
       tools,
-      choice("Colour by", state.colour, [["weights", "weights only"], ["role", "role"],
+      choice("Color by", state.color, [["weights", "weights only"], ["role", "role"],
         ...Object.keys(values).map((name): [string, string] => [name, label(source.common, name)])],
-        (colour) => context.set({ colour })),
+        (color) => context.set({ color })),
       choice("Order", state.sort, [["layer", "layer by layer"], ["down", "highest first"], ["up", "lowest first"]],
-        (sort) => context.set({ sort, colour: sort === "layer" || state.colour in values ? state.colour : Object.keys(values)[0] })),
+        (sort) => context.set({ sort, color: sort === "layer" || state.color in values ? state.color : Object.keys(values)[0] })),
       saving(() => `${text.title} heads`, figureOfGrid, () => context.root,
-        () => legend(context.colours, context.colours.scale, "weight")),
-      state.colour in values && h("p", { class: "hint" },
-        `${label(source.common, state.colour)}: ${source.common.statistics[state.colour] ?? state.colour}.`),
-      state.colour in values && rangeLegend(context.colours, ...ends(), label(source.common, state.colour)),
+        () => legend(context.colors, context.colors.scale, "weight")),
+      state.color in values && h("p", { class: "hint" },
+        `${label(source.common, state.color)}: ${source.common.statistics[state.color] ?? state.color}.`),
+      state.color in values && rangeLegend(context.colors, ...ends(), label(source.common, state.color)),
     );
   }
 
-  // The lowest and the highest value of the statistic that colours the heads.
+  // The lowest and the highest value of the statistic that colors the heads.
   function ends(): [number, number] {
     const { state, text } = context;
-    const values = text.layers.flatMap((layer) => layer.heads.map((each) => each.values[state.colour] ?? 0));
+    const values = text.layers.flatMap((layer) => layer.heads.map((each) => each.values[state.color] ?? 0));
     return values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
   }
 
@@ -116,13 +116,13 @@ export function overview(context: Context): Panel {
     element,
     update(before) {
       const { state } = context;
-      const isNew = isGridNew(state.text, state.colour, state.sort, context.colours.css[1]);
+      const isNew = isGridNew(state.text, state.color, state.sort, context.colors.css[1]);
       if (!before || before.text !== state.text) { first.draw(); drawRest(); }
       if (!before || isNew) {
         drawTools();
         drawKey();
         grid.draw();
-      } else if (before.scale !== state.scale) { first.recolour(); drawKey(); grid.repaint(); }
+      } else if (before.scale !== state.scale) { first.recolor(); drawKey(); grid.repaint(); }
       first.follow();
       grid.mark();
       drawHead();

@@ -1,10 +1,10 @@
 // Drawing of weights over an image: a pixel for each patch, stretched by the browser without smoothing.
 import type { Context } from "./context";
-import { STEPS, type Colours } from "./colour";
+import { STEPS, type Colors } from "./color";
 import type { PicturePanel } from "./data";
 import { h, s, shown } from "./dom";
 
-const [NIGHT, OPAQUE, MIX] = [[9, 12, 16], 0.88, 0.74]; // colour of the dark, its strength, and that of colours
+const [NIGHT, OPAQUE, MIX] = [[9, 12, 16], 0.88, 0.74]; // color of the dark, its strength, and that of colors
 const [TILE, DECADES] = [260, 3]; // pixels of the image in a tile; decades of the logarithmic scale
 
 // The token of a patch, counted row by row.
@@ -25,35 +25,35 @@ export async function thumbnail(panel: PicturePanel): Promise<string> {
   return canvas.toDataURL("image/jpeg", 0.9);
 }
 
-// The share of the largest weight, on the scale of colours.
+// The share of the largest weight, on the scale of colors.
 export const shareOnScale = (scale: string, share: number): number => (scale === "linear" ? share : scale === "sqrt"
   ? Math.sqrt(share) : share <= 0 ? 0 : Math.max(0, 1 + Math.log10(share) / DECADES));
 
-// The cover of an image: dark where the weight is small, or a colour everywhere.
+// The cover of an image: dark where the weight is small, or a color everywhere.
 export function coverOf(places: Float32Array, rows: number, columns: number, cover: string,
-  colours: Colours, canvas = h("canvas")): HTMLCanvasElement {
+  colors: Colors, canvas = h("canvas")): HTMLCanvasElement {
   if (canvas.width !== columns) canvas.width = columns;
   if (canvas.height !== rows) canvas.height = rows;
   const picture = new ImageData(columns, rows);
-  places.forEach((share, at) => picture.data.set(pixel(share, cover, colours), 4 * at));
+  places.forEach((share, at) => picture.data.set(pixel(share, cover, colors), 4 * at));
   canvas.getContext("2d")!.putImageData(picture, 0, 0);
   return canvas;
 }
-function pixel(share: number, cover: string, colours: Colours): number[] {
+function pixel(share: number, cover: string, colors: Colors): number[] {
   if (cover === "light") return [...NIGHT, Math.round(255 * OPAQUE * (1 - share))];
-  const colour = colours.table[share <= 0 ? 0 : 1 + Math.round(Math.min(share, 1) * (STEPS - 1))];
-  return [colour & 255, (colour >> 8) & 255, (colour >> 16) & 255, Math.round(255 * MIX)];
+  const color = colors.table[share <= 0 ? 0 : 1 + Math.round(Math.min(share, 1) * (STEPS - 1))];
+  return [color & 255, (color >> 8) & 255, (color >> 16) & 255, Math.round(255 * MIX)];
 }
 
 // The legend: what a weight looks like, from 0 to the largest.
-export function legendOfCover({ state, colours }: Context, top: number, scaled: (share: number) => number): SVGSVGElement {
+export function legendOfCover({ state, colors }: Context, top: number, scaled: (share: number) => number): SVGSVGElement {
   const [width, steps] = [200, 50];
   const figure = s("svg", { class: "legend", width: width + 60, height: 34, viewBox: `-20 0 ${width + 60} 34`,
     role: "img", "aria-label": `Weights from 0 to ${shown(top)}` });
   const photo = s("rect", { width, height: 10, fill: "#d9c8a9" });
   figure.append(photo);
   for (let at = 0; at < steps; at++) {
-    const [red, green, blue, alpha] = pixel((at + 0.5) / steps, state.cover, colours);
+    const [red, green, blue, alpha] = pixel((at + 0.5) / steps, state.cover, colors);
     figure.append(s("rect", { x: (at * width) / steps, width: width / steps + 0.5, height: 10,
       fill: `rgb(${red},${green},${blue})`, "fill-opacity": alpha / 255 }));
   }

@@ -48,7 +48,7 @@ export function pictureView(context: Context): Panel {
     fill(notes, h("p", { class: "hint" }, "This text has no picture. Pictures belong to models that read images, videos or sounds."));
   }
   function drawWeights() {
-    void colour();
+    void color();
     void tiles.draw();
   }
 
@@ -62,12 +62,12 @@ export function pictureView(context: Context): Panel {
         : [["out", "What it attends to"], ["in", "What attends to it"]],
         (side) => context.set({ side, key: Math.max(0, state.key) })),
       choice("Heads", state.heads, heads, (heads) => context.set({ heads })),
-      segments("Cover", state.cover, [["light", "Light"], ["colours", "Colours"]], (cover) => context.set({ cover })),
+      segments("Cover", state.cover, [["light", "Light"], ["colors", "Colors"]], (cover) => context.set({ cover })),
       saving(() => `${text.title} picture ${headName(context)}`, () => stage.figure(), () => context.root,
         () => legendBox.querySelector("svg")));
   }
 
-  async function colour() {
+  async function color() {
     const mine = ++turn;
     const at = tokens.shown;
     const values = await meanLine(context, byLayer(listedHeads(context)), at, tokens.isTurned);
@@ -75,8 +75,8 @@ export function pictureView(context: Context): Panel {
     weights = values;
     const overPatches = !tokens.choosesKeys;
     const top = tokens.largest(values, overPatches);
-    stage.colour(overPatches ? values : null, top, at);
-    words.colour(values, at);
+    stage.color(overPatches ? values : null, top, at);
+    words.color(values, at);
     drawLegend(overPatches, top);
     fill(readout, ...linksInWords(context, tokens, values, at));
     if (tokens.preview === null) context.tell(readout.textContent ?? "");
@@ -84,10 +84,10 @@ export function pictureView(context: Context): Panel {
 
   function drawLegend(overPatches: boolean, top: number) {
     const { cover, scale } = context.state;
-    const name = `${cover === "light" ? "Light on" : "Colour of"} ${tokens.isSound ? "a moment" : "a patch"}`;
+    const name = `${cover === "light" ? "Light on" : "Color of"} ${tokens.isSound ? "a moment" : "a patch"}`;
     fill(legendBox, overPatches && legendOfCover(context, top, (share) => shareOnScale(scale, share)),
       h("span", { class: "hint" }, overPatches ? `${name}: its weight, up to the largest, ${shown(top)}`
-        : "the colours of the words are their weights"));
+        : "the colors of the words are their weights"));
   }
 
   // Pointing
@@ -103,14 +103,14 @@ export function pictureView(context: Context): Panel {
   function follow(token: number) {
     if (tokens.preview === token) return;
     tokens.preview = token;
-    void colour();
+    void color();
     drawTilesAfter(context.state.tiles === "all" ? WAIT : SOON);
   }
   function leave() {
     fill(pointedAt);
     if (tokens.preview === null) return;
     tokens.preview = null;
-    void colour();
+    void color();
     drawTilesAfter(SOON);
   }
   function drawTilesAfter(wait: number) {
@@ -129,14 +129,14 @@ export function pictureView(context: Context): Panel {
   }
   function hold(token: number) {
     tokens.hold(token);
-    void colour();
+    void color();
   }
 
   return {
     element,
     update(before) {
       const { state } = context;
-      const isNew = isStageNew(state.text, state.side, state.heads, state.cover, state.scale, state.tiles, context.colours.css[9],
+      const isNew = isStageNew(state.text, state.side, state.heads, state.cover, state.scale, state.tiles, context.colors.css[9],
         tokens.isSound ? `${state.layer}.${state.head}` : ""); // the times of words are those of the head
       if (!before || isNew) { tokens.preview = null; return draw(); }
       drawTools();
@@ -149,7 +149,7 @@ export function pictureView(context: Context): Panel {
       const arrow = arrowOf(event.key);
       if (!arrow || !tokens.choosesPatches || !tokens.panels.length) return false;
       tokens.preview = null;
-      tokens.move(tokens.neighbour(arrow), true);
+      tokens.move(tokens.neighbor(arrow), true);
       return true;
     },
     close() { turn++; clearTimeout(timer); tiles.close(); },

@@ -27,4 +27,4 @@ function sharesOfKinds({ text }: Context, tokens: PictureTokens, values: Float32
 }
 
 const timeOf = ({ text }: Context, tokens: PictureTokens, values: Float32Array) => (text.picture?.seconds && !tokens.isTurned
-  ? `The centre of its weight is at ${tokens.centre(values).toFixed(2)} s.` : "");
+  ? `The center of its weight is at ${tokens.center(values).toFixed(2)} s.` : "");

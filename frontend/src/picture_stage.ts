@@ -10,7 +10,7 @@ export interface PictureStage {
   element: HTMLElement;
   build(): void;
   // Weights of the tokens, the largest one, and the chosen token; null: only words have weights.
-  colour(values: Float32Array | null, top: number, chosen: number): void;
+  color(values: Float32Array | null, top: number, chosen: number): void;
   figure(): SVGSVGElement | null;
 }
 export interface Pointing { over(token: number): void; leave(): void; choose(token: number): void }
@@ -89,12 +89,12 @@ export function pictureStage(context: Context, tokens: PictureTokens, pointing: 
   return {
     element,
     build,
-    colour(values, top, chosen) {
-      const { state, colours } = context;
+    color(values, top, chosen) {
+      const { state, colors } = context;
       tokens.panels.forEach((panel, number) => {
         const shares = Float32Array.from({ length: panel.rows * panel.columns },
           (_, patch) => (values ? shareOnScale(state.scale, values[placeOf(panel, patch)] / top) : 1));
-        overlays[number].setAttribute("href", coverOf(shares, panel.rows, panel.columns, state.cover, colours).toDataURL());
+        overlays[number].setAttribute("href", coverOf(shares, panel.rows, panel.columns, state.cover, colors).toDataURL());
         mark(number, panel, chosen);
       });
       drawCurve(values, top);

@@ -69,14 +69,14 @@ export function pictureTiles(context: Context, tokens: PictureTokens): PictureTi
   function drawTile(layer: number, head: number, values: Float32Array, panel: PicturePanel) {
     const found = tiles.get(`${layer}.${head}`);
     if (!found) return;
-    const { state, colours } = context;
+    const { state, colors } = context;
     const isChosen = layer === state.layer && head === state.head;
     found.setAttribute("aria-selected", String(isChosen));
     found.tabIndex = isChosen ? 0 : -1;
     const top = tokens.largest(values, true);
     const shares = Float32Array.from({ length: panel.rows * panel.columns }, (_, patch) =>
       shareOnScale(state.scale, values[placeOf(panel, patch)] / top));
-    coverOf(shares, panel.rows, panel.columns, state.cover, colours, found.querySelector("canvas")!);
+    coverOf(shares, panel.rows, panel.columns, state.cover, colors, found.querySelector("canvas")!);
     const share = tokens.shareOfPatches(values);
     found.querySelector(".share")!.textContent = tokens.isTurned ? shown(share) : `${Math.round(100 * share)} %`;
   }

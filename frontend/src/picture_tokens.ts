@@ -42,7 +42,7 @@ export class PictureTokens {
   }
 
   // The patch beside a patch; from another token, the first patch.
-  neighbour([down, right]: [number, number]): number {
+  neighbor([down, right]: [number, number]): number {
     const found = this.patchOf.get(this.shown);
     if (!found) return placeOf(this.panels[0], 0);
     const panel = this.panels[found[0]];
@@ -50,7 +50,7 @@ export class PictureTokens {
     return placeOf(panel, row * panel.columns + within((found[1] % panel.columns) + right, panel.columns));
   }
 
-  // The largest weight on a patch, which has the full colour; of words if only words are shown.
+  // The largest weight on a patch, which has the full color; of words if only words are shown.
   largest(values: Float32Array, ofPatches: boolean): number {
     let most = 0;
     for (let at = 0; at < values.length; at++) if (!ofPatches || this.patchOf.has(at)) most = Math.max(most, values[at]);
@@ -63,8 +63,8 @@ export class PictureTokens {
     return share;
   }
 
-  // The centre of the weight of a row under a spectrogram, in seconds.
-  centre(values: Float32Array): number {
+  // The center of the weight of a row under a spectrogram, in seconds.
+  center(values: Float32Array): number {
     const total = values.reduce((sum, weight) => sum + weight, 0);
     const at = values.reduce((sum, weight, frame) => sum + weight * (frame + 0.5), 0) / (total || 1);
     return at * this.context.text.picture!.seconds!;

@@ -6,7 +6,7 @@ import type { PictureTokens } from "./picture_tokens";
 
 const [WORDS, TIMED] = [600, 80]; // words beside an image, words with a time
 
-export interface PictureWords { element: HTMLElement; build(): void; colour(values: Float32Array, chosen: number): void }
+export interface PictureWords { element: HTMLElement; build(): void; color(values: Float32Array, chosen: number): void }
 export interface WordPointing { over(token: number): void; leave(): void; choose(token: number): void }
 
 export function pictureWords(context: Context, tokens: PictureTokens, pointing: WordPointing): PictureWords {
@@ -47,11 +47,11 @@ export function pictureWords(context: Context, tokens: PictureTokens, pointing: 
     return chip;
   }
 
-  // Under a word of a transcript: the centre of its weight, in seconds.
+  // Under a word of a transcript: the center of its weight, in seconds.
   async function tellTime(chip: HTMLElement, at: number) {
     if (at >= TIMED) return;
     const values = await meanLine(context, byLayer(listedHeads(context)), at);
-    chip.append(h("span", { class: "when" }, `${tokens.centre(values).toFixed(2)} s`));
+    chip.append(h("span", { class: "when" }, `${tokens.center(values).toFixed(2)} s`));
   }
 
   const hintOf = () => (tokens.isCrossed
@@ -59,7 +59,7 @@ export function pictureWords(context: Context, tokens: PictureTokens, pointing: 
     : tokens.isSound ? "Point at a moment to see its map. A click holds it; then pointing reads single weights. Esc lets go."
     : "Point at a patch or a token to see its map. A click holds it; then pointing reads single weights. Esc lets go.");
 
-  function colour(values: Float32Array, chosen: number) {
+  function color(values: Float32Array, chosen: number) {
     const onPatches = shown(tokens.shareOfPatches(values));
     element.querySelectorAll(".sum").forEach((sum) => { sum.textContent = onPatches; });
     for (const chip of element.querySelectorAll<HTMLElement>(".chip-word[data-at]")) {
@@ -67,13 +67,13 @@ export function pictureWords(context: Context, tokens: PictureTokens, pointing: 
       const isKey = chip.parentElement!.classList.contains("keys");
       const hasWeight = !tokens.isCrossed || (tokens.isTurned ? !isKey : isKey);
       const weight = hasWeight ? values[token] : 0;
-      chip.style.background = weight ? context.colours.weight(weight) : "";
-      chip.style.color = weight ? context.colours.textOn(weight) : "";
+      chip.style.background = weight ? context.colors.weight(weight) : "";
+      chip.style.color = weight ? context.colors.textOn(weight) : "";
       const isChosen = !isKey && !tokens.choosesKeys && token === chosen;
       chip.toggleAttribute("data-chosen", isChosen);
       if (chip.tagName === "BUTTON") chip.setAttribute("aria-pressed", String(isChosen));
     }
   }
 
-  return { element, build, colour };
+  return { element, build, color };
 }

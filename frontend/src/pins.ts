@@ -1,7 +1,7 @@
 // Pins: two heads, of one text or of two, side by side on one scale, and their difference.
 import { interpolateRgb } from "d3-interpolate";
 import { changeDetector } from "./changes";
-import { legend } from "./colour";
+import { legend } from "./color";
 import { interval, place, type Context, type Panel as View } from "./context";
 import { layerName, queriesOf, type Text } from "./data";
 import { choice, cut, fill, h, saving, strong } from "./dom";
@@ -30,7 +30,7 @@ export function pinsView(context: Context): View {
   const readout = h("p", { class: "readout pin-readout", role: "status", "aria-live": "polite" });
   const [moved, lower] = [h("p", { class: "hint moved" }), h("div", { class: "pin-lower" })];
   const element = h("div", { class: "pins-view" }, h("h1", {}, "Two heads and their difference"), h("p", { class: "hint" },
-    "Both heads have one colour scale. Pin heads with the key p or the button in Map, or choose them here."),
+    "Both heads have one color scale. Pin heads with the key p or the button in Map, or choose them here."),
     tools, key, body, readout, moved, lower);
   const areToolsNew = changeDetector();
   let turn = 0;
@@ -119,8 +119,8 @@ export function pinsView(context: Context): View {
   }
 
   function drawPanels() {
-    const { state, colours } = context;
-    const weight = (value: number) => colours.weight(value);
+    const { state, colors } = context;
+    const weight = (value: number) => colors.weight(value);
     const cells = grids[0].level ? `, in cells of ${2 ** grids[0].level} × ${2 ** grids[0].level}` : "";
     const width = Math.max(200, body.clientWidth > 760 ? body.clientWidth / 3 - 16 : body.clientWidth);
     const names = (side: Side): [string[], string[]] => [wordNames(queriesOf(side.text)), wordNames(side.text.tokens)];
@@ -136,11 +136,11 @@ export function pinsView(context: Context): View {
     else {
       const values = grids[0].values.map((value, at) => value - grids[1].values[at]);
       const most = values.reduce((a, b) => Math.max(a, Math.abs(b)), 0);
-      const colour = differences(most || 1);
+      const color = differences(most || 1);
       const merged = names(sides[0]).map((all, way) => both(all, names(sides[1])[way])) as [string[], string[]];
-      const panel = panelOf(context, { ...grids[0], values }, merged, width, colour, "Differences of the weights", onCell);
+      const panel = panelOf(context, { ...grids[0], values }, merged, width, color, "Differences of the weights", onCell);
       panels.push(panel);
-      const legendOf = () => (most ? differenceLegend(colour, most) : null);
+      const legendOf = () => (most ? differenceLegend(color, most) : null);
       figures.push(figureOf([strong("A − B")], panel, "A − B", legendOf));
       key.append(h("span", {}, legendOf() ?? "", h("span", { class: "hint" }, most
         ? `difference A − B${cells}: green: more weight in B; purple: more in A` : "A and B have the same weights: every difference is 0.")));
@@ -155,14 +155,14 @@ export function pinsView(context: Context): View {
     values.reduce((total, value) => total + Math.abs(value), 0) / 2 / (grids[0].rows[1] - grids[0].rows[0]);
 
   function differences(most: number): (value: number) => string {
-    const { colours } = context;
-    const [more, less] = [interpolateRgb(colours.get("--none"), colours.get("--first-more")),
-      interpolateRgb(colours.get("--none"), colours.get("--second-more"))];
+    const { colors } = context;
+    const [more, less] = [interpolateRgb(colors.get("--none"), colors.get("--first-more")),
+      interpolateRgb(colors.get("--none"), colors.get("--second-more"))];
     return (value) => (value > 0 ? more(Math.min(1, value / most)) : less(Math.min(1, -value / most)));
   }
 
   const figureOf = (caption: Parameters<typeof h>[2][], panel: Panel, label: string,
-    key: () => SVGSVGElement | null = () => legend(context.colours, context.colours.scale, "weight")) => h("figure", {},
+    key: () => SVGSVGElement | null = () => legend(context.colors, context.colors.scale, "weight")) => h("figure", {},
     h("figcaption", {}, ...caption, saving(() => `${context.text.title} ${label}`, () => panel.figure, () => context.root, key)),
     panel.figure);
 

@@ -1,6 +1,6 @@
-// The row of the frame that all views share: the switch of the colour scale of weights, and its legend.
+// The row of the frame that all views share: the switch of the color scale of weights, and its legend.
 import { changeDetector } from "./changes";
-import { legend, scaleOf, SCALES } from "./colour";
+import { legend, scaleOf, SCALES } from "./color";
 import type { Context } from "./context";
 import { fill, h, segments } from "./dom";
 import { LESSON_KEYS } from "./learn_scores";
@@ -8,20 +8,20 @@ import { LESSON_KEYS } from "./learn_scores";
 export interface ScaleRow { element: HTMLElement; update(): void; keysPerCell(keys: number): void }
 
 export function scaleRow(context: Context): ScaleRow {
-  const element = h("section", { class: "scale", "aria-label": "Colour scale" });
+  const element = h("section", { class: "scale", "aria-label": "Color scale" });
   let keys = 1; // how many keys a cell of the view sums over
   const isNew = changeDetector();
 
   function update() {
-    const { state, text, colours } = context;
+    const { state, text, colors } = context;
     const isLesson = state.view === "learn";
     const length = isLesson ? LESSON_KEYS : text.tokens.length;
-    colours.scale = scaleOf(state.scale, length, keys);
+    colors.scale = scaleOf(state.scale, length, keys);
     element.hidden = isLesson && state.learn !== "scores"; // the only lesson with weights
     const isPicture = state.view === "picture"; // its legend ends at the largest weight on a patch
-    if (!isNew(isPicture, state.scale, length, keys, colours.css[9])) return;
-    fill(element, h("span", { class: "scale-name" }, "Weight"), segments("Colour scale of weights", state.scale, SCALES,
-      (scale) => context.set({ scale })), isPicture ? null : legend(colours, colours.scale, "weight"));
+    if (!isNew(isPicture, state.scale, length, keys, colors.css[9])) return;
+    fill(element, h("span", { class: "scale-name" }, "Weight"), segments("Color scale of weights", state.scale, SCALES,
+      (scale) => context.set({ scale })), isPicture ? null : legend(colors, colors.scale, "weight"));
   }
   return { element, update, keysPerCell(count) { keys = count; update(); } };
 }

@@ -1,23 +1,23 @@
 // The small map of one head, and tiles for the heads of a layer, as strips, tiles and tables show them.
 import { changeDetector } from "./changes";
-import { paint } from "./colour";
+import { paint } from "./color";
 import type { Context } from "./context";
 import { bytes, weightOf } from "./data";
 import { h } from "./dom";
 
-export function smallMap({ text, colours }: Context, layer: number, head: number): HTMLCanvasElement {
+export function smallMap({ text, colors }: Context, layer: number, head: number): HTMLCanvasElement {
   const [rows, cols] = text.layers[layer].small;
   const canvas = h("canvas", { "aria-hidden": "true", class: rows < 40 ? "crisp" : "" });
-  paint(canvas, colours, Array.from(bytes(text.layers[layer].heads[head].thumbnail), weightOf), rows, cols);
+  paint(canvas, colors, Array.from(bytes(text.layers[layer].heads[head].thumbnail), weightOf), rows, cols);
   return canvas;
 }
 
-// Fills a box with a tile for each head of the layer, once for each layer and its colours.
+// Fills a box with a tile for each head of the layer, once for each layer and its colors.
 export function tilesOfLayer(context: Context, box: Element, tile: (layer: number, head: number) => Element): () => void {
   const isNew = changeDetector();
   return () => {
-    const { state, text, colours } = context;
-    if (isNew(state.text, text.title, state.layer, state.scale, colours.css[9]))
+    const { state, text, colors } = context;
+    if (isNew(state.text, text.title, state.layer, state.scale, colors.css[9]))
       box.replaceChildren(...text.layers[state.layer].heads.map((_, head) => tile(state.layer, head)));
   };
 }

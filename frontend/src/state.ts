@@ -10,12 +10,12 @@ export interface State {
   head: number;
   query: number;
   key: number; // -1: none
-  x: number; // the centre of the map, in tokens; -1: the whole map
+  x: number; // the center of the map, in tokens; -1: the whole map
   y: number;
   zoom: number; // log2 of pixels to a weight
   pool: string; // mean, max
-  scale: string; // linear, sqrt, log: of the colours of weights in all views
-  colour: string; // the statistic of the overview
+  scale: string; // linear, sqrt, log: of the colors of weights in all views
+  color: string; // the statistic of the overview
   sort: string; // layer, or down by the statistic
   way: string; // of the text view: words, heads, model, neurons
   heads: string; // one, layer, all, or heads with commas: "5.3,2.1" (layer.head), "0,2" of the layer
@@ -29,7 +29,7 @@ export interface State {
   caption: string; // of the figure; "": written by the page
   captioned: string; // yes: the caption is inside the figure
   span: string; // the tokens of the figure: "3-12"; "": all that fit
-  cover: string; // of a picture: light, colours
+  cover: string; // of a picture: light, colors
   tiles: string; // heads beside a picture: layer, all
   other: number; // the second text of compare; -1: none
   otherQuery: number; // its chosen word; -1: the one in the place of the first text's
@@ -40,7 +40,7 @@ export interface State {
 
 export const START: State = {
   view: "overview", text: 0, layer: 0, head: 0, query: 0, key: -1, x: -1, y: -1, zoom: 0, pool: "mean", scale: "sqrt",
-  colour: "weights", sort: "layer", way: "words", heads: "one", side: "both", pairs: "all", panels: "layers",
+  color: "weights", sort: "layer", way: "words", heads: "one", side: "both", pairs: "all", panels: "layers",
     learn: "positions", figure: "", width: "8.5", ground: "light", caption: "", captioned: "yes", span: "",
     cover: "light", tiles: "layer",
     other: -1, otherQuery: -1, pins: "", table: "", find: "",

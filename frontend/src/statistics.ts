@@ -25,7 +25,7 @@ export function statisticsView(context: Context): Panel {
 
   const nameOfStatistic = () => {
     const names = Object.keys(context.text.layers[0].heads[0].values);
-    return names.includes(context.state.colour) ? context.state.colour : names[0];
+    return names.includes(context.state.color) ? context.state.color : names[0];
   };
 
   function drawTools(isTable: boolean) {
@@ -36,7 +36,7 @@ export function statisticsView(context: Context): Panel {
       fill(shape, segments("Show", isTable ? "head" : "", [["", "Charts"], ["head", "Table of heads"]],
         (table) => context.set({ table })));
       fill(tools, choice("Statistic", nameOfStatistic(), Object.keys(text.layers[0].heads[0].values).map((name) =>
-        [name, label(source.common, name)]), (colour) => context.set({ colour })));
+        [name, label(source.common, name)]), (color) => context.set({ color })));
     }
     tools.querySelector("select")!.value = nameOfStatistic();
   }

@@ -1,10 +1,10 @@
-// Words: the text itself, coloured by what a word attends to and what attends to it, with arcs.
+// Words: the text itself, colored by what a word attends to and what attends to it, with arcs.
 import { drawArcs, type Arc } from "./arcs";
-import { legend } from "./colour";
+import { legend } from "./color";
 import { headName, interval, strongest, type Context } from "./context";
 import { queriesOf, type Text } from "./data";
 import { fill, h, joins, s, saving, shown, strong, visible } from "./dom";
-import { byLayer, drawnApart, headColours, headsInWords, lineOf, listedHeads, meanLine, nameOfHead, ownColour,
+import { byLayer, drawnApart, headColors, headsInWords, lineOf, listedHeads, meanLine, nameOfHead, ownColor,
   shownMean, type Head } from "./head_sets";
 import type { Mode } from "./mode";
 import { aboutHead } from "./about_head";
@@ -39,7 +39,7 @@ export function wordsMode(context: Context, body: HTMLElement): Mode {
       span.setAttribute("role", "option");
       span.addEventListener("click", (event) => context.set(event.shiftKey && !crossed() ? { key: at } : { query: at }));
       // Not pointerenter: words that are drawn below a resting pointer are not pointed at.
-      span.addEventListener("pointermove", () => { if (pointed !== at) { pointed = at; void colour(at); } });
+      span.addEventListener("pointermove", () => { if (pointed !== at) { pointed = at; void color(at); } });
     } else span.addEventListener("click", () => context.set({ key: at }));
     return span;
   }
@@ -52,18 +52,18 @@ export function wordsMode(context: Context, body: HTMLElement): Mode {
       if (at > first && !joins(tokens[at], tokens[at - 1])) box.append(" ");
       box.append(word(tokens, at, special, isQuery));
     }
-    box.addEventListener("pointerleave", () => { pointed = null; void colour(context.state.query); });
+    box.addEventListener("pointerleave", () => { pointed = null; void color(context.state.query); });
     box.addEventListener("scroll", () => redraw());
     return box;
   }
 
-  // The words stay in the page while they are the same: another head only colours them.
+  // The words stay in the page while they are the same: another head only colors them.
   function draw() {
     const { text, state } = context;
     const range = interval(state.query, SHOWN, queries().length);
     if (staged !== text || from !== range[0]) stageWords(range);
     fill(aboutBox, h("h2", {}, shownMean(state) ? "One of these heads: " : "", headName(context)), aboutHead(context));
-    void colour(state.query);
+    void color(state.query);
     void drawLayers();
   }
 
@@ -97,21 +97,21 @@ export function wordsMode(context: Context, body: HTMLElement): Mode {
 
   // What the word attends to in all layers does not depend on the head.
   async function drawLayers() {
-    const { text, state, colours } = context;
-    const wanted = [state.query, state.scale, colours.css[9]].join();
+    const { text, state, colors } = context;
+    const wanted = [state.query, state.scale, colors.css[9]].join();
     if (wanted === layersDrawn) return;
     layersDrawn = wanted;
     const figure = await layerRows(context, state.query, room).catch((error) => { layersDrawn = ""; throw error; });
     if (wanted !== layersDrawn || staged !== text) return;
     fill(layersBox,
       h("h2", {}, "All layers", saving(() => `${text.title} layers`, () => figure, () => context.root,
-        () => legend(colours, colours.scale, "weight"))),
+        () => legend(colors, colors.scale, "weight"))),
       h("p", { class: "hint" }, "What the chosen word attends to: the mean of the heads of each layer."),
       h("div", { class: "scroll" }, figure));
   }
 
-  // Colour every word by its weight with `query`, draw the strongest links as arcs, and write them out.
-  async function colour(query: number) {
+  // Color every word by its weight with `query`, draw the strongest links as arcs, and write them out.
+  async function color(query: number) {
     const mine = ++turn;
     const { state, text } = context;
     const listed = only ? [only] : listedHeads(context);
@@ -142,15 +142,15 @@ export function wordsMode(context: Context, body: HTMLElement): Mode {
       ? [pairLine(context, weight[state.key])] : []));
   }
 
-  // The colour of a word is its weight; where both directions are shown, a bar below the word is the other one.
+  // The color of a word is its weight; where both directions are shown, a bar below the word is the other one.
   function tint(keySpans: HTMLElement[], { attended, received }: Directions) {
-    const { colours } = context;
+    const { colors } = context;
     for (const span of keySpans) {
       const at = Number(span.dataset.at);
       const behind = attended ?? received!;
-      span.style.background = colours.weight(behind[at]);
-      span.style.color = colours.textOn(behind[at]);
-      span.style.boxShadow = attended && received ? `0 1px ${colours.get("--paper")}, 0 5px ${colours.weight(received[at])}` : "";
+      span.style.background = colors.weight(behind[at]);
+      span.style.color = colors.textOn(behind[at]);
+      span.style.boxShadow = attended && received ? `0 1px ${colors.get("--paper")}, 0 5px ${colors.weight(received[at])}` : "";
     }
   }
 
@@ -159,19 +159,19 @@ export function wordsMode(context: Context, body: HTMLElement): Mode {
     const figure = body.querySelector<SVGSVGElement>(".arcs");
     const start = spans[query - from];
     if (!figure || !start) return;
-    const colours = headColours(context);
+    const colors = headColors(context);
     const arcs: Arc[] = [];
-    const add = (values: Float32Array, colour: string | null, count: number,
+    const add = (values: Float32Array, color: string | null, count: number,
       targets: (at: number) => HTMLElement | undefined, dashes?: string) => {
       for (const at of strongest(values, count)) {
         const to = targets(at);
         if (to) arcs.push({ from: start, to, share: values[at] / norm, dashes, title: shown(values[at]),
-          colour: colour ?? context.colours.line(values[at]) });
+          color: color ?? context.colors.line(values[at]) });
       }
     };
     const keyAt = (at: number) => (crossed() ? keySpans[at] : spans[at - from]);
     if (rows) for (const [head, row] of rows)
-      add(row, colours.get(nameOfHead(head)) ?? ownColour(head), rows.length > 3 ? 3 : ARCS, keyAt);
+      add(row, colors.get(nameOfHead(head)) ?? ownColor(head), rows.length > 3 ? 3 : ARCS, keyAt);
     else if (attended) add(attended, null, ARCS, keyAt);
     if (context.state.side === "in" && received) add(received, null, ARCS, (at) => spans[at - from], "1 5");
     drawArcs(figure, arcs);
@@ -207,11 +207,11 @@ export function wordsMode(context: Context, body: HTMLElement): Mode {
     moved({ query }) {
       const near = context.state.query >= from && context.state.query < from + spans.length;
       if (!near) return false;
-      void colour(context.state.query);
+      void color(context.state.query);
       if (query !== context.state.query) void drawLayers();
       return true;
     },
-    preview(head) { only = head; void colour(pointed ?? context.state.query); },
+    preview(head) { only = head; void color(pointed ?? context.state.query); },
     key: (event) => movedBy(context, event, 10),
     close() { turn++; staged = null; watch.disconnect(); },
   };

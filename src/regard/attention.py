@@ -46,7 +46,7 @@ OPTIONAL = ("position", "mask", "transition", "selection")
 
 @explained
 class Attention(nn.Module):
-    """An attention mechanism: w_ij = normalise(bias(score(position(q_i), position(k_j)))) where mask allows.
+    """An attention mechanism: w_ij = normalize(bias(score(position(q_i), position(k_j)))) where mask allows.
 
     Each slot holds a piece: `score` compares a query with a key; `position` encodes the positions of both before;
     `bias` changes scores by position (several biases apply in order); `mask` decides which keys a query may attend to
@@ -57,7 +57,7 @@ class Attention(nn.Module):
 
     A `selection` chooses the keys of each query by another score, among those that the mask allows: they become a part
     of the mask. With a `transition` the layer is recurrent: w_ij = q_i . A_i ... A_{j+1} k_j. The score is a dot
-    product, the mask is causal, and there is no bias, normaliser or dropout.
+    product, the mask is causal, and there is no bias, normalizer or dropout.
 
     >>> Attention()
     Attention(score=Dot(), normalizer=Softmax(temperature=1.0, sink=None))
@@ -126,7 +126,7 @@ class Attention(nn.Module):
         if self.normalizer.needs_nonnegative and not self.score.nonnegative:
             raise RegardError(
                 f"Attention: {type(self.normalizer).__name__} divides by a sum, so it needs scores that are not "
-                f"negative. Scores of {type(self.score).__name__} may be. Use KernelScore, or another normaliser."
+                f"negative. Scores of {type(self.score).__name__} may be. Use KernelScore, or another normalizer."
             )
 
     def _check_transition(self) -> None:
@@ -149,7 +149,7 @@ class Attention(nn.Module):
         if slot is not None:
             return f"Put the piece into its slot: regard.Attention({slot}{value!r})."
         if isinstance(value, str):
-            return f"For a mechanism of the catalogue: regard.mechanism({value!r}).build(...)."
+            return f"For a mechanism of the catalog: regard.mechanism({value!r}).build(...)."
         if hasattr(value, "build"):
             return "Build an Attention: mechanism.build(...)."
         return "For plain attention: regard.Attention()."
@@ -243,8 +243,8 @@ def snapshot_around(tensors: Sequence[Tensor], skeleton: Skeleton) -> Attention:
 
 
 P = TypeVar("P")
-#: Why an attention with a transition has no normaliser.
-NO_NORMALIZER = "with a transition the weights are not normalised, so there is no normalizer"
+#: Why an attention with a transition has no normalizer.
+NO_NORMALIZER = "with a transition the weights are not normalized, so there is no normalizer"
 EXAMPLES = {
     "score": "regard.Dot()",
     "position": "regard.RoPE(64)",

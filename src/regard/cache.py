@@ -161,7 +161,7 @@ def _appended(store: _Store | None, key: Tensor, value: Tensor) -> _Store:
 @checked
 @dataclass(frozen=True, eq=False)
 class GrowingCache(Cache):
-    """Keeps all keys and values; appending is amortised O(new tokens) if gradients are off.
+    """Keeps all keys and values; appending is amortized O(new tokens) if gradients are off.
 
     Of an attention with a transition it also keeps the memory, so a call computes its new tokens only.
 

@@ -172,22 +172,22 @@ def _with_gradient_of(output: Tensor, linear: Tensor) -> Tensor:
 
 def _layer_norm(module: nn.LayerNorm, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
     x, axes = args[0], tuple(range(-len(module.normalized_shape), 0))
-    centred = x - x.mean(axes, keepdim=True)
-    deviation = (centred.detach().square().mean(axes, keepdim=True) + module.eps).sqrt()
+    centered = x - x.mean(axes, keepdim=True)
+    deviation = (centered.detach().square().mean(axes, keepdim=True) + module.eps).sqrt()
     weight = 1.0 if module.weight is None else module.weight.detach()
-    return _with_gradient_of(output, centred / deviation * weight)
+    return _with_gradient_of(output, centered / deviation * weight)
 
 
 def _scaled_norm(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    """y = x c w, where c = 1 / sqrt(mean x^2 + eps) is a constant; x may be centred first, and w stored as w - 1."""
+    """y = x c w, where c = 1 / sqrt(mean x^2 + eps) is a constant; x may be centered first, and w stored as w - 1."""
     x, weight = args[0], getattr(module, "weight", None)
     given = (getattr(module, name, None) for name in ("variance_epsilon", "eps"))
     eps = next((value for value in given if isinstance(value, float)), 0.0)
     scales = [torch.ones((), dtype=x.dtype)] if weight is None else [weight.detach(), 1 + weight.detach()]
-    for centred in (x, x - x.mean(-1, keepdim=True)):
-        constant = (centred.detach().double().square().mean(-1, keepdim=True) + eps).rsqrt()
+    for centered in (x, x - x.mean(-1, keepdim=True)):
+        constant = (centered.detach().double().square().mean(-1, keepdim=True) + eps).rsqrt()
         for scale in scales:
-            linear = centred * (constant * scale).to(x.dtype)
+            linear = centered * (constant * scale).to(x.dtype)
             if torch.allclose(linear, output, rtol=1e-3, atol=1e-5):
                 return _with_gradient_of(output, linear)
     raise RegardError(

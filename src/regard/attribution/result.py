@@ -129,7 +129,7 @@ class Attribution(Mapping[str, AttentionMap]):
 
         `tokens` are those of the input, by default those of the tokenizer; `targets` those that a decoder has read. The
         page shows shares of |link| in each row: which keys count for a query, not which queries count for L. For that,
-        `rg.heatmap(attribution[3], tokens, head=2)` has one scale of two colours.
+        `rg.heatmap(attribution[3], tokens, head=2)` has one scale of two colors.
         """
         return upper_layer("widget").show_attribution(self, tokens or self.labels or None, targets, batch)
 

@@ -113,7 +113,7 @@ class Case:
     """One computation at one size.
 
     `example` is the small problem on which the laws must hold before anything is timed; the default is the example of
-    `mechanism` in the catalogue. `ours` is the run of Regard; the default is `attention`. `flops` and `moved` (bytes)
+    `mechanism` in the catalog. `ours` is the run of Regard; the default is `attention`. `flops` and `moved` (bytes)
     are the least that the definition needs. `series` and `length` give the curve and the point in the picture. Memory
     is measured if `weighs` is true.
     """

@@ -1,4 +1,4 @@
-"""The catalogue of named mechanisms. Each file of this folder is one mechanism."""
+"""The catalog of named mechanisms. Each file of this folder is one mechanism."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def mechanisms() -> dict[str, Mechanism]:
 
 @checked
 def mechanism(name: str) -> Mechanism:
-    """The mechanism of a name. The error for an unknown name gives its name in the catalogue, or a similar name.
+    """The mechanism of a name. The error for an unknown name gives its name in the catalog, or a similar name.
 
     >>> mechanism("sliding_window").build(size=4).mask
     (causal() & window(size=4))
     >>> mechanism("GQA")
     Traceback (most recent call last):
         ...
-    regard.errors.RegardError: catalogue: there is no mechanism 'GQA'. It is called 'grouped_query' here.
+    regard.errors.RegardError: catalog: there is no mechanism 'GQA'. It is called 'grouped_query' here.
     """
     known = mechanisms()
     if name not in known:
         ours = [entry.name for entry in known.values() if _plain(name) in map(_plain, entry.also_called)]
         remedy = f"It is called {' or '.join(map(repr, ours))} here." if ours else nearest(name, known)
-        raise RegardError(f"catalogue: there is no mechanism {name!r}. {remedy}")
+        raise RegardError(f"catalog: there is no mechanism {name!r}. {remedy}")
     return known[name]
 
 

@@ -1,4 +1,4 @@
-"""Written by scripts/catalogue_types.py."""
+"""Written by scripts/catalog_types.py."""
 
 from collections.abc import Sequence
 from typing import Literal, overload

@@ -15,13 +15,13 @@ def bigbird(
     num_random: int = 3,
     seed: int = 0,
 ) -> Attention:
-    """Each block of queries attends to neighbouring blocks, the first blocks, and random blocks drawn from `seed`."""
+    """Each block of queries attends to neighboring blocks, the first blocks, and random blocks drawn from `seed`."""
     return Attention(mask=bigbird_mask(length, block, window_blocks, global_blocks, num_random, seed))
 
 
 MECHANISM = Mechanism(
     build=bigbird,
-    formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over blocks that are neighbours, global or random",
+    formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over blocks that are neighbors, global or random",
     paper="Zaheer et al. 2020, arXiv:2007.14062, section 2",
     year=2020,
     used_by=("big_bird", "bigbird_pegasus"),

@@ -9,7 +9,7 @@ from regard.pieces import causal
 
 @explained
 def block_local(size: int = 64, before: int = 0, after: int = 0, is_causal: bool = False) -> Attention:
-    """The sequence is cut into blocks. Tokens attend only to their own block, and optionally to neighbouring blocks."""
+    """The sequence is cut into blocks. Tokens attend only to their own block, and optionally to neighboring blocks."""
     near = own_block(size, before, after)
     return Attention(mask=causal() & near if is_causal else near)
 

@@ -28,7 +28,7 @@ MECHANISM = Mechanism(
     used_by=("diffllama",),
     cost="the same as masked with heads of width D, twice",
     tiny={"width": 4, "initial": 0.6},
-    disagree="the paper then normalises each head (RMS) and multiplies it by 1 - lambda_init; neither changes the map. "
+    disagree="the paper then normalizes each head (RMS) and multiplies it by 1 - lambda_init; neither changes the map. "
     "lambda_init is 0.8 - 0.6 exp(-0.3 layer), counted from 0. DiffLlama has the halves as separate heads.",
     also_called=("differential attention", "DiffTransformer", "DiffLlamaAttention", "MultiheadDiffAttn"),
 )

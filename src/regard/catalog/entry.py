@@ -1,4 +1,4 @@
-"""`Mechanism`: an entry of the catalogue, with formula, paper, cost and a small example."""
+"""`Mechanism`: an entry of the catalog, with formula, paper, cost and a small example."""
 
 from __future__ import annotations
 

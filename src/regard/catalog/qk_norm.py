@@ -1,4 +1,4 @@
-"""Normalised queries and keys."""
+"""Normalized queries and keys."""
 
 from regard.attention import Attention
 from regard.catalog.entry import Mechanism
@@ -25,8 +25,8 @@ MECHANISM = Mechanism(
     cost="the same as rope; 2 D parameters",
     tiny={"width": 8},
     sizes={"heads": 2, "key_heads": 1, "queries": 16},
-    disagree="Qwen 3 and Gemma 3 normalise each head and share the scale; OLMo 2 normalises all heads together and has "
-    "one scale for each channel (joint=True). Gemma 3 stores g - 1. Llama 4 normalises after RoPE, without a scale. "
+    disagree="Qwen 3 and Gemma 3 normalize each head and share the scale; OLMo 2 normalizes all heads together and has "
+    "one scale for each channel (joint=True). Gemma 3 stores g - 1. Llama 4 normalizes after RoPE, without a scale. "
     "The paper divides by the length of the vector, as the mechanism cosine.",
     also_called=("QK norm", "query-key normalization", "q_norm", "k_norm", "QKNorm"),
 )

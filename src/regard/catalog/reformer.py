@@ -26,6 +26,6 @@ MECHANISM = Mechanism(
     cost="O(n^2) comparisons of buckets, O(n k D) time for k keys a query if engines skip the others, O(n k) memory",
     tiny={"num_buckets": 4, "rounds": 2},
     disagree="implementations, transformers' too, sort tokens by bucket, cut them into chunks and let each chunk see "
-    "its neighbour, so they drop pairs of one bucket and may add pairs of others. Here the definition holds exactly.",
+    "its neighbor, so they drop pairs of one bucket and may add pairs of others. Here the definition holds exactly.",
     also_called=("LSH attention", "locality-sensitive hashing", "Reformer"),
 )

@@ -10,7 +10,7 @@ from regard.pieces import Decay, Dot, RoPE
 
 @explained
 def retnet(num_heads: int, width: int) -> Attention:
-    """Every head forgets at a constant rate of its own, and no row is normalised: a memory in place of weights.
+    """Every head forgets at a constant rate of its own, and no row is normalized: a memory in place of weights.
 
     The heads keep 1 - 2^-5, 1 - 2^-6, ... of the memory at each token, so they look back over 32, 64, ... tokens.
     """
@@ -27,7 +27,7 @@ MECHANISM = Mechanism(
     cost="O(n D E) time, O(n) memory; a state of D x E numbers for generation, at any length",
     tiny={"num_heads": 4, "width": 8},
     disagree="the code of the paper divides by sums of decays and by the absolute row sum for numerical stability, "
-    "and normalises the output of each head; here are the weights of the formula. flash-linear-attention "
+    "and normalizes the output of each head; here are the weights of the formula. flash-linear-attention "
     "scales queries, the paper keys.",
     also_called=("multi-scale retention", "retention", "RetNet"),
 )

@@ -8,7 +8,7 @@ from regard.pieces import Softcap, causal
 
 @explained
 def softcap(cap: float = 50.0, is_causal: bool = True) -> Attention:
-    """Scores are limited to (-cap, cap) before the softmax, which stabilises training: Gemma 2."""
+    """Scores are limited to (-cap, cap) before the softmax, which stabilizes training: Gemma 2."""
     return Attention(bias=Softcap(cap), mask=causal() if is_causal else None)
 
 

@@ -60,7 +60,7 @@ app = typer.Typer(
     help="Any attention mechanism, run fast, with every weight visible.",
 )
 
-Name = Annotated[str, typer.Argument(help="A mechanism of the catalogue; `regard list` prints all names.")]
+Name = Annotated[str, typer.Argument(help="A mechanism of the catalog; `regard list` prints all names.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")]
 Source = Annotated[Path | None, typer.Option(metavar="FILE", help="Source sentences, one per line.")]
 Target = Annotated[Path | None, typer.Option(metavar="FILE", help="Their translations, one per line.")]
@@ -97,8 +97,8 @@ def demo(
 
 @app.command("list", cls=Command)
 def list_() -> None:
-    """List the mechanisms of the catalogue."""
-    from regard.cli.catalogue import list_mechanisms
+    """List the mechanisms of the catalog."""
+    from regard.cli.catalog import list_mechanisms
 
     list_mechanisms()
 
@@ -106,7 +106,7 @@ def list_() -> None:
 @app.command(cls=Command)
 def show(name: Name) -> None:
     """Show one mechanism: formula, paper, parameters, cost, and a picture of its weights."""
-    from regard.cli.catalogue import show_mechanism
+    from regard.cli.catalog import show_mechanism
 
     show_mechanism(name)
 

@@ -1,4 +1,4 @@
-"""`regard plan`: prints the plan of a mechanism of the catalogue at a given size."""
+"""`regard plan`: prints the plan of a mechanism of the catalog at a given size."""
 
 from __future__ import annotations
 

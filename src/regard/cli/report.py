@@ -111,11 +111,11 @@ def print_word(console: Console, reading: TextReading, word: str) -> None:
     console.print(table)
     links = notable(reading, query)
     if links:
-        console.print(Text(f"Strongest heads on tokens other than its neighbours: {links}."))
+        console.print(Text(f"Strongest heads on tokens other than its neighbors: {links}."))
 
 
 def notable(reading: TextReading, query: int, count: int = 3) -> str:
-    """`“animal” (L3.H1, 0.68), ...`: the strongest links from a token to others than its neighbours."""
+    """`“animal” (L3.H1, 0.68), ...`: the strongest links from a token to others than its neighbors."""
     return ", ".join(
         f"“{reading.profile.tokens[n.link.key]}” ({head_name(n.layer, n.head)}, {n.link.weight:.2f})"
         for n in reading.notable(query, count)
@@ -137,7 +137,7 @@ def print_roles(console: Console, roles: RoleTable | None, where: str = "this te
     if roles is None:
         console.print(Text(TOO_SHORT))
         return
-    if not roles.labelled:
+    if not roles.labeled:
         console.print(Text(f"Roles: no head has one on {where}."))
     else:
         console.print(Text(f"Roles on {where}: head=score/score on shuffled text"))
@@ -199,7 +199,7 @@ def as_data(result: TextResult, words: Sequence[str]) -> dict[str, Any]:
 
 def roles_data(roles: RoleTable | None) -> list[dict[str, Any]] | None:
     """The roles as plain data; None if the text was too short to find any."""
-    return None if roles is None else [vars(role) for role in roles.labelled]
+    return None if roles is None else [vars(role) for role in roles.labeled]
 
 
 def _layer_data(reading: TextReading, layer: LayerProfile) -> dict[str, Any]:

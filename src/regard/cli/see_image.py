@@ -88,7 +88,7 @@ def role_lines(sheet: Sheet) -> Iterator[str]:
     for role in sorted(roles, key=lambda role: -role.score)[:NUM_LINES]:
         yield role.sentence.replace("shuffled text", "shuffled patches")
     if sheet.about["has_roles"] and not roles:
-        yield "No head has a role on the grid (same row, same column, a neighbour)."
+        yield "No head has a role on the grid (same row, same column, a neighbor)."
 
 
 def link_lines(sheet: Sheet) -> Iterator[str]:

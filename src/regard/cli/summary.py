@@ -114,14 +114,14 @@ def extremes(profile: Profile) -> Text:
 
 
 def word_lines(reading: TextReading, words: Sequence[str]) -> Iterator[Text]:
-    """For each word the tokens beyond its neighbours to which single heads attend most, and what is left out."""
+    """For each word the tokens beyond its neighbors to which single heads attend most, and what is left out."""
     for word in words:
         links = notable(reading, locate(reading, word), NUM_HEADS)
-        text = f"attends most to {links}" if links else "attends to nothing but its neighbours"
+        text = f"attends most to {links}" if links else "attends to nothing but its neighbors"
         yield Text.assemble((f"“{word}”", "bold"), f" ({occurrence(reading, word)}) {text}.")
     if words:
         first = ", the first token" if reading.profile.is_self_attention else ""
-        yield Text(f"Left out: the word itself, its neighbours{first} and special tokens.", style="dim")
+        yield Text(f"Left out: the word itself, its neighbors{first} and special tokens.", style="dim")
 
 
 def _listed(names: Sequence[str]) -> str:

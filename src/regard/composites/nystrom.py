@@ -20,7 +20,7 @@ class Nystrom(Composite):
     """W = softmax(q k~^T) A^+ softmax(q~ k^T), A = softmax(q~ k~^T) (Xiong et al. 2021, arXiv:2102.03902, eq. 13).
 
     Landmarks q~ and k~ are means of `num_landmarks` segments of equal length. If their number does not divide the
-    length, a token may be in two neighbouring segments, as in torch's adaptive pooling. A^+ is approximated by
+    length, a token may be in two neighboring segments, as in torch's adaptive pooling. A^+ is approximated by
     `iterations` steps of eq. 11 and may be negative, so weights may be too. A sequence of at most `num_landmarks`
     tokens has full softmax attention, as in transformers.
 

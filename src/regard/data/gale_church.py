@@ -21,7 +21,7 @@ LARGEST = 25.0
 
 @dataclass(frozen=True)
 class Bead:
-    """Neighbouring sentences of the source, and the neighbouring sentences of the target that translate them."""
+    """Neighboring sentences of the source, and the neighboring sentences of the target that translate them."""
 
     source: range
     target: range

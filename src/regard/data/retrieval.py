@@ -50,7 +50,7 @@ class Nearest:
 def nearest(train: Sequence[str], test: Sequence[str]) -> Nearest:
     """The nearest training sentence of each test sentence, by Jaccard similarity.
 
-    J(a, b) = |A ∩ B| / |A ∪ B|, where A and B are the sets of words and pairs of neighbouring words. Words are runs of
+    J(a, b) = |A ∩ B| / |A ∪ B|, where A and B are the sets of words and pairs of neighboring words. Words are runs of
     letters and digits in lower case. Scripts without spaces are cut as for alignments. Of equally similar training
     sentences the first is taken. A test sentence without a common word has similarity 0.
 
@@ -106,6 +106,6 @@ def without_near(corpus: Corpus, above: float = NEAR) -> Corpus:
 
 
 def _grams(text: str) -> list[tuple[str, ...]]:
-    """The words and the pairs of neighbouring words, without repetitions, in the order of the text."""
+    """The words and the pairs of neighboring words, without repetitions, in the order of the text."""
     words = cut(word_characters(text.lower()))
     return list(dict.fromkeys([*((word,) for word in words), *pairwise(words)]))

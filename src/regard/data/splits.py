@@ -23,7 +23,7 @@ def split_pairs(
     """Training, validation and test pairs, by a hash of (`seed`, source).
 
     All pairs with the same source are in the same split, in any order of the pairs, and added pairs move few of the
-    other pairs. Two sources are the same if they differ only in spaces or in Unicode normalisation (NFKC).
+    other pairs. Two sources are the same if they differ only in spaces or in Unicode normalization (NFKC).
 
     >>> from regard.data import Pair, split_pairs
     >>> splits = split_pairs([Pair(f"source {n % 50}", f"target {n}") for n in range(100)])
@@ -68,7 +68,7 @@ def _held_out(pairs: Sequence[Pair], groups: list[list[int]], sizes: tuple[int, 
 
 
 def _normalized(text: str) -> str:
-    """The text without differences that a tokenizer ignores: in spaces, and in Unicode normalisation."""
+    """The text without differences that a tokenizer ignores: in spaces, and in Unicode normalization."""
     return " ".join(text.split()) if text.isascii() else " ".join(unicodedata.normalize("NFKC", text).split())
 
 

@@ -61,7 +61,7 @@ def check(
     instance is made. `mask` is the sense that you mean: "keep" (True = may attend), "drop" (True = may not) or
     "additive" (0 and -inf). `scale` is the factor of the scores that you mean; by default 1 / sqrt(width of a head).
 
-    For an `Attention`, a piece or a `Mechanism` of Regard, all laws of the catalogue run on it; `inputs` are then q
+    For an `Attention`, a piece or a `Mechanism` of Regard, all laws of the catalog run on it; `inputs` are then q
     (B, H, I, D), k (B, G, J, D) and v (B, G, J, E).
 
     About 200 calls are made. After `limit` seconds a `RegardError` says which check was running, and what was found so

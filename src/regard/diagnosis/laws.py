@@ -1,4 +1,4 @@
-"""The laws of a mechanism, as assertions. `regard.check` runs them on a user's piece, the tests on the whole catalogue.
+"""The laws of a mechanism, as assertions. `regard.check` runs them on a user's piece, the tests on the whole catalog.
 
 The first part must hold before a mechanism is timed.
 """
@@ -238,9 +238,9 @@ def weights_times_values_are_the_output(small: Small) -> None:
 
 @torch.no_grad()
 def rows_sum_to_what_the_normalizer_declares(small: Small) -> None:
-    """Rows with an allowed key sum to `row_sum` of the normaliser; if that is None, to a number in (0, 1).
+    """Rows with an allowed key sum to `row_sum` of the normalizer; if that is None, to a number in (0, 1).
 
-    If the normaliser's keys are independent, a row may sum to as much as the number of keys. Signed weights may have
+    If the normalizer's keys are independent, a row may sum to as much as the number of keys. Signed weights may have
     any sum.
     """
     attention, q, k, v = small()
@@ -419,7 +419,7 @@ LAWS: dict[str, Callable[[Small], None]] = {
     "gradients agree with finite differences": gradients_agree_with_finite_differences,
     "lazy tiles equal the dense weights": lazy_tiles_equal_dense_weights,
     "weights times values are the output": weights_times_values_are_the_output,
-    "rows sum to what the normaliser declares": rows_sum_to_what_the_normalizer_declares,
+    "rows sum to what the normalizer declares": rows_sum_to_what_the_normalizer_declares,
     "masked weights are zero": masked_weights_are_zero,
     "spans bound the mask": spans_bound_the_mask,
     "no future leaks": no_future_leaks,

@@ -1,4 +1,4 @@
-"""Which mechanisms of the catalogue give the weights that were measured."""
+"""Which mechanisms of the catalog give the weights that were measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from regard.errors import RegardError
 
 @torch.no_grad()
 def equal_mechanisms(measurement: Measurement, num_heads: int) -> tuple[str, ...]:
-    """Names of the catalogue with the same weights; the usual name of such a function comes first."""
+    """Names of the catalog with the same weights; the usual name of such a function comes first."""
     product = product_of(measurement)
     names = [
         name

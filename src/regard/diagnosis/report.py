@@ -31,14 +31,14 @@ class CheckFinding:
 class CheckReport:
     """What `regard.check` found: `findings`, the named `mechanism` that it equals, and `ok`.
 
-    `call` says how the function was called. `equal` has all names of the catalogue that give the same weights;
+    `call` says how the function was called. `equal` has all names of the catalog that give the same weights;
     `mechanism` is the first one, or None. `ok` is True if no finding is wrong. `print` shows the report as a table.
 
     >>> report = CheckReport("f", "f(q, k, v)", (CheckFinding("scale", "right", "The factor is 1/sqrt(d)."),))
     >>> print(report)
     f: no mistake found
       called as  f(q, k, v)
-      equals     no mechanism of the catalogue
+      equals     no mechanism of the catalog
     <BLANKLINE>
       right    scale          The factor is 1/sqrt(d).
     """
@@ -69,7 +69,7 @@ class CheckReport:
 
     def __str__(self) -> str:
         others = f" (the same weights here: {', '.join(self.equal[1:])})" if self.equal[1:] else ""
-        equals = f"{self.mechanism}{others}" if self.equal else "no mechanism of the catalogue"
+        equals = f"{self.mechanism}{others}" if self.equal else "no mechanism of the catalog"
         head = [
             f"{self.subject}: {_counted(self.mistakes)}",
             *_wrapped("  called as  ", self.call),

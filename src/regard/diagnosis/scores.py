@@ -25,7 +25,7 @@ class Product:
     factor: float
 
 
-def normalised_axis(weights: Tensor) -> int | None:
+def normalized_axis(weights: Tensor) -> int | None:
     """The axis over which weights sum to 1: 3, the keys, before others; -1 for queries and keys together."""
     axes = [axis for axis in (3, 2, 1, 0) if weights.shape[axis] > 1]
     sums = {axis: weights.nansum(axis) for axis in axes}
@@ -39,7 +39,7 @@ def normalised_axis(weights: Tensor) -> int | None:
 
 def axis_finding(measurement: Measurement) -> CheckFinding:
     """Whether the weights of each query sum to 1 over the keys."""
-    axis = normalised_axis(measurement.weights)
+    axis = normalized_axis(measurement.weights)
     remedy = "Take the softmax over the last axis of the scores (..., queries, keys): scores.softmax(dim=-1)."
     if axis == 3:
         return CheckFinding("softmax axis", "right", "The weights of each query sum to 1 over the keys.")
@@ -75,7 +75,7 @@ def _words(module: nn.Module) -> str:
 
 def product_of(measurement: Measurement) -> Product | None:
     """The product whose softmax the weights are, fitted to their logarithms; None if it is none of them."""
-    axis = normalised_axis(measurement.weights)
+    axis = normalized_axis(measurement.weights)
     query, key = measurement.query.double(), measurement.key.double()
     if axis is None or query.shape[-1] != key.shape[-1]:
         return None
@@ -93,7 +93,7 @@ def product_of(measurement: Measurement) -> Product | None:
 def _fit(weights: Tensor, product: Tensor, axes: tuple[int, ...]) -> float | None:
     """c in log w = c product + constant along `axes`, or None if this does not hold."""
     valid = (weights > 1e-12) & ~weights.isnan()
-    logs, product = _centred(weights.clamp(min=1e-12).log(), valid, axes), _centred(product, valid, axes)
+    logs, product = _centered(weights.clamp(min=1e-12).log(), valid, axes), _centered(product, valid, axes)
     if not product.any():
         return None
     factor = (logs * product).sum() / product.square().sum()
@@ -101,7 +101,7 @@ def _fit(weights: Tensor, product: Tensor, axes: tuple[int, ...]) -> float | Non
     return float(factor) if off < 1e-2 * logs.abs().max().clamp(min=TOLERANCE) and factor.abs() > 1e-6 else None
 
 
-def _centred(x: Tensor, valid: Tensor, axes: tuple[int, ...]) -> Tensor:
+def _centered(x: Tensor, valid: Tensor, axes: tuple[int, ...]) -> Tensor:
     x = x.nan_to_num().masked_fill(~valid, 0.0)
     mean = x.sum(axes, keepdim=True) / valid.sum(axes, keepdim=True).clamp(min=1)
     return (x - mean).masked_fill(~valid, 0.0)

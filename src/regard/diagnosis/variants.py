@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.diagnosis.calling import Caller, Sizes, declared_heads
 from regard.diagnosis.report import CheckFinding
-from regard.diagnosis.scores import PRECISION, normalised_axis, product_of
+from regard.diagnosis.scores import PRECISION, normalized_axis, product_of
 from regard.diagnosis.weights import TOLERANCE, Measurement, close, measurable_caller, measure
 
 #: Inputs that a residual connection may add, and their names in sentences.
@@ -64,7 +64,7 @@ def _fitting(variant: Variant, is_product: bool = True) -> Iterator[Variant]:
     if measurable is None:
         return
     measurement = measure(measurable, variant.caller.sizes.sample(0, variant.caller.dtype))
-    if measurement is None or normalised_axis(measurement.weights) != 3 or measurement.weights.min() < -TOLERANCE:
+    if measurement is None or normalized_axis(measurement.weights) != 3 or measurement.weights.min() < -TOLERANCE:
         return
     product = product_of(measurement) if is_product else None
     if is_product and (product is None or product.kind != "dot"):

@@ -102,15 +102,15 @@ def text_width(figure: Figure, text: str, size: float, bold: bool = False) -> fl
 
 
 @cache
-def paper_colours() -> Any:
-    """The ramp of the page on white: 0 is white, and NaN is grey."""
+def paper_colors() -> Any:
+    """The ramp of the page on white: 0 is white, and NaN is gray."""
     ramp = colormap()
     return ListedColormap([(1, 1, 1, 1), *ramp(linspace(0, 1, 255))], name="regard paper").with_extremes(bad="0.8")
 
 
-def colour_of(place: float) -> str:
-    """The colour of a place of the scale, from 0 to 1."""
-    return to_hex(paper_colours()(place))
+def color_of(place: float) -> str:
+    """The color of a place of the scale, from 0 to 1."""
+    return to_hex(paper_colors()(place))
 
 
 def paper_fonts() -> list[str]:
@@ -139,7 +139,7 @@ def _laid_out(figure: Any) -> Iterator[None]:
         yield
         return
     engine.execute(figure)
-    figure.set_layout_engine(None)  # "none" would leave an engine behind colour bars, and savefig draws twice for any
+    figure.set_layout_engine(None)  # "none" would leave an engine behind color bars, and savefig draws twice for any
     try:
         yield
     finally:

@@ -67,25 +67,25 @@ class Paper:
         self.axes.text(x, y, text, **placed, **(style | look))
 
     @property
-    def colours(self) -> dict[str, Any]:
-        """The colours of cells, for matplotlib."""
-        return {"cmap": canvas("figure").paper_colours(), "vmin": 0, "vmax": 1}
+    def colors(self) -> dict[str, Any]:
+        """The colors of cells, for matplotlib."""
+        return {"cmap": canvas("figure").paper_colors(), "vmin": 0, "vmax": 1}
 
-    def colour(self, place: float) -> str:
-        """The colour of a place of the scale, from 0 to 1."""
-        return canvas("figure").colour_of(place)
+    def color(self, place: float) -> str:
+        """The color of a place of the scale, from 0 to 1."""
+        return canvas("figure").color_of(place)
 
-    def text_colour(self, place: float) -> str:
-        """Black or white, whichever can be read on this colour."""
-        return text_color(canvas("figure").paper_colours()(place))
+    def text_color(self, place: float) -> str:
+        """Black or white, whichever can be read on this color."""
+        return text_color(canvas("figure").paper_colors()(place))
 
     def cells(self, values: NDArray[np.floating], x: float, y: float, cell: float, place: Place | None = None) -> None:
-        """A matrix of square cells: polygons if they are few, a picture if they are many. NaN is grey."""
+        """A matrix of square cells: polygons if they are few, a picture if they are many. NaN is gray."""
         rows, cols = values.shape
         places = np.ma.masked_invalid((place or self.scale.place)(values))
         if rows * cols <= VECTORS:
             edges = x + cell * np.arange(cols + 1), y + cell * np.arange(rows + 1)
-            mesh = self.axes.pcolormesh(*edges, places, edgecolors="face", linewidth=0.05, **self.colours)
+            mesh = self.axes.pcolormesh(*edges, places, edgecolors="face", linewidth=0.05, **self.colors)
             mesh.set_gid("cells")
         else:
             self.picture(places, x, y, cols * cell, rows * cell)
@@ -94,7 +94,7 @@ class Paper:
     def picture(self, places: Any, x: float, y: float, width: float, height: float) -> None:
         """A matrix as an image with sharp cells."""
         extent = (x, x + width, y + height, y)
-        self.axes.imshow(places, extent=extent, aspect="auto", interpolation="nearest", **self.colours)
+        self.axes.imshow(places, extent=extent, aspect="auto", interpolation="nearest", **self.colors)
 
     def frame(self, x: float, y: float, width: float, height: float, **look: Any) -> None:
         from matplotlib.patches import Rectangle
@@ -112,7 +112,7 @@ class Paper:
                 self.write(labels[at], x - 3, y + middle, anchor="right")
 
     def ramp(self, ticks: Sequence[tuple[float, str]], said: str, x: float = 8.0) -> float:
-        """The colours with their numbers, at `y`, which moves below them; returns where their name ends."""
+        """The colors with their numbers, at `y`, which moves below them; returns where their name ends."""
         width = min(150.0, self.width * 0.5)
         self.picture(np.linspace(0.004, 1, 256)[None], x, self.y, width, 6)
         self.frame(x, self.y, width, 6)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: The first line of a table of numbers.
 HEADER = ("panel", "layer", "head", "quantity", "query", "query token", "key", "key token", "value")
-#: Centimetres: the widths of one and of two columns of a paper, and what is accepted.
+#: Centimeters: the widths of one and of two columns of a paper, and what is accepted.
 NARROWEST, LARGEST = 4.0, 60.0
 #: The word whose row is drawn by default.
 PRONOUN = "it"
@@ -61,9 +61,9 @@ def figure(
     - "statistics": one `statistic` of each head.
 
     `layer` is the number of the layer in the model. Without `query` it is the token "it", or one in the middle.
-    Without `head`, the head with the largest weight from the query to a token that is neither first nor a neighbour.
-    Weights have colours by a "linear", "sqrt" or "log" `scale`. Without a `caption`, the caption names the text, layer
-    and head, and says what the panels show; `caption=""` leaves it out. `scale`, letters, colours and caption are those
+    Without `head`, the head with the largest weight from the query to a token that is neither first nor a neighbor.
+    Weights have colors by a "linear", "sqrt" or "log" `scale`. Without a `caption`, the caption names the text, layer
+    and head, and says what the panels show; `caption=""` leaves it out. `scale`, letters, colors and caption are those
     of the figure sheet of the page.
 
     The result is a figure of matplotlib. `figure.save(path)` writes a .pdf or .svg with text as text, a .png with 300

@@ -128,13 +128,13 @@ class Line:
         return self.middles[-1] + self.widths[-1] / 2
 
     def draw(self, paper: Paper, labels: Sequence[str], weights: Sequence[float] | None, chosen: int | None) -> None:
-        """The words from `paper.y` on, each on the colour of its weight."""
+        """The words from `paper.y` on, each on the color of its weight."""
         for at, (text, x, width) in enumerate(zip(labels, self.middles, self.widths, strict=True)):
             place = 0.0 if weights is None else float(paper.scale.place(np.array([weights[at]]))[0])
             look = {"edgecolor": INK if at == chosen else "none", "linewidth": 1}
-            fill = {"fill": True, "facecolor": paper.colour(place)}
+            fill = {"fill": True, "facecolor": paper.color(place)}
             paper.frame(x - width / 2 + 0.3, paper.y, width - 0.6, self.height, **look, **fill)
-            style = {"weight": "bold" if at == chosen else "normal", "color": paper.text_colour(place)}
+            style = {"weight": "bold" if at == chosen else "normal", "color": paper.text_color(place)}
             if self.is_turned:
                 paper.write(text, x, paper.y + 3, NORMAL, "right", rotation=90, **style)
             else:
@@ -189,7 +189,7 @@ def _stroke(paper: Paper, points: list[tuple[float, float]], codes: list[int], w
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    look = {"edgecolor": paper.colour(1 - 0.45 * (1 - weight)), "linewidth": 0.4 + 2.6 * weight}
+    look = {"edgecolor": paper.color(1 - 0.45 * (1 - weight)), "linewidth": 0.4 + 2.6 * weight}
     path = Path(points, codes)
     paper.axes.add_patch(PathPatch(path, facecolor="none", alpha=0.4 + 0.6 * weight**0.5, gid="arc", **look))
 
@@ -239,10 +239,8 @@ def map_of_head(paper: Paper, content: Content) -> Drawn:
 
 def _numbers(paper: Paper, cells: NDArray[np.floating], x: float, cell: float) -> None:
     for (i, j), value in np.ndenumerate(cells):
-        colour = paper.text_colour(float(paper.scale.place(np.array([value]))[0]))
-        paper.write(
-            short(float(value)), x + (j + 0.5) * cell, paper.y + (i + 0.5) * cell, anchor="center", color=colour
-        )
+        color = paper.text_color(float(paper.scale.place(np.array([value]))[0]))
+        paper.write(short(float(value)), x + (j + 0.5) * cell, paper.y + (i + 0.5) * cell, anchor="center", color=color)
 
 
 def short(weight: float) -> str:
@@ -335,13 +333,13 @@ class Grid:
 def _outline(paper: Paper, content: Content, x: float, y: float, cell: float) -> None:
     for i, j, is_sure in content.gold:
         style = {"edgecolor": GOLD, "linewidth": 1, "linestyle": "-" if is_sure else (0, (2, 1.4)), "gid": "gold"}
-        halo = {"edgecolor": "white", "linewidth": 0.5, "gid": "halo"}  # so that it is visible on every colour
+        halo = {"edgecolor": "white", "linewidth": 0.5, "gid": "halo"}  # so that it is visible on every color
         for inset, look in ((1.2, halo), (0.5, style)):
             paper.frame(x + j * cell + inset, y + i * cell + inset, cell - 2 * inset, cell - 2 * inset, **look)
 
 
 def statistics(paper: Paper, content: Content) -> Drawn:
-    """One statistic of each head as a number on its colour: a row for each layer, a column for each head."""
+    """One statistic of each head as a number on its color: a row for each layer, a column for each head."""
     name = content.statistic
     values = [_statistic(layer, name) for layer in content.layers]
     left = 22 + paper.widest([str(layer.number) for layer in content.layers])
@@ -394,10 +392,10 @@ def _statistic(layer: Layer, name: str) -> list[float]:
 def _value(paper: Paper, box: tuple[float, float, float, float], value: float, ends: tuple[float, float]) -> None:
     least, most = ends
     place = max((value - least) / ((most - least) or 1.0), 0.004)
-    paper.frame(*box, fill=True, facecolor=paper.colour(place), edgecolor="none", gid="cell")
+    paper.frame(*box, fill=True, facecolor=paper.color(place), edgecolor="none", gid="cell")
     if box[2] >= 16.4 and box[3] >= 7.9:
-        colour, digits = paper.text_colour(place), 0 if most >= 10 else 2
-        paper.write(f"{value:.{digits}f}", box[0] + box[2] / 2, box[1] + box[3] / 2, anchor="center", color=colour)
+        color, digits = paper.text_color(place), 0 if most >= 10 else 2
+        paper.write(f"{value:.{digits}f}", box[0] + box[2] / 2, box[1] + box[3] / 2, anchor="center", color=color)
 
 
 def table(panel: str, content: Content, number: int, head: int | str, cells: NDArray[np.floating]) -> list[Row]:

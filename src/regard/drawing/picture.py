@@ -50,16 +50,16 @@ def heatmap(
 ) -> Figure:
     """The weights as a figure: a row for each query, a column for each key, dark is more; needs matplotlib.
 
-    A map of weights that may be negative has two colours, from -`vmax` to `vmax`: red is above 0, blue below.
+    A map of weights that may be negative has two colors, from -`vmax` to `vmax`: red is above 0, blue below.
 
     `weights` are an `AttentionMap`, or a tensor or array (I, J), (H, I, J) or (B, H, I, J), of which entry `batch` is
     drawn. `tokens` are one list, or a pair of lists (query tokens, key tokens). `head` is a number, a list of numbers,
-    "mean" for the mean of all heads, or None for a grid of all heads. Colours go from 0 to `vmax`, by the square root,
+    "mean" for the mean of all heads, or None for a grid of all heads. Colors go from 0 to `vmax`, by the square root,
     so that small weights are visible; None takes the largest weight. Small maps have their numbers in the cells; maps
     of more than 512 tokens are pooled. The figure is a new one, of bounded size, or that of your own `axes`. Save it
     with `figure.savefig("map.png")`.
 
-    A weight that is NaN is a grey cell, and the label of the colour bar says so. For example, the softmax of a row in
+    A weight that is NaN is a gray cell, and the label of the color bar says so. For example, the softmax of a row in
     which all scores are -inf is NaN. Infinite and negative weights raise a `RegardError`.
 
     >>> import torch, regard as rg
@@ -69,7 +69,7 @@ def heatmap(
     ['0.90', '0.10', '0.30', '0.70']
     """
     if vmax is not None and not vmax > 0:
-        raise RegardError(f"heatmap(vmax={vmax}): colours go from 0 to vmax, so it must be above 0; None: the largest.")
+        raise RegardError(f"heatmap(vmax={vmax}): colors go from 0 to vmax, so it must be above 0; None: the largest.")
     if axes is not None and not hasattr(axes, "imshow"):
         raise RegardError(f"heatmap(axes={axes!r}): axes are those of matplotlib: figure, axes = pyplot.subplots().")
     shown = panels("heatmap", weights, tokens, head, batch, LARGEST)
@@ -117,7 +117,7 @@ class Layout:
         return min(9.0, 23 * self.cell)
 
     def figure_size(self, shown: Panels) -> tuple[float, float]:
-        """In inches: the cells, the labels of the tokens, titles and the colour bar."""
+        """In inches: the cells, the labels of the tokens, titles and the color bar."""
         I, J = shown.shape
         longest = max(map(len, (*(shown.queries or ()), *(shown.keys or ()))), default=3)
         labels = 0.4 + EM * longest * self.label_size
@@ -136,20 +136,20 @@ def canvas(operation: str) -> ModuleType:
 def draw_cells(
     axes: Any, cells: Tensor, shape: tuple[int, int], vmax: float | None = 1.0, is_signed: bool = False
 ) -> Any:
-    """One matrix of cells as an image; its coordinates are those of the tokens. Cells that are NaN are grey."""
+    """One matrix of cells as an image; its coordinates are those of the tokens. Cells that are NaN are gray."""
     from matplotlib import colormaps
     from matplotlib.colors import FuncNorm, PowerNorm
 
     I, J = shape
     aspect = "equal" if max(I, J) <= 4 * min(I, J) else "auto"
-    colours = (colormaps["RdBu_r"] if is_signed else colormap()).with_extremes(bad="0.8")
+    colors = (colormaps["RdBu_r"] if is_signed else colormap()).with_extremes(bad="0.8")
     extent = (-0.5, J - 0.5, I - 0.5, -0.5)
     values = cells.numpy()
     norm: Any = PowerNorm(0.5, 0, vmax, clip=True)
     if is_signed:
         largest = float(np.nanmax(np.abs(values))) if vmax is None else vmax
         norm = FuncNorm((_signed_root, _signed_square), -largest, largest, clip=True)
-    return axes.imshow(values, cmap=colours, norm=norm, aspect=aspect, extent=extent, interpolation="nearest")
+    return axes.imshow(values, cmap=colors, norm=norm, aspect=aspect, extent=extent, interpolation="nearest")
 
 
 def _signed_root(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -161,21 +161,21 @@ def _signed_square(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def write_numbers(axes: Any, image: Any, values: Tensor, size: float) -> None:
-    """A number in each cell of an image, black or white, so that it can be read on the colour of the cell."""
+    """A number in each cell of an image, black or white, so that it can be read on the color of the cell."""
     for i, row in enumerate(values.tolist()):
         for j, value in enumerate(row):
             if not math.isnan(value):
-                colour = text_color(image.to_rgba(value))
+                color = text_color(image.to_rgba(value))
                 said = f"{value:.2f}".replace("-0.00", "0.00")
-                number = axes.text(j, i, said, ha="center", va="center", fontsize=size, color=colour)
+                number = axes.text(j, i, said, ha="center", va="center", fontsize=size, color=color)
                 number.set_in_layout(False)  # it is inside of its cell, and measuring thousands takes seconds
 
 
 def colorbar_label(shown: Panels) -> str:
-    """The quantity that the colours show."""
+    """The quantity that the colors show."""
     is_pooled = tuple(shown.cells.shape[1:]) != shown.shape
     quantity = "weight of a cell: the sum over its keys" if is_pooled else "weight"
-    return f"{quantity} (grey: NaN)" if shown.cells.isnan().any() else quantity
+    return f"{quantity} (gray: NaN)" if shown.cells.isnan().any() else quantity
 
 
 def _draw(axes: Any, shown: Panels, number: int, layout: Layout, vmax: float | None) -> Any:

@@ -1,6 +1,6 @@
-"""The ramp of colours for weights: the figures, the catalogue and the page (frontend/src/ramp.json) have the same.
+"""The ramp of colors for weights: the figures, the catalog and the page (frontend/src/ramp.json) have the same.
 
-Its lightness (CIELAB L*) falls evenly from 97 to 12, so it can be read in grey and with colour blindness. On a dark
+Its lightness (CIELAB L*) falls evenly from 97 to 12, so it can be read in gray and with color blindness. On a dark
 ground the page turns it: more is lighter.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-#: From the least weight to the largest; colours between two of them are interpolated in sRGB.
+#: From the least weight to the largest; colors between two of them are interpolated in sRGB.
 RAMP = ("#f1f8fa", "#bddded", "#8bc2e3", "#5ea5d7", "#3d87c5", "#2a6aac", "#234e8b", "#1e3563", "#151e3a")
 
 
@@ -20,7 +20,7 @@ def colormap() -> Any:
 
 
 def text_color(rgb: tuple[float, ...]) -> str:
-    """Black or white, whichever is easier to read on a colour: the contrast is at least 4.58 on every colour.
+    """Black or white, whichever is easier to read on a color: the contrast is at least 4.58 on every color.
 
     >>> text_color((1.0, 1.0, 1.0)), text_color((0.1, 0.2, 0.5))
     ('black', 'white')

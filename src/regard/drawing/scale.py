@@ -1,4 +1,4 @@
-"""From weights to colours: the scales of the page, linear, square root and logarithmic, and their ticks."""
+"""From weights to colors: the scales of the page, linear, square root and logarithmic, and their ticks."""
 
 from __future__ import annotations
 

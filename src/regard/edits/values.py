@@ -29,7 +29,7 @@ PARTS = ("output", "query", "key", "value")
 class Edit:
     """Base of all edits. `&` joins edits; an edit prints as one would type it, and `to_json` saves it.
 
-    Edits of scores (`KnockOut` with renormalisation, `Steer`) act before the softmax, edits of weights (`ScaleWeights`,
+    Edits of scores (`KnockOut` with renormalization, `Steer`) act before the softmax, edits of weights (`ScaleWeights`,
     `ReplaceWeights`, `KnockOut` without) after it, each in the order of `&`. A `Patch` of queries, keys or values acts
     before the attention, one of the output after it.
 
@@ -125,7 +125,7 @@ class KnockOut(Selecting):
 @checked
 @dataclass(frozen=True, eq=False, repr=False)
 class ScaleWeights(Selecting):
-    """w_ij -> factor w_ij for the selected pairs, after the softmax; the row is not normalised again.
+    """w_ij -> factor w_ij for the selected pairs, after the softmax; the row is not normalized again.
 
     >>> import regard as rg
     >>> rg.ScaleWeights(rg.Where(layers=0, keys=0), 0.5)
@@ -143,7 +143,7 @@ class ScaleWeights(Selecting):
 @dataclass(frozen=True, eq=False, repr=False)
 class Steer(Selecting):
     """s_ij -> s_ij + amount for the selected pairs, before the softmax: the weight grows by exp(amount), then rows are
-    normalised (PASTA, Zhang et al. 2024, arXiv:2311.02262, with amount = -log(alpha) on the other keys).
+    normalized (PASTA, Zhang et al. 2024, arXiv:2311.02262, with amount = -log(alpha) on the other keys).
 
     >>> import regard as rg
     >>> rg.Steer(rg.Where(heads="L1.H0", keys=[2, 3]), 2.0)

@@ -29,7 +29,7 @@ class ConvolutionEngine(Engine):
         attention, query = problem.attention, problem.prepared.query
         is_filter = len(attention.bias) == 1 and isinstance(attention.bias[0], ConvolutionFilter)
         if not is_filter or type(attention.normalizer) is not Unnormalized:
-            return "it needs one ConvolutionFilter, such as Taps, and the Unnormalized normaliser"
+            return "it needs one ConvolutionFilter, such as Taps, and the Unnormalized normalizer"
         if attention.score.scale(query.shape[-1]) is None:
             return f"{type(attention.score).__name__} is no dot product"
         if attention.mask is not None and not attention.mask.relative:

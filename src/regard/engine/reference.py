@@ -272,7 +272,7 @@ def _(piece: convolution.ConvolutionFilter, s: Array, q: Array, k: Array, place:
     return s * np.where((behind >= 0) & (behind < len(taps)), np.append(taps, 0.0)[np.clip(behind, 0, len(taps))], 0.0)
 
 
-# Normalisers: (I, J) scores and allowed pairs -> (I, J) weights
+# Normalizers: (I, J) scores and allowed pairs -> (I, J) weights
 
 
 @singledispatch

@@ -157,7 +157,7 @@ def _(piece: neighborhoods.neighborhood, place: Place) -> Array:
 
 
 def _is_near(i: Array, j: Array, length: int, size: int, gap: int, stride: int, is_causal: bool) -> Array:
-    """One axis of a neighbourhood. Points `gap` apart form a line; `stride` queries share the window of a leader."""
+    """One axis of a neighborhood. Points `gap` apart form a line; `stride` queries share the window of a leader."""
     line = np.ceil((length - i % gap) / gap).astype(int)  # points on the line of each query
     offset = stride - 1 if is_causal else stride // 2
     leader = np.minimum(i // gap // stride * stride + offset, line - 1)

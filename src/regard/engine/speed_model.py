@@ -103,7 +103,7 @@ def _bias_seconds(problem: Problem, rates: MachineRates) -> float:
 
 
 def _passes(problem: Problem) -> float:
-    """Time of one pair besides its products, in units of one exponential: normaliser, biases, hidden units."""
+    """Time of one pair besides its products, in units of one exponential: normalizer, biases, hidden units."""
     attention, floats = problem.attention, problem.attention.score.floats_per_score
     is_sorted = isinstance(attention.normalizer, Sparsemax | Entmax15)
     return (SORT if is_sorted else PASS) + PASS * (len(attention.bias) + (floats if floats > 1 else 0))

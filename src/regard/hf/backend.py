@@ -105,7 +105,7 @@ def _decoded(
     if Ring.default() is not None or is_transformed():
         return None
     if isinstance(mask, SpanMask):
-        rule = mask.recognised(query.shape[0], query.shape[2], key.shape[2])
+        rule = mask.recognized(query.shape[0], query.shape[2], key.shape[2])
         mask = GraphMask.of(rule, query.shape[2], key.shape[2]) or mask
     query, key, value = (in_autocast_dtype(t) for t in (query, key, value))
     if not (mask is None or isinstance(mask, GraphMask)) or not all(map(has_address, (query, key, value))):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from regard.attention import Attention
 from regard.edits.layer_edits import CallEdits, EditedTile, LayerEdits
 from regard.hf.masks.graph_masks import GraphMask
-from regard.hf.masks.mask_tensors import Recognised, recognise
+from regard.hf.masks.mask_tensors import Recognized, recognize
 from regard.hf.masks.span_masks import OURS, SpanMask
 from regard.pieces.bias import Bias, Softcap
 from regard.pieces.grid import Grid
@@ -151,12 +151,12 @@ def translate(call: Call, masks: MaskCache) -> Translation:
     """The attention that this call computes; raises `Untranslatable` if this is not certain."""
     _check(call)
     factor, query = _scale(call)
-    recognised, additive = _masking(call, masks)
-    positions = recognised.positions(call.query.shape[2], call.key.shape[2])
+    recognized, additive = _masking(call, masks)
+    positions = recognized.positions(call.query.shape[2], call.key.shape[2])
     attention = Attention(
         Dot(factor),
         bias=_biases(call, additive, positions, masks),
-        mask=recognised.mask,
+        mask=recognized.mask,
         normalizer=_normalizer(call),
         dropout=call.dropout if call.to_run else 0.0,
     )
@@ -240,31 +240,31 @@ def _biases(call: Call, additive: Bias | None, positions: Positions, masks: Mask
     return biases
 
 
-def _masking(call: Call, masks: MaskCache) -> tuple[Recognised, Bias | None]:
+def _masking(call: Call, masks: MaskCache) -> tuple[Recognized, Bias | None]:
     """The mask, and the bias if `attention_mask` also has numbers to add."""
     mask = call.mask
     if mask is None or (call.flash and isinstance(mask, Tensor) and mask.ndim == 2):
         return _implicit(call, mask), None
     if isinstance(mask, SpanMask):
-        return mask.recognised(call.query.shape[0], call.query.shape[2], call.key.shape[2]), None
+        return mask.recognized(call.query.shape[0], call.query.shape[2], call.key.shape[2]), None
     if isinstance(mask, GraphMask):
-        return mask.recognised(), None
+        return mask.recognized(), None
     if not isinstance(mask, Tensor):
         raise Untranslatable(
             f"its mask is a {type(mask).__name__}, which Regard cannot read; use attn_implementation='sdpa'"
         )
     sizes = call.query.shape[0], call.query.shape[2], call.key.shape[2], call.causal  # causal: may be decoding
 
-    def read(tensor: Tensor) -> tuple[Recognised, Bias | None]:
+    def read(tensor: Tensor) -> tuple[Recognized, Bias | None]:
         tensor = _four_axes(tensor)[..., : sizes[2]]  # backends of older transformers leave out columns without a key
         if tensor.dtype == torch.bool:
-            return recognise(tensor, *sizes), None
+            return recognize(tensor, *sizes), None
         allowed = tensor > _lowest(tensor.dtype)
-        recognised = recognise(allowed, *sizes)
+        recognized = recognize(allowed, *sizes)
         if not bool(((tensor != 0) & allowed).any()):
-            return recognised, None
+            return recognized, None
         kept = tensor if call.to_run else own_copy(tensor)  # a user may change it in place after the call
-        return recognised, bias_of(kept, recognised.positions(*sizes[1:3]), *sizes[1:3])
+        return recognized, bias_of(kept, recognized.positions(*sizes[1:3]), *sizes[1:3])
 
     return masks.get(mask, read)
 
@@ -274,7 +274,7 @@ def _lowest(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).min / 2 if dtype.is_floating_point else -(2**30)
 
 
-def _implicit(call: Call, real: Tensor | None) -> Recognised:
+def _implicit(call: Call, real: Tensor | None) -> Recognized:
     """The mask that the backend applies itself when there is no mask tensor."""
     I, J = call.query.shape[2], call.key.shape[2]
     rules: list[Mask] = []
@@ -290,7 +290,7 @@ def _implicit(call: Call, real: Tensor | None) -> Recognised:
     mask: Mask | None = None
     for rule in rules:
         mask = rule if mask is None else mask & rule
-    return Recognised(mask, start)
+    return Recognized(mask, start)
 
 
 def _four_axes(tensor: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from regard.engine.ring import Ring
 from regard.hf.calls import Call
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.mask_functions import MaskFunction, MaskFunctionReader
-from regard.hf.masks.mask_tensors import Recognised
+from regard.hf.masks.mask_tensors import Recognized
 from regard.hf.masks.span_masks import OURS
 from regard.hf.operator_calls import call_operator, fits_operator, graph_breaks, owner_of
 from regard.shapes import in_autocast_dtype
@@ -123,7 +123,7 @@ def graph_mask(
 def _range(function: MaskFunction) -> tuple[bool, bool, int]:
     """Whether a function is a range of distances, whether it is causal, and the size of its window (0: none)."""
     mask = MaskFunctionReader(1).read(function)
-    parts = GraphMask.of(Recognised(mask, 0), 1, 1)
+    parts = GraphMask.of(Recognized(mask, 0), 1, 1)
     return (False, False, 0) if parts is None or parts.real is not None else (True, parts.is_causal, parts.window)
 
 

@@ -33,7 +33,7 @@ class ReadShares:
 
 @dataclass(frozen=True)
 class GeneratedLink:
-    """The strongest link of the row that predicts a generated token; neighbours and the first token are left out.
+    """The strongest link of the row that predicts a generated token; neighbors and the first token are left out.
 
     `token` and `key` are labels, and `number` is the place of the generated token in the text.
     """

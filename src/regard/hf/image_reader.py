@@ -22,7 +22,7 @@ class ImageResult:
     """The maps of an image, the tokens of its text (None: the model read no text), and the maps of shuffled patches.
 
     `image` is the image as the model read it, after resizing and cropping, if the processor tells how it changed the
-    colours. `null` is None if the patches cannot be shuffled, for example if the model reads a text around them.
+    colors. `null` is None if the patches cannot be shuffled, for example if the model reads a text around them.
     """
 
     seen: WatchedAttention
@@ -76,7 +76,7 @@ class ImageReader:
         return ImageResult(seen, tokens, null, self._as_read(inputs["pixel_values"]))
 
     def _as_read(self, pixels: Tensor) -> Any:
-        """The images in their own colours: the processor subtracted a mean and divided by a deviation."""
+        """The images in their own colors: the processor subtracted a mean and divided by a deviation."""
         processor = getattr(self.processor, "image_processor", self.processor)
         mean, deviation = (getattr(processor, name, None) for name in ("image_mean", "image_std"))
         if pixels.ndim != 4 or mean is None or deviation is None:

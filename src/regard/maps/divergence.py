@@ -58,7 +58,7 @@ class Divergence(Fold[Tensor]):
             )
         target = self.to.detach()
         if bool((target < 0).any()) or not bool(target.isfinite().all()):
-            raise RegardError("Divergence: target rows must not be negative, infinite or NaN. Normalise them first.")
+            raise RegardError("Divergence: target rows must not be negative, infinite or NaN. Normalize them first.")
         rows = target.reshape(*[1] * (4 - target.ndim), *target.shape)
         object.__setattr__(self, "to", rows.clone())  # the caller may change its tensor later
 

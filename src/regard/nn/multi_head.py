@@ -25,7 +25,7 @@ from regard.pieces.mask_senses import mask_remedy
 class MultiHeadAttention(Attends):
     """sum_h head_h W_h, head_h = attend(x Q_h, y K_h, z V_h) (Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2).
 
-    `attention` is the attention of every head: any score, position, bias, mask and normaliser; by default the softmax
+    `attention` is the attention of every head: any score, position, bias, mask and normalizer; by default the softmax
     of scaled dot products. A composite of several attentions runs too, such as `regard.Sum`: its parts have the masks,
     so calls take none. If `num_key_heads` is below `num_heads`, groups of query heads share a key and value head
     (grouped-query attention; 1 is multi-query attention). `key_width` and `value_width` are the widths of the inputs

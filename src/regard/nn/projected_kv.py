@@ -54,7 +54,7 @@ class Rows:
 
     @staticmethod
     def of(index: Tensor) -> Rows:
-        """From the source of each row, (R,). Rows of one source must be neighbours."""
+        """From the source of each row, (R,). Rows of one source must be neighbors."""
         index = index.cpu()
         sources, number, count = index.unique_consecutive(return_inverse=True, return_counts=True)
         width = int(count.max()) if len(index) else 1

@@ -1,4 +1,4 @@
-"""`attention_for`: a mechanism of the catalogue for one of the three roles in a Transformer."""
+"""`attention_for`: a mechanism of the catalog for one of the three roles in a Transformer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regard.pieces import ALiBi, Bias, Dot, Mask, Position, RoPE, T5Bias, causal
 ROLES = ("encoder", "decoder", "cross")
 #: How positions are used. The first two are added to the embeddings; the next three act inside self-attention.
 POSITIONS = ("sinusoidal", "learned", "rope", "alibi", "t5", "none")
-#: Arguments of `build` for sentences. The defaults of the catalogue are for long documents.
+#: Arguments of `build` for sentences. The defaults of the catalog are for long documents.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "bigbird": {"length": 1024, "block": 4, "num_random": 2},
     "learned_positions": {"length": 1024},
@@ -40,9 +40,9 @@ def attention_for(
     scaled: bool = True,
     dropout: float = 0.0,
 ) -> Attention:
-    """The mechanism `name` of the catalogue for heads of `width`, as self-attention or as cross-attention.
+    """The mechanism `name` of the catalog for heads of `width`, as self-attention or as cross-attention.
 
-    `name` is "full", a name of the catalogue, or a mapping {"name": ..., **arguments of its build}. The role decides
+    `name` is "full", a name of the catalog, or a mapping {"name": ..., **arguments of its build}. The role decides
     the direction: a "decoder" is causal, an "encoder" and "cross" are not. The `positions` "rope", "alibi" and "t5" are
     used here, in self-attention only. `scaled=False` omits the factor 1 / sqrt(D).
 
@@ -83,7 +83,7 @@ def attention_for(
 
 
 def _build(name: str, arguments: dict[str, Any], role: str, num_heads: int, width: int, key_width: int) -> Attention:
-    """A mechanism of the catalogue. Sizes of the model are filled in where `build` has such a parameter."""
+    """A mechanism of the catalog. Sizes of the model are filled in where `build` has such a parameter."""
     build = mechanism(name).build
     parameters = inspect.signature(build).parameters
     for argument in arguments:

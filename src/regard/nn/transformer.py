@@ -25,7 +25,7 @@ Mechanism = str | Mapping[str, Any]
 class TransformerConfig:
     """The settings of the layers of a Transformer. It builds encoders and decoders.
 
-    `attention` is a mechanism of the catalogue for all roles, or a mapping from "encoder", "decoder" and "cross" to
+    `attention` is a mechanism of the catalog for all roles, or a mapping from "encoder", "decoder" and "cross" to
     mechanisms. `positions` is "sinusoidal", "learned", "rope", "alibi", "t5" or "none". `feed_forward` is the inner
     width, by default 4 x `width`. `scaled=False` omits the factor 1 / sqrt(D) of the scores, to show its effect.
     `bias=False` omits the biases of all linear layers and norms.

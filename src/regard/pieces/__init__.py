@@ -1,4 +1,4 @@
-"""The pieces of an attention mechanism: scores, positional encodings, biases, masks and normalisers."""
+"""The pieces of an attention mechanism: scores, positional encodings, biases, masks and normalizers."""
 
 from regard.pieces.axial import AxialRoPE
 from regard.pieces.bias import (

@@ -32,7 +32,7 @@ def dropped_words(rate: float) -> int:
 
 
 def _mix(x: Word) -> Word:
-    """The finaliser of MurmurHash3 on 32-bit words held in int64 (Appleby, public domain)."""
+    """The finalizer of MurmurHash3 on 32-bit words held in int64 (Appleby, public domain)."""
     x = (x + _STEP) & _WORD
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _WORD
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _WORD

@@ -108,7 +108,7 @@ class QKNorm(nn.Module, TwoSidedPosition):
     - `QKNorm(width)`: one scale for all heads (Qwen 3, Gemma 3).
     - `QKNorm(width, num_heads, num_key_heads)`: one for each head.
     - The same with `joint=True`: the mean is taken over the channels of all heads together (OLMo 2).
-    - `learned=False`: no scale (Llama 4, which normalises after its rotation).
+    - `learned=False`: no scale (Llama 4, which normalizes after its rotation).
 
     Gemma 3 stores g - 1. With RoPE the norm comes first: `Chain(QKNorm(width), RoPE(width))`.
 

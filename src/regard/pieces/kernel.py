@@ -56,7 +56,7 @@ class RandomFeatures(nn.Module, FeatureMap):
     x is the input divided by D^(1/4), so E[phi(q) . phi(k)] = exp(q . k / sqrt(D)): an unbiased estimate of the terms
     of softmax attention. The rows of w are orthogonal in blocks of D, which lowers the variance. `redraw(seed)` draws
     new rows. performer-pytorch subtracts the greatest key score of the whole sequence, so by rounding a later key
-    changes earlier outputs. Here only a constant of each query is subtracted, which the normaliser cancels exactly.
+    changes earlier outputs. Here only a constant of each query is subtracted, which the normalizer cancels exactly.
 
     >>> import torch, regard as rg
     >>> features = rg.RandomFeatures(width=8, num_features=64, seed=0)
@@ -81,7 +81,7 @@ class RandomFeatures(nn.Module, FeatureMap):
         scaled = self.frequencies.to(query.dtype) * self.width**-0.25
         for_query, for_key = F.linear(query, scaled), F.linear(key, scaled)
         norms = key.square().sum(-1, keepdim=True) * (self.width**-0.5 / 2) + math.log(self.num_features)
-        # factors of the query alone cancel in the normaliser, so its |x|^2 / 2 is left out
+        # factors of the query alone cancel in the normalizer, so its |x|^2 / 2 is left out
         return for_query.sub_(for_query.detach().amax(-1, keepdim=True)).exp_(), for_key.sub_(norms).exp_()
 
     def extra_repr(self) -> str:

@@ -467,7 +467,7 @@ class prefix(Mask):
 @checked
 @dataclass(frozen=True)
 class block_local(Mask):
-    """Keys of the query's own block of `size`, and of `before` / `after` neighbouring blocks.
+    """Keys of the query's own block of `size`, and of `before` / `after` neighboring blocks.
 
     floor(j / size) - floor(i / size) is in [-before, after]. BigBird and local-attention use such blocks.
     A window moves with the query; a block does not.

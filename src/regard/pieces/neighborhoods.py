@@ -1,4 +1,4 @@
-"""Masks of tokens that lie on a line, in an image or in a video: neighbourhoods, and sliding tiles."""
+"""Masks of tokens that lie on a line, in an image or in a video: neighborhoods, and sliding tiles."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class neighborhood(Mask):
 class sliding_tiles(Mask):
     """The `size` nearest tiles along each axis, for tokens in the order of their tiles (STA, arXiv:2502.04507).
 
-    A grid of `shape`, (H, W) or (T, H, W), is cut into tiles of shape `tile`. The tokens of a tile are neighbours in
+    A grid of `shape`, (H, W) or (T, H, W), is cut into tiles of shape `tile`. The tokens of a tile are neighbors in
     the sequence (`order` brings them there), and all have the same keys: those of the tiles in a window around their
     own, which is shifted inside at a border. `size` counts tiles. So no pair of tiles is allowed in part, and blocks of
     whole tiles need no mask inside.

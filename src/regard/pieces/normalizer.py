@@ -1,6 +1,6 @@
-"""Normalisers: how a row of scores becomes a row of weights.
+"""Normalizers: how a row of scores becomes a row of weights.
 
-A normaliser has two parts: a small `row_statistic` r_i of the whole row, and `weights` of any part of that row,
+A normalizer has two parts: a small `row_statistic` r_i of the whole row, and `weights` of any part of that row,
 computed from its scores and the statistic: w_ij = f(s_ij, r_i). So `AttentionOutput.weights` can compute any weight on
 demand from (q, k, r). A masked score is -inf and its weight is exactly 0. In an empty row, where the query may attend
 to no key, all weights are 0: not NaN, and not a uniform average.
@@ -27,7 +27,7 @@ COARSE = 1024.0
 
 
 class Normalizer(ABC):
-    """Base of all normalisers.
+    """Base of all normalizers.
 
     `row_sum` is the sum of the weights of a row that is not empty; None if it varies. `independent`: each key has its
     weight by itself, so a row may sum to more than 1. `is_signed`: weights may be negative. `masked_score` replaces
@@ -87,11 +87,11 @@ class Normalizer(ABC):
         return *self.tile_weights(scores, row_statistic, columns), row_statistic
 
     def of_heads(self, head: Tensor) -> Normalizer:
-        """The normaliser of some query heads (indices)."""
+        """The normalizer of some query heads (indices)."""
         return self
 
-    def check(self, sizes: Sizes) -> None:  # noqa: B027 - most normalisers fit any size
-        """Refuse sizes that do not fit the normaliser."""
+    def check(self, sizes: Sizes) -> None:  # noqa: B027 - most normalizers fit any size
+        """Refuse sizes that do not fit the normalizer."""
 
 
 def log_sum_exp(scores: Tensor) -> RowStatistic:

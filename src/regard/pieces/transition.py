@@ -102,7 +102,7 @@ def with_heads(x: Tensor, num_heads: int) -> Tensor:
 class Transition(ABC):
     """Base of all transitions: `prepare` computes the `Steps` of a call.
 
-    A layer with a transition has a score that is a dot product, and no position of its own, bias, mask or normaliser:
+    A layer with a transition has a score that is a dot product, and no position of its own, bias, mask or normalizer:
     queries read what earlier tokens wrote, and what the token itself wrote.
 
     `needs` names the tensors of the call, each with its axes: B batch, H heads, J keys, D width of the keys. They are

@@ -63,7 +63,7 @@ def alignment_roles(
     >>> import torch, regard as rg
     >>> there = torch.eye(40).repeat_interleave(2, 0) * 9    # 80 queries; query i attends to key i // 2
     >>> x = rg.Attention(score=rg.Dot(scale=1.0))(there[None, None], *[torch.eye(40)[None, None]] * 2)
-    >>> [(role.kind, round(role.score, 2)) for role in alignment_roles({"layers.0": x.weights}).labelled]
+    >>> [(role.kind, round(role.score, 2)) for role in alignment_roles({"layers.0": x.weights}).labeled]
     [('monotonic', 1.0)]
     """
     sizes = _sizes(maps, lengths, gold, first)

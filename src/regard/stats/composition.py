@@ -99,7 +99,7 @@ class Composition:
     >>> import torch
     >>> from regard.stats import Composition
     >>> scores = torch.tensor([[torch.nan, 0.5], [torch.nan, torch.nan]])
-    >>> [pair.score for pair in Composition("K", [(0, 0), (1, 0)], scores, 0.1, torch.tensor([0.2])).labelled]
+    >>> [pair.score for pair in Composition("K", [(0, 0), (1, 0)], scores, 0.1, torch.tensor([0.2])).labeled]
     [0.5]
     """
 
@@ -117,7 +117,7 @@ class Composition:
         return [self._pair(int(writers[n]), int(readers[n])) for n in order]
 
     @property
-    def labelled(self) -> list[HeadPair]:
+    def labeled(self) -> list[HeadPair]:
         """The pairs whose score is larger than that of any pair by chance, the highest score first."""
         return [pair for pair in self.pairs if pair.label]
 
@@ -134,7 +134,7 @@ class Composition:
         """The first pairs in sentences, under what was compared."""
         chance = "random rotations of the residual stream"
         lines = [f"{self.kind}-composition of {len(self.heads)} heads, compared with {len(self.nulls)} {chance}:"]
-        lines += [pair.sentence for pair in self.labelled[:count]]
+        lines += [pair.sentence for pair in self.labeled[:count]]
         return "\n".join(lines if len(lines) > 1 else [*lines, "No pair is above chance."])
 
     def _index(self, head: Role | HeadNumber) -> int:
@@ -164,7 +164,7 @@ def head_composition(layers: Sequence[HeadWeights], kind: str = "K", *, rotation
 
     The null rotates the residual stream between the two heads: B becomes R B with a random rotation R, so every matrix
     keeps its singular values. Then E |A R B|^2 = |A|^2 |B|^2 / C, so `expected` is 1 / sqrt(C). `rotations` rotations
-    are drawn (seed 0), and a pair is labelled if its score is larger than the largest score of all pairs in all of
+    are drawn (seed 0), and a pair is labeled if its score is larger than the largest score of all pairs in all of
     them. If the weights of a model are random and no direction is special, 19 rotations label a pair in 1 model of 20.
 
     A score says that two heads could communicate, not that they do: it ignores biases, what the text makes of the
@@ -175,7 +175,7 @@ def head_composition(layers: Sequence[HeadWeights], kind: str = "K", *, rotation
     >>> basis = torch.eye(16)
     >>> copy = HeadWeights(0, *[basis[None, :, :4]] * 3, output=basis[None, 4:8])    # writes into the channels 4 to 7
     >>> match = HeadWeights(1, basis[None, :, :4], basis[None, :, 4:8], basis[None, :, :4], basis[None, :4])
-    >>> head_composition([copy, match], "K").labelled[0].sentence
+    >>> head_composition([copy, match], "K").labeled[0].sentence
     'L1.H0: its keys read what L0.H0 writes (K-composition 0.50; 0.25 expected and at most 0.32 by chance).'
     """
     _check(layers, kind)

@@ -14,7 +14,7 @@ from regard.stats.profile import one_text
 
 @checked
 def contact_maps(weights: AttentionMap, special: Sequence[int] = (), batch: Count = 0) -> Tensor:
-    """The contact map of every head, (H, L, L): its weights, symmetrised and corrected by their mean.
+    """The contact map of every head, (H, L, L): its weights, symmetrized and corrected by their mean.
 
         S = W + W^T,    C_ij = S_ij - (sum_k S_ik) (sum_k S_kj) / sum_kl S_kl
 

@@ -154,11 +154,11 @@ class Agreement(Fold[Tensor]):
 
     def finish(self, state: State) -> Tensor:
         products, sums, is_query, _ = state
-        centred = products - sums @ sums.mT / is_query.sum().clamp_min(1)
-        squares = centred.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
+        centered = products - sums @ sums.mT / is_query.sum().clamp_min(1)
+        squares = centered.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)
         has_pattern = squares > NO_PATTERN * products.diagonal(dim1=-2, dim2=-1)
         lengths = squares.sqrt().clamp_min(1e-12)
-        cosines = centred / (lengths[..., None] * lengths[..., None, :])
+        cosines = centered / (lengths[..., None] * lengths[..., None, :])
         return cosines.where(has_pattern[..., None] & has_pattern[..., None, :], 0.0)
 
     def merge(self, state: State, other: State) -> State:

@@ -1,4 +1,4 @@
-"""Roles of heads on the patches of an image: same row, same column, neighbours on the grid."""
+"""Roles of heads on the patches of an image: same row, same column, neighbors on the grid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from regard.stats.roles import PATCH_KINDS, Measured, RoleTable, mean_score, rol
 from regard.stats.statistics import Allowed
 from regard.stats.targets import IsLink, TargetMass
 
-#: The step on the grid of each role of one neighbour: (rows, columns).
+#: The step on the grid of each role of one neighbor: (rows, columns).
 STEPS = {"left": (0, -1), "right": (0, 1), "above": (-1, 0), "below": (1, 0)}
 
 
@@ -33,7 +33,7 @@ def patch_roles(
 ) -> RoleTable:
     """Score every head for the roles of places on the grid: row, column, left, right, above, below.
 
-    Row and column leave out the neighbours of a patch, which have roles of their own.
+    Row and column leave out the neighbors of a patch, which have roles of their own.
 
     A score is the mean of sum_j w_ij over the keys of the role, for all patches i that have such a key in their frame.
     `null` are the maps of a run on the image with its patches shuffled (`shuffle_patches`): a head that depends on
@@ -45,7 +45,7 @@ def patch_roles(
     >>> rows = torch.eye(8).repeat_interleave(8, 0) * 5  # 64 patches; queries and keys say their row
     >>> x = rows.expand(1, 1, 64, 8)
     >>> maps = {"layers.0": rg.Attention()(x, x, x).weights}
-    >>> [role.kind for role in patch_roles(maps, PatchGrid(8, 8), null=maps).labelled]
+    >>> [role.kind for role in patch_roles(maps, PatchGrid(8, 8), null=maps).labeled]
     ['row']
     """
     _check(maps, null, grid)

@@ -62,7 +62,7 @@ def retrieval_roles(
     ...         scores[answer + t - 1, needle + t] = 9.0
     ...     x = rg.Attention(score=rg.Dot(scale=1.0))(scores[None, None], *[torch.eye(n)[None, None]] * 2)
     ...     return WatchedNeedle({"layers.0": x.weights}, needle, answer, length)
-    >>> print(retrieval_roles([run(2), run(9), run(15), run(21)]).labelled[0].sentence)
+    >>> print(retrieval_roles([run(2), run(9), run(15), run(21)]).labeled[0].sentence)
     L0.H0 attends to the token of the needle that comes next (1.00; 0.00 with the needle elsewhere, 0.03 by chance).
     """
     _check(watched)

@@ -26,7 +26,7 @@ LABEL = 0.4
 #: Least difference between a score and the value that it is compared with. The mean of `QUERIES` numbers between 0 and
 #: 1 has a standard error of at most 0.5 / sqrt(25) = 0.1; the margin is two standard errors.
 MARGIN = 0.2
-#: Least number of queries that the score of a labelled role averages.
+#: Least number of queries that the score of a labeled role averages.
 QUERIES = 25
 #: Least evenness of a broad head. Random scores with standard deviation 1 give log n - 1/2 nats, which is 0.9 of the
 #: largest entropy for n = 150.
@@ -56,8 +56,8 @@ KINDS: dict[str, str] = {
 }
 #: The same for patches of an image, by their places on the grid (`patch_roles`).
 PATCH_KINDS: dict[str, str] = {
-    "row": "patches of the same row, beyond its neighbours",
-    "column": "patches of the same column, beyond its neighbours",
+    "row": "patches of the same row, beyond its neighbors",
+    "column": "patches of the same column, beyond its neighbors",
     "left": "the patch to its left",
     "right": "the patch to its right",
     "above": "the patch above it",
@@ -121,14 +121,14 @@ class Role:
 
 @dataclass(frozen=True, eq=False)
 class RoleTable:
-    """The scores of every head for every role. `print(table.table())` lists the roles that heads have (`labelled`).
+    """The scores of every head for every role. `print(table.table())` lists the roles that heads have (`labeled`).
 
     `sampled` is (number of queries that were read, number of all queries) if a random sample was read, otherwise None.
 
     >>> from regard.stats import Role, RoleTable
     >>> roles = [Role("previous", 0, head, score, null=0.9, label=score > 0.5) for head, score in enumerate((0.1, 0.9))]
     >>> table = RoleTable(roles)
-    >>> [role.head for role in table.labelled], [role.score for role in table.of("previous")]
+    >>> [role.head for role in table.labeled], [role.score for role in table.of("previous")]
     ([1], [0.9, 0.1])
     """
 
@@ -150,7 +150,7 @@ class RoleTable:
         return f"{self.note} {ROLE_CAVEAT}".lstrip()
 
     @property
-    def labelled(self) -> list[Role]:
+    def labeled(self) -> list[Role]:
         return [role for role in self.roles if role.label]
 
     def of(self, kind: str) -> list[Role]:
@@ -165,13 +165,13 @@ class RoleTable:
         return [role for role in self.roles if (role.layer, role.head) == (layer, head)]
 
     def table(self) -> str:
-        """The labelled heads, one line each, under the caveat."""
+        """The labeled heads, one line each, under the caveat."""
         lines = [self.caveat, "layer head  score   null chance  role"]
-        for role in self.labelled:
+        for role in self.labeled:
             numbers = f"{role.score:6.3f} {role.null:6.3f} {role.chance:6.3f}"
             target = MEANINGS[role.kind] if role.offset is None else f"{MEANINGS[role.kind]} ({role.offset:+d})"
             lines.append(f"{role.layer:5d} {role.head:4d} {numbers}  {role.kind}: {target}")
-        return "\n".join(lines if self.labelled else [self.caveat, "No head has a role."])
+        return "\n".join(lines if self.labeled else [self.caveat, "No head has a role."])
 
 
 @checked
@@ -216,7 +216,7 @@ def roles(
     >>> maps = {"layer": rg.Attention(score=rg.Dot(scale=1.0))(x[0].mT, x[1], x[2]).weights}
     >>> tokens = list(range(40))
     >>> table = roles(maps, tokens, null=maps, null_tokens=[tokens[n] for n in shuffle_order(tokens)])
-    >>> [role.kind for role in table.labelled]
+    >>> [role.kind for role in table.labeled]
     ['previous']
     """
     _check(maps, null, tokens, null_tokens)

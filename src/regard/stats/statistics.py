@@ -124,7 +124,7 @@ class Elsewhere(HeadStatistic):
     """Mean over queries of sum_j w_ij log((1 - r_i) / w_ij) over keys j other than the first and special ones.
 
     r_i is the weight of query i on the first key and on special keys. By the chain rule of entropy this is
-    (1 - r_i) times the entropy of the other weights, normalised to a distribution.
+    (1 - r_i) times the entropy of the other weights, normalized to a distribution.
     """
 
     name: ClassVar[str] = "elsewhere"

@@ -116,7 +116,7 @@ class TextReading:
         return [weights[0, :, query].cpu() for weights in self.maps.values()]
 
     def notable(self, query: int, count: int = 3) -> list[HeadLink]:
-        """The strongest links from `query` to ordinary tokens other than its neighbours, at most one for each head.
+        """The strongest links from `query` to ordinary tokens other than its neighbors, at most one for each head.
 
         In self-attention the first token is left out too, because many heads put most of their weight on it.
         """

@@ -100,7 +100,7 @@ def token_times(
 ) -> Tensor:
     """When each token begins in the sound, in seconds, from alignment heads of cross-attention; (tokens,).
 
-    As in Whisper (Radford et al. 2022, arXiv:2212.04356): the weights of each head are standardised over the tokens,
+    As in Whisper (Radford et al. 2022, arXiv:2212.04356): the weights of each head are standardized over the tokens,
     z_ij = (w_ij - mean_i w_ij) / std_i w_ij, smoothed by a median filter along the sound, and averaged over the heads.
     Dynamic time warping (`warping_path`) finds the monotone path, and a token begins where the path enters its row.
 
@@ -127,7 +127,7 @@ def token_times(
     _check_sizes(chosen, num_keys, first)
     rows = [one_text("token_times", one, batch).tile(rows=slice(first, None))[0, 0] for one in chosen]
     weights = torch.stack(rows).double()[..., :num_keys]
-    path = warping_path(median_filter(_standardised(weights), filter_width).mean(0))
+    path = warping_path(median_filter(_standardized(weights), filter_width).mean(0))
     begins = torch.cat([path.queries.new_ones(1), path.queries.diff()]).bool()
     return path.keys[begins].double() * seconds
 
@@ -155,11 +155,11 @@ def _check_sizes(chosen: Sequence[AttentionMap], num_keys: int | None, first: in
         )
 
 
-def _standardised(weights: Tensor) -> Tensor:
+def _standardized(weights: Tensor) -> Tensor:
     """(w - mean) / std over the queries; 0 where all queries give a key the same weight."""
     deviation = weights.std(-2, unbiased=False, keepdim=True)
-    centred = weights - weights.mean(-2, keepdim=True)
-    return torch.where(deviation > 0, centred / deviation.clamp_min(torch.finfo(weights.dtype).tiny), 0.0)
+    centered = weights - weights.mean(-2, keepdim=True)
+    return torch.where(deviation > 0, centered / deviation.clamp_min(torch.finfo(weights.dtype).tiny), 0.0)
 
 
 def median_filter(values: Tensor, width: int) -> Tensor:

@@ -173,7 +173,7 @@ def saturated_heads(number: int, layer: LayerProfile) -> Iterator[Finding]:
             value,
             f"The scores of layer {number} are {layer.scale:.1f} times as large as with the factor 1/sqrt(D), and all "
             f"its heads give one token nearly all weight (at most {value:.1%} of the largest entropy). Then softmax "
-            "has almost no gradient. Divide q . k by sqrt(D), unless the weights were initialised for another factor.",
+            "has almost no gradient. Divide q . k by sqrt(D), unless the weights were initialized for another factor.",
         )
 
 

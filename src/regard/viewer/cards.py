@@ -101,7 +101,7 @@ def important(reading: TextReading) -> Iterator[Card]:
             "Most important head",
             [["Predicting the next token depends most on ", PLAIN], [_name(reading, best), HEAD], [".", PLAIN]],
             f"|d loss / d gate| is {best.value:.2g} nats.",
-            {"view": "overview", "colour": "importance", "sort": "down", **_place(reading, best)},
+            {"view": "overview", "color": "importance", "sort": "down", **_place(reading, best)},
             heads=[_at(reading, best)],
         )
 
@@ -119,7 +119,7 @@ def position_role(reading: TextReading) -> Iterator[Card]:
 def _role(
     reading: TextReading, kinds: frozenset[str] | tuple[str, ...], excess: Callable[[Role], float]
 ) -> Iterator[Card]:
-    named = [role for role in (reading.roles.labelled if reading.roles else []) if role.kind in kinds]
+    named = [role for role in (reading.roles.labeled if reading.roles else []) if role.kind in kinds]
     if not named:
         return
     best = max(named, key=excess)

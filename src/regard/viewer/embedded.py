@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.maps import AttentionMap
 from regard.maps.dot import is_dot, scaled
 from regard.maps.pyramid import Pyramid
-from regard.viewer.sheet import Sheet, encode, quantise
+from regard.viewer.sheet import Sheet, encode, quantize
 
 #: The most bytes of the maps of all texts of a page, as base64.
 MAP_BYTES = 13_800_000
@@ -70,4 +70,4 @@ def _pooled(weights: AttentionMap, max_bytes: int) -> dict[str, Any]:
     while -(-longest // (1 << level)) > max(math.isqrt(max_bytes), FEWEST):
         level += 1
     (mean, _) = weights.summarize(Pyramid(level))[0]
-    return {"form": "cells", "level": level, "cells": encode(quantise(mean[0]))}
+    return {"form": "cells", "level": level, "cells": encode(quantize(mean[0]))}

@@ -1,7 +1,7 @@
 """Figures of weights and statistics, made with matplotlib.
 
-All have one sequential colour scale (dark is more). Its lightness changes evenly, so it can be read in grey and with
-colour blindness. Weights are shown by their square root, so that small weights are visible.
+All have one sequential color scale (dark is more). Its lightness changes evenly, so it can be read in gray and with
+color blindness. Weights are shown by their square root, so that small weights are visible.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from regard.viewer.sentences import joined
 from regard.viewer.sheet import Sheet
 from regard.whole_files import write_whole
 
-#: Colours of roles: light enough for black numbers, and distinct with colour blindness (Okabe and Ito, lightened).
-COLOURS = {
+#: Colors of roles: light enough for black numbers, and distinct with color blindness (Okabe and Ito, lightened).
+COLORS = {
     "previous": "#7fb8dd",
     "next": "#b9def5",
     "positional": "#c9c3e6",
@@ -55,7 +55,7 @@ Make = Callable[[], Any]
 
 
 def role_map(reading: TextReading) -> Any:
-    """The role of every head in its colour, with its score and its score on shuffled words: a row per layer.
+    """The role of every head in its color, with its score and its score on shuffled words: a row per layer.
 
     A head with several roles shows the role with the highest score. A head without a role is blank.
     """
@@ -73,7 +73,7 @@ def role_map(reading: TextReading) -> Any:
     for row, layer in enumerate(layers):
         for head in range(layer.num_heads):
             _role_cell(axes, head, row, best_roles.get((layer.number, head)))
-    handles = [_patch((0, 0), COLOURS[kind], label=f"{kind}: {KINDS[kind]}") for kind in KINDS if kind in kinds]
+    handles = [_patch((0, 0), COLORS[kind], label=f"{kind}: {KINDS[kind]}") for kind in KINDS if kind in kinds]
     if handles:
         figure.legend(handles=handles, loc="outside lower left", fontsize=7, frameon=False, ncols=2)
     return figure
@@ -81,19 +81,19 @@ def role_map(reading: TextReading) -> Any:
 
 def _best_roles(roles: RoleTable) -> dict[tuple[int, int], Role]:
     """(layer, head) -> the role with the highest score."""
-    return {(role.layer, role.head): role for role in sorted(roles.labelled, key=lambda role: role.score)}
+    return {(role.layer, role.head): role for role in sorted(roles.labeled, key=lambda role: role.score)}
 
 
 def _role_cell(axes: Any, head: int, row: int, role: Role | None) -> None:
-    axes.add_patch(_patch((head - 0.46, row - 0.44), "none" if role is None else COLOURS[role.kind]))
+    axes.add_patch(_patch((head - 0.46, row - 0.44), "none" if role is None else COLORS[role.kind]))
     if role is not None:
         axes.text(head, row, f"{role.score:.2f}\n{role.null:.2f}", ha="center", va="center", fontsize=6.5)
 
 
-def _patch(corner: tuple[float, float], colour: str, label: str = "") -> Any:
+def _patch(corner: tuple[float, float], color: str, label: str = "") -> Any:
     from matplotlib.patches import Rectangle
 
-    return Rectangle(corner, 0.92, 0.88, facecolor=colour, edgecolor="0.8", linewidth=0.6, label=label)
+    return Rectangle(corner, 0.92, 0.88, facecolor=color, edgecolor="0.8", linewidth=0.6, label=label)
 
 
 def similarity_matrix(layer: LayerProfile) -> Any:

@@ -53,7 +53,7 @@ def _to_bytes(array: np.ndarray, image: Any) -> np.ndarray:
 
 
 def stretched(pixels: Tensor) -> np.ndarray:
-    """Pixel values (3, height, width) as a model reads them, stretched to bytes: their normalisation is not known."""
+    """Pixel values (3, height, width) as a model reads them, stretched to bytes: their normalization is not known."""
     pixels = pixels.detach().float().cpu().nan_to_num()
     low, high = pixels.min(), pixels.max()
     shares = ((pixels - low) / (high - low).clamp_min(1e-12)).expand(3, *pixels.shape[1:])
@@ -84,7 +84,7 @@ def as_list(images: Any) -> list[np.ndarray]:
 
 
 def spectrogram(features: Tensor) -> np.ndarray:
-    """Log-mel features (bins, frames) as a grey image (bins, frames, 3): loud is dark, low sounds are at the bottom.
+    """Log-mel features (bins, frames) as a gray image (bins, frames, 3): loud is dark, low sounds are at the bottom.
 
     The ground is light, so that shade over it can be seen.
     """

@@ -28,7 +28,7 @@ REACH = 50
 def lead_of(reading: TextReading) -> dict[str, Any] | None:
     """The strongest link of a pronoun, else of a repeated word, a whole word or any piece, and a sentence about it.
 
-    In self-attention a link to the word itself, to a neighbour, to the first token or to a special token is left out,
+    In self-attention a link to the word itself, to a neighbor, to the first token or to a special token is left out,
     because many heads put most of their weight there in any text, and so is a link over more than `REACH` tokens.
     `layer` is an index into the layers, and `links` are the strongest keys of the word in this head, with their
     weights. `other` is the strongest link of this word to another key, if it lies in another head; the page opens
@@ -50,7 +50,7 @@ def left_out(profile: Profile) -> str:
     far = (
         f", punctuation and words more than {REACH} tokens away" if len(profile.tokens) > REACH else " and punctuation"
     )
-    return f"The sentence above leaves out the word itself, its neighbours, the first token, special tokens{far}."
+    return f"The sentence above leaves out the word itself, its neighbors, the first token, special tokens{far}."
 
 
 def _heading(reading: TextReading, lead: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _heading(reading: TextReading, lead: dict[str, Any]) -> dict[str, Any]:
     other = other_link(reading, lead)
     if other is None or (other["layer"], other["head"]) == (lead["layer"], lead["head"]):
         return {"other": None, "heading": [[lead["sentence"], -1]]}
-    beyond = " beyond its neighbours: " if reading.profile.is_self_attention else ": "
+    beyond = " beyond its neighbors: " if reading.profile.is_self_attention else ": "
     start: list[Part] = [
         ["The strongest links of ", PLAIN],
         *token(reading, lead["query"], query=True),

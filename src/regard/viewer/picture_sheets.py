@@ -64,7 +64,7 @@ def picture_sheets(
     weights. `write_page(path, picture_sheets(seen))` writes them as one file; the arguments are those of `seen.show`.
 
     `null` is a watch of the same model on the image with its patches shuffled (`regard.stats.shuffle_patches`). With
-    it, heads get roles on the grid: same row, same column, neighbours (`regard.stats.patch_roles`).
+    it, heads get roles on the grid: same row, same column, neighbors (`regard.stats.patch_roles`).
 
     >>> import torch, transformers, regard as rg
     >>> sizes = {"image_size": 8, "patch_size": 4, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -85,7 +85,7 @@ class Handlers:
 
         path = request.path_params["path"]
         async with self.slots:
-            if await request.is_disconnected():  # the reader moved on, so the page cancelled the request
+            if await request.is_disconnected():  # the reader moved on, so the page canceled the request
                 return Response(status_code=499)
             try:
                 content = await run_in_threadpool(self.answers.answer, path)

@@ -222,7 +222,7 @@ def _layer(layer: LayerProfile, small: Tensor, offsets: Tensor, reading: TextRea
             {
                 "values": {name: _short(values[head]) for name, values in layer.values.items()},
                 "strongest": [strongest.query, strongest.key, _short(strongest.weight)],
-                "thumbnail": encode(quantise(small[head])),
+                "thumbnail": encode(quantize(small[head])),
                 "roles": _roles(reading.roles, layer.number, head),
                 "offsets": [_short(value) for value in offsets[head]],
                 "received": [_short(value) for value in received[head]],
@@ -266,7 +266,7 @@ def _start(profile: Profile, lead: dict[str, Any] | None) -> dict[str, int]:
     return {"layer": 0, "head": 0, "query": ordinary[len(ordinary) // 2]}
 
 
-def quantise(weights: Tensor) -> Tensor:
+def quantize(weights: Tensor) -> Tensor:
     """Weights as bytes: 0 is exactly 0, 1 to 255 are the square root, so that small weights stay visible."""
     steps = 1 + (254 * weights.float().clamp(0, 1).sqrt()).round()
     return torch.where(weights > 0, steps, 0.0).to(torch.uint8).cpu()

@@ -23,7 +23,7 @@ GROUPS = (
     "linear",
     "recurrent",
     "convolutions",
-    "catalogue",
+    "catalog",
     "composites",
     "decoding",
     "statistics",

@@ -164,7 +164,7 @@ def bigbird(block: int, table: Tensor, *inputs: Tensor) -> Callable[..., Tensor]
 
 
 def bigbird_table(block: int, length: int, count: int) -> Tensor:
-    """The random blocks of transformers in training, without global and neighbouring blocks, (blocks, count)."""
+    """The random blocks of transformers in training, without global and neighboring blocks, (blocks, count)."""
     layer: Any = _bigbird_layer(block, count, 1, length, 8)
     drawn = layer._bigbird_block_rand_mask(length, length, block, block, count, last_idx=-1)
     table = torch.from_numpy(drawn).long()

@@ -44,7 +44,7 @@ class OperatorTerms(NamedTuple):
 
     Query i has position `start` + i, plus `offset` if it is given; key j has position `first` + j. `real` (B, n) and
     `groups` (B, n) hold for each position whether the key is real, and the group of the token: a query attends only to
-    its own group, whose tokens are neighbours. A `window` of 0 is none, and so is a `cap` of 0. `seed` is an integer
+    its own group, whose tokens are neighbors. A `window` of 0 is none, and so is a `cap` of 0. `seed` is an integer
     for the dropout; None: no weight is dropped. `owner` is a parameter of the module that calls, without gradients: in
     a graph, which one graph of several layers shares, it alone tells them apart.
     """
@@ -123,7 +123,7 @@ def _layout(
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None, *terms: Any) -> tuple[Tensor, Tensor]:
-    """The output (B, H, I, E), whose heads are neighbours in memory, and the log-sum-exp (B, H, I); no gradients.
+    """The output (B, H, I, E), whose heads are neighbors in memory, and the log-sum-exp (B, H, I); no gradients.
 
     `terms` are the fields of `OperatorTerms`, in their order.
     """

@@ -49,7 +49,7 @@ class OutputGrads:
 
 @dataclass(frozen=True, eq=False)
 class ChunkGradients:
-    """The gradients of a chunk. `whole` is the normaliser of whole rows, `parameters` are the tensors of the pieces.
+    """The gradients of a chunk. `whole` is the normalizer of whole rows, `parameters` are the tensors of the pieces.
 
     `wanted` says of the value, each prepared tensor and each parameter whether it needs a gradient. Gradients are in
     float32 at least.
@@ -126,7 +126,7 @@ class ChunkGradients:
         return [grad if want else None for grad, want in zip(grads, self.wanted, strict=False)]
 
     def _from_scores(self) -> Gradients:
-        """From the scores of each block, for every score, bias and normaliser."""
+        """From the scores of each block, for every score, bias and normalizer."""
         chunk, parameters = self.chunk, self.parameters
         inputs, on_rows = (chunk.value, *chunk.prepared.tensors(), *parameters), [False, *chunk.prepared.on_rows()]
         sums = GradientSums.zeros(inputs, self.wanted, on_rows)

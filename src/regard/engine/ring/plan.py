@@ -50,7 +50,7 @@ class RingPlan:
         return self.route.ranks
 
     @cached_property
-    def _travelling(self) -> list[Tensor]:
+    def _traveling(self) -> list[Tensor]:
         """One key of each tensor that is sent."""
         on_rows = self.prepared.on_rows()
         return [self.value, *(t for t, rows in zip(self.prepared.tensors(), on_rows, strict=True) if not rows)]
@@ -58,12 +58,12 @@ class RingPlan:
     @cached_property
     def key_bytes(self) -> int:
         """Bytes of one sent key with its value, over all batch entries and heads."""
-        return sum(t.numel() * t.element_size() for t in self._travelling)
+        return sum(t.numel() * t.element_size() for t in self._traveling)
 
     @cached_property
     def gradient_bytes(self) -> int:
         """Bytes of the wanted gradients of one key with its value, in float32 at least."""
-        return sum(t.numel() * max(t.element_size(), 4) for t in self._travelling if t.requires_grad)
+        return sum(t.numel() * max(t.element_size(), 4) for t in self._traveling if t.requires_grad)
 
     def sent(self, rank: int) -> int:
         """Bytes of keys and values that a rank sends in a forward pass."""
@@ -109,10 +109,10 @@ class RingPlan:
     def memory(self, rank: int) -> int:
         """Bytes of a rank in a forward pass: inputs, prepared tensors, received and sent keys, rows, and a block."""
         rows, keys = len(self.route.queries[rank]), len(self.route.keys[rank])
-        travelling = self.key_bytes * (self._received_at_once(rank) + self._copied_to_send(rank))
+        traveling = self.key_bytes * (self._received_at_once(rank) + self._copied_to_send(rank))
         shared = zip([*self.inputs, *self._copies], [True, False, False, *self._copies_on_rows], strict=True)
         own = sum(t.numel() * t.element_size() * (rows if is_row else keys) for t, is_row in shared)
-        return own + travelling + self._row_bytes(rank) + self.cost(rank).bytes
+        return own + traveling + self._row_bytes(rank) + self.cost(rank).bytes
 
     def _row_bytes(self, rank: int) -> int:
         """Bytes of the merged rows, and of those of one chunk, twice; half precision is copied to float32."""

@@ -53,7 +53,7 @@ class DifferentialCapture(Capture):
 def differential(module: Any, first: Capture, halves: list[ObservedCall], output: Tensor) -> DifferentialCapture:
     """The difference of two softmaxes, from the captured first call, and both calls, with outputs (B, I, H, D).
 
-    `Untranslatable` if the difference, normalised and projected, is not the output of the module.
+    `Untranslatable` if the difference, normalized and projected, is not the output of the module.
     """
     of_first, of_second = (half.output for half in halves)
     factor = float(_exp_dot(module.lambda_q1, module.lambda_k1) - _exp_dot(module.lambda_q2, module.lambda_k2))

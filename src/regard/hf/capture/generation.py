@@ -61,7 +61,7 @@ class Generation(WatchedAttention):
 
     - Beam search: the rows of a sequence are those of its ancestors in the beam.
     - Assisted generation: rows of draft tokens that were refused are left out.
-    - A sliding cache: keys that were dropped weigh 0. A quantised cache: each row has the keys as the cache held them
+    - A sliding cache: keys that were dropped weigh 0. A quantized cache: each row has the keys as the cache held them
       at that step, so its weights differ a little from those of one pass over the whole text.
     - Without a cache every step is a pass over the whole text. The last pass of each sequence is its map.
 

@@ -24,7 +24,7 @@ from regard.hf.calls import NO_NUMBERS, Untranslatable
 from regard.hf.capture.kept_values import NoValues, values_of_product
 from regard.hf.capture.softmax_trace import Trace
 from regard.hf.capture.verification import Check
-from regard.hf.masks.mask_tensors import recognise
+from regard.hf.masks.mask_tensors import recognize
 from regard.maps import attention_map
 from regard.maps.attention_map import AttentionMap
 from regard.maps.folds import are_shares
@@ -247,7 +247,7 @@ class RerunMap(AttentionMap):
 def mask_of(allowed: Tensor) -> Attention:
     """An attention with only a mask, the rule of these pairs (B, H, I, J), if there is a short one."""
     B, _, I, J = allowed.shape
-    rule = recognise(allowed, B, I, J).mask
+    rule = recognize(allowed, B, I, J).mask
     return Attention(mask=None if isinstance(rule, mask_tensor) else rule).eval()
 
 

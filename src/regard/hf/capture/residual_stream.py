@@ -37,16 +37,16 @@ NOT_A_SUM = (
 
 @dataclass(frozen=True, eq=False)
 class FinalNorm:
-    """norm(x) = gain * (x - mean) * scale + bias with the scale (B, I) of one call; `is_centred`: a mean is removed."""
+    """norm(x) = gain * (x - mean) * scale + bias with the scale (B, I) of one call; `is_centered`: less the mean."""
 
     gain: Tensor
     scale: Tensor
-    is_centred: bool
+    is_centered: bool
 
     def direction(self, of_logit: Tensor) -> Tensor:
         """d (C,), such that the part p of the residual stream adds scale * (p . d) to the logit u . norm(x)."""
         gained = self.gain * at_least_float32(of_logit)
-        return gained - gained.mean() if self.is_centred else gained
+        return gained - gained.mean() if self.is_centered else gained
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,21 +205,21 @@ def _final_read(running: _Running, given: Tensor) -> FinalRead:
             without |= {} if reaches else dict.fromkeys(block.names, NOT_A_SUM)
             known |= {*block.names}
             stream = block.before
-    return FinalRead(_linearised(module, x, y), frozenset(known - without.keys()), without)
+    return FinalRead(_linearized(module, x, y), frozenset(known - without.keys()), without)
 
 
-def _linearised(module: nn.Module, x: Tensor, y: Tensor) -> FinalNorm | str:
+def _linearized(module: nn.Module, x: Tensor, y: Tensor) -> FinalNorm | str:
     """The norm with its scale held, if it is a LayerNorm or an RMSNorm: the form that fits its output best."""
     wide, weight, bias = at_least_float32(x), getattr(module, "weight", None), getattr(module, "bias", None)
     weight = torch.ones_like(wide[0, 0]) if weight is None else at_least_float32(weight.detach())
     found: dict[float, FinalNorm] = {}
-    for is_centred in (True,) if isinstance(module, nn.LayerNorm) else (False, True):
-        centred = wide - wide.mean(-1, keepdim=True) if is_centred else wide
-        scale = (centred.square().mean(-1) + _epsilon(module, x.dtype)).rsqrt()
+    for is_centered in (True,) if isinstance(module, nn.LayerNorm) else (False, True):
+        centered = wide - wide.mean(-1, keepdim=True) if is_centered else wide
+        scale = (centered.square().mean(-1) + _epsilon(module, x.dtype)).rsqrt()
         for gain in (weight, 1 + weight):
-            expected = _rows(centred) * _rows(scale[..., None]) * gain + (0 if bias is None else bias.detach())
+            expected = _rows(centered) * _rows(scale[..., None]) * gain + (0 if bias is None else bias.detach())
             error = float((expected - _rows(y)).abs().max())
-            found.setdefault(error, FinalNorm(gain.clone(), scale, is_centred))
+            found.setdefault(error, FinalNorm(gain.clone(), scale, is_centered))
     if min(found) <= TOLERANCE.get(y.dtype, 1e-4) * max(float(y.abs().max()), 1e-6):
         return found[min(found)]
     return f"the final norm, {type(module).__name__}, is neither a LayerNorm nor an RMSNorm"

@@ -78,7 +78,7 @@ def _sdpa(
 
 
 def _causal_tensor(mask: Any) -> Any:
-    """A mask of `torch.nn.attention.bias` as a boolean tensor; its own numbers are not initialised."""
+    """A mask of `torch.nn.attention.bias` as a boolean tensor; its own numbers are not initialized."""
     if type(mask).__name__ != "CausalBias":
         return mask
     I, J = mask.seq_len_q, mask.seq_len_kv

@@ -1,4 +1,4 @@
-"""`weighted_sum` recognises the torch functions that multiply traced weights by values and sum over the keys."""
+"""`weighted_sum` recognizes the torch functions that multiply traced weights by values and sum over the keys."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def _with_weights(seen: AttentionOutput, call: Call, translation: Translation) -
     if attention.transition is not None or attention.selection is not None or any(map(needs_of, attention.pieces())):
         raise RegardError(
             f"edit: the weights of {type(call.module).__name__} cannot be edited after they are computed: its "
-            "attention is recurrent, chooses keys or needs tensors of the call. KnockOut (renormalised) and Steer "
+            "attention is recurrent, chooses keys or needs tensors of the call. KnockOut (renormalized) and Steer "
             "act before."
         )
     rows, output = rows_of(call), seen.output

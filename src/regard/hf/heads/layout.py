@@ -240,7 +240,7 @@ def _without_output(module: nn.Module) -> str | None:
     if isinstance(module, nn.MultiheadAttention):
         return f"{kind} reads the weight of its output projection without calling it"
     between = next((norm for norm in BETWEEN if isinstance(getattr(module, norm, None), nn.Module)), None)
-    return f"{kind} normalises all heads together ({between}) before its output projection" if between else None
+    return f"{kind} normalizes all heads together ({between}) before its output projection" if between else None
 
 
 def _linear_paths(module: nn.Module) -> list[str]:

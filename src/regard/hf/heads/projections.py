@@ -136,9 +136,9 @@ def _norm_before(layer: nn.Module) -> nn.Module | None:
 
 @torch.no_grad()
 def _folded(norm: nn.Module, matrix: Tensor) -> Tensor:
-    """The matrix that reads the stream before a norm: diag(scale) W, without its mean row if the norm centres.
+    """The matrix that reads the stream before a norm: diag(scale) W, without its mean row if the norm centers.
 
-    The scale and whether the norm centres are measured, since some norms store 1 + weight: a norm maps a vector x with
+    The scale and whether the norm centers are measured, since some norms store 1 + weight: a norm maps a vector x with
     the mean 0 to scale * x / rms(x), and the vector of ones to 0 if it takes the mean out.
     """
     ones = torch.ones(matrix.shape[0], device=matrix.device, dtype=matrix.dtype)
@@ -149,5 +149,5 @@ def _folded(norm: nn.Module, matrix: Tensor) -> Tensor:
     offset = norm(torch.zeros_like(ones))
     scale = (norm(x) - offset) / x * x.square().mean().sqrt()
     scaled = scale[:, None] * matrix
-    centres = bool((norm(ones) - offset).abs().max() < 1e-3 * scale.abs().max())
-    return scaled - scaled.mean(0, keepdim=True) if centres else scaled
+    centers = bool((norm(ones) - offset).abs().max() < 1e-3 * scale.abs().max())
+    return scaled - scaled.mean(0, keepdim=True) if centers else scaled

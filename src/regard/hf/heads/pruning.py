@@ -171,7 +171,7 @@ def _obstacle(heads: Heads) -> str | None:
         weight = getattr(projection, "weight", None)
         if type(projection) is not nn.Linear and type(projection).__name__ != "Conv1D":
             kind = type(projection).__name__
-            return f"{name} is a {kind}, not a plain Linear (prune before quantising; merge adapters before pruning)"
+            return f"{name} is a {kind}, not a plain Linear (prune before quantizing; merge adapters before pruning)"
         if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.is_meta:
             return f"{name} has no weights of a floating type in memory"
     for name, parts in layout.items():

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.hf.masks.mask_tensors import Recognised
+from regard.hf.masks.mask_tensors import Recognized
 from regard.pieces.mask import Mask, causal, conjuncts, window
 from regard.pieces.mask_data import RealKeys, padding
 from regard.pieces.same_group import groups_mask
@@ -30,7 +30,7 @@ class GraphMask:
     groups: Tensor | None
 
     @staticmethod
-    def of(rule: Recognised, num_queries: int, num_keys: int) -> GraphMask | None:
+    def of(rule: Recognized, num_queries: int, num_keys: int) -> GraphMask | None:
         """The numbers of a rule; None if it needs more than these."""
         found = GraphMask(rule.positions(num_queries, num_keys).start, rule.first, False, 0, None, None)
         for part in () if rule.mask is None else conjuncts(rule.mask):
@@ -49,7 +49,7 @@ class GraphMask:
         _, _, queries, keys = index if isinstance(index, tuple) else (index, WHOLE, WHOLE, WHOLE)
         return replace(self, start=self.start + (queries.start or 0), first=self.first + (keys.start or 0))
 
-    def recognised(self) -> Recognised:
+    def recognized(self) -> Recognized:
         """The same mask for a call that runs outside of the graph."""
         masks: list[Mask] = [causal()] if self.is_causal else []
         masks += [window(self.window)] if self.window else []
@@ -59,4 +59,4 @@ class GraphMask:
         mask = None
         for part in masks:
             mask = part if mask is None else mask & part
-        return Recognised(mask, int(self.start), self.first)
+        return Recognized(mask, int(self.start), self.first)

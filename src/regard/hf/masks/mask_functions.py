@@ -1,7 +1,7 @@
 """`MaskFunctionReader` turns mask functions of transformers into masks with spans, instead of n x n tensors.
 
 transformers composes a mask from small closures, `and_masks(sliding_window_overlay(256), causal_mask_function)`, and
-each backend evaluates them. The reader recognises them by their names and closed-over variables. An unknown function
+each backend evaluates them. The reader recognizes them by their names and closed-over variables. An unknown function
 stays a predicate: it is exact, but has no spans, so no pair can be skipped.
 """
 

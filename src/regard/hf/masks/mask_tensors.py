@@ -1,7 +1,7 @@
-"""`recognise` finds the rule behind a mask tensor, so that no n x n tensor is kept.
+"""`recognize` finds the rule behind a mask tensor, so that no n x n tensor is kept.
 
 A model gives its backend a boolean (B, 1, I, J) tensor, which is almost always a short rule: causal, a window, padding.
-`recognise` derives candidate rules from the first and last allowed key of every row, and compares them with the whole
+`recognize` derives candidate rules from the first and last allowed key of every row, and compares them with the whole
 tensor, block by block. Only a rule that agrees on every pair is used; otherwise the tensor itself is kept.
 """
 
@@ -25,7 +25,7 @@ BLOCK = 256
 
 
 @dataclass(frozen=True, eq=False)
-class Recognised:
+class Recognized:
     """A mask (None: all pairs), and the positions `start` of query 0 (None: ends align) and `first` of key 0."""
 
     mask: Mask | None
@@ -38,7 +38,7 @@ class Recognised:
         return Positions(last - num_queries if self.start is None else self.start, Spans(((self.first, last),)))
 
 
-def recognise(allowed: Tensor, num_batch: int, num_queries: int, num_keys: int, decoding: bool = False) -> Recognised:
+def recognize(allowed: Tensor, num_batch: int, num_queries: int, num_keys: int, decoding: bool = False) -> Recognized:
     """The rule behind a boolean (B or 1, H or 1, I or 1, J) tensor, or the tensor itself as a mask.
 
     With `decoding` a single query stands at its last allowed key, not at the last key: a static cache has
@@ -46,7 +46,7 @@ def recognise(allowed: Tensor, num_batch: int, num_queries: int, num_keys: int, 
 
     >>> import torch
     >>> n = torch.arange(6)
-    >>> recognise((n <= n[:, None])[None, None], 1, 6, 6).mask
+    >>> recognize((n <= n[:, None])[None, None], 1, 6, 6).mask
     causal()
     """
     full = allowed.expand(-1, -1, num_queries, num_keys)
@@ -55,9 +55,9 @@ def recognise(allowed: Tensor, num_batch: int, num_queries: int, num_keys: int, 
         for candidate in _candidates(facts):
             if _agrees(candidate, facts):
                 if decoding and num_queries == 1 and candidate.mask is not None:
-                    return Recognised(candidate.mask, int(facts.last.max()))
+                    return Recognized(candidate.mask, int(facts.last.max()))
                 return candidate
-    return Recognised(mask_tensor(full))
+    return Recognized(mask_tensor(full))
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,10 +87,10 @@ class _Facts:
         return None if self.used_keys.all() else padding(self.used_keys.expand(self.num_batch, -1))
 
 
-def _candidates(facts: _Facts) -> Iterator[Recognised]:
+def _candidates(facts: _Facts) -> Iterator[Recognized]:
     """Candidate rules, the simplest first."""
     (_, I, J), real = facts.allowed.shape, facts.padding()
-    yield Recognised(real)
+    yield Recognized(real)
     filled = facts.first >= 0
     if not filled.any() or I == 1:
         return
@@ -99,31 +99,31 @@ def _candidates(facts: _Facts) -> Iterator[Recognised]:
     first_query = None if start == aligned else start
     ahead = int((facts.last - aligned - rows)[filled].max())
     behind = max(int((start + rows - facts.first)[filled].max()), 0) + 1  # counts the query's own position
-    yield Recognised(_both(causal(), real), first_query)
-    yield Recognised(_both(window(max(behind, ahead + 1)), real))
-    yield Recognised(_both(causal() & window(behind), real), first_query)
-    yield Recognised(_both(causal() & block_local(behind), real), first_query)
+    yield Recognized(_both(causal(), real), first_query)
+    yield Recognized(_both(window(max(behind, ahead + 1)), real))
+    yield Recognized(_both(causal() & window(behind), real), first_query)
+    yield Recognized(_both(causal() & block_local(behind), real), first_query)
     yield from _of_one_sequence(facts, real)
 
 
-def _of_one_sequence(facts: _Facts, real: Mask | None) -> Iterator[Recognised]:
+def _of_one_sequence(facts: _Facts, real: Mask | None) -> Iterator[Recognized]:
     """Candidates for a batch of one: a prefix, and packed documents."""
     batch, I, J = facts.allowed.shape
     if batch > 1:
         return
-    yield Recognised(_both(causal() | prefix(int(facts.last[0, 0]) + 1), real))
+    yield Recognized(_both(causal() | prefix(int(facts.last[0, 0]) + 1), real))
     edges = [*facts.first[0].unique().tolist(), J]
     if I == J and edges[0] == 0:
         packed = documents([stop - start for start, stop in pairwise(edges)])
-        yield Recognised(causal() & packed)
-        yield Recognised(packed)
+        yield Recognized(causal() & packed)
+        yield Recognized(packed)
 
 
 def _both(rule: Mask, real: Mask | None) -> Mask:
     return rule if real is None else rule & real
 
 
-def _agrees(candidate: Recognised, facts: _Facts) -> bool:
+def _agrees(candidate: Recognized, facts: _Facts) -> bool:
     """Whether the rule equals the tensor for every pair."""
     batch, I, J = facts.allowed.shape
     if candidate.mask is None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.hf.masks.mask_functions import MaskFunction, MaskFunctionReader
-from regard.hf.masks.mask_tensors import Recognised
+from regard.hf.masks.mask_tensors import Recognized
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
 from regard.pieces.mask_data import padding
@@ -29,16 +29,16 @@ class SpanMask(Tensor):
     boolean tensor, with a warning.
     """
 
-    rule: Recognised
+    rule: Recognized
 
     @staticmethod
-    def __new__(cls, rule: Recognised, shape: tuple[int, ...], device: torch.device | str) -> SpanMask:
+    def __new__(cls, rule: Recognized, shape: tuple[int, ...], device: torch.device | str) -> SpanMask:
         return Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)  # type: ignore[attr-defined]
 
-    def __init__(self, rule: Recognised, shape: tuple[int, ...], device: torch.device | str) -> None:
+    def __init__(self, rule: Recognized, shape: tuple[int, ...], device: torch.device | str) -> None:
         self.rule = rule
 
-    def recognised(self, num_batch: int, num_queries: int, num_keys: int) -> Recognised:
+    def recognized(self, num_batch: int, num_queries: int, num_keys: int) -> Recognized:
         """The rule for a call of these sizes; a `RegardError` if the mask has other sizes."""
         B, _, I, J = self.shape
         free = self.rule.mask is None or self.rule.mask.keys_only
@@ -97,7 +97,7 @@ def _cut(mask: SpanMask, axis: int = 0, start: int | None = None, stop: int | No
     at = (placed.start + start, rule.first) if axis == 2 else (placed.start, rule.first + start)
     shape = [*mask.shape]
     shape[axis] = stop - start
-    return SpanMask(Recognised(rule.mask, *at), tuple(shape), mask.device)
+    return SpanMask(Recognized(rule.mask, *at), tuple(shape), mask.device)
 
 
 def _dense(value: Any) -> Any:
@@ -135,7 +135,7 @@ def spans_mask(
     if rule is None and real is None and allow_is_bidirectional_skip:
         return None
     mask = real if rule is None else rule if real is None else rule & real
-    return SpanMask(Recognised(mask, start, first), (batch_size, 1, q_length, kv_length), device)
+    return SpanMask(Recognized(mask, start, first), (batch_size, 1, q_length, kv_length), device)
 
 
 def _real(attention_mask: Tensor, first: int, last: int) -> Mask | None:

@@ -325,9 +325,9 @@ def retrieval(corpus: Corpus, tokenizer: str | None = None) -> dict[str, Any]:
     """The retrieval baseline: the BLEU of copying the target of the most similar training source."""
     from regard.seq2seq.evaluation.scores import Training, score
 
-    neighbours = nearest([pair.source for pair in corpus.train], [pair.source for pair in corpus.test])
-    copies = neighbours.copies([pair.target for pair in corpus.train])
-    similarities = neighbours.similarity.tolist()
+    neighbors = nearest([pair.source for pair in corpus.train], [pair.source for pair in corpus.test])
+    copies = neighbors.copies([pair.target for pair in corpus.train])
+    similarities = neighbors.similarity.tolist()
     texts = [pair.target for pair in corpus.test], [pair.source for pair in corpus.test]
     measured = score(copies, *texts, Training(similarities=similarities), tokenizer)
     novel = measured.novel

@@ -205,7 +205,7 @@ def as_written(tokenizer: Tokenizer, text: str, words: tuple[str, ...]) -> tuple
 def written_words(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[int]:
     """For each id of a text the number of its word in `text.split()`.
 
-    Tokenizers normalise: a character may become a space, or vanish, so the pieces may spell other words than the text.
+    Tokenizers normalize: a character may become a space, or vanish, so the pieces may spell other words than the text.
     """
     if tokenizer.cut(text) != text.split():
         return tokenizer.word_numbers(ids)

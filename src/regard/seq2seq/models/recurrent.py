@@ -177,7 +177,7 @@ class BahdanauTranslator(RecurrentAttentionTranslator):
     """The previous state is the query: c_t = attend(s_{t-1}), s_t = cell([e_t; c_t], s_{t-1}).
 
     The output is tanh(W [s_t; c_t; e_t]). Bahdanau, Cho & Bengio 2015, arXiv:1409.0473. The keys are projected once
-    for a source. `attention` is any mechanism of the catalogue; with `bridge_heads` above 1 a `MultiHeadAttention`
+    for a source. `attention` is any mechanism of the catalog; with `bridge_heads` above 1 a `MultiHeadAttention`
     computes it. The paper has a GRU (`cell="gru"`) and a maxout before the softmax, where this has tanh.
 
     >>> import torch

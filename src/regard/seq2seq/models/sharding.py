@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 # `torch.distributed.tensor` takes more than a second to import, and translating does not need it. So sharded modules
-# and tensors are recognised by their methods, not by their classes.
+# and tensors are recognized by their methods, not by their classes.
 
 
 def shard(model: nn.Module, mesh: DeviceMesh) -> None:

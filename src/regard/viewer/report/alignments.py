@@ -1,4 +1,4 @@
-"""Figures of alignments: every system on the same sentences, on one colour scale."""
+"""Figures of alignments: every system on the same sentences, on one color scale."""
 
 from __future__ import annotations
 

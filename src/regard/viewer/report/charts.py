@@ -15,7 +15,7 @@ Report = Mapping[str, Any]
 
 
 def styles(report: Report) -> dict[str, tuple[str, str]]:
-    """The colour and the marker of every system, the same in all charts. The baseline has the colour of the text."""
+    """The color and the marker of every system, the same in all charts. The baseline has the color of the text."""
     others = [each["label"] for each in report["systems"] if each["label"] != report["baseline"]]
     cycle = len(COLORS) - 1
     found = {label: (COLORS[1 + n % cycle], MARKERS[(1 + n) % len(MARKERS)]) for n, label in enumerate(others)}

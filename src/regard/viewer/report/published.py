@@ -28,7 +28,7 @@ ANCHORS = (
         "WMT14 English-French, BLEU",
         "without attention 13.93 (at most 30 words), 17.82 (at most 50); with 21.50, 26.75",
         "The gain and its growth with length are comparable. The scores are not: theirs are on news, with 348 million "
-        "words of training text and another tokenisation.",
+        "words of training text and another tokenization.",
         ("none", "bahdanau"),
     ),
     Anchor(
@@ -56,10 +56,10 @@ ANCHORS = (
     ),
     Anchor(
         "Tutorials on Multi30k",
-        "German-English captions, tokenised BLEU",
+        "German-English captions, tokenized BLEU",
         "LSTM 13.76, GRU with the context at each step 20.61, Bahdanau 28.30, Transformer 36.52",
-        "The order none, attention, Transformer is comparable. Tokenised BLEU is not sacreBLEU. Equal time on a CPU "
-        "favours recurrent systems, whose steps are 2 to 3 times faster there.",
+        "The order none, attention, Transformer is comparable. Tokenized BLEU is not sacreBLEU. Equal time on a CPU "
+        "favors recurrent systems, whose steps are 2 to 3 times faster there.",
         ("none", "bahdanau", "transformer"),
     ),
     Anchor(

@@ -58,7 +58,7 @@ def document(report: Report, alignments: Alignments = ()) -> Document:
     return Document(f"Comparison: {about.get('name') or about.get('data', '')}", blocks)
 
 
-_PUBLISHED = "Corpora, sizes and tokenisations differ: compare orders and ratios, not scores."
+_PUBLISHED = "Corpora, sizes and tokenizations differ: compare orders and ratios, not scores."
 
 
 def _opening(report: Report) -> Iterator[Block]:

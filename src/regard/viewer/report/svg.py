@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape
 
-#: A placeholder for the colour of the text while matplotlib draws.
+#: A placeholder for the color of the text while matplotlib draws.
 INK = "#010203"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
-#: Colours that are distinct with colour blindness (Okabe and Ito). The first is the colour of the text.
+#: Colors that are distinct with color blindness (Okabe and Ito). The first is the color of the text.
 COLORS = (INK, "#1b80c4", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8f8a2c", "#7a6fd0")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _LIGHT_OR_DARK = (
@@ -22,7 +22,7 @@ _LIGHT_OR_DARK = (
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure: `svg` is the whole element with title and description, in the colour of the text around it."""
+    """A figure: `svg` is the whole element with title and description, in the color of the text around it."""
 
     name: str
     title: str
@@ -31,7 +31,7 @@ class Figure:
 
     @property
     def alone(self) -> str:
-        """The content of an SVG file, with the colours of the light and the dark theme."""
+        """The content of an SVG file, with the colors of the light and the dark theme."""
         opening = self.svg.index(">") + 1
         head = '<?xml version="1.0" encoding="utf-8"?>\n'
         return head + self.svg[:opening] + _LIGHT_OR_DARK + self.svg[opening:] + "\n"

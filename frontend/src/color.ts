@@ -1,5 +1,5 @@
-// One ramp of colours for every view, and one mapping from a weight to a colour. The lightness of the ramp (ramp.json,
-// the same as src/regard/drawing/ramp.py) changes evenly: it is readable in grey and with colour blindness.
+// One ramp of colors for every view, and one mapping from a weight to a color. The lightness of the ramp (ramp.json,
+// the same as src/regard/drawing/ramp.py) changes evenly: it is readable in gray and with color blindness.
 import { s, shown } from "./dom";
 import ramp from "./ramp.json";
 
@@ -10,8 +10,8 @@ export const rgb = (hex: string): Rgb => {
   return [number >> 16, (number >> 8) & 255, number & 255];
 };
 // Relative luminance, as the contrast of WCAG defines it.
-const luminance = (colour: Rgb) => {
-  const [red, green, blue] = colour.map((value) => (value <= 10 ? value / 3294.6
+const luminance = (color: Rgb) => {
+  const [red, green, blue] = color.map((value) => (value <= 10 ? value / 3294.6
     : ((value / 255 + 0.055) / 1.055) ** 2.4));
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
 };
@@ -40,11 +40,11 @@ export function scaleOf(kind: string, J: number, keys = 1): Scale {
     (_, at) => 10 ** (at - decades)), uniform };
 }
 
-export class Colours {
+export class Colors {
   css: string[] = []; // 0: exactly 0; 1 to 255: the ramp; then the ramp of weights below 0
   table = new Uint32Array(2 * STEPS + 1); // the same as pixels
   scale = scaleOf("sqrt", 1); // the scale of the frame
-  private texts: string[] = []; // black or white: the contrast with any colour is at least 4.58
+  private texts: string[] = []; // black or white: the contrast with any color is at least 4.58
   private byName = new Map<string, string>();
   private root: Element;
 
@@ -52,7 +52,7 @@ export class Colours {
     this.root = root;
     this.read();
   }
-  // The ramp starts at the colour that is nearer to the paper, so it is turned in the dark theme.
+  // The ramp starts at the color that is nearer to the paper, so it is turned in the dark theme.
   read() {
     this.byName.clear();
     const isDark = luminance(rgb(this.get("--paper"))) < 0.2;
@@ -61,10 +61,10 @@ export class Colours {
     const below = above.map(([red, green, blue]): Rgb => [blue, Math.round((red + green) / 2), red]); // orange for blue
     const all = [rgb(this.get("--none")), ...above, ...below];
     this.css = all.map(([red, green, blue]) => `rgb(${red}, ${green}, ${blue})`);
-    this.texts = all.map((colour) => (luminance(colour) > 0.179 ? "#000000" : "#ffffff"));
+    this.texts = all.map((color) => (luminance(color) > 0.179 ? "#000000" : "#ffffff"));
     all.forEach(([red, green, blue], at) => { this.table[at] = (255 << 24) | (blue << 16) | (green << 8) | red; });
   }
-  // A colour of the style sheet. Kept, because to ask the browser for one after a change of the page costs a layout.
+  // A color of the style sheet. Kept, because to ask the browser for one after a change of the page costs a layout.
   get(name: string): string {
     const kept = this.byName.get(name) || read(this.root, name);
     this.byName.set(name, kept);
@@ -73,7 +73,7 @@ export class Colours {
   // A share of the ramp: for statistics that are not weights, which have a legend of their own.
   of(share: number) { return this.css[step(share)]; }
   on(share: number) { return this.texts[step(share)]; }
-  // A weight: its colour, the colour of text on it, its pixel, and the colour of a line on the paper.
+  // A weight: its color, the color of text on it, its pixel, and the color of a line on the paper.
   weight(weight: number) { return this.css[this.step(weight)]; }
   textOn(weight: number) { return this.texts[this.step(weight)]; }
   cell(weight: number) { return this.table[this.step(weight)]; }
@@ -85,11 +85,11 @@ export class Colours {
 const step = (share: number) => (share > 0 ? 1 + Math.round(Math.min(share, 1) * (STEPS - 1)) : 0);
 
 // Paints `rows` x `cols` cells with weights.
-export function paint(canvas: HTMLCanvasElement, colours: Colours, weights: ArrayLike<number>, rows: number,
+export function paint(canvas: HTMLCanvasElement, colors: Colors, weights: ArrayLike<number>, rows: number,
   cols: number) {
   canvas.width = cols;
   canvas.height = rows;
-  const picture = Uint32Array.from(weights, (weight) => colours.cell(weight));
+  const picture = Uint32Array.from(weights, (weight) => colors.cell(weight));
   canvas.getContext("2d")!.putImageData(new ImageData(new Uint8ClampedArray(picture.buffer), cols, rows), 0, 0);
 }
 
@@ -98,9 +98,9 @@ export function paint(canvas: HTMLCanvasElement, colours: Colours, weights: Arra
 const [WIDE, PARTS, ZERO] = [240, 60, 34]; // pixels of the ramp, its rectangles, and pixels for the cell of exactly 0
 const small = (x: number, y: number, anchor: string, said: string) =>
   s("text", { x, y, "font-size": 11, "text-anchor": anchor, fill: "currentColor" }, said);
-const bar = (colours: Colours) => Array.from({ length: PARTS }, (_, at) => s("rect",
+const bar = (colors: Colors) => Array.from({ length: PARTS }, (_, at) => s("rect",
   { class: "ramp", x: (at * WIDE) / PARTS, y: 0, width: WIDE / PARTS + (at < PARTS - 1 ? 0.5 : 0), height: 10,
-  fill: colours.of((at + 0.5) / PARTS) }));
+  fill: colors.of((at + 0.5) / PARTS) }));
 const frame = (said: string, left: number, top: number) => s("svg", { class: "legend", width: WIDE + left + 20,
   height: 26 + top, viewBox: `${-left} ${-top} ${WIDE + left + 20} ${26 + top}`, role: "img", "aria-label": said });
 
@@ -114,12 +114,12 @@ const tickLabel = (tick: number) => (tick < 0.0005 ? tick.toExponential(0)
 
 const brief = (value: number) => String(Number(shown(value))); // 1 and not 1.000
 
-// The colours of weights: a cell for exactly 0, the ramp with ticks, and where the weight of a uniform row is.
-export function legend(colours: Colours, scale: Scale, said: string): SVGSVGElement {
+// The colors of weights: a cell for exactly 0, the ramp with ticks, and where the weight of a uniform row is.
+export function legend(colors: Colors, scale: Scale, said: string): SVGSVGElement {
   const uniform = `equal weights: ${share(scale.uniform)} each`;
-  const figure = frame(`Colours of a ${said} from 0 to 1; ${uniform}`, ZERO, 20);
-  figure.append(s("rect", { class: "zero", x: 4 - ZERO, y: 0, width: 13, height: 10, fill: colours.css[0],
-    stroke: "currentColor", "stroke-opacity": 0.25 }), small(10.5 - ZERO, 25, "middle", "0"), ...bar(colours));
+  const figure = frame(`Colors of a ${said} from 0 to 1; ${uniform}`, ZERO, 20);
+  figure.append(s("rect", { class: "zero", x: 4 - ZERO, y: 0, width: 13, height: 10, fill: colors.css[0],
+    stroke: "currentColor", "stroke-opacity": 0.25 }), small(10.5 - ZERO, 25, "middle", "0"), ...bar(colors));
   const every = Math.ceil(scale.ticks.length / 5);
   scale.ticks.forEach((tick, at) => {
     if ((scale.ticks.length - 1 - at) % every) return;
@@ -134,14 +134,14 @@ export function legend(colours: Colours, scale: Scale, said: string): SVGSVGElem
   return figure;
 }
 
-// The colours of a statistic that is not a weight: from its lowest value to its highest.
-export function rangeLegend(colours: Colours, low: number, high: number, name: string): SVGSVGElement {
-  const figure = frame(`Colours of ${name} from ${shown(low)} to ${shown(high)}`, 20, 18);
-  figure.append(...bar(colours), small(0, 23, "start", brief(low)), small(0, -6, "start", name),
+// The colors of a statistic that is not a weight: from its lowest value to its highest.
+export function rangeLegend(colors: Colors, low: number, high: number, name: string): SVGSVGElement {
+  const figure = frame(`Colors of ${name} from ${shown(low)} to ${shown(high)}`, 20, 18);
+  figure.append(...bar(colors), small(0, 23, "start", brief(low)), small(0, -6, "start", name),
     small(WIDE, 23, "end", brief(high)));
   return figure;
 }
 
-// Distinct colours for heads and series (Okabe and Ito), for the light and the dark theme.
+// Distinct colors for heads and series (Okabe and Ito), for the light and the dark theme.
 export const SERIES = ["#1b80c4", "#d98200", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8f8a2c", "#7a6fd0",
   "#b04a7a", "#4a7f6f", "#a86b32", "#6b7280"];

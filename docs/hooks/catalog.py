@@ -14,7 +14,7 @@ from torch import Tensor
 
 import regard as rg
 from regard.catalog.entry import DRAWS, FAMILIES
-from regard.cli.catalogue import LETTERS
+from regard.cli.catalog import LETTERS
 from regard.drawing.ramp import colormap
 from regard.hf.models import load_model
 
@@ -30,7 +30,7 @@ SECTIONS = {
     "Positions": "sinusoidal learned_positions rope alibi t5 shaw transformer_xl yarn longrope multimodal_rope "
     "axial_rope kerple fire forgetting pope",
     "Masks": "sliding_window block_local dilated longformer bigbird tree shared_prefix neighborhood sliding_tiles",
-    "Normalisers": "sparse top_k softcap sinks sigmoid scalable_softmax position_temperature",
+    "Normalizers": "sparse top_k softcap sinks sigmoid scalable_softmax position_temperature",
     "Linear time": "linear performer",
     "Convolutions": "token_shift short_convolution long_convolution",
 }
@@ -51,12 +51,12 @@ PICTURED = {
 }
 LEFT_OUT = "Another page says [what is left out, and why](../guides/left-out.md).\n"
 PLACE = (
-    "Left: all tokens are the same, so the weights show only the mask, the bias and the positions (grey: not allowed). "
+    "Left: all tokens are the same, so the weights show only the mask, the bias and the positions (gray: not allowed). "
 )
 NOWHERE = "This mechanism has none of these, so all weights are equal: it does not know the order of the tokens. "
 REAL = (
     "Right: the queries and keys of layer {layer}, head {head} of MiniLM, a BERT of six layers, on a sentence."
-    "{untrained} Each picture has its own colour scale, {scale}."
+    "{untrained} Each picture has its own color scale, {scale}."
 )
 #: The scales of pictures, for weights that are never negative, and for others.
 SCALES = "from 0 to its largest weight", "red above 0, blue below 0"
@@ -75,16 +75,16 @@ def names() -> list[str]:
 def pages() -> Iterator[tuple[str, str | bytes]]:
     """Path and content of every page and picture of the section."""
     tokens, query, key = _read()
-    yield "catalogue/index.md", _index()
+    yield "catalog/index.md", _index()
     for name, entry in rg.mechanisms().items():
         attention, q, k = _fitted(entry, query, key)
-        yield f"catalogue/{name}.md", _page(entry, attention)
-        yield f"catalogue/{name}.png", _picture(entry, attention, q, k, tokens)
+        yield f"catalog/{name}.md", _page(entry, attention)
+        yield f"catalog/{name}.png", _picture(entry, attention, q, k, tokens)
 
 
 def _index() -> str:
     """All mechanisms by family, then by year."""
-    lines = ["# Catalogue\n", "Each page is made from one file of `src/regard/catalog`.", LEFT_OUT, f"{LETTERS}\n"]
+    lines = ["# Catalog\n", "Each page is made from one file of `src/regard/catalog`.", LEFT_OUT, f"{LETTERS}\n"]
     lines.append('<div class="cards" markdown>\n')
     for family, meaning in FAMILIES.items():
         of_family = sorted((e for e in rg.mechanisms().values() if e.family == family), key=lambda e: (e.year, e.name))
@@ -157,7 +157,7 @@ def _page(entry: rg.Mechanism, attention: rg.Attention) -> str:
 
 
 def _use(entry: rg.Mechanism, q: Tensor, k: Tensor, v: Tensor) -> str:
-    """A few lines that run, with the shapes that the catalogue gives."""
+    """A few lines that run, with the shapes that the catalog gives."""
     arguments = ", ".join(f"{name}={_written(value)}" for name, value in entry.tiny.items())
     shapes = [
         f"{name} = torch.randn{tuple(x.shape)}" + " " * (28 - len(str(tuple(x.shape)))) + f"# {axes}"
@@ -247,11 +247,11 @@ def _draw(axes: plt.Axes, weights: rg.AttentionMap) -> None:
     if weights.attention.mask is not None:
         shown[~weights.attention.mask.allowed(grid).expand(1, weights.shape[1], *shown.shape)[0, 0]] = float("nan")
     if weights.is_signed:  # blue: below 0, red: above
-        colours = mpl.colormaps["RdBu_r"].with_extremes(bad="#d9d9d9")
+        colors = mpl.colormaps["RdBu_r"].with_extremes(bad="#d9d9d9")
         largest = float(shown.nan_to_num().abs().max())
         norm: mpl.colors.Normalize = mpl.colors.Normalize(-largest, largest)
     else:
-        colours = colormap().with_extremes(bad="#d9d9d9")
+        colors = colormap().with_extremes(bad="#d9d9d9")
         norm = mpl.colors.PowerNorm(0.5, vmin=0)
-    picture = axes.imshow(shown, cmap=colours, norm=norm)
+    picture = axes.imshow(shown, cmap=colors, norm=norm)
     plt.colorbar(picture, ax=axes, shrink=0.75, label="weight")

@@ -1,4 +1,4 @@
-"""One colour scale in all views of the page: drawn colours equal the formula of the scale for weights of the API."""
+"""One color scale in all views of the page: drawn colors equal the formula of the scale for weights of the API."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PIXELS = """(canvas) => { const copy = document.createElement("canvas");
 
 
 def thumbnail(page, layer, head, size=LENGTH):
-    """The colour in the middle of every cell of a small map, and of the gauge below it."""
+    """The color in the middle of every cell of a small map, and of the gauge below it."""
     until(page, "document.querySelector('.row-maps')?.width > 0")
     drawn = page.evaluate(
         f"""([layer, head, size]) => {{ const button = document.querySelector(
@@ -66,7 +66,7 @@ def stored(weights):
 
 
 def cells_of_map(page, pairs):
-    """The colour of the upper left part of some cells; labels of the tokens give the places."""
+    """The color of the upper left part of some cells; labels of the tokens give the places."""
     return page.evaluate(
         f"(pairs) => {{ const pixels = {PIXELS};"
         """const canvas = document.querySelector(".map-box canvas");
@@ -119,7 +119,7 @@ def test_colors_of_every_view_are_those_of_the_weights(browser, address, texts):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_an_exact_zero_has_the_colour_of_zero(browser, kind, tmp_path):
+def test_only_an_exact_zero_has_the_color_of_zero(browser, kind, tmp_path):
     generator = torch.Generator().manual_seed(len(kind))
     q, k = (6 * torch.randn(1, 2, LENGTH, 4, generator=generator) for _ in range(2))
     weights = rg.Attention(mask=rg.causal())(q, k, k).weights
@@ -206,13 +206,13 @@ def test_statistics_go_from_their_lowest_to_their_highest_value(browser, file, t
         [[head["values"]["entropy"] for head in layer["heads"]] for layer in texts["short"].about["layers"]]
     )
     expected = ramp(np.maximum((values - values.min()) / np.ptp(values), 0.004)).reshape(-1, 3)
-    with opened(browser, file + "#statistics?colour=entropy") as page:
+    with opened(browser, file + "#statistics?color=entropy") as page:
         chart = page.locator("figure", has_text=re.compile(r"Map of .*entropy")).first
         low, name, high = chart.locator(".legend text").all_text_contents()
         assert (float(low), float(high)) == (round(values.min(), 3), round(values.max(), 3)) and "entropy" in name
         cells = chart.locator(".cells").first.locator("rect")
         close([rgb(fill) for fill in cells.evaluate_all("all => all.map((one) => one.getAttribute('fill'))")], expected)
-        go(page, file, "overview?colour=entropy")
+        go(page, file, "overview?color=entropy")
         gauges = [thumbnail(page, layer, head)[1] for layer in range(2) for head in range(3)]
         close(gauges, expected)
 

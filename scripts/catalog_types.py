@@ -1,6 +1,6 @@
 """Write src/regard/catalog/__init__.pyi: for type checkers, `rg.mechanism("rope").build` has its own parameters.
 
-    python scripts/catalogue_types.py
+    python scripts/catalog_types.py
 
 Run it after a mechanism was added, or after its parameters changed; tests/test_types.py asks for it.
 """
@@ -15,7 +15,7 @@ import regard as rg
 
 STUB = Path(__file__).parents[1] / "src" / "regard" / "catalog" / "__init__.pyi"
 HEAD = '''\
-"""Written by scripts/catalogue_types.py."""
+"""Written by scripts/catalog_types.py."""
 
 from collections.abc import Sequence
 from typing import Literal, overload

@@ -1,4 +1,4 @@
-"""Facts of the catalogue: families, years, and models that have a mechanism, checked in the files of transformers."""
+"""Facts of the catalog: families, years, and models that have a mechanism, checked in the files of transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regard.catalog import mechanisms
 from regard.catalog.entry import FAMILIES
 
 MODELS = Path(transformers.__file__).parent / "models"
-#: What the modelling or configuration file of a model with the mechanism holds.
+#: What the modeling or configuration file of a model with the mechanism holds.
 EVIDENCE = {
     "alibi": "build_alibi_tensor|build_mpt_alibi_tensor",
     "axial_rope": r"class \w*VisionRotaryEmbedding",
@@ -60,7 +60,7 @@ EVIDENCE = {
 }
 
 
-@needs_transformers("5.23", "it has all models that the catalogue names")
+@needs_transformers("5.23", "it has all models that the catalog names")
 @pytest.mark.parametrize("name", mechanisms())
 def test_a_mechanism_has_its_family_its_year_and_models_that_have_it(name):
     entry = mechanisms()[name]

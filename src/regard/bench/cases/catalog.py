@@ -37,7 +37,7 @@ def cases(setting: Setting) -> Iterator[Case]:
         return
     for name in BUILDS:
         yield Case(
-            group="catalogue",
+            group="catalog",
             work=f"{name}, n = {LENGTH:,}, {HEADS} heads",
             inputs=partial(inputs_of, name, setting),
             mechanism=name,

@@ -1,4 +1,4 @@
-"""`regard list` and `regard show`: print the catalogue, or one mechanism with its weights."""
+"""`regard list` and `regard show`: print the catalog, or one mechanism with its weights."""
 
 from __future__ import annotations
 

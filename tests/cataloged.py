@@ -1,4 +1,4 @@
-"""Mechanisms of the catalogue by what runs them."""
+"""Mechanisms of the catalog by what runs them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _has_tensors(name: str) -> bool | None:
     return any(map(needs_of, attention.pieces()))
 
 
-#: Mechanisms with one score, one mask and one normaliser, and no tensors of the call: all engines run them, or say why
+#: Mechanisms with one score, one mask and one normalizer, and no tensors of the call: all engines run them, or say why
 #: not.
 SINGLE = sorted(
     name for name, entry in mechanisms().items() if _has_tensors(name) is False and entry.family != "selected"
