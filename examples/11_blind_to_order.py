@@ -58,7 +58,7 @@ right = {}
 for name in ("encoder", "encoder +\nsinusoidal", "decoder"):
     torch.manual_seed(1)
     plan = rg.nn.TransformerConfig(32, num_heads=2, positions="sinusoidal" if "sinusoidal" in name else "none")
-    stack = plan.decoder(2, vocabulary=26, cross=False) if name == "decoder" else plan.encoder(2, vocabulary=26)
+    stack = plan.decoder(2, vocab_size=26, cross=False) if name == "decoder" else plan.encoder(2, vocab_size=26)
     head = nn.Linear(32, 2)
     optimizer = torch.optim.Adam([*stack.parameters(), *head.parameters()], lr=3e-3)
     for _ in range(200):

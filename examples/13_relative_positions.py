@@ -52,7 +52,7 @@ def losses(model, source, count, length):
 curves = {}
 for name, options in variants.items():
     torch.manual_seed(1)
-    decoder = rg.nn.TransformerConfig(64, **options).decoder(2, vocabulary=128, cross=False)
+    decoder = rg.nn.TransformerConfig(64, **options).decoder(2, vocab_size=128, cross=False)
     model = nn.Sequential(decoder, nn.Linear(64, 128))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(240):

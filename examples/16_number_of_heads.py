@@ -35,7 +35,7 @@ for H in heads:
 # are equal; only the number of heads differs. Every batch is new, so a model has not seen the texts that it answers.
 def train(H, seed):
     torch.manual_seed(seed)
-    encoder = rg.nn.TransformerConfig(width, H).encoder(1, vocabulary=symbols)
+    encoder = rg.nn.TransformerConfig(width, H).encoder(1, vocab_size=symbols)
     model = nn.Sequential(encoder, nn.Linear(width, 4 * symbols), nn.Unflatten(-1, (4, symbols)))
     optimizer, right = torch.optim.Adam(model.parameters(), lr=0.01, fused=True), []
     for _ in range(steps):

@@ -60,7 +60,7 @@ right = {}
 for name in built:
     torch.manual_seed(0)
     plan = rg.nn.TransformerConfig(64, num_heads=2, attention="sliding_window" if name == "window" else name)
-    model = torch.nn.Sequential(plan.encoder(1, vocabulary=16), torch.nn.Linear(64, 16))
+    model = torch.nn.Sequential(plan.encoder(1, vocab_size=16), torch.nn.Linear(64, 16))
     optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
     for _ in range(250):
         scores = model(x := torch.randint(16, (8, 64)))

@@ -62,7 +62,7 @@ def loss_of(model, batch):
 losses, sizes = {}, {"source_size": len(words[0]), "target_size": len(words[1]), "width": 64, "layers": 1}
 for groups in (8, 2, 1):
     torch.manual_seed(0)
-    model = rg.seq2seq.build("transformer", **sizes, num_heads=8, num_key_heads=groups)
+    model = rg.seq2seq.build("transformer", **sizes, num_heads=8, num_key_value_heads=groups)
     optimizer, batches = torch.optim.Adam(model.parameters(), lr=4e-3), rg.data.Batches(ids[:-200], sentences=64)
     for batch in batches.epoch():
         optimizer.zero_grad()

@@ -59,7 +59,7 @@ assert weights["no-op"][..., [0, -1]].sum(-1).min() > 0.9 > weights["healthy"][.
 # %%
 # A leak. No layer of this language model attends to a later token, until we replace one mask by a window. The finding
 # comes from the weights alone. The proof: earlier outputs change with the last token.
-decoder = rg.nn.TransformerConfig(32, num_heads=4).decoder(3, vocabulary=50, cross=False).eval()
+decoder = rg.nn.TransformerConfig(32, num_heads=4).decoder(3, vocab_size=50, cross=False).eval()
 ids = torch.randint(50, (2, len(tokens)))
 ids[1, :-1] = ids[0, :-1]
 for attention, kinds in ((rg.Attention(mask=rg.causal()), []), (rg.Attention(mask=rg.window(4)), ["leak"])):

@@ -45,7 +45,7 @@ figure, axes = plt.subplots(2, 3, figsize=(8, 4.6), layout="constrained", sharey
 results = {}
 for fault, (above, below) in zip(kinds, axes.T, strict=True):
     torch.manual_seed(0)
-    encoder = rg.nn.TransformerConfig(WIDTH, dropout=0.3 * (fault == "dropout")).encoder(1, vocabulary=SYMBOLS)
+    encoder = rg.nn.TransformerConfig(WIDTH, dropout=0.3 * (fault == "dropout")).encoder(1, vocab_size=SYMBOLS)
     if fault == "uniform":  # the cosine of a query and a key, still divided by sqrt(8): scores from -0.35 to 0.35
         encoder.layers[0].self_attention.attention = rg.Attention(rg.Cosine(8**-0.5))
     model = nn.Sequential(encoder, nn.Linear(WIDTH, 4 * SYMBOLS), nn.Unflatten(-1, (4, SYMBOLS)))

@@ -26,7 +26,7 @@ def answers(ids):
 # all heads are nearly uniform, hence alike, and a strong term would make them sharp before they know where to look.
 def train(seed, strength):
     torch.manual_seed(seed)
-    encoder = rg.nn.TransformerConfig(width, heads).encoder(1, vocabulary=symbols)
+    encoder = rg.nn.TransformerConfig(width, heads).encoder(1, vocab_size=symbols)
     model = nn.Sequential(encoder, nn.Linear(width, 4 * symbols), nn.Unflatten(-1, (4, symbols)))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
     for step in range(steps):

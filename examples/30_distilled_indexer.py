@@ -34,7 +34,7 @@ class IndexScore(rg.Score):
         pairs = torch.einsum("binw,bjw->bnij", x.unflatten(-1, (heads, width)), key[:, 0]).relu()
         return torch.einsum("bin,bnij->bij", weights, pairs)[:, None]
 
-    def check(self, sizes, key_width):
+    def check(self, sizes, key_dim):
         """Any sizes fit."""
 
 

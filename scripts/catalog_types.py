@@ -23,16 +23,16 @@ from typing import Literal, overload
 from torch import Tensor
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism as Mechanism
+from regard.catalog.entry import CatalogEntry as CatalogEntry
 from regard.composites import Grouped, Nystrom, Sum, ThroughLatents
 from regard.pieces import Scaling
 
-__all__ = ["Mechanism", "mechanism", "mechanisms"]
+__all__ = ["CatalogEntry", "mechanism", "mechanisms"]
 
-def mechanisms() -> dict[str, Mechanism]: ...
+def mechanisms() -> dict[str, CatalogEntry]: ...
 '''
 ENTRY = """
-class _{title}(Mechanism):
+class _{title}(CatalogEntry):
     @staticmethod
     def build{parameters} -> {returned}: ...
 """
@@ -42,7 +42,7 @@ def mechanism(name: Literal["{name}"]) -> _{title}: ...
 """
 ANY_NAME = """
 @overload
-def mechanism(name: str) -> Mechanism: ...
+def mechanism(name: str) -> CatalogEntry: ...
 """
 
 

@@ -126,7 +126,7 @@ def catalog_cases() -> Iterator[tuple[str, Record]]:
         yield from decoding_cases(name, mechanism)
 
 
-def masked_cases(name: str, mechanism: rg.Mechanism) -> Iterator[tuple[str, Record]]:
+def masked_cases(name: str, mechanism: rg.CatalogEntry) -> Iterator[tuple[str, Record]]:
     """Other masks, and heads that share keys."""
     for mask_name, make in masks(LENGTH).items():
         for key_heads in (4, 2):
@@ -145,7 +145,7 @@ def masked_cases(name: str, mechanism: rg.Mechanism) -> Iterator[tuple[str, Reco
                 yield f"{case}, plan", explained(attention, tuple(inputs), engine)
 
 
-def long_cases(name: str, mechanism: rg.Mechanism) -> Iterator[tuple[str, Record]]:
+def long_cases(name: str, mechanism: rg.CatalogEntry) -> Iterator[tuple[str, Record]]:
     """A length of several blocks; what a mechanism of a fixed length refuses is recorded as refused."""
     for mask_name in ("own mask", "window", "padding"):
         attention, *inputs = mechanism.example(seed=7, dtype=torch.float32, queries=LONG, keys=LONG)
@@ -156,7 +156,7 @@ def long_cases(name: str, mechanism: rg.Mechanism) -> Iterator[tuple[str, Record
         yield f"{name}, {LONG} tokens, {mask_name}, plan", explained(attention, tuple(inputs), "blocked")
 
 
-def decoding_cases(name: str, mechanism: rg.Mechanism) -> Iterator[tuple[str, Record]]:
+def decoding_cases(name: str, mechanism: rg.CatalogEntry) -> Iterator[tuple[str, Record]]:
     """A prompt, then single tokens, through each cache."""
     caches = {"growing": rg.GrowingCache, "ring": lambda: rg.RingCache(6, sinks=1), "recurrent": rg.RecurrentCache}
     for cache_name, make in caches.items():
@@ -181,9 +181,9 @@ def transformer_cases() -> Iterator[tuple[str, Record]]:
     for positions in ("sinusoidal", "learned", "rope", "alibi", "t5", "none"):
         torch.manual_seed(0)
         make = rg.nn.TransformerConfig(
-            16, num_heads=4, num_key_heads=2, positions=positions, norm="pre", activation="swiglu"
+            16, num_heads=4, num_key_value_heads=2, positions=positions, norm="pre", activation="swiglu"
         )
-        model = rg.nn.Transformer(make.encoder(2, vocabulary=VOCABULARY), make.decoder(2, vocabulary=VOCABULARY))
+        model = rg.nn.Transformer(make.encoder(2, vocab_size=VOCABULARY), make.decoder(2, vocab_size=VOCABULARY))
         source, target = torch.randint(1, VOCABULARY, (2, 9)), torch.randint(1, VOCABULARY, (2, 7))
         mask = rg.padding([9, 4])
         output = model(source, target, mask)
@@ -207,7 +207,7 @@ def translator_cases() -> Iterator[tuple[str, Record]]:
     """Three training steps of every translator, then its logits token by token."""
     for name in SYSTEMS:
         torch.manual_seed(0)
-        model = build(name, source_size=VOCABULARY, target_size=VOCABULARY, width=16, num_heads=2)
+        model = build(name, source_size=VOCABULARY, target_size=VOCABULARY, head_dim=16, num_heads=2)
         source = torch.tensor([[5, 6, 7, 8, 3], [9, 3, 0, 0, 0]])
         target = torch.tensor([[2, 4, 9, 3, 0], [2, 7, 5, 6, 3]])
         optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.01), []

@@ -85,7 +85,7 @@ def test_gradients_are_those_of_the_cpu(name, dtype):
 
 @every_mechanism
 @torch.no_grad()
-def test_rows_tiles_and_folds_are_those_of_the_cpu(name, dtype):
+def test_rows_tiles_and_reductions_are_those_of_the_cpu(name, dtype):
     here, there = (example[0](*example[1:], **of_call).weights for example, of_call in examples(name, dtype))
     close(there.dense(), here.dense())
     J = here.shape[3]
@@ -94,8 +94,8 @@ def test_rows_tiles_and_folds_are_those_of_the_cpu(name, dtype):
     close(there[..., [J - 1, 0, 0]], here[..., [J - 1, 0, 0]])
     close(there.received(), here.received())
     here, there = (weights if weights.has_shares else weights.shares() for weights in (here, there))
-    folds = (rg.Entropy(), rg.KeyTotals(), rg.Distance(), rg.MassOn([0, 2]), rg.Pool(3, 3), rg.Similarity())
-    for mine, theirs in zip(there.summarize(*folds), here.summarize(*folds), strict=True):
+    reductions = (rg.Entropy(), rg.KeyTotals(), rg.Distance(), rg.MassOn([0, 2]), rg.Pool(3, 3), rg.Similarity())
+    for mine, theirs in zip(there.summarize(*reductions), here.summarize(*reductions), strict=True):
         close(mine, theirs)
     close(there.top(2).weights, here.top(2).weights)
 

@@ -71,7 +71,7 @@ def drawn(rng, N):
     typed = {name: part[0] for name, part in parts.items()}
     where = rg.Where(**typed)
     edit = {
-        "steer": lambda: rg.Steer(where, number),
+        "steer": lambda: rg.AddToScores(where, number),
         "knock": lambda: rg.KnockOut(where),
         "scale": lambda: rg.ScaleWeights(where, number),
         "zero": lambda: rg.KnockOut(where, renormalize=False),

@@ -241,7 +241,7 @@ def problems(
         features = draw(st.sampled_from([rg.EluPlusOne(), rg.RandomFeatures(D, 16)]))
         simple = st.sampled_from([None, rg.causal(), rg.padding([J // 2] * B), rg.prefix(J // 2)])
         mask = draw(st.one_of(st.just(mask), simple, simple.map(lambda m: m if m is None else m & rg.causal())))
-        attention = rg.Attention(rg.KernelScore(features), mask=mask, normalizer=rg.SumNormalizer())
+        attention = rg.Attention(rg.FeatureScore(features), mask=mask, normalizer=rg.SumNormalizer())
     else:
         attention = rg.Attention(
             piece(draw, scores, H, D),

@@ -102,13 +102,13 @@ def dense_of(net: Net, x: torch.Tensor, allowed: torch.Tensor, edits: list[dict]
     return backend(net, *heads, mask)[0].flatten(2)
 
 
-def drawn_edits(rng: Draw, n: int, most: int = 2) -> tuple[rg.Edits, list[dict]]:
+def drawn_edits(rng: Draw, n: int, most: int = 2) -> tuple[rg.EditSequence, list[dict]]:
     """Edits of a net of one layer, as values and as the oracle reads them."""
     pairs = [drawn(rng, n) for _ in range(rng.randint(1, most))]
     for edit, own in pairs:
         own["layers"] = [0]
         object.__setattr__(edit.where, "layers", None)
-    return rg.Edits(tuple(edit for edit, _ in pairs)), [own for _, own in pairs]
+    return rg.EditSequence(tuple(edit for edit, _ in pairs)), [own for _, own in pairs]
 
 
 @pair
@@ -169,7 +169,7 @@ def needs_transformers() -> bool:
     return True
 
 
-def edited_model(rng: Draw, n: int) -> tuple[nn.Module, rg.Edits, torch.Tensor, torch.Tensor]:
+def edited_model(rng: Draw, n: int) -> tuple[nn.Module, rg.EditSequence, torch.Tensor, torch.Tensor]:
     """A model, edits, tokens, and the logits of whole matrices with the edits written out."""
     model, dense = models()[rng.choice(list(models()))]
     ids = torch.randint(0, 20, (2, n))
@@ -179,7 +179,7 @@ def edited_model(rng: Draw, n: int) -> tuple[nn.Module, rg.Edits, torch.Tensor, 
         expected = dense(ids).logits
     finally:
         DENSE.edits = []
-    return model, rg.Edits(tuple(edit for edit, _ in pairs)), ids, expected
+    return model, rg.EditSequence(tuple(edit for edit, _ in pairs)), ids, expected
 
 
 @pair
@@ -207,24 +207,24 @@ def watch_inside_edit(rng: Draw) -> None:
         logits = model(ids).logits
     torch.testing.assert_close(logits, expected, rtol=1e-7, atol=1e-8)
     assert all(check.ok is not False for check in seen.verify().values()), edit
-    with rg.edit(model, rg.Patch(rg.Where(), "output", seen)):
+    with rg.edit(model, rg.ActivationPatch(rg.Where(), "output", seen)):
         torch.testing.assert_close(model(ids).logits, expected, rtol=1e-7, atol=1e-8)
     other = torch.randint(0, 20, (2, n))
     layer, head = rng.randrange(2), rng.randrange(4)
     with rg.watch(model, keep="qkv") as source:
         model(other)
-    patch = rg.Patch(rg.Where(layers=layer, heads=head), "output", source)
+    patch = rg.ActivationPatch(rg.Where(layers=layer, heads=head), "output", source)
     with rg.edit(model, edit & patch), rg.watch(model, keep="qkv") as inside:
         patched = model(ids).logits
     torch.testing.assert_close(inside.head_output(layer, head), source.head_output(layer, head), **CLOSE)
-    with rg.edit(model, rg.Patch(rg.Where(), "output", inside)):
+    with rg.edit(model, rg.ActivationPatch(rg.Where(), "output", inside)):
         torch.testing.assert_close(model(ids).logits, patched, rtol=1e-7, atol=1e-8)
     gates = {layer: [rng.choice([0, 1, rng.uniform(-2, 2)]) for _ in range(4)]}
     with rg.gated(model, gates), rg.edit(model, edit), rg.watch(model, keep="qkv") as scaled:
         expected = model(ids).logits
     factor = torch.tensor(gates.get(0, [1.0] * 4), dtype=torch.float64)[:, None, None]
     torch.testing.assert_close(scaled.head_output(0), seen.head_output(0) * factor, **CLOSE)
-    with rg.edit(model, rg.Patch(rg.Where(), "output", scaled)):
+    with rg.edit(model, rg.ActivationPatch(rg.Where(), "output", scaled)):
         torch.testing.assert_close(model(ids).logits, expected, rtol=1e-7, atol=1e-8)
 
 

@@ -19,17 +19,17 @@ from kernel_harness import pointer_offsets
 from kernels import additive
 from regard.engine.kernel import attention, library, recurrence, rotation, running, similarity, statistics, sums
 from regard.engine.kernel.structures import Call
-from regard.maps import compiled_folds
+from regard.maps import compiled_reductions
 from regard.maps.pyramid import Pyramid
 from regard.maps.value_weighted_map import Carried
-from regard.stats.folds import Agreement, Offsets, SameToken
 from regard.stats.mask_warnings import Future
 from regard.stats.statistics import Offset, WeightOnKeys
+from regard.stats.token_reductions import Agreement, Offsets, SameToken
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 PAGE = mmap.PAGESIZE
 WINDOW = rg.window(30)
-LINEAR = {"score": rg.KernelScore(), "mask": rg.causal(), "normalizer": rg.SumNormalizer()}
+LINEAR = {"score": rg.FeatureScore(), "mask": rg.causal(), "normalizer": rg.SumNormalizer()}
 
 
 class HalfCorrected(rg.Transition):
@@ -121,7 +121,7 @@ def results(pieces, sizes, dtype, transposed):
     if transposed:
         *tensors, along = (t.mT.contiguous().mT for t in (*tensors, along))
     leaves = [t.requires_grad_() for t in tensors]
-    engine = "linear" if isinstance(mechanism.score, rg.KernelScore) else "kernel"
+    engine = "linear" if isinstance(mechanism.score, rg.FeatureScore) else "kernel"
     engine = engine if mechanism.transition is None else "recurrent"
     output = mechanism(*leaves, engine=engine).output
     gradients = torch.autograd.grad(output, [*leaves, *mechanism.parameters()], along)
@@ -130,16 +130,16 @@ def results(pieces, sizes, dtype, transposed):
 
 @torch.no_grad()
 def statistics_of(mechanism, tensors):
-    """The states of every fold that the kernels compute."""
+    """The states of every reduction that the kernels compute."""
     weights = mechanism(*tensors, engine="blocked").weights
     B, H, I, J = weights.shape
     numbers, few = torch.linspace(0, 1, B * H * J).view(B, H, J), min(I, J, 3)
-    folds = (
+    reductions = (
         *(rg.Entropy(), rg.TopLinks(3), rg.KeyTotals(), rg.Distance(), rg.MassOn([0]), Carried(numbers)),
         *(rg.Pool(5, 7), Pyramid(2), Offset(-1), Offsets(-3, 3), WeightOnKeys(tuple(range(few))), Future()),
         *(SameToken(torch.arange(J) % 3, torch.arange(I) % 3), rg.Similarity(2), Agreement(tuple(range(few)), 2)),
     )
-    return [part for state in weights.fold_states(folds).values() for part in state]
+    return [part for state in weights.reduction_states(reductions).values() for part in state]
 
 
 def check(level, at_end, more_keys):
@@ -160,7 +160,7 @@ def check(level, at_end, more_keys):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    compiled_folds.FEWEST_PAIRS = library.LOWEST_LEVEL = 0
+    compiled_reductions.FEWEST_PAIRS = library.LOWEST_LEVEL = 0
     short = "--short" in sys.argv
     for level in [argument for argument in sys.argv[1:] if argument != "--short"]:
         for at_end in (True, False):

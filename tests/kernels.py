@@ -51,9 +51,9 @@ def at_level(name):
 # Problems that the kernels take
 
 
-def additive(query_width, key_width, hidden, size=1.0):
+def additive(query_dim, key_dim, hidden, size=1.0):
     """An additive score. With a size of 100 exponentials of some projections are too far from 1 to be packed."""
-    score = rg.Additive(query_width, key_width, hidden, bias=True)
+    score = rg.Additive(query_dim, key_dim, hidden, bias=True)
     for layer in (score.query, score.key):
         layer.weight.data *= size
     return score

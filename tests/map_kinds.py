@@ -60,7 +60,7 @@ MADE = {
     "steps": steps,
     "table": lambda: tabled(torch.randn(2, 3, 4, 5), is_signed=True),
     "matrix": lambda: rg.MatrixMap(torch.randn(2, 3, 4, 5, dtype=torch.float64)),
-    "value weighted": lambda: rg.ValueWeighted(plain(), torch.rand(2, 3, 11)),
+    "value weighted": lambda: rg.ValueWeightedMap(plain(), torch.rand(2, 3, 11)),
     "selected": lambda: plain().select([1], [2, 0]),
 }
 NAMES = sorted([*mechanisms(), *MADE])

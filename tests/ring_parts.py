@@ -15,7 +15,7 @@ from ring_tools import BIASES, LAYOUTS, MASKS, NORMALIZERS, case, check, check_i
 
 @case
 def compiled_kernels_compute_chunks():
-    """All of them, forward and backward, where `Terms` does not refuse; learned biases and sinks too."""
+    """All of them, forward and backward, where `KernelProblem` does not refuse; learned biases and sinks too."""
     drawn = random.Random(1)
     biases = {name: make for name, make in BIASES.items() if name not in ("shaw", "transformer_xl")}
     biases["table"], all_used = lambda: rg.LearnedTable(4, reach=3), []
@@ -84,7 +84,10 @@ def whole_chunks_use_the_fused_backward_pass():
 @case
 def the_same_weights_are_dropped_as_in_one_process():
     """Whatever the number of ranks, the layout and the way of a chunk: the seed is that of rank 0."""
-    n, kernel_scores = 130, rg.Attention(rg.KernelScore(), normalizer=rg.SumNormalizer(), mask=rg.causal(), dropout=0.4)
+    n, kernel_scores = (
+        130,
+        rg.Attention(rg.FeatureScore(), normalizer=rg.SumNormalizer(), mask=rg.causal(), dropout=0.4),
+    )
     torch.manual_seed(4)
     masks = rg.causal(), rg.window(9) | rg.global_tokens([0, 60]), rg.documents([50, 80]), rg.padding([n - 3, 2])
     attentions = [rg.Attention(mask=mask, bias=rg.T5Bias(4), dropout=0.3) for mask in masks]

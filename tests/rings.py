@@ -127,7 +127,7 @@ def positions_that_start_elsewhere():
 def kernels_are_merged_by_their_sums():
     q, k, v = (some(2, 4, 21, 6, seed=n) for n in range(3))
     for mask in (rg.causal(), rg.window(4), rg.padding([0, 9])):
-        attention = rg.Attention(rg.KernelScore(), normalizer=rg.SumNormalizer(), mask=mask)
+        attention = rg.Attention(rg.FeatureScore(), normalizer=rg.SumNormalizer(), mask=mask)
         check(attention, q, k, v, rg.Ring(layout="zigzag"))
 
 
@@ -225,9 +225,9 @@ def any_weight_on_demand():
         assert mine.shape == whole.shape
         for index in ((0, 3, n // 2), (slice(None), [1, 0], -1, slice(3, 15)), (1, 2, [7, 7, 0], [20, 0, 3]), ...):
             torch.testing.assert_close(mine[index], whole[index], **CLOSE)
-        folds = (rg.Entropy(), rg.KeyTotals(), rg.Distance(), rg.MassOn([0, 4]), rg.Pool(4, 5), rg.Similarity())
-        for one, other in zip(mine.summarize(*folds), whole.summarize(*folds), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)  # folds add up in float32
+        reductions = (rg.Entropy(), rg.KeyTotals(), rg.Distance(), rg.MassOn([0, 4]), rg.Pool(4, 5), rg.Similarity())
+        for one, other in zip(mine.summarize(*reductions), whole.summarize(*reductions), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)  # reductions add up in float32
         torch.testing.assert_close(mine.top(2).weights, whole.top(2).weights)
         torch.testing.assert_close(ring.gather(mine.row_statistic[0]), whole.row_statistic[0], **CLOSE)
 
@@ -357,7 +357,7 @@ class Tempered(rg.Score):
     def __init__(self, temperature):
         self.temperature = temperature
 
-    def check(self, sizes, key_width):
+    def check(self, sizes, key_dim):
         """Any size is right."""
 
     def tile(self, query, key, grid):

@@ -82,7 +82,7 @@ def score_errors(problem, u):
     attention = problem.attention
     moved = 0 if attention.position is None else POSITION * len(getattr(attention.position, "parts", "1"))
     score = attention.score
-    if isinstance(score, rg.KernelScore):
+    if isinstance(score, rg.FeatureScore):
         total = kernel_errors(problem, u)
     elif score.scale(problem.sizes.D) is None:
         own = u * (moved + PROJECTION) + (problem.sizes.D + 3) * FLOAT32
@@ -162,8 +162,8 @@ def kernel_errors(problem, u):
 def feature_roundings(features, x):
     """The error of w.x - |x|^2 / 2 - log m and of its exponential, in units of u; (..., n, 1)."""
     size = x.norm(dim=-1, keepdim=True)
-    product = features.frequencies.norm(dim=-1).max() * size * features.width**-0.25
-    return 4 * product + 4 * (size.square() / (2 * features.width**0.5) + math.log(features.num_features)) + 2
+    product = features.frequencies.norm(dim=-1).max() * size * features.head_dim**-0.25
+    return 4 * product + 4 * (size.square() / (2 * features.head_dim**0.5) + math.log(features.num_features)) + 2
 
 
 def bias_errors(bias, problem, u):
@@ -171,8 +171,8 @@ def bias_errors(bias, problem, u):
     if isinstance(bias, rg.ShawBias):
         return (u + (problem.sizes.D + 3) * FLOAT32) * query * bias.keys.norm(dim=-1).max() * abs(bias.scale)
     if isinstance(bias, rg.TransformerXLBias):
-        own, scale = u + (2 * bias.width + 6) * FLOAT32, bias.width**-0.5
-        waves = (bias.width / 2) ** 0.5 * torch.linalg.matrix_norm(bias.projection, 2)[:, None, None]
+        own, scale = u + (2 * bias.head_dim + 6) * FLOAT32, bias.head_dim**-0.5
+        waves = (bias.head_dim / 2) ** 0.5 * torch.linalg.matrix_norm(bias.projection, 2)[:, None, None]
         distance = (query + bias.distance.norm(dim=-1)[..., None]) * waves
         return own * scale * (distance + key * bias.content.norm(dim=-1)[..., None])
     if isinstance(bias, rg.Softcap):

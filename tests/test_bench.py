@@ -18,7 +18,7 @@ import regard as rg
 from extras import needs_transformers
 from regard.bench import case as bench_case
 from regard.bench import measure
-from regard.bench.case import Aim, Case, Setting, Side, allowed_pairs, prepared, random_inputs
+from regard.bench.case import Aim, BenchSettings, Case, Side, allowed_pairs, prepared, random_inputs
 from regard.bench.cases import GROUPS, cases, selected
 from regard.bench.peers import sdpa
 from regard.bench.peers.package import Package
@@ -261,7 +261,7 @@ def test_one_call_a_document_is_the_packed_attention():
 
 @pytest.mark.parametrize("full", [False, True])
 def test_every_case_has_a_law_that_is_known(full):
-    found = cases(Setting(full=full))
+    found = cases(BenchSettings(full=full))
     assert [group for group in dict.fromkeys(c.group for c in found)] == list(GROUPS)
     assert len({c.work for c in found}) == len(found)
     for one in found:
@@ -299,7 +299,7 @@ def test_recurrent_peers_are_ours(monkeypatch):
     monkeypatch.setattr(recurrent, "HEADS", 2)
     monkeypatch.setattr(recurrent, "WIDTH", 8)
     monkeypatch.setattr(recurrent, "SSM", (2, 4, 8))
-    setting = Setting()
+    setting = BenchSettings()
     peers = {one.work: one.peers for one in recurrent.cases(setting)}
     assert sum(map(len, peers.values())) == 5
     for make, ours, theirs in (
@@ -318,7 +318,7 @@ def test_peers_of_convolutions_are_ours(monkeypatch):
 
     for name in ("CHANNELS", "LENGTH", "LONG_CHANNELS", "LONG_LENGTH"):
         monkeypatch.setattr(convolutions, name, 5 if "CHANNELS" in name else 40)
-    for one in convolutions.cases(Setting()):
+    for one in convolutions.cases(BenchSettings()):
         inputs = one.inputs()
         for side in one.peers:
             compare(tensors_of(one.ours(*inputs)(*inputs)), side.build(*inputs)(*inputs), 1e-4)
@@ -333,7 +333,7 @@ def test_peers_of_composites_are_ours(monkeypatch):
     monkeypatch.setattr(composites, "LENGTH", 64)
     monkeypatch.setattr(composites, "SEGMENT", 24)
     monkeypatch.setattr(composites, "WIDTH", 8)
-    found = list(composites.cases(Setting()))
+    found = list(composites.cases(BenchSettings()))
     assert len({one.mechanism for one in found}) == 8
     for one in found:
         inputs = one.inputs()
@@ -345,7 +345,7 @@ def test_peers_of_composites_are_ours(monkeypatch):
 
 def test_rows_of_selected_keys_agree_with_their_formulas(monkeypatch):
     monkeypatch.setattr(selected, "LENGTH", 1024)
-    for case in selected.cases(Setting()):
+    for case in selected.cases(BenchSettings()):
         inputs = case.inputs()
         (peer,) = case.peers
         ours, theirs = (prepared(build, False, inputs)() for build in (case.builds_ours, peer.build))
@@ -355,7 +355,7 @@ def test_rows_of_selected_keys_agree_with_their_formulas(monkeypatch):
 
 def test_a_gpu_has_rows_of_softmax_and_statistics_against_the_same_peers(monkeypatch):
     """SDPA, FlexAttention and the dense formula; what can run without a GPU agrees on small inputs."""
-    found = cases(Setting("cuda"), ("softmax", "statistics"))
+    found = cases(BenchSettings("cuda"), ("softmax", "statistics"))
     assert {one.group for one in found} == {"softmax", "statistics"}
     for one in found:
         names = [side.name for side in one.peers]
@@ -450,10 +450,10 @@ def test_goals_are_those_of_the_vector_width(monkeypatch):
     for level, goals in (("avx512", (Aim("faster", 2.0),)), ("avx2", (Aim("faster", 1.15),)), ("baseline", ())):
         found = library.Library(None, library.LEVELS.index(level))
         monkeypatch.setattr(bench_case, "load", lambda found=found: found)
-        assert Setting().aims("faster", 2.0, 1.15) == goals
-        assert Setting("cuda").aims("faster", 2.0, 1.15) == ()
+        assert BenchSettings().aims("faster", 2.0, 1.15) == goals
+        assert BenchSettings("cuda").aims("faster", 2.0, 1.15) == ()
     monkeypatch.setattr(bench_case, "load", lambda: None)
-    assert Setting().aims("faster", 2.0, 1.15) == ()
+    assert BenchSettings().aims("faster", 2.0, 1.15) == ()
 
 
 def test_groups_take_turns():

@@ -80,7 +80,7 @@ def test_the_last_query_stands_at_the_last_key(cache, mask, before, queries, gra
     """One query for several new keys is the last of them; more queries than new keys reach back, or are refused."""
     new, pieces = 3, {}
     if isinstance(cache, rg.RecurrentCache):
-        pieces = {"score": rg.KernelScore(), "normalizer": rg.SumNormalizer()}
+        pieces = {"score": rg.FeatureScore(), "normalizer": rg.SumNormalizer()}
     own = rg.causal() if mask is not None else None
     q, k, v = torch.randn(3, 2, 2, 12, 4, dtype=torch.float64).requires_grad_(grad)
     length = before + new

@@ -93,9 +93,11 @@ def test_a_wrong_item_is_named_and_not_its_dict(mistake, said):
 
 def test_a_signature_shows_no_address_and_no_long_default():
     @checked
-    def fold(size: int, also: Callable[[int], int] = lambda n: n, names: tuple[str, ...] = ("abcdefgh",) * 9) -> None:
+    def reduction(
+        size: int, also: Callable[[int], int] = lambda n: n, names: tuple[str, ...] = ("abcdefgh",) * 9
+    ) -> None:
         """A function with such defaults."""
 
     with pytest.raises(RegardError, match=r"also: .* = \.\.\., names: .* = \.\.\.\)") as error:
-        fold("x")
+        reduction("x")
     assert " at 0x" not in str(error.value)

@@ -96,7 +96,7 @@ main(["list"])
 def test_a_length_that_no_machine_holds_is_refused(name):
     said = " ".join(run("plan", name, "--length", "99999999999", status=2).stderr.split())
     assert "99,999,999,999 tokens need" in said and "smaller --length" in said
-    assert "GB" in run("plan", name, "--width", "99999999999", status=2).stderr
+    assert "GB" in run("plan", name, "--head-dim", "99999999999", status=2).stderr
 
 
 def test_mistakes_are_one_line_and_ctrl_c_is_silent(monkeypatch):
@@ -147,7 +147,7 @@ def test_the_picture_marks_what_is_forbidden():
 
 @pytest.mark.parametrize("name", mechanisms())
 def test_plan_fills_in_what_follows_from_the_size(name):
-    printed = " ".join(run("plan", name, "--length", "300", "--width", "16").stdout.split())
+    printed = " ".join(run("plan", name, "--length", "300", "--head-dim", "16").stdout.split())
     assert "300 queries, 300 keys" in printed and "engine is chosen" in printed
 
 

@@ -154,7 +154,7 @@ def test_a_ring_cache_in_any_chunks_is_a_window(data, size, sinks, length):
 @drawn
 @given(data=st.data(), length=st.integers(1, 40))
 def test_recurrent_decoding_in_any_chunks_is_one_call(data, length):
-    attention = rg.Attention(rg.KernelScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
+    attention = rg.Attention(rg.FeatureScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
     width = data.draw(st.sampled_from(WIDTHS))
     q, k, v = (drawn_tensor(data.draw, 2, 2, length, width) for _ in range(3))
     whole = attention(q, k, v, engine="reference").output

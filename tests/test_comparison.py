@@ -20,7 +20,7 @@ pytest.importorskip("pydantic")
 pytest.importorskip("sacrebleu")
 
 from regard import seq2seq
-from regard.cli.study import Wish, command_of, seeds_of, study_of
+from regard.cli.study import StudyOptions, command_of, seeds_of, study_of
 from regard.data import nearest
 from regard.errors import RegardError
 from regard.seq2seq.comparison import pruning, trials, workers
@@ -35,7 +35,7 @@ TINY = ("model.width=16", "data.size=60", "validation.sentences=4")
 
 
 def tiny(steps=6, systems="none,bahdanau", **options):
-    return study_of(Wish(TINY, data="grammar", systems=systems, steps=steps, **options))
+    return study_of(StudyOptions(TINY, data="grammar", systems=systems, steps=steps, **options))
 
 
 def read(path):
@@ -46,7 +46,7 @@ def read(path):
 
 
 def test_defaults_are_the_seven_systems_with_the_recipe_and_one_budget():
-    study = study_of(Wish())
+    study = study_of(StudyOptions())
     labels = ["none", "bahdanau", "luong_dot", "luong_general", "luong_concat", "hybrid", "transformer"]
     assert [entry.label for entry in study.systems] == labels
     config = study.config
@@ -56,24 +56,30 @@ def test_defaults_are_the_seven_systems_with_the_recipe_and_one_budget():
 
 
 def test_presets_yield_to_what_is_said():
-    quick = study_of(Wish(preset="quick", systems="none,hybrid", seeds="2", steps=9))
+    quick = study_of(StudyOptions(preset="quick", systems="none,hybrid", seeds="2", steps=9))
     assert [entry.label for entry in quick.systems] == ["none", "hybrid"]
     assert (quick.seeds, quick.config.training.budget) == ((1, 2), ("steps", 9.0))
     assert (quick.config.data.corpus, quick.config.model.width) == ("grammar", 64)
-    assert study_of(Wish(preset="quick", data="bible-en-fr")).config.data.corpus == "bible-en-fr"
-    assert study_of(Wish(preset="quick")).seeds == study_of(Wish(preset="quick", heads="1,4")).seeds == (1, 2, 3)
-    assert study_of(Wish(preset="quick")).config.training.budget[0] == "steps", "the same result on a busy machine"
-    heads = study_of(Wish(preset="quick", heads="1,4,8,16"))
+    assert study_of(StudyOptions(preset="quick", data="bible-en-fr")).config.data.corpus == "bible-en-fr"
+    assert (
+        study_of(StudyOptions(preset="quick")).seeds
+        == study_of(StudyOptions(preset="quick", heads="1,4")).seeds
+        == (1, 2, 3)
+    )
+    assert study_of(StudyOptions(preset="quick")).config.training.budget[0] == "steps", (
+        "the same result on a busy machine"
+    )
+    heads = study_of(StudyOptions(preset="quick", heads="1,4,8,16"))
     assert [entry.settings["num_heads"] for entry in heads.systems] == [1, 4, 8, 16]
     assert (heads.config.data.corpus, heads.config.model.width, heads.config.training.steps) == ("grammar", 64, 600)
-    full = study_of(Wish(preset="full"))
+    full = study_of(StudyOptions(preset="full"))
     assert len(full.trials(folder := comparison.Path("x"))) == 21
     assert full.trials(folder)[7].seed == 2, "all systems with one seed come before any with the next"
 
 
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_sweeps_change_one_thing_and_every_variant_can_be_built(sweep):
-    study = study_of(Wish(**{sweep: True if sweep in ("prune", "scaled") else ",".join(SWEEPS[sweep])}))
+    study = study_of(StudyOptions(**{sweep: True if sweep in ("prune", "scaled") else ",".join(SWEEPS[sweep])}))
     check_study(study)
     configs = [study.config_of(entry, 1) for entry in study.systems]
     for config in configs:
@@ -85,27 +91,27 @@ def test_sweeps_change_one_thing_and_every_variant_can_be_built(sweep):
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_a_sweep_has_three_seeds_unless_told(sweep):
     value = True if sweep in ("prune", "scaled") else ",".join(SWEEPS[sweep])
-    assert study_of(Wish(**{sweep: value})).seeds == (1, 2, 3)
-    assert study_of(Wish(**{sweep: value}, seeds="1,")).seeds == (1,)
-    assert study_of(Wish()).seeds == (1,)
+    assert study_of(StudyOptions(**{sweep: value})).seeds == (1, 2, 3)
+    assert study_of(StudyOptions(**{sweep: value}, seeds="1,")).seeds == (1,)
+    assert study_of(StudyOptions()).seeds == (1,)
 
 
 @pytest.mark.parametrize(
     "wish, said",
     [
-        (Wish(systems="none,bahdanu"), "Did you mean 'bahdanau'"),
-        (Wish(systems="none,none"), "none cannot be compared"),
-        (Wish(preset="quik"), "Did you mean 'quick'"),
-        (Wish(heads="1,3"), "the number of heads must divide 128"),
-        (Wish(heads="many"), "Give whole numbers"),
-        (Wish(heads="1", positions="rope"), "two questions"),
-        (Wish(positions="ropes"), "Did you mean 'rope'"),
-        (Wish(heads="2", systems="transformer,hybrid"), "changes one system"),
-        (Wish(minutes=1.0, steps=2), "cannot both be the budget"),
-        (Wish(seeds="some"), "how many, as 3"),
-        (Wish(seeds="1,1"), "each seed once"),
-        (Wish(source=comparison.Path("a.en")), "belong together"),
-        (Wish(("model.widht=3",)), "Did you mean 'width'"),
+        (StudyOptions(systems="none,bahdanu"), "Did you mean 'bahdanau'"),
+        (StudyOptions(systems="none,none"), "none cannot be compared"),
+        (StudyOptions(preset="quik"), "Did you mean 'quick'"),
+        (StudyOptions(heads="1,3"), "the number of heads must divide 128"),
+        (StudyOptions(heads="many"), "Give whole numbers"),
+        (StudyOptions(heads="1", positions="rope"), "two questions"),
+        (StudyOptions(positions="ropes"), "Did you mean 'rope'"),
+        (StudyOptions(heads="2", systems="transformer,hybrid"), "changes one system"),
+        (StudyOptions(minutes=1.0, steps=2), "cannot both be the budget"),
+        (StudyOptions(seeds="some"), "how many, as 3"),
+        (StudyOptions(seeds="1,1"), "each seed once"),
+        (StudyOptions(source=comparison.Path("a.en")), "belong together"),
+        (StudyOptions(("model.widht=3",)), "Did you mean 'width'"),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_trained(wish, said):
@@ -119,7 +125,7 @@ def test_seeds_are_a_number_or_a_list():
 
 
 def test_the_command_says_all_that_was_said(tmp_path):
-    wish = Wish(("model.width=64",), data="grammar", heads="1,2", minutes=0.5, train_words=9)
+    wish = StudyOptions(("model.width=64",), data="grammar", heads="1,2", minutes=0.5, train_words=9)
     command = command_of(wish, tmp_path)
     for word in ("--data grammar", "--heads 1,2", "--minutes 0.5", "--train-words 9", "model.width=64", str(tmp_path)):
         assert word in command
@@ -140,7 +146,7 @@ def test_training_short_leaves_the_test_long():
 def test_near_duplicates_can_be_left_out_of_the_test_alone(tmp_path):
     lines = [f"x{n} y{n} z{n}\tu{n}" if n % 2 else f"a b c d {n}\tv{n}" for n in range(80)]
     (tmp_path / "pairs.tsv").write_text("\n".join(lines))
-    wish = Wish((*TINY, "tokenizer.kind=words"), data=str(tmp_path / "pairs.tsv"), steps=4)
+    wish = StudyOptions((*TINY, "tokenizer.kind=words"), data=str(tmp_path / "pairs.tsv"), steps=4)
     whole, strict = (study_of(replace(wish, without_near=flag)) for flag in (False, True))
     all_pairs, kept = whole.corpus(), strict.corpus()
     assert kept.train == all_pairs.train and kept.valid == all_pairs.valid
@@ -161,8 +167,8 @@ def test_near_duplicates_can_be_left_out_of_the_test_alone(tmp_path):
 @pytest.mark.parametrize(("corpus", "kind"), [("grammar", "words"), ("bible-en-fr", "bpe")])
 def test_a_comparison_names_its_kind_of_tokenizer(corpus, kind):
     """Comparisons of older versions name it, too, so they go on with the command that began them."""
-    assert study_of(Wish(data=corpus)).config.tokenizer.kind == kind
-    assert study_of(Wish(("tokenizer.kind=unigram",), data=corpus)).config.tokenizer.kind == "unigram"
+    assert study_of(StudyOptions(data=corpus)).config.tokenizer.kind == kind
+    assert study_of(StudyOptions(("tokenizer.kind=unigram",), data=corpus)).config.tokenizer.kind == "unigram"
 
 
 def test_a_comparison_begun_before_a_key_existed_goes_on(tmp_path):
@@ -198,7 +204,7 @@ def test_a_folder_goes_on_with_the_same_comparison_and_refuses_another_by_name(t
 
 
 def test_a_folder_whose_vocabularies_could_not_be_learned_is_free_again(tmp_path):
-    wish = Wish((*TINY, "tokenizer.target_size=99999"), data="grammar", systems="none", steps=6)
+    wish = StudyOptions((*TINY, "tokenizer.target_size=99999"), data="grammar", systems="none", steps=6)
     with pytest.raises(RegardError, match="vocabulary of 99999"):
         open_study(study_of(wish), tmp_path)
     assert not list(tmp_path.iterdir())
@@ -297,7 +303,7 @@ def test_a_changed_corpus_is_noticed(tmp_path):
 
 def test_pruning_removes_heads_in_three_orders_and_one_by_one(tmp_path, monkeypatch):
     monkeypatch.setattr(pruning, "SHARES", (0.0, 0.5, 1.0))
-    study = study_of(Wish((*TINY, "model.num_heads=2", "model.layers=1"), data="grammar", prune=True, steps=4))
+    study = study_of(StudyOptions((*TINY, "model.num_heads=2", "model.layers=1"), data="grammar", prune=True, steps=4))
     open_study(study, tmp_path)
     assert run_trial(tmp_path, "transformer", 1)
     found = read(tmp_path / "trials" / "transformer-1" / "pruning.json")
@@ -377,7 +383,7 @@ def race(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "PAUSE", 0.02)
 
     def made(*names, seeds=(1,)):
-        study = study_of(Wish(systems=",".join(names), seeds=",".join(map(str, [*seeds, ""]))))
+        study = study_of(StudyOptions(systems=",".join(names), seeds=",".join(map(str, [*seeds, ""]))))
         return tmp_path, workers.progress_of(study.trials(tmp_path))
 
     return made

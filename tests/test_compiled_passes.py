@@ -11,12 +11,12 @@ from kernels import needs_kernel
 from miniatures import LLAMA, V, sharpened
 from regard.engine.kernel.library import load_fast
 from regard.hf.capture.kernel_statistic import KernelStatistic
-from regard.maps import compiled_folds
+from regard.maps import compiled_reductions
 from regard.maps.scored_map import ScoredMap
 from regard.stats import mask_findings, profile, text_statistics, value_weighted
 from regard.stats.text_reading import TextReading
 from regard.versions import shares_key_heads
-from regard.viewer import page_folds
+from regard.viewer import page_reductions
 from regard.viewer.sheet import Sheet
 
 pytestmark = [needs_kernel, pytest.mark.skipif(load_fast() is None, reason="the kernels are slow here")]
@@ -50,7 +50,7 @@ def no_tiles(monkeypatch):
 
 def on_tiles(monkeypatch, compute):
     with monkeypatch.context() as patch:
-        patch.setattr(compiled_folds, "FEWEST_PAIRS", 1 << 60)
+        patch.setattr(compiled_reductions, "FEWEST_PAIRS", 1 << 60)
         patch.setattr(rg.AttentionMap, "tiles", TILES)
         return compute()
 
@@ -73,12 +73,15 @@ def close(one, other):
 
 @pytest.mark.usefixtures("no_tiles")
 def test_statistics_of_a_watch(model, monkeypatch):
-    _, seen = watched(model, keep="statistics", folds=STATISTICS)
-    _, expected = on_tiles(monkeypatch, lambda: watched(model, keep="statistics", folds=STATISTICS))
+    _, seen = watched(model, keep="statistics", reductions=STATISTICS)
+    _, expected = on_tiles(monkeypatch, lambda: watched(model, keep="statistics", reductions=STATISTICS))
     for name, statistics in seen.statistics.items():
-        for fold in STATISTICS:
-            one, other = (s.of(fold) for s in (statistics, expected.statistics[name]))
-            close(one.weights if isinstance(one, rg.Links) else one, other[0] if isinstance(one, rg.Links) else other)
+        for reduction in STATISTICS:
+            one, other = (s.of(reduction) for s in (statistics, expected.statistics[name]))
+            close(
+                one.weights if isinstance(one, rg.RowLinks) else one,
+                other[0] if isinstance(one, rg.RowLinks) else other,
+            )
 
 
 @pytest.mark.usefixtures("no_tiles")
@@ -115,12 +118,14 @@ def test_value_weighted_norms(model, monkeypatch):
 @pytest.mark.parametrize("level", [0, 5])
 @pytest.mark.usefixtures("no_tiles")
 def test_the_page(model, monkeypatch, level):
-    """Its cells and offsets are folds of the same pass as the profile: thumbnails, and the pyramid of a long text."""
+    """Its cells and offsets are reductions of the same pass as the profile: thumbnails, and the pyramid of a long
+    text.
+    """
     monkeypatch.setattr("regard.viewer.sheet.base_level", lambda I, J: level)
     _, seen = watched(model)
 
     def sheet():
-        return TextReading.of("", seen.maps, NAMES, also=page_folds)
+        return TextReading.of("", seen.maps, NAMES, also=page_reductions)
 
     mine, theirs = sheet(), on_tiles(monkeypatch, sheet)
     Sheet.of(mine)

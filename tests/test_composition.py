@@ -9,7 +9,7 @@ import torch
 
 import regard as rg
 from regard.hf import head_weights
-from regard.stats import HeadWeights, Role, head_composition
+from regard.stats import HeadMatrices, Role, head_composition
 
 KINDS = ("Q", "K", "V")
 
@@ -17,7 +17,7 @@ KINDS = ("Q", "K", "V")
 def drawn(layers=2, heads=3, width=16, D=4):
     parts = lambda *shape: torch.randn(heads, *shape, dtype=torch.float64)  # noqa: E731
     return [
-        HeadWeights(n, parts(width, D), parts(width, D), parts(width, D), parts(D, width))
+        HeadMatrices(n, parts(width, D), parts(width, D), parts(width, D), parts(D, width))
         for n in range(0, 2 * layers, 2)
     ]
 
@@ -128,11 +128,11 @@ def test_laws_of_order_scale_and_rotation():
     layers = drawn()
     order = [2, 0, 1]
     turn = torch.linalg.qr(torch.randn(16, 16, dtype=torch.float64)).Q
-    moved = HeadWeights(2, *(getattr(layers[1], side)[order] for side in ("query", "key", "value", "output")))
+    moved = HeadMatrices(2, *(getattr(layers[1], side)[order] for side in ("query", "key", "value", "output")))
     turned = []
     for one in layers:
         inputs = (turn @ getattr(one, side) * 3 for side in ("query", "key", "value"))
-        turned.append(HeadWeights(one.layer, *inputs, one.output @ turn.mT))
+        turned.append(HeadMatrices(one.layer, *inputs, one.output @ turn.mT))
     for kind in KINDS:
         scores = head_composition(layers, kind).scores
         permuted = head_composition([layers[0], moved], kind).scores
@@ -161,7 +161,7 @@ def test_mistakes_are_explained():
         (lambda: head_composition(layers, "k"), "no kind 'k'"),
         (lambda: head_composition(layers[:1]), "at least two layers"),
         (lambda: head_composition(layers[::-1]), "in order"),
-        (lambda: HeadWeights(0, *[torch.zeros(1, 4, 2)] * 4), r"output \(1, E, 4\); got"),
+        (lambda: HeadMatrices(0, *[torch.zeros(1, 4, 2)] * 4), r"output \(1, E, 4\); got"),
         (lambda: rg.composition(gpt2(), layers=[0, 7]), "the model has the layers 0, 1, 2"),
         (lambda: rg.composition(torch.nn.Linear(2, 2)), "no heads were found"),
         (lambda: rg.composition(bloom), "have no known names"),

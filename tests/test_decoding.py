@@ -193,7 +193,7 @@ MODELS |= {
     "bahdanau, 2 heads": ("bahdanau", {"attention": "multi_head", "bridge_heads": 2}),
     "luong without feeding": ("luong_general", {"input_feeding": False}),
     "transformer, post, swiglu": ("transformer", {"norm": "post", "activation": "swiglu"}),
-    "transformer, shared keys": ("transformer", {"num_key_heads": 1, "positions": "rope"}),
+    "transformer, shared keys": ("transformer", {"num_key_value_heads": 1, "positions": "rope"}),
     "transformer, alibi": ("transformer", {"positions": "alibi"}),
     "transformer, t5": ("transformer", {"positions": "t5"}),
     "transformer, learned": ("transformer", {"positions": "learned"}),
@@ -203,7 +203,7 @@ MODELS |= {
 
 def real_model(name, options):
     heads = {"num_heads": 2} if SYSTEMS[name].has_heads else {}
-    model = build(name, source_size=11, target_size=9, width=8, **heads, **options).double().eval()
+    model = build(name, source_size=11, target_size=9, head_dim=8, **heads, **options).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2)  # fresh weights look everywhere and say everything nearly alike

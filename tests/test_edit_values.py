@@ -12,7 +12,7 @@ import torch
 import regard as rg
 from regard import RegardError
 from regard.edits.indices import Indices
-from regard.edits.pairs import KnockedOut, Pairs, Steered
+from regard.edits.pairs import AddedToScores, KnockedOut, Pairs
 from regard.spans import INFINITY
 
 transformers = pytest.importorskip("transformers")
@@ -89,7 +89,7 @@ def test_given_rows_are_the_rows_of_the_map(model):
     by_head = torch.stack([rows, rows.flip(0)])
     seen = run(model, rg.ReplaceWeights(where, by_head))
     torch.testing.assert_close(seen[1][0, [3, 0]][:, [8, 5]], by_head)
-    plain = run(model, rg.Edits())
+    plain = run(model, rg.EditSequence())
     assert torch.equal(seen[1][0, 1], plain[1][0, 1])
 
 
@@ -115,7 +115,7 @@ def test_uniform_rows_share_the_allowed_keys(model):
 
 
 def test_rows_that_may_attend_to_none_of_the_shared_keys_keep_their_weights(model):
-    plain = run(model, rg.Edits())[0].dense()
+    plain = run(model, rg.EditSequence())[0].dense()
     seen = run(model, rg.ReplaceWeights(rg.Where(layers=0, keys=[3, 5]), "uniform"))[0].dense()
     assert torch.equal(seen[:, :, :3], plain[:, :, :3])
     torch.testing.assert_close(seen[0, 0, 4:6, 3:6], torch.tensor([[1.0, 0, 0], [0.5, 0, 0.5]]))
@@ -134,9 +134,9 @@ def test_uniform_rows_and_gates_of_a_model_in_float64_are_float64(model):
 
 
 TYPED = [
-    "Edits()",
+    "EditSequence()",
     "KnockOut(Where(heads='L5.H3', queries='it', keys='animal'))",
-    "KnockOut(Where(layers=[1, 2], keys=slice(0, 4)), renormalize=False) & Steer(Where(roles='induction'), -2.5)",
+    "KnockOut(Where(layers=[1, 2], keys=slice(0, 4)), renormalize=False) & AddToScores(Where(roles='induction'), -2.5)",
     "ScaleWeights(Where(), 0.5) & ReplaceWeights(Where(queries=[1, slice(4, None)]), 'uniform')",
 ]
 
@@ -163,7 +163,7 @@ def test_heads_are_pairs_of_a_layer_and_a_head(model):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_tensors_of_an_edit_are_saved_exactly(tmp_path, dtype):
     rows = torch.rand(3, 4, 5).softmax(-1).to(dtype)
-    edit = rg.ReplaceWeights(rg.Where(layers=1), rows) & rg.Patch(rg.Where(layers=0), source={0: rows[None]})
+    edit = rg.ReplaceWeights(rg.Where(layers=1), rows) & rg.ActivationPatch(rg.Where(layers=0), source={0: rows[None]})
     file = tmp_path / "edit.safetensors"
     for text in (edit.to_json(), edit.to_json(tensors=file)):
         json.loads(text)
@@ -182,10 +182,10 @@ MISTAKES = [
     (lambda: rg.KnockOut(rg.Where(layers=["model.layers.1.*", "model.layer.0"])), "names layer 'model.layer.0'"),
     (lambda: rg.KnockOut(rg.Where(keys=slice(0, 4, 0))), "the step is at least 1"),
     (lambda: rg.KnockOut(rg.Where(queries=slice("it", None))), "are integers or None"),
-    (lambda: rg.Steer(rg.Where(), 10**400), "amount"),
+    (lambda: rg.AddToScores(rg.Where(), 10**400), "amount"),
     (lambda: rg.KnockOut(rg.Where(layers=1, heads=4)), "selects head 4, and model.layers.1.self_attn has heads 0 to 3"),
     (lambda: rg.KnockOut(rg.Where(queries=12)), "selected nothing: the run had queries 0 to 11"),
-    (lambda: rg.Steer(rg.Where(keys=[40, 50]), 1.0), "selected nothing: the run had keys 0 to 11"),
+    (lambda: rg.AddToScores(rg.Where(keys=[40, 50]), 1.0), "selected nothing: the run had keys 0 to 11"),
     (lambda: rg.KnockOut(rg.Where(queries=3, keys=7)), "selected nothing: the mask"),
     (
         lambda: rg.KnockOut(rg.where("L1.H3: it -> animal")),
@@ -210,7 +210,7 @@ MISTAKES = [
     (lambda: rg.KnockOut(rg.where("L1.H3: it")), "a selection is 'L5.H3: it -> animal'"),
     (lambda: rg.KnockOut(rg.where("")), "a selection is"),
     (lambda: rg.KnockOut(rg.where("L1, L1.H3: * -> #1")), "give heads, or layers, or roles"),
-    (lambda: rg.Steer(rg.Where(), float("-inf")), "must be a finite number. KnockOut removes pairs"),
+    (lambda: rg.AddToScores(rg.Where(), float("-inf")), "must be a finite number. KnockOut removes pairs"),
     (lambda: rg.KnockOut(rg.Where()) & rg.Where(), "both sides must be edits"),
     (lambda: rg.ReplaceWeights(rg.Where(), "equal"), "weights are a tensor, a map or 'uniform'"),
     (lambda: rg.ReplaceWeights(rg.Where(), torch.full((12, 12), 0.2)), "sums to 2.4, and must sum to 1"),
@@ -223,9 +223,12 @@ MISTAKES = [
     (lambda: rg.ReplaceWeights(rg.Where(heads=[1, 2, 3]), torch.eye(12).expand(2, 12, 12)), "weights of 2 heads"),
     (lambda: rg.ReplaceWeights(rg.Where(), torch.eye(12).expand(3, 4, 12, 12)), "weights of 3 batch entries"),
     (lambda: rg.ReplaceWeights(rg.Where(layers=1), {0: torch.eye(12)}), "has no layer 'model.layers.1.self_attn'"),
-    (lambda: rg.Patch(rg.Where(), part="weights", source=torch.ones(1)), "Known names: key, output, query, value"),
-    (lambda: rg.Patch(rg.Where()), "give the run to patch from"),
-    (lambda: rg.Patch(rg.Where(keys=1), source=torch.ones(1)), "select queries, not keys"),
+    (
+        lambda: rg.ActivationPatch(rg.Where(), part="weights", source=torch.ones(1)),
+        "Known names: key, output, query, value",
+    ),
+    (lambda: rg.ActivationPatch(rg.Where()), "give the run to patch from"),
+    (lambda: rg.ActivationPatch(rg.Where(keys=1), source=torch.ones(1)), "select queries, not keys"),
 ]
 
 
@@ -250,7 +253,7 @@ def test_a_text_that_is_no_edit_is_refused(text):
 
 
 def test_numbers_that_json_does_not_have_are_refused():
-    patch = rg.Patch(rg.Where(heads=0), source=torch.tensor([[[[torch.nan]]]]))
+    patch = rg.ActivationPatch(rg.Where(heads=0), source=torch.tensor([[[[torch.nan]]]]))
     with pytest.raises(RegardError, match=r"to_json\(tensors=path\)"):
         patch.to_json()
 
@@ -347,7 +350,7 @@ def test_edits_of_scores_run_in_every_engine(engine, is_steered):
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 300, 8, dtype=torch.float32)
     knocked = KnockedOut(Pairs(Indices.of(1), Indices(((100, 250, 1),)), Indices(((20, 60, 1), (99, 200, 3)))))
-    steered = Steered(Pairs(Indices.of(0), Indices(((7, INFINITY, 1),)), Indices.of(3, 5)), 1.5)
+    steered = AddedToScores(Pairs(Indices.of(0), Indices(((7, INFINITY, 1),)), Indices.of(3, 5)), 1.5)
     attention = rg.Attention(mask=rg.causal() & knocked, bias=[steered] if is_steered else [])
     seen = attention(q, k, v, engine=engine)
     s = (q @ k.mT * 8**-0.5).double()

@@ -66,7 +66,7 @@ def test_drawn_edits_equal_dense_attention_with_the_edit_written_out(name, dense
     rng = random.Random(name)
     for _ in range(10):
         drawn_edits = [drawn(rng, N) for _ in range(rng.randint(1, 3))]
-        edit = rg.Edits(tuple(e for e, _ in drawn_edits))
+        edit = rg.EditSequence(tuple(e for e, _ in drawn_edits))
         dense.edits = [e for _, e in drawn_edits]
         with torch.no_grad():
             expected = expected_of(IDS).logits
@@ -81,7 +81,7 @@ def test_drawn_edits_equal_dense_attention_with_the_edit_written_out(name, dense
 
 
 def logits_of(model, edit=None, **options):
-    with torch.no_grad(), rg.edit(model, edit or rg.Edits(), **options):
+    with torch.no_grad(), rg.edit(model, edit or rg.EditSequence(), **options):
         return model(IDS).logits
 
 
@@ -109,7 +109,7 @@ def test_an_edit_that_changes_nothing_leaves_every_bit(llama):
     expected = llama(IDS).logits
     assert torch.equal(logits_of(llama), expected)
     halved = rg.ScaleWeights(EDIT.where, 0.5) & rg.ScaleWeights(EDIT.where, 2.0)
-    for edit in (halved, rg.Steer(rg.Where(), 1.7) & rg.Steer(rg.Where(), -1.7)):
+    for edit in (halved, rg.AddToScores(rg.Where(), 1.7) & rg.AddToScores(rg.Where(), -1.7)):
         torch.testing.assert_close(logits_of(llama, edit), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -146,7 +146,7 @@ def test_the_model_is_the_same_before_and_after(llama, error):
 
 def test_nested_edits_compose_and_a_watch_sees_the_weights_as_they_are(llama):
     first, second = (
-        rg.Steer(rg.Where(layers=0, keys=1), 2.0),
+        rg.AddToScores(rg.Where(layers=0, keys=1), 2.0),
         rg.KnockOut(rg.Where(layers=[0, 1], keys=0), renormalize=False),
     )
     expected = logits_of(llama, first & second)

@@ -56,8 +56,16 @@ def test_statistics_of_nothing(normalizer, sizes):
     B, I, J = sizes
     q, k, v = torch.randn(B, 2, I, 4), torch.randn(B, 2, J, 4), torch.randn(B, 2, J, 4)
     weights = rg.Attention(mask=rg.causal(), normalizer=normalizer)(q, k, v).weights
-    folds = (rg.Entropy(), rg.Distance(), rg.MassOn([]), rg.KeyTotals(), rg.Similarity(), rg.Pool(3, 3), rg.TopLinks(2))
-    entropy, distance, mass, received, similarity, pool, top = weights.summarize(*folds)
+    reductions = (
+        rg.Entropy(),
+        rg.Distance(),
+        rg.MassOn([]),
+        rg.KeyTotals(),
+        rg.Similarity(),
+        rg.Pool(3, 3),
+        rg.TopLinks(2),
+    )
+    entropy, distance, mass, received, similarity, pool, top = weights.summarize(*reductions)
     assert entropy.shape == distance.shape == mass.shape == (B, 2, I) and received.shape == (B, 2, J)
     assert similarity.shape == (B, 2, 2) and pool.shape == (B, 2, min(3, I), min(3, J))
     assert top.keys.shape == (B, 2, I, min(2, J))
@@ -108,7 +116,7 @@ def test_masks_of_nothing(sizes):
 @pytest.mark.parametrize("make", [rg.GrowingCache, lambda: rg.RingCache(9, sinks=1), rg.RecurrentCache])
 def test_a_cache_takes_no_tokens_as_none(make, mask):
     """Calls without new keys, or without queries, between others change nothing."""
-    pieces = {"score": rg.KernelScore(), "normalizer": rg.SumNormalizer()} if make is rg.RecurrentCache else {}
+    pieces = {"score": rg.FeatureScore(), "normalizer": rg.SumNormalizer()} if make is rg.RecurrentCache else {}
     attention, cache = rg.Attention(mask=mask, **pieces), make()
     q, k, v = torch.randn(3, 2, 2, 6, 4, dtype=torch.float64)
 
@@ -168,7 +176,7 @@ def test_no_rows_of_a_beam():
 def test_transformers_of_nothing(sizes, positions):
     B, T, S = sizes
     plan = TransformerConfig(8, num_heads=2, positions=positions)
-    model = Transformer(plan.encoder(1, vocabulary=9), plan.decoder(1, vocabulary=9))
+    model = Transformer(plan.encoder(1, vocab_size=9), plan.decoder(1, vocab_size=9))
     source, target = torch.zeros(B, S, dtype=torch.long), torch.zeros(B, T, dtype=torch.long)
     assert model(source, target, rg.padding(torch.ones(B, S).bool())).shape == (B, T, 8)
 

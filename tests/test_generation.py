@@ -198,7 +198,7 @@ def test_a_generation_that_continues_a_cache_or_embeddings():
     torch.testing.assert_close(seen.generation[1].dense(), whole[1], atol=1e-5, rtol=0)
 
 
-def test_folds_profiles_files_and_the_page_take_a_generation(tmp_path):
+def test_reductions_profiles_files_and_the_page_take_a_generation(tmp_path):
     for name in ("MistralForCausalLM", "GPT2LMHeadModel"):
         generation, _ = generated(build(name), tokens(7), attention_mask=PADDED, num_beams=2)
         weights, one = generation[0], generation.sequence(1)
@@ -236,7 +236,7 @@ def test_values_of_a_generation_are_those_of_one_pass():
 
 
 def test_statistics_of_a_generation_are_those_of_its_map():
-    folds = [rg.Entropy(), rg.KeyTotals(), rg.TopLinks(2), rg.Distance()]
+    reductions = [rg.Entropy(), rg.KeyTotals(), rg.TopLinks(2), rg.Distance()]
     for name in ("MistralForCausalLM", "T5ForConditionalGeneration"):
         model, ids = build(name), tokens(7)
         for options in (
@@ -245,17 +245,19 @@ def test_statistics_of_a_generation_are_those_of_its_map():
         ):
             with rg.watch(model) as seen:
                 model.generate(ids, **SIX, **options)
-            with rg.watch(model, keep="statistics", folds=folds) as kept:
+            with rg.watch(model, keep="statistics", reductions=reductions) as kept:
                 model.generate(ids, **SIX, **options)
             for path, weights in seen.generation.maps.items():
                 if path.startswith("encoder"):
                     continue
-                for fold, expected in zip(folds, weights.summarize(*folds), strict=True):
-                    if isinstance(fold, rg.Distance) and "EncDec" in path:
+                for reduction, expected in zip(reductions, weights.summarize(*reductions), strict=True):
+                    if isinstance(reduction, rg.Distance) and "EncDec" in path:
                         continue  # a query has no place among the tokens of the encoder
-                    found = kept.generation.statistics[path].of(fold)
-                    assert isinstance(fold, rg.TopLinks) or found.shape == expected.shape
-                    found, expected = (x.weights if isinstance(fold, rg.TopLinks) else x for x in (found, expected))
+                    found = kept.generation.statistics[path].of(reduction)
+                    assert isinstance(reduction, rg.TopLinks) or found.shape == expected.shape
+                    found, expected = (
+                        x.weights if isinstance(reduction, rg.TopLinks) else x for x in (found, expected)
+                    )
                     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
     with pytest.raises(rg.RegardError, match="only statistics were kept"):
         kept.generation.decoder[0].dense()

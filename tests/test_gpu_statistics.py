@@ -12,7 +12,7 @@ import torch
 
 import regard as rg
 from regard.engine.gpu.statistics import is_installed
-from regard.maps import gpu_folds
+from regard.maps import gpu_reductions
 
 HERE = Path(__file__).parent
 needs_triton = pytest.mark.skipif(not is_installed(), reason="Triton is not installed: pip install triton, on Linux")
@@ -45,8 +45,8 @@ def test_it_compiles_for_gpus(tmp_path):
 
 def test_without_triton_tiles_compute_them(monkeypatch):
     monkeypatch.setenv("REGARD_KERNEL", "off")
-    monkeypatch.setattr(gpu_folds, "DEVICES", {"cpu"})
-    monkeypatch.setattr(gpu_folds, "is_installed", lambda: False)
+    monkeypatch.setattr(gpu_reductions, "DEVICES", {"cpu"})
+    monkeypatch.setattr(gpu_reductions, "is_installed", lambda: False)
     weights = rg.Attention()(*torch.randn(3, 1, 2, 130, 8).unbind()).weights
     assert weights._compiled_terms() is None
     dense = weights.dense()

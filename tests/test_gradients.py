@@ -36,7 +36,7 @@ class Tempered(rg.Score):
     def __init__(self, temperature):
         self.settings = {"temperatures": [temperature]}
 
-    def check(self, sizes, key_width):
+    def check(self, sizes, key_dim):
         """Any size is right."""
 
     def tile(self, query, key, grid):
@@ -291,7 +291,7 @@ OUTSIDE = {"temperature": learned()}
 class Hiding(rg.Score):
     """A temperature that no attribute leads to."""
 
-    def check(self, sizes, key_width):
+    def check(self, sizes, key_dim):
         """Any size is right."""
 
     def tile(self, query, key, grid):

@@ -191,7 +191,7 @@ def precise(engine):
 def causal_attention(engine):
     """A causal attention that this engine runs."""
     if engine == "linear":
-        return rg.Attention(rg.KernelScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
+        return rg.Attention(rg.FeatureScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
     return rg.Attention(mask=rg.causal())
 
 
@@ -239,7 +239,7 @@ def test_saved_tensors_can_be_kept_elsewhere(engine):
 def test_a_learned_scale_decodes_as_it_was_trained():
     inner = rg.Attention(rg.Dot(scale=learned(2, 1, 1)), mask=rg.causal())
     attention = rg.nn.MultiHeadAttention(8, 2, attention=inner).double()
-    x = inputs(width=8, heads=1, learn=False)[0][:, 0]
+    x = inputs(head_dim=8, heads=1, learn=False)[0][:, 0]
     past, outputs = None, []
     for token in x.split(1, dim=1):
         output, past = attention.advance(token, past)
@@ -291,7 +291,7 @@ def linear_attention(q, k, v, is_causal):
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_gradients_pass_through_the_state_of_recurrent_decoding(is_causal):
     mask = rg.causal() if is_causal else None
-    attention, leaves = rg.Attention(rg.KernelScore(), mask=mask, normalizer=rg.SumNormalizer()), inputs(n=11)
+    attention, leaves = rg.Attention(rg.FeatureScore(), mask=mask, normalizer=rg.SumNormalizer()), inputs(n=11)
     cache, outputs = rg.RecurrentCache(), []
     for part in (slice(0, 6), slice(6, 10), slice(10, 11)):
         seen = attention(*(t[:, :, part] for t in leaves), cache=cache)

@@ -82,7 +82,7 @@ OTHERS = {
     },
     "PoPE": {"num_heads": 4, "width": 8, "base": 100.0},
     "PositionTemperature": {"floor": 2, "factor": 0.1, "first": 1},
-    "QKNorm": {"width": 8, "num_heads": 4, "num_key_heads": 4, "joint": True, "learned": True, "eps": 1e-6},
+    "QKNorm": {"width": 8, "num_heads": 4, "num_key_value_heads": 4, "joint": True, "learned": True, "eps": 1e-6},
     "ScalableSoftmax": {"num_heads": 4},
     "Sigmoid": {"offset": 1.0},
     "Spans": {"intervals": ((0, 2),)},
@@ -100,8 +100,8 @@ OTHERS = {
     "KnockOut": {"where": rg.Where(keys=0), "renormalize": True},
     "ScaleWeights": {"where": rg.Where(keys=0), "factor": 2.0},
     "ReplaceWeights": {"where": rg.Where(keys=0), "weights": "uniform"},
-    "Steer": {"where": rg.Where(keys=0), "amount": 1.0},
-    "Patch": {"where": rg.Where(heads=0), "part": "output", "source": 0.0},
+    "AddToScores": {"where": rg.Where(keys=0), "amount": 1.0},
+    "ActivationPatch": {"where": rg.Where(heads=0), "part": "output", "source": 0.0},
     "Target": {"token": 3, "position": -1, "against": 2},
     "alignment_roles": {"maps": MAPS, "gold": None, "lengths": [(6, 6), (6, 6)], "first": 0, "numbers": [0, 1]},
     "cache_split": {"maps": MAPS, "sinks": 1, "window": 2, "least": 0.1, "groups": None, "batch": 0},
@@ -131,7 +131,7 @@ OTHERS = {
     "streaming": {"model": NET, "split": None},
     "token_times": {"maps": MAPS, "heads": [(0, 1)], "seconds": 0.02, "num_keys": 6, "first": 0, "filter_width": 3},
     "warping_path": {"gains": torch.rand(3, 4)},
-    "watch": {"model": NET, "layers": None, "keep": "qk", "verify": True, "folds": None},
+    "watch": {"model": NET, "layers": None, "keep": "qk", "verify": True, "reductions": None},
     "weight_table": {"weights": MAP, "tokens": TOKENS, "head": 0, "batch": 0, "digits": 2},
     "where": {"text": "head=0.1", "tokens": TOKENS, "targets": None, "roles": None},
 }
@@ -175,12 +175,12 @@ STILL_RAW = {
 OF_THE_MODEL = {("faithfulness", "inputs"), ("attribute", "inputs")}
 #: Values that only Regard makes, and what needs a model of Hugging Face, optional packages, files or processes.
 NAMES = """
-AttentionMap AttentionOutput Attribution CacheCost CacheSplit CheckFinding CheckReport CompositePlan
-Composition CorpusProfile CurvePoint Difference EditEffect EditedRun Edits Faithfulness Finding Generation
-GradientMap Grid HeadEdges HeadLink HeadPair HeadTable HeadWeights Importance KeyGroupMap LayerLocality
+AttentionMap AttentionOutput Attribution CacheCost KeyHeadSplit CheckFinding CheckReport CompositePlan
+Composition CorpusProfile CurvePoint Difference EditResult EditedRun Edits Faithfulness Finding Generation
+GradientMap Grid HeadEdges HeadLink HeadPair HeadTable HeadMatrices Importance KeyGroupMap LayerLocality
 LayerProfile LayerSplit LayerTable Link Links Locality MatrixMap Mechanism Patterns Plan ProductMap Profile
-PruningCurve PruningResult RankLost RegardError RingMap RingPlan RingTransportedMap Role RoleTable Steps
-SumMap SyntaxSentence TextReader TextReading TextResult Tile TransportedMap ValueWeighted WarpingPath
+QualityCurve PruningResult RankLost RegardError RingMap RingPlan RingTransportedMap Role RoleTable Steps
+SumMap SyntaxSentence TextReader TextReading TextResult Tile TransportedMap ValueWeightedMap TimeAlignment
 WatchedAttention WatchedNeedle WatchedSentence WatchedStep Ring edit_effect profile_corpus pruning_curve
 register show syntax_roles
 """

@@ -40,7 +40,7 @@ class Projected(rg.Additive):
         super().__init__(hidden, hidden, hidden)
         self.query, self.key = nn.Identity(), nn.Identity()
 
-    def check(self, sizes, key_width):
+    def check(self, sizes, key_dim):
         pass
 
 

@@ -19,8 +19,8 @@ import regard as rg
 from kernel_harness import Harness
 from kernels import additive
 from regard.engine.kernel import attention, library, recurrence, rotation, similarity, statistics, sums, transport
-from regard.maps import compiled_folds
-from test_kernel_folds import check, some_folds
+from regard.maps import compiled_reductions
+from test_compiled_reductions import check, some_reductions
 
 ROOT = Path(__file__).parent.parent
 pytestmark = [
@@ -140,7 +140,7 @@ def test_rotations_are_those_of_float64(harness, monkeypatch, rope, dtype):
 @pytest.mark.parametrize("sizes", [(2, 4, 2, 97, 97, 20, 13), (1, 1, 1, 1, 1, 1, 1)], ids=str)
 def test_sums_of_linear_attention_are_those_of_float64(harness, monkeypatch, sizes):
     monkeypatch.setattr(sums, "run", harness)
-    attention = rg.Attention(rg.KernelScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
+    attention = rg.Attention(rg.FeatureScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
     tensors, grad = inputs(*sizes), torch.randn(*sizes[:2], sizes[3], sizes[6])
     found = output_and_gradients(attention, tensors, grad, "linear")
     assert harness.num_calls == 2 + 2 * sizes[1] // sizes[2]
@@ -181,16 +181,16 @@ def test_recurrences_are_those_of_float64(harness, monkeypatch, sizes):
     "case", ["plain", "causal with shared keys", "padding", "predicate", "Shaw", "sink", "additive"]
 )
 def test_statistics_are_those_of_float64(harness, monkeypatch, case):
-    """Every fold that the kernels compute, and the products of heads."""
+    """Every reduction that the kernels compute, and the products of heads."""
     pieces, (B, H, G, I, J, D, E) = CASES[case]
     attention, tensors = rg.Attention(**pieces()), inputs(B, H, G, I, J, D, E)
     seen = attention(*tensors, engine="kernel").weights
-    monkeypatch.setattr(compiled_folds, "FEWEST_PAIRS", 0)
+    monkeypatch.setattr(compiled_reductions, "FEWEST_PAIRS", 0)
     monkeypatch.setattr(library, "LOWEST_LEVEL", 0)
     monkeypatch.setattr(statistics, "run", harness)
     monkeypatch.setattr(similarity, "run", harness)
     harness.num_calls = 0
-    states = seen.fold_states(some_folds(B, H, I, J))
+    states = seen.reduction_states(some_reductions(B, H, I, J))
     assert harness.num_calls >= (1 if case == "additive" else 3)
     exact = attention.double()(*(t.double() for t in tensors), engine="dense").weights
     check(states, exact.dense(), exact.grid.distance, 1e-4)

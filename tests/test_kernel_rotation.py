@@ -34,7 +34,7 @@ LAYOUTS = {
 
 def turned(x, positions, rope):
     """The definition, pair by pair, in float64: a complex number times e^(i angle)."""
-    x, half = x.double(), rope.width // 2
+    x, half = x.double(), rope.head_dim // 2
     first = torch.arange(half) * (2 if rope.interleaved else 1)
     second = first + (1 if rope.interleaved else half)
     angle = positions.double()[:, None] * rope.frequencies()

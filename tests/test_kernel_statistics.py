@@ -1,4 +1,6 @@
-"""Statistics by the compiled kernels equal those of tiles: the same folds of the same map, computed the other way."""
+"""Statistics by the compiled kernels equal those of tiles: the same reductions of the same map, computed the other
+way.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 import regard as rg
 from regard.engine.kernel.library import LEVELS, load
-from regard.maps import compiled_folds
+from regard.maps import compiled_reductions
 from regard.maps.scored_map import ScoredMap
 
 HIGHEST = load()
@@ -42,15 +44,15 @@ def tensors(lengths=(250, 250), heads=(4, 2), width=24, dtype=torch.float32):
     return (torch.randn(2, n, length, width, dtype=dtype) for n, length in ((H, I), (G, J), (G, J)))
 
 
-def by_tiles(monkeypatch, weights, folds):
+def by_tiles(monkeypatch, weights, reductions):
     with monkeypatch.context() as off:
-        off.setattr(compiled_folds, "FEWEST_PAIRS", 1 << 60)
-        return weights.summarize(*folds)
+        off.setattr(compiled_reductions, "FEWEST_PAIRS", 1 << 60)
+        return weights.summarize(*reductions)
 
 
 def check_equal(compiled, tiled):
     for mine, theirs in zip(compiled, tiled, strict=True):
-        if isinstance(mine, rg.Links):
+        if isinstance(mine, rg.RowLinks):
             torch.testing.assert_close(mine.weights, theirs.weights, atol=2e-6, rtol=1e-4)
             assert torch.equal(mine.keys < 0, theirs.keys < 0)
         else:
@@ -63,7 +65,7 @@ def uses_kernel(weights):
 
 @pytest.mark.parametrize("name", ATTENTIONS)
 @pytest.mark.usefixtures("level")
-def test_folds_are_those_of_tiles(name, monkeypatch):
+def test_reductions_are_those_of_tiles(name, monkeypatch):
     if load().level == 0:
         monkeypatch.setattr(load(), "level", 1)
     weights = ATTENTIONS[name]()(*tensors(), engine="blocked").weights
@@ -102,7 +104,7 @@ def test_selected_heads_keep_their_own_bias(monkeypatch):
 
 
 def test_a_fold_of_the_users_own_runs_beside(monkeypatch):
-    class Squares(rg.Fold):
+    class Squares(rg.Reduction):
         def init(self, shape, device):
             return [torch.zeros(shape[:2], device=device)]
 
@@ -110,8 +112,8 @@ def test_a_fold_of_the_users_own_runs_beside(monkeypatch):
             state[0] += tile.weights.square().sum((-2, -1))
 
     weights = rg.Attention(mask=rg.causal())(*tensors()).weights
-    folds = (rg.Entropy(), Squares(), rg.TopLinks(1), rg.TopLinks(2))
-    check_equal(weights.summarize(*folds), by_tiles(monkeypatch, weights, folds))
+    reductions = (rg.Entropy(), Squares(), rg.TopLinks(1), rg.TopLinks(2))
+    check_equal(weights.summarize(*reductions), by_tiles(monkeypatch, weights, reductions))
 
 
 def test_keys_with_gaps_have_their_own_distances(monkeypatch):
@@ -134,12 +136,18 @@ def test_threads_change_no_bit():
 @given(data=st.data())
 def test_drawn_sizes(data):
     I, J = data.draw(st.integers(1, 300)), data.draw(st.integers(130, 300))
-    I = max(I, compiled_folds.FEWEST_PAIRS // J + 1)
+    I = max(I, compiled_reductions.FEWEST_PAIRS // J + 1)
     width, k = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 9))
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
-    folds = (rg.Entropy(), rg.TopLinks(k), rg.KeyTotals(), rg.Distance(), rg.Pool(data.draw(st.integers(1, 40)), 7))
+    reductions = (
+        rg.Entropy(),
+        rg.TopLinks(k),
+        rg.KeyTotals(),
+        rg.Distance(),
+        rg.Pool(data.draw(st.integers(1, 40)), 7),
+    )
     weights = rg.Attention(mask=rg.window(data.draw(st.integers(1, 200))))(
         *tensors((I, J), width=width, dtype=dtype)
     ).weights
     with pytest.MonkeyPatch.context() as patch:
-        check_equal(weights.summarize(*folds), by_tiles(patch, weights, folds))
+        check_equal(weights.summarize(*reductions), by_tiles(patch, weights, reductions))

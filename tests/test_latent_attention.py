@@ -14,20 +14,20 @@ from regard.nn import MultiHeadLatentAttention
 H, D, E, R, C, WIDTH = 4, 6, 5, 4, 8, 16
 
 
-def layer(query_latent_width=None, interleaved=True):
+def layer(query_latent_dim=None, interleaved=True):
     torch.manual_seed(0)
     position = rg.RoPE(R, interleaved=interleaved)
-    sizes = {"head_width": D, "rotated_width": R, "value_width": E, "query_latent_width": query_latent_width}
+    sizes = {"head_dim": D, "rotary_dim": R, "value_dim": E, "query_latent_dim": query_latent_dim}
     return MultiHeadLatentAttention(WIDTH, H, C, **sizes, position=position).double()
 
 
-def deepseek(ours, query_latent_width):
+def deepseek(ours, query_latent_dim):
     """transformers' module with the weights of ours, and a function that runs it from a position."""
     config = DeepseekV3Config(
         hidden_size=WIDTH,
         num_attention_heads=H,
         num_key_value_heads=H,
-        q_lora_rank=query_latent_width,
+        q_lora_rank=query_latent_dim,
         kv_lora_rank=C,
         qk_rope_head_dim=R,
         qk_nope_head_dim=D,
@@ -44,7 +44,7 @@ def deepseek(ours, query_latent_width):
         "kv_b_proj.weight": torch.cat((keys, values), 1).flatten(0, 1),
         "o_proj.weight": ours.output.weight,
     }
-    if query_latent_width is None:
+    if query_latent_dim is None:
         copies["q_proj.weight"] = ours.query.weight
     else:
         names = ("q_a_proj", "q_a_layernorm", "q_b_proj")
@@ -62,12 +62,12 @@ def deepseek(ours, query_latent_width):
     return run
 
 
-@pytest.mark.parametrize("query_latent_width", [None, 7])
+@pytest.mark.parametrize("query_latent_dim", [None, 7])
 @pytest.mark.parametrize("form", ["absorbed", "expanded"])
 @torch.no_grad()
-def test_output_and_weights_are_those_of_deepseek(form, query_latent_width):
-    ours, x = layer(query_latent_width), torch.randn(2, 9, WIDTH).double()
-    output, weights = deepseek(ours, query_latent_width)(x)
+def test_output_and_weights_are_those_of_deepseek(form, query_latent_dim):
+    ours, x = layer(query_latent_dim), torch.randn(2, 9, WIDTH).double()
+    output, weights = deepseek(ours, query_latent_dim)(x)
     with rg.watch(ours) as seen:
         mine = ours(x, form=form).output
     torch.testing.assert_close(mine, output, rtol=1e-6, atol=1e-6)  # its angles are float32

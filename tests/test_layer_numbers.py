@@ -120,7 +120,7 @@ def test_gates_profiles_and_sources_of_patches_use_the_number_of_the_edit():
         model(IDS)
     profile = rg.profile(two.maps, list("abcdef"))
     assert [line.split()[0] for line in profile.table().splitlines()[1:]] == ["2", "2", "4", "4"]
-    with rg.edit(model, rg.Patch(rg.Where(layers=3), "value", {3: seen.values(3)})) as run:
+    with rg.edit(model, rg.ActivationPatch(rg.Where(layers=3), "value", {3: seen.values(3)})) as run:
         assert torch.equal(model(IDS), plain)
     assert list(run.calls) == [seen.names[3]]
     with rg.edit(model, rg.ReplaceWeights(rg.Where(layers=2), {2: torch.eye(6).expand(1, 2, 6, 6)})):

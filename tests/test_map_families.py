@@ -1,4 +1,4 @@
-"""What every family of maps has: shares of signed weights, and folds that refuse signs."""
+"""What every family of maps has: shares of signed weights, and reductions that refuse signs."""
 
 import pytest
 import torch

@@ -12,8 +12,8 @@ from regard.catalog import mechanisms
 from regard.engine.problem import Problem
 from regard.engine.reference import reference
 from regard.maps import Tile
-from regard.maps.folds import greatest
 from regard.maps.pyramid import Pyramid
+from regard.maps.reductions import greatest
 from regard.maps.scored_map import ScoredMap
 from regard.maps.stored import tabled
 from regard.shapes import Sizes
@@ -83,15 +83,15 @@ FOLDS = [
 ]
 
 
-@pytest.mark.parametrize("fold", FOLDS, ids=lambda f: type(f).__name__)
-def test_states_of_disjoint_tiles_merge(fold):
+@pytest.mark.parametrize("reduction", FOLDS, ids=lambda f: type(f).__name__)
+def test_states_of_disjoint_tiles_merge(reduction):
     seen, _ = seen_and_dense("sliding_window")
-    states = [fold.init(seen.weights.shape, torch.device("cpu")) for _ in range(3)]
+    states = [reduction.init(seen.weights.shape, torch.device("cpu")) for _ in range(3)]
     for number, tile in enumerate(seen.weights.tiles()):
-        fold.add(states[0], tile)
-        fold.add(states[1 + number % 2], tile)
-    merged = fold.finish(fold.merge(states[1], states[2]))
-    whole = fold.finish(states[0])
+        reduction.add(states[0], tile)
+        reduction.add(states[1 + number % 2], tile)
+    merged = reduction.finish(reduction.merge(states[1], states[2]))
+    whole = reduction.finish(states[0])
     torch.testing.assert_close(getattr(merged, "weights", merged), getattr(whole, "weights", whole))
 
 
@@ -106,8 +106,8 @@ def test_statistics_do_not_depend_on_who_found_the_row_statistic(name, width, st
     seen, _ = seen_and_dense(name)
     told = seen.weights
     alone = ScoredMap(told.attention, told._prepared, told.positions, told.grid, None)
-    folds = [rg.Entropy(), rg.KeyTotals(), rg.Distance()]
-    for mine, theirs in zip(alone.summarize(*folds), told.summarize(*folds), strict=True):
+    reductions = [rg.Entropy(), rg.KeyTotals(), rg.Distance()]
+    for mine, theirs in zip(alone.summarize(*reductions), told.summarize(*reductions), strict=True):
         torch.testing.assert_close(mine, theirs)
     for mine, theirs in zip(alone.row_statistic, told.row_statistic, strict=True):
         torch.testing.assert_close(mine, theirs, check_dtype=False)
@@ -265,9 +265,9 @@ def test_weight_on_chosen_keys_is_each_entrys_own(small_blocks):
 
 def test_a_fold_keeps_the_keys_it_was_given():
     weights, keys = rg.Attention()(*torch.randn(3, 1, 1, 4, 4)).weights, torch.tensor([0, 1])
-    fold = rg.MassOn(keys)
+    reduction = rg.MassOn(keys)
     keys.fill_(3)
-    close(weights.summarize(fold)[0], weights.mass([0, 1]))
+    close(weights.summarize(reduction)[0], weights.mass([0, 1]))
 
 
 # A map where other libraries expect an array

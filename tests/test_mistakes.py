@@ -73,8 +73,8 @@ def cached(cache):
     rg.Attention(mask=rg.causal())(q, q, q, cache=cache)
 
 
-def folded(fold):
-    MAP.summarize(fold)
+def folded(reduction):
+    MAP.summarize(reduction)
 
 
 ATTEND = {
@@ -94,13 +94,13 @@ ATTEND = {
 #: A right call of every public name that is called by users, and what is then done with its result.
 CALLS = {
     "ALiBi": ({"num_heads": 4}, used("bias")),
-    "Additive": ({"query_width": 8, "key_width": 8, "hidden": 4, "bias": True}, used("score")),
-    "Bilinear": ({"query_width": 8, "key_width": 8}, used("score")),
+    "Additive": ({"query_dim": 8, "key_dim": 8, "hidden": 4, "bias": True}, used("score")),
+    "Bilinear": ({"query_dim": 8, "key_dim": 8}, used("score")),
     "LatentDot": (
-        {"num_heads": 4, "content_width": 7, "latent_width": 7, "rotated_width": 1},
+        {"num_heads": 4, "content_dim": 7, "latent_dim": 7, "rotary_dim": 1},
         used("score"),
     ),
-    "Concat": ({"query_width": 8, "key_width": 8, "hidden": 4, "bias": True}, used("score")),
+    "Concat": ({"query_dim": 8, "key_dim": 8, "hidden": 4, "bias": True}, used("score")),
     "Cosine": ({"factor": 2.0}, used("score")),
     "Dot": ({"scale": 0.5}, used("score")),
     "LearnedPositions": ({"length": 9, "width": 8}, used("position")),
@@ -114,7 +114,7 @@ CALLS = {
     "Softcap": ({"cap": 5.0}, used("bias")),
     "T5Bias": ({"num_heads": 4, "num_buckets": 8, "max_distance": 16}, used("bias")),
     "TransformerXLBias": ({"num_heads": 4, "width": 8}, used("bias")),
-    "KernelScore": ({"features": rg.EluPlusOne()}, None),
+    "FeatureScore": ({"features": rg.EluPlusOne()}, None),
     "RandomFeatures": ({"width": 8, "num_features": 4, "seed": 1}, None),
     "Softmax": ({"temperature": 2.0, "sink": 0.5}, used("normalizer")),
     "LearnedSink": ({"num_heads": 4}, used("normalizer")),
@@ -203,7 +203,7 @@ CALLS = {
     "text_statistics": ({"tokens": TOKENS, "chosen": [1]}, None),
     "value_weighted": ({"map": MAP, "value": q, "projection": torch.randn(5, 32)}, None),
     "nn.MultiHeadAttention": (
-        {"width": 8, "num_heads": 2, "num_key_heads": 1, "attention": rg.Attention(), "bias": True},
+        {"width": 8, "num_heads": 2, "num_key_value_heads": 1, "attention": rg.Attention(), "bias": True},
         attended,
     ),
     "nn.MultiHeadAttention of a tutorial": (
@@ -212,7 +212,7 @@ CALLS = {
     ),
     "nn.MultiHeadAttention with a gate": ({"width": 8, "num_heads": 2, "output_gate": True}, attended),
     "nn.MultiHeadLatentAttention": (
-        {"width": 8, "num_heads": 2, "latent_width": 4, "head_width": 3, "rotated_width": 2, "value_width": 3},
+        {"width": 8, "num_heads": 2, "latent_dim": 4, "head_dim": 3, "rotary_dim": 2, "value_dim": 3},
         attended,
     ),
     "nn.FeedForward": ({"width": 8, "hidden": 4, "activation": "relu", "dropout": 0.0, "bias": False}, attended),
@@ -221,7 +221,7 @@ CALLS = {
     "nn.Dropout": ({"p": 0.1}, attended),
     "nn.Residual": ({"width": 8, "norm": "pre", "dropout": 0.0, "bias": False}, None),
     "nn.TransformerConfig": (
-        {"width": 8, "num_heads": 2, "num_key_heads": 1, "norm": "pre", "positions": "rope"},
+        {"width": 8, "num_heads": 2, "num_key_value_heads": 1, "norm": "pre", "positions": "rope"},
         None,
     ),
     "nn.RecurrentEncoder": ({"input_width": 8, "width": 8, "layers": 1, "cell": "gru", "dropout": 0.0}, None),
@@ -248,7 +248,7 @@ CALLS = {
     "map.similarity": ({}, None),
     "map.dense": ({"budget": 10**6}, None),
     "map.select": ({"batch": torch.tensor([0]), "head": torch.tensor([1])}, None),
-    "map.summarize": ({"folds": rg.Entropy()}, None),
+    "map.summarize": ({"reductions": rg.Entropy()}, None),
 }
 
 

@@ -68,9 +68,9 @@ def test_what_torch_adds_to_keys_is_refused():
         MultiHeadAttention.from_torch(nn.MultiheadAttention(C, H, add_zero_attn=True))
 
 
-@pytest.mark.parametrize("num_key_heads", [1, 2])
-def test_groups_of_heads_share_keys_as_torch_shares_them(num_key_heads):
-    ours = randomized(MultiHeadAttention(C, H, num_key_heads))
+@pytest.mark.parametrize("num_key_value_heads", [1, 2])
+def test_groups_of_heads_share_keys_as_torch_shares_them(num_key_value_heads):
+    ours = randomized(MultiHeadAttention(C, H, num_key_value_heads))
     x = torch.randn(2, 6, C).double()
     q, k, v = (p(x).unflatten(-1, (-1, C // H)).transpose(1, 2) for p in (ours.query, ours.key, ours.value))
     heads = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
@@ -93,7 +93,7 @@ def test_parameter_counts_are_those_of_the_books():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [((10, 3), "must divide 10: 1, 2, 5, 10"), ((C, H, 3), "num_key_heads=3.*1, 2, 4"), ((C, 0), "heads")],
+    [((10, 3), "must divide 10: 1, 2, 5, 10"), ((C, H, 3), "num_key_value_heads=3.*1, 2, 4"), ((C, 0), "heads")],
 )
 def test_heads_that_do_not_divide_are_refused(arguments, message):
     with pytest.raises(rg.RegardError, match=message):
@@ -188,7 +188,7 @@ MECHANISMS = (
     "longformer",
 )
 PLANS = [{"positions": p} for p in POSITIONS] + [{"attention": m} for m in MECHANISMS]
-PLANS += [{"num_key_heads": 1}, {"norm": "post", "activation": "swiglu"}, {"scaled": False}]
+PLANS += [{"num_key_value_heads": 1}, {"norm": "post", "activation": "swiglu"}, {"scaled": False}]
 
 
 def plan(options):
@@ -197,7 +197,7 @@ def plan(options):
 
 @pytest.mark.parametrize("options", PLANS, ids=str)
 def test_padding_does_not_reach_the_real_tokens(options):
-    encoder = randomized(plan(options).encoder(2, vocabulary=30))
+    encoder = randomized(plan(options).encoder(2, vocab_size=30))
     ids = torch.randint(1, 30, (3, 6))
     together = encoder(torch.cat((ids, torch.zeros(3, 4, dtype=torch.long)), 1), rg.padding([6, 6, 6]))
     close(together[:, :6], encoder(ids))
@@ -205,7 +205,7 @@ def test_padding_does_not_reach_the_real_tokens(options):
 
 @pytest.mark.parametrize("options", PLANS, ids=str)
 def test_no_token_sees_a_later_one_and_steps_are_the_whole(options):
-    decoder = randomized(plan(options).decoder(2, vocabulary=30))
+    decoder = randomized(plan(options).decoder(2, vocab_size=30))
     keys = decoder.keys(torch.randn(2, 5, C).double(), rg.padding(torch.tensor([[1] * 5, [1, 1, 0, 0, 0]]).bool()))
     ids = torch.randint(1, 30, (2, 7))
     whole = decoder(ids, keys)
@@ -230,14 +230,14 @@ def test_positions_inside_attention_do_not_care_where_a_text_begins(positions):
 def test_an_encoder_without_positions_knows_no_order():
     x, order = torch.randn(1, 5, C).double(), torch.tensor([3, 1, 4, 0, 2])
     for positions in POSITIONS:
-        encoder = randomized(plan({"positions": positions}).encoder(1, vocabulary=30))
+        encoder = randomized(plan({"positions": positions}).encoder(1, vocab_size=30))
         x = torch.randint(1, 30, (1, 5))
         same = torch.allclose(encoder(x)[:, order], encoder(x[:, order]))
         assert same == (positions == "none")
 
 
 def test_learned_positions_end_where_the_table_ends():
-    encoder = plan({"positions": "learned"}).encoder(1, vocabulary=30)
+    encoder = plan({"positions": "learned"}).encoder(1, vocab_size=30)
     with pytest.raises(rg.RegardError, match="has positions 0 to 11"):
         encoder(torch.ones(1, 13, dtype=torch.long))
 
@@ -274,7 +274,7 @@ def test_embeddings_are_the_formula():
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_cells_are_torchs(kind):
     theirs = randomized((nn.LSTMCell if kind == "lstm" else nn.GRUCell)(5 + 3, C))
-    cell = Cell(5, C, feed_width=3, kind=kind).double()
+    cell = Cell(5, C, feed_size=3, kind=kind).double()
     with torch.no_grad():
         cell.input.weight.copy_(theirs.weight_ih[:, :5])
         cell.fed.copy_(theirs.weight_ih[:, 5:])
@@ -376,7 +376,7 @@ def test_a_single_query_is_read_in_half_precision_whatever_the_score():
     "name", ["bahdanau", "luong_dot", "luong_general", "luong_concat", "cosine", "sparse", "top_k", "linear"]
 )
 def test_single_queries_read_what_all_at_once_do(name):
-    bridge = randomized(CrossAttention(attention_for("cross", name, width=C), C, C))
+    bridge = randomized(CrossAttention(attention_for("cross", name, head_dim=C), C, C))
     states, queries = torch.randn(3, 5, C).double(), torch.randn(3, 4, C).double()
     real = torch.tensor([[1] * 5, [1, 1, 0, 0, 0], [0] * 5]).bool()
     keys = bridge.keys(states, rg.padding(real))
@@ -402,14 +402,14 @@ def test_a_mechanism_that_does_not_fit_is_refused():
     with pytest.raises(rg.RegardError, match="must be equal"):
         CrossAttention(rg.Attention(), 8, 6)
     with pytest.raises(rg.RegardError, match="Use bahdanau"):
-        attention_for("cross", "cosine", width=8, key_width=6)
+        attention_for("cross", "cosine", head_dim=8, key_dim=6)
 
 
 # Pruning and importance
 
 
 def test_pruned_heads_are_gated_heads():
-    encoder = randomized(plan({"num_key_heads": 2, "positions": "rope"}).encoder(2))
+    encoder = randomized(plan({"num_key_value_heads": 2, "positions": "rope"}).encoder(2))
     x = torch.randn(2, 5, C).double()
     found = rg.importance(encoder, lambda model, x: model(x).square().mean(), [x])
     assert list(found.values) == ["layers.0.self_attention", "layers.1.self_attention"]
@@ -439,13 +439,13 @@ def test_a_piece_made_for_all_heads_is_not_cut():
 )
 def test_a_mechanism_that_a_module_cannot_run_is_refused_in_words(name, role, said):
     with pytest.raises(rg.RegardError, match=said):
-        rg.nn.MultiHeadAttention(16, 2, attention=attention_for(role, name, num_heads=2, width=8))
+        rg.nn.MultiHeadAttention(16, 2, attention=attention_for(role, name, num_heads=2, head_dim=8))
 
 
 @pytest.mark.parametrize(("name", "slot"), [("retnet", "transition"), ("moba", "selection")])
 def test_a_role_keeps_transitions_and_selections(name, slot):
     """Each slot of the mechanism reaches the module: the output is that of the mechanism, not of plain softmax."""
-    attention = attention_for("decoder", name, num_heads=2, width=8)
+    attention = attention_for("decoder", name, num_heads=2, head_dim=8)
     assert getattr(attention, slot) is not None
     module = rg.nn.MultiHeadAttention(16, 2, attention=attention)
     assert module(torch.randn(1, 40, 16)).output.shape == (1, 40, 16)

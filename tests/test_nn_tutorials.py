@@ -319,7 +319,7 @@ def test_layers_without_biases_are_torchs(norm):
 @pytest.mark.parametrize("activation", ["relu", "swiglu"])
 def test_a_transformer_without_biases_has_none(norm, activation):
     config = TransformerConfig(C, num_heads=H, feed_forward=24, norm=norm, activation=activation, bias=False)
-    for stack in (config.encoder(2, vocabulary=9), config.decoder(2, vocabulary=9)):
+    for stack in (config.encoder(2, vocab_size=9), config.decoder(2, vocab_size=9)):
         assert not [name for name, _ in stack.named_parameters() if "bias" in name]
 
 
@@ -339,7 +339,7 @@ def test_padding_of_both_sides_of_a_decoder_layer_is_torchs(norm):
 def test_texts_with_padding_on_the_left_are_decoded_as_if_alone(positions):
     """With positions that count from the query, padding on the left changes nothing, whole or step by step."""
     config = TransformerConfig(C, num_heads=H, feed_forward=24, positions=positions)
-    decoder = randomized(config.decoder(2, vocabulary=30, cross=False))
+    decoder = randomized(config.decoder(2, vocab_size=30, cross=False))
     ids, short = torch.randint(1, 30, (2, 7)), 4
     real = torch.ones(2, 7).bool()
     real[1, : 7 - short] = False
@@ -354,7 +354,7 @@ def test_texts_with_padding_on_the_left_are_decoded_as_if_alone(positions):
 
 def test_padding_of_the_target_of_a_transformer_does_not_reach_its_tokens():
     config = TransformerConfig(C, num_heads=H, feed_forward=24, positions="none")
-    model = randomized(rg.nn.Transformer(config.encoder(1, vocabulary=30), config.decoder(1, vocabulary=30)))
+    model = randomized(rg.nn.Transformer(config.encoder(1, vocab_size=30), config.decoder(1, vocab_size=30)))
     source, target = torch.randint(1, 30, (2, J)), torch.randint(1, 30, (2, I))
     real = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]).bool()
     given = model(source, target, rg.padding(REAL_SOURCE), rg.padding(real))
@@ -401,7 +401,7 @@ def test_a_learned_table_is_added_row_by_row():
 
 
 def test_encodings_count_their_parameters():
-    class Scaled(rg.Position, nn.Module):
+    class Scaled(rg.Encoding, nn.Module):
         def __init__(self):
             super().__init__()
             self.factor = nn.Parameter(torch.ones(3))

@@ -188,7 +188,7 @@ def test_a_relative_bias_is_held_as_its_diagonals(bias):
 
 
 def test_a_sum_needs_scores_that_are_not_negative():
-    with pytest.raises(rg.RegardError, match=r"not negative.*KernelScore"):
+    with pytest.raises(rg.RegardError, match=r"not negative.*FeatureScore"):
         rg.Attention(rg.Dot(), normalizer=rg.SumNormalizer())
 
 
@@ -248,7 +248,7 @@ class Synthesizer(rg.Score):
         first, last = int(grid.query[0]), int(grid.query[-1]) + 1
         return self.table.expand(*query.shape[:2], -1, -1)[:, :, first:last, int(grid.key[0]) : int(grid.key[-1]) + 1]
 
-    def check(self, sizes, key_width):
+    def check(self, sizes, key_dim):
         pass
 
 
@@ -282,7 +282,7 @@ def test_looking_changes_no_tensor_of_a_piece(small_blocks, kind, normalizer, ma
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_statistics_do_not_follow_the_default_dtype(dtype):
     attention, inputs = rg.Attention(mask=rg.causal()), tensors(1, 2, 40, 8)
-    folds = (
+    reductions = (
         rg.Entropy(),
         rg.KeyTotals(),
         rg.Distance(),
@@ -291,10 +291,10 @@ def test_statistics_do_not_follow_the_default_dtype(dtype):
         rg.Similarity(),
         rg.TopLinks(2),
     )
-    expected = attention(*inputs).weights.summarize(*folds)
+    expected = attention(*inputs).weights.summarize(*reductions)
     torch.set_default_dtype(dtype)
     try:
-        found = attention(*inputs).weights.summarize(*folds)
+        found = attention(*inputs).weights.summarize(*reductions)
     finally:
         torch.set_default_dtype(torch.float32)
     for mine, theirs in zip(found, expected, strict=True):

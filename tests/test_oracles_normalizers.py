@@ -17,7 +17,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
 import regard as rg
 from oracles import FLOAT32, Says, agree, by_torch, close, flat, heads, oracle
 from regard.catalog import mechanism
-from regard.pieces.kernel import orthogonal_gaussian
+from regard.pieces.feature_maps import orthogonal_gaussian
 
 causal_pairs = torch.ones(24, 24, dtype=torch.bool).tril()
 
@@ -85,7 +85,7 @@ class PositiveDot(rg.Score):
     def scale(self, width):
         return 1.0
 
-    def check(self, sizes, key_width):
+    def check(self, sizes, key_dim):
         pass
 
 
@@ -193,7 +193,7 @@ def elu_plus_one(x):
     return torch.where(x > 0, x + 1, x.exp())
 
 
-@oracle("linear", value_width=5)
+@oracle("linear", value_dim=5)
 def test_linear_is_the_recurrence_of_the_paper(attention, q, k, v):
     return recurrence(elu_plus_one(q), elu_plus_one(k), v)
 

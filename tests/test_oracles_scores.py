@@ -46,7 +46,7 @@ def test_multi_head_is_torch_multi_head_attention(attention, q, k, v):
     return heads(output, H), weights
 
 
-@oracle("cross", FLOAT32, value_width=8)
+@oracle("cross", FLOAT32, value_dim=8)
 def test_cross_is_jax_attention(attention, q, k, v):
     return by_jax(q, k, v)
 
@@ -109,7 +109,7 @@ def test_luong_general_is_torch_bilinear(attention, q, k, v):
 @oracle("mla", FLOAT32)
 def test_mla_is_sdpa_with_keys_of_every_head_turned_as_in_transformers(attention, q, k, v):
     """The expanded form: heads have their own keys, and `v` is the latent. The turn is that of Llama."""
-    weight, R = attention.score.weight, attention.position.width
+    weight, R = attention.score.weight, attention.position.head_dim
     cos, sin = LlamaRotaryEmbedding(LlamaConfig(head_dim=R))(q, torch.arange(q.shape[2])[None])
     q_turned, k_turned = apply_rotary_pos_emb(q[..., :R], k[..., :R].expand(-1, 4, -1, -1), cos, sin)
     keys = torch.cat((k_turned, torch.einsum("bjc,hdc->bhjd", k[:, 0, :, R:], weight)), -1)
@@ -141,11 +141,11 @@ def test_bahdanau_pair_by_pair(attention, q, k, v):
 class TutorialAttention(nn.Module):
     """Bahdanau's attention as tutorials of PyTorch write it, with the biases that nn.Linear has unless told."""
 
-    def __init__(self, query_width, key_width, hidden):
+    def __init__(self, query_dim, key_dim, hidden):
         super().__init__()
         self.W_a, self.U_a, self.v_a = (
-            nn.Linear(query_width, hidden),
-            nn.Linear(key_width, hidden),
+            nn.Linear(query_dim, hidden),
+            nn.Linear(key_dim, hidden),
             nn.Linear(hidden, 1),
         )
 
@@ -155,7 +155,7 @@ class TutorialAttention(nn.Module):
         return torch.bmm(weights.unsqueeze(1), keys).squeeze(1), weights
 
 
-@oracle("bahdanau", arguments={"query_width": 8, "key_width": 6, "hidden": 5, "bias": True}, value_width=6)
+@oracle("bahdanau", arguments={"query_dim": 8, "key_dim": 6, "hidden": 5, "bias": True}, value_dim=6)
 def test_bahdanau_with_a_bias_is_the_class_of_the_tutorials(attention, q, k, v):
     score, theirs = attention.score, TutorialAttention(8, 6, 5).double()
     theirs.W_a.weight.data, theirs.U_a.weight.data = score.query.weight.data, score.key.weight.data
@@ -166,7 +166,7 @@ def test_bahdanau_with_a_bias_is_the_class_of_the_tutorials(attention, q, k, v):
     return torch.stack(outputs, 1)[:, None], torch.stack(weights, 1)[:, None]
 
 
-@oracle("luong_concat", arguments={"query_width": 8, "key_width": 6, "hidden": 5, "bias": True})
+@oracle("luong_concat", arguments={"query_dim": 8, "key_dim": 6, "hidden": 5, "bias": True})
 def test_luong_concat_with_a_bias_is_a_linear_layer_of_each_pair(attention, q, k, v):
     layer = nn.Linear(14, 5).double()
     layer.load_state_dict(attention.score.projection.state_dict())

@@ -20,7 +20,7 @@ from pages import HOSTILE, UNUSUAL, maps_of, reading, told, translation
 from regard.maps.pyramid import Pyramid, cells, coarser
 from regard.stats import TextReading
 from regard.stats.roles import MEANINGS
-from regard.viewer import Sheet, load_run, page_folds, save_run, write_page
+from regard.viewer import Sheet, load_run, page_reductions, save_run, write_page
 from regard.viewer import embedded as embedded_module
 from regard.viewer.answers import Answers, NoAnswer
 from regard.viewer.page import bundle, embed, payload, render
@@ -236,7 +236,7 @@ def test_a_reading_measured_for_the_page_is_passed_over_once(monkeypatch):
     for length in (15, 1100):  # the second has cells that lie ready
         maps = maps_of(length, heads=2, layers=1)
         twice = Sheet.of(TextReading.of("A text", maps, [f"t{i}" for i in range(length)]))
-        once = TextReading.of("A text", maps, [f"t{i}" for i in range(length)], also=page_folds)
+        once = TextReading.of("A text", maps, [f"t{i}" for i in range(length)], also=page_reductions)
         with monkeypatch.context() as patch:
             patch.delattr("regard.maps.AttentionMap.summarize")
             assert_alike(Sheet.of(once).about, twice.about)

@@ -127,7 +127,7 @@ def test_blocks_that_differ_by_a_shift_are_planned_once(monkeypatch):
 
 
 CHOSEN = {
-    "linear": rg.Attention(rg.KernelScore(), normalizer=rg.SumNormalizer()),
+    "linear": rg.Attention(rg.FeatureScore(), normalizer=rg.SumNormalizer()),
     "fused": rg.Attention(),
     "dense": rg.Attention(normalizer=rg.Sparsemax()),
     "blocked": rg.Attention(normalizer=rg.Sparsemax(), mask=WINDOW),

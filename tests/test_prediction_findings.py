@@ -34,7 +34,7 @@ def texts(count=B, length=N):
 
 
 def language_model(mask):
-    decoder = rg.nn.TransformerConfig(16, num_heads=2).decoder(2, vocabulary=V, cross=False)
+    decoder = rg.nn.TransformerConfig(16, num_heads=2).decoder(2, vocab_size=V, cross=False)
     decoder.layers[1].self_attention.attention = rg.Attention(mask=mask)
     return nn.Sequential(decoder, nn.Linear(16, V)).eval()
 

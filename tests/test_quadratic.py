@@ -10,7 +10,7 @@ import torch
 import regard as rg
 
 N = 1024
-LINEAR = {"score": rg.KernelScore(), "normalizer": rg.SumNormalizer()}
+LINEAR = {"score": rg.FeatureScore(), "normalizer": rg.SumNormalizer()}
 FALLS = {
     "a bias on linear attention": (rg.Attention(**LINEAR, bias=rg.ALiBi(1)), "because of .*ALiBi.*linear time"),
     "a window on linear attention": (

@@ -37,8 +37,8 @@ def test_one_rank_is_one_process(name, layout):
     torch.testing.assert_close(seen.weights.dense(), alone.weights.dense(), **CLOSE)
     torch.testing.assert_close(seen.weights[1, 0, [2, 0], 1:4], alone.weights[1, 0, [2, 0], 1:4], **CLOSE)
     of_shares = (rg.Entropy(), rg.Distance(), rg.MassOn([0, 3]), rg.TopLinks(2))
-    folds = (rg.KeyTotals(), rg.Pool(3, 2), *(of_shares if seen.weights.has_shares else ()))
-    for found, expected in zip(*(s.weights.summarize(*folds) for s in (seen, alone)), strict=True):
+    reductions = (rg.KeyTotals(), rg.Pool(3, 2), *(of_shares if seen.weights.has_shares else ()))
+    for found, expected in zip(*(s.weights.summarize(*reductions) for s in (seen, alone)), strict=True):
         torch.testing.assert_close(tuple(found), tuple(expected), **CLOSE)
 
 

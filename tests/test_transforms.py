@@ -19,7 +19,7 @@ from regard.engine import ENGINES
 from regard.engine.flash import flash
 from regard.engine.kept_plans import kept_plans
 from regard.engine.transforms import uncompiled
-from regard.pieces.contents import take_apart
+from regard.pieces.contents import split_tensors
 from slopes import CLOSE, Model, agree, inputs
 
 pytestmark = [
@@ -30,7 +30,7 @@ pytestmark = [
 
 def example(engine: str) -> rg.Attention:
     if engine == "linear":
-        return rg.Attention(rg.KernelScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
+        return rg.Attention(rg.FeatureScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
     return rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2))
 
 
@@ -57,7 +57,7 @@ def test_first_derivatives_may_keep_their_graph():
 
 
 def test_second_derivatives_of_the_dense_engine_are_slopes_of_the_first():
-    leaves = inputs(n=4, heads=1, width=2)
+    leaves = inputs(n=4, heads=1, head_dim=2)
 
     def first(*leaves):
         output = rg.Attention(mask=rg.causal())(*leaves, engine="dense").output
@@ -91,7 +91,7 @@ FUNCTIONAL = {
     "bahdanau": lambda: rg.Attention(rg.Additive(4, 4, 5), mask=rg.padding([9, 4])).double(),
     "sink": lambda: rg.Attention(position=rg.RoPE(4), normalizer=rg.LearnedSink(2)).double(),
     "entmax": lambda: rg.Attention(normalizer=rg.Entmax15()),
-    "linear": lambda: rg.Attention(rg.KernelScore(), mask=rg.causal(), normalizer=rg.SumNormalizer()),
+    "linear": lambda: rg.Attention(rg.FeatureScore(), mask=rg.causal(), normalizer=rg.SumNormalizer()),
 }
 
 
@@ -188,7 +188,7 @@ def test_a_mask_that_is_first_used_in_a_transform_keeps_nothing_of_it(mask):
 
 
 def test_hessians_by_torch_func_are_those_of_autograd():
-    q, k, v = inputs(n=4, heads=1, width=2, learn=False)
+    q, k, v = inputs(n=4, heads=1, head_dim=2, learn=False)
 
     def loss(q):
         return rg.Attention(mask=rg.causal(), bias=rg.ALiBi(1))(q, k, v, engine="auto").output.square().sum()
@@ -336,7 +336,7 @@ def test_empty_rows_are_told_where_no_number_can_be_read(monkeypatch):
 
 def test_functions_of_torch_and_of_this_package_are_not_foreign_code():
     for function, is_foreign in ((F.elu, False), (rg.attend, False), (lambda x: F.elu(x), True)):
-        assert take_apart(function)[1].is_foreign == is_foreign
+        assert split_tensors(function)[1].is_foreign == is_foreign
 
 
 def test_a_function_outside_of_compiled_graphs_runs_as_ever_once_the_compiler_is_loaded():

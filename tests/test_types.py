@@ -41,9 +41,9 @@ print(rg.attend)  # no mistake
 STATISTICS = """\
 from torch import Tensor
 import regard as rg
-def right(weights: rg.AttentionMap) -> tuple[Tensor, rg.Links]:
+def right(weights: rg.AttentionMap) -> tuple[Tensor, rg.RowLinks]:
     return weights.summarize(rg.Entropy(), rg.TopLinks(1))
-def wrong(weights: rg.AttentionMap) -> tuple[rg.Links, Tensor]:
+def wrong(weights: rg.AttentionMap) -> tuple[rg.RowLinks, Tensor]:
     return weights.summarize(rg.Entropy(), rg.TopLinks(1))
 """
 #: mypy reads torch for a minute, so it takes torch's types for Any. It checks all names of Regard.

@@ -365,7 +365,7 @@ def test_a_router_beside_an_attention_is_no_attention():
 
 def test_statistics_of_attention_written_by_hand():
     model = Translator(ConcatWeights())
-    _, seen = watched(model, sentences(), keep="statistics", folds=[rg.Entropy()])
+    _, seen = watched(model, sentences(), keep="statistics", reductions=[rg.Entropy()])
     wanted = torch.special.entr(model.decoder.used[:, :, -1:]).sum(-1)
     torch.testing.assert_close(seen.statistics["decoder.attention"].of(rg.Entropy), wanted, atol=1e-5, rtol=0)
 

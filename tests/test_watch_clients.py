@@ -155,7 +155,7 @@ def test_linear_attention_of_timm_is_refused():
 @torch.no_grad()
 def test_open_clip():
     library = library_of("open_clip.model")
-    vision = library.CLIPVisionCfg(layers=2, width=32, head_width=8, patch_size=8, image_size=16)
+    vision = library.CLIPVisionCfg(layers=2, width=32, head_dim=8, patch_size=8, image_size=16)
     text = library.CLIPTextCfg(context_length=9, vocab_size=20, width=32, heads=4, layers=2)
     model = library.CLIP(16, vision, text).eval()
     inputs = torch.randn(2, 3, 16, 16), torch.randint(20, (2, 9))

@@ -213,7 +213,7 @@ def test_a_measured_map_is_refused_after_the_parameters_changed(change):
 def test_statistics_of_a_measured_map_are_those_of_its_weights():
     model, inputs = built("Longformer", **BERT | LONG), {"input_ids": tokens(16)}
     _, seen = watched(model, inputs)
-    _, kept = watched(model, inputs, keep="statistics", folds=[rg.Entropy()])
+    _, kept = watched(model, inputs, keep="statistics", reductions=[rg.Entropy()])
     name = seen.names[0]
     expected = torch.special.entr(seen[name].dense()).sum(-1)
     torch.testing.assert_close(seen[name].summarize(rg.Entropy())[0], expected, atol=1e-5, rtol=0)

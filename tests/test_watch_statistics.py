@@ -24,7 +24,7 @@ def llama(backend="sdpa"):
 
 
 @dataclass(frozen=True)
-class Rows(rg.Fold):
+class Rows(rg.Reduction):
     """How many rows, and their weight by head: of one size for every text."""
 
     def init(self, shape, device):
@@ -37,12 +37,12 @@ class Rows(rg.Fold):
 def test_statistics_are_those_of_the_maps():
     model, inputs = llama(), {"input_ids": tokens(9), "attention_mask": padding("left")}
     _, kept = watched(model, inputs)
-    _, seen = watched(model, inputs, keep="statistics", folds=FOLDS)
+    _, seen = watched(model, inputs, keep="statistics", reductions=FOLDS)
     assert list(seen.statistics) == list(kept)
     for name, weights in kept.items():
-        for fold, wanted in zip(FOLDS, weights.summarize(*FOLDS), strict=True):
-            torch.testing.assert_close(seen.statistics[name].of(fold), wanted, rtol=0, atol=0)
-            torch.testing.assert_close(seen.statistics[name].of(type(fold)), wanted, rtol=0, atol=0)
+        for reduction, wanted in zip(FOLDS, weights.summarize(*FOLDS), strict=True):
+            torch.testing.assert_close(seen.statistics[name].of(reduction), wanted, rtol=0, atol=0)
+            torch.testing.assert_close(seen.statistics[name].of(type(reduction)), wanted, rtol=0, atol=0)
     assert_checks(seen)
 
 
@@ -52,7 +52,10 @@ def assert_checks(seen):
 
 def test_results_add_up_over_calls_where_they_can():
     model = llama()
-    with rg.watch(model, keep="statistics", folds=[Rows(), rg.Similarity(), rg.Entropy()]) as seen, torch.no_grad():
+    with (
+        rg.watch(model, keep="statistics", reductions=[Rows(), rg.Similarity(), rg.Entropy()]) as seen,
+        torch.no_grad(),
+    ):
         for length, batch in ((5, 2), (7, 2)):
             model(tokens(length, batch))
     one = seen.statistics[seen.names[0]]
@@ -62,7 +65,7 @@ def test_results_add_up_over_calls_where_they_can():
     assert one.of(rg.Entropy, call=0).shape == (2, 4, 5) and one.of(rg.Entropy).shape == (2, 4, 7)
     with pytest.raises(rg.RegardError, match=r"cannot be merged over calls\. of\(Entropy, call=\.\.\.\)"):
         one.merged(rg.Entropy)
-    with pytest.raises(rg.RegardError, match=r"TopLinks was not computed.*folds=\[\.\.\.\]"):
+    with pytest.raises(rg.RegardError, match=r"TopLinks was not computed.*reductions=\[\.\.\.\]"):
         one.of(rg.TopLinks)
 
 
@@ -75,13 +78,13 @@ def test_a_map_needs_queries_and_keys():
     with pytest.raises(rg.RegardError, match="keep='statistics'"):
         _ = kept.statistics
     for wrong, match in (
-        ({"keep": "statistics", "folds": ["entropy"]}, "folds must be a list of Folds"),
-        ({"folds": FOLDS}, "only"),
+        ({"keep": "statistics", "reductions": ["entropy"]}, "reductions must be a list of Reductions"),
+        ({"reductions": FOLDS}, "only"),
     ):
         with pytest.raises(rg.RegardError, match=match):
             watched(llama(), {"input_ids": tokens(5)}, **wrong)
-    with pytest.raises(rg.RegardError, match="at least one fold"):
-        watched(llama(), {"input_ids": tokens(5)}, keep="statistics", folds=[])
+    with pytest.raises(rg.RegardError, match="at least one reduction"):
+        watched(llama(), {"input_ids": tokens(5)}, keep="statistics", reductions=[])
 
 
 class RememberingAttention(nn.Module):

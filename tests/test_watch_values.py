@@ -182,7 +182,7 @@ def test_attend_its_composites_and_the_modules_of_nn():
         for step in range(6):
             _, keys = shared.advance(x[:, step : step + 1], keys)
     torch.testing.assert_close(summed(seen[0], seen.values(0)), expected, atol=1e-5, rtol=0)
-    latent = rg.nn.MultiHeadLatentAttention(8, 2, 4, head_width=4, rotated_width=2).eval()
+    latent = rg.nn.MultiHeadLatentAttention(8, 2, 4, head_dim=4, rotary_dim=2).eval()
     with rg.watch(latent, keep="qkv") as seen, torch.no_grad():
         expected = latent(x).output
         torch.testing.assert_close(latent.output(summed(seen[0], seen.values(0))), expected, atol=1e-5, rtol=0)

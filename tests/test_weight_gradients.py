@@ -1,4 +1,4 @@
-"""Weights and folds have gradients: those of dense float64 autograd, in O(n) memory."""
+"""Weights and reductions have gradients: those of dense float64 autograd, in O(n) memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from regard.maps.gradient_map import PositiveMap
 from regard.maps.head_mean import HeadMean
 from regard.maps.pyramid import Pyramid
 from regard.maps.stored import save_map
-from regard.maps.value_weighted_map import ValueWeighted
+from regard.maps.value_weighted_map import ValueWeightedMap
 from regard.stats import Agreement, Offsets
 
 every_mechanism = pytest.mark.parametrize("name", sorted(mechanisms()))
@@ -80,8 +80,8 @@ def small_ranges(monkeypatch):
 
 @pytest.mark.usefixtures("small_ranges")
 @every_mechanism
-def test_gradients_of_weights_and_folds_are_those_of_dense_weights(name):
-    """Of tiles with strides and repeated keys, of all kinds of folds, and of the output in the same loss."""
+def test_gradients_of_weights_and_reductions_are_those_of_dense_weights(name):
+    """Of tiles with strides and repeated keys, of all kinds of reductions, and of the output in the same loss."""
     attention, inputs, tensors, learned = drawn_call(name, batch=1)
     seen, dense = live_map(attention, inputs, tensors), dense_weights(attention, inputs, tensors)
     weights = seen.weights
@@ -124,7 +124,7 @@ def strongest(weights):
     return weights.amax((-2, -1))
 
 
-class Strongest(rg.Fold):
+class Strongest(rg.Reduction):
     """A maximum: states do not add up."""
 
     def init(self, shape, device):
@@ -137,7 +137,7 @@ class Strongest(rg.Fold):
         return [state[0].maximum(other[0])]
 
 
-class Above(rg.Fold):
+class Above(rg.Reduction):
     """A count: no derivative."""
 
     def init(self, shape, device):
@@ -154,7 +154,7 @@ def simple_map(**options):
 
 
 @pytest.mark.usefixtures("small_ranges")
-def test_folds_of_maxima_and_of_pairs_of_heads_have_gradients():
+def test_reductions_of_maxima_and_of_pairs_of_heads_have_gradients():
     (q, k), weights, dense = simple_map()
     flat = dense.flatten(2)
     unit = flat / flat.norm(dim=-1, keepdim=True)
@@ -175,7 +175,7 @@ def test_folds_of_maxima_and_of_pairs_of_heads_have_gradients():
             torch.testing.assert_close(grad, expected, rtol=2e-4, atol=2e-5)
 
 
-def test_folds_without_a_derivative_say_so():
+def test_reductions_without_a_derivative_say_so():
     _, weights, _ = simple_map()
     (above,) = weights.summarize(Above())
     with pytest.raises(rg.RegardError, match=r"Above has no gradient.*comparisons, counts"):
@@ -421,7 +421,7 @@ HIDDEN = {}
 
 
 class Hidden(rg.Score):
-    def check(self, sizes, key_width):
+    def check(self, sizes, key_dim):
         pass
 
     def tile(self, query, key, grid):
@@ -580,7 +580,7 @@ def test_maps_made_of_a_live_map_are_live():
     pairs = [
         (EditedMap(weights, edits), dense * factors),
         (PositiveMap(rg.SumMap([weights], [signs])), (dense * signs).clamp_min(0)),
-        (ValueWeighted(weights, norms), dense * norms[:, :, None]),
+        (ValueWeightedMap(weights, norms), dense * norms[:, :, None]),
         (rg.GradientMap(weights, slopes, values), dense * (slopes @ values.repeat_interleave(2, 1).mT)),
     ]
     for live, exact in pairs:

@@ -14,7 +14,7 @@ from triton.runtime import interpreter
 
 import regard as rg
 from regard.engine.gpu import statistics
-from regard.maps import compiled_folds, gpu_folds
+from regard.maps import compiled_reductions, gpu_reductions
 from regard.maps.scored_map import ScoredMap
 
 FOLDS = (rg.Entropy(), rg.TopLinks(3), rg.KeyTotals(), rg.Distance(), rg.MassOn([0, 5, 7]), rg.Pool(9, 13))
@@ -47,8 +47,8 @@ def mended_interpreter():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
-        patch.setattr(gpu_folds, "DEVICES", {"cpu"})
-        patch.setattr(compiled_folds, "FEWEST_PAIRS", 1)
+        patch.setattr(gpu_reductions, "DEVICES", {"cpu"})
+        patch.setattr(compiled_reductions, "FEWEST_PAIRS", 1)
         patch.setenv("REGARD_KERNEL", "off")
         yield
 
@@ -56,7 +56,7 @@ def mended_interpreter():
 @pytest.fixture
 def unverified(monkeypatch):
     """Programs are not verified at their first use, which would triple the time."""
-    monkeypatch.setattr(gpu_folds, "_is_right", lambda program, fault: True)
+    monkeypatch.setattr(gpu_reductions, "_is_right", lambda program, fault: True)
 
 
 def tensors(lengths=(70, 90), heads=(2, 1), width=24, dtype=torch.float32):
@@ -64,25 +64,25 @@ def tensors(lengths=(70, 90), heads=(2, 1), width=24, dtype=torch.float32):
     return [torch.randn(2, n, length, width).to(dtype) for n, length in ((H, I), (G, J), (G, J))]
 
 
-def exact(weights, folds):
-    """The folds of all weights by their formulas, in float64."""
+def exact(weights, reductions):
+    """The reductions of all weights by their formulas, in float64."""
     w = weights.dense().double()
-    return [FORMULAS[type(fold)](w, fold, weights.grid) for fold in folds]
+    return [FORMULAS[type(reduction)](w, reduction, weights.grid) for reduction in reductions]
 
 
-def cells(w, fold, grid):
-    rows, cols = min(fold.rows, w.shape[2]), min(fold.cols, w.shape[3])
+def cells(w, reduction, grid):
+    rows, cols = min(reduction.rows, w.shape[2]), min(reduction.cols, w.shape[3])
     row_of, col_of = (torch.arange(n) * cells // n for n, cells in ((w.shape[2], rows), (w.shape[3], cols)))
     sums = w.new_zeros(*w.shape[:2], rows, w.shape[3]).index_add(2, row_of, w)
     return w.new_zeros(*w.shape[:2], rows, cols).index_add(3, col_of, sums) / row_of.bincount()[:, None]
 
 
 FORMULAS = {
-    rg.Entropy: lambda w, fold, grid: -torch.xlogy(w, w).sum(-1),
-    rg.TopLinks: lambda w, fold, grid: w.topk(min(fold.k, w.shape[-1])).values,
-    rg.KeyTotals: lambda w, fold, grid: w.sum(-2),
-    rg.Distance: lambda w, fold, grid: (w * (grid.key - grid.query[:, None]).abs()).sum(-1),
-    rg.MassOn: lambda w, fold, grid: w[..., fold.keys].sum(-1),
+    rg.Entropy: lambda w, reduction, grid: -torch.xlogy(w, w).sum(-1),
+    rg.TopLinks: lambda w, reduction, grid: w.topk(min(reduction.k, w.shape[-1])).values,
+    rg.KeyTotals: lambda w, reduction, grid: w.sum(-2),
+    rg.Distance: lambda w, reduction, grid: (w * (grid.key - grid.query[:, None]).abs()).sum(-1),
+    rg.MassOn: lambda w, reduction, grid: w[..., reduction.keys].sum(-1),
     rg.Pool: cells,
 }
 
@@ -94,25 +94,25 @@ def maps(attention, query, key, value, **options):
     return mine, precise
 
 
-def check(mine, precise, folds=FOLDS):
-    """The kernel computes every fold, and they are those of the formulas."""
+def check(mine, precise, reductions=FOLDS):
+    """The kernel computes every reduction, and they are those of the formulas."""
     assert (terms := mine._compiled_terms()) is not None
-    states = {fold: fold.init(mine.shape, mine.device) for fold in folds}
-    assert gpu_folds.fill_on_gpu(terms, mine.row_statistic[0], states) == set(folds)
-    for fold, expected in zip(folds, exact(precise, folds), strict=True):
-        found = fold.finish(states[fold])
-        if isinstance(fold, rg.TopLinks):
+    states = {reduction: reduction.init(mine.shape, mine.device) for reduction in reductions}
+    assert gpu_reductions.fill_on_gpu(terms, mine.row_statistic[0], states) == set(reductions)
+    for reduction, expected in zip(reductions, exact(precise, reductions), strict=True):
+        found = reduction.finish(states[reduction])
+        if isinstance(reduction, rg.TopLinks):
             held = precise.dense().gather(-1, found.keys.clamp(min=0)) * (found.keys >= 0)
             torch.testing.assert_close(held.float(), found.weights, atol=2e-6, rtol=1e-4)
             assert torch.equal(found.keys < 0, found.weights == 0)
             found = found.weights
-        torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-4, msg=f"{fold} is wrong")
+        torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-4, msg=f"{reduction} is wrong")
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)
 @pytest.mark.usefixtures("unverified")
 @torch.no_grad()
-def test_folds_are_those_of_the_formula(name):
+def test_reductions_are_those_of_the_formula(name):
     check(*maps(ATTENTIONS[name](), *tensors()))
 
 
@@ -139,8 +139,8 @@ def test_drawn_sizes(data):
     width, k = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 9))
     rows, cols = data.draw(st.integers(1, 90)), data.draw(st.integers(1, 150))
     mask = data.draw(st.sampled_from([None, rg.window(30), rg.causal()]))
-    folds = (rg.Entropy(), rg.TopLinks(k), rg.KeyTotals(), rg.Distance(), rg.Pool(rows, cols))
-    check(*maps(rg.Attention(mask=mask), *tensors((I, J), (1, 1), width, dtype)), folds)
+    reductions = (rg.Entropy(), rg.TopLinks(k), rg.KeyTotals(), rg.Distance(), rg.Pool(rows, cols))
+    check(*maps(rg.Attention(mask=mask), *tensors((I, J), (1, 1), width, dtype)), reductions)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -165,8 +165,8 @@ def test_positions_of_a_cache_and_keys_with_gaps():
     later = rg.Positions(100, rg.Spans.of((70, 160)))
     check(*maps(rg.Attention(mask=rg.causal() & rg.window(50), bias=rg.ALiBi(2)), *tensors(), positions=later))
     gaps = rg.Positions(90, rg.Spans.of((0, 40), (60, 110)))
-    folds = tuple(fold for fold in FOLDS if not isinstance(fold, rg.Distance))
-    check(*maps(rg.Attention(mask=rg.causal() & rg.window(70)), *tensors(), positions=gaps), folds)
+    reductions = tuple(reduction for reduction in FOLDS if not isinstance(reduction, rg.Distance))
+    check(*maps(rg.Attention(mask=rg.causal() & rg.window(70)), *tensors(), positions=gaps), reductions)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in matmul:RuntimeWarning")
@@ -188,15 +188,15 @@ def test_forbidden_keys_of_any_number_change_nothing():
 def test_of_some_queries():
     weights, precise = maps(rg.Attention(mask=rg.causal() & rg.window(20)), *tensors())
     terms = weights._compiled_terms()
-    fold, I = rg.KeyTotals(), weights.shape[2]
+    reduction, I = rg.KeyTotals(), weights.shape[2]
     parts = []
     for queries in (range(0, 3), range(3, 66), range(66, I)):
-        states = {fold: fold.init(weights.shape, weights.device)}
-        wanted, _ = gpu_folds.wanted_statistics(states, terms.problem)
+        states = {reduction: reduction.init(weights.shape, weights.device)}
+        wanted, _ = gpu_reductions.wanted_statistics(states, terms.problem)
         statistics.add_statistics(terms, weights.row_statistic[0], wanted, queries)
         expected = precise.dense()[:, :, queries.start : queries.stop].sum(2)
-        torch.testing.assert_close(states[fold][0].double(), expected, atol=1e-5, rtol=1e-4)
-        parts.append(states[fold][0])
+        torch.testing.assert_close(states[reduction][0].double(), expected, atol=1e-5, rtol=1e-4)
+        parts.append(states[reduction][0])
     torch.testing.assert_close(sum(parts), weights.received(), atol=1e-5, rtol=1e-4)
 
 
@@ -224,20 +224,20 @@ def test_rows_whose_statistic_is_coarse_or_unknown():
     query, key, value = tensors((5, 5))
     for number in (1e5, torch.nan):
         weights = rg.Attention()(query * number, key, value, engine="dense").weights
-        states = {fold: fold.init(weights.shape, weights.device) for fold in SMALL}
-        assert gpu_folds.fill_on_gpu(weights._compiled_terms(), weights.row_statistic[0], states) == set()
+        states = {reduction: reduction.init(weights.shape, weights.device) for reduction in SMALL}
+        assert gpu_reductions.fill_on_gpu(weights._compiled_terms(), weights.row_statistic[0], states) == set()
 
 
 @pytest.mark.usefixtures("unverified")
-def test_many_strongest_links_and_folds_of_the_user_run_on_tiles(monkeypatch):
-    class Greatest(rg.Fold):
+def test_many_strongest_links_and_reductions_of_the_user_run_on_tiles(monkeypatch):
+    class Greatest(rg.Reduction):
         def init(self, shape, device):
             return [torch.zeros(shape[:2], device=device)]
 
         def add(self, state, tile):
             state[0].copy_(state[0].maximum(tile.weights.amax((-2, -1))))
 
-    monkeypatch.setattr(gpu_folds, "LARGEST_TOP", 2)
+    monkeypatch.setattr(gpu_reductions, "LARGEST_TOP", 2)
     weights = rg.Attention()(*tensors((6, 9)), engine="dense").weights
     entropy, top, greatest = weights.summarize(rg.Entropy(), rg.TopLinks(3), Greatest())
     dense = weights.dense()
@@ -251,14 +251,14 @@ def test_many_strongest_links_and_folds_of_the_user_run_on_tiles(monkeypatch):
 
 @pytest.fixture
 def unknown(monkeypatch):
-    monkeypatch.setattr(gpu_folds, "FAULTS", {})
+    monkeypatch.setattr(gpu_reductions, "FAULTS", {})
 
 
 @pytest.mark.usefixtures("unknown")
 def test_a_right_program_is_verified_once():
     weights = rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2))(*tensors(), engine="dense").weights
     weights.summarize(*FOLDS)
-    assert list(gpu_folds.FAULTS.values()) == [None]
+    assert list(gpu_reductions.FAULTS.values()) == [None]
 
 
 @pytest.mark.parametrize(
@@ -274,12 +274,12 @@ def test_a_wrong_program_is_found_and_not_used(wrong, monkeypatch):
         tensor.copy_((tensor + 1) % 20 if wrong == "top_keys" else tensor * 1.02)
 
     weights = rg.Attention()(*tensors((20, 20)), engine="dense").weights
-    monkeypatch.setattr(gpu_folds, "add_statistics", broken)
+    monkeypatch.setattr(gpu_reductions, "add_statistics", broken)
     said = "NotImplementedError: no such instruction" if wrong == "error" else "is not that of the dense formula"
     with pytest.warns(UserWarning, match=f"Triton kernel for statistics is not used: .*{said}.*Tiles compute them"):
         found = weights.summarize(*FOLDS)
     again = weights.summarize(*FOLDS)  # without another warning
-    monkeypatch.setattr(gpu_folds, "DEVICES", set())
+    monkeypatch.setattr(gpu_reductions, "DEVICES", set())
     for ours, second, tiled in zip(found, again, weights.summarize(*FOLDS), strict=True):
         results = zip(*map(parts, (ours, second, tiled)), strict=True)
         assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in results)
@@ -291,14 +291,14 @@ def test_the_log_sum_exp_is_verified_too(is_wrong, monkeypatch):
     known = rg.Attention(normalizer=rg.Softmax(sink=1.0))(*tensors((20, 20)), engine="dense").weights
     weights = ScoredMap(known.attention, known._prepared, known.positions, known.grid, None)
     if is_wrong:
-        monkeypatch.setattr(gpu_folds, "logsumexp_of", lambda terms: statistics.logsumexp_of(terms) + 0.01)
+        monkeypatch.setattr(gpu_reductions, "logsumexp_of", lambda terms: statistics.logsumexp_of(terms) + 0.01)
         with pytest.warns(UserWarning, match="the log-sum-exp of the queries 0 to 1 is not that of the dense formula"):
             found = weights.row_statistic[0]
     else:
         found = weights.row_statistic[0]
     torch.testing.assert_close(found, known.row_statistic[0])
-    assert [fault is None for fault in gpu_folds.FAULTS.values()] == [not is_wrong]
+    assert [fault is None for fault in gpu_reductions.FAULTS.values()] == [not is_wrong]
 
 
 def parts(result):
-    return tuple(result) if isinstance(result, rg.Links) else (result,)
+    return tuple(result) if isinstance(result, rg.RowLinks) else (result,)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import regard as rg
 
 
-class Strongest(rg.Fold[Tensor]):
+class Strongest(rg.Reduction[Tensor]):
     """A statistic of the user's own."""
 
     def init(self, shape: tuple[int, int, int, int], device: torch.device) -> list[Tensor]:
@@ -32,7 +32,7 @@ class Reader(nn.Module):
         return output
 
 
-def statistics(weights: rg.AttentionMap) -> tuple[Tensor, Tensor, rg.Links]:
+def statistics(weights: rg.AttentionMap) -> tuple[Tensor, Tensor, rg.RowLinks]:
     entropy, received, links = weights.summarize(rg.Entropy(), rg.KeyTotals(), rg.TopLinks(2))
     assert torch.equal(weights.entropy(), entropy) and weights.top(2).keys.shape == links.keys.shape
     return entropy, received, links

@@ -32,7 +32,7 @@ LONGEST_MATH = 8192
 
 
 @dataclass(frozen=True)
-class Setting:
+class BenchSettings:
     """A model and a kernel."""
 
     machine: Machine
@@ -68,11 +68,11 @@ def jobs(machine: Machine) -> Iterator[Job]:
         for dtype in DTYPES[:2]:
             for kernel in KERNELS:
                 if kernel != "math" or length <= LONGEST_MATH:
-                    setting = Setting(machine, STACK, length, dtype, kernel)
+                    setting = BenchSettings(machine, STACK, length, dtype, kernel)
                     yield from (_job(setting, name) for name in ("watch", "knock-out"))
     for dtype in DTYPES:
         for kernel in KERNELS:
-            setting = Setting(machine, SMALL, machine.size(512, 24), dtype, kernel)
+            setting = BenchSettings(machine, SMALL, machine.size(512, 24), dtype, kernel)
             yield from (_job(setting, name) for name in CHECKS if name != "attribute" or _is_asked(dtype, kernel))
 
 
@@ -81,13 +81,13 @@ def _is_asked(dtype: str, kernel: str) -> bool:
     return dtype == "float32" or kernel == "flash"
 
 
-def _job(setting: Setting, name: str) -> Job:
+def _job(setting: BenchSettings, name: str) -> Job:
     about = {"model": setting.shape, "tokens": setting.length, "dtype": setting.dtype, "kernel": setting.kernel}
     may_refuse = name == "attribute" and setting.dtype != "float32"
     return Job(about | {"check": name}, partial(_with_keys_that_fit, CHECKS[name], setting), may_refuse)
 
 
-def _with_keys_that_fit(check: Callable[[Setting], Row], setting: Setting) -> Row:
+def _with_keys_that_fit(check: Callable[[BenchSettings], Row], setting: BenchSettings) -> Row:
     """The check; with a key head for each query head if the kernel has no shared ones."""
     try:
         return {"key_heads": "shared"} | check(setting)
@@ -97,14 +97,14 @@ def _with_keys_that_fit(check: Callable[[Setting], Row], setting: Setting) -> Ro
         return {"key_heads": "own"} | check(replace(setting, own_keys=True))
 
 
-def rows_of(setting: Setting) -> list[slice]:
+def rows_of(setting: BenchSettings) -> list[slice]:
     """The queries that are compared: some in the middle, and the last."""
     n, count = setting.length, setting.machine.size(32, 4)
     return [slice(n // 2, n // 2 + count), slice(n - count, n)]
 
 
 @torch.no_grad()
-def watch(setting: Setting) -> Row:
+def watch(setting: BenchSettings) -> Row:
     """Logits with and without a watch; weights beside the formula in float64, and beside eager attention."""
     plain, calls = recorded(setting.logits)
     repeats = torch.equal(plain, setting.logits())
@@ -125,7 +125,7 @@ def watch(setting: Setting) -> Row:
 
 
 @torch.no_grad()
-def edit(edits: rg.Edit, is_knocked_out: bool, setting: Setting) -> Row:
+def edit(edits: rg.AttentionEdit, is_knocked_out: bool, setting: BenchSettings) -> Row:
     """The heads of a layer with and without an edit of one head: the others keep their bits."""
     model, limit, difference = setting.model, 0.0, 0.0
     with head_outputs(model, LAYER) as outputs:
@@ -150,7 +150,7 @@ def edit(edits: rg.Edit, is_knocked_out: bool, setting: Setting) -> Row:
 
 
 @torch.no_grad()
-def generate(static: bool, setting: Setting) -> Row:
+def generate(static: bool, setting: BenchSettings) -> Row:
     """Greedy tokens and their logits with and without a watch; a static cache is not compiled."""
     model, ids = setting.model, setting.ids[:, : setting.machine.size(128, 8)]
     options: dict[str, Any] = {"max_new_tokens": setting.machine.size(32, 3), "min_new_tokens": 3, "do_sample": False}
@@ -166,7 +166,7 @@ def generate(static: bool, setting: Setting) -> Row:
     return _row(is_same, _apart(plain, watched), 0.0) | {"new_tokens": len(plain)}
 
 
-def attribute(setting: Setting) -> Row:
+def attribute(setting: BenchSettings) -> Row:
     """Weight x gradient beside that of eager attention; half precision is refused."""
     model, ids, token = setting.model, setting.ids[:, : setting.machine.size(64, 12)], 7
     with torch.no_grad(), setting.chosen():
@@ -206,7 +206,7 @@ def _apart(one: Tensor, other: Tensor) -> float:
     return float((one.double() - other.double()).abs().max())
 
 
-CHECKS: dict[str, Callable[[Setting], Row]] = {
+CHECKS: dict[str, Callable[[BenchSettings], Row]] = {
     "watch": watch,
     "edit that changes nothing": partial(edit, rg.ScaleWeights(rg.Where(layers=LAYER, heads=HEAD), 1.0), False),
     "knock-out": partial(edit, rg.KnockOut(rg.Where(layers=LAYER, heads=HEAD, keys=KEY)), True),

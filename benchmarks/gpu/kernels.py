@@ -113,13 +113,13 @@ def problem(machine: Machine, n: int, dtype: str) -> list[Tensor]:
 @torch.no_grad()
 def right_statistics(machine: Machine, name: str, dtype: str, n: int) -> Row:
     """Each statistic beside its formula on all weights in float64, relative to its largest number."""
-    from regard.maps import gpu_folds
+    from regard.maps import gpu_reductions
 
     form, (query, key, value) = FORMS[name], problem(machine, n, dtype)
     weights = form.attention(n)(query, key, value).weights
     entropy, top, received, distance, cells = weights.summarize(*FOLDS)
     terms = weights._compiled_terms()
-    logsumexp = None if terms is None else gpu_folds.gpu_logsumexp(terms)
+    logsumexp = None if terms is None else gpu_reductions.gpu_logsumexp(terms)
     scores = form.scores(query, key)
     w, (_, i, j) = scores.softmax(-1), _numbers(query)
     places = torch.arange(n, device=w.device) * 16 // n
@@ -132,7 +132,7 @@ def right_statistics(machine: Machine, name: str, dtype: str, n: int) -> Row:
         "cells": _off(cells, w.new_zeros(1, HEADS, 16, 16).index_add(3, places, squares)),
         "logsumexp": None if logsumexp is None else _off(logsumexp, scores.logsumexp(-1)),
     }
-    used = logsumexp is not None and not any(gpu_folds.FAULTS.values())
+    used = logsumexp is not None and not any(gpu_reductions.FAULTS.values())
     largest = max((x for x in found.values() if x is not None), default=0.0)
     return found | {"used": used, "holds": used and largest <= 1e-4}
 
@@ -144,7 +144,7 @@ def _off(ours: Tensor, exact: Tensor) -> float:
 @torch.no_grad()
 def statistics_times(machine: Machine, name: str, n: int) -> Row:
     """One pass of statistics, and of the log-sum-exp, beside the forward pass of SDPA and FlexAttention."""
-    from regard.maps import gpu_folds
+    from regard.maps import gpu_reductions
 
     torch.compiler.reset()
     form, inputs = FORMS[name], problem(machine, n, _dtype(machine))
@@ -154,7 +154,7 @@ def statistics_times(machine: Machine, name: str, n: int) -> Row:
         raise rg.RegardError("the Triton kernels do not compute this map.")
     _ = weights.row_statistic
     runs = (
-        partial(gpu_folds.gpu_logsumexp, terms),
+        partial(gpu_reductions.gpu_logsumexp, terms),
         partial(weights.summarize, *FOLDS),
         partial(F.scaled_dot_product_attention, *inputs, is_causal=name == "causal"),
         partial(flex_by_hand(machine, name, n), *inputs),

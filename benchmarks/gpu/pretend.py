@@ -17,8 +17,8 @@ def prepare() -> torch.device:
     os.environ["REGARD_KERNEL"] = "off"
     sys.path.insert(0, str(TESTS))
     from accelerator import DEVICE
-    from regard.maps import compiled_folds, gpu_folds
+    from regard.maps import compiled_reductions, gpu_reductions
 
-    gpu_folds.DEVICES = {"cpu"}
-    compiled_folds.FEWEST_PAIRS = 1
+    gpu_reductions.DEVICES = {"cpu"}
+    compiled_reductions.FEWEST_PAIRS = 1
     return DEVICE

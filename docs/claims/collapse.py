@@ -28,7 +28,7 @@ def look(model):
 
 def train(num_heads, dropout, seed):
     torch.manual_seed(seed)
-    encoder = rg.nn.TransformerConfig(width, num_heads, dropout=dropout).encoder(1, vocabulary=symbols)
+    encoder = rg.nn.TransformerConfig(width, num_heads, dropout=dropout).encoder(1, vocab_size=symbols)
     model = nn.Sequential(encoder, nn.Linear(width, 4 * symbols), nn.Unflatten(-1, (4, symbols)))
     optimizer, before = torch.optim.Adam(model.parameters(), lr=4e-3), look(model)
     for _ in range(400):

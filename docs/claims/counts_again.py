@@ -106,13 +106,13 @@ def claim_19():
 
 def claim_20():
     """Other widths, in float64; and the scale of both scores under torch's initialization."""
-    for d, key_width, hidden in ((3, 7, 1), (64, 64, 33), (512, 256, 512)):
-        concat, additive = rg.Concat(d, key_width, hidden).double(), rg.Additive(d, key_width, hidden).double()
+    for d, key_dim, hidden in ((3, 7, 1), (64, 64, 33), (512, 256, 512)):
+        concat, additive = rg.Concat(d, key_dim, hidden).double(), rg.Additive(d, key_dim, hidden).double()
         with torch.no_grad():
             additive.query.weight.copy_(concat.projection.weight[:, :d])
             additive.key.weight.copy_(concat.projection.weight[:, d:])
             additive.direction.copy_(concat.direction)
-        states = torch.randn(1, 1, 5, d).double(), *[torch.randn(1, 1, 9, key_width).double()] * 2
+        states = torch.randn(1, 1, 5, d).double(), *[torch.randn(1, 1, 9, key_dim).double()] * 2
         a, b = (rg.Attention(score)(*states).weights.dense() for score in (concat, additive))
         assert torch.allclose(a, b, atol=1e-14)
     x, y = torch.randn(2, 1000, 512)

@@ -21,7 +21,7 @@ def batch_of(count):
 def train(num_heads, seed):
     """Shares of right answers by offset, after each stop, (4 stops, 4 offsets)."""
     torch.manual_seed(seed)
-    encoder = rg.nn.TransformerConfig(width, num_heads).encoder(1, vocabulary=symbols)
+    encoder = rg.nn.TransformerConfig(width, num_heads).encoder(1, vocab_size=symbols)
     model = nn.Sequential(encoder, nn.Linear(width, 4 * symbols), nn.Unflatten(-1, (4, symbols)))
     optimizer, right = torch.optim.Adam(model.parameters(), lr=4e-3), []
     for step in range(1, max(stops) + 1):

@@ -22,7 +22,7 @@ def losses(model, source, count):
 def train_and_test(is_causal, seed):
     torch.manual_seed(seed)
     plan = rg.nn.TransformerConfig(64)
-    stack = plan.decoder(1, vocabulary=128, cross=False) if is_causal else plan.encoder(1, vocabulary=128)
+    stack = plan.decoder(1, vocab_size=128, cross=False) if is_causal else plan.encoder(1, vocab_size=128)
     model = nn.Sequential(stack, nn.Linear(64, 128))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(300):

@@ -28,7 +28,7 @@ def test_loss(model):
 def train_and_test(positions, seed):
     torch.manual_seed(seed)
     plan = rg.nn.TransformerConfig(64, positions=positions, max_length=length)
-    model = nn.Sequential(plan.decoder(1, vocabulary=128, cross=False), nn.Linear(64, 128))
+    model = nn.Sequential(plan.decoder(1, vocab_size=128, cross=False), nn.Linear(64, 128))
     optimizer, losses = torch.optim.Adam(model.parameters(), lr=3e-3), []
     for step in range(1, max(stops) + 1):
         optimizer.zero_grad()

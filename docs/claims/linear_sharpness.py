@@ -12,7 +12,7 @@ def train(name, seed, steps):
     """Share of right answers after each stop, on new texts."""
     torch.manual_seed(seed)
     plan = rg.nn.TransformerConfig(64, num_heads=2, attention=name)
-    model = torch.nn.Sequential(plan.encoder(1, vocabulary=16), torch.nn.Linear(64, 16))
+    model = torch.nn.Sequential(plan.encoder(1, vocab_size=16), torch.nn.Linear(64, 16))
     optimizer, right = torch.optim.Adam(model.parameters(), lr=4e-3), []
     for step in range(1, steps + 1):
         scores = model(ids := torch.randint(16, (16, 64)))

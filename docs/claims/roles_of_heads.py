@@ -51,7 +51,7 @@ def compose(reader: rg.TextReader) -> None:
 
 
 def shrink(
-    reader: rg.TextReader, split: rg.CacheSplit, text: str, curves: dict[str, list[tuple[float, float]]], name: str
+    reader: rg.TextReader, split: rg.KeyHeadSplit, text: str, curves: dict[str, list[tuple[float, float]]], name: str
 ) -> tuple[float, float]:
     """Print and keep what the split costs on a text; the perplexities of the whole cache, and if all heads stream."""
     cost = reader.cache_cost(split, text, length=1024)

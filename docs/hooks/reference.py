@@ -18,7 +18,7 @@ REFERENCE = {
     "Maps": "regard.maps",
     "Pictures": "regard.drawing",
     "Models": "regard.hf",
-    "Edits": "regard.edits",
+    "EditSequence": "regard.edits",
     "Statistics": "regard.stats",
     "Attribution": "regard.attribution",
     "Corpora": "regard.profiling",

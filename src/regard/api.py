@@ -5,13 +5,13 @@ from regard.attention import Attention
 from regard.attention_output import AttentionOutput, attend, plan
 from regard.attribution import *  # noqa: F403
 from regard.cache import Cache, GrowingCache, LatentCache, RecurrentCache, RingCache
-from regard.catalog import Mechanism, mechanism, mechanisms
+from regard.catalog import CatalogEntry, mechanism, mechanisms
 from regard.combine import combine
 from regard.composites import *  # noqa: F403
 from regard.diagnosis import CheckFinding, CheckReport, check
 from regard.drawing import *  # noqa: F403
 from regard.edits import *  # noqa: F403
-from regard.engine import Plan
+from regard.engine import ExecutionPlan
 from regard.engine.ring import RankLost, Ring, RingPlan
 from regard.errors import RegardError
 from regard.hf import *  # noqa: F403
@@ -27,12 +27,12 @@ __all__ = [
     "Attention",
     "AttentionOutput",
     "Cache",
+    "CatalogEntry",
     "CheckFinding",
     "CheckReport",
+    "ExecutionPlan",
     "GrowingCache",
     "LatentCache",
-    "Mechanism",
-    "Plan",
     "Positions",
     "RankLost",
     "RecurrentCache",

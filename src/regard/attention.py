@@ -15,12 +15,12 @@ from regard.checks import explained
 from regard.errors import RegardError
 from regard.pieces.bias import Bias, State
 from regard.pieces.call_tensors import CallTensors, tensors_for
-from regard.pieces.contents import Skeleton, is_small, take_apart, tensor_snapshot
+from regard.pieces.contents import PieceTemplate, is_small, split_tensors, tensor_snapshot
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, causal
-from regard.pieces.mask_senses import mask_remedy
+from regard.pieces.mask_conventions import mask_remedy
 from regard.pieces.normalizer import Normalizer, Softmax
-from regard.pieces.position import Position
+from regard.pieces.position import Encoding
 from regard.pieces.score import Dot, Score
 from regard.pieces.selection import Selection
 from regard.pieces.transition import Steps, Transition, scaled_steps
@@ -34,7 +34,7 @@ EMPTY: CallTensors = MappingProxyType({})
 #: The type of the piece in each slot, without the biases.
 SLOTS: dict[str, type] = {
     "score": Score,
-    "position": Position,
+    "position": Encoding,
     "mask": Mask,
     "normalizer": Normalizer,
     "transition": Transition,
@@ -64,7 +64,7 @@ class Attention(nn.Module):
     """
 
     score: Score
-    position: Position | None
+    position: Encoding | None
     bias: Any  # a tuple of biases; a single bias may be assigned too
     mask: Mask | None
     normalizer: Normalizer
@@ -77,7 +77,7 @@ class Attention(nn.Module):
         self,
         score: Score | None = None,
         *,
-        position: Position | None = None,
+        position: Encoding | None = None,
         bias: Bias | Iterable[Bias] = (),
         mask: Mask | None = None,
         normalizer: Normalizer | None = None,
@@ -126,7 +126,7 @@ class Attention(nn.Module):
         if self.normalizer.needs_nonnegative and not self.score.nonnegative:
             raise RegardError(
                 f"Attention: {type(self.normalizer).__name__} divides by a sum, so it needs scores that are not "
-                f"negative. Scores of {type(self.score).__name__} may be. Use KernelScore, or another normalizer."
+                f"negative. Scores of {type(self.score).__name__} may be. Use FeatureScore, or another normalizer."
             )
 
     def _check_transition(self) -> None:
@@ -184,10 +184,10 @@ class Attention(nn.Module):
         slots = (self.score, self.position, *self.bias, self.mask, self.normalizer, self.transition, self.selection)
         return [piece for piece in slots if piece is not None]
 
-    def check(self, sizes: Sizes, positions: Positions, key_width: int) -> None:
+    def check(self, sizes: Sizes, positions: Positions, key_dim: int) -> None:
         """Refuse sizes that do not fit one of the pieces."""
         self._check_signs()
-        self.score.check(sizes, key_width)
+        self.score.check(sizes, key_dim)
         self.normalizer.check(sizes)
         for bias in self.bias:
             bias.check(sizes)
@@ -231,13 +231,13 @@ def snapshot(attention: Attention) -> Attention:
     """
     if attention.shared is not None:
         return attention
-    tensors, skeleton = take_apart(attention)
-    return snapshot_around([tensor_snapshot(tensor) for tensor in tensors], skeleton)
+    tensors, template = split_tensors(attention)
+    return snapshot_around([tensor_snapshot(tensor) for tensor in tensors], template)
 
 
-def snapshot_around(tensors: Sequence[Tensor], skeleton: Skeleton) -> Attention:
-    """A snapshot from a skeleton of `take_apart`, and from the snapshots of its tensors."""
-    copy: Attention = skeleton.around(tensors)
+def snapshot_around(tensors: Sequence[Tensor], template: PieceTemplate) -> Attention:
+    """A snapshot from a template of `split_tensors`, and from the snapshots of its tensors."""
+    copy: Attention = template.around(tensors)
     vars(copy)["shared"] = [tensor for tensor in tensors if not is_small(tensor)]
     return copy
 
@@ -394,7 +394,7 @@ def scores(attention: Attention, tile: Prepared, grid: Grid, masked: bool = True
     return s.masked_fill(~attention.mask.allowed(grid), attention.normalizer.masked_score)
 
 
-def hides_gradients(pieces: Skeleton, tensors: Sequence[Tensor], prepared: Prepared, grid: Grid) -> bool:
+def hides_gradients(pieces: PieceTemplate, tensors: Sequence[Tensor], prepared: Prepared, grid: Grid) -> bool:
     """Whether a piece depends on a tensor that requires gradients but is not stored in the piece.
 
     One pair is scored around tensors without gradients. If its weight still requires one, a tensor was missed.

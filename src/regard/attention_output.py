@@ -20,7 +20,7 @@ from regard.composites.plan import CompositePlan, PlannedMap, PlannedPart
 from regard.context import ContextItems
 from regard.engine.hidden import may_be_spoiled, without_hidden
 from regard.engine.kept_plans import Request, kept_plans
-from regard.engine.plan import Plan
+from regard.engine.plan import ExecutionPlan
 from regard.engine.plan import plan as engine_plan
 from regard.engine.problem import Problem, Result
 from regard.engine.ring import RankShare, Ring, RingCall, RingPlan
@@ -230,7 +230,7 @@ def plan(query: Tensor, key: Tensor, value: Tensor, *, engine: Ring | Literal["r
 
 
 @overload
-def plan(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Plan: ...
+def plan(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> ExecutionPlan: ...
 
 
 @explained
@@ -249,7 +249,7 @@ def plan(
     cache: Cache | None = None,
     engine: str | Ring = "auto",
     **tensors: Tensor,
-) -> Plan | RingPlan | CompositePlan:
+) -> ExecutionPlan | RingPlan | CompositePlan:
     """How `attend` would run this call: the engine, the engines that cannot run it and why, pairs, operations, bytes.
 
     With `engine=Ring(ranks=N)` and no process group, the tensors are the whole sequence, and the plan has the bytes,
@@ -302,7 +302,7 @@ def _plan_composite(request: Request, cache: Cache | None) -> CompositePlan:
     """The plans of the attentions of a composite, in the order in which they run."""
     composite: Any = request.attention
     request = _composite_request(request, cache)[0]
-    plans: list[Plan] = []
+    plans: list[ExecutionPlan] = []
 
     def plan_part(part: Attention | Composite, *inputs: Any) -> PlannedPart:
         query, key, value, positions = inputs
@@ -424,7 +424,9 @@ def _problem(request: Request) -> Problem:
     return problem_of(attention, query, key, value, positions, state, seed, tensors, memory)
 
 
-def _run(problem: Problem, engine: str | Ring, kept: Plan | None, request: Request, plan_key: Hashable) -> Result:
+def _run(
+    problem: Problem, engine: str | Ring, kept: ExecutionPlan | None, request: Request, plan_key: Hashable
+) -> Result:
     """Plan and run, without autocast: it has rounded the inputs, and it must not round sums."""
     with attend_listeners.computing(), without_autocast(problem.query.device):
         chosen = engine_plan(problem, engine) if kept is None else kept

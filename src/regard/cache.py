@@ -265,7 +265,7 @@ class RecurrentCache(Cache):
     """Keeps only the sum over keys, for kernel scores: constant memory, but no weights of earlier keys.
 
     >>> import torch, regard as rg
-    >>> attention = rg.Attention(rg.KernelScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
+    >>> attention = rg.Attention(rg.FeatureScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
     >>> q, k, v = torch.randn(3, 1, 2, 6, 8)
     >>> cache = attention(q[:, :, :5], k[:, :, :5], v[:, :, :5], cache=rg.RecurrentCache()).cache
     >>> last = attention(q[:, :, 5:], k[:, :, 5:], v[:, :, 5:], cache=cache).output

@@ -15,9 +15,9 @@ from regard.attention import Attention
 from regard.composites.composite import Composite
 from regard.errors import RegardError
 from regard.pieces.bias import Bias
+from regard.pieces.data_masks import mask_tensor, padding
 from regard.pieces.mask import Mask, causal, conjuncts
-from regard.pieces.mask_data import mask_tensor, padding
-from regard.pieces.mask_senses import LARGEST_MASKED, mask_remedy, means_may_not_attend
+from regard.pieces.mask_conventions import LARGEST_MASKED, mask_remedy, means_may_not_attend
 from regard.pieces.score import Dot
 from regard.pieces.tensor_bias import LearnedBias, bias_of
 from regard.positions import Positions

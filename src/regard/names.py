@@ -20,7 +20,7 @@ _LENGTH = "masks and sinusoids fit any length; a learned table is regard.Learned
 _DROPOUT = "dropout is a number of the container: Attention(dropout=0.1)"
 _MODULE = "modules are moved afterwards: module.to(device, dtype)"
 _EXTRA_KEY = "a key of zeros is Softmax(sink=0.0); there are no learned extra keys"
-_SHARED = "the shapes of queries and keys decide about head sharing; in MultiHeadAttention it is num_key_heads"
+_SHARED = "the shapes of queries and keys decide about head sharing; in MultiHeadAttention it is num_key_value_heads"
 
 #: Arguments of torch, transformers, flash-attn, x-transformers and others -> the same effect with Regard.
 OTHER_NAMES = {
@@ -66,10 +66,10 @@ OTHER_NAMES = {
     "h": _HEADS,
     "heads": _HEADS,
     "num_attention_heads": _HEADS,
-    "num_kv_heads": "it is called num_key_heads",
-    "num_key_value_heads": "it is called num_key_heads",
-    "kdim": "it is called key_width",
-    "vdim": "it is called value_width",
+    "num_kv_heads": "it is called num_key_value_heads",
+    "num_key_value_heads": "it is called num_key_value_heads",
+    "kdim": "it is called key_dim",
+    "vdim": "it is called value_dim",
     "head_dim": _HEAD_WIDTH,
     "d_k": _HEAD_WIDTH,
     "d_v": _HEAD_WIDTH,

@@ -13,7 +13,7 @@ _READ = f"{_WATCH}, then seen[3]"
 _PAGE = f"{_WATCH}, then seen.show()"
 _EFFECT = f'{_WATCH}, then seen.logit_effect(3, token="word")'
 _CALL = "rg.Attention(mask=rg.causal())(query, key, value)"
-_PATCH = 'with rg.edit(model, rg.Patch(rg.where("L3.H2"), source=clean)): model(**inputs)'
+_PATCH = 'with rg.edit(model, rg.ActivationPatch(rg.where("L3.H2"), source=clean)): model(**inputs)'
 _KNOCK = 'with rg.edit(model, rg.KnockOut(rg.where("L3.H2"))): model(**inputs)'
 _GRADIENT = "rg.attribute(model, inputs, target)"
 _INTEGRATED = 'rg.attribute(model, inputs, target, "integrated-gradients")'
@@ -98,7 +98,7 @@ CALLS = {
     "BlockMask": "rg.mask_mod(lambda b, h, i, j: i >= j)",
     "ring_attention": 'rg.Attention(mask=rg.causal())(query, key, value, engine="ring")',
     "context_parallel": 'rg.Attention(mask=rg.causal())(query, key, value, engine="ring")',
-    "linear_attention": "rg.Attention(rg.KernelScore(), normalizer=rg.SumNormalizer())(query, key, value)",
+    "linear_attention": "rg.Attention(rg.FeatureScore(), normalizer=rg.SumNormalizer())(query, key, value)",
     # masks and positions
     "causal_mask": "rg.causal()",
     "look_ahead_mask": "rg.causal()",
@@ -122,10 +122,10 @@ CALLS = {
     "SlidingWindowCache": "rg.RingCache(size)",
     # modules
     "MHA": "rg.nn.MultiHeadAttention(width, num_heads)",
-    "GroupedQueryAttention": "rg.nn.MultiHeadAttention(width, num_heads, num_key_heads=2)",
-    "GQA": "rg.nn.MultiHeadAttention(width, num_heads, num_key_heads=2)",
-    "MultiQueryAttention": "rg.nn.MultiHeadAttention(width, num_heads, num_key_heads=1)",
-    "MQA": "rg.nn.MultiHeadAttention(width, num_heads, num_key_heads=1)",
+    "GroupedQueryAttention": "rg.nn.MultiHeadAttention(width, num_heads, num_key_value_heads=2)",
+    "GQA": "rg.nn.MultiHeadAttention(width, num_heads, num_key_value_heads=2)",
+    "MultiQueryAttention": "rg.nn.MultiHeadAttention(width, num_heads, num_key_value_heads=1)",
+    "MQA": "rg.nn.MultiHeadAttention(width, num_heads, num_key_value_heads=1)",
     "SelfAttention": "rg.nn.MultiHeadAttention(width, num_heads)",
     "CausalSelfAttention": "rg.nn.MultiHeadAttention(width, num_heads, is_causal=True)",
     "TransformerEncoder": _LAYER,

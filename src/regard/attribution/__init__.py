@@ -2,8 +2,8 @@
 
 from regard.attribution.attribute import attribute
 from regard.attribution.edge_patching import HeadEdges
-from regard.attribution.faithfulness import Faithfulness, faithfulness
+from regard.attribution.faithfulness import FaithfulnessCurves, faithfulness
 from regard.attribution.result import Attribution
 from regard.attribution.target import Target
 
-__all__ = ["Attribution", "Faithfulness", "HeadEdges", "Target", "attribute", "faithfulness"]
+__all__ = ["Attribution", "FaithfulnessCurves", "HeadEdges", "Target", "attribute", "faithfulness"]

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from regard.attribution.question import DECODER, INPUT, Found, Question
+from regard.attribution.question import DECODER, INPUT, MethodResult, Question
 from regard.attribution.traced_run import Rules, traced_run
 from regard.errors import RegardError
 from regard.hf.calls import Call
@@ -39,7 +39,7 @@ ELEMENTWISE = (
 )  # fmt: skip
 
 
-def attn_lrp(question: Question) -> Found:
+def attn_lrp(question: Question) -> MethodResult:
     """The relevance of each weight, R(w_ij) = w_ij (g_i . v_j) / 2, and of each token, x . g of its embedding.
 
     Embeddings of positions and biases keep their own share, so the tokens need not sum to L.
@@ -50,7 +50,7 @@ def attn_lrp(question: Question) -> Found:
     texts = (INPUT, DECODER) if question.has_decoder else (INPUT,)
     pairs = zip(texts, rules.embedded, run.gradients, strict=False)
     relevance = {text: (x.detach() * g).sum(-1).float().cpu() for text, x, g in pairs}
-    return Found(dict(maps), relevance, run.number, run.parts, run.missing)
+    return MethodResult(dict(maps), relevance, run.number, run.parts, run.missing)
 
 
 class _LrpRules(Rules):

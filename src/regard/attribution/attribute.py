@@ -16,9 +16,9 @@ from regard.attribution import edge_patching as edges
 from regard.attribution import integrated_gradients as integrated
 from regard.attribution import value_zeroing as zeroing
 from regard.attribution import weight_gradient as gradients
-from regard.attribution.faithfulness import Faithfulness, curves
+from regard.attribution.faithfulness import FaithfulnessCurves, curves
 from regard.attribution.inputs import TextInputs, check_tokenizer
-from regard.attribution.question import INPUT, Found, Question
+from regard.attribution.question import INPUT, MethodResult, Question
 from regard.attribution.result import Attribution
 from regard.attribution.target import explained
 from regard.attribution.traced_run import check_model
@@ -32,7 +32,7 @@ from regard.hf.token_labels import token_label
 class Method:
     """A method: its function, its formula, and the options of `attribute` that it reads."""
 
-    run: Callable[[Question], Found]
+    run: Callable[[Question], MethodResult]
     formula: str
     options: tuple[str, ...] = ()
 
@@ -127,7 +127,7 @@ def _labels(inputs: TextInputs, tokenizer: Any) -> tuple[str, ...]:
     return tuple(token_label(tokenizer, token) for token in tokenizer.convert_ids_to_tokens(ids))
 
 
-def _test(question: Question, found: Found, tokenizer: Any, wanted: bool) -> Faithfulness | None:
+def _test(question: Question, found: MethodResult, tokenizer: Any, wanted: bool) -> FaithfulnessCurves | None:
     """The curves of one sequence whose tokens have a relevance; None for a batch and for inputs without tokens."""
     ids = question.inputs.ids
     if not wanted or ids is None or len(ids) != 1 or INPUT not in found.relevance or ids.shape[1] < 2:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from regard.attribution.question import DECODER, INPUT, Found, Question
+from regard.attribution.question import DECODER, INPUT, MethodResult, Question
 from regard.attribution.traced_run import TracedCall, TracedRun, traced_run
 from regard.errors import RegardError
 from regard.hf.attention_modules import ChosenLayers
@@ -25,7 +25,7 @@ from regard.stats.flow import RowsTimesMap
 FORMULA = "R <- R + A' R, A' = mean_h max(w dL/dw, 0)"
 
 
-def chefer(question: Question) -> Found:
+def chefer(question: Question) -> MethodResult:
     """The maps A' of each layer, and the row of R of the position that the target reads.
 
     Where a target reads several positions (a mean over the text), the relevance is the mean of their rows. The 1 of a
@@ -42,7 +42,7 @@ def chefer(question: Question) -> Found:
     else:
         check_chain("chefer", run)
         relevance = {INPUT: torch.cat([_one_text(calls, maps, b) for b in batches]).cpu()}
-    return Found(chosen_maps(question, maps), relevance, run.number, run.parts)
+    return MethodResult(chosen_maps(question, maps), relevance, run.number, run.parts)
 
 
 def chosen_maps(question: Question, maps: Mapping[str, AttentionMap]) -> dict[str, AttentionMap]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from regard.attribution.blocks import BlockCalls, block_name, is_additive
 from regard.attribution.inputs import TextInputs
-from regard.attribution.question import DECODER, INPUT, Found, Question, received
+from regard.attribution.question import DECODER, INPUT, MethodResult, Question, received
 from regard.attribution.traced_run import Rules, TracedRun, gradients_on, traced_run
 from regard.errors import RegardError
 from regard.hf.attention_modules import attention_modules
@@ -67,7 +67,7 @@ class HeadEdges:
         return "\n".join([f"HeadEdges({len(self.senders)} heads, {len(self.receivers)} receivers)", *lines])
 
 
-def edge_patching(question: Question) -> Found:
+def edge_patching(question: Question) -> MethodResult:
     """Links and connections between heads, for a clean text and `corrupted`, a text of the same length."""
     other = _corrupted(question)
     blocks = BlockCalls(question.model, attention_modules(question.model))
@@ -83,7 +83,7 @@ def edge_patching(question: Question) -> Found:
     with gradients_on():
         edges, notes = _edges(question, rules, clean, corrupted)
     relevance = received(question, clean.calls, maps)
-    return Found(dict(maps), relevance, clean.number, clean.parts, clean.missing, notes, edges)
+    return MethodResult(dict(maps), relevance, clean.number, clean.parts, clean.missing, notes, edges)
 
 
 def _corrupted(question: Question) -> TextInputs:

@@ -22,7 +22,7 @@ ROWS, TOKENS = 64, 1 << 14
 
 
 @dataclass(frozen=True, eq=False)
-class Faithfulness:
+class FaithfulnessCurves:
     """Deletion and insertion curves of an order of tokens, and those of random orders (Petsiuk et al. 2018).
 
     `counts` (C,) are numbers of tokens. `deletion[c]` is the score without the first counts[c] tokens of the order,
@@ -33,7 +33,7 @@ class Faithfulness:
     >>> import torch, regard as rg
     >>> falls, rises = torch.tensor([1.0, 0.2, 0.0]), torch.tensor([0.0, 0.8, 1.0])
     >>> line = torch.tensor([[1.0, 0.5, 0.0]])
-    >>> test = rg.Faithfulness(torch.tensor([0, 1, 2]), falls, rises, line, line.flip(1), "p")
+    >>> test = rg.FaithfulnessCurves(torch.tensor([0, 1, 2]), falls, rises, line, line.flip(1), "p")
     >>> round(test.deletion_area, 3), round(test.insertion_area, 3)
     (0.15, 0.15)
     """
@@ -140,7 +140,7 @@ def faithfulness(
     keep: Sequence[int] = (),
     points: Size = 8,
     seeds: Size = 5,
-) -> Faithfulness:
+) -> FaithfulnessCurves:
     """Do the tokens with a large relevance carry the prediction? Deletion and insertion curves beside random orders.
 
     `relevance` is an `Attribution` or one number for each token, (n,). Tokens are removed in the order of their
@@ -179,7 +179,7 @@ def curves(
     keep: Sequence[int] = (),
     points: int = 8,
     seeds: Count = 5,
-) -> Faithfulness:
+) -> FaithfulnessCurves:
     """The curves of `faithfulness` for a target whose tokens are known."""
     ids = inputs.need_ids("faithfulness")
     if len(ids) != 1:
@@ -194,7 +194,9 @@ def curves(
     removed = [row for places in orders for count in counts for row in (places[:count], places[count:])]
     values = _scores(model, remove, removed, target).view(len(orders), len(counts), 2)
     deletion, insertion = values[..., 0], values[..., 1]
-    return Faithfulness(torch.tensor(counts), deletion[0], insertion[0], deletion[1:], insertion[1:], target.measure)
+    return FaithfulnessCurves(
+        torch.tensor(counts), deletion[0], insertion[0], deletion[1:], insertion[1:], target.measure
+    )
 
 
 def _checked_scores(relevance: Any, n: int) -> Tensor:

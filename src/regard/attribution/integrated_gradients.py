@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.attention import Attention
 from regard.attribution.call_changes import CallChange, changing, need_backend
-from regard.attribution.question import Found, Question, received
+from regard.attribution.question import MethodResult, Question, received
 from regard.attribution.traced_run import TracedCall, gradients_on, traced_run
 from regard.errors import RegardError, nearest
 from regard.hf.calls import Call
@@ -28,7 +28,7 @@ BASELINES = ("zero", "uniform")
 STEPS = 16
 
 
-def integrated_gradients(question: Question) -> Found:
+def integrated_gradients(question: Question) -> MethodResult:
     """The links of each layer, edited alone: `baseline` "zero" (no attention) or "uniform" (all allowed keys alike).
 
     The mean is a Gauss-Legendre quadrature with `steps` points: one run of the model for each point and layer.
@@ -45,7 +45,7 @@ def integrated_gradients(question: Question) -> Found:
         total = (gradient.double() * (call.output - base).double()).sum()
         worst = max(worst, abs(float(total - (run.number.double().sum() - start.double().sum()))))
     note = f"Completeness: links of a layer sum to L(weights) - L({baseline}), with an error of at most {worst:.1g}."
-    return Found(maps, received(question, run.calls, maps), run.number, run.parts, run.missing, (note,))
+    return MethodResult(maps, received(question, run.calls, maps), run.number, run.parts, run.missing, (note,))
 
 
 def _options(question: Question) -> tuple[str, int]:

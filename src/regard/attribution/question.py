@@ -1,4 +1,4 @@
-"""`Question`: what a method of attribution is asked, and `Found`, what it answers."""
+"""`Question`: what a method of attribution is asked, and `MethodResult`, what it answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Question:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class MethodResult:
     """The answer of a method: a map for each layer, the relevance of each token (B, n), and notes in words."""
 
     maps: dict[str, AttentionMap]

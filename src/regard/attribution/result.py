@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from regard.attribution.edge_patching import HeadEdges
-from regard.attribution.faithfulness import Faithfulness
+from regard.attribution.faithfulness import FaithfulnessCurves
 from regard.attribution.question import INPUT
 from regard.errors import RegardError, nearest
 from regard.maps import AttentionMap, TopLinks
@@ -34,7 +34,7 @@ class Attribution(Mapping[str, AttentionMap]):
     """What made a prediction: a map of links for each layer, and the relevance of each token.
 
     `attribution[3]` is the map of the fourth attention, `attribution[name]` that of a module path; they have the tiles,
-    rows and folds of every `AttentionMap`. `tokens()` is the relevance of each input token (B, n), and
+    rows and reductions of every `AttentionMap`. `tokens()` is the relevance of each input token (B, n), and
     `tokens("decoder")` of each token that the decoder of an encoder-decoder has read. `value` is the number that is
     explained, (B,). `test` is the test of faithfulness (`rg.faithfulness`), `missing` says which layers have no map.
     `edges` are the connections between heads of "edge-patching".
@@ -57,7 +57,7 @@ class Attribution(Mapping[str, AttentionMap]):
     parts: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    test: Faithfulness | None = None
+    test: FaithfulnessCurves | None = None
     edges: HeadEdges | None = None
 
     @property

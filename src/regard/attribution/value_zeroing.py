@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from regard.attribution.blocks import BlockCalls, block_name
 from regard.attribution.call_changes import CallChange, changing, need_backend
 from regard.attribution.chefer import reading_rows
-from regard.attribution.question import INPUT, Found, Question, one_sequence
+from regard.attribution.question import INPUT, MethodResult, Question, one_sequence
 from regard.attribution.traced_run import Rules, TracedCall, traced_run
 from regard.errors import RegardError
 from regard.hf.attention_modules import attention_modules
@@ -31,7 +31,7 @@ FORMULA = "C_ij = 1 - cos(x_i, x_i without v_j), rows divided by their sums; rel
 ROUNDING = 1e-14
 
 
-def value_zeroing(question: Question) -> Found:
+def value_zeroing(question: Question) -> MethodResult:
     """The map C of each layer, with one head, and their product from the position that the target reads.
 
     Where layers are not self-attention over one text, there is no product, and so no relevance of tokens.
@@ -50,7 +50,7 @@ def value_zeroing(question: Question) -> Found:
         for weights in reversed(maps.values()):
             rows = rows @ weights.dense()[0, 0].float()
         relevance, notes = {INPUT: rows.cpu()}, ()
-    return Found(maps, relevance, run.number, run.parts, run.missing, notes)
+    return MethodResult(maps, relevance, run.number, run.parts, run.missing, notes)
 
 
 class _Kept(Rules):

@@ -5,13 +5,13 @@ Barkan et al. 2021 (arXiv:2204.11073) use its positive part, Chefer et al. 2021 
 
 from __future__ import annotations
 
-from regard.attribution.question import Found, Question, received
+from regard.attribution.question import MethodResult, Question, received
 from regard.attribution.traced_run import traced_run
 
 FORMULA = "w_ij dL/dw_ij = w_ij (g_i . v_j), g_i = dL/do_i"
 
 
-def weight_gradient(question: Question) -> Found:
+def weight_gradient(question: Question) -> MethodResult:
     """The change of L, to first order, if each weight is removed.
 
     The relevance of a token is the sum over layers, heads and queries of its links as a key: what is lost, to first
@@ -19,4 +19,4 @@ def weight_gradient(question: Question) -> Found:
     """
     run = traced_run(question.model, question.inputs, question.target.number, question.layers)
     maps = {name: call.links() for name, call in run.calls.items()}
-    return Found(dict(maps), received(question, run.calls, maps), run.number, run.parts, run.missing)
+    return MethodResult(dict(maps), received(question, run.calls, maps), run.number, run.parts, run.missing)

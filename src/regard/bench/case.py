@@ -41,7 +41,7 @@ class Aim:
 
 
 @dataclass(frozen=True)
-class Setting:
+class BenchSettings:
     """The device, and whether all cases are measured (`full`)."""
 
     device: str = "cpu"

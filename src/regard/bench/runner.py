@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from regard.bench.case import CALLS, Aim, Case, Run, Setting, Side, built, goal, prepared
+from regard.bench.case import CALLS, Aim, BenchSettings, Case, Run, Side, built, goal, prepared
 from regard.bench.measure import Goal, added_memory, in_turn
 from regard.bench.peers.package import quiet
 from regard.bench.roofline import Machine, free_memory, measured, waited
@@ -76,7 +76,7 @@ class Row:
         return [*self.goals, *(g for line in self.lines for g in line.goals)]
 
 
-def pace(setting: Setting) -> Machine:
+def pace(setting: BenchSettings) -> Machine:
     """Measure the machine again, because the speed of a shared machine changes."""
     forget_pace()
     return measured(setting.device, setting.dtype, scale=0.5)
@@ -90,11 +90,11 @@ class Runner:
     """
 
     machine: Machine
-    setting: Setting = field(default_factory=Setting)
+    setting: BenchSettings = field(default_factory=BenchSettings)
     pair_seconds: float = 4.0
     stop: float | None = None
     laws: dict[str, str] = field(default_factory=dict)
-    pace: Callable[[Setting], Machine] = pace
+    pace: Callable[[BenchSettings], Machine] = pace
 
     def run(self, cases: Iterable[Case], before: Callable[[Case], None] = lambda case: None) -> Iterator[Row]:
         """One row per finished case. `before` is called with each case before it is measured."""

@@ -7,15 +7,15 @@ from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import checked
 from regard.errors import RegardError, nearest
 
-__all__ = ["Mechanism", "mechanism", "mechanisms"]
+__all__ = ["CatalogEntry", "mechanism", "mechanisms"]
 
 
 @cache
-def mechanisms() -> dict[str, Mechanism]:
+def mechanisms() -> dict[str, CatalogEntry]:
     """All mechanisms by name, in alphabetical order.
 
     >>> entries = mechanisms()
@@ -27,7 +27,7 @@ def mechanisms() -> dict[str, Mechanism]:
 
 
 @checked
-def mechanism(name: str) -> Mechanism:
+def mechanism(name: str) -> CatalogEntry:
     """The mechanism of a name. The error for an unknown name gives its name in the catalog, or a similar name.
 
     >>> mechanism("sliding_window").build(size=4).mask

@@ -6,37 +6,37 @@ from typing import Literal, overload
 from torch import Tensor
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism as Mechanism
+from regard.catalog.entry import CatalogEntry as CatalogEntry
 from regard.composites import Grouped, Nystrom, Sum, ThroughLatents
 from regard.pieces import Scaling
 
-__all__ = ["Mechanism", "mechanism", "mechanisms"]
+__all__ = ["CatalogEntry", "mechanism", "mechanisms"]
 
-def mechanisms() -> dict[str, Mechanism]: ...
+def mechanisms() -> dict[str, CatalogEntry]: ...
 
-class _Alibi(Mechanism):
+class _Alibi(CatalogEntry):
     @staticmethod
     def build(num_heads: int, is_causal: bool = True) -> Attention: ...
 
-class _AxialRope(Mechanism):
+class _AxialRope(CatalogEntry):
     @staticmethod
     def build(
         coordinates: Tensor | None,
-        width: int,
+        head_dim: int,
         base: float = 10_000.0,
         alternate: bool = False,
     ) -> Attention: ...
 
-class _Bahdanau(Mechanism):
+class _Bahdanau(CatalogEntry):
     @staticmethod
     def build(
-        query_width: int,
-        key_width: int,
+        query_dim: int,
+        key_dim: int,
         hidden: int = 256,
         bias: bool = False,
     ) -> Attention: ...
 
-class _Bigbird(Mechanism):
+class _Bigbird(CatalogEntry):
     @staticmethod
     def build(
         length: int,
@@ -47,7 +47,7 @@ class _Bigbird(Mechanism):
         seed: int = 0,
     ) -> Attention: ...
 
-class _BlockLocal(Mechanism):
+class _BlockLocal(CatalogEntry):
     @staticmethod
     def build(
         size: int = 64,
@@ -56,31 +56,35 @@ class _BlockLocal(Mechanism):
         is_causal: bool = False,
     ) -> Attention: ...
 
-class _Cosine(Mechanism):
+class _Cosine(CatalogEntry):
     @staticmethod
     def build(factor: float = 10.0) -> Attention: ...
 
-class _Cross(Mechanism):
+class _Cross(CatalogEntry):
     @staticmethod
     def build() -> Attention: ...
 
-class _DeepseekSparse(Mechanism):
+class _DeepseekSparse(CatalogEntry):
     @staticmethod
     def build(k: int = 2048) -> Attention: ...
 
-class _Deltanet(Mechanism):
+class _Deltanet(CatalogEntry):
     @staticmethod
     def build() -> Attention: ...
 
-class _Differential(Mechanism):
+class _Differential(CatalogEntry):
     @staticmethod
-    def build(width: int, initial: float = 0.8, is_causal: bool = True) -> Sum: ...
+    def build(
+        head_dim: int,
+        initial: float = 0.8,
+        is_causal: bool = True,
+    ) -> Sum: ...
 
-class _Dilated(Mechanism):
+class _Dilated(CatalogEntry):
     @staticmethod
     def build(size: int = 64, dilation: int = 2, is_causal: bool = False) -> Attention: ...
 
-class _Fire(Mechanism):
+class _Fire(CatalogEntry):
     @staticmethod
     def build(
         num_heads: int,
@@ -89,35 +93,35 @@ class _Fire(Mechanism):
         fixed_length: int | None = None,
     ) -> Attention: ...
 
-class _Forgetting(Mechanism):
+class _Forgetting(CatalogEntry):
     @staticmethod
     def build() -> Attention: ...
 
-class _GatedDeltanet(Mechanism):
+class _GatedDeltanet(CatalogEntry):
     @staticmethod
     def build() -> Attention: ...
 
-class _GatedOutput(Mechanism):
+class _GatedOutput(CatalogEntry):
     @staticmethod
     def build() -> Attention: ...
 
-class _Gla(Mechanism):
+class _Gla(CatalogEntry):
     @staticmethod
     def build() -> Attention: ...
 
-class _GroupedQuery(Mechanism):
+class _GroupedQuery(CatalogEntry):
     @staticmethod
     def build() -> Attention: ...
 
-class _Hgrn2(Mechanism):
+class _Hgrn2(CatalogEntry):
     @staticmethod
     def build() -> Attention: ...
 
-class _Infini(Mechanism):
+class _Infini(CatalogEntry):
     @staticmethod
     def build(num_heads: int, size: int = 2048) -> Sum: ...
 
-class _Kerple(Mechanism):
+class _Kerple(CatalogEntry):
     @staticmethod
     def build(
         num_heads: int,
@@ -125,23 +129,23 @@ class _Kerple(Mechanism):
         is_causal: bool = True,
     ) -> Attention: ...
 
-class _KimiDelta(Mechanism):
+class _KimiDelta(CatalogEntry):
     @staticmethod
     def build() -> Attention: ...
 
-class _LearnedPositions(Mechanism):
+class _LearnedPositions(CatalogEntry):
     @staticmethod
-    def build(length: int, width: int) -> Attention: ...
+    def build(length: int, head_dim: int) -> Attention: ...
 
-class _Lightning(Mechanism):
+class _Lightning(CatalogEntry):
     @staticmethod
     def build(num_heads: int, layer: int = 0, num_layers: int = 2) -> Attention: ...
 
-class _Linear(Mechanism):
+class _Linear(CatalogEntry):
     @staticmethod
     def build(is_causal: bool = True) -> Attention: ...
 
-class _Linformer(Mechanism):
+class _Linformer(CatalogEntry):
     @staticmethod
     def build(
         length: int,
@@ -149,15 +153,15 @@ class _Linformer(Mechanism):
         is_shared: bool = False,
     ) -> Grouped: ...
 
-class _LongConvolution(Mechanism):
+class _LongConvolution(CatalogEntry):
     @staticmethod
     def build(num_heads: int, length: int = 2048) -> Attention: ...
 
-class _Longformer(Mechanism):
+class _Longformer(CatalogEntry):
     @staticmethod
     def build(size: int = 257, global_positions: Sequence[int] = (0,)) -> Attention: ...
 
-class _Longrope(Mechanism):
+class _Longrope(CatalogEntry):
     @staticmethod
     def build(
         factors: Sequence[float],
@@ -165,62 +169,62 @@ class _Longrope(Mechanism):
         trained_length: int = 4096,
     ) -> Attention: ...
 
-class _LuongConcat(Mechanism):
+class _LuongConcat(CatalogEntry):
     @staticmethod
     def build(
-        query_width: int,
-        key_width: int,
+        query_dim: int,
+        key_dim: int,
         hidden: int = 256,
         bias: bool = False,
     ) -> Attention: ...
 
-class _LuongDot(Mechanism):
+class _LuongDot(CatalogEntry):
     @staticmethod
     def build() -> Attention: ...
 
-class _LuongGeneral(Mechanism):
+class _LuongGeneral(CatalogEntry):
     @staticmethod
-    def build(query_width: int, key_width: int, num_heads: int = 1) -> Attention: ...
+    def build(query_dim: int, key_dim: int, num_heads: int = 1) -> Attention: ...
 
-class _Mamba1(Mechanism):
+class _Mamba1(CatalogEntry):
     @staticmethod
-    def build(num_heads: int, width: int, skip: bool = True) -> Attention: ...
+    def build(num_heads: int, head_dim: int, skip: bool = True) -> Attention: ...
 
-class _Mamba2(Mechanism):
+class _Mamba2(CatalogEntry):
     @staticmethod
     def build(num_heads: int, skip: bool = True) -> Attention: ...
 
-class _Masked(Mechanism):
+class _Masked(CatalogEntry):
     @staticmethod
     def build() -> Attention: ...
 
-class _MinimaxSparse(Mechanism):
+class _MinimaxSparse(CatalogEntry):
     @staticmethod
     def build(size: int = 128, k: int = 16, local: int = 1) -> Attention: ...
 
-class _Mla(Mechanism):
+class _Mla(CatalogEntry):
     @staticmethod
     def build(
         num_heads: int,
-        query_width: int,
-        key_width: int,
-        rotated_width: int = 0,
+        query_dim: int,
+        key_dim: int,
+        rotary_dim: int = 0,
         base: float = 10_000.0,
     ) -> Attention: ...
 
-class _Moba(Mechanism):
+class _Moba(CatalogEntry):
     @staticmethod
     def build(size: int = 512, k: int = 3) -> Attention: ...
 
-class _MultiHead(Mechanism):
+class _MultiHead(CatalogEntry):
     @staticmethod
     def build() -> Attention: ...
 
-class _MultiQuery(Mechanism):
+class _MultiQuery(CatalogEntry):
     @staticmethod
     def build() -> Attention: ...
 
-class _MultimodalRope(Mechanism):
+class _MultimodalRope(CatalogEntry):
     @staticmethod
     def build(
         coordinates: Tensor | None,
@@ -229,7 +233,7 @@ class _MultimodalRope(Mechanism):
         alternate: bool = False,
     ) -> Attention: ...
 
-class _Neighborhood(Mechanism):
+class _Neighborhood(CatalogEntry):
     @staticmethod
     def build(
         shape: Sequence[int],
@@ -239,7 +243,7 @@ class _Neighborhood(Mechanism):
         is_causal: bool | Sequence[bool] = False,
     ) -> Attention: ...
 
-class _Nsa(Mechanism):
+class _Nsa(CatalogEntry):
     @staticmethod
     def build(
         size: int = 64,
@@ -249,24 +253,24 @@ class _Nsa(Mechanism):
         local: int = 2,
     ) -> Sum: ...
 
-class _Nystrom(Mechanism):
+class _Nystrom(CatalogEntry):
     @staticmethod
     def build(num_landmarks: int = 64, iterations: int = 6) -> Nystrom: ...
 
-class _Perceiver(Mechanism):
+class _Perceiver(CatalogEntry):
     @staticmethod
-    def build(width: int, num_heads: int, num_latents: int = 64) -> ThroughLatents: ...
+    def build(head_dim: int, num_heads: int, num_latents: int = 64) -> ThroughLatents: ...
 
-class _Performer(Mechanism):
+class _Performer(CatalogEntry):
     @staticmethod
     def build(
-        width: int,
+        head_dim: int,
         num_features: int = 256,
         seed: int = 0,
         is_causal: bool = False,
     ) -> Attention: ...
 
-class _PooledKeys(Mechanism):
+class _PooledKeys(CatalogEntry):
     @staticmethod
     def build(
         size: int = 16,
@@ -274,24 +278,24 @@ class _PooledKeys(Mechanism):
         is_causal: bool = True,
     ) -> Grouped: ...
 
-class _Pope(Mechanism):
+class _Pope(CatalogEntry):
     @staticmethod
-    def build(num_heads: int, width: int, base: float = 10_000.0) -> Attention: ...
+    def build(num_heads: int, head_dim: int, base: float = 10_000.0) -> Attention: ...
 
-class _PositionTemperature(Mechanism):
+class _PositionTemperature(CatalogEntry):
     @staticmethod
     def build(floor: int = 8192, factor: float = 0.1) -> Attention: ...
 
-class _QkNorm(Mechanism):
+class _QkNorm(CatalogEntry):
     @staticmethod
     def build(
-        width: int,
+        head_dim: int,
         num_heads: int = 1,
-        num_key_heads: int | None = None,
+        num_key_value_heads: int | None = None,
         joint: bool = False,
     ) -> Attention: ...
 
-class _Reformer(Mechanism):
+class _Reformer(CatalogEntry):
     @staticmethod
     def build(
         num_buckets: int = 64,
@@ -300,60 +304,60 @@ class _Reformer(Mechanism):
         is_causal: bool = True,
     ) -> Attention: ...
 
-class _Retnet(Mechanism):
+class _Retnet(CatalogEntry):
     @staticmethod
-    def build(num_heads: int, width: int) -> Attention: ...
+    def build(num_heads: int, head_dim: int) -> Attention: ...
 
-class _Rope(Mechanism):
+class _Rope(CatalogEntry):
     @staticmethod
     def build(
-        width: int,
+        head_dim: int,
         base: float = 10_000.0,
         interleaved: bool = False,
         scaling: Scaling | None = None,
     ) -> Attention: ...
 
-class _Rwkv6(Mechanism):
+class _Rwkv6(CatalogEntry):
     @staticmethod
-    def build(num_heads: int, width: int) -> Attention: ...
+    def build(num_heads: int, head_dim: int) -> Attention: ...
 
-class _Rwkv7(Mechanism):
+class _Rwkv7(CatalogEntry):
     @staticmethod
-    def build(num_heads: int, width: int) -> Attention: ...
+    def build(num_heads: int, head_dim: int) -> Attention: ...
 
-class _ScalableSoftmax(Mechanism):
+class _ScalableSoftmax(CatalogEntry):
     @staticmethod
     def build(num_heads: int) -> Attention: ...
 
-class _SelfAttention(Mechanism):
+class _SelfAttention(CatalogEntry):
     @staticmethod
     def build() -> Attention: ...
 
-class _SharedPrefix(Mechanism):
+class _SharedPrefix(CatalogEntry):
     @staticmethod
     def build(prefix: int, lengths: Sequence[int]) -> Attention: ...
 
-class _Shaw(Mechanism):
+class _Shaw(CatalogEntry):
     @staticmethod
-    def build(width: int, reach: int = 16) -> Attention: ...
+    def build(head_dim: int, reach: int = 16) -> Attention: ...
 
-class _ShortConvolution(Mechanism):
+class _ShortConvolution(CatalogEntry):
     @staticmethod
     def build(num_heads: int, size: int = 3) -> Attention: ...
 
-class _Sigmoid(Mechanism):
+class _Sigmoid(CatalogEntry):
     @staticmethod
     def build(offset: float | None = None, is_causal: bool = True) -> Attention: ...
 
-class _Sinks(Mechanism):
+class _Sinks(CatalogEntry):
     @staticmethod
     def build(num_heads: int) -> Attention: ...
 
-class _Sinusoidal(Mechanism):
+class _Sinusoidal(CatalogEntry):
     @staticmethod
     def build(base: float = 10_000.0) -> Attention: ...
 
-class _SlidingTiles(Mechanism):
+class _SlidingTiles(CatalogEntry):
     @staticmethod
     def build(
         shape: Sequence[int],
@@ -361,23 +365,23 @@ class _SlidingTiles(Mechanism):
         size: int | Sequence[int],
     ) -> Attention: ...
 
-class _SlidingWindow(Mechanism):
+class _SlidingWindow(CatalogEntry):
     @staticmethod
     def build(size: int = 256, is_causal: bool = True) -> Attention: ...
 
-class _SoftLookup(Mechanism):
+class _SoftLookup(CatalogEntry):
     @staticmethod
     def build(temperature: float = 1.0) -> Attention: ...
 
-class _Softcap(Mechanism):
+class _Softcap(CatalogEntry):
     @staticmethod
     def build(cap: float = 50.0, is_causal: bool = True) -> Attention: ...
 
-class _Sparse(Mechanism):
+class _Sparse(CatalogEntry):
     @staticmethod
     def build(alpha: float = 1.5) -> Attention: ...
 
-class _T5(Mechanism):
+class _T5(CatalogEntry):
     @staticmethod
     def build(
         num_heads: int,
@@ -386,26 +390,26 @@ class _T5(Mechanism):
         bidirectional: bool = True,
     ) -> Attention: ...
 
-class _TokenShift(Mechanism):
+class _TokenShift(CatalogEntry):
     @staticmethod
     def build(num_heads: int) -> Attention: ...
 
-class _TopK(Mechanism):
+class _TopK(CatalogEntry):
     @staticmethod
     def build(k: int = 32) -> Attention: ...
 
-class _TransformerXl(Mechanism):
+class _TransformerXl(CatalogEntry):
     @staticmethod
-    def build(num_heads: int, width: int, base: float = 10_000.0) -> Attention: ...
+    def build(num_heads: int, head_dim: int, base: float = 10_000.0) -> Attention: ...
 
-class _Tree(Mechanism):
+class _Tree(CatalogEntry):
     @staticmethod
     def build(parents: Sequence[int], context: int = 0) -> Attention: ...
 
-class _Yarn(Mechanism):
+class _Yarn(CatalogEntry):
     @staticmethod
     def build(
-        width: int,
+        head_dim: int,
         factor: float,
         trained_length: int,
         base: float = 10_000.0,
@@ -558,4 +562,4 @@ def mechanism(name: Literal["tree"]) -> _Tree: ...
 @overload
 def mechanism(name: Literal["yarn"]) -> _Yarn: ...
 @overload
-def mechanism(name: str) -> Mechanism: ...
+def mechanism(name: str) -> CatalogEntry: ...

@@ -1,7 +1,7 @@
 """ALiBi: attention with linear biases."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import ALiBi, causal
 
@@ -12,7 +12,7 @@ def alibi(num_heads: int, is_causal: bool = True) -> Attention:
     return Attention(bias=ALiBi(num_heads), mask=causal() if is_causal else None)
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=alibi,
     formula="w_hij = softmax_j(q_hi . k_hj / sqrt(D) - m_h |i - j|) over j <= i, with m_h = 2^(-8 h / H)",
     paper="Press, Smith & Lewis 2022, arXiv:2108.12409",

@@ -3,23 +3,23 @@
 import torch
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import AxialRoPE
 
 
 @explained
 def axial_rope(
-    coordinates: torch.Tensor | None, width: int, base: float = 10_000.0, alternate: bool = False
+    coordinates: torch.Tensor | None, head_dim: int, base: float = 10_000.0, alternate: bool = False
 ) -> Attention:
     """Positions are vectors, such as row and column of a patch; each axis rotates its share of the channels.
 
     `coordinates` is (axes, n) or (batch, axes, n), or None if each call gets its own.
     """
-    return Attention(position=AxialRoPE.grid(coordinates, width, base, alternate=alternate))
+    return Attention(position=AxialRoPE.grid(coordinates, head_dim, base, alternate=alternate))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=axial_rope,
     formula="w_ij = softmax_j((R_i q_i) . (R_j k_j) / sqrt(D)); "
     "R_p rotates pair m of axis a by coordinate[p, a] base^(-2 A m / D)",
@@ -27,7 +27,7 @@ MECHANISM = Mechanism(
     year=2024,
     used_by=("qwen2_vl", "pixtral", "llama4", "qwen3_vl"),
     cost="the same as multi_head, and O(n D) for rotations",
-    tiny={"coordinates": torch.stack((torch.arange(16) // 4, torch.arange(16) % 4)), "width": 8},
+    tiny={"coordinates": torch.stack((torch.arange(16) // 4, torch.arange(16) % 4)), "head_dim": 8},
     sizes={"heads": 2, "queries": 16},
     disagree="in Qwen2-VL both axes have the same frequencies; in Pixtral they take turns in one list "
     "(alternate=True).",

@@ -1,25 +1,25 @@
 """Bahdanau's additive attention."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import Additive
 
 
 @explained
-def bahdanau(query_width: int, key_width: int, hidden: int = 256, bias: bool = False) -> Attention:
+def bahdanau(query_dim: int, key_dim: int, hidden: int = 256, bias: bool = False) -> Attention:
     """A small network scores each decoder state against each encoder state: the first neural attention."""
-    return Attention(Additive(query_width, key_width, hidden, bias))
+    return Attention(Additive(query_dim, key_dim, hidden, bias))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=bahdanau,
     formula="w_ij = softmax_j(v . tanh(W q_i + U k_j)), with q the decoder state before the step (s_{t-1})",
     paper="Bahdanau, Cho & Bengio 2015, arXiv:1409.0473",
     year=2015,
     cost="O(I J hidden) time, O(I + J) memory by blocks",
-    tiny={"query_width": 8, "key_width": 6, "hidden": 5},
-    sizes={"heads": 1, "queries": 7, "keys": 11, "key_width": 6},
+    tiny={"query_dim": 8, "key_dim": 6, "hidden": 5},
+    sizes={"heads": 1, "queries": 7, "keys": 11, "key_dim": 6},
     disagree="keras' AdditiveAttention has no W and U; code with nn.Linear adds a bias inside the tanh (bias=True).",
     also_called=("additive attention", "AdditiveAttention", "BahdanauAttention", "MLP attention"),
 )

@@ -1,7 +1,7 @@
 """BigBird: a window, global tokens and random blocks."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import bigbird as bigbird_mask
 
@@ -19,7 +19,7 @@ def bigbird(
     return Attention(mask=bigbird_mask(length, block, window_blocks, global_blocks, num_random, seed))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=bigbird,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over blocks that are neighbors, global or random",
     paper="Zaheer et al. 2020, arXiv:2007.14062, section 2",

@@ -1,7 +1,7 @@
 """Block-local attention."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import block_local as own_block
 from regard.pieces import causal
@@ -14,7 +14,7 @@ def block_local(size: int = 64, before: int = 0, after: int = 0, is_causal: bool
     return Attention(mask=causal() & near if is_causal else near)
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=block_local,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over -before <= floor(j / size) - floor(i / size) <= after",
     paper="Liu et al. 2018, arXiv:1801.10198; Qiu et al. 2019, arXiv:1911.02972",

@@ -1,7 +1,7 @@
 """Cosine attention."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import Cosine
 
@@ -12,7 +12,7 @@ def cosine(factor: float = 10.0) -> Attention:
     return Attention(Cosine(factor))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=cosine,
     formula="w_ij = softmax_j(factor cos(q_i, k_j))",
     paper="Liu et al. 2022, Swin Transformer V2, arXiv:2111.09883, section 3.2; Henry et al. 2020, arXiv:2010.04245",

@@ -1,7 +1,7 @@
 """Cross-attention: one sequence attends to another."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 
 
@@ -11,13 +11,13 @@ def cross() -> Attention:
     return Attention()
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=cross,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)), with q from the target (I) and k, v from the source (J)",
     paper="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3",
     year=2017,
     used_by=("bart", "t5", "marian", "whisper", "blip_2"),
     cost="O(I J D) time, O(I + J) memory by blocks",
-    sizes={"queries": 7, "keys": 11, "value_width": 6},
+    sizes={"queries": 7, "keys": 11, "value_dim": 6},
     also_called=("encoder-decoder attention", "CrossAttention", "source-target attention"),
 )

@@ -1,7 +1,7 @@
 """DeepSeek sparse attention: each query attends to the tokens that a small indexer chooses."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import TokenIndexer, causal
 
@@ -15,7 +15,7 @@ def deepseek_sparse(k: int = 2048) -> Attention:
     return Attention(mask=causal(), selection=TokenIndexer(k))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=deepseek_sparse,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over the k greatest I_ij with j <= i, where "
     "I_ij = sum_n a_in relu(x_in . y_j) for index queries x, index keys y and index weights a",

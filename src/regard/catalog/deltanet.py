@@ -1,7 +1,7 @@
 """DeltaNet."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import Delta, Dot
 
@@ -15,7 +15,7 @@ def deltanet() -> Attention:
     return Attention(Dot(), transition=Delta())
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=deltanet,
     formula="w_ij = b_j q_i . A_i ... A_{j+1} k_j / sqrt(D) for j <= i, with A_t = I - b_t k_t k_t^T and unit "
     "vectors q and k",

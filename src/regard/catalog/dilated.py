@@ -1,7 +1,7 @@
 """Dilated sliding-window attention."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import causal
 from regard.pieces import dilated as window_with_gaps
@@ -14,7 +14,7 @@ def dilated(size: int = 64, dilation: int = 2, is_causal: bool = False) -> Atten
     return Attention(mask=causal() & near if is_causal else near)
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=dilated,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over j = i + m dilation, |m| < size",
     paper="Beltagy, Peters & Cohan 2020, arXiv:2004.05150, section 3.1",

@@ -1,4 +1,4 @@
-"""`Mechanism`: an entry of the catalog, with formula, paper, cost and a small example."""
+"""`CatalogEntry`: an entry of the catalog, with formula, paper, cost and a small example."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DRAWS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 
 
 @dataclass(frozen=True)
-class Mechanism:
+class CatalogEntry:
     """A named attention: `build(...)` returns the `Attention`, or a `Composite` of several.
 
     `formula` is plain text, and `cost` gives time and memory for n tokens. `example` builds a small problem: `tiny` are
@@ -71,7 +71,7 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
-            raise RegardError(f"Mechanism(family={self.family!r}): {nearest(self.family, FAMILIES)}")
+            raise RegardError(f"CatalogEntry(family={self.family!r}): {nearest(self.family, FAMILIES)}")
 
     @property
     def name(self) -> str:
@@ -93,19 +93,19 @@ class Mechanism:
     ) -> tuple[Any, Tensor, Tensor, Tensor]:
         """A small attention with random query, key and value. `sizes` override those of the mechanism.
 
-        Sizes: batch, heads, key_heads, queries, keys, width, key_width, value_width.
+        Sizes: batch, heads, key_heads, queries, keys, head_dim, key_dim, value_dim.
         """
-        given = {"batch": 2, "heads": 4, "queries": 24, "width": 8} | self.sizes | sizes
+        given = {"batch": 2, "heads": 4, "queries": 24, "head_dim": 8} | self.sizes | sizes
         given.setdefault("key_heads", given["heads"])
         given.setdefault("keys", given["queries"])
-        given.setdefault("key_width", given["width"])
-        given.setdefault("value_width", given["key_width"])
+        given.setdefault("key_dim", given["head_dim"])
+        given.setdefault("value_dim", given["key_dim"])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             attention = self.build(**self.tiny).to(dtype)
-            query = torch.randn(given["batch"], given["heads"], given["queries"], given["width"], dtype=dtype)
-            key = torch.randn(given["batch"], given["key_heads"], given["keys"], given["key_width"], dtype=dtype)
-            value = torch.randn(given["batch"], given["key_heads"], given["keys"], given["value_width"], dtype=dtype)
+            query = torch.randn(given["batch"], given["heads"], given["queries"], given["head_dim"], dtype=dtype)
+            key = torch.randn(given["batch"], given["key_heads"], given["keys"], given["key_dim"], dtype=dtype)
+            value = torch.randn(given["batch"], given["key_heads"], given["keys"], given["value_dim"], dtype=dtype)
         return attention, query, key, value
 
     def tensors(self, attention: Any, query: Tensor, key: Tensor, value: Tensor) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """FIRE: a small network of the distance."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import FIREBias, causal
 
@@ -12,7 +12,7 @@ def fire(num_heads: int, hidden: int = 32, threshold: int = 512, fixed_length: i
     return Attention(bias=FIREBias(num_heads, hidden, threshold, fixed_length), mask=causal())
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=fire,
     formula="w_hij = softmax_j(q_hi . k_hj / sqrt(D) + f_h(psi(i - j) / psi(max(i, L)))) over j <= i, "
     "psi(x) = log(|c x| + 1)",

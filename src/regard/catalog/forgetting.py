@@ -1,7 +1,7 @@
 """Forgetting attention."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import ForgettingBias, causal
 
@@ -12,7 +12,7 @@ def forgetting() -> Attention:
     return Attention(bias=ForgettingBias(), mask=causal())
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=forgetting,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D) + sum of log f_l over j < l <= i) over j <= i",
     paper="Lin et al. 2025, Forgetting Transformer (FoX), arXiv:2503.02130",

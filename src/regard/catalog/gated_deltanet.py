@@ -1,7 +1,7 @@
 """Gated DeltaNet."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import Dot, GatedDelta
 
@@ -15,7 +15,7 @@ def gated_deltanet() -> Attention:
     return Attention(Dot(), transition=GatedDelta())
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=gated_deltanet,
     formula="w_ij = b_j exp(g_{j+1} + ... + g_i) q_i . A_i ... A_{j+1} k_j / sqrt(D) for j <= i, with A_t = I - "
     "b_t k_t k_t^T",

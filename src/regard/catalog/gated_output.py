@@ -1,7 +1,7 @@
 """Gated attention: a gate on the output of each head."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import causal
 
@@ -16,7 +16,7 @@ def gated_output() -> Attention:
     return Attention(mask=causal())
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=gated_output,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over j <= i; output_i = sigmoid(x_i W) * sum_j w_ij v_j, channel "
     "by channel",

@@ -1,7 +1,7 @@
 """Gated linear attention."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import ChannelDecay, Dot
 
@@ -15,7 +15,7 @@ def gla() -> Attention:
     return Attention(Dot(), transition=ChannelDecay())
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=gla,
     formula="w_ij = q_i . (k_j exp(g_{j+1} + ... + g_i)) / sqrt(D) for j <= i, with log-decays g of each channel",
     paper="Yang et al. 2023, Gated Linear Attention, arXiv:2312.06635",

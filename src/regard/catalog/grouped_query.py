@@ -1,7 +1,7 @@
 """Grouped-query attention."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import causal
 
@@ -16,7 +16,7 @@ def grouped_query() -> Attention:
     return Attention(mask=causal())
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=grouped_query,
     formula="w_hij = softmax_j(q_hi . k_gj / sqrt(D)) over j <= i, with g = floor(h G / H)",
     paper="Ainslie et al. 2023, arXiv:2305.13245",

@@ -1,7 +1,7 @@
 """HGRN-2."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import ChannelDecay, Dot
 
@@ -16,7 +16,7 @@ def hgrn_2() -> Attention:
     return Attention(Dot(scale=1.0), transition=ChannelDecay(complement=True))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=hgrn_2,
     formula="w_ij = q_i . ((1 - f_j) f_{j+1} ... f_i) for j <= i, with forget gates f in [0, 1] of each channel "
     "and keys of ones",

@@ -1,7 +1,7 @@
 """Infini-attention: local softmax and a linear memory of earlier segments."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.composites import HeadGate, SegmentMemory, Sum
 from regard.pieces import block_local, causal
@@ -16,7 +16,7 @@ def infini(num_heads: int, size: int = 2048) -> Sum:
     return Sum([SegmentMemory(size), Attention(mask=causal() & block_local(size))], HeadGate(num_heads))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=infini,
     formula="w_ij = g phi(q_i) . phi(k_j) / sum_m phi(q_i) . phi(k_m) for j in earlier segments, and (1 - g) "
     "softmax_j(q_i . k_j / sqrt(D)) for j <= i in the segment of i; phi = elu + 1, g = sigmoid(b_h)",

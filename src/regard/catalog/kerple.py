@@ -1,7 +1,7 @@
 """KERPLE: biases by distance with learned shapes."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import KERPLEBias, causal
 
@@ -12,7 +12,7 @@ def kerple(num_heads: int, power: bool = False, is_causal: bool = True) -> Atten
     return Attention(bias=KERPLEBias(num_heads, power), mask=causal() if is_causal else None)
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=kerple,
     formula="w_hij = softmax_j(q_hi . k_hj / sqrt(D) - a_h log(1 + b_h |i - j|)) over j <= i; power: - a_h |i - j|^b_h",
     paper="Chi et al. 2022, arXiv:2205.09921",

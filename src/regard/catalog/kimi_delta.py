@@ -1,7 +1,7 @@
 """Kimi Delta Attention."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import Dot, KimiDelta
 
@@ -15,7 +15,7 @@ def kimi_delta() -> Attention:
     return Attention(Dot(), transition=KimiDelta())
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=kimi_delta,
     formula="w_ij = b_j q_i . A_i ... A_{j+1} k_j / sqrt(D) for j <= i, with A_t = (I - b_t k_t k_t^T) diag(exp g_t)",
     paper="Kimi Team 2025, Kimi Linear, arXiv:2510.26692",

@@ -3,7 +3,7 @@
 import torch
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import Decay, Dot
 
@@ -16,7 +16,7 @@ def lightning(num_heads: int, layer: int = 0, num_layers: int = 2) -> Attention:
     return Attention(Dot(scale=1.0), transition=Decay(-slopes * in_layer))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=lightning,
     formula="w_ij = q_i . k_j exp(-s_h (i - j)) for j <= i, with s_h = 2^(-8 (h + 1) / H) (1 - layer / "
     "(num_layers - 1))",

@@ -1,18 +1,18 @@
 """Linear attention."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import EluPlusOne, KernelScore, SumNormalizer, causal
+from regard.pieces import EluPlusOne, FeatureScore, SumNormalizer, causal
 
 
 @explained
 def linear(is_causal: bool = True) -> Attention:
     """A dot product of features replaces the exponential, so sums over keys become one matrix: linear in n."""
-    return Attention(KernelScore(EluPlusOne()), mask=causal() if is_causal else None, normalizer=SumNormalizer())
+    return Attention(FeatureScore(EluPlusOne()), mask=causal() if is_causal else None, normalizer=SumNormalizer())
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=linear,
     formula="w_ij = phi(q_i) . phi(k_j) / sum_j phi(q_i) . phi(k_j) over j <= i, with phi(x) = elu(x) + 1",
     paper="Katharopoulos et al. 2020, arXiv:2006.16236",

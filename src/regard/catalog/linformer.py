@@ -1,7 +1,7 @@
 """Linformer: keys and values projected along the sequence."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.composites import Grouped
 from regard.pieces import ProjectedGroups
@@ -16,7 +16,7 @@ def linformer(length: int, num_groups: int = 256, is_shared: bool = False) -> Gr
     return Grouped(Attention(), ProjectedGroups(length, num_groups, is_shared))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=linformer,
     formula="w_ij = sum_m softmax_m(q_i . (E k)_m / sqrt(D)) F_mj, with E and F of size (num_groups, length)",
     paper="Wang et al. 2020, arXiv:2006.04768",

@@ -3,7 +3,7 @@
 import torch
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import Dot, Taps, Unnormalized, causal
 
@@ -22,14 +22,14 @@ def long_convolution(num_heads: int, length: int = 2048) -> Attention:
     return Attention(Dot(1.0), bias=taps, mask=causal(), normalizer=Unnormalized())
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=long_convolution,
     formula="w_ij = q_i k_j h_(i - j) over j <= i, with a filter h of each head",
     paper="Poli et al. 2023, Hyena Hierarchy, arXiv:2302.10866",
     year=2023,
     cost="O(n log n) time a channel by Fourier transforms, O(n) memory; a generated token takes O(n)",
     tiny={"num_heads": 4, "length": 40},
-    sizes={"width": 1, "value_width": 3},
+    sizes={"head_dim": 1, "value_dim": 3},
     disagree="Hyena of order 2 is this with q = x_2 and k = x_1, and its skip is added to h_0. Higher orders repeat "
     "it, which is no linear map of one value. H3 has it with filters of a state space.",
     also_called=("long convolution", "Hyena", "H3", "FFT convolution"),

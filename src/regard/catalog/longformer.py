@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import global_tokens, window
 
@@ -14,7 +14,7 @@ def longformer(size: int = 257, global_positions: Sequence[int] = (0,)) -> Atten
     return Attention(mask=window(size) | global_tokens(global_positions))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=longformer,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over |i - j| < size, or i global, or j global",
     paper="Beltagy, Peters & Cohan 2020, arXiv:2004.05150, section 3.1",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import LongRoPEScaling, RoPE, causal
 
@@ -15,7 +15,7 @@ def longrope(factors: Sequence[float], extension: float = 1.0, trained_length: i
     return Attention(position=RoPE(2 * len(factors), scaling=scaling), mask=causal())
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=longrope,
     formula="rope with frequencies f_m / factor_m, and queries and keys times "
     "sqrt(1 + log(extension) / log(trained_length))",

@@ -1,7 +1,7 @@
 """Luong's attention, "dot"."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import Dot
 
@@ -12,7 +12,7 @@ def luong_dot() -> Attention:
     return Attention(Dot(scale=1.0))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=luong_dot,
     formula="w_ij = softmax_j(q_i . k_j), with q the decoder state of the step itself (s_t)",
     paper="Luong, Pham & Manning 2015, arXiv:1508.04025, eq. 8",

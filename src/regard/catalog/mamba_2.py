@@ -3,7 +3,7 @@
 import torch
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import Dot, StateSpace
 
@@ -19,7 +19,7 @@ def mamba_2(num_heads: int, skip: bool = True) -> Attention:
     return Attention(Dot(scale=1.0), transition=StateSpace(rate, torch.ones(num_heads) if skip else None))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=mamba_2,
     formula="w_ij = d_j exp(a_h (d_{j+1} + ... + d_i)) C_i . B_j for j <= i, with a rate a_h < 0 and steps d; "
     "plus the skip for j = i",

@@ -1,7 +1,7 @@
 """Masked (causal) self-attention."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import causal
 
@@ -15,7 +15,7 @@ def masked() -> Attention:
     return Attention(mask=causal())
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=masked,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over j <= i",
     paper="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3",

@@ -1,7 +1,7 @@
 """MiniMax sparse attention: an indexer chooses blocks of keys."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import BlockIndexer, causal
 
@@ -15,7 +15,7 @@ def minimax_sparse(size: int = 128, k: int = 16, local: int = 1) -> Attention:
     return Attention(mask=causal(), selection=BlockIndexer(size, k, local))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=minimax_sparse,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over j <= i in the local blocks before i and in the others of the k "
     "blocks with the greatest max_j x_i . y_j, for index queries x and index keys y",

@@ -1,7 +1,7 @@
 """MoBA: each query attends to the blocks whose mean keys fit it best."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import BlockMeans, causal
 
@@ -12,7 +12,7 @@ def moba(size: int = 512, k: int = 3) -> Attention:
     return Attention(mask=causal(), selection=BlockMeans(size, k))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=moba,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over j <= i in the block of i and in the k - 1 earlier blocks with "
     "the greatest q_i . mean(k of the block)",

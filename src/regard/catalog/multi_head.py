@@ -1,7 +1,7 @@
 """Multi-head attention."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 
 
@@ -14,7 +14,7 @@ def multi_head() -> Attention:
     return Attention()
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=multi_head,
     formula="w_hij = softmax_j(q_hi . k_hj / sqrt(D)) for heads h = 1 ... H of width D = C / H",
     paper="Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2",

@@ -1,7 +1,7 @@
 """Multi-query attention."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import causal
 
@@ -15,7 +15,7 @@ def multi_query() -> Attention:
     return Attention(mask=causal())
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=multi_query,
     formula="w_hij = softmax_j(q_hi . k_j / sqrt(D)) over j <= i, the same k for every head h",
     paper="Shazeer 2019, arXiv:1911.02150",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import AxialRoPE, causal
 
@@ -31,7 +31,7 @@ TINY = torch.tensor(
     ]
 )
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=multimodal_rope,
     formula="w_ij = softmax_j((R_i q_i) . (R_j k_j) / sqrt(D)) over j <= i; R_p rotates pair m by "
     "coordinate[p, axis(m)] base^(-2m / D)",

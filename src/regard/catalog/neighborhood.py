@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import neighborhood as neighborhood_mask
 
@@ -20,7 +20,7 @@ def neighborhood(
     return Attention(mask=neighborhood_mask(shape, size, dilation, stride, is_causal))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=neighborhood,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over j with |j_a - c_a(i)| <= size / 2 along each axis a, where "
     "c_a(i) is i_a, moved inside so that the window fits",

@@ -1,7 +1,7 @@
 """Native sparse attention: compressed, selected and near keys, with gates."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.composites import GateFactors, Grouped, Sum
 from regard.pieces import CompressedBlocks, MeanGroups, causal, window
@@ -23,7 +23,7 @@ def nsa(size: int = 64, k: int = 16, near: int = 512, initial: int = 1, local: i
     return Sum(parts, GateFactors(3))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=nsa,
     formula="w_ij = g_1i softmax_m(q_i . mean(k of block m) / sqrt(D)) / size over blocks that have ended, + g_2i "
     "softmax_j(q_i . k_j / sqrt(D)) over selected blocks, + g_3i softmax_j(q_i . k_j / sqrt(D)) over i - near < j <= i",

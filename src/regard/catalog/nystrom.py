@@ -1,6 +1,6 @@
 """Nystrom attention: softmax through landmarks."""
 
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.composites import Nystrom
 
@@ -11,7 +11,7 @@ def nystrom(num_landmarks: int = 64, iterations: int = 6) -> Nystrom:
     return Nystrom(num_landmarks, iterations)
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=nystrom,
     formula="W = softmax(q k~^T / sqrt(D)) A^+ softmax(q~ k^T / sqrt(D)), A = softmax(q~ k~^T / sqrt(D)), with "
     "landmarks q~ and k~ and an iterative pseudo-inverse",

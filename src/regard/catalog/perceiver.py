@@ -1,20 +1,20 @@
 """Attention through latents: the cross-attentions of a Perceiver."""
 
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.composites import ThroughLatents
 
 
 @explained
-def perceiver(width: int, num_heads: int, num_latents: int = 64) -> ThroughLatents:
+def perceiver(head_dim: int, num_heads: int, num_latents: int = 64) -> ThroughLatents:
     """A few learned latents read all tokens, and the queries read the latents: a product of two maps.
 
     A Perceiver has layers between the two, which are not linear. `regard.ProductMap` multiplies any two of its maps.
     """
-    return ThroughLatents(num_latents, width, num_heads)
+    return ThroughLatents(num_latents, head_dim, num_heads)
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=perceiver,
     formula="W = softmax(q L^T / sqrt(D)) softmax(L k^T / sqrt(D)), with L of size (num_latents, D) for each head",
     paper="Jaegle et al. 2021, arXiv:2103.03206; Jaegle et al. 2021, Perceiver IO, arXiv:2107.14795",
@@ -22,7 +22,7 @@ MECHANISM = Mechanism(
     year=2021,
     used_by=("perceiver",),
     cost="O(n num_latents D) time, O(n num_latents) memory",
-    tiny={"num_latents": 3, "width": 8, "num_heads": 4},
+    tiny={"num_latents": 3, "head_dim": 8, "num_heads": 4},
     disagree="induced set attention (arXiv:1810.00825) and Luna (arXiv:2106.01540) are the same product with layers "
     "between; agent attention (arXiv:2312.08874) pools the queries to latents.",
     also_called=("latent bottleneck attention", "Perceiver", "ISAB", "agent attention", "PerceiverResampler"),

@@ -1,7 +1,7 @@
 """Pooled keys: means of blocks of tokens."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.composites import Grouped
 from regard.pieces import MeanGroups, causal
@@ -16,7 +16,7 @@ def pooled_keys(size: int = 16, stride: int | None = None, is_causal: bool = Tru
     return Grouped(Attention(mask=causal() if is_causal else None), MeanGroups(size, stride))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=pooled_keys,
     formula="w_ij = sum_m softmax_m(q_i . mean(k of block m) / sqrt(D)) [j in block m] / size, over blocks that end "
     "at or before i",

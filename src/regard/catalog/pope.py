@@ -1,25 +1,25 @@
 """PoPE: polar coordinates as positions."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import Dot, PoPE, causal
 
 
 @explained
-def pope(num_heads: int, width: int, base: float = 10_000.0) -> Attention:
+def pope(num_heads: int, head_dim: int, base: float = 10_000.0) -> Attention:
     """Each channel is a length, given by the content, at an angle, given by the position."""
-    return Attention(Dot(scale=width**-0.5), position=PoPE(num_heads, width, base), mask=causal())
+    return Attention(Dot(scale=head_dim**-0.5), position=PoPE(num_heads, head_dim, base), mask=causal())
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=pope,
     formula="w_ij = softmax_j(sum_d softplus(q_id) softplus(k_jd) cos((i - j) base^(-d / D) - delta_d) / sqrt(D)) "
     "over j <= i",
     paper="Gopalakrishnan et al. 2025, arXiv:2509.10534",
     year=2025,
     cost="the same as masked at twice the width; H D parameters",
-    tiny={"num_heads": 2, "width": 8},
+    tiny={"num_heads": 2, "head_dim": 8},
     sizes={"heads": 2, "queries": 16},
     also_called=("polar coordinate position embedding", "PoPE", "PolarEmbedding"),
 )

@@ -1,7 +1,7 @@
 """Reformer: each query attends to the keys that are hashed into its buckets."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import HashBuckets, causal
 
@@ -16,7 +16,7 @@ def reformer(num_buckets: int = 64, rounds: int = 4, seed: int = 0, is_causal: b
     return Attention(mask=causal() if is_causal else None, selection=selection)
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=reformer,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over j with h_r(q_i) = h_r(k_j) in some round r, where "
     "h_r(x) = argmax([x R_r; -x R_r]); j = i only if there is no other",

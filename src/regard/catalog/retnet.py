@@ -3,29 +3,29 @@
 import torch
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import Decay, Dot, RoPE
 
 
 @explained
-def retnet(num_heads: int, width: int) -> Attention:
+def retnet(num_heads: int, head_dim: int) -> Attention:
     """Every head forgets at a constant rate of its own, and no row is normalized: a memory in place of weights.
 
     The heads keep 1 - 2^-5, 1 - 2^-6, ... of the memory at each token, so they look back over 32, 64, ... tokens.
     """
     decays = 1 - 2.0 ** -(5 + torch.arange(num_heads, dtype=torch.float64))
-    return Attention(Dot(), position=RoPE(width, interleaved=True), transition=Decay(decays.log()))
+    return Attention(Dot(), position=RoPE(head_dim, interleaved=True), transition=Decay(decays.log()))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=retnet,
     formula="w_ij = q_i . k_j g_h^(i - j) / sqrt(D) for j <= i, q and k rotated by position, g_h = 1 - 2^(-5 - h)",
     paper="Sun et al. 2023, Retentive Network, arXiv:2307.08621",
     family="transported",
     year=2023,
     cost="O(n D E) time, O(n) memory; a state of D x E numbers for generation, at any length",
-    tiny={"num_heads": 4, "width": 8},
+    tiny={"num_heads": 4, "head_dim": 8},
     disagree="the code of the paper divides by sums of decays and by the absolute row sum for numerical stability, "
     "and normalizes the output of each head; here are the weights of the formula. flash-linear-attention "
     "scales queries, the paper keys.",

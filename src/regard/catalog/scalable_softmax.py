@@ -1,7 +1,7 @@
 """Scalable softmax."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import ScalableSoftmax, causal
 
@@ -12,7 +12,7 @@ def scalable_softmax(num_heads: int) -> Attention:
     return Attention(position=ScalableSoftmax(num_heads), mask=causal())
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=scalable_softmax,
     formula="w_hij = softmax_j(s_h log(i + 1) q_hi . k_hj / sqrt(D)) over j <= i",
     paper="Nakanishi 2025, arXiv:2501.19399",

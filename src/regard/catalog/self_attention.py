@@ -1,7 +1,7 @@
 """Self-attention: one sequence attends to itself."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 
 
@@ -14,7 +14,7 @@ def self_attention() -> Attention:
     return Attention()
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=self_attention,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)), with q_i = x_i W_q, k_j = x_j W_k, v_j = x_j W_v",
     paper="Vaswani et al. 2017, arXiv:1706.03762, eq. 1; the idea: Cheng, Dong & Lapata 2016, arXiv:1601.06733",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import shared_prefix as shared_prefix_mask
 
@@ -14,7 +14,7 @@ def shared_prefix(prefix: int, lengths: Sequence[int]) -> Attention:
     return Attention(mask=shared_prefix_mask(prefix, lengths))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=shared_prefix,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over j <= i with j < prefix, or i and j in one continuation",
     paper="Juravsky et al. 2024 (Hydragen), arXiv:2402.05099, section 3",

@@ -1,7 +1,7 @@
 """Sigmoid attention."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import Sigmoid, causal
 
@@ -12,7 +12,7 @@ def sigmoid(offset: float | None = None, is_causal: bool = True) -> Attention:
     return Attention(mask=causal() if is_causal else None, normalizer=Sigmoid(offset))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=sigmoid,
     formula="w_ij = 1 / (1 + exp(r_i - s_ij)) over j <= i, with s = q . k / sqrt(D), r_i = log(keys of row i)",
     paper="Ramapuram et al. 2024, arXiv:2409.04431",

@@ -1,7 +1,7 @@
 """Learned attention sinks."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import LearnedSink, causal
 
@@ -12,7 +12,7 @@ def sinks(num_heads: int) -> Attention:
     return Attention(mask=causal(), normalizer=LearnedSink(num_heads))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=sinks,
     formula="w_hij = exp(s_hij) / (exp(sink_h) + sum_j exp(s_hij)) over j <= i, with s = q . k / sqrt(D)",
     paper="OpenAI 2025, gpt-oss, arXiv:2508.10925",

@@ -1,7 +1,7 @@
 """Sinusoidal positions."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import Sinusoidal
 
@@ -12,7 +12,7 @@ def sinusoidal(base: float = 10_000.0) -> Attention:
     return Attention(position=Sinusoidal(base=base))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=sinusoidal,
     formula="w_ij = softmax_j((q_i + p_i) . (k_j + p_j) / sqrt(D)); p_(pos, 2m) = sin(pos / base^(2m / D)), "
     "p_(pos, 2m + 1) = cos(pos / base^(2m / D))",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import sliding_tiles as sliding_tiles_mask
 
@@ -14,7 +14,7 @@ def sliding_tiles(shape: Sequence[int], tile: int | Sequence[int], size: int | S
     return Attention(mask=sliding_tiles_mask(shape, tile, size))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=sliding_tiles,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over j whose tile is in the window of size tiles around that of i",
     paper="Zhang et al. 2025, arXiv:2502.04507, section 3",

@@ -1,7 +1,7 @@
 """Sliding-window attention."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import causal, window
 
@@ -13,7 +13,7 @@ def sliding_window(size: int = 256, is_causal: bool = True) -> Attention:
     return Attention(mask=causal() & near if is_causal else near)
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=sliding_window,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over i - size < j <= i",
     paper="Beltagy et al. 2020, Longformer, arXiv:2004.05150; Jiang et al. 2023, Mistral 7B, arXiv:2310.06825",

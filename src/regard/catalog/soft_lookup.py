@@ -1,7 +1,7 @@
 """Attention as a soft dictionary."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import Dot, Hardmax, Softmax
 
@@ -15,7 +15,7 @@ def soft_lookup(temperature: float = 1.0) -> Attention:
     return Attention(Dot(scale=1.0), normalizer=Softmax(temperature) if temperature else Hardmax())
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=soft_lookup,
     formula="w_ij = softmax_j(q_i . k_j / T); 1 for the greatest q_i . k_j and 0 for others when T = 0",
     paper="Graves, Wayne & Danihelka 2014, arXiv:1410.5401, section 3.3.1 (key strength 1 / T); "
@@ -23,7 +23,7 @@ MECHANISM = Mechanism(
     year=2014,
     cost="O(I J D) time, O(I + J) memory by blocks",
     tiny={"temperature": 0.5},
-    sizes={"heads": 1, "queries": 7, "keys": 11, "value_width": 5},
+    sizes={"heads": 1, "queries": 7, "keys": 11, "value_dim": 5},
     disagree="the first of these papers uses the cosine: the mechanism `cosine` with factor 1 / T.",
     also_called=("key-value memory", "content-based addressing", "attention pooling"),
 )

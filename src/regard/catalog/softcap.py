@@ -1,7 +1,7 @@
 """Soft-capped attention."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import Softcap, causal
 
@@ -12,7 +12,7 @@ def softcap(cap: float = 50.0, is_causal: bool = True) -> Attention:
     return Attention(bias=Softcap(cap), mask=causal() if is_causal else None)
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=softcap,
     formula="w_ij = softmax_j(cap tanh(q_i . k_j / (cap sqrt(D)))) over j <= i",
     paper="Gemma Team 2024, arXiv:2408.00118, section 2",

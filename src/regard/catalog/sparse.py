@@ -1,7 +1,7 @@
 """Sparse attention by entmax."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.errors import RegardError
 from regard.pieces import Entmax15, Normalizer, Softmax, Sparsemax
@@ -17,7 +17,7 @@ def sparse(alpha: float = 1.5) -> Attention:
     return Attention(normalizer=_NORMALIZERS[alpha])
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=sparse,
     formula="w_i = max((alpha - 1) s_i - t_i, 0)^(1 / (alpha - 1)), with t_i such that the row sums to 1",
     paper="Peters, Niculae & Martins 2019, arXiv:1905.05702; Martins & Astudillo 2016, arXiv:1602.02068",

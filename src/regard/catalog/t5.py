@@ -1,7 +1,7 @@
 """T5's relative bias."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import Dot, T5Bias, causal
 
@@ -16,7 +16,7 @@ def t5(num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirecti
     return Attention(Dot(scale=1.0), bias=bias, mask=None if bidirectional else causal())
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=t5,
     formula="w_hij = softmax_j(q_hi . k_hj + b_h[bucket(j - i)]), buckets exact for near keys, else logarithmic",
     paper="Raffel et al. 2020, arXiv:1910.10683, section 2.1",

@@ -1,7 +1,7 @@
 """Token shift, of RWKV."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import Dot, TokenShift, Unnormalized, causal, window
 
@@ -15,7 +15,7 @@ def token_shift(num_heads: int) -> Attention:
     return Attention(Dot(1.0), bias=TokenShift(num_heads), mask=causal() & window(2), normalizer=Unnormalized())
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=token_shift,
     formula="w_ii = m_h q_i k_i, w_i(i-1) = (1 - m_h) q_i k_(i-1), with q = k = 1 in RWKV",
     paper="Peng et al. 2023, RWKV, arXiv:2305.13048, eq. 11-13",
@@ -23,7 +23,7 @@ MECHANISM = Mechanism(
     used_by=("rwkv",),
     cost="O(n) time and memory; RingCache(2) keeps the last two tokens for generation",
     tiny={"num_heads": 4},
-    sizes={"width": 1, "value_width": 3},
+    sizes={"head_dim": 1, "value_dim": 3},
     disagree="RWKV-6 computes the share from the token itself; RWKV-7 has a constant share again.",
     also_called=("token shift", "time shift", "time mix"),
 )

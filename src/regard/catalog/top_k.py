@@ -1,7 +1,7 @@
 """Top-k attention."""
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import TopK
 
@@ -12,7 +12,7 @@ def top_k(k: int = 32) -> Attention:
     return Attention(normalizer=TopK(k))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=top_k,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over the k greatest of row i",
     paper="Gupta et al. 2021, arXiv:2106.06899",

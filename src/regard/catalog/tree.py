@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from regard.attention import Attention
-from regard.catalog.entry import Mechanism
+from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.pieces import tree as tree_mask
 
@@ -14,7 +14,7 @@ def tree(parents: Sequence[int], context: int = 0) -> Attention:
     return Attention(mask=tree_mask(parents, context))
 
 
-MECHANISM = Mechanism(
+MECHANISM = CatalogEntry(
     build=tree,
     formula="w_ij = softmax_j(q_i . k_j / sqrt(D)) over j = i, j an ancestor of i, or j < context",
     paper="Miao et al. 2024 (SpecInfer), arXiv:2305.09781, section 4",

@@ -18,7 +18,7 @@ from regard.seq2seq.decoding.translation import LIMIT
 
 
 @dataclass(frozen=True)
-class Wish:
+class AlignOptions:
     """The options of the command line."""
 
     run: str
@@ -29,20 +29,20 @@ class Wish:
     words: bool = False
 
 
-def run(wish: Wish) -> None:
+def run(settings: AlignOptions) -> None:
     """Print one line of links for every pair; it is empty for a pair that cannot be aligned."""
     with Console(stderr=True).status("Loading the model"):
-        trained = load(wish.run, None)
+        trained = load(settings.run, None)
     tokenizers = trained.source_tokenizer, trained.target_tokenizer
-    options = {"reading": wish.reading, "batch": wish.batch, "limit": LIMIT}
+    options = {"reading": settings.reading, "batch": settings.batch, "limit": LIMIT}
     unaligned = []
-    for number, alignment in enumerate(align_texts(trained.model, tokenizers, _pairs(wish), **options), 1):
+    for number, alignment in enumerate(align_texts(trained.model, tokenizers, _pairs(settings), **options), 1):
         if alignment is None:
             unaligned.append(number)
             fields = ["", "", ""]
         else:
             fields = [" ".join(alignment.source), " ".join(alignment.target), write_pharaoh(alignment.links())]
-        sys.stdout.write(" ||| ".join(fields if wish.words else fields[2:]) + "\n")
+        sys.stdout.write(" ||| ".join(fields if settings.words else fields[2:]) + "\n")
     sys.stdout.flush()
     if unaligned:
         Console(stderr=True, soft_wrap=True).print(
@@ -52,12 +52,12 @@ def run(wish: Wish) -> None:
         )
 
 
-def _pairs(wish: Wish) -> Iterator[tuple[str, str]]:
+def _pairs(settings: AlignOptions) -> Iterator[tuple[str, str]]:
     """The lines of both files as pairs."""
-    sides = (lines(path, "align") for path in (wish.source, wish.target))
+    sides = (lines(path, "align") for path in (settings.source, settings.target))
     for number, pair in enumerate(zip_longest(*sides), 1):
         if None in pair:
-            ended = wish.source if pair[0] is None else wish.target
+            ended = settings.source if pair[0] is None else settings.target
             raise RegardError(
                 f"align: {ended} ends after {number - 1} lines and the other file goes on. Line n of one must "
                 "translate line n of the other."

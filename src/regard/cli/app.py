@@ -143,7 +143,7 @@ def plan(
         int | None, typer.Option(min=1, help="Query heads; default: those of the mechanism, or 8.")
     ] = None,
     key_heads: Annotated[int | None, typer.Option(min=1, help="Key/value heads; a divisor of the query heads.")] = None,
-    width: Annotated[int, typer.Option(min=1, help="Width of a head.")] = 64,
+    head_dim: Annotated[int, typer.Option(min=1, help="Channels of a head.")] = 64,
     dtype: Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16.")] = "float32",
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the mechanism.")
@@ -154,7 +154,7 @@ def plan(
     """Print how a mechanism would run at a size: its engine, why others cannot run it, time and memory."""
     from regard.cli.planning import print_plan
 
-    print_plan(name, length, heads, key_heads, width, dtype, set_ or [], ranks, layout)
+    print_plan(name, length, heads, key_heads, head_dim, dtype, set_ or [], ranks, layout)
 
 
 @app.command(cls=Command)
@@ -362,8 +362,10 @@ def translate(
     from regard.cli import translate as translating
 
     options = {"length_penalty": length_penalty, "batch": batch, "align": align, "reading": reading}
-    wish = translating.Wish(arguments or [], model, beam, n_best, replace_unknown=replace_unknown, **options)
-    translating.run(wish)
+    settings = translating.TranslateOptions(
+        arguments or [], model, beam, n_best, replace_unknown=replace_unknown, **options
+    )
+    translating.run(settings)
 
 
 @app.command(cls=Command)
@@ -378,7 +380,7 @@ def align(
     """Align the words of given sentence pairs by attention: links source-target, counted from 0."""
     from regard.cli import align as aligning
 
-    aligning.run(aligning.Wish(run, source, target, reading, batch, words))
+    aligning.run(aligning.AlignOptions(run, source, target, reading, batch, words))
 
 
 @app.command(cls=Command)
@@ -404,8 +406,10 @@ def evaluate(
     """Measure a run on held-out sentences: BLEU in detail, and the difference to another run with its p value."""
     from regard.cli import evaluate as evaluating
 
-    wish = evaluating.Wish(run, split, against, beam, batch, reading, first, json, without_near, bleu_tokenizer)
-    evaluating.run(wish)
+    settings = evaluating.EvaluateOptions(
+        run, split, against, beam, batch, reading, first, json, without_near, bleu_tokenizer
+    )
+    evaluating.run(settings)
 
 
 @app.command(cls=Command)
@@ -472,7 +476,7 @@ def compare(
     given = {name: value for name, value in locals().items() if name != "overrides"}
     from regard.cli import comparison
 
-    comparison.run(comparison.Wish(tuple(overrides or ()), **given))
+    comparison.run(comparison.StudyOptions(tuple(overrides or ()), **given))
 
 
 @app.command(cls=Command)
@@ -491,8 +495,8 @@ def bench(
     """Measure every mechanism and its alternatives: exactness, time and memory, in ten minutes at most."""
     from regard.cli import bench as benching
 
-    wish = benching.Wish(only, full, device, json, picture)
+    settings = benching.BenchOptions(only, full, device, json, picture)
     if list_:
-        benching.show_cases(wish)
+        benching.show_cases(settings)
     else:
-        benching.run(wish)
+        benching.run(settings)

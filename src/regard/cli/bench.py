@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from regard.bench.case import Case, Setting
+from regard.bench.case import BenchSettings, Case
 from regard.bench.cases import cases
 from regard.bench.peers.package import PACKAGES
 from regard.bench.report import Report, picture, print_rows
@@ -29,7 +29,7 @@ DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
-class Wish:
+class BenchOptions:
     """The options of the command."""
 
     only: str | None = None
@@ -49,34 +49,34 @@ class Wish:
         return " ".join(part for part in parts if part)
 
 
-def run(wish: Wish) -> None:
+def run(settings: BenchOptions) -> None:
     """Measure the cases and print the report. After Ctrl-C it prints the finished cases."""
-    chosen, setting = _chosen(wish)
-    check_file("bench", "--json", wish.json)
-    check_file("bench", "--picture", wish.picture, ".png")
-    if wish.picture is not None:
+    chosen, setting = _chosen(settings)
+    check_file("bench", "--json", settings.json)
+    check_file("bench", "--picture", settings.picture, ".png")
+    if settings.picture is not None:
         check_drawing("bench", "--picture")
     console = Console(stderr=True)
-    stop = None if wish.full else time.monotonic() + ALL
+    stop = None if settings.full else time.monotonic() + ALL
     console.print(Text("Measuring the speed of matrix products and copies on this machine", style="dim"))
     machine = measured(setting.device, setting.dtype)
-    report = Report.begun(machine, wish.command, commit())
+    report = Report.begun(machine, settings.command, commit())
     report.versions |= {p.name: str(p).removeprefix(f"{p.name} ") for p in PACKAGES if not p.missing}
-    runner = Runner(machine, setting, PAIR_OF_FULL if wish.full else PAIR, stop)
+    runner = Runner(machine, setting, PAIR_OF_FULL if settings.full else PAIR, stop)
     try:
         _measure(runner, chosen, report, console)
     except KeyboardInterrupt:
         report.interrupted = True
     order = {case.work: number for number, case in enumerate(chosen)}
     report.rows.sort(key=lambda row: order[row.work])
-    _print_report(report, wish)
+    _print_report(report, settings)
     if report.interrupted:
         raise KeyboardInterrupt
 
 
-def show_cases(wish: Wish) -> None:
+def show_cases(settings: BenchOptions) -> None:
     """Print groups, cases and peers, and the peers that are not installed."""
-    chosen, _ = _chosen(wish)
+    chosen, _ = _chosen(settings)
     console, group = Console(), None
     for case in chosen:
         if case.group != group:
@@ -89,13 +89,13 @@ def show_cases(wish: Wish) -> None:
         console.print(Text(package.missing or str(package), style="yellow" if package.missing else "dim"))
 
 
-def _chosen(wish: Wish) -> tuple[list[Case], Setting]:
-    if wish.device not in DEVICES:
-        raise RegardError(f"bench: there is no device {wish.device!r}. {nearest(wish.device, DEVICES)}")
-    if wish.device == "cuda" and not torch.cuda.is_available():
+def _chosen(settings: BenchOptions) -> tuple[list[Case], BenchSettings]:
+    if settings.device not in DEVICES:
+        raise RegardError(f"bench: there is no device {settings.device!r}. {nearest(settings.device, DEVICES)}")
+    if settings.device == "cuda" and not torch.cuda.is_available():
         raise RegardError("bench: torch finds no CUDA device on this machine. Use --device cpu.")
-    setting = Setting(wish.device, wish.full)
-    return cases(setting, wish.only.split(",") if wish.only else ()), setting
+    setting = BenchSettings(settings.device, settings.full)
+    return cases(setting, settings.only.split(",") if settings.only else ()), setting
 
 
 def _measure(runner: Runner, chosen: list[Case], report: Report, console: Console) -> None:
@@ -121,14 +121,14 @@ def interleaved(chosen: list[Case]) -> list[Case]:
     return [case for layer in zip_longest(*groups.values()) for case in layer if case is not None]
 
 
-def _print_report(report: Report, wish: Wish) -> None:
+def _print_report(report: Report, settings: BenchOptions) -> None:
     console = Console()
     print_rows(report.rows, console)
     console.print(Text(f"\n{report.conditions}", style="dim"))
     console.print(Text(report.summary))
-    if wish.json:
-        report.save(wish.json)
-        print(f"Wrote {wish.json}", file=sys.stderr)
-    if wish.picture and report.rows:
-        picture(report.rows, wish.picture)
-        print(f"Wrote {wish.picture}", file=sys.stderr)
+    if settings.json:
+        report.save(settings.json)
+        print(f"Wrote {settings.json}", file=sys.stderr)
+    if settings.picture and report.rows:
+        picture(report.rows, settings.picture)
+        print(f"Wrote {settings.picture}", file=sys.stderr)

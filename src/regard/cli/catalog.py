@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from regard.catalog import Mechanism, mechanism, mechanisms
+from regard.catalog import CatalogEntry, mechanism, mechanisms
 from regard.cli.draw import draw, drawn_size
 
 #: Characters before each row of the picture of `regard show`.
@@ -33,7 +33,7 @@ def list_mechanisms() -> None:
     console.print(Text(LETTERS, style="dim"))
 
 
-def _origin(entry: Mechanism) -> str:
+def _origin(entry: CatalogEntry) -> str:
     """Family and year of a mechanism, and some models that have it."""
     models = f"; in {', '.join(entry.used_by)}" if entry.used_by else ""
     return f"{entry.family}, {entry.year}{models}"
@@ -58,7 +58,7 @@ def show_mechanism(name: str) -> None:
     console.print(Padding(draw(weights, width), (0, 0, 0, INDENT)))
 
 
-def _facts(entry: Mechanism) -> Table:
+def _facts(entry: CatalogEntry) -> Table:
     attention = entry.example()[0]
     facts = {
         "also called": ", ".join(entry.also_called),

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from regard.cli.outputs import check_folder
-from regard.cli.study import Wish, command_of, study_of
+from regard.cli.study import StudyOptions, command_of, study_of
 from regard.cli.train import clock
 from regard.cluster import check_engine
 from regard.errors import RegardError
@@ -28,35 +28,35 @@ if TYPE_CHECKING:
 BUSY = 1.0
 
 
-def run(wish: Wish) -> None:
+def run(settings: StudyOptions) -> None:
     """Run a comparison, or continue one, and write the report."""
-    check_engine("compare", wish.engine)
-    check_folder("compare", "--out", wish.out)
+    check_engine("compare", settings.engine)
+    check_folder("compare", "--out", settings.out)
     from regard.seq2seq import Comparison
     from regard.seq2seq.comparison.processes import cores, processors
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    study, folder = _study(wish)
-    if wish.report:
+    study, folder = _study(settings)
+    if settings.report:
         return _report(console, Comparison.read(folder))
     with console.status("Reading the corpus, learning its vocabularies, searching for near-duplicates"):
-        options = {"command": command_of(wish, folder), "processes": wish.processes or cores()}
+        options = {"command": command_of(settings, folder), "processes": settings.processes or cores()}
         comparison, corpus = Comparison.open(study, folder, **options)
-    with processors(wish.engine, wish.processes) as (start, processes):
+    with processors(settings.engine, settings.processes) as (start, processes):
         _introduce(console, comparison, processes, corpus.describe())
         _compare(console, comparison, processes, start)
     _conclude(console, comparison)
 
 
-def _study(wish: Wish) -> tuple[Study, Path]:
+def _study(settings: StudyOptions) -> tuple[Study, Path]:
     """The study and its folder; options that do not describe a study mean the one that the folder holds."""
     from regard.seq2seq.comparison.study import STUDY, read_study
 
-    if wish.out is not None and not wish.describes_study and (wish.out / STUDY).exists():
-        return read_study(wish.out), wish.out
-    study = study_of(wish)
-    folder = wish.out or Path("comparisons") / study.name
-    return (read_study(folder), folder) if wish.report else (study, folder)
+    if settings.out is not None and not settings.describes_study and (settings.out / STUDY).exists():
+        return read_study(settings.out), settings.out
+    study = study_of(settings)
+    folder = settings.out or Path("comparisons") / study.name
+    return (read_study(folder), folder) if settings.report else (study, folder)
 
 
 def _introduce(console: Console, comparison: Comparison, processes: int, corpus: str) -> None:

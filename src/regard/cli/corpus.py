@@ -21,7 +21,7 @@ from regard.profiling.corpus_profile import CorpusProfile
 from regard.profiling.documents import Documents, open_corpus
 from regard.stats import CAVEAT, HeadTable
 from regard.stats.numbering import head_name
-from regard.viewer import Sheet, page_folds, save_run
+from regard.viewer import Sheet, page_reductions, save_run
 
 #: Heads named for a statistic in the summary.
 NUM_HIGHEST = 5
@@ -98,7 +98,7 @@ def _save_page(
     broken = {number for number, _ in profile.broken}
     first = next(text for number, text in enumerate(documents.read(), 1) if text.strip() and number not in broken)
     title = f"{table.documents} documents; maps of the first"
-    result = reader.read(first, options.numbers, options.length or reader.limit, title, also=page_folds)
+    result = reader.read(first, options.numbers, options.length or reader.limit, title, also=page_reductions)
     sheet = Sheet.of(result.reading)
     for layer, means in zip(sheet.about["layers"], table.layers, strict=True):
         for number, head in enumerate(layer["heads"]):

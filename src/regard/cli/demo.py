@@ -22,7 +22,7 @@ from regard.seq2seq.evaluation.pair_maps import read_pair
 from regard.seq2seq.models.systems import system
 from regard.seq2seq.runs.run import load_pretrained, pretrained_runs
 from regard.stats import CAVEAT
-from regard.viewer import Sheet, page_folds, write_page
+from regard.viewer import Sheet, page_reductions, write_page
 from regard.viewer.sheet import sheets_of
 from regard.viewer.tour import tour
 
@@ -64,7 +64,7 @@ def _read(out: Path, model: str) -> tuple[list[TextResult], Path, str]:
         reader = TextReader.load(model)
         for sentence in SENTENCES:
             progress.update(task, description=f"Reading: {sentence}")
-            results.append(reader.read(sentence, also=page_folds))
+            results.append(reader.read(sentence, also=page_reductions))
         progress.update(task, description=f"Reading {PASSAGE_LENGTH} tokens of Alice in Wonderland")
         results.append(_passage(reader))
         progress.update(task, description="Translating")
@@ -77,7 +77,7 @@ def _read(out: Path, model: str) -> tuple[list[TextResult], Path, str]:
 def write_sentences(path: Path, model: str = "minilm") -> Path:
     """The page of the demo without the long passage, as one small file: the documentation shows it."""
     reader = TextReader.load(model)
-    readings = [reader.read(sentence, also=page_folds).reading for sentence in SENTENCES]
+    readings = [reader.read(sentence, also=page_reductions).reading for sentence in SENTENCES]
     sheets = [*sheets_of(readings), *_translation()[0]]
     return write_page(path, sheets, tour(sheets))
 
@@ -104,4 +104,4 @@ def _translation() -> tuple[list[Sheet], str]:
 def _passage(reader: TextReader) -> TextResult:
     text = files("regard").joinpath("data", "passage.txt").read_text(encoding="utf-8")
     title = "Alice's Adventures in Wonderland, the opening"
-    return reader.read(text, length=PASSAGE_LENGTH, title=title, also=page_folds)
+    return reader.read(text, length=PASSAGE_LENGTH, title=title, also=page_reductions)

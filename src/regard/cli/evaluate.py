@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Wish:
+class EvaluateOptions:
     """The options of the command line."""
 
     run: str
@@ -40,29 +40,34 @@ class Wish:
     bleu_tokenizer: str | None = None
 
 
-def run(wish: Wish) -> None:
+def run(settings: EvaluateOptions) -> None:
     """Evaluate the run, which writes the result into its folder, and print the table or JSON."""
     from regard.seq2seq import PairSelection, compare_runs, evaluate_run
 
-    selection = PairSelection(wish.split, wish.limit, wish.without_near)
-    if wish.bleu_tokenizer is not None:
-        check_tokenizer(wish.bleu_tokenizer)
-    trained = load(wish.run, None)
+    selection = PairSelection(settings.split, settings.limit, settings.without_near)
+    if settings.bleu_tokenizer is not None:
+        check_tokenizer(settings.bleu_tokenizer)
+    trained = load(settings.run, None)
     check_folder("evaluate", "the run", trained.path)
-    options = {"beam": wish.beam, "batch": wish.batch, "reading": wish.reading, "bleu_tokenizer": wish.bleu_tokenizer}
+    options = {
+        "beam": settings.beam,
+        "batch": settings.batch,
+        "reading": settings.reading,
+        "bleu_tokenizer": settings.bleu_tokenizer,
+    }
     paired = None
     with _bars() as progress:
-        if wish.against is None:
+        if settings.against is None:
             measured = evaluate_run(trained, selection, progress=progress, **options)
         else:
-            compared = compare_runs(trained, load(wish.against, None), selection, progress=progress, **options)
+            compared = compare_runs(trained, load(settings.against, None), selection, progress=progress, **options)
             measured, paired = compared.evaluations[0], compared.paired
-    if wish.as_json:
+    if settings.as_json:
         print(json.dumps(measured.to_json(), ensure_ascii=False, indent=1))
         return
     print_evaluation(Console(), measured, str(trained.path))
     if paired is not None:
-        print_comparison(Console(), paired, wish.run, wish.against or "")
+        print_comparison(Console(), paired, settings.run, settings.against or "")
 
 
 @contextmanager

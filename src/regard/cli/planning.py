@@ -15,7 +15,7 @@ from rich.text import Text
 
 from regard.attention import Attention
 from regard.attention_output import plan
-from regard.catalog import Mechanism, mechanism
+from regard.catalog import CatalogEntry, mechanism
 from regard.composites import Composite
 from regard.engine.ring import Ring
 from regard.errors import RegardError, nearest
@@ -23,8 +23,8 @@ from regard.errors import RegardError, nearest
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 #: Parameters of mechanisms that are filled in from the sizes of the problem.
 FROM_HEADS = ("heads", "num_heads")
-FROM_KEY_HEADS = ("key_heads", "num_key_heads")
-FROM_WIDTH = ("width", "query_width", "key_width", "value_width", "head_width")
+FROM_KEY_HEADS = ("key_heads", "num_key_value_heads")
+FROM_WIDTH = ("query_dim", "key_dim", "value_dim", "head_dim")
 FROM_LENGTH = ("length", "max_length", "queries", "keys", "num_queries", "num_keys", "num_positions")
 
 
@@ -41,17 +41,17 @@ def _halves(length: int) -> list[int]:
 
 #: Values for required parameters that are no size: from the length and the width.
 ARRANGEMENTS: dict[str, Callable[[int, int], Any]] = {
-    "parents": lambda n, width: [(token - 1) // 2 for token in range(n)],  # a binary tree, by depth
-    "prefix": lambda n, width: n // 2,
-    "lengths": lambda n, width: _halves(n - n // 2),
-    "shape": lambda n, width: _sides(n),
-    "tile": lambda n, width: [math.gcd(side, 8) for side in _sides(n)],
-    "size": lambda n, width: [min(3, side // math.gcd(side, 8)) for side in _sides(n)],
-    "factor": lambda n, width: 4.0,
-    "trained_length": lambda n, width: max(n // 4, 1),
-    "factors": lambda n, width: [4.0] * (width // 2),
-    "coordinates": lambda n, width: torch.cartesian_prod(*map(torch.arange, _sides(n))).T,  # a picture
-    "sections": lambda n, width: [width // 2 - width // 4, width // 4],
+    "parents": lambda n, head_dim: [(token - 1) // 2 for token in range(n)],  # a binary tree, by depth
+    "prefix": lambda n, head_dim: n // 2,
+    "lengths": lambda n, head_dim: _halves(n - n // 2),
+    "shape": lambda n, head_dim: _sides(n),
+    "tile": lambda n, head_dim: [math.gcd(side, 8) for side in _sides(n)],
+    "size": lambda n, head_dim: [min(3, side // math.gcd(side, 8)) for side in _sides(n)],
+    "factor": lambda n, head_dim: 4.0,
+    "trained_length": lambda n, head_dim: max(n // 4, 1),
+    "factors": lambda n, head_dim: [4.0] * (head_dim // 2),
+    "coordinates": lambda n, head_dim: torch.cartesian_prod(*map(torch.arange, _sides(n))).T,  # a picture
+    "sections": lambda n, head_dim: [head_dim // 2 - head_dim // 4, head_dim // 4],
 }
 
 
@@ -60,7 +60,7 @@ def print_plan(
     length: int,
     heads: int | None,
     key_heads: int | None,
-    width: int,
+    head_dim: int,
     dtype: str,
     settings: Sequence[str],
     ranks: int | None = None,
@@ -72,15 +72,15 @@ def print_plan(
         raise RegardError(f"plan: there is no dtype {dtype!r}. {nearest(dtype, DTYPES)}")
     heads = heads or entry.sizes.get("heads", 8)
     key_heads = key_heads or _key_heads(entry, heads)
-    _check_memory(length, heads * width * DTYPES[dtype].itemsize, ranks)
-    attention = build(entry, length, heads, key_heads, width, settings).to(DTYPES[dtype])
+    _check_memory(length, heads * head_dim * DTYPES[dtype].itemsize, ranks)
+    attention = build(entry, length, heads, key_heads, head_dim, settings).to(DTYPES[dtype])
     if ranks is not None:
         zero = torch.zeros((), dtype=DTYPES[dtype], requires_grad=True)  # the plan needs only sizes
-        query, key = (zero.expand(1, count, length, width) for count in (heads, key_heads))
+        query, key = (zero.expand(1, count, length, head_dim) for count in (heads, key_heads))
         shares = plan(query, key, key, attention=attention, engine=Ring(ranks=ranks, layout=layout))
         return Console().print(Text(str(shares)), soft_wrap=True)
-    query = torch.zeros(1, heads, length, width, dtype=DTYPES[dtype])
-    key = query if key_heads == heads else torch.zeros(1, key_heads, length, width, dtype=DTYPES[dtype])
+    query = torch.zeros(1, heads, length, head_dim, dtype=DTYPES[dtype])
+    key = query if key_heads == heads else torch.zeros(1, key_heads, length, head_dim, dtype=DTYPES[dtype])
     with torch.no_grad():
         tensors = entry.tensors(attention, query, key, key)
         Console().print(Text(str(plan(query, key, key, attention=attention, **tensors))))
@@ -98,18 +98,18 @@ def _check_memory(length: int, bytes_per_token: int, ranks: int | None) -> None:
 
 
 def build(
-    entry: Mechanism, length: int, heads: int, key_heads: int, width: int, settings: Sequence[str] = ()
+    entry: CatalogEntry, length: int, heads: int, key_heads: int, head_dim: int, settings: Sequence[str] = ()
 ) -> Attention | Composite:
     """Build the mechanism at a size. Sizes are filled in; `settings` are "key=value"."""
     sizes = {
         **dict.fromkeys(FROM_HEADS, heads),
         **dict.fromkeys(FROM_KEY_HEADS, key_heads),
-        **dict.fromkeys(FROM_WIDTH, width),
+        **dict.fromkeys(FROM_WIDTH, head_dim),
         **dict.fromkeys(FROM_LENGTH, length),
     }
     parameters = inspect.signature(entry.build).parameters
     required = [name for name, p in parameters.items() if p.default is inspect.Parameter.empty]
-    arranged = {name: make(length, width) for name, make in ARRANGEMENTS.items() if name in required}
+    arranged = {name: make(length, head_dim) for name, make in ARRANGEMENTS.items() if name in required}
     arguments: dict[str, Any] = arranged | {name: sizes[name] for name in parameters if name in sizes}
     arguments |= _settings(entry, settings, list(parameters))
     missing = [name for name in required if name not in arguments]
@@ -125,7 +125,7 @@ def build(
         raise RegardError(f"plan: {entry.signature} does not take {arguments}: {error}") from error
 
 
-def _settings(entry: Mechanism, settings: Sequence[str], known: list[str]) -> dict[str, Any]:
+def _settings(entry: CatalogEntry, settings: Sequence[str], known: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
@@ -140,7 +140,7 @@ def _settings(entry: Mechanism, settings: Sequence[str], known: list[str]) -> di
     return values
 
 
-def _key_heads(entry: Mechanism, heads: int) -> int:
+def _key_heads(entry: CatalogEntry, heads: int) -> int:
     """The number of key heads, with as many query heads per key head as in the example of the mechanism."""
     example_key_heads = entry.sizes.get("key_heads")
     if example_key_heads is None:

@@ -20,9 +20,9 @@ from regard.cli.steps import shown_steps
 from regard.cli.summary import print_ending, print_probe, print_statements, print_summary
 from regard.cli.texts import read_texts
 from regard.errors import RegardError
-from regard.hf.text_reader import TextReader, TextResult, no_folds
+from regard.hf.text_reader import TextReader, TextResult, no_reductions
 from regard.stats import RoleTable, TextReading, differences
-from regard.viewer import Sheet, Story, page_folds, save_run, write_page
+from regard.viewer import Sheet, Story, page_reductions, save_run, write_page
 from regard.viewer.story import story_of
 
 #: Printed by default if the text has it: what this word refers to depends on the sentence.
@@ -70,7 +70,7 @@ def run(options: Options) -> None:
     numbers = options.numbers
     with shown_steps(errors, f"Reading with {options.model}", _is_long(texts)) as show:
         reader = replace(TextReader.load(options.model), verify_all=options.verify_all)
-        also = page_folds if options.save is not None else no_folds
+        also = page_reductions if options.save is not None else no_reductions
         results = [reader.read(text, numbers, options.length, also=also, progress=show) for text in texts]
         probe = reader.probe(numbers) if options.probe else None
     if options.importance:

@@ -14,13 +14,13 @@ from regard.cli.outputs import check_folder
 from regard.cli.see import Options, save_page
 from regard.cli.steps import shown_steps
 from regard.cli.texts import read_texts
-from regard.edits import Edits, KnockOut, where
-from regard.edits.values import Edit
+from regard.edits import EditSequence, KnockOut, where
+from regard.edits.values import AttentionEdit
 from regard.errors import RegardError
-from regard.hf.edit_effects import SENTENCE, EditEffect, edit_effect
+from regard.hf.edit_effects import SENTENCE, EditResult, edit_effect
 from regard.hf.text_reader import TextReader
 from regard.stats import RoleTable
-from regard.viewer import Sheet, page_folds
+from regard.viewer import Sheet, page_reductions
 from regard.viewer.questions import edited_sheet
 
 #: The options of `regard see` that say nothing about an edit, by their fields.
@@ -35,7 +35,7 @@ def run(knock_out: Sequence[str], options: Options) -> None:
     if given:
         raise RegardError(f"see: {given[0]} shows maps. --knock-out goes with --model, --length, --save and --json.")
     check_folder("see", "--save", options.save)
-    edits = Edits(tuple(KnockOut(where(text)) for text in knock_out))
+    edits = EditSequence(tuple(KnockOut(where(text)) for text in knock_out))
     texts, errors = read_texts(options.texts), Console(stderr=True)
     with shown_steps(errors, f"Reading with {options.model}"):
         reader = TextReader.load(options.model)
@@ -52,24 +52,26 @@ def run(knock_out: Sequence[str], options: Options) -> None:
         print_effect(console, effect)
 
 
-def _effect(reader: TextReader, text: str, edits: Edit, options: Options) -> EditEffect:
+def _effect(reader: TextReader, text: str, edits: AttentionEdit, options: Options) -> EditResult:
     return edit_effect(reader, text, edits, options.length, _roles(reader, edits))
 
 
-def _roles(reader: TextReader, edits: Edit) -> RoleTable | None:
+def _roles(reader: TextReader, edits: AttentionEdit) -> RoleTable | None:
     """The roles of the model's heads, if an edit names roles."""
     needs_roles = any(part.where.roles is not None for part in edits.parts)  # type: ignore[attr-defined]
     return reader.probe() if needs_roles else None
 
 
-def _sheets(reader: TextReader, text: str, knock_out: Sequence[str], edits: Edit, options: Options) -> list[Sheet]:
+def _sheets(
+    reader: TextReader, text: str, knock_out: Sequence[str], edits: AttentionEdit, options: Options
+) -> list[Sheet]:
     """The text as the model reads it, and without these weights."""
-    whole = Sheet.of(reader.read(text, None, options.length, also=page_folds).reading)
+    whole = Sheet.of(reader.read(text, None, options.length, also=page_reductions).reading)
     roles = _roles(reader, edits)
     return [whole, edited_sheet(reader, text, knock_out, length=options.length, roles=roles)]
 
 
-def print_effect(console: Console, effect: EditEffect) -> None:
+def print_effect(console: Console, effect: EditResult) -> None:
     """What changes, in plain words."""
     if effect.kind == SENTENCE:
         for sentence in effect.sentences:
@@ -84,7 +86,7 @@ def print_effect(console: Console, effect: EditEffect) -> None:
     console.print(table)
 
 
-def as_data(effect: EditEffect) -> dict[str, Any]:
+def as_data(effect: EditResult) -> dict[str, Any]:
     """The difference as JSON."""
     data: dict[str, Any] = {"edit": json.loads(effect.edit.to_json())}
     data |= {"prediction": effect.kind, "tokens": effect.tokens, "left_out": effect.left_out}

@@ -21,7 +21,7 @@ from regard.hf.generation_reader import GenerationResult, read_generation
 from regard.hf.text_reader import TextReader
 from regard.stats import CAVEAT
 from regard.stats.numbering import head_name
-from regard.viewer import page_folds
+from regard.viewer import page_reductions
 from regard.viewer.questions import generation_sheets
 
 #: Links that are printed.
@@ -41,7 +41,7 @@ def run(num_tokens: int, options: Options) -> None:
     """Generate, print what the tokens were predicted from, and write the page of --save."""
     _check(options)
     (text,), errors = read_texts(options.texts), Console(stderr=True)
-    also: dict[str, Any] = {} if options.save is None else {"also": page_folds}
+    also: dict[str, Any] = {} if options.save is None else {"also": page_reductions}
     with shown_steps(errors, f"Generating with {options.model}"):
         reader = replace(TextReader.load(options.model), verify_all=options.verify_all)
         result = read_generation(reader, text, num_tokens, options.numbers, options.length, **also)

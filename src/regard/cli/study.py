@@ -19,7 +19,7 @@ HOW = ("out", "processes", "engine", "report")
 
 
 @dataclass(frozen=True)
-class Wish:
+class StudyOptions:
     """The options of `regard compare`; None where an option is not given."""
 
     overrides: tuple[str, ...] = ()
@@ -52,45 +52,47 @@ class Wish:
         return any(value not in (None, (), False) for value in about.values())
 
 
-def study_of(wish: Wish) -> Study:
+def study_of(settings: StudyOptions) -> Study:
     """The study that the options describe."""
     from regard.seq2seq import make_study
 
-    sweep = _sweep(wish)
-    value = None if sweep is None else getattr(wish, sweep)
+    sweep = _sweep(settings)
+    value = None if sweep is None else getattr(settings, sweep)
     study = make_study(
-        _data(wish),
-        systems=None if wish.systems is None else _list(wish.systems),
-        seeds=None if wish.seeds is None else seeds_of(wish.seeds),
-        budget=_budget(wish),
+        _data(settings),
+        systems=None if settings.systems is None else _list(settings.systems),
+        seeds=None if settings.seeds is None else seeds_of(settings.seeds),
+        budget=_budget(settings),
         sweep=sweep,
         values=_list(value) if isinstance(value, str) else (),
-        preset=wish.preset,
-        overrides=wish.overrides,
+        preset=settings.preset,
+        overrides=settings.overrides,
     )
-    words = study.train_words if wish.train_words is None else wish.train_words
-    return replace(study, train_words=words, without_near=wish.without_near, beam=wish.beam or 1)
+    words = study.train_words if settings.train_words is None else settings.train_words
+    return replace(study, train_words=words, without_near=settings.without_near, beam=settings.beam or 1)
 
 
-def _sweep(wish: Wish) -> str | None:
-    sweeps = [name for name in SWEEPS if getattr(wish, name)]
+def _sweep(settings: StudyOptions) -> str | None:
+    sweeps = [name for name in SWEEPS if getattr(settings, name)]
     if len(sweeps) > 1:
         raise RegardError(f"compare: --{' and --'.join(sweeps)} are two questions. Run one comparison for each.")
     return sweeps[0] if sweeps else None
 
 
-def _data(wish: Wish) -> str | tuple[Path, Path] | None:
-    if wish.data is not None and wish.source is not None:
+def _data(settings: StudyOptions) -> str | tuple[Path, Path] | None:
+    if settings.data is not None and settings.source is not None:
         raise RegardError("compare: --data and --source are two corpora. Give one of them.")
-    if wish.source is None and wish.target is None:
-        return wish.data
-    if wish.source is None or wish.target is None:
+    if settings.source is None and settings.target is None:
+        return settings.data
+    if settings.source is None or settings.target is None:
         raise RegardError("compare: --source and --target are two files that belong together. Give both.")
-    return wish.source, wish.target
+    return settings.source, settings.target
 
 
-def _budget(wish: Wish) -> tuple[str, float] | None:
-    budgets = {unit: getattr(wish, unit) for unit in ("minutes", "steps", "epochs") if getattr(wish, unit) is not None}
+def _budget(settings: StudyOptions) -> tuple[str, float] | None:
+    budgets = {
+        unit: getattr(settings, unit) for unit in ("minutes", "steps", "epochs") if getattr(settings, unit) is not None
+    }
     if len(budgets) > 1:
         raise RegardError(f"compare: --{' and --'.join(budgets)} cannot both be the budget. Give one.")
     return next(iter(budgets.items()), None)
@@ -108,14 +110,14 @@ def seeds_of(text: str) -> tuple[int, ...]:
     return tuple(range(1, int(parts[0]) + 1)) if len(parts) == 1 else tuple(map(int, parts))
 
 
-def command_of(wish: Wish, folder: Path) -> str:
+def command_of(settings: StudyOptions, folder: Path) -> str:
     """The command that runs the same comparison again."""
     words = ["regard", "compare"]
-    for name, value in vars(wish).items():
+    for name, value in vars(settings).items():
         flag = "--" + name.replace("_", "-")
         if name not in ("overrides", "out", "report") and value not in (None, False, "local"):
             words += [flag] if value is True else [flag, f"{value:g}" if isinstance(value, float) else str(value)]
-    return shlex.join([*words, "--out", str(folder), *wish.overrides])
+    return shlex.join([*words, "--out", str(folder), *settings.overrides])
 
 
 def _list(text: str) -> list[str]:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from regard.cli.report import TOO_SHORT, facts, locate, notable, occurrence
 from regard.hf.text_reader import TextResult
-from regard.stats import CAVEAT, Profile, RoleTable, TextReading
+from regard.stats import CAVEAT, ModelProfile, RoleTable, TextReading
 from regard.stats.head_extremes import NEARBY, entropies_outside, nearby_shares
 from regard.stats.layer_kinds import kind_lines
 from regard.stats.numbering import head_name
@@ -97,7 +97,7 @@ def _nearby_lines(reading: TextReading) -> Iterator[Text]:
         yield Text.assemble(head, f" puts {share} of its weight on {target}", *more, ".")
 
 
-def extremes(profile: Profile) -> Text:
+def extremes(profile: ModelProfile) -> Text:
     """The most focused and the broadest head; exp(entropy) is the effective number of tokens.
 
     The entropy is that of the weight outside the first token and special tokens. Heads with less than `LABEL` of their

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Wish:
+class TrainOptions:
     """The options of `regard train`; None keeps the value of the configuration."""
 
     config: Path | None = None
@@ -39,13 +39,13 @@ class Wish:
     resume: bool = False
 
 
-def train_request(arguments: list[str], **options: Any) -> Wish:
+def train_request(arguments: list[str], **options: Any) -> TrainOptions:
     """The options of a command line: `CONFIG.toml` and `section.key=value` in any order."""
     files = [argument for argument in arguments if "=" not in argument]
     if len(files) > 1:
         raise RegardError(f"train: {' and '.join(files)} cannot both be the configuration. Give one file.")
     overrides = tuple(argument for argument in arguments if "=" in argument)
-    return Wish(Path(files[0]) if files else None, overrides, **options)
+    return TrainOptions(Path(files[0]) if files else None, overrides, **options)
 
 
 def print_template() -> None:
@@ -55,23 +55,23 @@ def print_template() -> None:
     print(Config().write(), end="")
 
 
-def run(wish: Wish) -> None:
+def run(settings: TrainOptions) -> None:
     """Train, and print how to translate or how to continue."""
-    check_folder("train", "--out", wish.out)
+    check_folder("train", "--out", settings.out)
     from regard.seq2seq import resume_training, train
     from regard.seq2seq.training.preparation import is_unsaved
     from regard.seq2seq.training.ranks import process_number
 
-    if is_unsaved_run := wish.resume and wish.out is not None and is_unsaved(wish.out):
-        wish = _restarted(wish)
-    config, folder = _configured(wish)
+    if is_unsaved_run := settings.resume and settings.out is not None and is_unsaved(settings.out):
+        settings = _restarted(settings)
+    config, folder = _configured(settings)
     console = Console(stderr=True, quiet=process_number(config.training) > 0, highlight=False, soft_wrap=True)
     if is_unsaved_run:
         console.print(f"{folder} was stopped before its first save. The training begins anew.", markup=False)
     try:
         with _progress(console, config, folder) as callbacks:
-            if wish.resume:
-                trained = resume_training(folder, _overrides(wish), **callbacks)
+            if settings.resume:
+                trained = resume_training(folder, _overrides(settings), **callbacks)
             else:
                 trained = train(config, folder, **callbacks)
     except KeyboardInterrupt:
@@ -101,56 +101,57 @@ def _progress(console: Console, config: Config, folder: Path) -> Any:
         yield {"on_start": on_start, "on_step": lambda progress: steps[0](progress)}
 
 
-def _configured(wish: Wish) -> tuple[Config, Path]:
+def _configured(settings: TrainOptions) -> tuple[Config, Path]:
     """The configuration and the folder of the run."""
     from regard.seq2seq import read_config
     from regard.seq2seq.training.preparation import reconfigured
 
-    overrides = _overrides(wish)
-    if not wish.resume:
-        config = read_config(wish.config, overrides)
-        return config, wish.out or Path("runs") / _name(config)
-    if wish.out is None:
+    overrides = _overrides(settings)
+    if not settings.resume:
+        config = read_config(settings.config, overrides)
+        return config, settings.out or Path("runs") / _name(config)
+    if settings.out is None:
         raise RegardError("train: --resume continues a run. Name its folder with --out DIR.")
-    if wish.config is not None:
+    if settings.config is not None:
         raise RegardError(
-            f"train: a run that is continued has its own {wish.out / 'config.toml'}. Leave the configuration file out."
+            f"train: a run that is continued has its own {settings.out / 'config.toml'}. Leave the configuration "
+            "file out."
         )
-    return reconfigured(wish.out, lambda sections: read_config(None, overrides, sections)), wish.out
+    return reconfigured(settings.out, lambda sections: read_config(None, overrides, sections)), settings.out
 
 
-def _overrides(wish: Wish) -> list[str]:
+def _overrides(settings: TrainOptions) -> list[str]:
     """The options and the keys of the command line, as overrides of the configuration."""
-    return [*_options(wish), *wish.overrides]
+    return [*_options(settings), *settings.overrides]
 
 
-def _restarted(wish: Wish) -> Wish:
+def _restarted(settings: TrainOptions) -> TrainOptions:
     """The options of a new training in a folder without a saved state; a written configuration is kept."""
     from regard.seq2seq.runs.run import CONFIG
 
-    assert wish.out is not None
-    kept = wish.out / CONFIG
-    return replace(wish, resume=False, config=wish.config or (kept if kept.exists() else None))
+    assert settings.out is not None
+    kept = settings.out / CONFIG
+    return replace(settings, resume=False, config=settings.config or (kept if kept.exists() else None))
 
 
-def _options(wish: Wish) -> Iterable[str]:
+def _options(settings: TrainOptions) -> Iterable[str]:
     """The options as overrides; a budget sets the other budgets to 0."""
-    budgets = {name: getattr(wish, name) for name in ("minutes", "steps", "epochs")}
+    budgets = {name: getattr(settings, name) for name in ("minutes", "steps", "epochs")}
     given = {name: value for name, value in budgets.items() if value is not None}
     if len(given) > 1:
         raise RegardError(f"train: --{' and --'.join(given)} cannot both be the budget. Give one.")
     if given:
         yield from (f"training.{name}={given.get(name, 0)}" for name in ("steps", "epochs"))
         yield f"training.minutes={float(given.get('minutes', 0.0))}"
-    if wish.data is not None and wish.source is not None:
+    if settings.data is not None and settings.source is not None:
         raise RegardError("train: --data and --source are two corpora. Give one of them.")
     for name in ("source", "target"):
-        if getattr(wish, name) is not None:
-            yield f"data.{name}={_quoted(getattr(wish, name))}"
-    if wish.data is not None:
-        yield from (f"data.corpus={_quoted(wish.data)}", 'data.source=""', 'data.target=""')
-    if wish.system is not None:
-        yield f"model.system={_quoted(wish.system)}"
+        if getattr(settings, name) is not None:
+            yield f"data.{name}={_quoted(getattr(settings, name))}"
+    if settings.data is not None:
+        yield from (f"data.corpus={_quoted(settings.data)}", 'data.source=""', 'data.target=""')
+    if settings.system is not None:
+        yield f"model.system={_quoted(settings.system)}"
 
 
 def _quoted(value: Any) -> str:

@@ -29,7 +29,7 @@ CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
-class Wish:
+class TranslateOptions:
     """The options of the command line; None takes the value of the run."""
 
     arguments: Sequence[str]
@@ -49,14 +49,14 @@ class Wish:
         return TranslationOptions(search, batch=self.batch, reading=reading, replace_unknown=self.replace_unknown)
 
 
-def run(wish: Wish) -> None:
+def run(settings: TranslateOptions) -> None:
     """Translate and print; every translation is printed before the next line is read."""
-    if wish.align is not None and wish.align not in ALIGNMENTS:
-        raise RegardError(f"translate: --align {wish.align} is not known. {nearest(wish.align, ALIGNMENTS)}")
-    folder, text = _arguments(wish)
+    if settings.align is not None and settings.align not in ALIGNMENTS:
+        raise RegardError(f"translate: --align {settings.align} is not known. {nearest(settings.align, ALIGNMENTS)}")
+    folder, text = _arguments(settings)
     with Console(stderr=True).status("Loading the model"):
-        trained = load(folder, wish.model)
-    options, printer, number = wish.options(trained), _Printer(wish), 0
+        trained = load(folder, settings.model)
+    options, printer, number = settings.options(trained), _Printer(settings), 0
     for lines in read_lines(text):
         for each in trained.translate(lines, options):
             printer.print(number, each)
@@ -71,13 +71,14 @@ def load(folder: str | None, name: str | None) -> Run:
     return load_run(folder or "") if name is None else load_pretrained(name)
 
 
-def _arguments(wish: Wish) -> tuple[str | None, str]:
+def _arguments(settings: TranslateOptions) -> tuple[str | None, str]:
     """RUN and TEXT, or only TEXT with --model."""
-    given = list(wish.arguments)
-    folder = given.pop(0) if wish.model is None and given else None
-    if (wish.model is None and folder is None) or len(given) > 1:
+    given = list(settings.arguments)
+    folder = given.pop(0) if settings.model is None and given else None
+    if (settings.model is None and folder is None) or len(given) > 1:
         raise RegardError(
-            f"translate: give a run and one text, or --model NAME and one text; got {len(wish.arguments)} arguments. "
+            f"translate: give a run and one text, or --model NAME and one text; got {len(settings.arguments)} "
+            "arguments. "
             "Put a text of several words in quotes."
         )
     return folder, given[0] if given else "-"
@@ -133,7 +134,7 @@ def _texts(lines: Sequence[bytes], number: int, name: str) -> Iterator[list[str]
 
 @dataclass(frozen=True)
 class _Printer:
-    wish: Wish
+    settings: TranslateOptions
     skipped: Counter[str] = field(default_factory=Counter)
     cut: list[int] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
@@ -157,11 +158,11 @@ class _Printer:
                 f"translate: the translation of line {number + 1} cannot be written: {error.strerror or error}. Free "
                 f"space, then translate from this line on: tail -n +{number + 1} FILE"
             ) from None
-        if self.wish.align == "show" and done.alignment is not None:
+        if self.settings.align == "show" and done.alignment is not None:
             Console().print(picture(done.alignment))
 
     def _lines(self, number: int, done: Translation) -> Iterator[str]:
-        if (self.wish.n_best or 1) > 1:
+        if (self.settings.n_best or 1) > 1:
             yield from (" ||| ".join(fields) for fields in self._ranked(number, done))
         else:
             yield " ||| ".join(self._linked(done, 0))
@@ -181,7 +182,7 @@ class _Printer:
     def _linked(self, done: Translation, n: int) -> list[str]:
         """A text, and with --align its links. Links count words, so words are separated by spaces."""
         text = done.texts[n] if done.texts else ""
-        if self.wish.align != "pharaoh":
+        if self.settings.align != "pharaoh":
             return [text]
         if not done.alignments:
             return [text, ""]

@@ -63,15 +63,15 @@ class DifferenceFactors(Factors):
     (Ye et al. 2024, Differential Transformer, arXiv:2410.05258, eq. 2). All heads of a layer share one lambda.
 
     >>> import regard as rg
-    >>> one, factor = rg.DifferenceFactors(width=64, initial=0.8)({})
+    >>> one, factor = rg.DifferenceFactors(head_dim=64, initial=0.8)({})
     >>> one, abs(factor.item() + 0.8) < 0.5
     (1.0, True)
     """
 
-    def __init__(self, width: Size, initial: float = 0.8) -> None:
+    def __init__(self, head_dim: Size, initial: float = 0.8) -> None:
         super().__init__()
         self.initial = initial
-        self.of_first, self.of_second = (nn.Parameter(torch.randn(2, width) * 0.1) for _ in range(2))
+        self.of_first, self.of_second = (nn.Parameter(torch.randn(2, head_dim) * 0.1) for _ in range(2))
 
     def forward(self, tensors: Mapping[str, Tensor]) -> Sequence[float | Tensor]:
         first, second = (vectors.prod(0).sum().exp() for vectors in (self.of_first, self.of_second))

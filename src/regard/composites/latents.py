@@ -23,21 +23,22 @@ class ThroughLatents(Composite):
 
     >>> import torch, regard as rg
     >>> q, k, v = torch.randn(3, 1, 2, 100, 8)
-    >>> weights = rg.ThroughLatents(num_latents=4, width=8, num_heads=2)(q, k, v).weights
+    >>> weights = rg.ThroughLatents(num_latents=4, head_dim=8, num_heads=2)(q, k, v).weights
     >>> weights.shape, [factor.shape for factor in weights.factors]
     ((1, 2, 100, 100), [(1, 2, 100, 4), (1, 2, 4, 100)])
     """
 
-    def __init__(self, num_latents: Size, width: Size, num_heads: Size) -> None:
+    def __init__(self, num_latents: Size, head_dim: Size, num_heads: Size) -> None:
         super().__init__()
-        self.latents = nn.Parameter(torch.randn(num_heads, num_latents, width))
+        self.latents = nn.Parameter(torch.randn(num_heads, num_latents, head_dim))
 
     def run(self, call: Call) -> tuple[Tensor, AttentionMap]:
         H, M, D = self.latents.shape
-        B, heads, I, width = call.query.shape
-        if (heads, width) != (H, D):
+        B, heads, I, head_dim = call.query.shape
+        if (heads, head_dim) != (H, D):
             raise RegardError(
-                f"ThroughLatents: made for {H} heads of width {D}, got queries (B, H, I, D) = {(B, heads, I, width)}."
+                f"ThroughLatents: made for {H} heads of width {D}, got queries (B, H, I, D) = "
+                f"{(B, heads, I, head_dim)}."
             )
         latents = self.latents.to(call.query.dtype).expand(B, H, M, D)
         num_keys, plain = call.key.shape[2], Attention()

@@ -13,7 +13,7 @@ from regard.checks import Size, checked
 from regard.composites.composite import Call, Composite
 from regard.maps.attention_map import AttentionMap
 from regard.maps.scored_map import ScoredMap
-from regard.pieces import FeatureMap, KernelScore, SumNormalizer, block_local, causal
+from regard.pieces import FeatureMap, FeatureScore, SumNormalizer, block_local, causal
 from regard.pieces.mask import Mask
 from regard.shapes import Sizes, at_least_float32
 
@@ -38,7 +38,7 @@ class SegmentMemory(Composite):
     def __init__(self, size: Size, features: FeatureMap | None = None) -> None:
         super().__init__()
         self.size = size
-        score = KernelScore() if features is None else KernelScore(features)
+        score = FeatureScore() if features is None else FeatureScore(features)
         mask = causal() & ~block_local(size)
         self.attention = Attention(score, mask=mask, normalizer=SumNormalizer())
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.attention import Attention
 from regard.composites.composite import Composite
 from regard.engine.formatting import number
-from regard.engine.plan import Plan
+from regard.engine.plan import ExecutionPlan
 from regard.maps.attention_map import AttentionMap
 from regard.pieces.grid import Grid
 from regard.positions import Positions
@@ -23,13 +23,13 @@ class CompositePlan:
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 2, 100, 8)
-    >>> plan = rg.plan(x, x, x, attention=rg.ThroughLatents(num_latents=4, width=8, num_heads=2), engine="dense")
+    >>> plan = rg.plan(x, x, x, attention=rg.ThroughLatents(num_latents=4, head_dim=8, num_heads=2), engine="dense")
     >>> [part.cost.pairs for part in plan.parts]  # 2 heads, 4 latents, 100 tokens
     [800, 800]
     """
 
     composite: Composite
-    parts: tuple[Plan, ...]
+    parts: tuple[ExecutionPlan, ...]
     sizes: Sizes
 
     @property

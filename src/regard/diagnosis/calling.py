@@ -98,7 +98,7 @@ class CallResult:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class InputSizes:
     """Sizes of the inputs of one call. Keys and values have `key_heads`, if not as many heads as queries."""
 
     batch: int
@@ -126,7 +126,7 @@ class Caller:
     roles: Roles
     query_axes: str
     key_axes: str
-    sizes: Sizes
+    sizes: InputSizes
     dtype: torch.dtype = torch.float64
     numpy: bool = False
     undone: Undone = Undone()
@@ -345,18 +345,18 @@ def _layouts(function: Any, roles: Roles, inputs: tuple[Tensor, ...]) -> list[tu
     return options
 
 
-def _sizes(function: Any, roles: Roles, axes: str, width: int, inputs: tuple[Tensor, ...]) -> list[Sizes]:
+def _sizes(function: Any, roles: Roles, axes: str, width: int, inputs: tuple[Tensor, ...]) -> list[InputSizes]:
     batch = 2 if "b" in axes else 1
     heads, key_heads = 4 if "h" in axes else 1, None
     if inputs and "h" in axes:
         heads, key_heads = inputs[0].shape[axes.index("h")], inputs[-1].shape[axes.index("h")]
-    head_width = width // next(iter(declared_heads(function)), 1)
-    n = 5 if head_width > 5 else max(2, head_width - 1)  # fewer tokens than channels: their weights can be solved for
+    head_dim = width // next(iter(declared_heads(function)), 1)
+    n = 5 if head_dim > 5 else max(2, head_dim - 1)  # fewer tokens than channels: their weights can be solved for
     lengths = [(n, n)] if roles.is_self else [(5, 7), (5, 5), (1, 7)]
     if axes == "bd":
         lengths = [(1, 7)]
     key_heads = None if key_heads == heads else key_heads
-    return [Sizes(batch, heads, queries, keys, width, key_heads=key_heads) for queries, keys in lengths]
+    return [InputSizes(batch, heads, queries, keys, width, key_heads=key_heads) for queries, keys in lengths]
 
 
 def declared_heads(function: Any) -> list[int]:

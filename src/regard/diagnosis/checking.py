@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
-from regard.catalog import Mechanism
+from regard.catalog import CatalogEntry
 from regard.checks import fits, words
 from regard.diagnosis import invariance, numerics
 from regard.diagnosis.calling import AXES, NO_ARGUMENTS, Caller, callers_of
@@ -37,15 +37,15 @@ from regard.diagnosis.signatures import build, name_of
 from regard.diagnosis.variants import Variant, term_finding, variant_of_measured, variants_of
 from regard.diagnosis.weights import Measurement, measurable_caller, measure
 from regard.errors import RegardError, nearest
-from regard.pieces import Bias, Mask, Normalizer, Position, Score
+from regard.pieces import Bias, Encoding, Mask, Normalizer, Score
 
 #: Orders of axes of functions that also run without the first axes.
 WIDER = {"nd": ("bhnd", "bnd"), "bnd": ("bhnd",)}
-_PIECES = (Attention, Mechanism, Bias, Mask, Normalizer, Position, Score)
+_PIECES = (Attention, CatalogEntry, Bias, Mask, Normalizer, Encoding, Score)
 
 
 def check(
-    subject: Callable[..., Any] | nn.Module | Attention | Mechanism | Mask | Score | Bias | Normalizer | Position,
+    subject: Callable[..., Any] | nn.Module | Attention | CatalogEntry | Mask | Score | Bias | Normalizer | Encoding,
     *inputs: Tensor,
     mask: str | None = None,
     scale: float | None = None,
@@ -61,7 +61,7 @@ def check(
     instance is made. `mask` is the sense that you mean: "keep" (True = may attend), "drop" (True = may not) or
     "additive" (0 and -inf). `scale` is the factor of the scores that you mean; by default 1 / sqrt(width of a head).
 
-    For an `Attention`, a piece or a `Mechanism` of Regard, all laws of the catalog run on it; `inputs` are then q
+    For an `Attention`, a piece or a `CatalogEntry` of Regard, all laws of the catalog run on it; `inputs` are then q
     (B, H, I, D), k (B, G, J, D) and v (B, G, J, E).
 
     About 200 calls are made. After `limit` seconds a `RegardError` says which check was running, and what was found so

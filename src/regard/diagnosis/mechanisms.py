@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
-from regard.catalog import Mechanism, mechanisms
+from regard.catalog import CatalogEntry, mechanisms
 from regard.composites import Composite
 from regard.diagnosis.calling import Caller, with_function
 from regard.diagnosis.scores import Product, product_of
@@ -69,11 +69,11 @@ def _same(attention: Attention | Composite, measurement: Measurement) -> bool:
     return close(weights, measurement.weights.nan_to_num(), 1e-5)
 
 
-def _built(entry: Mechanism, measurement: Measurement, product: Product | None) -> Iterator[Attention | Composite]:
+def _built(entry: CatalogEntry, measurement: Measurement, product: Product | None) -> Iterator[Attention | Composite]:
     """The mechanism with the settings that the weights suggest; none if it has parameters to learn."""
     width, names = measurement.query.shape[-1], inspect.signature(entry.build).parameters
     heads = measurement.weights.shape[1]
-    sizes = {"width": width, "query_width": width, "key_width": width, "num_heads": heads}
+    sizes = {"width": width, "query_dim": width, "key_dim": width, "num_heads": heads}
     given = {name: value for name, value in (entry.tiny | sizes).items() if name in names}
     for settings in _settings(entry.name, measurement, product):
         try:

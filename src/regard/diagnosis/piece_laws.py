@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention
-from regard.catalog import Mechanism
+from regard.catalog import CatalogEntry
 from regard.diagnosis.laws import LAWS, Example, agrees_with_the_reference, gradients_agree_with_dense, is_defined
 from regard.diagnosis.progress import CheckProgress
 from regard.diagnosis.report import CheckFinding, CheckReport
 from regard.engine import ENGINES
 from regard.errors import RegardError
-from regard.pieces import Bias, Mask, Normalizer, Position, Score
+from regard.pieces import Bias, Encoding, Mask, Normalizer, Score
 
-Piece = Attention | Mechanism | Bias | Mask | Normalizer | Position | Score
+Piece = Attention | CatalogEntry | Bias | Mask | Normalizer | Encoding | Score
 #: Heads, widths of queries and keys, and lengths that are tried for an `Attention` of unknown sizes.
 TRIED = [(h, d, n) for n in (24, 12) for d in (8, 16, 32, 64, 4, 6) for h in (4, 2, 8, 1)]
 
@@ -27,20 +27,20 @@ def law_report(subject: Piece, inputs: tuple[Tensor, ...], progress: CheckProgre
     """A finding for each law; with inputs the laws run on these tensors, as float64."""
     with warnings.catch_warnings(action="ignore"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        small = subject.example if isinstance(subject, Mechanism) else _example_of(_attention_of(subject), inputs)
+        small = subject.example if isinstance(subject, CatalogEntry) else _example_of(_attention_of(subject), inputs)
         q, k, v = small()[1:]
         for name, law in _laws(small):
             progress.begin(name)
             progress.add([_finding(name, law, small)])
     shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip("qkv", (q, k, v), strict=True))
-    name = subject.name if isinstance(subject, Mechanism) else type(subject).__name__
+    name = subject.name if isinstance(subject, CatalogEntry) else type(subject).__name__
     return CheckReport(name, f"attention(q, k, v), {shapes}", tuple(progress.findings))
 
 
 def _attention_of(piece: Piece) -> Attention:
     if isinstance(piece, Attention):
         return copy.deepcopy(piece)
-    slots = {"bias": Bias, "mask": Mask, "normalizer": Normalizer, "position": Position, "score": Score}
+    slots = {"bias": Bias, "mask": Mask, "normalizer": Normalizer, "position": Encoding, "score": Score}
     slot = next(name for name, kind in slots.items() if isinstance(piece, kind))
     return Attention(**{slot: copy.deepcopy(piece)})  # type: ignore[arg-type]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regard.diagnosis.calling import Caller, Sizes
+from regard.diagnosis.calling import Caller, InputSizes
 from regard.diagnosis.report import CheckFinding
 from regard.diagnosis.weights import TOLERANCE, Measurement, close
 
@@ -107,7 +107,9 @@ def _centered(x: Tensor, valid: Tensor, axes: tuple[int, ...]) -> Tensor:
     return (x - mean).masked_fill(~valid, 0.0)
 
 
-def scale_finding(measurement: Measurement, sizes: Sizes, scale: float | None, mechanism: str | None) -> CheckFinding:
+def scale_finding(
+    measurement: Measurement, sizes: InputSizes, scale: float | None, mechanism: str | None
+) -> CheckFinding:
     """Whether scores are divided by the root of the width of a head, or have the factor that the user names."""
     product, width = product_of(measurement), measurement.query.shape[-1]
     expected = 1 / math.sqrt(width) if scale is None else scale
@@ -132,7 +134,7 @@ def _scale_remedy(factor: float) -> str:
     return f"{remedy} If {factor:.4g} is intended, say so: scale={factor:.4g}."
 
 
-def _scale_mistake(factor: float, width: int, sizes: Sizes) -> str:
+def _scale_mistake(factor: float, width: int, sizes: InputSizes) -> str:
     named = {
         "the scores are not scaled": 1.0,
         "the scores are divided by d instead of sqrt(d)": 1 / width,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from regard.diagnosis.calling import Caller, Sizes, declared_heads
+from regard.diagnosis.calling import Caller, InputSizes, declared_heads
 from regard.diagnosis.report import CheckFinding
 from regard.diagnosis.scores import PRECISION, normalized_axis, product_of
 from regard.diagnosis.weights import TOLERANCE, Measurement, close, measurable_caller, measure
@@ -96,7 +96,7 @@ def _with_views(caller: Caller) -> Iterator[Variant]:
             yield Variant(replace(caller, sizes=sizes, undone=replace(caller.undone, split=split, join=join)), finding)
 
 
-def _sizes_by_heads(caller: Caller) -> Iterator[Sizes]:
+def _sizes_by_heads(caller: Caller) -> Iterator[InputSizes]:
     s = caller.sizes
     if "h" in caller.query_axes:
         yield s

@@ -76,7 +76,7 @@ def heatmap(
     _check_values(shown)
     if axes is not None:
         return _on_axes(shown, axes, title, vmax)
-    layout = Layout.of(shown)
+    layout = PanelGrid.of(shown)
     figure = canvas("heatmap").new_figure(*layout.figure_size(shown))
     places = figure.subplots(layout.rows, layout.cols, squeeze=False, sharex=True, sharey=True).flatten()
     images = [_draw(place, shown, n, layout, vmax) for n, place in enumerate(places[: len(shown.cells)])]
@@ -92,7 +92,7 @@ def heatmap(
 
 
 @dataclass(frozen=True)
-class Layout:
+class PanelGrid:
     """The grid of panels, and the side of a cell in inches, which decides what has room."""
 
     rows: int
@@ -100,12 +100,12 @@ class Layout:
     cell: float
 
     @staticmethod
-    def of(shown: Panels) -> Layout:
+    def of(shown: Panels) -> PanelGrid:
         count, (I, J) = len(shown.cells), shown.shape
         cols = math.ceil(math.sqrt(count))
         rows = math.ceil(count / cols)
         across, down = PANEL_SPACE if count == 1 else GRID_SPACE
-        return Layout(rows, cols, min(LARGEST_CELL, across / (cols * J), down / (rows * I)))
+        return PanelGrid(rows, cols, min(LARGEST_CELL, across / (cols * J), down / (rows * I)))
 
     @property
     def label_size(self) -> float:
@@ -178,7 +178,7 @@ def colorbar_label(shown: Panels) -> str:
     return f"{quantity} (gray: NaN)" if shown.cells.isnan().any() else quantity
 
 
-def _draw(axes: Any, shown: Panels, number: int, layout: Layout, vmax: float | None) -> Any:
+def _draw(axes: Any, shown: Panels, number: int, layout: PanelGrid, vmax: float | None) -> Any:
     """One panel, its tokens and its numbers."""
     highest = float(shown.cells.nan_to_num(0).abs().max()) or 1.0 if vmax is None else vmax
     image = draw_cells(axes, shown.cells[number], shown.shape, highest, shown.is_signed)
@@ -198,7 +198,7 @@ def name_tokens(axis: Any, labels: list[str], size: float, cell: float = 0.0) ->
     )
 
 
-def _name_axis(axis: Any, name: str, labels: list[str] | None, layout: Layout) -> None:
+def _name_axis(axis: Any, name: str, labels: list[str] | None, layout: PanelGrid) -> None:
     """The name of an axis and its tokens; positions if there are no tokens, or no room for them."""
     from matplotlib.ticker import MaxNLocator
 
@@ -209,7 +209,7 @@ def _name_axis(axis: Any, name: str, labels: list[str] | None, layout: Layout) -
         name_tokens(axis, labels, layout.label_size, layout.cell)
 
 
-def _name_axes(shown: Panels, layout: Layout, places: Any) -> None:
+def _name_axes(shown: Panels, layout: PanelGrid, places: Any) -> None:
     """Names and tokens at the outer panels only: below each column of panels, and at the left."""
     count = len(shown.cells)
     for n, place in enumerate(places[:count]):
@@ -230,7 +230,7 @@ def _on_axes(shown: Panels, axes: Any, title: str, vmax: float | None) -> Any:
         )
     box = axes.get_window_extent()
     inches = min(box.width / shown.shape[1], box.height / shown.shape[0]) / axes.figure.dpi
-    layout = Layout(1, 1, min(LARGEST_CELL, inches))
+    layout = PanelGrid(1, 1, min(LARGEST_CELL, inches))
     image = _draw(axes, shown, 0, layout, vmax)
     _name_axis(axes.yaxis, shown.axes[0], shown.queries, layout)
     _name_axis(axes.xaxis, shown.axes[1], shown.keys, layout)

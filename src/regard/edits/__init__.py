@@ -2,16 +2,24 @@
 
 from regard.edits.reading import edit_from_json
 from regard.edits.selection import Where, where
-from regard.edits.values import Edit, Edits, KnockOut, Patch, ReplaceWeights, ScaleWeights, Steer
+from regard.edits.values import (
+    ActivationPatch,
+    AddToScores,
+    AttentionEdit,
+    EditSequence,
+    KnockOut,
+    ReplaceWeights,
+    ScaleWeights,
+)
 
 __all__ = [
-    "Edit",
-    "Edits",
+    "ActivationPatch",
+    "AddToScores",
+    "AttentionEdit",
+    "EditSequence",
     "KnockOut",
-    "Patch",
     "ReplaceWeights",
     "ScaleWeights",
-    "Steer",
     "Where",
     "edit_from_json",
     "where",

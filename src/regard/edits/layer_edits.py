@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention
-from regard.edits.pairs import KnockedOut, Pairs, Steered
-from regard.edits.values import KnockOut, ReplaceWeights, ScaleWeights, Steer, check_sums
+from regard.edits.pairs import AddedToScores, KnockedOut, Pairs
+from regard.edits.values import AddToScores, KnockOut, ReplaceWeights, ScaleWeights, check_sums
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
 from regard.pieces.grid import Grid
@@ -22,7 +22,7 @@ from regard.stats.numbering import layer_number
 #: The largest weight on a forbidden key that is rounding.
 ROUNDING = 1e-6
 
-PairEdit = KnockOut | ScaleWeights | Steer | ReplaceWeights
+PairEdit = KnockOut | ScaleWeights | AddToScores | ReplaceWeights
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class LayerEdit:
     @property
     def is_of_scores(self) -> bool:
         """Whether it acts before the softmax."""
-        return isinstance(self.edit, Steer) or (isinstance(self.edit, KnockOut) and self.edit.renormalize)
+        return isinstance(self.edit, AddToScores) or (isinstance(self.edit, KnockOut) and self.edit.renormalize)
 
     @property
     def gives_negative(self) -> bool:
@@ -181,8 +181,8 @@ class LayerEdits:
         """The attention with the edits of scores: masks and biases."""
         mask, biases = attention.mask, [*attention.bias]
         for edit in self.edits:
-            if isinstance(edit.edit, Steer):
-                biases.append(Steered(edit.pairs, float(edit.edit.amount)))
+            if isinstance(edit.edit, AddToScores):
+                biases.append(AddedToScores(edit.pairs, float(edit.edit.amount)))
             elif edit.is_of_scores:
                 knocked_out = KnockedOut(edit.pairs)
                 mask = knocked_out if mask is None else mask & knocked_out

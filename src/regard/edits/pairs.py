@@ -75,7 +75,7 @@ class KnockedOut(Mask):
 
 
 @dataclass(frozen=True)
-class Steered(AdditiveBias):
+class AddedToScores(AdditiveBias):
     """A number that is added to the scores of the selected pairs."""
 
     pairs: Pairs

@@ -9,19 +9,30 @@ import torch
 from torch import Tensor
 
 from regard.edits.selection import Where
-from regard.edits.values import Edit, Edits, KnockOut, Patch, ReplaceWeights, ScaleWeights, Selecting, Steer
+from regard.edits.values import (
+    ActivationPatch,
+    AddToScores,
+    AttentionEdit,
+    EditSequence,
+    KnockOut,
+    ReplaceWeights,
+    ScaleWeights,
+    Selecting,
+)
 from regard.edits.writing import FORMAT, VERSION
 from regard.errors import RegardError, nearest
 
-KINDS: dict[str, type[Selecting]] = {k.__name__: k for k in (KnockOut, ScaleWeights, Steer, ReplaceWeights, Patch)}
+KINDS: dict[str, type[Selecting]] = {
+    k.__name__: k for k in (KnockOut, ScaleWeights, AddToScores, ReplaceWeights, ActivationPatch)
+}
 
 
-def edit_from_json(text: str) -> Edit:
+def edit_from_json(text: str) -> AttentionEdit:
     """The edit of a text that `edit.to_json()` wrote. A file of tensors that the text names is read.
 
     >>> import regard as rg
-    >>> rg.edit_from_json(rg.Steer(rg.where("L1.H0: it -> animal"), 2.0).to_json())
-    Steer(Where(heads='L1.H0', queries='it', keys='animal'), 2.0)
+    >>> rg.edit_from_json(rg.AddToScores(rg.where("L1.H0: it -> animal"), 2.0).to_json())
+    AddToScores(Where(heads='L1.H0', queries='it', keys='animal'), 2.0)
     """
     try:
         data = json.loads(text)
@@ -35,7 +46,7 @@ def edit_from_json(text: str) -> Edit:
         raise
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise RegardError(f"edit_from_json: the text is damaged: {error}. Write it with edit.to_json().") from None
-    return edits[0] if len(edits) == 1 else Edits(edits)
+    return edits[0] if len(edits) == 1 else EditSequence(edits)
 
 
 def _tensors(path: str) -> dict[str, Tensor]:
@@ -48,7 +59,7 @@ def _tensors(path: str) -> dict[str, Tensor]:
         raise RegardError(f"edit_from_json: the file of tensors {path} cannot be read: {error}.") from None
 
 
-def _read(part: dict[str, Any], kept: dict[str, Tensor]) -> Edit:
+def _read(part: dict[str, Any], kept: dict[str, Tensor]) -> AttentionEdit:
     kind = KINDS.get(part["edit"])
     if kind is None:
         raise RegardError(f"edit_from_json: there is no edit {part['edit']!r}. {nearest(str(part['edit']), KINDS)}")

@@ -167,7 +167,8 @@ def _selected_heads(text: str, parts: list[str]) -> Where:
         )
     if bool(heads) + bool(layers) + bool(roles) > 1:
         raise RegardError(
-            f"where({text!r}): give heads, or layers, or roles. Edits join with &: KnockOut(where('L5')) & Steer(...)."
+            f"where({text!r}): give heads, or layers, or roles. Edits join with &: KnockOut(where('L5')) & "
+            "AddToScores(...)."
         )
     return Where(layers=_single(layers), heads=_single(heads), roles=_single(roles))
 

@@ -26,12 +26,12 @@ ROUNDING = 1e-3
 PARTS = ("output", "query", "key", "value")
 
 
-class Edit:
+class AttentionEdit:
     """Base of all edits. `&` joins edits; an edit prints as one would type it, and `to_json` saves it.
 
-    Edits of scores (`KnockOut` with renormalization, `Steer`) act before the softmax, edits of weights (`ScaleWeights`,
-    `ReplaceWeights`, `KnockOut` without) after it, each in the order of `&`. A `Patch` of queries, keys or values acts
-    before the attention, one of the output after it.
+    Edits of scores (`KnockOut` with renormalization, `AddToScores`) act before the softmax, edits of weights
+    (`ScaleWeights`, `ReplaceWeights`, `KnockOut` without) after it, each in the order of `&`. A `ActivationPatch` of
+    queries, keys or values acts before the attention, one of the output after it.
 
     >>> import regard as rg
     >>> first = rg.KnockOut(rg.Where(layers=1, keys=0)) & rg.ScaleWeights(rg.Where(heads="L0.H2"), 0.5)
@@ -42,14 +42,14 @@ class Edit:
     """
 
     @property
-    def parts(self) -> tuple[Edit, ...]:
+    def parts(self) -> tuple[AttentionEdit, ...]:
         """The single edits, in their order."""
         return (self,)
 
-    def __and__(self, other: Edit) -> Edits:
-        if not isinstance(other, Edit):
+    def __and__(self, other: AttentionEdit) -> EditSequence:
+        if not isinstance(other, AttentionEdit):
             raise RegardError(f"edit & {type(other).__name__}: both sides must be edits, such as KnockOut(Where(...)).")
-        return Edits((*self.parts, *other.parts))
+        return EditSequence((*self.parts, *other.parts))
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
@@ -65,31 +65,31 @@ class Edit:
 
 
 @dataclass(frozen=True, eq=False)
-class Edits(Edit):
+class EditSequence(AttentionEdit):
     """Several edits, applied in order; made by `&`. Without edits it changes nothing.
 
     >>> import regard as rg
-    >>> len(rg.Edits() & rg.KnockOut(rg.Where(keys=0)))
+    >>> len(rg.EditSequence() & rg.KnockOut(rg.Where(keys=0)))
     1
     """
 
-    edits: tuple[Edit, ...] = ()
+    edits: tuple[AttentionEdit, ...] = ()
 
     @property
-    def parts(self) -> tuple[Edit, ...]:
+    def parts(self) -> tuple[AttentionEdit, ...]:
         return self.edits
 
-    def __iter__(self) -> Iterator[Edit]:
+    def __iter__(self) -> Iterator[AttentionEdit]:
         return iter(self.edits)
 
     def __len__(self) -> int:
         return len(self.edits)
 
     def __repr__(self) -> str:
-        return " & ".join(map(repr, self.edits)) or "Edits()"
+        return " & ".join(map(repr, self.edits)) or "EditSequence()"
 
 
-class Selecting(Edit):
+class Selecting(AttentionEdit):
     """An edit of the pairs that `where` selects."""
 
     where: Where
@@ -141,20 +141,20 @@ class ScaleWeights(Selecting):
 
 @checked
 @dataclass(frozen=True, eq=False, repr=False)
-class Steer(Selecting):
+class AddToScores(Selecting):
     """s_ij -> s_ij + amount for the selected pairs, before the softmax: the weight grows by exp(amount), then rows are
     normalized (PASTA, Zhang et al. 2024, arXiv:2311.02262, with amount = -log(alpha) on the other keys).
 
     >>> import regard as rg
-    >>> rg.Steer(rg.Where(heads="L1.H0", keys=[2, 3]), 2.0)
-    Steer(Where(heads='L1.H0', keys=[2, 3]), 2.0)
+    >>> rg.AddToScores(rg.Where(heads="L1.H0", keys=[2, 3]), 2.0)
+    AddToScores(Where(heads='L1.H0', keys=[2, 3]), 2.0)
     """
 
     where: Where
     amount: float
 
     def __post_init__(self) -> None:
-        _check_finite("Steer", "amount", self.amount)
+        _check_finite("AddToScores", "amount", self.amount)
 
 
 @checked
@@ -192,7 +192,7 @@ class ReplaceWeights(Selecting):
 
 @checked
 @dataclass(frozen=True, eq=False, repr=False)
-class Patch(Selecting):
+class ActivationPatch(Selecting):
     """A part of the selected heads and tokens is that of another run (activation patching: Vig et al. 2020,
     arXiv:2004.12265; Zhang and Nanda 2024, arXiv:2309.16042).
 
@@ -203,8 +203,8 @@ class Patch(Selecting):
     share a key head (grouped-query attention) can only be patched together in "key" and "value".
 
     >>> import torch, regard as rg
-    >>> rg.Patch(rg.Where(heads="L1.H0", queries=3), source=torch.zeros(1, 2, 5, 4))
-    Patch(Where(heads='L1.H0', queries=3), source=tensor of shape (1, 2, 5, 4))
+    >>> rg.ActivationPatch(rg.Where(heads="L1.H0", queries=3), source=torch.zeros(1, 2, 5, 4))
+    ActivationPatch(Where(heads='L1.H0', queries=3), source=tensor of shape (1, 2, 5, 4))
     """
 
     where: Where
@@ -213,15 +213,18 @@ class Patch(Selecting):
 
     def __post_init__(self) -> None:
         if self.part not in PARTS:
-            raise RegardError(f"Patch(part={self.part!r}): {nearest(self.part, PARTS)}")
+            raise RegardError(f"ActivationPatch(part={self.part!r}): {nearest(self.part, PARTS)}")
         if self.source is None:
             raise RegardError(
-                "Patch(source=...): give the run to patch from, the `seen` of rg.watch(model, keep='qkv'), or a tensor."
+                "ActivationPatch(source=...): give the run to patch from, the `seen` of rg.watch(model, keep='qkv'), "
+                "or a tensor."
             )
         unread = self.where.queries if self.part in ("key", "value") else self.where.keys
         if unread is not None:
             name, other = ("queries", "keys") if self.part in ("key", "value") else ("keys", "queries")
-            raise RegardError(f"Patch(part={self.part!r}): it belongs to {other}, so select {other}, not {name}.")
+            raise RegardError(
+                f"ActivationPatch(part={self.part!r}): it belongs to {other}, so select {other}, not {name}."
+            )
 
 
 def _check_finite(edit: str, name: str, number: float) -> None:

@@ -1,6 +1,6 @@
 """Engines: the ways to compute an attention, and the plan that chooses one of them."""
 
-from regard.engine.plan import ENGINES, Plan, plan
+from regard.engine.plan import ENGINES, ExecutionPlan, plan
 from regard.engine.problem import Cost, Engine, Problem, Result
 
-__all__ = ["ENGINES", "Cost", "Engine", "Plan", "Problem", "Result", "plan"]
+__all__ = ["ENGINES", "Cost", "Engine", "ExecutionPlan", "Problem", "Result", "plan"]

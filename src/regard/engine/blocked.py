@@ -23,7 +23,7 @@ from regard.engine.flash import FlashRows
 from regard.engine.gradients import Gradients, GradientSums, block_gradients
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.rows import StatisticBuffer, attend_rows
-from regard.engine.runs import CALL_BYTES, Run, runs
+from regard.engine.runs import CALL_BYTES, BlockRun, runs
 from regard.engine.transforms import HIDDEN_GRADIENTS, differentiable_once
 from regard.pieces.contents import tensor_snapshot
 from regard.pieces.mask import Mask
@@ -144,7 +144,7 @@ class Work:
         return list(blocks(mask, p.positions, p.sizes.I, size, too_large, keep_large))
 
     @cached_property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[BlockRun]:
         """The blocks, grouped. The blocks of one run share one call of the kernel for each batch entry."""
         s = self.problem.sizes
         row_bytes = s.H * s.E * self.problem.value.element_size()
@@ -156,7 +156,7 @@ class Work:
         """Whether forward saves the output and log-sum-exp for backward: the kernel ran, and there is no sink."""
         return self.flash is not None and self.flash.has_gradients
 
-    def attend_run(self, run: Run, prepared: Prepared, value: Tensor) -> tuple[Tensor, RowStatistic]:
+    def attend_run(self, run: BlockRun, prepared: Prepared, value: Tensor) -> tuple[Tensor, RowStatistic]:
         """Output and statistic of all rows of a run."""
         if run.count > 1:
             assert self.flash is not None, "only the fused kernel computes several blocks of an entry in one call"

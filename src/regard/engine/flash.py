@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from regard.attention import Prepared
 from regard.engine.blocks import Block, starts_causal
 from regard.engine.problem import Problem
-from regard.engine.runs import Run
+from regard.engine.runs import BlockRun
 from regard.engine.transforms import HIDDEN_GRADIENTS
 from regard.pieces.bias import AdditiveBias
 from regard.pieces.grid import Grid, along_diagonals
@@ -36,7 +36,7 @@ def flash(
     broadcasts. The kernel needs keys and values of one width: the narrower are padded with zeros, which changes
     neither scores nor outputs. An empty row has output 0 and log-sum-exp -inf (the CPU kernel returns 0).
     """
-    if _folds(query, key, causal, mask):
+    if _reductions(query, key, causal, mask):
         return _folded(query, key, value, scale, mask)
     out_width = value.shape[-1]
     width = max(query.shape[-1], out_width)
@@ -71,7 +71,7 @@ def flash_gradients(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value from the output and log-sum-exp of `flash`; those of shared heads are sums."""
-    if _folds(query, key, causal, mask):
+    if _reductions(query, key, causal, mask):
         G = key.shape[1]
         grad, grouped_query, output = (group(x, G) for x in (grad, query, output))
         logsumexp = group(logsumexp[..., None], G)[..., 0]
@@ -94,7 +94,7 @@ def _for_all_heads(x: Tensor, query: Tensor) -> Tensor:
     return x if shares_key_heads() else x.repeat_interleave(query.shape[1] // x.shape[1], 1)
 
 
-def _folds(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None) -> bool:
+def _reductions(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None) -> bool:
     """Whether query heads that share a key head become rows of one head; if not, the kernel shares the key head."""
     return query.shape[1] != key.shape[1] and not causal and (mask is None or query.shape[2] == mask.shape[1] == 1)
 
@@ -244,7 +244,7 @@ class FlashRows:
         )
         return for_value, for_query.flip(2) if flipped else for_query, for_key
 
-    def attend_run(self, run: Run, prepared: Prepared, value: Tensor) -> tuple[Tensor, RowStatistic]:
+    def attend_run(self, run: BlockRun, prepared: Prepared, value: Tensor) -> tuple[Tensor, RowStatistic]:
         """Output (B, H, I, E) and statistic of all rows of a run, with one call for each batch entry."""
         block, causal, dtype = run.first, self.is_causal(run.first), value.dtype
         query, key, value = self._inputs(prepared, value)

@@ -22,11 +22,11 @@ from regard.attention import EMPTY, Attention, Prepared
 from regard.cache import Memory
 from regard.engine.kernel.library import SETTING
 from regard.engine.kernel.structures import PLAIN, have_addresses
-from regard.engine.plan import ENGINES, Plan
+from regard.engine.plan import ENGINES, ExecutionPlan
 from regard.engine.problem import Problem
 from regard.engine.transforms import is_transformed
 from regard.pieces.call_tensors import CallTensors
-from regard.pieces.contents import take_apart
+from regard.pieces.contents import split_tensors
 from regard.pieces.fingerprint import NoFingerprint, fingerprint
 from regard.pieces.normalizer import LearnedSink, any_coarse
 from regard.positions import Positions
@@ -34,8 +34,8 @@ from regard.shapes import is_autocast
 
 #: Most plans that are kept. The masks of 32 more layouts are kept in `kernel/layout.py`.
 MOST_PLANS = 128
-#: What a problem has besides its tensors. `skeleton` holds the pieces without their tensors.
-FACTS = ("positions", "sizes", "skeleton", "learns", "learns_bias", "scale", "hides_gradients")
+#: What a problem has besides its tensors. `template` holds the pieces without their tensors.
+FACTS = ("positions", "sizes", "template", "learns", "learns_bias", "scale", "hides_gradients")
 
 
 class Request(NamedTuple):
@@ -68,14 +68,14 @@ class KeptPlan:
     of_engine: dict[str, Any]
 
     @staticmethod
-    def of(planned: Plan) -> KeptPlan:
+    def of(planned: ExecutionPlan) -> KeptPlan:
         problem = planned.problem
         facts = {name: getattr(problem, name) for name in FACTS}
         return KeptPlan(
             planned.engine, planned.requested, planned.why, facts, ENGINES[planned.engine].kept_facts(problem)
         )
 
-    def plan(self, request: Request, piece_tensors: list[Tensor]) -> Plan:
+    def plan(self, request: Request, piece_tensors: list[Tensor]) -> ExecutionPlan:
         """The plan of a call with an equal key."""
         attention, query, key, value, positions, state, seed, _, tensors, _ = request
         facts = self.facts if state is None else {**self.facts, "positions": positions}
@@ -83,7 +83,7 @@ class KeptPlan:
         own = {"query": query, "key": key, "value": value, "prepared": prepared, "seed": seed, "state": state}
         problem = Problem.repeated(facts, piece_tensors, call_tensors=tensors, **own)
         problem.plan_cache.update(self.of_engine)
-        return Plan(self.engine, self.requested, self.why, problem)
+        return ExecutionPlan(self.engine, self.requested, self.why, problem)
 
 
 class KeptPlans:
@@ -102,7 +102,7 @@ class KeptPlans:
         with self._lock:
             self._plans, self._used = {}, {}
 
-    def find(self, request: Request) -> tuple[Plan | None, Hashable]:
+    def find(self, request: Request) -> tuple[ExecutionPlan | None, Hashable]:
         """The plan of a call, if one is kept, and the key to keep a new plan by; None if it must not be kept."""
         tensors: list[Tensor] = []
         try:
@@ -115,7 +115,7 @@ class KeptPlans:
         self._used[key] = next(self._clock)
         return kept.plan(request, tensors), key
 
-    def keep(self, key: Hashable, planned: Plan, attention: Attention) -> None:
+    def keep(self, key: Hashable, planned: ExecutionPlan, attention: Attention) -> None:
         """Keep a plan that has run, unless there is nothing to compute, or its run warns."""
         if key is None or planned.problem.is_empty or planned.quadratic or not _reads_all(attention):
             return
@@ -190,5 +190,5 @@ def _reads_all(attention: Attention) -> bool:
     """Whether fingerprints see the same tensors in the same order as snapshots do."""
     seen: list[Tensor] = []
     fingerprint(_slots(attention), seen)
-    tensors = take_apart(attention)[0]
+    tensors = split_tensors(attention)[0]
     return len(seen) == len(tensors) and all(a is b for a, b in zip(seen, tensors, strict=True))

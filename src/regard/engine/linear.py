@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from regard.engine.kernel.sums import CompiledAverages, compiled_sums
 from regard.engine.problem import Cost, Engine, Problem, Result, empty_result
 from regard.engine.transforms import differentiable_once
+from regard.pieces.feature_maps import FeatureScore
 from regard.pieces.grid import Grid
-from regard.pieces.kernel import KernelScore
 from regard.pieces.mask import Both, Mask, causal
 from regard.pieces.normalizer import SumNormalizer
 from regard.shapes import at_least_float32, group, in_one_dtype
@@ -41,8 +41,8 @@ class LinearEngine(Engine):
 
     def refusal(self, problem: Problem) -> str | None:
         attention = problem.attention
-        if not isinstance(attention.score, KernelScore) or not isinstance(attention.normalizer, SumNormalizer):
-            return "it needs a KernelScore with the SumNormalizer"
+        if not isinstance(attention.score, FeatureScore) or not isinstance(attention.normalizer, SumNormalizer):
+            return "it needs a FeatureScore with the SumNormalizer"
         if attention.bias:
             return "a bias acts on single scores, which this engine does not compute"
         if problem.dropout:

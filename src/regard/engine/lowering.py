@@ -16,9 +16,9 @@ from torch import Tensor
 
 from regard.engine.problem import Problem
 from regard.pieces.bias import AdditiveBias, Bias, ShawBias, Softcap
+from regard.pieces.data_masks import documents, global_tokens, mask_mod, mask_tensor, random_blocks
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Both, Either, Mask, Not, block_local, causal, window
-from regard.pieces.mask_data import documents, global_tokens, mask_mod, mask_tensor, random_blocks
 from regard.pieces.neighborhoods import neighborhood, sliding_tiles
 from regard.pieces.same_group import SameGroup
 from regard.pieces.tensor_bias import LearnedBias, TensorBias

@@ -47,14 +47,14 @@ WORTH_SKIPPING = 0.3
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class ExecutionPlan:
     """How `attend` will run a call: engine, cost and predicted time. `print(plan)` gives it in words.
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 2, 100, 8)
     >>> plan = rg.plan(x, x, x, attention=rg.Attention(), engine="dense")
     >>> plan.engine, plan.cost.pairs, plan.refused["linear"]  # 2 heads of 100 x 100
-    ('dense', 20000, 'it needs a KernelScore with the SumNormalizer')
+    ('dense', 20000, 'it needs a FeatureScore with the SumNormalizer')
     """
 
     engine: str
@@ -123,15 +123,17 @@ class Plan:
         )
 
 
-def plan(problem: Problem, engine: object = "auto") -> Plan:
+def plan(problem: Problem, engine: object = "auto") -> ExecutionPlan:
     """Choose an engine, or check the given one. If it cannot run the call, a `RegardError` names engines that can."""
     if not isinstance(engine, str) or (engine != "auto" and engine not in ENGINES):
         raise RegardError(f"attend: there is no engine {engine!r}. {nearest(str(engine), [*ENGINES, 'auto', 'ring'])}")
     if problem.is_empty:
-        return Plan("dense" if engine == "auto" else engine, engine != "auto", "There is nothing to score.", problem)
+        return ExecutionPlan(
+            "dense" if engine == "auto" else engine, engine != "auto", "There is nothing to score.", problem
+        )
     if engine == "auto":
-        return Plan(*_choose(problem), problem)
-    planned = Plan(engine, True, "", problem)
+        return ExecutionPlan(*_choose(problem), problem)
+    planned = ExecutionPlan(engine, True, "", problem)
     if _refusal(engine, problem) is not None:
         able = ", ".join(name for name in ENGINES if name not in planned.refused) or "none"
         raise RegardError(
@@ -186,8 +188,8 @@ def _choose(problem: Problem) -> tuple[str, bool, str]:
     return "blocked", False, f"{_inside(problem)} inside blocks of {Work.of(problem).block_size} queries."
 
 
-def _quadratic(planned: Plan) -> Iterator[str]:
-    """The reasons of `Plan.quadratic`."""
+def _quadratic(planned: ExecutionPlan) -> Iterator[str]:
+    """The reasons of `ExecutionPlan.quadratic`."""
     problem, attention = planned.problem, planned.problem.attention
     summed = attention.normalizer.needs_nonnegative and planned.engine != "linear"
     if summed and (reason := _refusal("linear", problem)) is not None:

@@ -16,7 +16,7 @@ from regard.attention import EMPTY, Attention, Prepared, choose_keys, hides_grad
 from regard.cache import Memory
 from regard.engine.transforms import is_transformed
 from regard.pieces.call_tensors import CallTensors
-from regard.pieces.contents import Originals, Skeleton, is_small, take_apart, tensor_snapshot, tensors_of
+from regard.pieces.contents import Originals, PieceTemplate, is_small, split_tensors, tensor_snapshot, tensors_of
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import LearnedSink, RowStatistic, Softmax
 from regard.positions import Positions
@@ -47,15 +47,15 @@ class Problem:
     plan_cache: dict[str, Any] = field(default_factory=dict, repr=False)
     #: The tensors that the pieces depend on, and the pieces without these tensors.
     piece_tensors: list[Tensor] = field(init=False, repr=False)
-    skeleton: Skeleton = field(init=False, repr=False)
+    template: PieceTemplate = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Read the pieces, their tensors and which need gradients once: later changes do not affect this problem."""
         chosen = choose_keys(self.attention, self.query, self.key, self.positions, self.call_tensors)
         vars(self).update(attention=chosen)
         _ = self.prepared  # before the snapshot, so that the hooks of the caller's modules run
-        tensors, skeleton = take_apart(self.attention)
-        vars(self).update(skeleton=skeleton)
+        tensors, template = split_tensors(self.attention)
+        vars(self).update(template=template)
         self._read(tensors)
         _ = self.learns, self.learns_bias
 
@@ -63,7 +63,7 @@ class Problem:
         """Take a snapshot of the pieces. Tensors that need gradients stay the same, for autograd."""
         live = [is_transformed() or self.needs_gradient(t) for t in tensors]
         piece_tensors = [t if is_live else tensor_snapshot(t) for t, is_live in zip(tensors, live, strict=True)]
-        around = self.skeleton.around if any(live) else partial(snapshot_around, skeleton=self.skeleton)
+        around = self.template.around if any(live) else partial(snapshot_around, template=self.template)
         vars(self).update(attention=around(piece_tensors), piece_tensors=piece_tensors)
 
     @classmethod
@@ -133,7 +133,7 @@ class Problem:
     @cached_property
     def hides_gradients(self) -> bool:
         """Whether a piece depends on a tensor that requires gradients but is not stored in the piece."""
-        return hides_gradients(self.skeleton, self.piece_tensors, self.prepared, self.grid)
+        return hides_gradients(self.template, self.piece_tensors, self.prepared, self.grid)
 
     @property
     def scores_need_gradient(self) -> bool:
@@ -148,11 +148,11 @@ class Problem:
         """The pieces as they are now, without gradients."""
         if self.attention.shared is not None:
             return self.attention
-        return snapshot_around([tensor_snapshot(t) for t in self.piece_tensors], self.skeleton)
+        return snapshot_around([tensor_snapshot(t) for t in self.piece_tensors], self.template)
 
     def originals(self) -> Originals:
         """The tensors of the pieces, for the gradients of a map."""
-        return Originals.of(self.piece_tensors, self.skeleton)
+        return Originals.of(self.piece_tensors, self.template)
 
     def snapshot(self) -> Problem:
         """The problem as it is now, without gradients."""
@@ -170,7 +170,7 @@ class Outline:
     """A problem without its tensors. A backward pass rebuilds the problem around the tensors that autograd saved."""
 
     def __init__(self, problem: Problem) -> None:
-        facts = ("positions", "sizes", "seed", "skeleton", "learns", "learns_bias", "scale", "hides_gradients")
+        facts = ("positions", "sizes", "seed", "template", "learns", "learns_bias", "scale", "hides_gradients")
         self._facts = {name: getattr(problem, name) for name in facts}
         self._prepared = problem.prepared.with_tensors(repeat(torch.empty(0)))
         self.on_rows = [False, *problem.prepared.on_rows()]  # of value and prepared: one vector a query?
@@ -180,7 +180,7 @@ class Outline:
         value, *rest = tensors
         count = len(self.on_rows) - 1
         prepared, piece_tensors = self._prepared.with_tensors(rest[:count]), rest[count:]
-        attention = self._facts["skeleton"].around(piece_tensors)
+        attention = self._facts["template"].around(piece_tensors)
         return Problem.from_prepared(
             **self._facts, attention=attention, prepared=prepared, value=value, piece_tensors=piece_tensors
         )

@@ -20,7 +20,7 @@ from regard.engine.reference_masks import Array, Place, attends, undefined
 from regard.engine.reference_positions import encode as encode  # named in the error of `undefined`
 from regard.engine.reference_positions import encode_heads
 from regard.engine.reference_transitions import array, transit
-from regard.pieces import bias, convolution, distance_bias, forgetting, kernel, normalizer, score
+from regard.pieces import bias, convolution, distance_bias, feature_maps, forgetting, normalizer, score
 from regard.pieces.dropout import kept
 from regard.pieces.grid import Grid
 
@@ -123,7 +123,7 @@ def _(piece: score.Bilinear, q: Array, k: Array, h: int) -> Array:
 
 @compare.register
 def _(piece: score.LatentDot, q: Array, k: Array, h: int) -> Array:
-    rotated, weight = piece.rotated_width, array(piece.weight[h])
+    rotated, weight = piece.rotary_dim, array(piece.weight[h])
     own_keys = np.concatenate([k[:, :rotated], k[:, rotated:] @ weight.T], axis=1)  # the expanded form
     return q @ own_keys.T / np.sqrt(rotated + weight.shape[0])
 
@@ -146,7 +146,7 @@ def _(piece: score.Concat, q: Array, k: Array, h: int) -> Array:
 
 
 @compare.register
-def _(piece: kernel.KernelScore, q: Array, k: Array, h: int) -> Array:
+def _(piece: feature_maps.FeatureScore, q: Array, k: Array, h: int) -> Array:
     return features(piece.features, q) @ features(piece.features, k).T
 
 
@@ -157,13 +157,13 @@ def features(piece: object, x: Array) -> Array:
 
 
 @features.register
-def _(piece: kernel.EluPlusOne, x: Array) -> Array:
+def _(piece: feature_maps.EluPlusOne, x: Array) -> Array:
     return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
 
 
 @features.register
-def _(piece: kernel.RandomFeatures, x: Array) -> Array:
-    x = x / piece.width**0.25
+def _(piece: feature_maps.RandomFeatures, x: Array) -> Array:
+    x = x / piece.head_dim**0.25
     exponent = x @ array(piece.frequencies).T - (x**2).sum(1, keepdims=True) / 2
     return np.exp(exponent) / math.sqrt(piece.num_features)
 
@@ -225,9 +225,9 @@ def _(piece: bias.ShawBias, s: Array, q: Array, k: Array, place: Place) -> Array
 @shift.register
 def _(piece: bias.TransformerXLBias, s: Array, q: Array, k: Array, place: Place) -> Array:
     u, v, W = (array(p[place.h]) for p in (piece.content, piece.distance, piece.projection))
-    angles = (place.i - place.j)[..., None] / piece.base ** (np.arange(0, piece.width, 2) / piece.width)
+    angles = (place.i - place.j)[..., None] / piece.base ** (np.arange(0, piece.head_dim, 2) / piece.head_dim)
     r = np.concatenate([np.sin(angles), np.cos(angles)], -1)
-    return s + (k @ u[0] + np.einsum("id,ijd->ij", q + v, r @ W.T)) / math.sqrt(piece.width)
+    return s + (k @ u[0] + np.einsum("id,ijd->ij", q + v, r @ W.T)) / math.sqrt(piece.head_dim)
 
 
 @shift.register

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from regard.errors import RegardError
-from regard.pieces import chosen, key_groups, mask, mask_data, neighborhoods, trees
+from regard.pieces import chosen, data_masks, key_groups, mask, neighborhoods, trees
 
 Array = np.ndarray[Any, Any]
 
@@ -93,17 +93,17 @@ def _(piece: mask.block_local, place: Place) -> Array:
 
 
 @attends.register
-def _(piece: mask_data.Lengths, place: Place) -> Array:
+def _(piece: data_masks.Lengths, place: Place) -> Array:
     return place.j < int(piece.lengths[place.b])
 
 
 @attends.register
-def _(piece: mask_data.RealKeys, place: Place) -> Array:
+def _(piece: data_masks.RealKeys, place: Place) -> Array:
     return np.asarray(piece.real[place.b].cpu())[place.j]
 
 
 @attends.register
-def _(piece: mask_data.documents, place: Place) -> Array:
+def _(piece: data_masks.documents, place: Place) -> Array:
     keys = np.repeat(np.arange(len(piece.lengths)), piece.key_lengths or piece.lengths)
     queries = np.repeat(np.arange(len(piece.lengths)), piece.lengths)
     i = place.i - (len(keys) - len(queries))
@@ -112,25 +112,25 @@ def _(piece: mask_data.documents, place: Place) -> Array:
 
 
 @attends.register
-def _(piece: mask_data.global_tokens, place: Place) -> Array:
+def _(piece: data_masks.global_tokens, place: Place) -> Array:
     return np.isin(place.i, piece.positions) | np.isin(place.j, piece.positions)
 
 
 @attends.register
-def _(piece: mask_data.random_blocks, place: Place) -> Array:
+def _(piece: data_masks.random_blocks, place: Place) -> Array:
     key_blocks = [set(row) for row in piece.table.tolist()]
     pairs = np.broadcast_arrays(place.i // piece.size, place.j // piece.size)
     return np.vectorize(lambda query_block, key_block: key_block in key_blocks[query_block])(*pairs)
 
 
 @attends.register
-def _(piece: mask_data.mask_mod, place: Place) -> Array:
+def _(piece: data_masks.mask_mod, place: Place) -> Array:
     b, h, i, j = (torch.as_tensor(x, device="cpu") for x in (place.b, place.h, place.i, place.j))
     return np.asarray(piece.predicate(b, h, i, j))
 
 
 @attends.register
-def _(piece: mask_data.mask_tensor, place: Place) -> Array:
+def _(piece: data_masks.mask_tensor, place: Place) -> Array:
     t = piece.tensor[(None,) * (4 - piece.tensor.ndim)]
     full = np.asarray(t[place.b % len(t), place.h % t.shape[1]].cpu())
     return full[place.i - (full.shape[1] - full.shape[0]), place.j]

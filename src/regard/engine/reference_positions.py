@@ -24,11 +24,11 @@ def encode(piece: object, x: Array, positions: Array) -> Array:
 
 @encode.register
 def _(piece: position.RoPE, x: Array, positions: Array) -> Array:
-    half, encoded = piece.width // 2, x.copy()
-    first, second = (slice(0, piece.width, 2), slice(1, piece.width, 2)) if piece.interleaved else (
-        slice(0, half), slice(half, piece.width)
+    half, encoded = piece.head_dim // 2, x.copy()
+    first, second = (slice(0, piece.head_dim, 2), slice(1, piece.head_dim, 2)) if piece.interleaved else (
+        slice(0, half), slice(half, piece.head_dim)
     )  # fmt: skip
-    frequencies = piece.base ** -(np.arange(0, piece.width, 2) / piece.width)
+    frequencies = piece.base ** -(np.arange(0, piece.head_dim, 2) / piece.head_dim)
     rotation = np.exp(1j * positions[:, None] * rescale(piece.scaling, frequencies)[None, :])
     z = (x[:, first] + 1j * x[:, second]) * rotation * magnitude(piece.scaling)
     encoded[:, first], encoded[:, second] = z.real, z.imag
@@ -178,7 +178,7 @@ def _(piece: encodings.PositionTemperature, x: Array, place: Place, is_query: bo
 
 @encode_heads.register
 def _(piece: encodings.PoPE, x: Array, place: Place, is_query: bool, given: Given) -> Array:
-    angle = (place.i if is_query else place.j.T) / piece.base ** (np.arange(piece.width) / piece.width)
+    angle = (place.i if is_query else place.j.T) / piece.base ** (np.arange(piece.head_dim) / piece.head_dim)
     if not is_query:
         angle = angle + np.clip(array(piece.phase), -2 * math.pi, 0)
     z: Array = np.logaddexp(0, x) * np.exp(1j * angle)

@@ -15,7 +15,7 @@ CALL_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
-class Run:
+class BlockRun:
     """`count` blocks, each the previous one shifted by the block size, in queries and in keys."""
 
     first: Block
@@ -46,21 +46,21 @@ class Run:
         return x.as_strided(shape, strides, x.storage_offset() + start * token_stride)
 
 
-def runs(blocks: Iterable[Block], most: int) -> Iterator[Run]:
+def runs(blocks: Iterable[Block], most: int) -> Iterator[BlockRun]:
     """Group consecutive blocks that differ only by a shift, at most `most` in one run."""
-    run: Run | None = None
+    run: BlockRun | None = None
     for block in blocks:
         if run is not None and run.count < most and _follows(run, block):
             run = replace(run, count=run.count + 1)
             continue
         if run is not None:
             yield run
-        run = Run(block)
+        run = BlockRun(block)
     if run is not None:
         yield run
 
 
-def _follows(run: Run, block: Block) -> bool:
+def _follows(run: BlockRun, block: Block) -> bool:
     """Whether the block is the next one of the run."""
     first, shift = run.first, run.count * run.size
     if (block.start, block.stop, block.batch) != (first.start + shift, first.stop + shift, first.batch):

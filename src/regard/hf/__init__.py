@@ -2,9 +2,18 @@
 
 from regard.hf.backend import register
 from regard.hf.capture import Generation, WatchedAttention, WatchedStep, watch
-from regard.hf.edit_effects import EditEffect, edit_effect
+from regard.hf.edit_effects import EditResult, edit_effect
 from regard.hf.editing import EditedRun, edit, streaming
-from regard.hf.heads import CurvePoint, Importance, PruningCurve, PruningResult, gated, importance, prune, pruning_curve
+from regard.hf.heads import (
+    CurvePoint,
+    HeadImportance,
+    PruningResult,
+    QualityCurve,
+    gated,
+    importance,
+    prune,
+    pruning_curve,
+)
 from regard.hf.heads.projections import composition, head_weights
 from regard.hf.models import load_model
 from regard.hf.text_probes import CacheCost
@@ -13,12 +22,12 @@ from regard.hf.text_reader import TextReader, TextResult
 __all__ = [
     "CacheCost",
     "CurvePoint",
-    "EditEffect",
+    "EditResult",
     "EditedRun",
     "Generation",
-    "Importance",
-    "PruningCurve",
+    "HeadImportance",
     "PruningResult",
+    "QualityCurve",
     "TextReader",
     "TextResult",
     "WatchedAttention",

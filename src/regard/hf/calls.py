@@ -23,10 +23,10 @@ from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.mask_tensors import Recognized, recognize
 from regard.hf.masks.span_masks import OURS, SpanMask
 from regard.pieces.bias import Bias, Softcap
+from regard.pieces.data_masks import padding
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, causal, window
 from regard.pieces.mask_checks import own_copy
-from regard.pieces.mask_data import padding
 from regard.pieces.normalizer import LearnedSink, Normalizer, Softmax
 from regard.pieces.score import Dot
 from regard.pieces.tensor_bias import LearnedBias, bias_of

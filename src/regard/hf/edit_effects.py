@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.checks import checked
-from regard.edits.values import Edit
+from regard.edits.values import AttentionEdit
 from regard.errors import RegardError, first_few
 from regard.hf.editing import edit
 from regard.hf.text_reader import TextReader
@@ -21,7 +21,7 @@ NEXT, MASKED, SENTENCE = "next token", "masked token", "sentence embedding"
 
 
 @dataclass(frozen=True, eq=False)
-class EditEffect:
+class EditResult:
     """What a model predicts for one text without and with an edit.
 
     `kind` is "next token" or "masked token", with the probabilities of all tokens before and after, or "sentence
@@ -35,7 +35,7 @@ class EditEffect:
     ('sentence embedding', torch.Size([6, 384]), True)
     """
 
-    edit: Edit
+    edit: AttentionEdit
     kind: str
     tokens: list[str]
     place: int
@@ -45,7 +45,7 @@ class EditEffect:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return "\n".join([f"EditEffect of {self.edit!r}", *self.sentences])
+        return "\n".join([f"EditResult of {self.edit!r}", *self.sentences])
 
     def top(self, count: int = 5) -> list[tuple[str, float, float]]:
         """The most probable tokens before or after the edit, with both probabilities."""
@@ -102,7 +102,9 @@ class EditEffect:
 
 @checked
 @torch.no_grad()
-def edit_effect(reader: TextReader, text: str, edits: Edit, length: int | None = None, roles: Any = None) -> EditEffect:
+def edit_effect(
+    reader: TextReader, text: str, edits: AttentionEdit, length: int | None = None, roles: Any = None
+) -> EditResult:
     """Run a model on a text without and with an edit; words of the edit are words of the text.
 
     >>> import regard as rg
@@ -124,7 +126,7 @@ def edit_effect(reader: TextReader, text: str, edits: Edit, length: int | None =
     else:
         states = tuple(output.logits[0, place].float().softmax(-1) for output in (before, after))
     shown = partial(_shown, reader)
-    return EditEffect(edits, kind, tokens, place, states[0], states[1], shown, run.left_out)
+    return EditResult(edits, kind, tokens, place, states[0], states[1], shown, run.left_out)
 
 
 def _prediction(reader: TextReader, model: Any, output: Any, ids: list[int]) -> tuple[str, int]:

@@ -126,7 +126,7 @@ def allows_one(call: Call, pairs: Pairs, start: int, first: int) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class EditedRows:
     """The heads, and the indices of queries, that a call has to compute again."""
 
     heads: list[int]
@@ -148,7 +148,7 @@ class Rows:
         return len(self.heads) == self.num_heads
 
 
-def rows_of(call: Call) -> Rows:
+def rows_of(call: Call) -> EditedRows:
     """The heads and queries that some edit of the call selects."""
     _, H, I, _ = call.query.shape
     heads: set[int] = set()
@@ -159,13 +159,13 @@ def rows_of(call: Call) -> Rows:
         if some:
             heads |= set(pairs.heads.among(range(H)))
             queries |= set(some)
-    return Rows(sorted(heads), sorted(queries), H, I)
+    return EditedRows(sorted(heads), sorted(queries), H, I)
 
 
-def all_rows(call: Call) -> Rows:
+def all_rows(call: Call) -> EditedRows:
     """All heads and queries of a call."""
     _, H, I, _ = call.query.shape
-    return Rows(list(range(H)), list(range(I)), H, I)
+    return EditedRows(list(range(H)), list(range(I)), H, I)
 
 
 def pairs_of(call: Call) -> list[Pairs]:
@@ -173,7 +173,7 @@ def pairs_of(call: Call) -> list[Pairs]:
     return [] if call.edits is None else [edit.pairs for edit in call.edits.edits.edits]
 
 
-def computed(call: Call, translation: Translation, rows: Rows) -> tuple[Tensor, Tensor | None]:
+def computed(call: Call, translation: Translation, rows: EditedRows) -> tuple[Tensor, Tensor | None]:
     """Outputs (B, heads, rows, E) of these rows, and their weights if the backend returns weights."""
     attention, positions = translation.attention, translation.positions
     B, H, I, _ = call.query.shape
@@ -200,7 +200,7 @@ def computed(call: Call, translation: Translation, rows: Rows) -> tuple[Tensor, 
     return torch.cat(outputs, 2), torch.cat(weights, 2).to(call.query.dtype) if call.backend == EAGER else None
 
 
-def _blocks(rows: Rows, call: Call) -> Iterator[Tensor]:
+def _blocks(rows: EditedRows, call: Call) -> Iterator[Tensor]:
     """The rows, as many at once as fit in memory."""
     size = max(1, BYTES // (8 * call.query.shape[0] * len(rows.heads) * max(1, call.key.shape[2])))
     yield from torch.tensor(rows.queries, device=call.query.device).split(size)
@@ -214,7 +214,7 @@ def _run_block(block: Any, queries: Tensor, tensors: tuple[Tensor, ...], call: C
     return output, weights if call.backend == EAGER else None
 
 
-def with_rows(original: Any, rows: Rows, output: Tensor, weights: Tensor | None) -> Any:
+def with_rows(original: Any, rows: EditedRows, output: Tensor, weights: Tensor | None) -> Any:
     """What the backend returned, with other outputs (B, rows, heads, E) and weights (B, heads, rows, J) of rows."""
     first, *others = original if isinstance(original, tuple | list) else (original,)
     device, output = first.device, output.to(first.dtype)

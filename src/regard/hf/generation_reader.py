@@ -11,8 +11,8 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.hf.capture import Generation, watch
-from regard.hf.text_reader import TextReader, TextResult, chosen_maps, in_one_line, no_folds
-from regard.maps import AttentionMap, Fold
+from regard.hf.text_reader import TextReader, TextResult, chosen_maps, in_one_line, no_reductions
+from regard.maps import AttentionMap, Reduction
 from regard.stats import TextReading
 from regard.stats.text_reading import HeadLink
 
@@ -101,7 +101,7 @@ def read_generation(
     num_tokens: int,
     layers: Sequence[int] | None = None,
     length: int | None = None,
-    also: Callable[[AttentionMap], Sequence[Fold]] = no_folds,
+    also: Callable[[AttentionMap], Sequence[Reduction]] = no_reductions,
 ) -> GenerationResult:
     """Continue a text by at most `num_tokens` tokens, greedily; the maps are those of `layers` (None: all).
 
@@ -156,7 +156,7 @@ def _result(
     inputs: dict[str, Any],
     generation: Generation,
     layers: Sequence[int] | None,
-    also: Callable[[AttentionMap], Sequence[Fold]],
+    also: Callable[[AttentionMap], Sequence[Reduction]],
 ) -> GenerationResult:
     ids = generation.tokens[0].tolist()
     labels, read = reader.labels(ids), ids[:-1]

@@ -17,7 +17,7 @@ from regard.errors import RegardError
 from regard.hf.editing import streaming
 from regard.hf.heads.layout import ModelHeads
 from regard.stats import (
-    CacheSplit,
+    KeyHeadSplit,
     RoleTable,
     SyntaxSentence,
     WatchedNeedle,
@@ -139,7 +139,7 @@ def _inputs(ids: Sequence[int]) -> dict[str, Any]:
     return {"input_ids": row, "attention_mask": torch.ones_like(row)}
 
 
-def split_of(reader: Any, inputs: dict[str, Any], sinks: int, window: int, least: float) -> CacheSplit:
+def split_of(reader: Any, inputs: dict[str, Any], sinks: int, window: int, least: float) -> KeyHeadSplit:
     """The heads of a model that need the whole cache, on one text."""
     chosen = reader.watched(inputs, None)
     heads = ModelHeads.of(reader.model, "cache_split")
@@ -149,7 +149,7 @@ def split_of(reader: Any, inputs: dict[str, Any], sinks: int, window: int, least
 
 @dataclass(frozen=True)
 class CacheCost:
-    """The perplexity of a text under a `CacheSplit`: `TextReader.cache_cost(split, text)`.
+    """The perplexity of a text under a `KeyHeadSplit`: `TextReader.cache_cost(split, text)`.
 
     `whole` is that of the whole cache, `split` that of the split, `random` that of as many key heads with the whole
     cache at random, and `none` that of streaming heads only. `share` is the cache of the split for this text.
@@ -178,11 +178,11 @@ class CacheCost:
 
 
 @torch.no_grad()
-def cost_of(reader: Any, split: CacheSplit, inputs: dict[str, Any], seed: int) -> CacheCost:
+def cost_of(reader: Any, split: KeyHeadSplit, inputs: dict[str, Any], seed: int) -> CacheCost:
     """The perplexities of a text with the whole cache, with a split, and with two to compare it with."""
     ids = inputs["input_ids"]
 
-    def perplexity(tried: CacheSplit | None) -> float:
+    def perplexity(tried: KeyHeadSplit | None) -> float:
         with nullcontext() if tried is None else streaming(reader.model, tried):
             return math.exp(float(reader.model(**inputs, labels=ids, use_cache=False).loss))
 

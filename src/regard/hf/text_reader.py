@@ -17,10 +17,10 @@ from regard.hf.capture import WatchedAttention, watch
 from regard.hf.models import full_name, load_model, model_name
 from regard.hf.text_probes import DEPTHS, CacheCost, cost_of, needle_table, split_of, syntax_table
 from regard.hf.token_labels import token_labels
-from regard.maps import AttentionMap, Fold
+from regard.maps import AttentionMap, Reduction
 from regard.stats import (
-    CacheSplit,
-    Profile,
+    KeyHeadSplit,
+    ModelProfile,
     RoleTable,
     SyntaxSentence,
     TextReading,
@@ -65,8 +65,8 @@ class TextResult:
     charts: list[dict[str, Any]] = field(default_factory=list)
 
 
-def no_folds(weights: AttentionMap) -> tuple[Fold, ...]:
-    """No folds in addition to those of the profile."""
+def no_reductions(weights: AttentionMap) -> tuple[Reduction, ...]:
+    """No reductions in addition to those of the profile."""
     return ()
 
 
@@ -120,13 +120,13 @@ class TextReader:
         layers: Sequence[int] | None = None,
         length: int | None = None,
         title: str | None = None,
-        also: Callable[[AttentionMap], Sequence[Fold]] = no_folds,
+        also: Callable[[AttentionMap], Sequence[Reduction]] = no_reductions,
         progress: Callable[[str], None] = lambda _: None,
     ) -> TextResult:
         """Run the model on the first `length` tokens of a text (None: on all), and keep the maps of `layers`.
 
-        `also(map)` returns further folds, which run in the same pass over the map as those of the profile. `progress`
-        is called with a message for each step.
+        `also(map)` returns further reductions, which run in the same pass over the map as those of the profile.
+        `progress` is called with a message for each step.
         """
         inputs = self.tokenize(text, length)
         ids = inputs["input_ids"][0].tolist()
@@ -146,7 +146,7 @@ class TextReader:
 
     def profile(
         self, text: str, layers: Sequence[int] | None = None, length: int | None = None
-    ) -> tuple[Profile, bool]:
+    ) -> tuple[ModelProfile, bool]:
         """All statistics of one document, and whether it was truncated to `length` or to what the model takes."""
         longest = length or self.limit
         num_tokens = len(self.tokenizer(text, verbose=False)["input_ids"])
@@ -204,12 +204,12 @@ class TextReader:
 
     def cache_split(
         self, text: str, sinks: int = 4, window: int = 256, least: float = 0.1, length: int | None = None
-    ) -> CacheSplit:
+    ) -> KeyHeadSplit:
         """Which heads need the whole cache on this text, and which live from its ends: see `regard.cache_split`."""
         self._check_causal("cache_split")
         return split_of(self, self.tokenize(text, length), sinks, window, least)
 
-    def cache_cost(self, split: CacheSplit, text: str, length: int | None = None, seed: int = 0) -> CacheCost:
+    def cache_cost(self, split: KeyHeadSplit, text: str, length: int | None = None, seed: int = 0) -> CacheCost:
         """The perplexity of a text with the whole cache and with the split, and with as many heads at random.
 
         Take another text than that of the split, whose heads were chosen on it.

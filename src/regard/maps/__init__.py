@@ -3,23 +3,23 @@
 from regard.maps import call_map, share_map  # noqa: F401  tell AttentionMap the families
 from regard.maps.attention_map import AttentionMap
 from regard.maps.divergence import Divergence
-from regard.maps.folds import (
+from regard.maps.gradient_map import GradientMap
+from regard.maps.key_group_map import KeyGroupMap
+from regard.maps.paged_keys import PagedKeys
+from regard.maps.product_map import MatrixMap, ProductMap
+from regard.maps.reductions import (
     Distance,
     Entropy,
-    Fold,
     KeyTotals,
-    Links,
     MassOn,
     Pool,
+    Reduction,
+    RowLinks,
     SignedMass,
     Similarity,
     Tile,
     TopLinks,
 )
-from regard.maps.gradient_map import GradientMap
-from regard.maps.key_group_map import KeyGroupMap
-from regard.maps.paged_keys import PagedKeys
-from regard.maps.product_map import MatrixMap, ProductMap
 from regard.maps.ring_map import RingMap
 from regard.maps.ring_transported_map import RingTransportedMap
 from regard.maps.sum_map import SumMap
@@ -30,18 +30,18 @@ __all__ = [
     "Distance",
     "Divergence",
     "Entropy",
-    "Fold",
     "GradientMap",
     "KeyGroupMap",
     "KeyTotals",
-    "Links",
     "MassOn",
     "MatrixMap",
     "PagedKeys",
     "Pool",
     "ProductMap",
+    "Reduction",
     "RingMap",
     "RingTransportedMap",
+    "RowLinks",
     "SignedMass",
     "Similarity",
     "SumMap",

@@ -1,8 +1,8 @@
 """`AttentionMap`: the weights of an attention, computed on demand. Each family of weights is a subclass.
 
 output = W . values, with everything else held fixed: W is the map. `ScoredMap` computes w_ij = f(s_ij, r_i) from scores
-and one statistic per row. Other families compute their weights differently, but a tile, a row and a fold are asked for
-in the same way.
+and one statistic per row. Other families compute their weights differently, but a tile, a row and a reduction are asked
+for in the same way.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from torch import Tensor
 from regard.attention import Attention
 from regard.checks import Count, checked
 from regard.errors import RegardError
-from regard.maps.folds import (
+from regard.maps.gradients import LiveRows, in_graph, live_states, live_tile
+from regard.maps.indices import AXES, Index, Selection, indices
+from regard.maps.paged_keys import PagedKeys
+from regard.maps.reductions import (
     Distance,
     Entropy,
-    Fold,
     KeyTotals,
-    Links,
     MassOn,
     Pool,
+    Reduction,
+    RowLinks,
     Similarity,
     State,
     Tile,
     TopLinks,
-    check_folds,
+    check_reductions,
 )
-from regard.maps.gradients import LiveRows, in_graph, live_states, live_tile
-from regard.maps.indices import AXES, Index, Selection, indices
-from regard.maps.paged_keys import PagedKeys
 from regard.maps.tensor_interface import TensorInterface
 from regard.pieces.grid import Grid
 from regard.positions import Positions
@@ -48,7 +48,7 @@ WeightsOfStrip = Callable[[slice, list[TileKeys]], Iterator[tuple[Tensor, Tensor
 
 #: The default budget: the largest dense result, in bytes.
 BUDGET = 1 << 30
-#: The largest tile of a fold: queries, keys.
+#: The largest tile of a reduction: queries, keys.
 TILE = (512, 4096)
 #: Bytes of memory for computing one tile.
 WORKSPACE = 128 << 20
@@ -61,7 +61,7 @@ NO_GRADIENTS = (
     "Use the map of one call on one rank; or read weights.detach(), a constant in the loss."
 )
 
-#: The results of folds, in the types of `summarize`.
+#: The results of reductions, in the types of `summarize`.
 First = TypeVar("First")
 Second = TypeVar("Second")
 Third = TypeVar("Third")
@@ -269,7 +269,7 @@ class AttentionMap(TensorInterface, ABC):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether weights, tiles and folds of this map are in the autograd graph.
+        """Whether weights, tiles and reductions of this map are in the autograd graph.
 
         They are if the map was made in grad mode of a tensor that requires grad: queries, keys, or a parameter of a
         piece. Maps of `rg.watch(model)` are detached; `rg.watch(model, grad=True)` keeps their graphs.
@@ -346,22 +346,22 @@ class AttentionMap(TensorInterface, ABC):
     # Streaming statistics
 
     @overload
-    def summarize(self, fold: Fold[First], /) -> tuple[First]: ...
+    def summarize(self, reduction: Reduction[First], /) -> tuple[First]: ...
 
     @overload
-    def summarize(self, fold: Fold[First], second: Fold[Second], /) -> tuple[First, Second]: ...
+    def summarize(self, reduction: Reduction[First], second: Reduction[Second], /) -> tuple[First, Second]: ...
     @overload
     def summarize(
-        self, fold: Fold[First], second: Fold[Second], third: Fold[Third], /
+        self, reduction: Reduction[First], second: Reduction[Second], third: Reduction[Third], /
     ) -> tuple[First, Second, Third]: ...
     @overload
-    def summarize(self, *folds: Fold) -> tuple[Any, ...]: ...
+    def summarize(self, *reductions: Reduction) -> tuple[Any, ...]: ...
 
     @checked
-    def summarize(self, *folds: Fold) -> tuple[Any, ...]:
+    def summarize(self, *reductions: Reduction) -> tuple[Any, ...]:
         """Any number of statistics in one pass over the tiles that the mask allows, in O(n) memory.
 
-        Equal folds are computed once. Statistics of a map that requires grad are in the autograd graph.
+        Equal reductions are computed once. Statistics of a map that requires grad are in the autograd graph.
 
         >>> import torch, regard as rg
         >>> seen = rg.Attention()(*(torch.randn(1, 2, 5, 4) for _ in range(3)))
@@ -369,25 +369,25 @@ class AttentionMap(TensorInterface, ABC):
         """
         is_live = self._is_read_live
         with torch.set_grad_enabled(is_live):
-            states = live_states(self, folds) if is_live else self.fold_states(folds)
-            return tuple(fold.finish(states[fold]) for fold in folds)
+            states = live_states(self, reductions) if is_live else self.reduction_states(reductions)
+            return tuple(reduction.finish(states[reduction]) for reduction in reductions)
 
     @torch.no_grad()
-    def fold_states(self, folds: Iterable[Fold]) -> dict[Fold, State]:
-        """The state of each fold after the whole map, for callers that merge states; in one pass over the tiles.
+    def reduction_states(self, reductions: Iterable[Reduction]) -> dict[Reduction, State]:
+        """The state of each reduction after the whole map, for callers that merge states; in one pass over the tiles.
 
         States have no gradients.
         """
-        folds = check_folds(folds, self)
-        states = {fold: fold.init(self.shape, self.device) for fold in folds}
+        reductions = check_reductions(reductions, self)
+        states = {reduction: reduction.init(self.shape, self.device) for reduction in reductions}
         self._add_tiles(states)
         return states
 
-    def _add_tiles(self, states: dict[Fold, State]) -> None:
+    def _add_tiles(self, states: dict[Reduction, State]) -> None:
         """Add every tile to every state."""
         for tile in self.tiles() if states else ():
-            for fold, state in states.items():
-                fold.add(state, tile)
+            for reduction, state in states.items():
+                reduction.add(state, tile)
 
     @torch.no_grad()
     def tiles(self) -> Iterator[Tile]:
@@ -443,7 +443,7 @@ class AttentionMap(TensorInterface, ABC):
         """-sum_j w log w of every row, in nats; (B, H, I)."""
         return self.summarize(Entropy())[0]
 
-    def top(self, k: int = 1) -> Links:
+    def top(self, k: int = 1) -> RowLinks:
         """The k largest weights of every row and their keys; (B, H, I, k) each."""
         return self.summarize(TopLinks(k))[0]
 

@@ -18,7 +18,7 @@ from regard.maps.paged_keys import PagedKeys
 from regard.maps.scored_map import ScoredMap
 from regard.maps.transported_map import TransportedMap
 from regard.pieces.call_tensors import CallTensors, check_call_tensors
-from regard.pieces.mask_data import padding
+from regard.pieces.data_masks import padding
 from regard.pieces.normalizer import RowStatistic, has_logsumexp
 from regard.positions import Positions, check_positions
 from regard.shapes import Sizes, in_autocast_dtype, spread_indices

@@ -12,7 +12,18 @@ from torch import Tensor
 from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
-from regard.maps.folds import ANY_SUM, NEGATIVE, Entropy, Fold, Shape, SignedMass, State, Tile, times_log, zeros
+from regard.maps.reductions import (
+    ANY_SUM,
+    NEGATIVE,
+    Entropy,
+    Reduction,
+    Shape,
+    SignedMass,
+    State,
+    Tile,
+    times_log,
+    zeros,
+)
 from regard.shapes import to_device
 
 #: The least weight: a key with a target and weight 0 counts as if it had this weight, the least normal float32.
@@ -23,7 +34,7 @@ ROUNDING = 1e-5
 
 @checked
 @dataclass(frozen=True, eq=False)
-class Divergence(Fold[Tensor]):
+class Divergence(Reduction[Tensor]):
     """KL(p_i || w_i) = sum_j p_ij (log p_ij - log w_ij) of every row, in nats: 0 if w_i = p_i; (B, H, I).
 
     `to` are the target rows p: a tensor (I, J), (H, I, J) or (B, H, I, J) whose batch and heads may be 1, such as gold

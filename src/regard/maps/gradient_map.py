@@ -13,9 +13,9 @@ from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.changed_map import ChangedMap
-from regard.maps.folds import Tile
 from regard.maps.gradients import LiveRows, Rows, given, joined_rows, mapped_rows
 from regard.maps.indices import Index, indices
+from regard.maps.reductions import Tile
 from regard.pieces.contents import versions_of
 from regard.shapes import at_least_float32, grouped_scores, to_device
 

@@ -1,7 +1,8 @@
-"""Gradients of weights and folds in O(n) memory: the forward pass keeps no weights, the backward computes them again.
+"""Gradients of weights and reductions in O(n) memory: the forward pass keeps no weights, the backward computes them
+again.
 
 A family of weights says how whole rows of weights follow from its tensors (`LiveRows`). What is read from a map, a tile
-or the states of folds, is one autograd function. Its forward pass is that of any map: kernels, or tiles without a
+or the states of reductions, is one autograd function. Its forward pass is that of any map: kernels, or tiles without a
 graph. Its backward pass goes through the rows, a range at a time: weights, what is read of them, and the gradients of
 the tensors, which are added up. So no more weights are in memory than those of one range.
 """
@@ -19,7 +20,7 @@ from torch import Tensor
 from regard.engine.gradients import zeros_like
 from regard.engine.transforms import is_transformed
 from regard.errors import RegardError
-from regard.maps.folds import Fold, Shape, State, Tile, check_folds
+from regard.maps.reductions import Reduction, Shape, State, Tile, check_reductions
 from regard.pieces.grid import Grid
 from regard.shapes import as_slice, to_device, without_autocast
 from regard.spans import Spans
@@ -62,7 +63,7 @@ class Readable(Protocol):
     @property
     def _row_bytes(self) -> int: ...
     def live_rows(self) -> LiveRows: ...
-    def fold_states(self, folds: Iterable[Fold]) -> dict[Fold, State]: ...
+    def reduction_states(self, reductions: Iterable[Reduction]) -> dict[Reduction, State]: ...
     def _indexed(self, rows: Tensor, cols: Tensor) -> Tensor: ...
     def _row_blocks(self, whole: int = 0) -> Iterator[tuple[slice, Spans, Spans]]: ...
     def _spans(self, question: str, rows: slice) -> Spans: ...
@@ -103,11 +104,11 @@ def in_graph(empty: Tensor, tensors: Iterable[Tensor]) -> Tensor:
     return empty + 0 * sum(tensor.sum() for tensor in tensors if tensor.requires_grad)
 
 
-def live_states(weights: Readable, folds: Iterable[Fold]) -> dict[Fold, State]:
-    """The state of each fold after the whole map, in the autograd graph."""
-    reading = _FoldReading(weights, list(dict.fromkeys(check_folds(folds, weights))))
+def live_states(weights: Readable, reductions: Iterable[Reduction]) -> dict[Reduction, State]:
+    """The state of each reduction after the whole map, in the autograd graph."""
+    reading = _ReductionReading(weights, list(dict.fromkeys(check_reductions(reductions, weights))))
     numbers = iter(_read(reading))
-    return {fold: [next(numbers) for _ in range(count)] for fold, count in reading.counts.items()}
+    return {reduction: [next(numbers) for _ in range(count)] for reduction, count in reading.counts.items()}
 
 
 def joined_rows(parts: Sequence[LiveRows], combine: Callable[[list[Any]], Rows]) -> LiveRows:
@@ -193,31 +194,31 @@ class _TileReading:
         return [pair for part in self.parts(rows, grads) for pair in part]
 
 
-class _FoldReading:
-    """The states of folds after the whole map."""
+class _ReductionReading:
+    """The states of reductions after the whole map."""
 
-    def __init__(self, weights: Readable, folds: list[Fold]) -> None:
-        self.weights, self.folds = weights, folds
-        self.counts: dict[Fold, int] = {}
+    def __init__(self, weights: Readable, reductions: list[Reduction]) -> None:
+        self.weights, self.reductions = weights, reductions
+        self.counts: dict[Reduction, int] = {}
 
     def results(self) -> list[Tensor]:
-        states = self.weights.fold_states(self.folds)
-        self.counts = {fold: len(states[fold]) for fold in self.folds}
+        states = self.weights.reduction_states(self.reductions)
+        self.counts = {reduction: len(states[reduction]) for reduction in self.reductions}
         return [tensor for state in states.values() for tensor in state]
 
     @property
     def constants(self) -> list[bool]:
         """For each result, whether it depends on no weight."""
-        return [not fold.reads_weights for fold, count in self.counts.items() for _ in range(count)]
+        return [not reduction.reads_weights for reduction, count in self.counts.items() for _ in range(count)]
 
-    def _grads_of(self, grads: Sequence[Tensor | None]) -> dict[Fold, list[Tensor | None]]:
-        """The gradients of the states that the loss depends on, by fold."""
+    def _grads_of(self, grads: Sequence[Tensor | None]) -> dict[Reduction, list[Tensor | None]]:
+        """The gradients of the states that the loss depends on, by reduction."""
         source = iter(grads)
-        split = {fold: [next(source) for _ in range(count)] for fold, count in self.counts.items()}
-        return {fold: some for fold, some in split.items() if any(grad is not None for grad in some)}
+        split = {reduction: [next(source) for _ in range(count)] for reduction, count in self.counts.items()}
+        return {reduction: some for reduction, some in split.items() if any(grad is not None for grad in some)}
 
-    def _new(self, fold: Fold) -> State:
-        return fold.init(self.weights.shape, self.weights.device)
+    def _new(self, reduction: Reduction) -> State:
+        return reduction.init(self.weights.shape, self.weights.device)
 
     def _blocks(self) -> list[tuple[slice, Spans, Spans]]:
         blocks = self.weights._row_blocks(whole=GRAPH) if 0 not in self.weights.shape else ()
@@ -241,69 +242,72 @@ class _FoldReading:
     def parts(self, rows: Rows, grads: Sequence[Tensor | None]) -> Iterator[Part]:
         """Range by range, from the last to the first.
 
-        States of disjoint queries add up for most folds, so that every range has the gradient of the result. For other
-        folds, such as a maximum, the state before a range takes part in it, and the gradient goes through it.
+        States of disjoint queries add up for most reductions, so that every range has the gradient of the result. For
+        other reductions, such as a maximum, the state before a range takes part in it, and the gradient goes through
+        it.
         """
-        of_fold, blocks = self._grads_of(grads), self._blocks()
-        before = self._states_before(rows, [fold for fold in of_fold if not _adds_up(fold)], blocks)
-        reached: set[Fold] = set()
+        of_reduction, blocks = self._grads_of(grads), self._blocks()
+        before = self._states_before(rows, [reduction for reduction in of_reduction if not _adds_up(reduction)], blocks)
+        reached: set[Reduction] = set()
         depends = False  # weights on groups do not, if no group is whole yet
         for number, block in reversed(list(enumerate(blocks))):
             tiles, part = self._tiles(rows, block), []
             depends |= any(tile.weights.requires_grad for tile in tiles)
-            for fold, fold_grads in of_fold.items():
-                earlier = [_leaf(t) for t in before[fold][number]] if fold in before else []
-                state = [t.clone() for t in earlier] if fold in before else self._new(fold)
-                _add(fold, state, tiles)
-                pairs = _in_graph(state, fold_grads)
+            for reduction, reduction_grads in of_reduction.items():
+                earlier = [_leaf(t) for t in before[reduction][number]] if reduction in before else []
+                state = [t.clone() for t in earlier] if reduction in before else self._new(reduction)
+                _add(reduction, state, tiles)
+                pairs = _in_graph(state, reduction_grads)
                 part += pairs
-                if fold not in reached and self._reaches(fold, state, tiles, fold in before):
-                    reached.add(fold)
-                if fold in before:
-                    of_fold[fold] = _gradients_before(pairs, earlier, fold_grads)
+                if reduction not in reached and self._reaches(reduction, state, tiles, reduction in before):
+                    reached.add(reduction)
+                if reduction in before:
+                    of_reduction[reduction] = _gradients_before(pairs, earlier, reduction_grads)
             yield part
         if depends:
-            _refuse_unreached([fold for fold in of_fold if fold not in reached])
+            _refuse_unreached([reduction for reduction in of_reduction if reduction not in reached])
 
-    def _reaches(self, fold: Fold, state: State, tiles: list[Tile], has_earlier: bool) -> bool:
-        """Whether the state of a fold depends on the weights of these tiles, and not on an earlier state alone."""
+    def _reaches(self, reduction: Reduction, state: State, tiles: list[Tile], has_earlier: bool) -> bool:
+        """Whether the state of a reduction depends on the weights of these tiles, and not on an earlier state alone."""
         if has_earlier:
-            state = self._new(fold)
-            _add(fold, state, tiles)
+            state = self._new(reduction)
+            _add(reduction, state, tiles)
         return any(tensor.requires_grad for tensor in state)
 
     @torch.no_grad()
-    def _states_before(self, rows: Rows, folds: list[Fold], blocks: list[Any]) -> dict[Fold, list[State]]:
-        """For each of these folds its state before each range."""
-        before: dict[Fold, list[State]] = {fold: [] for fold in folds}
-        states = {fold: self._new(fold) for fold in folds}
-        for block in blocks if folds else ():
+    def _states_before(
+        self, rows: Rows, reductions: list[Reduction], blocks: list[Any]
+    ) -> dict[Reduction, list[State]]:
+        """For each of these reductions its state before each range."""
+        before: dict[Reduction, list[State]] = {reduction: [] for reduction in reductions}
+        states = {reduction: self._new(reduction) for reduction in reductions}
+        for block in blocks if reductions else ():
             tiles = self._tiles(rows, block)
-            for fold, state in states.items():
-                before[fold].append([tensor.clone() for tensor in state])
-                _add(fold, state, tiles)
+            for reduction, state in states.items():
+                before[reduction].append([tensor.clone() for tensor in state])
+                _add(reduction, state, tiles)
         return before
 
     def whole(self, rows: Rows, grads: Sequence[Tensor | None]) -> Part:
-        of_fold, blocks = self._grads_of(grads), self._blocks()
-        states = {fold: self._new(fold) for fold in of_fold}
+        of_reduction, blocks = self._grads_of(grads), self._blocks()
+        states = {reduction: self._new(reduction) for reduction in of_reduction}
         for block in blocks:
             tiles = self._tiles(rows, block)
-            for fold, state in states.items():
-                _add(fold, state, tiles)
-        return [pair for fold, state in states.items() for pair in _in_graph(state, of_fold[fold])]
+            for reduction, state in states.items():
+                _add(reduction, state, tiles)
+        return [pair for reduction, state in states.items() for pair in _in_graph(state, of_reduction[reduction])]
 
 
-def _add(fold: Fold, state: State, tiles: Sequence[Tile]) -> None:
+def _add(reduction: Reduction, state: State, tiles: Sequence[Tile]) -> None:
     """Add the tiles to a state, which `add` may overwrite although its graph needs the earlier numbers."""
-    is_sum = _adds_up(fold) or not torch.is_grad_enabled()
+    is_sum = _adds_up(reduction) or not torch.is_grad_enabled()
     with nullcontext() if is_sum else torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda saved: saved):
         for tile in tiles:
-            fold.add(state, tile)
+            reduction.add(state, tile)
 
 
-def _adds_up(fold: Fold) -> bool:
-    return type(fold).merge is Fold.merge if fold.adds_rows is None else fold.adds_rows
+def _adds_up(reduction: Reduction) -> bool:
+    return type(reduction).merge is Reduction.merge if reduction.adds_rows is None else reduction.adds_rows
 
 
 def _leaf(tensor: Tensor) -> Tensor:
@@ -326,11 +330,11 @@ def _gradients_before(pairs: Part, earlier: State, grads: Sequence[Tensor | None
     return [next(found) if tensor.requires_grad else None for tensor in earlier]
 
 
-def _refuse_unreached(folds: list[Fold]) -> None:
-    """Refuse gradients of folds that no weight reaches by differentiable operations."""
-    for fold in folds:
+def _refuse_unreached(reductions: list[Reduction]) -> None:
+    """Refuse gradients of reductions that no weight reaches by differentiable operations."""
+    for reduction in reductions:
         raise RegardError(
-            f"weights.summarize: {type(fold).__name__} has no gradient. Its state depends on weights only through "
+            f"weights.summarize: {type(reduction).__name__} has no gradient. Its state depends on weights only through "
             "operations without a derivative, such as comparisons, counts or indices. Leave it out of the loss."
         )
 

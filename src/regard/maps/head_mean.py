@@ -10,9 +10,9 @@ from torch import Tensor
 
 from regard.checks import checked
 from regard.maps.attention_map import AttentionMap
-from regard.maps.folds import Tile
 from regard.maps.gradients import LiveRows, mapped_rows
 from regard.maps.indices import Index, indices
+from regard.maps.reductions import Tile
 
 
 class HeadMean(AttentionMap):

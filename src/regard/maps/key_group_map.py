@@ -16,7 +16,7 @@ from regard.maps.gradients import LiveRows, Rows, given, joined_rows
 from regard.maps.indices import Index, indices
 from regard.maps.scored_map import CHANGED
 from regard.pieces import causal
-from regard.pieces.contents import Originals, take_apart, tensor_snapshot, versions_of
+from regard.pieces.contents import Originals, split_tensors, tensor_snapshot, versions_of
 from regard.pieces.grid import Grid
 from regard.pieces.key_groups import GroupMask, KeyGroups
 from regard.pieces.mask import sees_no_later_key
@@ -39,10 +39,10 @@ class KeyGroupMap(AttentionMap):
     def __init__(self, by_group: AttentionMap, groups: KeyGroups, positions: Positions) -> None:
         """`positions` are those of the queries and of all tokens."""
         self.by_group, self.positions = by_group, positions
-        originals = Originals.of(*take_apart(groups))
+        originals = Originals.of(*split_tensors(groups))
         self._tensors = [tensor_snapshot(tensor) for tensor in originals.tensors]
         self._versions = versions_of(self._tensors)
-        self.groups: KeyGroups = originals.skeleton.around(self._tensors)
+        self.groups: KeyGroups = originals.template.around(self._tensors)
         is_live = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in originals.tensors)
         self._live = originals if is_live else None
         grid = by_group.grid
@@ -81,7 +81,7 @@ class KeyGroupMap(AttentionMap):
     @checked
     def select(self, batch: Index, head: Index) -> KeyGroupMap:
         """The map of some batch entries and heads (indices), still lazy."""
-        groups = self.groups if self._live is None else self._live.skeleton.around(self._live.tensors)
+        groups = self.groups if self._live is None else self._live.template.around(self._live.tensors)
         groups = groups.select(indices("weights.select", "batch", batch, self.shape[0]))
         return KeyGroupMap(self.by_group.select(batch, head), groups, self.positions)
 
@@ -91,13 +91,13 @@ class KeyGroupMap(AttentionMap):
 
     def live_rows(self) -> LiveRows:
         self._check_unchanged()
-        originals = self._live or Originals.of(*take_apart(self.groups))
+        originals = self._live or Originals.of(*split_tensors(self.groups))
         if originals.are_changed:
             return LiveRows.refused(CHANGED)
         all_groups = Spans.of((0, self.by_group.shape[3]))
 
         def combine(parts: list[Any]) -> Rows:
-            groups: KeyGroups = originals.skeleton.around(parts[1])
+            groups: KeyGroups = originals.template.around(parts[1])
 
             def rows(queries: Tensor | slice, keys: Spans) -> tuple[Tensor, None]:
                 by_group = parts[0](queries, all_groups)[0]

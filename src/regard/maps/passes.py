@@ -10,31 +10,31 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from regard.attention import Attention, Prepared
-from regard.engine.kernel import Terms, logsumexp_of
-from regard.maps import gpu_folds
-from regard.maps.compiled_folds import compiled_terms, fill_compiled, knows
-from regard.maps.folds import Fold, State
+from regard.engine.kernel import KernelProblem, logsumexp_of
+from regard.maps import gpu_reductions
+from regard.maps.compiled_reductions import compiled_terms, fill_compiled, knows
+from regard.maps.reductions import Reduction, State
 from regard.pieces.grid import Grid
 from regard.positions import Positions
 
 __all__ = ["fill", "knows", "logsumexp", "terms_of_map"]
 
 
-def terms_of_map(attention: Attention, prepared: Prepared, positions: Positions, grid: Grid) -> Terms | None:
+def terms_of_map(attention: Attention, prepared: Prepared, positions: Positions, grid: Grid) -> KernelProblem | None:
     """The map of these pieces as kernels for its device compute it; None if they cannot, or if tiles are as fast."""
-    make = gpu_folds.gpu_terms if grid.device.type in gpu_folds.DEVICES else compiled_terms
+    make = gpu_reductions.gpu_terms if grid.device.type in gpu_reductions.DEVICES else compiled_terms
     return make(attention, prepared, positions, grid)
 
 
-def logsumexp(terms: Terms) -> Tensor | None:
+def logsumexp(terms: KernelProblem) -> Tensor | None:
     """The log-sum-exp of every row, (B, H, I); None if the kernel was wrong on a few rows."""
-    return gpu_folds.gpu_logsumexp(terms) if _is_on_gpu(terms) else logsumexp_of(terms)
+    return gpu_reductions.gpu_logsumexp(terms) if _is_on_gpu(terms) else logsumexp_of(terms)
 
 
-def fill(terms: Terms, row_logsumexp: Tensor, states: Mapping[Fold, State]) -> set[Fold]:
-    """Add the whole map to the states of the folds that the kernels know, and return these folds."""
-    return (gpu_folds.fill_on_gpu if _is_on_gpu(terms) else fill_compiled)(terms, row_logsumexp, states)
+def fill(terms: KernelProblem, row_logsumexp: Tensor, states: Mapping[Reduction, State]) -> set[Reduction]:
+    """Add the whole map to the states of the reductions that the kernels know, and return these reductions."""
+    return (gpu_reductions.fill_on_gpu if _is_on_gpu(terms) else fill_compiled)(terms, row_logsumexp, states)
 
 
-def _is_on_gpu(terms: Terms) -> bool:
-    return terms.problem.query.device.type in gpu_folds.DEVICES
+def _is_on_gpu(terms: KernelProblem) -> bool:
+    return terms.problem.query.device.type in gpu_reductions.DEVICES

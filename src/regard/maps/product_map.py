@@ -14,9 +14,9 @@ from regard.attention import Attention
 from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
-from regard.maps.folds import are_shares
 from regard.maps.gradients import LiveRows, Rows, joined_rows
 from regard.maps.indices import Index, indices
+from regard.maps.reductions import are_shares
 from regard.pieces.grid import Grid
 from regard.positions import Positions
 from regard.shapes import to_device

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.maps.folds import Fold, Shape, State, Tile, zeros
+from regard.maps.reductions import Reduction, Shape, State, Tile, zeros
 
 
 def cells(weights: Tensor, size: int, top: int = 0, left: int = 0) -> tuple[Tensor, Tensor]:
@@ -39,7 +39,7 @@ def averaged(sums: Tensor, size: int, num_rows: int, first: int = 0) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Pyramid(Fold):
+class Pyramid(Reduction):
     """One level: cells of 2^level x 2^level, sums over keys averaged over queries, and maxima; (B, H, i, j) each."""
 
     level: int

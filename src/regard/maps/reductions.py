@@ -1,238 +1,435 @@
-"""Sums, extremes and products of a map over any of its axes, by folds and tiles, without the dense weights."""
+"""Statistics of a map in one pass over its tiles, in O(n) memory: entropy, strongest links, totals by key, and more.
+
+A reduction describes a statistic. Its state is a list of tensors: `init` creates it, `add` updates it with one tile,
+`finish` reads the result, and `merge` joins the states of disjoint tiles. So one pass can be split over blocks,
+devices or machines, and one pass computes any number of reductions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
 
 import torch
 from torch import Tensor
 
+from regard.checks import Size, checked
 from regard.errors import RegardError
-from regard.maps.compiled_folds import Parts, computes
-from regard.maps.folds import Fold, Shape, State, Tile, TopLinks
-from regard.maps.indices import AXES, OutOfRange
-from regard.shapes import Sizes, at_least_float32, grouped_values
+from regard.pieces.grid import Grid
+from regard.shapes import known_none, to_device
+from regard.spans import Spans
 
-QUERY, KEY = 2, 3
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
 
+    ReductionResult = TypeVar("ReductionResult", default=Any)
+else:
+    from typing import TypeVar
 
-class Reducible(Protocol):
-    """What this file needs of a map."""
+    ReductionResult = TypeVar("ReductionResult")
 
-    is_signed: Any
-
-    @property
-    def shape(self) -> Shape: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    def summarize(self, *folds: Any) -> tuple[Any, ...]: ...
-    def tile(self, batch: Any = None, head: Any = None, rows: Any = None, cols: Any = None) -> Tensor: ...
-    def dense(self) -> Tensor: ...
-    def _parts(self, axis: int) -> Iterable[Tensor]: ...
-    def _within_budget(self, size: int) -> None: ...
-
-
-@dataclass(frozen=True)
-class Sum(Fold[Tensor]):
-    """The sum of weights over the queries (axis 2), (B, H, J), or over the keys (axis 3), (B, H, I)."""
-
-    axis: int
-    dtype: torch.dtype
-
-    def init(self, shape: Shape, device: torch.device) -> State:
-        return [torch.zeros(_without(shape, self.axis), dtype=self.dtype, device=device)]
-
-    def add(self, state: State, tile: Tile) -> None:
-        state[0][:, :, _kept(tile, self.axis)] += tile.weights.sum(self.axis)
-
-
-def _compiled_sum(fold: Sum, state: State, sizes: Sizes) -> Parts | None:
-    if fold.dtype != torch.float32:
-        return None
-    if fold.axis == QUERY:
-        return {"received": state[0]}
-    return {"numbers": [(state[0].new_ones(sizes.B, 1, sizes.J), state[0])]}
-
-
-computes(Sum, _compiled_sum)
-
-
-@dataclass(frozen=True)
-class Extreme(Fold[Tensor]):
-    """The largest or smallest weight over the queries (axis 2), (B, H, J), or over the keys (axis 3), (B, H, I).
-
-    Pairs that the mask hides weigh 0, in a tile or in none. So the state has the extreme of the weights other than 0,
-    and their number.
-    """
-
-    axis: int
-    is_largest: bool
-    dtype: torch.dtype
-
-    def init(self, shape: Shape, device: torch.device) -> State:
-        kept, size = _without(shape, self.axis), torch.tensor(shape[self.axis], device=device)
-        best = torch.full(kept, -self._far, dtype=self.dtype, device=device)
-        return [best, torch.zeros(kept, dtype=torch.int64, device=device), size]
-
-    @property
-    def _far(self) -> float:
-        return torch.inf if self.is_largest else -torch.inf
-
-    def add(self, state: State, tile: Tile) -> None:
-        kept, is_zero = _kept(tile, self.axis), tile.weights == 0
-        weights = tile.weights.masked_fill(is_zero, -self._far)
-        best = weights.amax(self.axis) if self.is_largest else weights.amin(self.axis)
-        state[0][:, :, kept] = self._better(state[0][:, :, kept], best)
-        state[1][:, :, kept] += is_zero.logical_not().sum(self.axis)
-
-    def _better(self, old: Tensor, new: Tensor) -> Tensor:
-        is_better = (new > old if self.is_largest else new < old) | new.isnan()
-        return torch.where(is_better, new, old)
-
-    def merge(self, state: State, other: State) -> State:
-        return [self._better(state[0], other[0]), state[1] + other[1], state[2]]
-
-    def finish(self, state: State) -> Tensor:
-        best, counts, size = state
-        return torch.where(counts < size, self._better(best, torch.zeros_like(best)), best)
+State = list[Tensor]
+#: Why the weights of a map are no shares.
+NEGATIVE = "The weights of this map may be negative."
+ANY_SUM = "The rows of this map may have any sum."
+#: The shape of a map: batch, heads, queries, keys.
+Shape = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Product(Fold[Tensor]):
-    """sum_j w_ij m_j over keys (axis 3), (B, H, I, E), or sum_i w_ij m_i over queries (axis 2), (B, H, J, E).
+class Tile:
+    """Weights (B, H, i, j) of the queries `rows` and keys `cols` (slices of indices) at positions `grid`.
 
-    `matrix` is (B, G, J, E) or (B, G, I, E); groups of H / G heads share the numbers of one.
+    `log_weights` are their logarithms if they cost nothing, else None. Every query may attend to every key of the
+    tile, except for the keys in `undecided` (spans of key indices), where the mask decides for each pair.
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 2, 4, 8)
+    >>> tile = next(rg.Attention()(x, x, x).weights.tiles())
+    >>> tile.weights.shape, tile.rows, tile.cols, tile.grid.distance.min().item()
+    (torch.Size([1, 2, 4, 4]), slice(0, 4, None), slice(0, 4, None), -3)
     """
 
-    axis: int
-    matrix: Tensor
+    weights: Tensor
+    log_weights: Tensor | None
+    rows: slice
+    cols: slice
+    grid: Grid
+    undecided: Spans
+
+
+class Reduction(ABC, Generic[ReductionResult]):
+    """The base class of all statistics that are computed tile by tile. A new statistic is one subclass.
+
+    >>> import torch, regard as rg
+    >>> class Strongest(rg.Reduction):
+    ...     def init(self, shape, device):
+    ...         return [torch.zeros(shape[:2], device=device)]
+    ...     def add(self, state, tile):
+    ...         state[0].copy_(state[0].maximum(tile.weights.amax((-2, -1))))
+    ...     def merge(self, state, other):
+    ...         return [state[0].maximum(other[0])]
+    >>> x = torch.zeros(1, 2, 4, 8)
+    >>> rg.Attention()(x, x, x).weights.summarize(Strongest())[0]
+    tensor([[0.2500, 0.2500]])
+    """
+
+    #: Whether `add` reads the weights of a tile. If it reads their shape alone, they are not computed for this
+    #: reduction.
+    reads_weights: ClassVar[bool] = True
+    #: Whether the statistic needs weights that are shares: not negative, with the sum 1 in each row.
+    needs_shares: ClassVar[bool] = False
+    #: Whether states of disjoint queries add up, in what depends on weights. None: they do if `merge` is the sum. This
+    #: decides about memory only: gradients of other reductions keep the state before each range of queries.
+    adds_rows: ClassVar[bool | None] = None
+
+    @abstractmethod
+    def init(self, shape: Shape, device: torch.device) -> State:
+        """The state before any tile."""
+
+    @abstractmethod
+    def add(self, state: State, tile: Tile) -> None:
+        """Update the state with one tile, in place."""
+
+    def finish(self, state: State) -> ReductionResult:
+        """The result, by default the first tensor of the state."""
+        return state[0]  # type: ignore[return-value]
+
+    def merge(self, state: State, other: State) -> State:
+        """The state of both sets of tiles; by default the sum."""
+        return [a + b for a, b in zip(state, other, strict=True)]
+
+
+def check_reductions(reductions: Iterable[Reduction], weights: Any) -> list[Reduction]:
+    """The reductions; refuse those that need shares if the weights of the map are none."""
+    reductions = list(reductions)
+    for reduction in reductions:
+        if reduction.needs_shares and not weights.has_shares:
+            raise RegardError(
+                f"weights.summarize: {type(reduction).__name__} needs shares, weights that are not negative and sum "
+                "to 1. "
+                f"{NEGATIVE if weights.is_signed else ANY_SUM} Ask weights.shares(), the map of |w_ij| / sum_j |w_ij|, "
+                "or use SignedMass, which sums weights of each sign."
+            )
+    return reductions
+
+
+def are_shares(weights: Tensor) -> bool:
+    """Whether no weight is negative and each row (the last axis) sums to 1, is empty or has a NaN, up to rounding."""
+    rounding, totals = max(1e-3, 4 * torch.finfo(weights.dtype).eps), weights.sum(-1)
+    fits = (totals - 1).abs().le(rounding) | (totals == 0) | totals.isnan()
+    return bool(fits.all()) and not bool((weights < -1e-6).any())
+
+
+def zeros(device: torch.device, *shape: int) -> Tensor:
+    """Zeros for sums of weights: float32, whatever the default dtype."""
+    return torch.zeros(shape, dtype=torch.float32, device=device)
+
+
+@dataclass(frozen=True)
+class Entropy(Reduction[Tensor]):
+    """-sum_j w_ij log w_ij of every row, in nats: 0 for one key, log n for n keys of equal weight; (B, H, I).
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 1, 3, 8)
+    >>> (entropy,) = rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.Entropy())
+    >>> entropy.exp().round(decimals=4)  # the effective number of keys
+    tensor([[[1., 2., 3.]]])
+    """
+
+    needs_shares = True
 
     def init(self, shape: Shape, device: torch.device) -> State:
-        return [self.matrix.new_zeros(*_without(shape, self.axis), self.matrix.shape[-1])]
+        return [zeros(device, *shape[:3])]
 
     def add(self, state: State, tile: Tile) -> None:
-        weights = tile.weights.to(self.matrix.dtype)
-        weights, places = (weights, tile.cols) if self.axis == KEY else (weights.mT, tile.rows)
-        state[0][:, :, _kept(tile, self.axis)] += grouped_values(weights, self.matrix[:, :, places])
+        state[0][:, :, tile.rows] -= weighted_log(tile)
+
+    def finish(self, state: State) -> Tensor:
+        return state[0].clamp_min(0.0)  # a weight that was rounded above 1 has a logarithm above 0
 
 
-def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
-    return (*shape[:axis], *shape[axis + 1 :])
+#: A finite logarithm of a weight that rounds to 0, so that weight times logarithm is 0.
+NEARLY_ZERO = -1e30
 
 
-def _kept(tile: Tile, axis: int) -> slice:
-    return tile.rows if axis == KEY else tile.cols
+def weighted_log(tile: Tile) -> Tensor:
+    """sum_j w_ij log w_ij over a tile, 0 log 0 being 0; (B, H, i)."""
+    if tile.log_weights is not None:
+        total = torch.einsum("...j,...j->...", tile.weights, tile.log_weights)
+        if not known_none(total.isnan()):
+            total = torch.einsum("...j,...j->...", tile.weights, tile.log_weights.clamp_min(NEARLY_ZERO))
+        return total
+    return times_log(tile.weights).sum(-1)
 
 
-#: A reduction of a tensor over axes, which keeps them with the size 1.
-Reduction = Callable[[Tensor, tuple[int, ...]], Tensor]
+def times_log(weights: Tensor) -> Tensor:
+    """w log w, 0 log 0 being 0; the gradient at 0 is 0, because a key without weight is no part of the sum."""
+    if not weights.requires_grad:
+        return torch.xlogy(weights, weights)
+    return weights * weights.masked_fill(weights == 0, 1.0).log()
 
 
-def summed(weights: Reducible, axes: tuple[int, ...]) -> Tensor:
-    """The sum of weights over these axes, which keep the size 1."""
-    return _reduced(weights, axes, lambda axis: Sum(axis, weights.dtype), lambda x, over: x.sum(over, keepdim=True))
+class RowLinks(NamedTuple):
+    """The strongest links of every row: `weights` and key indices `keys`, both (B, H, I, k), strongest first.
 
-
-def extreme(weights: Reducible, axes: tuple[int, ...], is_largest: bool) -> Tensor:
-    """The largest or smallest weight over these axes, which keep the size 1."""
-    reduction = torch.amax if is_largest else torch.amin
-    return _reduced(
-        weights,
-        axes,
-        lambda axis: Extreme(axis, is_largest, weights.dtype),
-        lambda x, over: reduction(x, over, keepdim=True),
-    )
-
-
-def _reduced(
-    weights: Reducible, axes: tuple[int, ...], fold_of: Callable[[int], Fold[Tensor]], reduction: Reduction
-) -> Tensor:
-    """A fold over keys or queries leaves O(n) numbers, which torch reduces; tiles are reduced over batch and heads."""
-    axis = max(axes)
-    if axis >= QUERY:
-        return reduction(weights.summarize(fold_of(axis))[0].unsqueeze(axis), axes)
-    return _by_parts(weights, axes, QUERY, lambda tile: [reduction(tile, axes)])[0]
-
-
-def extreme_places(weights: Reducible, axis: int, is_largest: bool) -> list[Tensor]:
-    """The largest or smallest weights over an axis and their places; the axis keeps the size 1."""
-    if axis == KEY and is_largest and not weights.is_signed and weights.dtype == torch.float32:
-        links = weights.summarize(TopLinks())[0]
-        return [links.weights, links.keys.clamp_min(0)]
-    reduction = torch.max if is_largest else torch.min
-    return _by_parts(weights, (axis,), KEY if axis == QUERY else QUERY, lambda x: reduction(x, axis, keepdim=True))
-
-
-def _by_parts(
-    weights: Reducible, axes: tuple[int, ...], along: int, reduction: Callable[[Tensor], Sequence[Tensor]]
-) -> list[Tensor]:
-    """The results of a reduction over these axes, for a part of the queries or keys (`along`) at a time."""
-    kept = [1 if axis in axes else size for axis, size in enumerate(weights.shape)]
-    weights._within_budget(torch.Size(kept).numel() * weights.dtype.itemsize)
-    name = "rows" if along == QUERY else "cols"
-    results = [reduction(weights.tile(**{name: part})) for part in weights._parts(along)]
-    return [torch.cat(tensors, along) for tensors in zip(*results, strict=True)]
-
-
-def product(weights: Reducible, matrix: Tensor) -> Tensor:
-    """weights @ matrix, by tiles: (B, H, I, E) of values (B, G, J, E), whose groups of H / G heads share those of one.
-
-    Other shapes are those of torch's matmul.
+    >>> import torch, regard as rg
+    >>> x = 20 * torch.eye(3).expand(1, 1, 3, 3)
+    >>> weights, keys = rg.Attention()(x, x, x).weights.summarize(rg.TopLinks(1))[0]
+    >>> keys.flatten().tolist(), weights.shape
+    ([0, 1, 2], torch.Size([1, 1, 3, 1]))
     """
-    B, H, I, J = weights.shape
-    if matrix.ndim == 1:
-        return product(weights, matrix[:, None]).squeeze(-1)
-    if matrix.ndim == 0 or matrix.shape[-2] != J or matrix.is_complex():
-        raise RegardError(
-            f"weights @ values: the map has shape {(B, H, I, J)}, the values {tuple(matrix.shape)}. Values are real "
-            f"numbers for each of the {J} keys: (B, G, J, E), where G divides the number of heads, or (J, E)."
-        )
-    values = at_least_float32(matrix).to(torch.promote_types(weights.dtype, at_least_float32(matrix).dtype))
-    values = values.reshape([1] * (4 - values.ndim) + list(values.shape))
-    if values.ndim > 4 or values.shape[0] not in (1, B) or H % max(1, values.shape[1]):
-        return weights.dense().to(values.dtype) @ values  # the batch or the heads of the values are more
-    values = values.expand(B, -1, -1, -1)
-    output = weights.summarize(Product(KEY, values.detach()))[0]
-    is_live = values.requires_grad and torch.is_grad_enabled()
-    return _WithValues.apply(weights, values, output) if is_live else output  # type: ignore[return-value]
+
+    weights: Tensor
+    keys: Tensor
 
 
-class _WithValues(torch.autograd.Function):
-    """The output of a product, with gradients with respect to the values, by a second pass over the tiles."""
+@checked
+@dataclass(frozen=True)
+class TopLinks(Reduction[RowLinks]):
+    """The k largest weights of every row and their keys; key -1 where a row has fewer.
 
-    @staticmethod
-    def forward(ctx: Any, weights: Reducible, values: Tensor, output: Tensor) -> Tensor:
-        ctx.weights, ctx.num_groups = weights, values.shape[1]
-        return output.clone()
+    >>> import torch, regard as rg
+    >>> x = torch.randn(1, 1, 2, 8)
+    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.TopLinks(2))[0].keys[0, 0, 0]
+    tensor([ 0, -1])
+    """
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor]:
-        of_heads = ctx.weights.summarize(Product(QUERY, grad))[0]
-        return None, of_heads.unflatten(1, (ctx.num_groups, -1)).sum(2), grad
+    adds_rows = True
+    k: Size = 1
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        kept = (*shape[:3], min(self.k, shape[3]))
+        return [zeros(device, *kept), torch.full(kept, -1, device=device)]
+
+    def add(self, state: State, tile: Tile) -> None:
+        mine = [part[:, :, tile.rows] for part in state]
+        weights, keys = greatest(tile.weights, min(self.k, tile.weights.shape[-1]))
+        for part, new in zip(mine, self.merge(mine, [weights, keys + tile.cols.start]), strict=True):
+            part.copy_(new)
+
+    def merge(self, state: State, other: State) -> State:
+        values, indices = (torch.cat(pair, -1) for pair in zip(state, other, strict=True))
+        best = values.topk(state[0].shape[-1], dim=-1)
+        return [best.values, indices.gather(-1, best.indices)]
+
+    def finish(self, state: State) -> RowLinks:
+        return RowLinks(state[0], state[1].masked_fill(state[0] <= 0, -1))
 
 
-def axes_of(name: str, dim: Any) -> tuple[int, ...]:
-    """The axes 0 to 3 that `dim` names; all if it names none, as in torch."""
-    given: Any = dim if isinstance(dim, tuple | list) else () if dim is None else (dim,)
-    for axis in given:
-        if isinstance(axis, bool) or not isinstance(axis, Integral) or axis not in range(-4, 4):
-            known = ", ".join(f"{number} {axis_name}" for number, axis_name in enumerate(AXES))
-            raise OutOfRange(f"weights.{name}: dim={axis!r} is none of the axes {known}, or -4 to -1 from the last.")
-    axes = tuple(int(axis) % 4 for axis in given)
-    if len(set(axes)) < len(axes):
-        raise RegardError(f"weights.{name}: dim={dim!r} names an axis twice. Name each axis once.")
-    return axes or (0, 1, 2, 3)
+#: How many numbers of a row `greatest` puts into one class.
+MEMBERS = 8
 
 
-def check_not_empty(name: str, shape: Sequence[int], axes: Iterable[int]) -> None:
-    """Refuse an extreme of no weights."""
-    for axis in axes:
-        if not shape[axis]:
-            raise OutOfRange(
-                f"weights.{name}: the {AXES[axis]} axis of this map {tuple(shape)} has the size 0, and no "
-                "weights have no extreme. Check the shape first."
-            )
+def greatest(weights: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest numbers of the last axis in descending order, and their indices: a faster `topk`.
+
+    A class is MEMBERS numbers at equal distances; fewer than MEMBERS numbers are in no class. The k largest are among
+    these and the k classes with the largest maxima. A recursive call finds those classes; the row is read once.
+    """
+    classes = weights.shape[-1] // MEMBERS
+    if classes < max(2 * k, MEMBERS):
+        return weights.max(-1, keepdim=True) if k == 1 else weights.topk(k)
+    maxima = weights[..., : MEMBERS * classes].unflatten(-1, (MEMBERS, classes)).amax(-2)
+    steps = torch.arange(0, MEMBERS * classes, classes, device=weights.device)
+    rest = torch.arange(MEMBERS * classes, weights.shape[-1], device=weights.device)
+    chosen = (greatest(maxima, k)[1][..., None] + steps).flatten(-2)
+    places = torch.cat([chosen, rest.expand(*chosen.shape[:-1], -1)], -1)
+    best = weights.gather(-1, places).topk(k)
+    return best.values, places.gather(-1, best.indices)
+
+
+@dataclass(frozen=True)
+class KeyTotals(Reduction[Tensor]):
+    """sum_i w_ij: the weight that each key receives from all queries; (B, H, J).
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 1, 2, 8)
+    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.KeyTotals())[0]
+    tensor([[[1.5000, 0.5000]]])
+    """
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        return [zeros(device, *shape[:2], shape[3])]
+
+    def add(self, state: State, tile: Tile) -> None:
+        state[0][:, :, tile.cols] += tile.weights.sum(-2)
+
+
+@dataclass(frozen=True)
+class Distance(Reduction[Tensor]):
+    """sum_j w_ij |i - j|: the mean distance of every query to its keys, in positions; (B, H, I).
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 1, 3, 8)
+    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.Distance())[0]
+    tensor([[[0.0000, 0.5000, 1.0000]]])
+    """
+
+    needs_shares = True
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        return [zeros(device, *shape[:3])]
+
+    def add(self, state: State, tile: Tile) -> None:
+        distance = tile.grid.distance.abs().to(tile.weights.dtype)
+        state[0][:, :, tile.rows] += (tile.weights * distance).sum(-1)
+
+
+class Signs(NamedTuple):
+    """The sums of the positive and of the negative weights of every row, (B, H, I) each."""
+
+    positive: Tensor
+    negative: Tensor
+
+
+@dataclass(frozen=True)
+class SignedMass(Reduction[Signs]):
+    """sum_j max(w_ij, 0) and sum_j min(w_ij, 0) of every row: the weight of each sign; (B, H, I) each.
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 1, 2, 8)
+    >>> (mass,) = rg.Attention()(x, x, x).weights.summarize(rg.SignedMass())
+    >>> mass.positive, mass.negative  # weights of a softmax are not negative
+    (tensor([[[1., 1.]]]), tensor([[[0., 0.]]]))
+    """
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        return [zeros(device, *shape[:3]), zeros(device, *shape[:3])]
+
+    def add(self, state: State, tile: Tile) -> None:
+        state[0][:, :, tile.rows] += tile.weights.clamp_min(0).sum(-1)
+        state[1][:, :, tile.rows] += tile.weights.clamp_max(0).sum(-1)
+
+    def finish(self, state: State) -> Signs:
+        return Signs(*state)
+
+
+@checked
+@dataclass(frozen=True, eq=False)
+class MassOn(Reduction[Tensor]):
+    """The sum of w_ij over selected keys: indices, or a boolean vector (J,) or (B, J); (B, H, I).
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 1, 4, 8)
+    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.MassOn([0, 1]))[0]
+    tensor([[[1.0000, 1.0000, 0.6667, 0.5000]]])
+    """
+
+    adds_rows = True
+    keys: Tensor
+
+    def __init__(self, keys: Tensor | list[int] | tuple[int, ...]) -> None:
+        if isinstance(keys, Tensor) and keys.is_meta:
+            raise RegardError("mass: the keys are on the meta device, where tensors hold no numbers.")
+        given = keys if isinstance(keys, Tensor) else torch.as_tensor(keys, device="cpu")
+        selected = given.clone()  # the caller may change its tensor later
+        object.__setattr__(self, "keys", selected if selected.numel() else selected.long())
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        return [zeros(device, *shape[:3]), self._flags(shape[0], shape[3], device)]
+
+    def _flags(self, B: int, J: int, device: torch.device) -> Tensor:
+        keys = self.keys.cpu()
+        if keys.dtype == torch.bool:
+            if keys.shape not in ((J,), (B, J)):
+                raise RegardError(
+                    f"mass: a boolean selection of keys has shape ({J},) or ({B}, {J}), got {tuple(keys.shape)}."
+                )
+            return to_device(keys.float().expand(B, J), device)
+        if keys.is_floating_point() or keys.ndim != 1 or (len(keys) and not (keys >= -J).logical_and(keys < J).all()):
+            raise RegardError(f"mass: keys must be indices from {-J} to {J - 1} or a boolean vector; got {keys}.")
+        flags = zeros(torch.device("cpu"), B, J)
+        flags[:, keys] = 1.0
+        return to_device(flags, device)
+
+    def add(self, state: State, tile: Tile) -> None:
+        flags = state[1][:, tile.cols].to(tile.weights.dtype)
+        state[0][:, :, tile.rows] += (tile.weights @ flags[:, None, :, None])[..., 0]
+
+    def merge(self, state: State, other: State) -> State:
+        return [state[0] + other[0], state[1]]
+
+
+@checked
+@dataclass(frozen=True)
+class Pool(Reduction[Tensor]):
+    """The map as `rows` x `cols` cells, (B, H, rows, cols): weights summed over the keys and averaged over the queries.
+
+    A row of cells has the same sum as a row of weights. There are never more cells than queries or keys on an axis.
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 1, 4, 8)
+    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.Pool(2, 2))[0][0, 0]
+    tensor([[1.0000, 0.0000],
+            [0.5833, 0.4167]])
+    """
+
+    adds_rows = True
+    rows: Size = 64
+    cols: Size = 64
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        B, H, I, J = shape
+        rows, cols = min(self.rows, I), min(self.cols, J)
+        row_of, col_of = (
+            torch.arange(I, device="cpu") * rows // I,
+            torch.arange(J, device="cpu") * cols // J,
+        )  # on the host, because `add` reads numbers
+        return [zeros(device, B, H, rows, cols), row_of, col_of]
+
+    def add(self, state: State, tile: Tile) -> None:
+        total, row_of, col_of = state
+        of_row, top = _membership(row_of.cpu()[tile.rows], tile.weights)
+        of_col, left = _membership(col_of.cpu()[tile.cols], tile.weights)
+        # the first product handles every weight, so it goes along the axis with fewer cells
+        few_rows = of_row.shape[-1] < of_col.shape[-1]
+        cells = (of_row.T @ tile.weights) @ of_col if few_rows else of_row.T @ (tile.weights @ of_col)
+        total[:, :, top : top + cells.shape[-2], left : left + cells.shape[-1]] += cells
+
+    def merge(self, state: State, other: State) -> State:
+        return [state[0] + other[0], *state[1:]]
+
+    def finish(self, state: State) -> Tensor:
+        total, row_of, _ = state
+        counts = torch.bincount(row_of.cpu(), minlength=total.shape[2])
+        return total / to_device(counts, total.device)[:, None]
+
+
+def _membership(cell_of: Tensor, like: Tensor) -> tuple[Tensor, int]:
+    """(indices of the tile, cells): 1 where the index is in the cell, else 0; and the first cell."""
+    first, last = int(cell_of[0]), int(cell_of[-1])
+    membership = cell_of[:, None] == torch.arange(first, last + 1, device="cpu")
+    return to_device(membership.to(like.dtype), like.device), first
+
+
+@checked
+@dataclass(frozen=True)
+class Similarity(Reduction[Tensor]):
+    """The cosine between the maps of every two heads, (B, H, H): 1 on the diagonal, near 1 for heads that are alike.
+
+    `every=n` uses every n-th query only, which is enough for a long text.
+
+    >>> import torch, regard as rg
+    >>> x = torch.randn(1, 1, 4, 8).expand(1, 2, 4, 8)  # two equal heads
+    >>> rg.Attention()(x, x, x).weights.summarize(rg.Similarity())[0].round(decimals=4)
+    tensor([[[1., 1.],
+             [1., 1.]]])
+    """
+
+    every: Size = 1
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        return [zeros(device, shape[0], shape[1], shape[1])]
+
+    def add(self, state: State, tile: Tile) -> None:
+        first = -tile.rows.start % self.every
+        flat = tile.weights[:, :, first :: self.every].flatten(2)
+        state[0] += flat @ flat.transpose(-1, -2)
+
+    def finish(self, state: State) -> Tensor:
+        squares = state[0].diagonal(dim1=-2, dim2=-1)
+        norms = squares.masked_fill(squares == 0, 1.0).sqrt()  # the slope of sqrt(0) is infinite
+        return state[0] / (norms[:, :, None] * norms[:, None]).clamp_min(torch.finfo(torch.float32).tiny)

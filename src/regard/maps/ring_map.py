@@ -18,9 +18,9 @@ from regard.engine.ring.digests import Contents, digest, words
 from regard.engine.ring.kv_chunk import KVChunk
 from regard.errors import RegardError
 from regard.maps.attention_map import BUDGET, NO_GRADIENTS
-from regard.maps.folds import Fold, State, Tile, check_folds
 from regard.maps.gradients import refusing
 from regard.maps.indices import AXES, Index, Selection, indices
+from regard.maps.reductions import Reduction, State, Tile, check_reductions
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import RowStatistic
@@ -37,8 +37,8 @@ class RingMap(ScoredMap):
 
     Every call is collective: all ranks ask for the same weights or statistics in the same order, and all get the
     answer. If their requests differ, every rank raises an error that shows each request. For a tile, the ranks that
-    hold its rows and columns send them. For a statistic, keys go around the ring once more; each rank folds the tiles
-    of its own queries, and the states are merged. `row_statistic` has this rank's queries only.
+    hold its rows and columns send them. For a statistic, keys go around the ring once more; each rank reductions the
+    tiles of its own queries, and the states are merged. `row_statistic` has this rank's queries only.
 
     >>> import torch, torch.distributed as dist, regard as rg
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one
@@ -127,27 +127,32 @@ class RingMap(ScoredMap):
         gathered = exchange.gathered(own.index_select(2, places), [len(indices) for indices in by_rank])
         return gathered.index_select(2, torch.cat(by_rank).argsort())
 
-    def summarize(self, *folds: Fold) -> tuple[Any, ...]:
+    def summarize(self, *reductions: Reduction) -> tuple[Any, ...]:
         """Any number of statistics in one pass around the ring; every rank gets the whole result. Collective."""
-        states = [refusing(self._refusal, state) for state in self._states(folds)]
-        return tuple(fold.finish(state) for fold, state in zip(folds, states, strict=True))
+        states = [refusing(self._refusal, state) for state in self._states(reductions)]
+        return tuple(reduction.finish(state) for reduction, state in zip(reductions, states, strict=True))
 
     @torch.no_grad()
-    def _states(self, folds: tuple[Fold, ...]) -> list[State]:
-        """The state of each fold after the tiles of all ranks. Collective."""
-        states: dict[Fold, Any] = {}
+    def _states(self, reductions: tuple[Reduction, ...]) -> list[State]:
+        """The state of each reduction after the tiles of all ranks. Collective."""
+        states: dict[Reduction, Any] = {}
 
         def ask() -> str:
-            states.update((fold, fold.init(self.shape, self.device)) for fold in check_folds(folds, self))
-            return ", ".join(f"{words(fold)} ({Contents.of(fold).digest})" for fold in folds)
+            states.update(
+                (reduction, reduction.init(self.shape, self.device)) for reduction in check_reductions(reductions, self)
+            )
+            return ", ".join(f"{words(reduction)} ({Contents.of(reduction).digest})" for reduction in reductions)
 
         self._agree("statistics", ask)
         for tile in self._own_tiles():
-            for fold, state in states.items():
-                fold.add(state, tile)
-        everyone = self._ring_call.exchange.collected([[t.cpu() for t in states[fold]] for fold in folds])
+            for reduction, state in states.items():
+                reduction.add(state, tile)
+        everyone = self._ring_call.exchange.collected(
+            [[t.cpu() for t in states[reduction]] for reduction in reductions]
+        )
         merged = [
-            reduce(fold.merge, of_ranks) for fold, of_ranks in zip(folds, zip(*everyone, strict=True), strict=True)
+            reduce(reduction.merge, of_ranks)
+            for reduction, of_ranks in zip(reductions, zip(*everyone, strict=True), strict=True)
         ]
         return [[t.to(self.device) for t in state] for state in merged]
 

@@ -13,8 +13,8 @@ from regard.engine.ring import StatePassing
 from regard.engine.ring.route import Route
 from regard.errors import RegardError
 from regard.maps.attention_map import NO_GRADIENTS, AttentionMap
-from regard.maps.folds import Tile
 from regard.maps.indices import Index
+from regard.maps.reductions import Tile
 from regard.maps.transported_map import TransportedMap
 from regard.pieces.contents import versions_of
 from regard.pieces.grid import Grid

@@ -13,16 +13,16 @@ from torch import Tensor
 from regard.attention import Attention, Prepared, hides_gradients, makes_new_scores, scores, snapshot_around
 from regard.checks import checked
 from regard.engine.blocks import blocks
-from regard.engine.kernel import Terms
+from regard.engine.kernel import KernelProblem
 from regard.engine.rows import StatisticBuffer, with_remainder
 from regard.engine.transforms import HIDDEN_GRADIENTS
 from regard.errors import RegardError
 from regard.maps import attention_map, passes
 from regard.maps.attention_map import AttentionMap, TileKeys
-from regard.maps.folds import Fold, State, Tile, check_folds
 from regard.maps.gradients import LiveRows, Rows
 from regard.maps.indices import Index, indices
-from regard.pieces.contents import Originals, take_apart, tensor_snapshot, versions_of
+from regard.maps.reductions import Reduction, State, Tile, check_reductions
+from regard.pieces.contents import Originals, split_tensors, tensor_snapshot, versions_of
 from regard.pieces.grid import Grid
 from regard.pieces.log_weights import rows_with_logs
 from regard.pieces.normalizer import RowStatistic, add_log_sums, any_coarse, has_logsumexp
@@ -77,8 +77,8 @@ class ScoredMap(AttentionMap):
         `originals`: the tensors of the pieces, if `attention` is a snapshot of them.
         """
         if attention.shared is None:
-            originals = Originals.of(*take_apart(attention))
-            attention = snapshot_around(list(map(tensor_snapshot, originals.tensors)), originals.skeleton)
+            originals = Originals.of(*split_tensors(attention))
+            attention = snapshot_around(list(map(tensor_snapshot, originals.tensors)), originals.template)
         self.attention, self.positions = attention, positions
         self._prepared = prepared.detach()
         self._live = _live(self.attention, prepared, originals)
@@ -204,7 +204,7 @@ class ScoredMap(AttentionMap):
 
     @cached_property
     def requires_grad(self) -> bool:  # type: ignore[override]
-        """Whether weights, tiles and folds of this map are in the autograd graph."""
+        """Whether weights, tiles and reductions of this map are in the autograd graph."""
         if self._live is None:
             return False
         prepared, originals = self._live
@@ -217,13 +217,13 @@ class ScoredMap(AttentionMap):
             return False
         originals = self._live[1]
         with torch.enable_grad():
-            return hides_gradients(originals.skeleton, originals.tensors, self._prepared, self.grid)
+            return hides_gradients(originals.template, originals.tensors, self._prepared, self.grid)
 
     def live_rows(self) -> LiveRows:
         self._check_unchanged()
         if self._refusal is not None:
             return super().live_rows()
-        prepared, originals = self._live or (self._prepared, Originals.of(*take_apart(self.attention)))
+        prepared, originals = self._live or (self._prepared, Originals.of(*split_tensors(self.attention)))
         if originals.are_changed:
             return LiveRows.refused(CHANGED)
         if self._hides_gradients:
@@ -231,14 +231,14 @@ class ScoredMap(AttentionMap):
         count = len(prepared.tensors())
 
         def around(tensors: Sequence[Tensor]) -> Rows:
-            attention, own = originals.skeleton.around(tensors[count:]), prepared.with_tensors(tensors[:count])
+            attention, own = originals.template.around(tensors[count:]), prepared.with_tensors(tensors[:count])
 
             def rows(queries: slice | Tensor, keys: Spans) -> tuple[Tensor, Tensor | None]:
                 columns = keys.tensor(self.device)
                 i, j = _on_device(queries, self.device), as_slice(keys.tensor("cpu"))
                 s = scores(attention, own.tile(i, columns if j is None else j), self.grid.tile(i, keys))
                 weights = rows_with_logs(attention.normalizer, s, columns)
-                if torch.is_grad_enabled() and not weights[0].requires_grad and originals.skeleton.is_foreign:
+                if torch.is_grad_enabled() and not weights[0].requires_grad and originals.template.is_foreign:
                     raise RegardError(NOT_DIFFERENTIABLE)
                 return weights
 
@@ -283,30 +283,32 @@ class ScoredMap(AttentionMap):
         return normalizer.weights(s, row_statistic, columns)
 
     @torch.no_grad()
-    def fold_states(self, folds: Iterable[Fold]) -> dict[Fold, State]:
-        """The state of each fold; the compiled kernels compute the folds that they know, tiles compute the others."""
-        folds = check_folds(folds, self)
-        states = {fold: fold.init(self.shape, self.device) for fold in folds}
-        done: set[Fold] = set()
+    def reduction_states(self, reductions: Iterable[Reduction]) -> dict[Reduction, State]:
+        """The state of each reduction; the compiled kernels compute the reductions that they know, tiles compute the
+        others.
+        """
+        reductions = check_reductions(reductions, self)
+        states = {reduction: reduction.init(self.shape, self.device) for reduction in reductions}
+        done: set[Reduction] = set()
         if any(map(passes.knows, states)) and (terms := self._compiled_terms()) is not None:
             done = passes.fill(terms, self.row_statistic[0], states)
-        self._add_tiles({fold: state for fold, state in states.items() if fold not in done})
+        self._add_tiles({reduction: state for reduction, state in states.items() if reduction not in done})
         return states
 
-    def _add_tiles(self, states: dict[Fold, State]) -> None:
-        """Add every tile to every state. If no fold reads weights, none is computed: all are 0."""
-        if any(fold.reads_weights for fold in states) or type(self) is not ScoredMap:
+    def _add_tiles(self, states: dict[Reduction, State]) -> None:
+        """Add every tile to every state. If no reduction reads weights, none is computed: all are 0."""
+        if any(reduction.reads_weights for reduction in states) or type(self) is not ScoredMap:
             return super()._add_tiles(states)
         for tile in self._tiles_with(self._zeros_of_strip) if states else ():
-            for fold, state in states.items():
-                fold.add(state, tile)
+            for reduction, state in states.items():
+                reduction.add(state, tile)
 
     def _zeros_of_strip(self, rows: slice, parts: list[TileKeys]) -> Iterator[tuple[Tensor, None]]:
         zero = torch.zeros((), dtype=torch.float32, device=self.device)
         for cols, _ in parts:
             yield zero.expand(*self.shape[:2], rows.stop - rows.start, cols.stop - cols.start), None
 
-    def _compiled_terms(self) -> Terms | None:
+    def _compiled_terms(self) -> KernelProblem | None:
         """This map as the compiled kernels compute it; None if they cannot. Other kinds of maps have other weights."""
         if type(self) is not ScoredMap or 0 in self.shape:
             return None
@@ -384,19 +386,19 @@ def _live(attention: Attention, prepared: Prepared, originals: Originals | None)
         return None
     tensors, is_foreign = prepared.tensors(), False
     if originals is not None:
-        tensors, is_foreign = tensors + originals.tensors, originals.skeleton.is_foreign
+        tensors, is_foreign = tensors + originals.tensors, originals.template.is_foreign
     if not is_foreign and not any([t.requires_grad for t in tensors]):
         return None
-    return prepared, originals or Originals.of(*take_apart(attention))
+    return prepared, originals or Originals.of(*split_tensors(attention))
 
 
 def _of_heads(originals: Originals, head: Tensor) -> Originals:
     """The tensors of the pieces for some query heads."""
-    pieces = originals.skeleton.around(originals.tensors)
+    pieces = originals.template.around(originals.tensors)
     if (selected := pieces.of_heads(head)) is pieces:
         return originals
-    tensors, skeleton = take_apart(selected)
-    return Originals(tensors, skeleton, [-1] if originals.are_changed else versions_of(tensors))
+    tensors, template = split_tensors(selected)
+    return Originals(tensors, template, [-1] if originals.are_changed else versions_of(tensors))
 
 
 def _on_device(index: Tensor | slice, device: torch.device) -> Tensor | slice:

@@ -12,9 +12,9 @@ from torch import Tensor
 from regard.checks import checked
 from regard.maps.attention_map import AttentionMap
 from regard.maps.changed_map import ChangedMap
-from regard.maps.folds import SignedMass, Signs, Tile
 from regard.maps.gradients import LiveRows, mapped_rows
 from regard.maps.indices import Index, indices
+from regard.maps.reductions import SignedMass, Signs, Tile
 from regard.shapes import to_device
 from regard.spans import Spans
 

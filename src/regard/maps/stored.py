@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from regard.attention import Attention, Prepared
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
-from regard.maps.folds import are_shares
+from regard.maps.reductions import are_shares
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.bias import Bias
+from regard.pieces.feature_maps import FeatureMap
 from regard.pieces.grid import Grid
-from regard.pieces.kernel import FeatureMap
 from regard.pieces.mask import Mask
 from regard.pieces.normalizer import Normalizer, RowStatistic
-from regard.pieces.position import Position, Scaling
+from regard.pieces.position import Encoding, Scaling
 from regard.pieces.score import Score
 from regard.positions import Positions
 from regard.shapes import widest_float
@@ -38,7 +38,7 @@ from regard.whole_files import whole_file
 #: The version of the file format; files of later versions are refused.
 VERSION = 1
 #: A file may name objects of these classes, if they are defined in this package.
-KINDS = (Score, Bias, Mask, Normalizer, Position, Scaling, FeatureMap, Spans)
+KINDS = (Score, Bias, Mask, Normalizer, Encoding, Scaling, FeatureMap, Spans)
 #: The only module of another package that pieces contain.
 LINEAR = "torch.nn:Linear"
 SLOTS = ("score", "position", "bias", "mask", "normalizer")
@@ -51,7 +51,7 @@ class Table(Score):
 
     nonnegative = True
 
-    def check(self, sizes: object, key_width: int) -> None:
+    def check(self, sizes: object, key_dim: int) -> None:
         """Accept any size."""
 
     def tile(self, query: Tensor, key: Tensor, grid: Grid) -> Tensor:

@@ -13,11 +13,11 @@ from regard.attention import Attention
 from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
-from regard.maps.folds import are_shares
 from regard.maps.gradients import LiveRows, Rows, given, joined_rows
 from regard.maps.indices import Index, indices
+from regard.maps.reductions import are_shares
 from regard.maps.scored_map import CHANGED
-from regard.pieces.contents import Originals, take_apart
+from regard.pieces.contents import Originals, split_tensors
 from regard.pieces.mask import Mask
 from regard.shapes import to_device
 from regard.spans import Spans
@@ -44,7 +44,7 @@ class SumMap(AttentionMap):
         live = [_factor(number, factor, first) for number, factor in enumerate(factors)]
         self.factors = [factor.detach().clone() for factor in live]
         is_live = torch.is_grad_enabled() and any(factor.requires_grad for factor in live)
-        self._live = Originals.of(*take_apart(live)) if is_live else None
+        self._live = Originals.of(*split_tensors(live)) if is_live else None
         self.positions, self.grid = first.positions, first.grid
         self.attention = Attention(mask=union([part.attention.mask for part in self.parts]))
 
@@ -75,7 +75,7 @@ class SumMap(AttentionMap):
         """The map of some batch entries and heads (indices), still lazy."""
         b = indices("weights.select", "batch", batch, self.shape[0])
         h = indices("weights.select", "head", head, self.shape[1])
-        live = self.factors if self._live is None else self._live.skeleton.around(self._live.tensors)
+        live = self.factors if self._live is None else self._live.template.around(self._live.tensors)
         factors = [_selected(_selected(factor, 0, b), 1, h) for factor in live]
         return SumMap([part.select(b, h) for part in self.parts], factors)
 
@@ -91,13 +91,13 @@ class SumMap(AttentionMap):
         return any(part.requires_grad for part in self.parts) or self._live is not None
 
     def live_rows(self) -> LiveRows:
-        originals = self._live or Originals.of(*take_apart(self.factors))
+        originals = self._live or Originals.of(*split_tensors(self.factors))
         if originals.are_changed:
             return LiveRows.refused(CHANGED)
 
         def combine(parts: list[Any]) -> Rows:
             *parts, tensors = parts
-            factors = originals.skeleton.around(tensors)
+            factors = originals.template.around(tensors)
 
             def rows(queries: Tensor | slice, keys: Spans) -> tuple[Tensor, None]:
                 return self._summed(factors, (part(queries, keys)[0] for part in parts), queries), None

@@ -15,9 +15,9 @@ from regard.checks import checked
 from regard.engine.recurrent import Transport, recur, rows_of_steps
 from regard.errors import RegardError
 from regard.maps.attention_map import TILE, WORKSPACE, AttentionMap
-from regard.maps.folds import Tile
 from regard.maps.gradients import LiveRows, Rows
 from regard.maps.indices import Index, indices
+from regard.maps.reductions import Tile
 from regard.pieces.contents import versions_of
 from regard.pieces.grid import Grid
 from regard.pieces.mask import causal

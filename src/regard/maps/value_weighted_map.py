@@ -1,4 +1,4 @@
-"""`ValueWeighted`: the norms |w_ij| ||v_j W|| of the vectors that keys send to queries, as a map."""
+"""`ValueWeightedMap`: the norms |w_ij| ||v_j W|| of the vectors that keys send to queries, as a map."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
-from regard.maps.compiled_folds import computes
-from regard.maps.folds import Fold, Shape, State, Tile, zeros
+from regard.maps.compiled_reductions import computes
 from regard.maps.gradients import LiveRows, Rows, given, joined_rows
 from regard.maps.indices import Index, indices
+from regard.maps.reductions import Reduction, Shape, State, Tile, zeros
 from regard.shapes import at_least_float32, to_device
 
 
-class ValueWeighted(AttentionMap):
+class ValueWeightedMap(AttentionMap):
     """||w_ij v_j W_O|| = |w_ij| c_j, where `norms` (B, H, J) holds c_j = ||v_j W_O|| of every key and head.
 
     It is what a key sends, and not only how much the query looks at it (Kobayashi et al. 2020, arXiv:2004.10102). Rows
@@ -39,7 +39,8 @@ class ValueWeighted(AttentionMap):
         B, H, _, J = map.shape
         if norms.shape != (B, H, J):
             raise RegardError(
-                f"ValueWeighted: the map has (B, H, J) = {(B, H, J)}, the norms have shape {tuple(norms.shape)}. Give "
+                f"ValueWeightedMap: the map has (B, H, J) = {(B, H, J)}, the norms have shape {tuple(norms.shape)}. "
+                "Give "
                 "one number for each batch entry, head and key."
             )
         norms = norms if torch.is_grad_enabled() else norms.detach()
@@ -59,11 +60,11 @@ class ValueWeighted(AttentionMap):
         return self._item_bytes + self.map._bytes_per_weight
 
     @checked
-    def select(self, batch: Index, head: Index) -> ValueWeighted:
+    def select(self, batch: Index, head: Index) -> ValueWeightedMap:
         """The map of some batch entries and heads (indices), still lazy."""
         b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
         h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
-        return ValueWeighted(self.map.select(batch, head), self.norms[b][:, h])
+        return ValueWeightedMap(self.map.select(batch, head), self.norms[b][:, h])
 
     def carried(self) -> Tensor:
         """sum_j ||w_ij v_j W_O||: how much every query receives from all keys; (B, H, I)."""
@@ -107,11 +108,11 @@ class ValueWeighted(AttentionMap):
 
     def __repr__(self) -> str:
         B, H, I, J = self.shape
-        return f"ValueWeighted({B} x {H} heads x {I} queries x {J} keys)"
+        return f"ValueWeightedMap({B} x {H} heads x {I} queries x {J} keys)"
 
 
 @dataclass(frozen=True, eq=False)
-class Carried(Fold):
+class Carried(Reduction):
     """sum_j w_ij x_j, where `numbers` (B, H, J) holds x_j for each key and head; (B, H, I)."""
 
     numbers: Tensor
@@ -124,4 +125,4 @@ class Carried(Fold):
         state[0][:, :, tile.rows] += (tile.weights @ numbers).squeeze(-1)
 
 
-computes(Carried, lambda fold, state, _: {"numbers": [(fold.numbers, state[0])]})
+computes(Carried, lambda reduction, state, _: {"numbers": [(reduction.numbers, state[0])]})

@@ -34,10 +34,10 @@ class CrossAttention(Attends):
 
     is_cross_attention = True
 
-    def __init__(self, attention: Attention, query_width: Size, key_width: Size) -> None:
+    def __init__(self, attention: Attention, query_dim: Size, key_dim: Size) -> None:
         super().__init__()
-        sizes = Sizes(B=1, H=1, G=1, I=1, J=1, D=query_width, E=key_width)
-        attention.check(sizes, Positions.aligned_to_end(1, 1), key_width)
+        sizes = Sizes(B=1, H=1, G=1, I=1, J=1, D=query_dim, E=key_dim)
+        attention.check(sizes, Positions.aligned_to_end(1, 1), key_dim)
         self.attention = attention
 
     def keys(self, states: Tensor, mask: Mask | None = None) -> ProjectedKV:

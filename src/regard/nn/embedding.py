@@ -12,7 +12,7 @@ from regard.checks import Size, checked
 from regard.engine.ring import Ring
 from regard.errors import RegardError
 from regard.nn.dropout import Dropout
-from regard.pieces import Position, RoPE, Sinusoidal
+from regard.pieces import Encoding, RoPE, Sinusoidal
 from regard.spans import Spans
 
 
@@ -32,8 +32,8 @@ class Embedding(nn.Module):
     def __init__(
         self,
         size: Size,
-        width: Size,
-        position: Position | None = None,
+        embed_dim: Size,
+        position: Encoding | None = None,
         dropout: float = 0.0,
         *,
         scale: bool = True,
@@ -43,8 +43,8 @@ class Embedding(nn.Module):
         super().__init__()
         if not 0 <= std < math.inf:
             raise RegardError(f"Embedding(std={std}): a standard deviation must be at least 0 and finite.")
-        self.table = nn.Embedding(size, width, padding)
-        self.factor = width**0.5 if scale else 1.0
+        self.table = nn.Embedding(size, embed_dim, padding)
+        self.factor = embed_dim**0.5 if scale else 1.0
         nn.init.normal_(self.table.weight, std=std / self.factor)
         if padding is not None:
             with torch.no_grad():
@@ -64,7 +64,7 @@ class PositionalEncoding(nn.Module):
     """x + p[position]: sinusoids, or a learned table (Vaswani et al. 2017, arXiv:1706.03762, section 3.5).
 
     `position` is `Sinusoidal()` by default, which has no parameters and no greatest length, or
-    `LearnedPositions(length, width)`. `Embedding` adds positions itself.
+    `LearnedPositions(length, embed_dim)`. `Embedding` adds positions itself.
 
     >>> import torch, regard as rg
     >>> encoding = rg.nn.PositionalEncoding(16, dropout=0.1).eval()
@@ -73,30 +73,30 @@ class PositionalEncoding(nn.Module):
     True
     """
 
-    def __init__(self, width: Size, dropout: float = 0.0, *, position: Position | None = None) -> None:
+    def __init__(self, embed_dim: Size, dropout: float = 0.0, *, position: Encoding | None = None) -> None:
         super().__init__()
         if isinstance(position, RoPE):
             raise RegardError(
                 "PositionalEncoding(position=RoPE(...)): RoPE is not added to vectors. It rotates queries and keys "
-                "inside the attention: regard.Attention(position=regard.RoPE(head_width))."
+                "inside the attention: regard.Attention(position=regard.RoPE(head_dim))."
             )
-        self.width = width
+        self.embed_dim = embed_dim
         self.position = Sinusoidal() if position is None else position
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
         """(B, T, C), the first at position `start`, -> (B, T, C)."""
-        if x.ndim != 3 or x.shape[-1] != self.width:
+        if x.ndim != 3 or x.shape[-1] != self.embed_dim:
             raise RegardError(
-                f"PositionalEncoding: inputs must be (batch, length, {self.width}), got {tuple(x.shape)}."
+                f"PositionalEncoding: inputs must be (batch, length, {self.embed_dim}), got {tuple(x.shape)}."
             )
         return self.dropout(_with_positions(self.position, x, start))
 
     def extra_repr(self) -> str:
-        return f"{self.width}, {self.position!r}" if isinstance(self.position, Sinusoidal) else str(self.width)
+        return f"{self.embed_dim}, {self.position!r}" if isinstance(self.position, Sinusoidal) else str(self.embed_dim)
 
 
-def _with_positions(position: Position, x: Tensor, start: int) -> Tensor:
+def _with_positions(position: Encoding, x: Tensor, start: int) -> Tensor:
     """Vectors (B, T, C) with the encodings of the positions `start`, `start` + 1, ..."""
     if Ring.default() is not None:
         raise RegardError(
@@ -112,7 +112,9 @@ def _with_positions(position: Position, x: Tensor, start: int) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def _sinusoids(position: Sinusoidal, length: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The encodings of the first positions, (length, width). They are cached: computing them is slower than adding."""
+def _sinusoids(position: Sinusoidal, length: int, embed_dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The encodings of the first positions, (length, embed_dim). They are cached: computing them is slower than
+    adding.
+    """
     with torch.inference_mode(False):
-        return position.table(torch.arange(length, device=device), width, dtype)
+        return position.table(torch.arange(length, device=device), embed_dim, dtype)

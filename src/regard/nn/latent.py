@@ -15,7 +15,7 @@ from regard.engine.ring import Ring
 from regard.errors import RegardError
 from regard.nn.listener import Attends, listeners
 from regard.nn.module_output import ModuleOutput
-from regard.pieces import Dot, LatentDot, Mask, Position, RoPE, causal
+from regard.pieces import Dot, Encoding, LatentDot, Mask, RoPE, causal
 from regard.pieces.mask import sees_no_later_key
 from regard.positions import Positions
 
@@ -27,9 +27,9 @@ Form = Literal["auto", "absorbed", "expanded"]
 class MultiHeadLatentAttention(Attends):
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): a cache of one latent for each token.
 
-    A token has a latent c_j (`latent_width`) and `rotated_width` rotated channels, which all heads share. Head h has
-    the keys U_h c_j (`head_width`) beside the rotated channels, and the values V_h c_j (`value_width`). Queries come
-    from x, through a latent of their own if `query_latent_width` is given. `position` rotates; by default RoPE. `mask`
+    A token has a latent c_j (`latent_dim`) and `rotary_dim` rotated channels, which all heads share. Head h has
+    the keys U_h c_j (`head_dim`) beside the rotated channels, and the values V_h c_j (`value_dim`). Queries come
+    from x, through a latent of their own if `query_latent_dim` is given. `position` rotates; by default RoPE. `mask`
     is causal by default.
 
     There are two forms with equal weights and outputs. "expanded" computes keys and values of every head. "absorbed"
@@ -37,7 +37,7 @@ class MultiHeadLatentAttention(Attends):
     in decoding. By default the form with fewer operations runs.
 
     >>> import torch, regard as rg
-    >>> layer = rg.nn.MultiHeadLatentAttention(64, num_heads=4, latent_width=16, head_width=16, rotated_width=8)
+    >>> layer = rg.nn.MultiHeadLatentAttention(64, num_heads=4, latent_dim=16, head_dim=16, rotary_dim=8)
     >>> x = torch.randn(1, 10, 64)
     >>> output, cache = layer.advance(x[:, :9])
     >>> last, cache = layer.advance(x[:, 9:], cache)
@@ -47,36 +47,36 @@ class MultiHeadLatentAttention(Attends):
 
     def __init__(
         self,
-        width: Size,
+        embed_dim: Size,
         num_heads: Size,
-        latent_width: Size,
+        latent_dim: Size,
         *,
-        head_width: Size,
-        rotated_width: Count = 0,
-        value_width: Size | None = None,
-        query_latent_width: Size | None = None,
-        position: Position | None = None,
+        head_dim: Size,
+        rotary_dim: Count = 0,
+        value_dim: Size | None = None,
+        query_latent_dim: Size | None = None,
+        position: Encoding | None = None,
         mask: Mask | None = causal(),  # noqa: B008 - a mask is a value
     ) -> None:
         super().__init__()
-        value_width = head_width if value_width is None else value_width
-        self.num_heads, self.rotated_width = num_heads, rotated_width
-        self.position = RoPE(rotated_width) if position is None and rotated_width else position
-        inner = num_heads * (head_width + rotated_width)
+        value_dim = head_dim if value_dim is None else value_dim
+        self.num_heads, self.rotary_dim = num_heads, rotary_dim
+        self.position = RoPE(rotary_dim) if position is None and rotary_dim else position
+        inner = num_heads * (head_dim + rotary_dim)
         self.query = (
-            nn.Linear(width, inner, bias=False)
-            if query_latent_width is None
+            nn.Linear(embed_dim, inner, bias=False)
+            if query_latent_dim is None
             else nn.Sequential(
-                nn.Linear(width, query_latent_width, bias=False),
-                nn.RMSNorm(query_latent_width, eps=1e-6),
-                nn.Linear(query_latent_width, inner, bias=False),
+                nn.Linear(embed_dim, query_latent_dim, bias=False),
+                nn.RMSNorm(query_latent_dim, eps=1e-6),
+                nn.Linear(query_latent_dim, inner, bias=False),
             )
         )
-        self.latent = nn.Linear(width, latent_width + rotated_width, bias=False)
-        self.latent_norm = nn.RMSNorm(latent_width, eps=1e-6)
-        self.attention = Attention(LatentDot(num_heads, head_width, latent_width, rotated_width), mask=mask)
-        self.value = nn.Parameter(torch.empty(num_heads, latent_width, value_width).normal_(std=latent_width**-0.5))
-        self.output = nn.Linear(num_heads * value_width, width, bias=False)
+        self.latent = nn.Linear(embed_dim, latent_dim + rotary_dim, bias=False)
+        self.latent_norm = nn.RMSNorm(latent_dim, eps=1e-6)
+        self.attention = Attention(LatentDot(num_heads, head_dim, latent_dim, rotary_dim), mask=mask)
+        self.value = nn.Parameter(torch.empty(num_heads, latent_dim, value_dim).normal_(std=latent_dim**-0.5))
+        self.output = nn.Linear(num_heads * value_dim, embed_dim, bias=False)
 
     @explained
     def forward(self, x: Tensor, *, mask: Mask | None = None, form: Form = "auto") -> ModuleOutput:
@@ -96,7 +96,7 @@ class MultiHeadLatentAttention(Attends):
         self._check(x, form)
         past = LatentCache() if past is None else past
         key = self._keys(x, past.length)
-        extended = past.extend(key, key[..., self.rotated_width :])
+        extended = past.extend(key, key[..., self.rotary_dim :])
         seen = self._attend(self._queries(x, past.length), extended.key, extended.positions, mask, form)
         listeners.tell(self, lambda: seen.weights, lambda: extended.value @ self.value.to(extended.value.dtype))
         assert isinstance(extended.cache, LatentCache)
@@ -109,17 +109,17 @@ class MultiHeadLatentAttention(Attends):
     def _queries(self, x: Tensor, start: int) -> Tensor:
         """(B, n, C) -> (B, H, n, R + D), rotated."""
         query = self.query(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        content, rotated = query.split([query.shape[-1] - self.rotated_width, self.rotated_width], -1)
+        content, rotated = query.split([query.shape[-1] - self.rotary_dim, self.rotary_dim], -1)
         return torch.cat((self._rotated(rotated, start), content), -1)
 
     def _keys(self, x: Tensor, start: int) -> Tensor:
         """(B, n, C) -> the rotated channels and the latents, (B, 1, n, R + latent)."""
         both = self.latent(x)[:, None]
-        latent, rotated = both.split([both.shape[-1] - self.rotated_width, self.rotated_width], -1)
+        latent, rotated = both.split([both.shape[-1] - self.rotary_dim, self.rotary_dim], -1)
         return torch.cat((self._rotated(rotated, start), self.latent_norm(latent)), -1)
 
     def _rotated(self, x: Tensor, start: int) -> Tensor:
-        if self.position is None or not self.rotated_width:
+        if self.position is None or not self.rotary_dim:
             return x
         return self.position.encode(x, torch.arange(start, start + x.shape[2], device=x.device))
 
@@ -127,13 +127,13 @@ class MultiHeadLatentAttention(Attends):
         self, query: Tensor, key: Tensor, positions: Positions, mask: Mask | None, form: Form
     ) -> AttentionOutput:
         attention = self.attention if mask is None else self.attention.with_mask(_both(self.attention.mask, mask))
-        latent = key[..., self.rotated_width :]
+        latent = key[..., self.rotary_dim :]
         if form == "absorbed" or (form == "auto" and self._absorbing_is_cheaper(query.shape[2], key.shape[2])):
             seen = attention(query, key, latent, positions=positions)
             return AttentionOutput(seen.output @ self.value.to(seen.output.dtype), seen.weights)
         score = self._score
         content = latent @ score.weight.mT.to(latent.dtype)
-        rotated = key[..., : self.rotated_width].expand(-1, self.num_heads, -1, -1)
+        rotated = key[..., : self.rotary_dim].expand(-1, self.num_heads, -1, -1)
         expanded = Attention(Dot(scale=score.scale(0)), mask=attention.mask)
         values = latent @ self.value.to(latent.dtype)
         return expanded(query, torch.cat((rotated, content), -1), values, positions=positions)
@@ -145,15 +145,15 @@ class MultiHeadLatentAttention(Attends):
 
     def _absorbing_is_cheaper(self, num_queries: int, num_keys: int) -> bool:
         """Whether the absorbed form takes fewer multiply-adds for each head."""
-        (_, D, C), E, R = self._score.weight.shape, self.value.shape[-1], self.rotated_width
+        (_, D, C), E, R = self._score.weight.shape, self.value.shape[-1], self.rotary_dim
         absorbed = num_queries * num_keys * (R + 2 * C) + num_queries * C * (D + E)
         return absorbed < num_queries * num_keys * (R + D + E) + num_keys * C * (D + E)
 
     def _check(self, x: Tensor, form: str) -> None:
-        width = self.latent.in_features
-        if x.ndim != 3 or x.shape[-1] != width:
+        embed_dim = self.latent.in_features
+        if x.ndim != 3 or x.shape[-1] != embed_dim:
             raise RegardError(
-                f"MultiHeadLatentAttention: inputs must be (batch, length, {width}), got {tuple(x.shape)}."
+                f"MultiHeadLatentAttention: inputs must be (batch, length, {embed_dim}), got {tuple(x.shape)}."
             )
         if form not in ("auto", "absorbed", "expanded"):
             raise RegardError(f"MultiHeadLatentAttention(form={form!r}): give 'auto', 'absorbed' or 'expanded'.")
@@ -165,7 +165,7 @@ class MultiHeadLatentAttention(Attends):
 
     def extra_repr(self) -> str:
         _, D, C = self._score.weight.shape
-        return f"{self.latent.in_features}, {self.num_heads}, latent_width={C}, head_width={D}"
+        return f"{self.latent.in_features}, {self.num_heads}, latent_dim={C}, head_dim={D}"
 
 
 def _both(first: Mask | None, second: Mask) -> Mask:

@@ -22,7 +22,7 @@ class FeedForward(nn.Module):
 
     `activation` is "relu", "gelu" or "swiglu". "swiglu" is silu(x W_g) * (x W_1) in place of f (Shazeer 2020,
     arXiv:2002.05202). Its three matrices have 2/3 of the hidden width, so that all activations have about the same
-    number of parameters. `hidden` is 4 x `width` by default. `bias=False` omits b_1 and b_2.
+    number of parameters. `hidden` is 4 x `embed_dim` by default. `bias=False` omits b_1 and b_2.
 
     >>> sum(p.numel() for p in FeedForward(512, 2048).parameters())
     2099712
@@ -30,7 +30,7 @@ class FeedForward(nn.Module):
 
     def __init__(
         self,
-        width: Size,
+        embed_dim: Size,
         hidden: Size | None = None,
         activation: str = "relu",
         dropout: float = 0.0,
@@ -41,13 +41,13 @@ class FeedForward(nn.Module):
         if activation not in ACTIVATIONS:
             known = nearest(str(activation), ACTIVATIONS)
             raise RegardError(f"FeedForward(activation={activation!r}): unknown activation. {known}")
-        hidden = 4 * width if hidden is None else hidden
+        hidden = 4 * embed_dim if hidden is None else hidden
         self.activation = activation
         if activation == "swiglu":
             hidden = max(1, 2 * hidden // 3)
-            self.gate = nn.Linear(width, hidden, bias=bias)
-        self.inner = nn.Linear(width, hidden, bias=bias)
-        self.outer = nn.Linear(hidden, width, bias=bias)
+            self.gate = nn.Linear(embed_dim, hidden, bias=bias)
+        self.inner = nn.Linear(embed_dim, hidden, bias=bias)
+        self.outer = nn.Linear(hidden, embed_dim, bias=bias)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,12 +83,12 @@ class Residual(nn.Module):
     True
     """
 
-    def __init__(self, width: Size, norm: str = "pre", dropout: float = 0.0, *, bias: bool = True) -> None:
+    def __init__(self, embed_dim: Size, norm: str = "pre", dropout: float = 0.0, *, bias: bool = True) -> None:
         super().__init__()
         if norm not in NORMS:
             raise RegardError(f"Residual(norm={norm!r}): unknown norm. {nearest(str(norm), NORMS)}")
         self.place = norm
-        self.norm = nn.LayerNorm(width, bias=bias)
+        self.norm = nn.LayerNorm(embed_dim, bias=bias)
         self.dropout = Dropout(dropout)
 
     def before(self, x: Tensor) -> Tensor:
@@ -127,8 +127,8 @@ class EncoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.self_attention, self.feed_forward = self_attention, feed_forward
-        self.around_self = Residual(self_attention.width, norm, dropout, bias=bias)
-        self.around_feed = Residual(self_attention.width, norm, dropout, bias=bias)
+        self.around_self = Residual(self_attention.embed_dim, norm, dropout, bias=bias)
+        self.around_feed = Residual(self_attention.embed_dim, norm, dropout, bias=bias)
 
     def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
         """(B, I, C) -> (B, I, C); `mask` excludes keys, such as `regard.padding(real)`."""
@@ -162,13 +162,13 @@ class DecoderLayer(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        width = self_attention.width
+        embed_dim = self_attention.embed_dim
         self.self_attention, self.cross_attention, self.feed_forward = self_attention, cross_attention, feed_forward
         if cross_attention is not None:
             cross_attention.is_cross_attention = True
-            self.around_cross = Residual(width, norm, dropout, bias=bias)
-        self.around_self = Residual(width, norm, dropout, bias=bias)
-        self.around_feed = Residual(width, norm, dropout, bias=bias)
+            self.around_cross = Residual(embed_dim, norm, dropout, bias=bias)
+        self.around_self = Residual(embed_dim, norm, dropout, bias=bias)
+        self.around_feed = Residual(embed_dim, norm, dropout, bias=bias)
 
     def forward(
         self,

@@ -18,7 +18,7 @@ from regard.nn.projected_kv import ProjectedKV, read
 from regard.pieces import Mask, causal
 from regard.pieces.call_tensors import refuse_needs
 from regard.pieces.mask import sees_no_later_key
-from regard.pieces.mask_senses import mask_remedy
+from regard.pieces.mask_conventions import mask_remedy
 
 
 @checked
@@ -27,9 +27,9 @@ class MultiHeadAttention(Attends):
 
     `attention` is the attention of every head: any score, position, bias, mask and normalizer; by default the softmax
     of scaled dot products. A composite of several attentions runs too, such as `regard.Sum`: its parts have the masks,
-    so calls take none. If `num_key_heads` is below `num_heads`, groups of query heads share a key and value head
-    (grouped-query attention; 1 is multi-query attention). `key_width` and `value_width` are the widths of the inputs
-    for keys and values, by default `width`. `dropout` and `is_causal` are for the default attention: the share of
+    so calls take none. If `num_key_value_heads` is below `num_heads`, groups of query heads share a key and value head
+    (grouped-query attention; 1 is multi-query attention). `key_dim` and `value_dim` are the widths of the inputs
+    for keys and values, by default `embed_dim`. `dropout` and `is_causal` are for the default attention: the share of
     dropped weights, and the mask `regard.causal()` in every call. An `attention` of yours has its own. Without
     `output_projection` the heads are only joined. With `output_gate` each channel of the joined heads is multiplied by
     sigmoid(x G) (Qiu et al. 2025, arXiv:2505.06708), which does not change the weights.
@@ -50,13 +50,13 @@ class MultiHeadAttention(Attends):
 
     def __init__(
         self,
-        width: Size,
+        embed_dim: Size,
         num_heads: Size,
-        num_key_heads: Size | None = None,
+        num_key_value_heads: Size | None = None,
         attention: Attention | Composite | None = None,
         *,
-        key_width: Size | None = None,
-        value_width: Size | None = None,
+        key_dim: Size | None = None,
+        value_dim: Size | None = None,
         bias: bool = True,
         dropout: float = 0.0,
         is_causal: bool = False,
@@ -64,16 +64,16 @@ class MultiHeadAttention(Attends):
         output_gate: bool = False,
     ) -> None:
         super().__init__()
-        num_key_heads = num_heads if num_key_heads is None else num_key_heads
-        _check(width, num_heads, num_key_heads)
-        self.width = width
-        self.num_heads, self.num_key_heads, self.head_width = num_heads, num_key_heads, width // num_heads
-        inner = num_key_heads * self.head_width
-        self.query = nn.Linear(width, width, bias=bias)
-        self.key = nn.Linear(key_width or width, inner, bias=bias)
-        self.value = nn.Linear(value_width or key_width or width, inner, bias=bias)
-        self.output = nn.Linear(width, width, bias=bias) if output_projection else None
-        self.gate = nn.Linear(width, width, bias=bias) if output_gate else None
+        num_key_value_heads = num_heads if num_key_value_heads is None else num_key_value_heads
+        _check(embed_dim, num_heads, num_key_value_heads)
+        self.embed_dim = embed_dim
+        self.num_heads, self.num_key_value_heads, self.head_dim = num_heads, num_key_value_heads, embed_dim // num_heads
+        inner = num_key_value_heads * self.head_dim
+        self.query = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.key = nn.Linear(key_dim or embed_dim, inner, bias=bias)
+        self.value = nn.Linear(value_dim or key_dim or embed_dim, inner, bias=bias)
+        self.output = nn.Linear(embed_dim, embed_dim, bias=bias) if output_projection else None
+        self.gate = nn.Linear(embed_dim, embed_dim, bias=bias) if output_gate else None
         self.attention: Any = _attention(attention, dropout, is_causal)
         _initialize(filter(None, (self.query, self.key, self.value, self.output, self.gate)))
 
@@ -95,8 +95,8 @@ class MultiHeadAttention(Attends):
             module.embed_dim,
             module.num_heads,
             dropout=module.dropout,
-            key_width=module.kdim,
-            value_width=module.vdim,
+            key_dim=module.kdim,
+            value_dim=module.vdim,
             bias=module.in_proj_bias is not None,
         )
         separate = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
@@ -175,9 +175,7 @@ class MultiHeadAttention(Attends):
             raise RegardError(
                 f"MultiHeadAttention: inputs must be (batch, length, {projection.in_features}), got {tuple(x.shape)}."
             )
-        return (
-            projection(x).unflatten(-1, (projection.out_features // self.head_width, self.head_width)).transpose(1, 2)
-        )
+        return projection(x).unflatten(-1, (projection.out_features // self.head_dim, self.head_dim)).transpose(1, 2)
 
     def _mixed(self, query: Tensor, heads: Tensor) -> Tensor:
         joined = heads.transpose(1, 2).flatten(2)
@@ -185,7 +183,9 @@ class MultiHeadAttention(Attends):
         return joined if self.output is None else self.output(joined)
 
     def extra_repr(self) -> str:
-        shared = "" if self.num_key_heads == self.num_heads else f", num_key_heads={self.num_key_heads}"
+        shared = (
+            "" if self.num_key_value_heads == self.num_heads else f", num_key_value_heads={self.num_key_value_heads}"
+        )
         gate = "" if self.gate is None else ", output_gate=True"
         return f"{self.query.in_features}, {self.num_heads}{shared}{gate}"
 
@@ -223,16 +223,18 @@ def _initialize(projections: Iterable[nn.Linear]) -> None:
             nn.init.zeros_(projection.bias)
 
 
-def _check(width: int, num_heads: int, num_key_heads: int) -> None:
-    if num_heads < 1 or width % num_heads:
-        is_swapped = num_heads > width and num_heads % width == 0
-        order = f" The width comes first: MultiHeadAttention({num_heads}, {width})." if is_swapped else ""
+def _check(embed_dim: int, num_heads: int, num_key_value_heads: int) -> None:
+    if num_heads < 1 or embed_dim % num_heads:
+        is_swapped = num_heads > embed_dim and num_heads % embed_dim == 0
+        order = f" The width comes first: MultiHeadAttention({num_heads}, {embed_dim})." if is_swapped else ""
         raise RegardError(
-            f"MultiHeadAttention({width}, {num_heads}): heads have equal width, so the number of heads "
-            f"must divide {width}: {', '.join(str(n) for n in range(1, width + 1) if width % n == 0)}.{order}"
+            f"MultiHeadAttention({embed_dim}, {num_heads}): heads have equal width, so the number of heads "
+            f"must divide {embed_dim}: "
+            f"{', '.join(str(n) for n in range(1, embed_dim + 1) if embed_dim % n == 0)}.{order}"
         )
-    if num_key_heads < 1 or num_heads % num_key_heads:
+    if num_key_value_heads < 1 or num_heads % num_key_value_heads:
         raise RegardError(
-            f"MultiHeadAttention(num_key_heads={num_key_heads}): equal groups of the {num_heads} query heads share a "
+            f"MultiHeadAttention(num_key_value_heads={num_key_value_heads}): equal groups of the {num_heads} query "
+            "heads share a "
             f"key head: give one of {', '.join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)}."
         )

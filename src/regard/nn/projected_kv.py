@@ -23,8 +23,8 @@ from regard.nn.listener import Attends, listeners
 from regard.nn.module_output import ModuleOutput
 from regard.pieces import Grid, Mask, Softmax, causal
 from regard.pieces.contents import versions_of
+from regard.pieces.data_masks import RealKeys
 from regard.pieces.mask import sees_no_later_key
-from regard.pieces.mask_data import RealKeys
 from regard.positions import Positions
 from regard.shapes import Sizes, grouped_values, to_device, without_autocast
 from regard.spans import Spans

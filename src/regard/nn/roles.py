@@ -10,7 +10,7 @@ from regard.attention import Attention
 from regard.catalog import mechanism
 from regard.checks import Size, checked
 from regard.errors import RegardError, nearest
-from regard.pieces import ALiBi, Bias, Dot, Mask, Position, RoPE, T5Bias, causal
+from regard.pieces import ALiBi, Bias, Dot, Encoding, Mask, RoPE, T5Bias, causal
 
 ROLES = ("encoder", "decoder", "cross")
 #: How positions are used. The first two are added to the embeddings; the next three act inside self-attention.
@@ -34,20 +34,20 @@ def attention_for(
     name: str | Mapping[str, Any] = "full",
     *,
     num_heads: Size = 1,
-    width: Size = 64,
-    key_width: Size | None = None,
+    head_dim: Size = 64,
+    key_dim: Size | None = None,
     positions: str = "none",
     scaled: bool = True,
     dropout: float = 0.0,
 ) -> Attention:
-    """The mechanism `name` of the catalog for heads of `width`, as self-attention or as cross-attention.
+    """The mechanism `name` of the catalog for heads of `head_dim`, as self-attention or as cross-attention.
 
     `name` is "full", a name of the catalog, or a mapping {"name": ..., **arguments of its build}. The role decides
     the direction: a "decoder" is causal, an "encoder" and "cross" are not. The `positions` "rope", "alibi" and "t5" are
     used here, in self-attention only. `scaled=False` omits the factor 1 / sqrt(D).
 
-    >>> attention_for("decoder", {"name": "sliding_window", "size": 4}, positions="rope", width=8)
-    Attention(score=Dot(), position=RoPE(width=8, base=10000.0, interleaved=False, scaling=None),
+    >>> attention_for("decoder", {"name": "sliding_window", "size": 4}, positions="rope", head_dim=8)
+    Attention(score=Dot(), position=RoPE(head_dim=8, base=10000.0, interleaved=False, scaling=None),
       mask=(causal() & window(size=4)), normalizer=Softmax(temperature=1.0, sink=None))
     """
     _known("role", role, ROLES)
@@ -55,7 +55,9 @@ def attention_for(
     arguments = {"name": name} if isinstance(name, str) else dict(name)
     mechanism_name = arguments.pop("name", "full")
     is_full = mechanism_name == "full"
-    built = Attention() if is_full else _build(mechanism_name, arguments, role, num_heads, width, key_width or width)
+    built = (
+        Attention() if is_full else _build(mechanism_name, arguments, role, num_heads, head_dim, key_dim or head_dim)
+    )
     score = Dot(scale=1.0) if not scaled and isinstance(built.score, Dot) else built.score
     bias = built.bias if role == "cross" else (*built.bias, *_biases(positions, role, num_heads))
     if bias and built.normalizer.needs_nonnegative:
@@ -63,7 +65,7 @@ def attention_for(
             f"attention {mechanism_name!r} divides by a sum of scores, which a bias ({positions}) could make negative. "
             "Use positions 'rope', 'sinusoidal' or 'learned' with it."
         )
-    position = _position(built.position, positions, role, width)
+    position = _position(built.position, positions, role, head_dim)
     if built.transition is not None:
         if role != "decoder":
             raise RegardError(
@@ -82,7 +84,7 @@ def attention_for(
     )
 
 
-def _build(name: str, arguments: dict[str, Any], role: str, num_heads: int, width: int, key_width: int) -> Attention:
+def _build(name: str, arguments: dict[str, Any], role: str, num_heads: int, head_dim: int, key_dim: int) -> Attention:
     """A mechanism of the catalog. Sizes of the model are filled in where `build` has such a parameter."""
     build = mechanism(name).build
     parameters = inspect.signature(build).parameters
@@ -91,10 +93,10 @@ def _build(name: str, arguments: dict[str, Any], role: str, num_heads: int, widt
             raise RegardError(f"attention {name!r} has no argument {argument!r}. {nearest(argument, parameters)}")
     sizes = {
         "num_heads": num_heads,
-        "width": width,
-        "query_width": width,
-        "key_width": key_width,
-        "hidden": width,
+        "head_dim": head_dim,
+        "query_dim": head_dim,
+        "key_dim": key_dim,
+        "hidden": head_dim,
         "is_causal": False,
         "bidirectional": role != "decoder",
     }
@@ -104,10 +106,10 @@ def _build(name: str, arguments: dict[str, Any], role: str, num_heads: int, widt
         raise RegardError(
             f"attention {name!r} is made of several attentions, and a module has one. Call regard.attend with it."
         )
-    if name in ("luong_general", "luong_concat", "bahdanau", "luong_dot") or key_width == width:
+    if name in ("luong_general", "luong_concat", "bahdanau", "luong_dot") or key_dim == head_dim:
         return attention
     raise RegardError(
-        f"attention {name!r} needs queries and keys of the same width, got {width} and {key_width}. "
+        f"attention {name!r} needs queries and keys of the same width, got {head_dim} and {key_dim}. "
         "Use bahdanau, luong_general or luong_concat."
     )
 
@@ -120,12 +122,12 @@ def _mask(mask: Mask | None, role: str) -> Mask | None:
     return causal() if mask is None else causal() & mask
 
 
-def _position(own: Position | None, positions: str, role: str, width: int) -> Position | None:
+def _position(own: Encoding | None, positions: str, role: str, head_dim: int) -> Encoding | None:
     if positions != "rope" or role == "cross":
         return own
     if own is not None and not isinstance(own, RoPE):
         raise RegardError("positions='rope': this mechanism has its own positions. Use positions='none' with it.")
-    return own or RoPE(width)
+    return own or RoPE(head_dim)
 
 
 def _biases(positions: str, role: str, num_heads: int) -> tuple[Bias, ...]:

@@ -15,7 +15,7 @@ from regard.nn.layers import DecoderLayer, EncoderLayer, FeedForward
 from regard.nn.multi_head import MultiHeadAttention
 from regard.nn.projected_kv import ProjectedKV
 from regard.nn.roles import ROLES, attention_for
-from regard.pieces import LearnedPositions, Mask, Position, Sinusoidal
+from regard.pieces import Encoding, LearnedPositions, Mask, Sinusoidal
 
 Mechanism = str | Mapping[str, Any]
 
@@ -27,18 +27,18 @@ class TransformerConfig:
 
     `attention` is a mechanism of the catalog for all roles, or a mapping from "encoder", "decoder" and "cross" to
     mechanisms. `positions` is "sinusoidal", "learned", "rope", "alibi", "t5" or "none". `feed_forward` is the inner
-    width, by default 4 x `width`. `scaled=False` omits the factor 1 / sqrt(D) of the scores, to show its effect.
+    width, by default 4 x `embed_dim`. `scaled=False` omits the factor 1 / sqrt(D) of the scores, to show its effect.
     `bias=False` omits the biases of all linear layers and norms.
 
     >>> import torch
-    >>> decoder = TransformerConfig(32, num_heads=4, positions="rope").decoder(2, vocabulary=100, cross=False)
+    >>> decoder = TransformerConfig(32, num_heads=4, positions="rope").decoder(2, vocab_size=100, cross=False)
     >>> decoder(torch.tensor([[2, 7, 9]])).shape
     torch.Size([1, 3, 32])
     """
 
-    width: Size
+    embed_dim: Size
     num_heads: Size = 4
-    num_key_heads: Size | None = None
+    num_key_value_heads: Size | None = None
     feed_forward: Size | None = None
     activation: str = "relu"
     norm: str = "pre"
@@ -49,44 +49,44 @@ class TransformerConfig:
     max_length: Size = field(default=512, kw_only=True)
     bias: bool = field(default=True, kw_only=True)
 
-    def encoder(self, layers: int, vocabulary: int | None = None) -> Encoder:
+    def encoder(self, layers: int, vocab_size: int | None = None) -> Encoder:
         """A stack of `layers`. Its input is ids if a vocabulary size is given, otherwise vectors."""
         stack = [
             EncoderLayer(self._attention("encoder"), self._feed_forward(), self.norm, self.dropout, bias=self.bias)
             for _ in range(layers)
         ]
-        return Encoder(stack, self._embedding(vocabulary))
+        return Encoder(stack, self._embedding(vocab_size))
 
-    def decoder(self, layers: int, vocabulary: int | None = None, cross: bool = True) -> Decoder:
+    def decoder(self, layers: int, vocab_size: int | None = None, cross: bool = True) -> Decoder:
         """A stack of causal `layers`; with `cross` they also attend to an encoder."""
         stack = []
         for _ in range(layers):
             cross_attention = self._attention("cross") if cross else None
             own, feed_forward = self._attention("decoder"), self._feed_forward()
             stack.append(DecoderLayer(own, cross_attention, feed_forward, self.norm, self.dropout, bias=self.bias))
-        return Decoder(stack, self._embedding(vocabulary))
+        return Decoder(stack, self._embedding(vocab_size))
 
     def _attention(self, role: str) -> MultiHeadAttention:
-        if self.width % self.num_heads:
-            return MultiHeadAttention(self.width, self.num_heads)  # raises the error
+        if self.embed_dim % self.num_heads:
+            return MultiHeadAttention(self.embed_dim, self.num_heads)  # raises the error
         mechanism = self.attention
         if isinstance(mechanism, Mapping) and "name" not in mechanism:
             if set(mechanism) - set(ROLES):
                 raise RegardError(f"attention={dict(mechanism)}: the keys must be roles: {', '.join(ROLES)}.")
             mechanism = mechanism.get(role, "full")
         options = {"positions": self.positions, "scaled": self.scaled, "num_heads": self.num_heads}
-        attention = attention_for(role, mechanism, width=self.width // self.num_heads, **options)
-        return MultiHeadAttention(self.width, self.num_heads, self.num_key_heads, attention, bias=self.bias)
+        attention = attention_for(role, mechanism, head_dim=self.embed_dim // self.num_heads, **options)
+        return MultiHeadAttention(self.embed_dim, self.num_heads, self.num_key_value_heads, attention, bias=self.bias)
 
     def _feed_forward(self) -> FeedForward:
-        return FeedForward(self.width, self.feed_forward, self.activation, self.dropout, bias=self.bias)
+        return FeedForward(self.embed_dim, self.feed_forward, self.activation, self.dropout, bias=self.bias)
 
-    def _embedding(self, vocabulary: int | None) -> Embedding | None:
-        return None if vocabulary is None else Embedding(vocabulary, self.width, self._position(), self.dropout)
+    def _embedding(self, vocab_size: int | None) -> Embedding | None:
+        return None if vocab_size is None else Embedding(vocab_size, self.embed_dim, self._position(), self.dropout)
 
-    def _position(self) -> Position | None:
+    def _position(self) -> Encoding | None:
         if self.positions == "learned":
-            return LearnedPositions(self.max_length, self.width)
+            return LearnedPositions(self.max_length, self.embed_dim)
         return Sinusoidal() if self.positions == "sinusoidal" else None
 
 
@@ -95,7 +95,7 @@ class Encoder(nn.Module):
     """A stack of encoder layers, as in BERT. A stack of pre-norm layers ends with a final norm.
 
     >>> import torch, regard as rg
-    >>> encoder = rg.nn.TransformerConfig(16, num_heads=2).encoder(layers=2, vocabulary=50)
+    >>> encoder = rg.nn.TransformerConfig(16, num_heads=2).encoder(layers=2, vocab_size=50)
     >>> encoder(torch.tensor([[4, 8, 3, 0]]), rg.padding([3])).shape
     torch.Size([1, 4, 16])
     """
@@ -119,7 +119,7 @@ class DecoderCache:
     """The keys of the tokens so far, for each layer of a decoder.
 
     >>> import torch, regard as rg
-    >>> decoder = rg.nn.TransformerConfig(8, num_heads=2).decoder(layers=3, vocabulary=9, cross=False)
+    >>> decoder = rg.nn.TransformerConfig(8, num_heads=2).decoder(layers=3, vocab_size=9, cross=False)
     >>> _, past = decoder.advance(torch.tensor([[2, 4]]))
     >>> _, longer = decoder.advance(torch.tensor([[8]]), past=past)
     >>> past.length, longer.length, len(longer.keys)
@@ -138,7 +138,7 @@ class Decoder(nn.Module):
     """A stack of decoder layers. Without cross-attention it is a language model, as GPT.
 
     >>> import torch, regard as rg
-    >>> decoder = rg.nn.TransformerConfig(16, num_heads=2).decoder(layers=2, vocabulary=50, cross=False)
+    >>> decoder = rg.nn.TransformerConfig(16, num_heads=2).decoder(layers=2, vocab_size=50, cross=False)
     >>> ids = torch.tensor([[2, 4, 8, 3]])
     >>> whole = decoder(ids)
     >>> first, past = decoder.advance(ids[:, :2])
@@ -193,7 +193,7 @@ class Transformer(nn.Module):
 
     >>> import torch, regard as rg
     >>> config = rg.nn.TransformerConfig(16, num_heads=2)
-    >>> model = rg.nn.Transformer(config.encoder(2, vocabulary=50), config.decoder(2, vocabulary=40))
+    >>> model = rg.nn.Transformer(config.encoder(2, vocab_size=50), config.decoder(2, vocab_size=40))
     >>> model(torch.tensor([[4, 8, 3]]), torch.tensor([[2, 7]])).shape
     torch.Size([1, 2, 16])
     """

@@ -13,14 +13,14 @@ from regard.pieces.bias import (
 )
 from regard.pieces.chosen import chosen_keys
 from regard.pieces.convolution import ConvolutionFilter, Taps, TokenShift
+from regard.pieces.data_masks import bigbird, documents, global_tokens, mask_mod, mask_tensor, padding, random_blocks
 from regard.pieces.distance_bias import FIREBias, KERPLEBias
 from regard.pieces.encodings import Chain, PoPE, PositionTemperature, QKNorm, ScalableSoftmax, TwoSidedPosition
+from regard.pieces.feature_maps import EluPlusOne, FeatureMap, FeatureScore, RandomFeatures
 from regard.pieces.forgetting import ForgettingBias
 from regard.pieces.grid import Grid
-from regard.pieces.kernel import EluPlusOne, FeatureMap, KernelScore, RandomFeatures
 from regard.pieces.key_groups import KeyGroups, MeanGroups, ProjectedGroups
 from regard.pieces.mask import Mask, block_local, causal, dilated, prefix, window
-from regard.pieces.mask_data import bigbird, documents, global_tokens, mask_mod, mask_tensor, padding, random_blocks
 from regard.pieces.neighborhoods import neighborhood, sliding_tiles
 from regard.pieces.normalizer import (
     Entmax15,
@@ -35,11 +35,11 @@ from regard.pieces.normalizer import (
     Unnormalized,
 )
 from regard.pieces.position import (
+    Encoding,
     LearnedPositions,
     LinearScaling,
     Llama3Scaling,
     NTKScaling,
-    Position,
     RoPE,
     Scaling,
     Sinusoidal,
@@ -80,16 +80,17 @@ __all__ = [
     "Delta",
     "Dot",
     "EluPlusOne",
+    "Encoding",
     "Entmax15",
     "FIREBias",
     "FeatureMap",
+    "FeatureScore",
     "ForgettingBias",
     "GatedDelta",
     "Grid",
     "Hardmax",
     "HashBuckets",
     "KERPLEBias",
-    "KernelScore",
     "KeyGroups",
     "KimiDelta",
     "LatentDot",
@@ -104,7 +105,6 @@ __all__ = [
     "NTKScaling",
     "Normalizer",
     "PoPE",
-    "Position",
     "PositionTemperature",
     "ProjectedGroups",
     "ProportionalScaling",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.checks import Size, checked
 from regard.errors import RegardError
-from regard.pieces.position import Position, angles_of_pairs, rotated_pairs
+from regard.pieces.position import Encoding, angles_of_pairs, rotated_pairs
 from regard.positions import Positions
 from regard.shapes import at_least_float32, to_device
 from regard.spans import Spans
@@ -18,7 +18,7 @@ from regard.spans import Spans
 
 @checked
 @dataclass(frozen=True, eq=False)
-class AxialRoPE(Position):
+class AxialRoPE(Encoding):
     """RoPE by coordinates: channel pair m is rotated by coordinate[axes[m]] * rates[m].
 
     `coordinates` are integers (A, n), one vector for each token, or (B, A, n) with vectors of each batch entry. They
@@ -33,7 +33,7 @@ class AxialRoPE(Position):
     >>> import torch, regard as rg
     >>> where = torch.tensor([[5, 5, 6], [0, 1, 0]])  # rows and columns of three patches
     >>> q = torch.randn(1, 1, 3, 4, dtype=torch.float64)
-    >>> turned = rg.AxialRoPE.grid(where, width=4).encode(q, torch.arange(3))
+    >>> turned = rg.AxialRoPE.grid(where, head_dim=4).encode(q, torch.arange(3))
     >>> rows = rg.RoPE(2).encode(q[:, :, 2:, [0, 2]], torch.tensor([6]))  # patch 2: its first pair by its row
     >>> torch.allclose(turned[:, :, 2:, [0, 2]], rows)
     True
@@ -85,30 +85,32 @@ class AxialRoPE(Position):
     def grid(
         cls,
         coordinates: Tensor | None,
-        width: Size,
+        head_dim: Size,
         base: float = 10_000.0,
         *,
         alternate: bool = False,
         num_axes: Size = 2,
     ) -> AxialRoPE:
-        """Each of A axes has width / (2 A) pairs. `num_axes` is A if each call gets its coordinates.
+        """Each of A axes has head_dim / (2 A) pairs. `num_axes` is A if each call gets its coordinates.
 
-        The rates of an axis are those of a RoPE of width / A channels (Qwen2-VL's images). With `alternate` axis a has
-        the rates a, a + A, a + 2 A, ... of a RoPE of the whole width (Pixtral).
+        The rates of an axis are those of a RoPE of head_dim / A channels (Qwen2-VL's images). With `alternate` axis a
+        has the rates a, a + A, a + 2 A, ... of a RoPE of the whole width (Pixtral).
 
         >>> import torch, regard as rg
-        >>> rg.AxialRoPE.grid(torch.zeros(2, 9, dtype=torch.long), width=8).rates
+        >>> rg.AxialRoPE.grid(torch.zeros(2, 9, dtype=torch.long), head_dim=8).rates
         (1.0, 0.01, 1.0, 0.01)
         """
         count = num_axes if coordinates is None else coordinates.shape[-2]
-        if width % (2 * count):
+        if head_dim % (2 * count):
             raise RegardError(
-                f"AxialRoPE.grid(width={width}): the width is a multiple of {2 * count}, 2 for each axis."
+                f"AxialRoPE.grid(head_dim={head_dim}): the width is a multiple of {2 * count}, 2 for each axis."
             )
-        pairs = width // (2 * count)
+        pairs = head_dim // (2 * count)
         axes = [axis for axis in range(count) for _ in range(pairs)]
         exponents = [
-            (m * count + axis if alternate else m * count) / (width // 2) for axis in range(count) for m in range(pairs)
+            (m * count + axis if alternate else m * count) / (head_dim // 2)
+            for axis in range(count)
+            for m in range(pairs)
         ]
         return cls(coordinates, axes, [base**-exponent for exponent in exponents])
 
@@ -134,10 +136,11 @@ class AxialRoPE(Position):
 
     def _turned(self, x: Tensor, coordinates: Tensor) -> Tensor:
         """Vectors (B, heads, n, D) rotated by their coordinates, (A, n) or (B, A, n)."""
-        width, entries = 2 * len(self.axes), coordinates.shape[0] if coordinates.ndim == 3 else 1
-        if x.shape[-1] < width or entries not in (1, x.shape[0]):
+        head_dim, entries = 2 * len(self.axes), coordinates.shape[0] if coordinates.ndim == 3 else 1
+        if x.shape[-1] < head_dim or entries not in (1, x.shape[0]):
             raise RegardError(
-                f"AxialRoPE: for {width} channels and {entries} batch entries, got vectors of shape {tuple(x.shape)}. "
+                f"AxialRoPE: for {head_dim} channels and {entries} batch entries, got vectors of shape "
+                f"{tuple(x.shape)}. "
                 "Give coordinates (axes, tokens) for all entries, or (batch, axes, tokens)."
             )
         axes = to_device(torch.tensor(self.axes, dtype=torch.int64, device="cpu"), coordinates.device)
@@ -145,8 +148,8 @@ class AxialRoPE(Position):
         wide = at_least_float32(x)
         angle = angles_of_pairs(each, torch.tensor(self.rates, dtype=torch.float64, device="cpu"), wide.dtype)
         angle = angle[:, None] if angle.ndim == 3 else angle
-        rotated = rotated_pairs(wide[..., :width], angle, self.interleaved).to(x.dtype)
-        return torch.cat((rotated, x[..., width:]), -1) if width < x.shape[-1] else rotated
+        rotated = rotated_pairs(wide[..., :head_dim], angle, self.interleaved).to(x.dtype)
+        return torch.cat((rotated, x[..., head_dim:]), -1) if head_dim < x.shape[-1] else rotated
 
     def _check_coordinates(self, coordinates: Tensor) -> None:
         shape, number = tuple(coordinates.shape), coordinates.dtype

@@ -201,15 +201,15 @@ class ShawBias(nn.Module, AdditiveBias):
 
     >>> import torch, regard as rg
     >>> q, k = torch.randn(1, 1, 5, 4), torch.zeros(1, 1, 5, 4)
-    >>> row = rg.Attention(bias=rg.ShawBias(width=4, reach=2))(q, k, k).weights[0, 0, 0]
+    >>> row = rg.Attention(bias=rg.ShawBias(head_dim=4, reach=2))(q, k, k).weights[0, 0, 0]
     >>> torch.allclose(row[2:], row[2])  # keys 2, 3 and 4 ahead have one vector
     True
     """
 
-    def __init__(self, width: Size, reach: Count, scale: float | None = None) -> None:
+    def __init__(self, head_dim: Size, reach: Count, scale: float | None = None) -> None:
         super().__init__()
-        self.reach, self.scale = reach, width**-0.5 if scale is None else scale
-        self.keys = nn.Parameter(torch.randn(2 * reach + 1, width) * width**-0.5)
+        self.reach, self.scale = reach, head_dim**-0.5 if scale is None else scale
+        self.keys = nn.Parameter(torch.randn(2 * reach + 1, head_dim) * head_dim**-0.5)
 
     def prepare(self, query: Tensor, key: Tensor, positions: Positions) -> State:
         query = at_least_float32(query)
@@ -243,24 +243,26 @@ class TransformerXLBias(nn.Module, AdditiveBias):
     paper's. A tile projects only its own distances, so no n x n tensor is kept.
 
     >>> import torch, regard as rg
-    >>> bias = rg.TransformerXLBias(num_heads=2, width=8)
+    >>> bias = rg.TransformerXLBias(num_heads=2, head_dim=8)
     >>> sum(p.numel() for p in bias.parameters())  # u, v and W: 2 * (8 + 8 + 8 * 8)
     160
     >>> rg.Attention(bias=bias)(*torch.randn(3, 1, 2, 5, 8)).output.shape
     torch.Size([1, 2, 5, 8])
     """
 
-    def __init__(self, num_heads: Size, width: Size, base: float = 10_000.0) -> None:
+    def __init__(self, num_heads: Size, head_dim: Size, base: float = 10_000.0) -> None:
         super().__init__()
-        if width % 2:
-            raise RegardError(f"TransformerXLBias(width={width}): sines come with cosines, so the width must be even.")
-        self.width, self.base = width, base
-        self.content = nn.Parameter(torch.randn(num_heads, 1, width) * 0.02)
-        self.distance = nn.Parameter(torch.randn(num_heads, 1, width) * 0.02)
-        self.projection = nn.Parameter(torch.randn(num_heads, width, width) * width**-0.5)
+        if head_dim % 2:
+            raise RegardError(
+                f"TransformerXLBias(head_dim={head_dim}): sines come with cosines, so the width must be even."
+            )
+        self.head_dim, self.base = head_dim, base
+        self.content = nn.Parameter(torch.randn(num_heads, 1, head_dim) * 0.02)
+        self.distance = nn.Parameter(torch.randn(num_heads, 1, head_dim) * 0.02)
+        self.projection = nn.Parameter(torch.randn(num_heads, head_dim, head_dim) * head_dim**-0.5)
 
     def prepare(self, query: Tensor, key: Tensor, positions: Positions) -> State:
-        query, scale = at_least_float32(query), self.width**-0.5
+        query, scale = at_least_float32(query), self.head_dim**-0.5
         repeated = at_least_float32(key).repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         with without_autocast(query.device):
             by_content = (repeated * self.content * scale).sum(-1, keepdim=True)
@@ -280,17 +282,17 @@ class TransformerXLBias(nn.Module, AdditiveBias):
         return by_distance.gather(-1, index.expand(*rows.shape[:3], -1)) + cols.transpose(-1, -2)
 
     def _waves(self, distance: Tensor, rows: Tensor) -> Tensor:
-        """Sines, then cosines, as in the paper's code, in the dtype of the rows: (n,) -> (n, width)."""
-        exponents = torch.arange(0, self.width, 2, dtype=torch.float64, device="cpu") / self.width
+        """Sines, then cosines, as in the paper's code, in the dtype of the rows: (n,) -> (n, head_dim)."""
+        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device="cpu") / self.head_dim
         angle = angles(distance, self.base**-exponents, at_least_float32(rows).dtype)
         return torch.cat((angle.sin(), angle.cos()), -1).to(rows.dtype)
 
     def check(self, sizes: Sizes) -> None:
         check_heads("TransformerXLBias", self.content.shape[0], sizes)
-        _check_width("TransformerXLBias", self.width, sizes)
+        _check_width("TransformerXLBias", self.head_dim, sizes)
 
     def extra_repr(self) -> str:
-        return f"{self.content.shape[0]}, {self.width}"
+        return f"{self.content.shape[0]}, {self.head_dim}"
 
 
 def by_distance(grid: Grid, number: Callable[[Tensor], Tensor]) -> Tensor:
@@ -390,6 +392,6 @@ def check_heads(bias: str, num_heads: int, sizes: Sizes) -> None:
         raise RegardError(f"{bias}: made for {num_heads} heads, the query has {sizes.H}. Create it for {sizes.H}.")
 
 
-def _check_width(bias: str, width: int, sizes: Sizes) -> None:
-    if width != sizes.D:
-        raise RegardError(f"{bias}: made for width {width}, the queries have {sizes.D}. Create it for {sizes.D}.")
+def _check_width(bias: str, head_dim: int, sizes: Sizes) -> None:
+    if head_dim != sizes.D:
+        raise RegardError(f"{bias}: made for width {head_dim}, the queries have {sizes.D}. Create it for {sizes.D}.")

@@ -1,7 +1,7 @@
 """The tensors that a piece depends on, and a copy of the piece around other tensors.
 
 An engine that computes its own gradients must name every tensor that receives one. A map of weights must keep every
-tensor that its scores need. Both call `take_apart`, which finds tensors in the fields of dataclasses, the parameters
+tensor that its scores need. Both call `split_tensors`, which finds tensors in the fields of dataclasses, the parameters
 and buffers of modules, the attributes of other pieces, the items of containers, and the closures of functions and
 methods. `builders.py` has the other direction: it builds the piece again.
 """
@@ -31,15 +31,15 @@ from regard.pieces.builders import (
     TupleBuilder,
     slots_of,
 )
-from regard.pieces.kernel import FeatureMap
+from regard.pieces.data_masks import mask_mod
+from regard.pieces.feature_maps import FeatureMap
 from regard.pieces.mask import Composed, Mask, Selected
-from regard.pieces.mask_data import mask_mod
 from regard.pieces.normalizer import Normalizer
-from regard.pieces.position import Position, Scaling
+from regard.pieces.position import Encoding, Scaling
 from regard.pieces.score import Score
 from regard.pieces.transition import Transition
 
-PIECES = (Score, Bias, Mask, Normalizer, Position, Scaling, FeatureMap, Transition)
+PIECES = (Score, Bias, Mask, Normalizer, Encoding, Scaling, FeatureMap, Transition)
 #: Masks of this package that hold other masks or functions. All other masks of this package never change.
 HOLDERS = (Composed, Selected, mask_mod)
 #: The most bytes of a tensor that `tensor_snapshot` copies.
@@ -62,28 +62,28 @@ INTERNAL = frozenset(vars(nn.Module())) - set(OWNED)
 
 
 @dataclass(frozen=True, eq=False)
-class Skeleton:
+class PieceTemplate:
     """A piece without its tensors. `is_foreign`: some of its code is defined outside this package and torch."""
 
     root: Any
     is_foreign: bool
 
     def around(self, tensors: Iterable[Tensor]) -> Any:
-        """The piece around other tensors, in the order of `take_apart`."""
+        """The piece around other tensors, in the order of `split_tensors`."""
         return Assembly(tensors).build(self.root)
 
 
-def take_apart(piece: Any) -> tuple[list[Tensor], Skeleton]:
+def split_tensors(piece: Any) -> tuple[list[Tensor], PieceTemplate]:
     """Each tensor that a piece depends on, listed once, and the piece without them.
 
     >>> import torch, regard as rg
-    >>> tensors, skeleton = take_apart(rg.LearnedTable(num_heads=2, reach=3))
-    >>> [tuple(t.shape) for t in tensors], skeleton.around([torch.zeros(2, 7)]).table.sum().item()
+    >>> tensors, template = split_tensors(rg.LearnedTable(num_heads=2, reach=3))
+    >>> [tuple(t.shape) for t in tensors], template.around([torch.zeros(2, 7)]).table.sum().item()
     ([(2, 7)], 0.0)
     """
     reader = _Reader()
     root = reader.read(piece)
-    return reader.tensors, Skeleton(root, reader.is_foreign)
+    return reader.tensors, PieceTemplate(root, reader.is_foreign)
 
 
 def tensors_of(piece: Any) -> list[Tensor]:
@@ -93,7 +93,7 @@ def tensors_of(piece: Any) -> list[Tensor]:
     >>> [tuple(t.shape) for t in tensors_of((rg.LearnedSink(2), rg.Dot(scale=torch.tensor(0.5))))]
     [(2,), ()]
     """
-    return take_apart(piece)[0]
+    return split_tensors(piece)[0]
 
 
 def tensor_snapshot(tensor: Tensor) -> Tensor:
@@ -122,12 +122,12 @@ class Originals:
     """
 
     tensors: list[Tensor]
-    skeleton: Skeleton
+    template: PieceTemplate
     versions: list[int]
 
     @staticmethod
-    def of(tensors: list[Tensor], skeleton: Skeleton) -> Originals:
-        return Originals(tensors, skeleton, versions_of(tensors))
+    def of(tensors: list[Tensor], template: PieceTemplate) -> Originals:
+        return Originals(tensors, template, versions_of(tensors))
 
     @property
     def are_changed(self) -> bool:

@@ -17,13 +17,13 @@ from torch.nn import functional as F
 from regard.checks import Size, checked
 from regard.errors import RegardError
 from regard.pieces.call_tensors import needs_of, tensors_for
-from regard.pieces.position import Position, angles
+from regard.pieces.position import Encoding, angles
 from regard.positions import Positions
 from regard.shapes import at_least_float32
 from regard.spans import Spans
 
 
-class TwoSidedPosition(Position):
+class TwoSidedPosition(Encoding):
     """Base of encodings that differ between queries and keys. They are no encodings of embeddings.
 
     >>> import torch, regard as rg
@@ -59,9 +59,9 @@ class Chain(nn.Module, TwoSidedPosition):
     True
     """
 
-    def __init__(self, *parts: Position) -> None:
+    def __init__(self, *parts: Encoding) -> None:
         super().__init__()
-        wrong = [part for part in parts if not isinstance(part, Position)]
+        wrong = [part for part in parts if not isinstance(part, Encoding)]
         if wrong or not parts:
             got = type(wrong[0]).__name__ if wrong else "none"
             raise RegardError(f"Chain(...): expected encodings, such as QKNorm(64) and RoPE(64), got {got}.")
@@ -105,12 +105,12 @@ class QKNorm(nn.Module, TwoSidedPosition):
     The paper (arXiv:2010.04245) divides by the length of the vector and learns one factor: that is `Cosine`. Models of
     today divide by the root mean square, rms(x)^2 = mean_d x_d^2 + eps, and learn a scale for each channel:
 
-    - `QKNorm(width)`: one scale for all heads (Qwen 3, Gemma 3).
-    - `QKNorm(width, num_heads, num_key_heads)`: one for each head.
+    - `QKNorm(head_dim)`: one scale for all heads (Qwen 3, Gemma 3).
+    - `QKNorm(head_dim, num_heads, num_key_value_heads)`: one for each head.
     - The same with `joint=True`: the mean is taken over the channels of all heads together (OLMo 2).
     - `learned=False`: no scale (Llama 4, which normalizes after its rotation).
 
-    Gemma 3 stores g - 1. With RoPE the norm comes first: `Chain(QKNorm(width), RoPE(width))`.
+    Gemma 3 stores g - 1. With RoPE the norm comes first: `Chain(QKNorm(head_dim), RoPE(head_dim))`.
 
     >>> import torch, regard as rg
     >>> norm = rg.QKNorm(4)
@@ -120,30 +120,30 @@ class QKNorm(nn.Module, TwoSidedPosition):
 
     def __init__(
         self,
-        width: Size,
+        head_dim: Size,
         num_heads: Size = 1,
-        num_key_heads: Size | None = None,
+        num_key_value_heads: Size | None = None,
         *,
         joint: bool = False,
         learned: bool = True,
         eps: float = 1e-6,
     ) -> None:
         super().__init__()
-        self.joint, self.eps, self.width = joint, eps, width
-        num_key_heads = num_heads if num_key_heads is None else num_key_heads
-        self.query_scale = nn.Parameter(torch.ones(num_heads, 1, width)) if learned else None
-        self.key_scale = nn.Parameter(torch.ones(num_key_heads, 1, width)) if learned else None
+        self.joint, self.eps, self.head_dim = joint, eps, head_dim
+        num_key_value_heads = num_heads if num_key_value_heads is None else num_key_value_heads
+        self.query_scale = nn.Parameter(torch.ones(num_heads, 1, head_dim)) if learned else None
+        self.key_scale = nn.Parameter(torch.ones(num_key_value_heads, 1, head_dim)) if learned else None
 
     def encode_query(self, x: Tensor, positions: Tensor) -> Tensor:
         return self._normed(x, self.query_scale, "num_heads")
 
     def encode_key(self, x: Tensor, positions: Tensor) -> Tensor:
-        return self._normed(x, self.key_scale, "num_key_heads")
+        return self._normed(x, self.key_scale, "num_key_value_heads")
 
     def _normed(self, x: Tensor, scale: Tensor | None, argument: str) -> Tensor:
-        if x.shape[-1] != self.width or (scale is not None and len(scale) not in (1, x.shape[1])):
+        if x.shape[-1] != self.head_dim or (scale is not None and len(scale) not in (1, x.shape[1])):
             raise RegardError(
-                f"QKNorm: made for width {self.width} and {argument}={1 if scale is None else len(scale)}, got "
+                f"QKNorm: made for width {self.head_dim} and {argument}={1 if scale is None else len(scale)}, got "
                 f"{x.shape[1]} heads of width {x.shape[-1]}. Create it for these; 1 head means one scale for all."
             )
         wide = at_least_float32(x)
@@ -153,7 +153,7 @@ class QKNorm(nn.Module, TwoSidedPosition):
 
     def extra_repr(self) -> str:
         num_heads = 1 if self.query_scale is None else len(self.query_scale)
-        return f"{self.width}, {num_heads}, joint={self.joint}, learned={self.query_scale is not None}"
+        return f"{self.head_dim}, {num_heads}, joint={self.joint}, learned={self.query_scale is not None}"
 
 
 @checked
@@ -197,7 +197,7 @@ class PositionTemperature(TwoSidedPosition):
     """Scores times 1 + factor log(1 + floor((i + first) / floor)): sharper, step by step, after `floor` positions.
 
     Llama 4 has it in its layers without positions ("NoPE"), with first = 1, floor = 8192 and factor = 0.1. Ministral 3
-    has it after RoPE with first = 0: `Chain(RoPE(width), PositionTemperature(16384, first=0))`.
+    has it after RoPE with first = 0: `Chain(RoPE(head_dim), PositionTemperature(16384, first=0))`.
 
     >>> import torch, regard as rg
     >>> q = torch.ones(1, 1, 4, 1)
@@ -225,18 +225,18 @@ class PoPE(nn.Module, TwoSidedPosition):
     s_ij = c sum_d softplus(q_id) softplus(k_jd) cos((i - j) base^(-d / D) - delta_hd), arXiv:2509.10534. In RoPE the
     angle of a pair of channels is that of its content plus that of its position; here it is that of the position alone.
     Each channel turns by itself, so encoded vectors have 2 D channels, and c is the factor of the score: give it as
-    `Dot(scale=width**-0.5)`. The phase delta of each head and channel is learned, and is used between -2 pi and 0.
+    `Dot(scale=head_dim**-0.5)`. The phase delta of each head and channel is learned, and is used between -2 pi and 0.
 
     >>> import torch, regard as rg
     >>> q = torch.zeros(1, 1, 1, 2)  # softplus(0) = log 2
-    >>> rg.PoPE(num_heads=1, width=2).encode_query(q, torch.tensor([0])).detach()
+    >>> rg.PoPE(num_heads=1, head_dim=2).encode_query(q, torch.tensor([0])).detach()
     tensor([[[[0.6931, 0.6931, 0.0000, 0.0000]]]])
     """
 
-    def __init__(self, num_heads: Size, width: Size, base: float = 10_000.0) -> None:
+    def __init__(self, num_heads: Size, head_dim: Size, base: float = 10_000.0) -> None:
         super().__init__()
-        self.width, self.base = width, base
-        self.phase = nn.Parameter(torch.zeros(num_heads, 1, width))
+        self.head_dim, self.base = head_dim, base
+        self.phase = nn.Parameter(torch.zeros(num_heads, 1, head_dim))
 
     def encode_query(self, x: Tensor, positions: Tensor) -> Tensor:
         return self._polar(x, self._angles(positions, x))
@@ -250,14 +250,14 @@ class PoPE(nn.Module, TwoSidedPosition):
         return self._polar(x, self._angles(positions, x) + phase)
 
     def _angles(self, positions: Tensor, x: Tensor) -> Tensor:
-        exponents = torch.arange(self.width, dtype=torch.float64, device="cpu") / self.width
+        exponents = torch.arange(self.head_dim, dtype=torch.float64, device="cpu") / self.head_dim
         return angles(positions, self.base**-exponents, at_least_float32(x).dtype)
 
     def _polar(self, x: Tensor, angle: Tensor) -> Tensor:
-        if x.shape[-1] != self.width:
-            raise RegardError(f"PoPE: made for width {self.width}, got {x.shape[-1]}. Create it for {x.shape[-1]}.")
+        if x.shape[-1] != self.head_dim:
+            raise RegardError(f"PoPE: made for width {self.head_dim}, got {x.shape[-1]}. Create it for {x.shape[-1]}.")
         length = F.softplus(at_least_float32(x))
         return torch.cat((length * angle.cos(), length * angle.sin()), -1).to(x.dtype)
 
     def extra_repr(self) -> str:
-        return f"{len(self.phase)}, {self.width}"
+        return f"{len(self.phase)}, {self.head_dim}"

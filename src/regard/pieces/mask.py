@@ -21,7 +21,7 @@ from regard.checks import Count, Size, checked
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
 from regard.pieces.mask_checks import check_batch
-from regard.pieces.mask_senses import mask_remedy
+from regard.pieces.mask_conventions import mask_remedy
 from regard.positions import Positions
 from regard.shapes import Sizes, to_device
 from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans

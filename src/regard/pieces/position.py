@@ -18,11 +18,11 @@ from regard.shapes import at_least_float32, has_numbers, to_device, widest_float
 from regard.spans import Spans
 
 
-class Position(ABC):
+class Encoding(ABC):
     """Base of all positional encodings: `encode` adds its position to each vector, or rotates the vector by it.
 
     >>> import torch, regard as rg
-    >>> class Count(rg.Position):
+    >>> class Count(rg.Encoding):
     ...     def encode(self, x, positions):
     ...         return x + positions[:, None]
     >>> Count().encode(torch.zeros(1, 1, 3, 1), torch.arange(4, 7)).flatten()
@@ -77,7 +77,7 @@ def angles_of_pairs(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) 
     if positions.is_floating_point():
         raise RegardError(
             f"positions: they must be integers, got {positions.dtype}. "
-            "To halve positions use RoPE(width, scaling=LinearScaling(2.0))."
+            "To halve positions use RoPE(head_dim, scaling=LinearScaling(2.0))."
         )
     steps = to_device(turns_of(frequencies), positions.device)
     return (positions * steps).to(dtype) * (2 * math.pi / 2.0**64)
@@ -198,12 +198,12 @@ class Llama3Scaling(Scaling):
 
 @checked
 @dataclass(frozen=True)
-class RoPE(Position):
+class RoPE(Encoding):
     """Rotate pairs of channels by angles that grow with position (Su et al. 2021, arXiv:2104.09864).
 
     Channel pair m is rotated by position * base^(-2m / D), so q_i . k_j depends on j - i only. The pairs are
     (m, m + D/2) as in Llama and GPT-NeoX, or (2m, 2m + 1) with `interleaved=True` as in the paper and GPT-J. A model
-    needs the order that it was trained with. Channels after the first `width` do not change (partial rotation).
+    needs the order that it was trained with. Channels after the first `head_dim` do not change (partial rotation).
 
     >>> import torch, regard as rg
     >>> q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
@@ -213,40 +213,40 @@ class RoPE(Position):
     True
     """
 
-    width: Size
+    head_dim: Size
     base: float = 10_000.0
     interleaved: bool = False
     scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
-        if self.width % 2:
-            raise RegardError(f"RoPE(width={self.width}): channels turn in pairs, so the width must be even.")
+        if self.head_dim % 2:
+            raise RegardError(f"RoPE(head_dim={self.head_dim}): channels turn in pairs, so the width must be even.")
 
     def frequencies(self) -> Tensor:
         """The angle of each pair for one position, (D / 2,), float64 on the host."""
-        exponents = torch.arange(0, self.width, 2, dtype=torch.float64, device="cpu") / self.width
+        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device="cpu") / self.head_dim
         frequencies = self.base**-exponents
         if self.scaling is None:
             return frequencies
         scaled = self.scaling(frequencies)
         if scaled.shape != frequencies.shape:
             raise RegardError(
-                f"RoPE(width={self.width}): {type(self.scaling).__name__} changed frequencies of shape "
+                f"RoPE(head_dim={self.head_dim}): {type(self.scaling).__name__} changed frequencies of shape "
                 f"{tuple(frequencies.shape)} to {tuple(scaled.shape)}. A scaling returns one frequency for each."
             )
         return scaled.to("cpu")
 
     def encode(self, x: Tensor, positions: Tensor) -> Tensor:
-        if x.shape[-1] < self.width:
+        if x.shape[-1] < self.head_dim:
             raise RegardError(
-                f"RoPE(width={self.width}): the vectors have only {x.shape[-1]} channels. Use a smaller width."
+                f"RoPE(head_dim={self.head_dim}): the vectors have only {x.shape[-1]} channels. Use a smaller width."
             )
         fast = None if _rotation is None else _rotation(x, positions, self._turns, self.interleaved)
         rotated = self._encoded(x, positions) if fast is None else fast
         magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
         if magnitude == 1:
             return rotated
-        return torch.cat((rotated[..., : self.width] * magnitude, rotated[..., self.width :]), -1)
+        return torch.cat((rotated[..., : self.head_dim] * magnitude, rotated[..., self.head_dim :]), -1)
 
     def _turns(self) -> Tensor:
         is_kept = self.scaling is None or type(self.scaling).__module__.startswith("regard.")  # others may change
@@ -255,8 +255,8 @@ class RoPE(Position):
     def _encoded(self, x: Tensor, positions: Tensor) -> Tensor:
         wide = at_least_float32(x)
         angle = angles(positions, self.frequencies(), wide.dtype)
-        rotated = rotated_pairs(wide[..., : self.width], angle, self.interleaved).to(x.dtype)
-        return torch.cat((rotated, x[..., self.width :]), -1) if self.width < x.shape[-1] else rotated
+        rotated = rotated_pairs(wide[..., : self.head_dim], angle, self.interleaved).to(x.dtype)
+        return torch.cat((rotated, x[..., self.head_dim :]), -1) if self.head_dim < x.shape[-1] else rotated
 
 
 def rotated_pairs(x: Tensor, angle: Tensor, interleaved: bool) -> Tensor:
@@ -277,7 +277,7 @@ def _kept_turns(rope: RoPE) -> Tensor:
 
 @checked
 @dataclass(frozen=True, kw_only=True)
-class Sinusoidal(Position):
+class Sinusoidal(Encoding):
     """Add sin and cos of position / 10000^(2m / D) (Vaswani et al. 2017, arXiv:1706.03762, section 3.5).
 
     Channel 2m is the sine, channel 2m + 1 the cosine; low channels have high frequencies. As the position of an
@@ -292,46 +292,47 @@ class Sinusoidal(Position):
 
     base: float = 10_000.0
 
-    def table(self, positions: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
-        """(n,) positions -> (n, width), rounded once to `dtype`; by default to torch's default dtype.
+    def table(self, positions: Tensor, head_dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        """(n,) positions -> (n, head_dim), rounded once to `dtype`; by default to torch's default dtype.
 
         >>> import torch, regard as rg
         >>> x = torch.randn(2, 5, 8)
         >>> torch.nn.Linear(8, 8)(x + rg.Sinusoidal().table(torch.arange(5), 8)).shape
         torch.Size([2, 5, 8])
         """
-        return self._sines(positions, width, widest_float(positions.device)).to(dtype or torch.get_default_dtype())
+        return self._sines(positions, head_dim, widest_float(positions.device)).to(dtype or torch.get_default_dtype())
 
-    def _sines(self, positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    def _sines(self, positions: Tensor, head_dim: int, dtype: torch.dtype) -> Tensor:
         """The table with angles, sines and cosines of `dtype`."""
-        m = torch.arange(0, width, 2, dtype=torch.float64, device="cpu")
-        angle = angles(positions, self.base ** (-m / width), dtype)
-        return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)[:, :width]
+        m = torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu")
+        angle = angles(positions, self.base ** (-m / head_dim), dtype)
+        return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)[:, :head_dim]
 
     def encode(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self._sines(positions, x.shape[-1], at_least_float32(x).dtype).to(x.dtype)
 
 
 @checked
-class LearnedPositions(nn.Module, Position):
+class LearnedPositions(nn.Module, Encoding):
     """Add a learned vector for each position 0 ... length - 1 (Gehring et al. 2017, arXiv:1705.03122).
 
     >>> import torch, regard as rg
-    >>> positions = rg.LearnedPositions(length=16, width=4)
+    >>> positions = rg.LearnedPositions(length=16, head_dim=4)
     >>> encoded = positions.encode(torch.zeros(1, 1, 2, 4), torch.tensor([3, 7]))
     >>> torch.equal(encoded[0, 0], positions.table[[3, 7]])
     True
     """
 
-    def __init__(self, length: Size, width: Size) -> None:
+    def __init__(self, length: Size, head_dim: Size) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.randn(length, width) * 0.02)
+        self.table = nn.Parameter(torch.randn(length, head_dim) * 0.02)
 
     def encode(self, x: Tensor, positions: Tensor) -> Tensor:
-        width = self.table.shape[1]
-        if x.shape[-1] != width:
+        head_dim = self.table.shape[1]
+        if x.shape[-1] != head_dim:
             raise RegardError(
-                f"LearnedPositions: made for width {width}, got {x.shape[-1]}. Create it with width={x.shape[-1]}."
+                f"LearnedPositions: made for width {head_dim}, got {x.shape[-1]}. Create it with "
+                f"head_dim={x.shape[-1]}."
             )
         if positions.device.type == "cpu" and len(positions) and has_numbers(positions):
             self.check(Spans(((int(positions.min()), int(positions.max()) + 1),)))

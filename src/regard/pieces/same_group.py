@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.errors import RegardError
+from regard.pieces.data_masks import documents
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
 from regard.pieces.mask_checks import own_copy
-from regard.pieces.mask_data import documents
 from regard.positions import Positions
 from regard.shapes import Sizes
 from regard.spans import EMPTY, Spans

@@ -109,7 +109,7 @@ class LongRoPEScaling(Scaling):
 class ProportionalScaling(Scaling):
     """Only the first pairs rotate, a `share` of all, with the frequencies of the whole width (Gemma 4).
 
-    The usual partial rotation, `RoPE(width)` of fewer channels, has the frequencies of the smaller width.
+    The usual partial rotation, `RoPE(head_dim)` of fewer channels, has the frequencies of the smaller width.
 
     >>> import torch, regard as rg
     >>> rg.RoPE(8, scaling=rg.ProportionalScaling(0.5)).frequencies().tolist()

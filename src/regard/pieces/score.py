@@ -31,8 +31,8 @@ class Score(ABC):
     >>> class Near(rg.Score):
     ...     def tile(self, query, key, grid):
     ...         return -(query[:, :, :, None] - key[:, :, None]).square().sum(-1)
-    ...     def check(self, sizes, key_width):
-    ...         rg.Dot().check(sizes, key_width)
+    ...     def check(self, sizes, key_dim):
+    ...         rg.Dot().check(sizes, key_dim)
     >>> x = torch.randn(1, 2, 5, 8)  # every vector is nearest to itself
     >>> torch.equal(rg.Attention(Near(), normalizer=rg.Hardmax())(x, x, x).output, x)
     True
@@ -45,7 +45,7 @@ class Score(ABC):
         """All O(n) work: (B, H, I, D), (B, G, J, D) -> (B, H, I, W), (B, G, J, W)."""
         return query, key
 
-    def scale(self, width: int) -> float | Tensor | None:
+    def scale(self, head_dim: int) -> float | Tensor | None:
         """The factor c with score = c * q.k for prepared q and k; None if the score is not a dot product.
 
         Fused kernels do not accept a tensor. Multiply the query by it in `prepare`, as `Dot` and `Cosine` do.
@@ -53,7 +53,7 @@ class Score(ABC):
         return None
 
     @abstractmethod
-    def check(self, sizes: Sizes, key_width: int) -> None:
+    def check(self, sizes: Sizes, key_dim: int) -> None:
         """Refuse widths and heads that this score cannot compare."""
 
     def tile(self, query: Tensor, key: Tensor, grid: Grid) -> Tensor:
@@ -79,11 +79,11 @@ def with_factor(factor: float | Tensor | None, query: Tensor, key: Tensor) -> tu
     return query * factor.to(query.dtype), key
 
 
-def check_equal_widths(score: str, query_width: int, key_width: int) -> None:
+def check_equal_widths(score: str, query_dim: int, key_dim: int) -> None:
     """Refuse queries and keys of different widths."""
-    if query_width != key_width:
+    if query_dim != key_dim:
         raise RegardError(
-            f"{score}: query width {query_width} and key width {key_width} must be equal. Project one of them, "
+            f"{score}: query width {query_dim} and key width {key_dim} must be equal. Project one of them, "
             "or use Bilinear, Additive or Concat, which compare different widths."
         )
 
@@ -118,12 +118,12 @@ class Dot(Score):
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         return with_factor(self.factor, query, key)
 
-    def scale(self, width: int) -> float:
-        factor = width**-0.5 if self.factor is None else self.factor
+    def scale(self, head_dim: int) -> float:
+        factor = head_dim**-0.5 if self.factor is None else self.factor
         return 1.0 if isinstance(factor, Tensor) else factor  # `prepare` multiplies by a tensor
 
-    def check(self, sizes: Sizes, key_width: int) -> None:
-        check_equal_widths("Dot", sizes.D, key_width)
+    def check(self, sizes: Sizes, key_dim: int) -> None:
+        check_equal_widths("Dot", sizes.D, key_dim)
         check_factor("Dot(scale=...)", self.factor, sizes)
 
     def __repr__(self) -> str:
@@ -147,11 +147,11 @@ class Cosine(Score):
         query, key = (F.normalize(at_least_float32(x), dim=-1) for x in (query, key))
         return with_factor(self.factor, query, key)
 
-    def scale(self, width: int) -> float:
+    def scale(self, head_dim: int) -> float:
         return 1.0 if isinstance(self.factor, Tensor) else self.factor  # `prepare` multiplies by a tensor
 
-    def check(self, sizes: Sizes, key_width: int) -> None:
-        check_equal_widths("Cosine", sizes.D, key_width)
+    def check(self, sizes: Sizes, key_dim: int) -> None:
+        check_equal_widths("Cosine", sizes.D, key_dim)
         check_factor("Cosine(factor=...)", self.factor, sizes)
 
 
@@ -163,15 +163,15 @@ class Bilinear(nn.Module, Score):
     product. There is no factor 1 / sqrt(D), as in the paper.
 
     >>> import torch, regard as rg
-    >>> score = rg.Bilinear(query_width=4, key_width=6, num_heads=2)
+    >>> score = rg.Bilinear(query_dim=4, key_dim=6, num_heads=2)
     >>> q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 6)
     >>> score.weight.shape, rg.Attention(score)(q, k, k).output.shape
     (torch.Size([2, 4, 6]), torch.Size([1, 2, 3, 6]))
     """
 
-    def __init__(self, query_width: Size, key_width: Size, num_heads: Size = 1) -> None:
+    def __init__(self, query_dim: Size, key_dim: Size, num_heads: Size = 1) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_heads, query_width, key_width))
+        self.weight = nn.Parameter(torch.empty(num_heads, query_dim, key_dim))
         nn.init.xavier_uniform_(self.weight)
 
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -179,11 +179,11 @@ class Bilinear(nn.Module, Score):
         projected = query.to(self.weight.dtype) @ weight
         return projected, key.to(projected.dtype)  # torch.autocast has rounded the product
 
-    def scale(self, width: int) -> float:
+    def scale(self, head_dim: int) -> float:
         return 1.0
 
-    def check(self, sizes: Sizes, key_width: int) -> None:
-        _check_widths("Bilinear", tuple(self.weight.shape[1:]), (sizes.D, key_width))
+    def check(self, sizes: Sizes, key_dim: int) -> None:
+        _check_widths("Bilinear", tuple(self.weight.shape[1:]), (sizes.D, key_dim))
         if len(self.weight) not in (1, sizes.H):
             raise RegardError(
                 f"Bilinear: made for {len(self.weight)} heads, the query has {sizes.H}. Create it with "
@@ -204,38 +204,38 @@ class LatentDot(nn.Module, Score):
     the "absorbed" form, so the keys of the heads are never computed.
 
     >>> import torch, regard as rg
-    >>> score = rg.LatentDot(num_heads=4, content_width=8, latent_width=16, rotated_width=2)
+    >>> score = rg.LatentDot(num_heads=4, content_dim=8, latent_dim=16, rotary_dim=2)
     >>> q, key = torch.randn(1, 4, 3, 10), torch.randn(1, 1, 5, 18)
     >>> rg.Attention(score)(q, key, key[..., 2:]).output.shape
     torch.Size([1, 4, 3, 16])
     """
 
-    def __init__(self, num_heads: Size, content_width: Size, latent_width: Size, rotated_width: Count = 0) -> None:
+    def __init__(self, num_heads: Size, content_dim: Size, latent_dim: Size, rotary_dim: Count = 0) -> None:
         super().__init__()
-        self.rotated_width = rotated_width
-        self.weight = nn.Parameter(torch.empty(num_heads, content_width, latent_width))
-        nn.init.normal_(self.weight, std=latent_width**-0.5)
+        self.rotary_dim = rotary_dim
+        self.weight = nn.Parameter(torch.empty(num_heads, content_dim, latent_dim))
+        nn.init.normal_(self.weight, std=latent_dim**-0.5)
 
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         query = query.to(self.weight.dtype)
-        rotated, content = query[..., : self.rotated_width], query[..., self.rotated_width :]
+        rotated, content = query[..., : self.rotary_dim], query[..., self.rotary_dim :]
         absorbed = content @ self.weight
         prepared = torch.cat((rotated.to(absorbed.dtype), absorbed), -1)  # torch.autocast may have rounded the product
         return prepared, key.to(prepared.dtype)
 
-    def scale(self, width: int) -> float:
-        return float((self.rotated_width + self.weight.shape[1]) ** -0.5)
+    def scale(self, head_dim: int) -> float:
+        return float((self.rotary_dim + self.weight.shape[1]) ** -0.5)
 
-    def check(self, sizes: Sizes, key_width: int) -> None:
+    def check(self, sizes: Sizes, key_dim: int) -> None:
         H, D, C = self.weight.shape
-        _check_widths("LatentDot", (self.rotated_width + D, self.rotated_width + C), (sizes.D, key_width))
+        _check_widths("LatentDot", (self.rotary_dim + D, self.rotary_dim + C), (sizes.D, key_dim))
         if sizes.H != H:
             raise RegardError(
                 f"LatentDot: made for {H} heads, the query has {sizes.H}. Create it with {sizes.H} heads."
             )
 
     def extra_repr(self) -> str:
-        return ", ".join(map(str, (*self.weight.shape, self.rotated_width)))
+        return ", ".join(map(str, (*self.weight.shape, self.rotary_dim)))
 
 
 class TanhScore(nn.Module, Score):
@@ -263,7 +263,7 @@ class Additive(TanhScore):
     this name in Keras has no projections.
 
     >>> import torch, regard as rg
-    >>> score = rg.Additive(query_width=4, key_width=6, hidden=8)
+    >>> score = rg.Additive(query_dim=4, key_dim=6, hidden=8)
     >>> sum(p.numel() for p in score.parameters())  # 4 * 8 + 6 * 8 + 8
     88
     >>> rg.Attention(score)(torch.randn(1, 2, 3, 4), *torch.randn(2, 1, 2, 5, 6)).output.shape
@@ -272,18 +272,18 @@ class Additive(TanhScore):
     torch.Size([8])
     """
 
-    def __init__(self, query_width: Size, key_width: Size, hidden: Size, bias: bool = False) -> None:
+    def __init__(self, query_dim: Size, key_dim: Size, hidden: Size, bias: bool = False) -> None:
         super().__init__()
-        self.query = nn.Linear(query_width, hidden, bias=bias)
-        self.key = nn.Linear(key_width, hidden, bias=False)
+        self.query = nn.Linear(query_dim, hidden, bias=bias)
+        self.key = nn.Linear(key_dim, hidden, bias=False)
         self.direction = nn.Parameter(torch.empty(hidden))
         nn.init.uniform_(self.direction, -(hidden**-0.5), hidden**-0.5)
 
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         return self.query(query.to(self.direction.dtype)), self.key(key.to(self.direction.dtype))
 
-    def check(self, sizes: Sizes, key_width: int) -> None:
-        _check_widths("Additive", (self.query.in_features, self.key.in_features), (sizes.D, key_width))
+    def check(self, sizes: Sizes, key_dim: int) -> None:
+        _check_widths("Additive", (self.query.in_features, self.key.in_features), (sizes.D, key_dim))
 
 
 @checked
@@ -302,23 +302,23 @@ class Concat(TanhScore):
     True
     """
 
-    def __init__(self, query_width: Size, key_width: Size, hidden: Size, bias: bool = False) -> None:
+    def __init__(self, query_dim: Size, key_dim: Size, hidden: Size, bias: bool = False) -> None:
         super().__init__()
-        self.query_width = query_width
-        self.projection = nn.Linear(query_width + key_width, hidden, bias=bias)
+        self.query_dim = query_dim
+        self.projection = nn.Linear(query_dim + key_dim, hidden, bias=bias)
         self.direction = nn.Parameter(torch.empty(hidden))
         nn.init.uniform_(self.direction, -(hidden**-0.5), hidden**-0.5)
 
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         for_query, for_key = self.projection.weight.split(
-            [self.query_width, self.projection.in_features - self.query_width], dim=1
+            [self.query_dim, self.projection.in_features - self.query_dim], dim=1
         )
         dtype = self.direction.dtype
         return F.linear(query.to(dtype), for_query, self.projection.bias), F.linear(key.to(dtype), for_key)
 
-    def check(self, sizes: Sizes, key_width: int) -> None:
-        widths = (self.query_width, self.projection.in_features - self.query_width)
-        _check_widths("Concat", widths, (sizes.D, key_width))
+    def check(self, sizes: Sizes, key_dim: int) -> None:
+        widths = (self.query_dim, self.projection.in_features - self.query_dim)
+        _check_widths("Concat", widths, (sizes.D, key_dim))
 
 
 def additive_scores(query: Tensor, key: Tensor, direction: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ class Selection(ABC):
 
 
 @dataclass(frozen=True)
-class Candidates:
+class CandidateKeys:
     """The positions and the mask of a call: which keys, or blocks of keys, each query may choose from."""
 
     grid: Grid
@@ -69,9 +69,9 @@ class Candidates:
     mask: Mask | None
 
     @staticmethod
-    def of(query: Tensor, positions: Positions, mask: Mask | None) -> Candidates:
+    def of(query: Tensor, positions: Positions, mask: Mask | None) -> CandidateKeys:
         B, H, I, _ = query.shape
-        return Candidates(Grid.whole(positions, B, H, I, query.device), positions, mask)
+        return CandidateKeys(Grid.whole(positions, B, H, I, query.device), positions, mask)
 
     def rows(self, floats_per_key: int) -> list[slice]:
         """Blocks of rows whose scores fit in memory, with so many numbers for each key and batch entry."""
@@ -139,7 +139,9 @@ def _first_of_ties(scores: Tensor, least: Tensor, k: int) -> Tensor:
     return torch.where(chosen, columns, NO_ID).topk(k, largest=False).values
 
 
-def best_keys(score: Callable[[slice, slice], Tensor], heads: int, k: int, candidates: Candidates, floats: int) -> Mask:
+def best_keys(
+    score: Callable[[slice, slice], Tensor], heads: int, k: int, candidates: CandidateKeys, floats: int
+) -> Mask:
     """The mask of the k best keys of each query.
 
     `score` gives the scores of `heads` heads for some rows and columns, with `floats` numbers for each pair.
@@ -162,7 +164,7 @@ def best_blocks(
     heads: int,
     k: int,
     blocks: KeyBlocks,
-    candidates: Candidates,
+    candidates: CandidateKeys,
     always: Always,
 ) -> Mask:
     """The mask of the k best blocks of each query.
@@ -194,7 +196,7 @@ class Always:
         return scores.masked_fill(((behind >= 0) & (behind < self.local)) | is_first, torch.inf)
 
 
-def _no_ids(candidates: Candidates, heads: int, count: int) -> Tensor:
+def _no_ids(candidates: CandidateKeys, heads: int, count: int) -> Tensor:
     grid = candidates.grid
     return torch.full((len(grid.batch), heads, len(grid.query), count), NO_ID, dtype=torch.int32, device=grid.device)
 
@@ -254,7 +256,7 @@ class TokenIndexer(Selection):
             pairs = grouped_scores(*map(at_least_float32, (index_query[:, :, rows], index_key[:, :, columns])))
             return (pairs.relu_() * weights[:, :, rows]).sum(1, keepdim=True)
 
-        return best_keys(score, 1, self.k, Candidates.of(query, positions, mask), 2 * index_query.shape[1] + 4)
+        return best_keys(score, 1, self.k, CandidateKeys.of(query, positions, mask), 2 * index_query.shape[1] + 4)
 
 
 @checked
@@ -293,7 +295,7 @@ class BlockIndexer(Selection):
     ) -> Mask:
         """The mask of the k best blocks of each query."""
         _same_width("BlockIndexer", index_query, index_key)
-        heads, candidates = index_query.shape[1], Candidates.of(query, positions, mask)
+        heads, candidates = index_query.shape[1], CandidateKeys.of(query, positions, mask)
         blocks = KeyBlocks.of(self.size, mask, candidates.grid)
 
         def score(rows: slice, visible: Tensor) -> Tensor:
@@ -329,7 +331,7 @@ class BlockMeans(Selection):
 
     def choose(self, query: Tensor, key: Tensor, positions: Positions, mask: Mask | None) -> Mask:
         """The mask of the k best blocks of each query."""
-        candidates, heads = Candidates.of(query, positions, mask), query.shape[1]
+        candidates, heads = CandidateKeys.of(query, positions, mask), query.shape[1]
         blocks = KeyBlocks.of(self.size, mask, candidates.grid)
         query, key = at_least_float32(query), at_least_float32(key)
         means, numbers = block_means(key, blocks), torch.arange(blocks.count, device=key.device)
@@ -373,7 +375,7 @@ class CompressedBlocks(Selection):
 
     def choose(self, query: Tensor, key: Tensor, positions: Positions, mask: Mask | None) -> Mask:
         """The mask of the k best blocks of each query."""
-        candidates, heads = Candidates.of(query, positions, mask), key.shape[1]
+        candidates, heads = CandidateKeys.of(query, positions, mask), key.shape[1]
         blocks = KeyBlocks.of(self.size, mask, candidates.grid)
         means, scale = block_means(key, blocks), query.shape[-1] ** -0.5
 
@@ -425,7 +427,7 @@ class HashBuckets(Selection):
 
     def choose(self, query: Tensor, key: Tensor, positions: Positions, mask: Mask | None) -> Mask:
         """The mask of all keys in the buckets of each query."""
-        candidates, of_keys = Candidates.of(query, positions, mask), self.buckets(key)
+        candidates, of_keys = CandidateKeys.of(query, positions, mask), self.buckets(key)
         of_queries, grid = self.buckets(query), candidates.grid
         of_keys = of_keys.repeat_interleave(query.shape[1] // key.shape[1], 1)
         parts = []

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.pieces.data_masks import documents
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, conjuncts
-from regard.pieces.mask_data import documents
 from regard.pieces.same_group import SameGroup
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from regard.checks import Count, checked
 from regard.errors import RegardError
+from regard.pieces.data_masks import documents
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, causal
 from regard.pieces.mask import prefix as common_keys
 from regard.pieces.mask_checks import check_covers, integers, shortened
-from regard.pieces.mask_data import documents
 from regard.positions import Positions
 from regard.shapes import Sizes, to_device
 from regard.spans import Spans

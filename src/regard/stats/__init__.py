@@ -1,29 +1,29 @@
 """Statistics of heads and warnings about them, for the maps of any model."""
 
 from regard.stats.alignment_roles import alignment_roles
-from regard.stats.cache_split import Beyond, CacheSplit, LayerSplit, cache_split
-from regard.stats.composition import Composition, HeadPair, HeadWeights, head_composition
+from regard.stats.cache_split import Beyond, KeyHeadSplit, LayerSplit, cache_split
+from regard.stats.composition import CompositionScores, HeadMatrices, HeadPair, head_composition
 from regard.stats.contacts import contact_maps
-from regard.stats.flow import ValueWeighted, rollout, value_weighted
-from regard.stats.folds import Agreement, Offsets, SameToken
+from regard.stats.flow import ValueWeightedMap, rollout, value_weighted
 from regard.stats.head_distances import divergence, head_groups, head_map, sample_rows
 from regard.stats.head_table import HeadTable, LayerTable
-from regard.stats.locality import LayerLocality, Locality, locality
+from regard.stats.locality import LayerLocality, ModelLocality, locality
 from regard.stats.mask_warnings import mask_findings
 from regard.stats.numbering import layer_number, layer_numbers
 from regard.stats.patch_grid import PatchGrid
 from regard.stats.patch_roles import patch_roles, shuffle_patches
-from regard.stats.patterns import Patterns, patterns
+from regard.stats.patterns import LayerPatterns, patterns
 from regard.stats.prediction_warnings import prediction_findings
 from regard.stats.probes import probe_tokens, shuffle_order
-from regard.stats.profile import LayerProfile, Link, Profile, profile
+from regard.stats.profile import LayerProfile, Link, ModelProfile, profile
 from regard.stats.retrieval_roles import WatchedNeedle, retrieval_roles
 from regard.stats.roles import Role, RoleTable, roles
 from regard.stats.statistics import STATISTICS, HeadStatistic
 from regard.stats.syntax_roles import SyntaxSentence, WatchedSentence, syntax_roles, syntax_sentences
-from regard.stats.text_differences import Difference, differences
+from regard.stats.text_differences import TextDifference, differences
 from regard.stats.text_reading import HeadLink, TextReading
-from regard.stats.time_warping import WarpingPath, token_times, warping_path
+from regard.stats.time_warping import TimeAlignment, token_times, warping_path
+from regard.stats.token_reductions import Agreement, Offsets, SameToken
 from regard.stats.token_statistics import text_statistics
 from regard.stats.warnings import CAVEAT, Finding, findings
 
@@ -32,32 +32,32 @@ __all__ = [
     "STATISTICS",
     "Agreement",
     "Beyond",
-    "CacheSplit",
-    "Composition",
-    "Difference",
+    "CompositionScores",
     "Finding",
     "HeadLink",
+    "HeadMatrices",
     "HeadPair",
     "HeadStatistic",
     "HeadTable",
-    "HeadWeights",
+    "KeyHeadSplit",
     "LayerLocality",
+    "LayerPatterns",
     "LayerProfile",
     "LayerSplit",
     "LayerTable",
     "Link",
-    "Locality",
+    "ModelLocality",
+    "ModelProfile",
     "Offsets",
     "PatchGrid",
-    "Patterns",
-    "Profile",
     "Role",
     "RoleTable",
     "SameToken",
     "SyntaxSentence",
+    "TextDifference",
     "TextReading",
-    "ValueWeighted",
-    "WarpingPath",
+    "TimeAlignment",
+    "ValueWeightedMap",
     "WatchedNeedle",
     "WatchedSentence",
     "alignment_roles",

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from regard.checks import Count, Size, checked
 from regard.errors import RegardError, first_few
-from regard.maps import AttentionMap, Fold, Tile
-from regard.maps.folds import Shape, State, zeros
+from regard.maps import AttentionMap, Reduction, Tile
+from regard.maps.reductions import Shape, State, zeros
 from regard.pieces.mask import sees_no_later_key
 from regard.stats.numbering import head_name, layer_numbers
 from regard.stats.profile import one_text
@@ -20,7 +20,7 @@ from regard.stats.roles import Role
 
 @checked
 @dataclass(frozen=True)
-class Beyond(Fold[Tensor]):
+class Beyond(Reduction[Tensor]):
     """The weight of every query on keys beyond the first `sinks` and the last `window` positions; (B, H, I).
 
     >>> import torch, regard as rg
@@ -73,16 +73,16 @@ class LayerSplit:
 
 
 @dataclass(frozen=True, eq=False)
-class CacheSplit:
+class KeyHeadSplit:
     """Key heads that need the whole cache, and streaming heads with `sinks` + `window` keys: see `cache_split`.
 
     `layers` are by module path, `num_tokens` is that of the text.
 
     >>> import torch
-    >>> from regard.stats import CacheSplit, LayerSplit
+    >>> from regard.stats import KeyHeadSplit, LayerSplit
     >>> layer = LayerSplit(0, torch.tensor([0.0, 0.3]), group=1, least=0.1)
-    >>> split = CacheSplit(sinks=4, window=60, least=0.1, layers={"layers.0": layer}, num_tokens=256)
-    >>> split.share(256), split.num_full_heads, split.num_key_heads
+    >>> split = KeyHeadSplit(sinks=4, window=60, least=0.1, layers={"layers.0": layer}, num_tokens=256)
+    >>> split.share(256), split.num_full_heads, split.num_key_value_heads
     (0.625, 1, 2)
     """
 
@@ -93,7 +93,7 @@ class CacheSplit:
     num_tokens: int
 
     @property
-    def num_key_heads(self) -> int:
+    def num_key_value_heads(self) -> int:
         return sum(len(layer.needs_all) for layer in self.layers.values())
 
     @property
@@ -104,15 +104,17 @@ class CacheSplit:
     def share(self, length: int) -> float:
         """The cache of a text of this length, as a share of the whole cache."""
         kept = min(1.0, (self.sinks + self.window) / length)
-        return (self.num_full_heads + (self.num_key_heads - self.num_full_heads) * kept) / self.num_key_heads
+        return (
+            self.num_full_heads + (self.num_key_value_heads - self.num_full_heads) * kept
+        ) / self.num_key_value_heads
 
     def bytes(self, length: int, width: int, item_bytes: int = 2) -> int:
         """The bytes of the cache: keys and values of `width` channels a key head, `item_bytes` a number."""
         kept = min(length, self.sinks + self.window)
-        tokens = self.num_full_heads * length + (self.num_key_heads - self.num_full_heads) * kept
+        tokens = self.num_full_heads * length + (self.num_key_value_heads - self.num_full_heads) * kept
         return 2 * tokens * width * item_bytes
 
-    def keeping(self, heads: Sequence[Role | tuple[int, int]]) -> CacheSplit:
+    def keeping(self, heads: Sequence[Role | tuple[int, int]]) -> KeyHeadSplit:
         """The split in which these heads, roles or (layer, head), keep all keys, and all others stream.
 
         `split.keeping([role for role in reader.needles().roles if role.score >= 0.02])` keeps the retrieval heads.
@@ -123,24 +125,24 @@ class CacheSplit:
         for number, head in numbers:
             if number not in by_number or not 0 <= head < len(by_number[number].beyond):
                 raise RegardError(
-                    f"CacheSplit.keeping: there is no head {head_name(number, head)}; the split has the layers "
+                    f"KeyHeadSplit.keeping: there is no head {head_name(number, head)}; the split has the layers "
                     f"{first_few(by_number, 40)} with {len(next(iter(by_number.values())).beyond)} heads."
                 )
             chosen[number][head // by_number[number].group] = True
         return self._with(torch.cat(list(chosen.values())))
 
-    def at_random(self, seed: int = 0) -> CacheSplit:
+    def at_random(self, seed: int = 0) -> KeyHeadSplit:
         """The same number of key heads with the whole cache, chosen at random: what a split is compared with."""
-        order = torch.randperm(self.num_key_heads, generator=torch.Generator().manual_seed(seed))
-        chosen = torch.zeros(self.num_key_heads, dtype=torch.bool)
+        order = torch.randperm(self.num_key_value_heads, generator=torch.Generator().manual_seed(seed))
+        chosen = torch.zeros(self.num_key_value_heads, dtype=torch.bool)
         chosen[order[: self.num_full_heads]] = True
         return self._with(chosen)
 
-    def without_full(self) -> CacheSplit:
+    def without_full(self) -> KeyHeadSplit:
         """The split in which every head streams."""
-        return self._with(torch.zeros(self.num_key_heads, dtype=torch.bool))
+        return self._with(torch.zeros(self.num_key_value_heads, dtype=torch.bool))
 
-    def _with(self, chosen: Tensor) -> CacheSplit:
+    def _with(self, chosen: Tensor) -> KeyHeadSplit:
         parts = chosen.split([len(layer.needs_all) for layer in self.layers.values()])
         layers = zip(self.layers.items(), parts, strict=True)
         return replace(self, layers={name: replace(layer, given=part) for (name, layer), part in layers})
@@ -152,7 +154,8 @@ class CacheSplit:
         far, length = int((beyond >= self.least).sum()), self.num_tokens
         return (
             f"{far} of {len(beyond)} heads put at least {100 * self.least:.0f} % of their weight beyond the first "
-            f"{self.sinks} and the last {self.window} tokens. If {self.num_full_heads} of {self.num_key_heads} key "
+            f"{self.sinks} and the last {self.window} tokens. If {self.num_full_heads} of {self.num_key_value_heads} "
+            "key "
             f"heads keep all keys, and the others {self.sinks} + {self.window}, the cache of {length:,} tokens takes "
             f"{100 * self.share(length):.0f} %."
         )
@@ -168,7 +171,7 @@ def cache_split(
     groups: Mapping[str, int] | None = None,
     batch: Count = 0,
     numbers: Sequence[int] | None = None,
-) -> CacheSplit:
+) -> KeyHeadSplit:
     """Split the heads of a causal model: those that need the whole cache, and those that need its ends.
 
     b_h = mean_i sum_j w_ij over the keys j with j >= sinks and i - j >= window, for the queries i >= sinks + window,
@@ -202,7 +205,7 @@ def cache_split(
         (beyond,) = one_text("cache_split", weights, batch).summarize(Beyond(sinks, window))
         mean = beyond[0, :, sinks + window :].mean(-1).cpu()
         layers[name] = LayerSplit(number, mean, group, least)
-    return CacheSplit(sinks, window, least, layers, length)
+    return KeyHeadSplit(sinks, window, least, layers, length)
 
 
 def _check(name: str, weights: AttentionMap, kept: int, group: int) -> None:

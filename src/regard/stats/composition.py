@@ -21,16 +21,16 @@ HeadNumber = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class HeadWeights:
+class HeadMatrices:
     """The matrices of the heads of one layer, which read and write a residual stream of C channels.
 
     `query` and `key` are (H, C, D), `value` (H, C, E) and `output` (H, E, C): a head computes (x W_Q)(x W_K)^T and
     x W_V W_O, without biases. Heads that share a key or value have it repeated. `layer` is the number of the layer.
 
     >>> import torch
-    >>> from regard.stats import HeadWeights
+    >>> from regard.stats import HeadMatrices
     >>> x = torch.randn(2, 8, 4)
-    >>> HeadWeights(0, query=x, key=x, value=x, output=x.mT).num_heads
+    >>> HeadMatrices(0, query=x, key=x, value=x, output=x.mT).num_heads
     2
     """
 
@@ -46,7 +46,7 @@ class HeadWeights:
         shapes = [tuple(part.shape) for part in (self.key, self.value, self.output)]
         if shapes != [(H, C, D), (H, C, E), (H, E, C)]:
             raise RegardError(
-                f"HeadWeights: query is {(H, C, D)}, so key must be the same, value ({H}, {C}, E) and output "
+                f"HeadMatrices: query is {(H, C, D)}, so key must be the same, value ({H}, {C}, E) and output "
                 f"({H}, E, {C}); got {', '.join(map(str, shapes))}."
             )
 
@@ -90,16 +90,16 @@ class HeadPair:
 
 
 @dataclass(frozen=True, eq=False)
-class Composition:
+class CompositionScores:
     """The composition scores of all pairs of heads: `composition(layers, "K")`, `rg.composition(model, "K")`.
 
     `scores` (N, N) has the head that writes on its rows and the head that reads on its columns, in the order of
     `heads`; it is NaN where the reader is not of a later layer. `nulls` has the largest score of each random rotation.
 
     >>> import torch
-    >>> from regard.stats import Composition
+    >>> from regard.stats import CompositionScores
     >>> scores = torch.tensor([[torch.nan, 0.5], [torch.nan, torch.nan]])
-    >>> [pair.score for pair in Composition("K", [(0, 0), (1, 0)], scores, 0.1, torch.tensor([0.2])).labeled]
+    >>> [pair.score for pair in CompositionScores("K", [(0, 0), (1, 0)], scores, 0.1, torch.tensor([0.2])).labeled]
     [0.5]
     """
 
@@ -154,7 +154,7 @@ class Composition:
 
 
 @checked
-def head_composition(layers: Sequence[HeadWeights], kind: str = "K", *, rotations: Count = 19) -> Composition:
+def head_composition(layers: Sequence[HeadMatrices], kind: str = "K", *, rotations: Count = 19) -> CompositionScores:
     """How much of what each head reads is what an earlier head writes, from the weights of heads.
 
     With W_OV = W_V W_O of the earlier head and W_QK = W_Q W_K^T of the later one (Elhage et al. 2021, "A Mathematical
@@ -171,10 +171,10 @@ def head_composition(layers: Sequence[HeadWeights], kind: str = "K", *, rotation
     queries and keys, MLPs between, and rotary positions, which turn W_QK with the distance.
 
     >>> import torch
-    >>> from regard.stats import HeadWeights, head_composition
+    >>> from regard.stats import HeadMatrices, head_composition
     >>> basis = torch.eye(16)
-    >>> copy = HeadWeights(0, *[basis[None, :, :4]] * 3, output=basis[None, 4:8])    # writes into the channels 4 to 7
-    >>> match = HeadWeights(1, basis[None, :, :4], basis[None, :, 4:8], basis[None, :, :4], basis[None, :4])
+    >>> copy = HeadMatrices(0, *[basis[None, :, :4]] * 3, output=basis[None, 4:8])    # writes into the channels 4 to 7
+    >>> match = HeadMatrices(1, basis[None, :, :4], basis[None, :, 4:8], basis[None, :, :4], basis[None, :4])
     >>> head_composition([copy, match], "K").labeled[0].sentence
     'L1.H0: its keys read what L0.H0 writes (K-composition 0.50; 0.25 expected and at most 0.32 by chance).'
     """
@@ -184,10 +184,10 @@ def head_composition(layers: Sequence[HeadWeights], kind: str = "K", *, rotation
     width = layers[0].query.shape[1]
     draw = torch.Generator().manual_seed(0)
     nulls = [float(factors.scores(_rotation(width, draw)).nan_to_num(0.0).max()) for _ in range(rotations)]
-    return Composition(kind, heads, factors.scores().cpu(), 1 / math.sqrt(width), torch.tensor(nulls))
+    return CompositionScores(kind, heads, factors.scores().cpu(), 1 / math.sqrt(width), torch.tensor(nulls))
 
 
-def _check(layers: Sequence[HeadWeights], kind: str) -> None:
+def _check(layers: Sequence[HeadMatrices], kind: str) -> None:
     if kind not in COMPOSITIONS:
         raise RegardError(f"composition: there is no kind {kind!r}. {nearest(kind, COMPOSITIONS)}")
     widths = {layer.query.shape[1] for layer in layers}
@@ -212,7 +212,7 @@ class _Factors:
     sizes: list[int]
 
     @staticmethod
-    def of(layers: Sequence[HeadWeights], kind: str) -> _Factors:
+    def of(layers: Sequence[HeadMatrices], kind: str) -> _Factors:
         writers, readers = [], []
         for layer in layers:
             query, key, value, output = (w.detach() for w in (layer.query, layer.key, layer.value, layer.output))

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from regard.checks import Count, checked
 from regard.errors import RegardError
-from regard.maps import AttentionMap, Fold, Tile
-from regard.maps.folds import Shape, State, zeros
+from regard.maps import AttentionMap, Reduction, Tile
 from regard.maps.indices import indices
-from regard.maps.value_weighted_map import ValueWeighted
+from regard.maps.reductions import Shape, State, zeros
+from regard.maps.value_weighted_map import ValueWeightedMap
 from regard.shapes import at_least_float32
 from regard.stats.profile import one_text
 
@@ -55,7 +55,7 @@ def rollout(
 
 
 @dataclass(frozen=True, eq=False)
-class RowsTimesMap(Fold):
+class RowsTimesMap(Reduction):
     """Row vectors times the mean map of the heads, sum_i flow_i mean_h w_hij, for the first text; (rows, J)."""
 
     flow: Tensor
@@ -70,7 +70,7 @@ class RowsTimesMap(Fold):
 
 
 @checked
-def value_weighted(map: AttentionMap, value: Tensor, projection: Tensor | None = None) -> ValueWeighted:
+def value_weighted(map: AttentionMap, value: Tensor, projection: Tensor | None = None) -> ValueWeightedMap:
     """The map of the norms ||w_ij v_j W_O^h|| = |w_ij| ||v_j W_O^h|| (Kobayashi et al. 2020, arXiv:2004.10102).
 
     A key with a large weight may contribute little, because its value is small. Special tokens often do.
@@ -93,7 +93,7 @@ def value_weighted(map: AttentionMap, value: Tensor, projection: Tensor | None =
         )
     values = at_least_float32(value).repeat_interleave(H // value.shape[1], 1)
     if projection is None:
-        return ValueWeighted(map, values.norm(dim=-1))
+        return ValueWeightedMap(map, values.norm(dim=-1))
     if projection.ndim == 2 and projection.shape[1] == H * E:
         projection = projection.T.reshape(H, E, -1)
     if projection.ndim != 3 or projection.shape[:2] != (H, E):
@@ -102,7 +102,9 @@ def value_weighted(map: AttentionMap, value: Tensor, projection: Tensor | None =
             f"got {tuple(projection.shape)}."
         )
     if torch.is_grad_enabled() and (value.requires_grad or projection.requires_grad):
-        return ValueWeighted(map, (values @ at_least_float32(projection)).norm(dim=-1))  # a triangle has no derivative
+        return ValueWeightedMap(
+            map, (values @ at_least_float32(projection)).norm(dim=-1)
+        )  # a triangle has no derivative
     # ||v W|| = ||v R'||, where W' = Q R: a triangle of (E, E) numbers per head instead of C numbers per key
     triangle = torch.linalg.qr(at_least_float32(projection.detach()).mT, mode="r").R
-    return ValueWeighted(map, (values.to(triangle.dtype) @ triangle.mT).norm(dim=-1))
+    return ValueWeightedMap(map, (values.to(triangle.dtype) @ triangle.mT).norm(dim=-1))

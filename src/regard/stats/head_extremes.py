@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from regard.stats.numbering import head_name
-from regard.stats.profile import Profile
+from regard.stats.profile import ModelProfile
 from regard.stats.roles import LABEL
 from regard.stats.text_reading import TextReading
 
@@ -38,7 +38,7 @@ def nearby_shares(reading: TextReading, name: str) -> Iterator[HeadValue]:
             yield HeadValue((mean * count - on_first) / num_queries, layer.number, head)
 
 
-def entropies_outside(profile: Profile) -> Iterator[HeadValue]:
+def entropies_outside(profile: ModelProfile) -> Iterator[HeadValue]:
     """The entropy in nats of each head's weight outside the first token and special tokens.
 
     Heads with less than `LABEL` of their weight there are left out: they hardly attend to the text. exp(entropy) is

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.stats.profile import Profile
+from regard.stats.profile import ModelProfile
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ class HeadTable:
     documents: int = 1
 
     @staticmethod
-    def of(profile: Profile) -> HeadTable:
+    def of(profile: ModelProfile) -> HeadTable:
         """The table of one document."""
         layers = []
         for layer in profile.layers:
@@ -74,7 +74,7 @@ class HeadTable:
         return HeadTable(layers)
 
     @staticmethod
-    def over(profiles: Iterable[Profile]) -> HeadTable:
+    def over(profiles: Iterable[ModelProfile]) -> HeadTable:
         """The table of all documents. The profiles are read one after another, so they may come from a generator."""
         total: HeadTable | None = None
         for profile in profiles:

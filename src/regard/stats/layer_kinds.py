@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from regard.stats.numbering import layer_number
-from regard.stats.profile import LayerProfile, Profile
+from regard.stats.profile import LayerProfile, ModelProfile
 
 #: The kind of every layer that is not recurrent.
 ATTENTION = "attention"
@@ -45,7 +45,7 @@ class LayerKind:
         return f"{name} ({_layers(self.numbers)}): {', '.join(parts)}."
 
 
-def layer_kinds(profile: Profile) -> list[LayerKind]:
+def layer_kinds(profile: ModelProfile) -> list[LayerKind]:
     """The kinds of a profile in the order of their first layers.
 
     >>> import torch, regard as rg
@@ -73,7 +73,7 @@ def _mean(layers: Sequence[LayerProfile], name: str) -> float:
     return float(torch.cat([layer.values[name].float() for layer in layers]).nanmean())
 
 
-def kind_lines(profile: Profile) -> Iterator[str]:
+def kind_lines(profile: ModelProfile) -> Iterator[str]:
     """A sentence for each kind, if the model has other layers than attention, and what the numbers are."""
     kinds, layers = layer_kinds(profile), profile.layers
     if any(kind.kind != ATTENTION for kind in kinds):

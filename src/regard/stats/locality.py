@@ -57,13 +57,13 @@ class LayerLocality:
 
 
 @dataclass(frozen=True, eq=False)
-class Locality:
+class ModelLocality:
     """The locality of every layer: `print(locality(seen.maps).table())`.
 
     >>> import torch
     >>> from regard.stats import LayerLocality, Locality
     >>> layer = LayerLocality(0, 8, torch.ones(2), torch.tensor([0.95, 0.4]), torch.full((2,), 0.3))
-    >>> Locality([layer]).local_heads
+    >>> ModelLocality([layer]).local_heads
     [(0, 0)]
     """
 
@@ -86,7 +86,7 @@ def locality(
     within: Size = 8,
     batch: Count = 0,
     numbers: Sequence[int] | None = None,
-) -> Locality:
+) -> ModelLocality:
     """How local the heads of each layer are, in one pass over each map.
 
     Of every head the mean distance, and the share of the weight at most `within` positions away, beside that of equal
@@ -110,7 +110,7 @@ def locality(
                 "whole text; alignment_roles scores cross-attention."
             )
         layers.append(_layer(one_text("locality", weights, batch), number, within))
-    return Locality(layers)
+    return ModelLocality(layers)
 
 
 def _layer(weights: AttentionMap, number: int, within: int) -> LayerLocality:

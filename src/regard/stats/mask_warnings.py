@@ -10,9 +10,9 @@ from torch import Tensor
 
 from regard.checks import checked
 from regard.errors import RegardError
-from regard.maps import AttentionMap, Fold, KeyTotals, MassOn, Tile
-from regard.maps.compiled_folds import computes
-from regard.maps.folds import Shape, State, zeros
+from regard.maps import AttentionMap, KeyTotals, MassOn, Reduction, Tile
+from regard.maps.compiled_reductions import computes
+from regard.maps.reductions import Shape, State, zeros
 from regard.stats.numbering import layer_numbers
 from regard.stats.warnings import Finding, ending, head_names
 
@@ -24,7 +24,7 @@ NEGLIGIBLE = 1e-4
 
 
 @dataclass(frozen=True)
-class Future(Fold):
+class Future(Reduction):
     """Weight that every query puts on keys after it, sum of w_ij over j > i; (B, H, I)."""
 
     def init(self, shape: Shape, device: torch.device) -> State:
@@ -35,7 +35,7 @@ class Future(Fold):
             state[0][:, :, tile.rows] += (tile.weights * (tile.grid.distance > 0)).sum(-1)
 
 
-computes(Future, lambda _fold, state, _sizes: {"later": state[0]})
+computes(Future, lambda _reduction, state, _sizes: {"later": state[0]})
 
 
 @checked

@@ -97,8 +97,8 @@ def _check(maps: Mapping[str, AttentionMap], null: Mapping[str, AttentionMap], g
 
 def _measure(weights: AttentionMap, grid: PatchGrid) -> dict[str, Measured]:
     links = _links(grid, weights.shape[3], weights.device)
-    folds = [TargetMass(weights, links[kind]) for kind in PATCH_KINDS]
-    allowed, *sums = weights.summarize(Allowed(weights), *folds)
+    reductions = [TargetMass(weights, links[kind]) for kind in PATCH_KINDS]
+    allowed, *sums = weights.summarize(Allowed(weights), *reductions)
     is_patch = torch.zeros(weights.shape[2], dtype=torch.bool, device=weights.device)
     is_patch[torch.tensor(list(grid.places), device=weights.device)] = True
     return {kind: mean_score(mass, None, allowed, is_patch) for kind, mass in zip(PATCH_KINDS, sums, strict=True)}

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from regard.checks import Count, checked
 from regard.errors import RegardError
-from regard.maps import AttentionMap, Fold, KeyTotals, Tile
-from regard.maps.folds import Shape, State, zeros
+from regard.maps import AttentionMap, KeyTotals, Reduction, Tile
+from regard.maps.reductions import Shape, State, zeros
 from regard.stats.profile import one_text
 from regard.stats.statistics import Allowed
 from regard.stats.targets import may_attend
@@ -26,7 +26,7 @@ BLOCKS = (2, 4, 8, 16)
 
 
 @dataclass(frozen=True, eq=False)
-class Patterns:
+class LayerPatterns:
     """Four scores and the participation of every head of one layer, (H,) each; all from 0 to 1.
 
     With w the weights, n_i the number of keys that query i may attend to, and u_ij = 1 / n_i equal weights.
@@ -65,7 +65,7 @@ class Patterns:
 
 
 @checked
-def patterns(weights: AttentionMap, segments: Sequence[int] | Tensor | None = None, batch: Count = 0) -> Patterns:
+def patterns(weights: AttentionMap, segments: Sequence[int] | Tensor | None = None, batch: Count = 0) -> LayerPatterns:
     """The patterns of every head of one self-attention map, in two passes and O(n) memory.
 
     `segments` are the lengths of the segments for `block`, such as sentences; they add up to the length of the
@@ -101,7 +101,7 @@ def patterns(weights: AttentionMap, segments: Sequence[int] | Tensor | None = No
         blocks.amax(0),
         (ratio / allowed.clamp_min(1) * (allowed > 0)).sum(-1) / rows,
     )
-    return Patterns(*(score[0].cpu() for score in scores))
+    return LayerPatterns(*(score[0].cpu() for score in scores))
 
 
 def _divisions(n: int, segments: Sequence[int] | Tensor | None) -> list[list[int]]:
@@ -156,30 +156,30 @@ def _block(inside: Tensor, offsets: Tensor, lengths: list[int]) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class WithEqualWeights(Fold):
-    """Another fold, computed for the weights and for equal weights on all `allowed` (B, H, I) keys."""
+class WithEqualWeights(Reduction):
+    """Another reduction, computed for the weights and for equal weights on all `allowed` (B, H, I) keys."""
 
-    fold: Fold
+    reduction: Reduction
     weights: AttentionMap
     allowed: Tensor
 
     def init(self, shape: Shape, device: torch.device) -> State:
-        return [*self.fold.init(shape, device), *self.fold.init(shape, device)]
+        return [*self.reduction.init(shape, device), *self.reduction.init(shape, device)]
 
     def add(self, state: State, tile: Tile) -> None:
         half = len(state) // 2
-        self.fold.add(state[:half], tile)
+        self.reduction.add(state[:half], tile)
         equal = may_attend(self.weights, tile) / self.allowed[:, :, tile.rows, None].clamp_min(1)
         equal = equal.expand(tile.weights.shape).to(tile.weights.dtype)
-        self.fold.add(state[half:], replace(tile, weights=equal, log_weights=None))
+        self.reduction.add(state[half:], replace(tile, weights=equal, log_weights=None))
 
     def finish(self, state: State) -> tuple[Any, Any]:
         half = len(state) // 2
-        return self.fold.finish(state[:half]), self.fold.finish(state[half:])
+        return self.reduction.finish(state[:half]), self.reduction.finish(state[half:])
 
 
 @dataclass(frozen=True)
-class Near(Fold):
+class Near(Reduction):
     """Weight of every query on keys at most `by` positions away; (B, H, I)."""
 
     by: int
@@ -192,7 +192,7 @@ class Near(Fold):
 
 
 @dataclass(frozen=True)
-class Squares(Fold):
+class Squares(Reduction):
     """sum_j w_ij^2, the inverse of the participation ratio of a row; (B, H, I)."""
 
     def init(self, shape: Shape, device: torch.device) -> State:
@@ -203,7 +203,7 @@ class Squares(Fold):
 
 
 @dataclass(frozen=True)
-class OffsetSums(Fold):
+class OffsetSums(Reduction):
     """Weight at every offset j - i of indices, from 1 - I to J - 1, summed over queries; (B, H, I + J - 1)."""
 
     def init(self, shape: Shape, device: torch.device) -> State:
@@ -224,7 +224,7 @@ class OffsetSums(Fold):
 
 
 @dataclass(frozen=True, eq=False)
-class Within(Fold):
+class Within(Reduction):
     """Weight of every query on its own segment, where `segment` (n,) holds the segment of each token; (B, H, I)."""
 
     segment: Tensor

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from regard.checks import Count, checked
 from regard.errors import RegardError
-from regard.maps import AttentionMap, Fold, KeyTotals, Links, Similarity, TopLinks
+from regard.maps import AttentionMap, KeyTotals, Reduction, RowLinks, Similarity, TopLinks
 from regard.maps.head_mean import HeadMean
 from regard.maps.scored_map import ScoredMap
 from regard.maps.share_map import ShareMap
 from regard.pieces import Dot
 from regard.shapes import spread_indices
-from regard.stats.folds import Agreement
 from regard.stats.numbering import layer_numbers
 from regard.stats.statistics import STATISTICS, Allowed, HeadStatistic
+from regard.stats.token_reductions import Agreement
 
 #: Names of tokens that models add to a text, such as [CLS], </s> or <|endoftext|>.
 SPECIAL_TOKEN = re.compile(r"\[(CLS|SEP|PAD|MASK)\]|</?s>|<(pad|unk|bos|eos|cls|sep|mask)>|<\|\w+\|>")
@@ -36,7 +36,7 @@ class Link:
     """A link of a head: `query` attends to `key` (both are indices) with `weight`.
 
     >>> from regard.stats import Link, Profile
-    >>> Profile(["the", "cat"], ["the", "cat"], [], []).describe(Link(query=1, key=0, weight=0.75))
+    >>> ModelProfile(["the", "cat"], ["the", "cat"], [], []).describe(Link(query=1, key=0, weight=0.75))
     'cat -> the 0.75'
     """
 
@@ -54,12 +54,12 @@ class LayerProfile:
     key receives. `similarity` (H, H) is the cosine of every two heads' maps (from 8,192 queries on, over evenly
     spaced queries). `allowed` (H, I) is the number of keys that a query may attend to. All are at least float32.
     `number` is the number of the layer in the model, `num_special` the number of special keys, and `also` the results
-    of the further folds of `profile(also=)`. `agreement` (H, H) is the cosine of every two heads' maps without special
-    tokens, after the mean row of each map is subtracted: whether heads treat each query alike. `scale` is the factor c
-    that was given for the scores c q . k, divided by the usual 1 / sqrt(D), or None. `kind` is the kind of the layer,
-    if it is known. Of signed weights all numbers are of their shares |w_ij| / sum_j |w_ij|, and `negative` is the share
-    of |weight| that is negative; otherwise it is None. A layer with more than 128 heads is measured as one head, the
-    mean over some of them; `averaged` is (number of these heads, number of all heads), otherwise None.
+    of the further reductions of `profile(also=)`. `agreement` (H, H) is the cosine of every two heads' maps without
+    special tokens, after the mean row of each map is subtracted: whether heads treat each query alike. `scale` is the
+    factor c that was given for the scores c q . k, divided by the usual 1 / sqrt(D), or None. `kind` is the kind of the
+    layer, if it is known. Of signed weights all numbers are of their shares |w_ij| / sum_j |w_ij|, and `negative` is
+    the share of |weight| that is negative; otherwise it is None. A layer with more than 128 heads is measured as one
+    head, the mean over some of them; `averaged` is (number of these heads, number of all heads), otherwise None.
 
     >>> import torch, regard as rg
     >>> from regard.stats import profile
@@ -71,7 +71,7 @@ class LayerProfile:
 
     name: str
     values: dict[str, Tensor]
-    links: Links
+    links: RowLinks
     received: Tensor
     similarity: Tensor
     allowed: Tensor
@@ -103,7 +103,7 @@ class LayerProfile:
 
 
 @dataclass(frozen=True, eq=False)
-class Profile:
+class ModelProfile:
     """The statistics of every head of every layer on one text. `print(profile.table())` shows them.
 
     >>> import torch, regard as rg
@@ -168,17 +168,17 @@ def profile(
     num_links: Count = 8,
     statistics: Sequence[HeadStatistic] = STATISTICS,
     numbers: Sequence[int] | None = None,
-    also: Callable[[AttentionMap], Sequence[Fold]] = lambda weights: (),
+    also: Callable[[AttentionMap], Sequence[Reduction]] = lambda weights: (),
     kinds: Mapping[str, str] | None = None,
-) -> Profile:
+) -> ModelProfile:
     """Measure every head of every map, in one pass over each map.
 
     `tokens` are the tokens of the keys, and `query_tokens` those of the queries if they differ (cross-attention).
     `special` are the indices of special keys; by default they are recognized by their names, such as [CLS] or </s>.
     `batch` is the index of one text of a batch. `numbers` are the numbers of the layers; by default they are read
-    from the module paths (`layer_numbers`). `also(map)` returns further folds for a map; they run in the same pass,
-    and their results are in `layers[n].also`. `kinds` names the kind of each map, as `seen.kinds` does. Signed maps are
-    measured as shares of |weight|.
+    from the module paths (`layer_numbers`). `also(map)` returns further reductions for a map; they run in the same
+    pass, and their results are in `layers[n].also`. `kinds` names the kind of each map, as `seen.kinds` does. Signed
+    maps are measured as shares of |weight|.
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 2, 3, 4)
@@ -202,7 +202,7 @@ def profile(
         )
         for number, (name, weights) in zip(layer_numbers(maps, numbers), texts.items(), strict=True)
     ]
-    return Profile(tokens, queries, list(special), layers)
+    return ModelProfile(tokens, queries, list(special), layers)
 
 
 def _check(name: str, weights: AttentionMap, queries: list[str], tokens: list[str]) -> None:
@@ -244,18 +244,20 @@ def _layer(
     special: Sequence[int],
     num_links: int,
     statistics: Sequence[HeadStatistic],
-    also: Callable[[AttentionMap], Sequence[Fold]],
+    also: Callable[[AttentionMap], Sequence[Reduction]],
 ) -> LayerProfile:
-    statistic_folds: list[tuple[Fold, ...]] = [s.folds(weights, special) for s in statistics]
-    shared = _shared_folds(weights, special, num_links)
+    statistic_reductions: list[tuple[Reduction, ...]] = [s.reductions(weights, special) for s in statistics]
+    shared = _shared_reductions(weights, special, num_links)
     further = tuple(also(weights))
-    results = weights.summarize(*shared, *further, *(fold for folds in statistic_folds for fold in folds))
+    results = weights.summarize(
+        *shared, *further, *(reduction for reductions in statistic_reductions for reduction in reductions)
+    )
     links, received, similarity, allowed, agreement = results[: len(shared)]
     further_results = results[len(shared) : len(shared) + len(further)]
     statistic_results, values = iter(results[len(shared) + len(further) :]), {}
-    for statistic, folds in zip(statistics, statistic_folds, strict=True):
-        values[statistic.name] = statistic.per_head(*(next(statistic_results) for _ in folds))[0].cpu()
-    links = Links(links.weights[0].cpu(), links.keys[0].cpu())
+    for statistic, reductions in zip(statistics, statistic_reductions, strict=True):
+        values[statistic.name] = statistic.per_head(*(next(statistic_results) for _ in reductions))[0].cpu()
+    links = RowLinks(links.weights[0].cpu(), links.keys[0].cpu())
     received, similarity, allowed, agreement = (r[0].cpu() for r in (received, similarity, allowed, agreement))
     counts = {statistic.name: statistic.counted(allowed) for statistic in statistics}
     return LayerProfile(
@@ -275,8 +277,8 @@ def _layer(
     )
 
 
-def _shared_folds(weights: AttentionMap, special: Sequence[int], num_links: int) -> list[Fold]:
-    """The folds of every profile. Heads of long texts are compared on some of the rows."""
+def _shared_reductions(weights: AttentionMap, special: Sequence[int], num_links: int) -> list[Reduction]:
+    """The reductions of every profile. Heads of long texts are compared on some of the rows."""
     every = max(1, weights.shape[2] // COMPARED)
     return [
         TopLinks(num_links),

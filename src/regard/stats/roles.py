@@ -274,9 +274,9 @@ def _measure(weights: AttentionMap, text: Text, shuffled: Text | None, queries: 
     links = _links(text, shuffled)
     weights = weights if len(queries) == weights.shape[2] else QuerySample(weights, queries)
     queries = to_device(queries, weights.device)
-    folds = [TargetMass(weights, is_link, queries) for is_link in links.values()]
+    reductions = [TargetMass(weights, is_link, queries) for is_link in links.values()]
     allowed, entropy, diagonal, *rest = weights.summarize(
-        Allowed(weights), Entropy(), Diagonals(weights, (-1, 1, *FIXED)), *folds
+        Allowed(weights), Entropy(), Diagonals(weights, (-1, 1, *FIXED)), *reductions
     )
     ordinary = ~text.special[queries]
     sums = dict(zip(links, rest, strict=True))

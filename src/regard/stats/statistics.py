@@ -1,6 +1,6 @@
 """The statistics of heads that a profile contains, one class for each.
 
-A statistic names its folds and reduces their results to one number for each head. All statistics of a profile
+A statistic names its reductions and reduces their results to one number for each head. All statistics of a profile
 share one pass over the map.
 """
 
@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.maps import AttentionMap, Distance, Entropy, Fold, MassOn, Tile
-from regard.maps.compiled_folds import computes
-from regard.maps.folds import Shape, State, zeros
+from regard.maps import AttentionMap, Distance, Entropy, MassOn, Reduction, Tile
+from regard.maps.compiled_reductions import computes
+from regard.maps.reductions import Shape, State, zeros
 
 
 class HeadStatistic(ABC):
@@ -28,7 +28,7 @@ class HeadStatistic(ABC):
     >>> from regard.stats import HeadStatistic, profile
     >>> class Last(HeadStatistic):
     ...     name, meaning = "last", "share of the weight on the last token"
-    ...     def folds(self, weights, special):
+    ...     def reductions(self, weights, special):
     ...         return (rg.MassOn([-1]),)
     >>> x = torch.zeros(1, 2, 4, 8)
     >>> maps = {"layer": rg.Attention()(x, x, x).weights}
@@ -40,11 +40,11 @@ class HeadStatistic(ABC):
     meaning: ClassVar[str]
 
     @abstractmethod
-    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
-        """The folds to compute over the map; `special` are the indices of special keys such as [CLS]."""
+    def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
+        """The reductions to compute over the map; `special` are the indices of special keys such as [CLS]."""
 
     def per_head(self, *results: Any) -> Tensor:
-        """Reduce the results of `folds`, (B, H, I) each, to (B, H); by default the mean over queries."""
+        """Reduce the results of `reductions`, (B, H, I) each, to (B, H); by default the mean over queries."""
         return results[0].mean(-1)
 
     def counted(self, allowed: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class MeanEntropy(HeadStatistic):
     name: ClassVar[str] = "entropy"
     meaning: ClassVar[str] = "entropy of a row in nats: 0 for one token, log n for n tokens of equal weight"
 
-    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+    def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
         return (Entropy(),)
 
 
@@ -73,7 +73,7 @@ class Evenness(HeadStatistic):
     name: ClassVar[str] = "evenness"
     meaning: ClassVar[str] = "entropy as a share of the largest possible entropy: 1 if all tokens have equal weight"
 
-    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+    def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
         return Entropy(), Allowed(weights)
 
     def per_head(self, *results: Any) -> Tensor:
@@ -93,7 +93,7 @@ class Reach(HeadStatistic):
     name: ClassVar[str] = "reach"
     meaning: ClassVar[str] = "mean distance between query and key, in tokens"
 
-    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+    def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
         return (Distance(),)
 
 
@@ -104,7 +104,7 @@ class Special(HeadStatistic):
     name: ClassVar[str] = "special"
     meaning: ClassVar[str] = "share of the weight on special tokens such as [CLS] and [SEP]"
 
-    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+    def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
         return (MassOn(torch.tensor(list(special), dtype=torch.long)),)
 
 
@@ -115,7 +115,7 @@ class First(HeadStatistic):
     name: ClassVar[str] = "first"
     meaning: ClassVar[str] = "share of the weight on the first token"
 
-    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+    def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
         return (MassOn([0]),)
 
 
@@ -133,7 +133,7 @@ class Elsewhere(HeadStatistic):
         "their weight times the entropy of their weights"
     )
 
-    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+    def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
         return Entropy(), WeightOnKeys(tuple(sorted({0, *special})))
 
     def per_head(self, *results: Any) -> Tensor:
@@ -157,7 +157,7 @@ class Previous(HeadStatistic):
     name: ClassVar[str] = "previous"
     meaning: ClassVar[str] = "share of the weight on the previous token"
 
-    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+    def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
         return (Offset(-1),)
 
 
@@ -168,7 +168,7 @@ class Following(HeadStatistic):
     name: ClassVar[str] = "next"
     meaning: ClassVar[str] = "share of the weight on the next token"
 
-    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+    def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
         return (Offset(1),)
 
 
@@ -179,7 +179,7 @@ class Itself(HeadStatistic):
     name: ClassVar[str] = "itself"
     meaning: ClassVar[str] = "share of the weight on the token itself"
 
-    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+    def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
         return (Offset(0),)
 
 
@@ -198,7 +198,7 @@ STATISTICS: tuple[HeadStatistic, ...] = (
 
 
 @dataclass(frozen=True)
-class Offset(Fold):
+class Offset(Reduction):
     """Weight of every query on the key `by` positions after it; (B, H, I)."""
 
     by: int
@@ -214,11 +214,11 @@ class Offset(Fold):
             state[0][:, :, tile.rows][:, :, queries] += tile.weights[:, :, queries, index[queries]]
 
 
-computes(Offset, lambda fold, state, _: {"offsets": [(fold.by, state[0])]})
+computes(Offset, lambda reduction, state, _: {"offsets": [(reduction.by, state[0])]})
 
 
 @dataclass(frozen=True)
-class WeightOnKeys(Fold):
+class WeightOnKeys(Reduction):
     """Weight of every query on chosen keys (indices), and their contribution to its entropy; (B, H, I) each."""
 
     keys: tuple[int, ...]
@@ -237,8 +237,8 @@ class WeightOnKeys(Fold):
         return state[0], state[1]
 
 
-def _on_keys(fold: WeightOnKeys, state: State, _sizes: object) -> dict[str, Tensor]:
-    keys = torch.tensor(sorted(fold.keys), dtype=torch.int64, device="cpu")
+def _on_keys(reduction: WeightOnKeys, state: State, _sizes: object) -> dict[str, Tensor]:
+    keys = torch.tensor(sorted(reduction.keys), dtype=torch.int64, device="cpu")
     return {"chosen": keys, "chosen_mass": state[0], "chosen_entropy": state[1]}
 
 
@@ -246,7 +246,7 @@ computes(WeightOnKeys, _on_keys)
 
 
 @dataclass(frozen=True, eq=False)
-class Allowed(Fold):
+class Allowed(Reduction):
     """The number of keys that every query may attend to; (B, H, I)."""
 
     reads_weights: ClassVar[bool] = False

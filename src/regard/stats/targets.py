@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.maps import AttentionMap, Fold, Tile
-from regard.maps.folds import Shape, State, zeros
-from regard.stats.folds import numbers
+from regard.maps import AttentionMap, Reduction, Tile
+from regard.maps.reductions import Shape, State, zeros
 from regard.stats.probes import special_positions
+from regard.stats.token_reductions import numbers
 from regard.stats.token_statistics import is_punctuation
 
 #: Takes indices of queries (a column) and of keys (a row); returns which pairs are links of a role.
@@ -59,7 +59,7 @@ def first_token(i: Tensor, j: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class TargetMass(Fold):
+class TargetMass(Reduction):
     """For every query, the weight on links of a role, and the number of links that the mask allows; (B, H, I) each.
 
     `queries` are the indices in the text of the queries of the map, if it has not all of them.
@@ -87,7 +87,7 @@ class TargetMass(Fold):
 
 
 @dataclass(frozen=True, eq=False)
-class Diagonals(Fold):
+class Diagonals(Reduction):
     """For every query, the weight at offsets j - i, and 1 where the mask allows it; (B, H, offsets, I) each.
 
     The first key is left out, because weight on it has a role of its own.

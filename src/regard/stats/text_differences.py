@@ -16,7 +16,7 @@ SHARES = ("evenness", "special", "previous", "next", "itself")
 
 
 @dataclass(frozen=True)
-class Difference:
+class TextDifference:
     """One head: the statistic that differs most between the texts, its value on each text, and their range.
 
     >>> import torch, regard as rg
@@ -36,8 +36,9 @@ class Difference:
 
 
 @checked
-def differences(readings: Sequence[TextReading]) -> list[Difference]:
-    """One `Difference` for every head, the largest spread first. All readings must be of the same layers of one model.
+def differences(readings: Sequence[TextReading]) -> list[TextDifference]:
+    """One `TextDifference` for every head, the largest spread first. All readings must be of the same layers of one
+    model.
 
     >>> import torch, regard as rg
     >>> from regard.stats import TextReading
@@ -58,6 +59,6 @@ def differences(readings: Sequence[TextReading]) -> list[Difference]:
             largest = int(spread.argmax())
             numbers = tuple(values[:, largest].tolist())
             head_differences.append(
-                Difference(layers[0].number, head, SHARES[largest], numbers, float(spread[largest]))
+                TextDifference(layers[0].number, head, SHARES[largest], numbers, float(spread[largest]))
             )
     return sorted(head_differences, key=lambda difference: -difference.spread)

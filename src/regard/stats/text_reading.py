@@ -8,8 +8,8 @@ from functools import cached_property
 
 from torch import Tensor
 
-from regard.maps import AttentionMap, Fold
-from regard.stats.profile import Link, Profile, one_text, profile
+from regard.maps import AttentionMap, Reduction
+from regard.stats.profile import Link, ModelProfile, one_text, profile
 from regard.stats.roles import QUERIES, RoleTable
 from regard.stats.warnings import Finding, findings
 
@@ -51,7 +51,7 @@ class TextReading:
 
     title: str
     maps: Mapping[str, AttentionMap]
-    profile: Profile
+    profile: ModelProfile
     roles: RoleTable | None = None
     masks: list[Finding] = field(default_factory=list)
     model: str = ""
@@ -66,7 +66,7 @@ class TextReading:
         *,
         queries: Sequence[str] | None = None,
         batch: int = 0,
-        also: Callable[[AttentionMap], Sequence[Fold]] = lambda weights: (),
+        also: Callable[[AttentionMap], Sequence[Reduction]] = lambda weights: (),
         model: str = "",
         kinds: Mapping[str, str] | None = None,
     ) -> TextReading:

@@ -19,7 +19,7 @@ from regard.stats.profile import one_text
 BOTH, QUERY, KEY = 0, 1, 2
 
 
-class WarpingPath(NamedTuple):
+class TimeAlignment(NamedTuple):
     """The cells of a path, first to last: the index of the query and of the key of each, (cells,).
 
     >>> import torch
@@ -33,7 +33,7 @@ class WarpingPath(NamedTuple):
 
 
 @checked
-def warping_path(gains: Tensor) -> WarpingPath:
+def warping_path(gains: Tensor) -> TimeAlignment:
     """The monotone path of largest sum through `gains` (I, J), from the first cell to the last.
 
     A path steps to the next query, to the next key, or to both: dynamic time warping (Sakoe & Chiba 1978) with the
@@ -57,7 +57,7 @@ def warping_path(gains: Tensor) -> WarpingPath:
         step = KEY if not query else QUERY if not key else int(steps[query + key, 0, query])
         query, key = query - (step != KEY), key - (step != QUERY)
         cells.append((query, key))
-    return WarpingPath(*torch.tensor(cells[::-1]).unbind(1))
+    return TimeAlignment(*torch.tensor(cells[::-1]).unbind(1))
 
 
 def path_sums(gains: Tensor) -> Tensor:

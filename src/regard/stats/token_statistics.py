@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from regard.checks import checked
-from regard.maps import AttentionMap, Fold, MassOn
-from regard.stats.folds import Offsets, SameToken, numbers
+from regard.maps import AttentionMap, MassOn, Reduction
 from regard.stats.statistics import STATISTICS, Allowed, HeadStatistic
+from regard.stats.token_reductions import Offsets, SameToken, numbers
 
 
 def is_punctuation(token: str) -> bool:
@@ -34,7 +34,7 @@ class Chosen(HeadStatistic):
     name: ClassVar[str] = "chosen"
     meaning: ClassVar[str] = "share of the weight on the chosen tokens"
 
-    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+    def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
         return (MassOn(torch.tensor(self.keys, dtype=torch.long)),)
 
 
@@ -54,7 +54,7 @@ class Same(HeadStatistic):
     name: ClassVar[str] = "same"
     meaning: ClassVar[str] = "share of the weight on other occurrences of the same token"
 
-    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+    def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
         keys = self.ids.clone()
         keys[:1] = -1  # equals no token number
         return (SameToken(keys, self.ids),)
@@ -67,7 +67,7 @@ class AtOffsets(HeadStatistic):
     name: ClassVar[str] = "offsets"
     meaning: ClassVar[str] = "share of the weight at offsets -8 to 8"
 
-    def folds(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Fold, ...]:
+    def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
         return Offsets(), Allowed(weights)
 
     def per_head(self, *results: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.checks import checked
 from regard.stats.numbering import head_name
-from regard.stats.profile import LayerProfile, Profile
+from regard.stats.profile import LayerProfile, ModelProfile
 
 #: Printed once with any list of findings.
 CAVEAT = "Weights show what a model attended to, not why it decided. One text is not evidence for a role."
@@ -59,7 +59,7 @@ class Finding:
 
 
 @checked
-def findings(profile: Profile) -> list[Finding]:
+def findings(profile: ModelProfile) -> list[Finding]:
     """All warnings about a profile, layer by layer.
 
     >>> import torch, regard as rg

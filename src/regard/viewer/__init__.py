@@ -7,10 +7,20 @@ from regard.stats import PatchGrid
 from regard.viewer.page import write_page
 from regard.viewer.picture_sheets import picture_sheets
 from regard.viewer.saved import load_run, save_run
-from regard.viewer.sheet import Sheet, page_folds
+from regard.viewer.sheet import Sheet, page_reductions
 from regard.viewer.story import Step, Story
 
-__all__ = ["PatchGrid", "Sheet", "Step", "Story", "load_run", "page_folds", "picture_sheets", "save_run", "write_page"]
+__all__ = [
+    "PatchGrid",
+    "Sheet",
+    "Step",
+    "Story",
+    "load_run",
+    "page_reductions",
+    "picture_sheets",
+    "save_run",
+    "write_page",
+]
 
 if not TYPE_CHECKING:
 

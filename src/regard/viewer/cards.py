@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from regard.stats import LayerProfile, Profile, Role, TextReading
+from regard.stats import LayerProfile, ModelProfile, Role, TextReading
 from regard.stats.head_extremes import NEARBY, HeadValue, entropies_outside, nearby_shares
 from regard.stats.roles import CONTENT, KINDS, LABEL, MARGIN, QUERIES
 from regard.stats.warnings import COMMON_TARGETS, COPY
@@ -202,7 +202,7 @@ def sink(reading: TextReading) -> Iterator[Card]:
     )
 
 
-def _received(profile: Profile) -> tuple[torch.Tensor, float, bool]:
+def _received(profile: ModelProfile) -> tuple[torch.Tensor, float, bool]:
     """The share of all weight that each key receives, the most that equal weights could give to a key, and whether
     they would give that to every key.
     """

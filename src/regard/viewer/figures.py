@@ -20,7 +20,7 @@ from regard.drawing.picture import LARGEST, canvas, heatmap, name_tokens, write_
 from regard.drawing.ramp import colormap
 from regard.errors import RegardError
 from regard.maps import AttentionMap
-from regard.stats import LayerProfile, Offsets, Profile, Role, RoleTable, TextReading
+from regard.stats import LayerProfile, ModelProfile, Offsets, Role, RoleTable, TextReading
 from regard.stats.numbering import head_name, layer_numbers
 from regard.stats.roles import KINDS
 from regard.viewer.cards import cards_of
@@ -110,7 +110,7 @@ def similarity_matrix(layer: LayerProfile) -> Any:
     return figure
 
 
-def received_bars(profile: Profile, layer_index: int) -> Any:
+def received_bars(profile: ModelProfile, layer_index: int) -> Any:
     """The weight that every token receives: the sum over queries, the mean over the heads of a layer."""
     layer = profile.layers[layer_index]
     received = layer.received.mean(0)
@@ -265,7 +265,7 @@ def _sentence(about: dict[str, Any]) -> str:
     return f"{names}. {lead}".lstrip(". ")
 
 
-def _head_of_words(profile: Profile, layer: LayerProfile) -> int:
+def _head_of_words(profile: ModelProfile, layer: LayerProfile) -> int:
     """The head with the least weight on the first token and on special tokens."""
     aside = layer.values["special"]
     return int((aside if 0 in profile.special else aside + layer.values["first"]).argmin())

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from regard.stats import LayerProfile, Link, Profile, TextReading
+from regard.stats import LayerProfile, Link, ModelProfile, TextReading
 from regard.stats.text_reading import plain
 from regard.viewer.sentences import HEAD, PLAIN, Part, layer_name, percent, token, weight_of
 
@@ -43,7 +43,7 @@ def lead_of(reading: TextReading) -> dict[str, Any] | None:
     return None
 
 
-def left_out(profile: Profile) -> str:
+def left_out(profile: ModelProfile) -> str:
     """Which links never lead, as a sentence."""
     if not profile.is_self_attention:
         return "The sentence above leaves out special tokens and punctuation."
@@ -75,12 +75,12 @@ def _clause(reading: TextReading, link: dict[str, Any]) -> list[Part]:
     return [*token(reading, link["key"]), [f", {percent(link['weight'])} in ", PLAIN], [place, HEAD]]
 
 
-def pronouns(profile: Profile) -> list[int]:
+def pronouns(profile: ModelProfile) -> list[int]:
     """The queries that are English pronouns as whole words."""
     return [i for i in words(profile) if plain(profile.query_tokens[i]) in PRONOUNS and _is_whole(profile, i)]
 
 
-def repeated_words(profile: Profile) -> list[int]:
+def repeated_words(profile: ModelProfile) -> list[int]:
     """The queries whose word stands in the text before."""
     seen: set[str] = set()
     repeated = []
@@ -92,12 +92,12 @@ def repeated_words(profile: Profile) -> list[int]:
     return repeated
 
 
-def whole_words(profile: Profile) -> list[int]:
+def whole_words(profile: ModelProfile) -> list[int]:
     """The words that are one token."""
     return [i for i in words(profile) if _is_whole(profile, i)]
 
 
-def words(profile: Profile) -> list[int]:
+def words(profile: ModelProfile) -> list[int]:
     """The queries that have a letter or a digit and are not special."""
     return [i for i in profile.ordinary if _is_word(profile.query_tokens[i])]
 
@@ -106,7 +106,7 @@ def _is_word(text: str) -> bool:
     return any(letter.isalnum() for letter in text)
 
 
-def _is_whole(profile: Profile, at: int) -> bool:
+def _is_whole(profile: ModelProfile, at: int) -> bool:
     """Whether a token is a word of its own, and no piece of one."""
     return not any(text.startswith("##") for text in profile.query_tokens[at : at + 2])
 
@@ -117,7 +117,7 @@ def other_link(reading: TextReading, lead: dict[str, Any]) -> dict[str, Any] | N
     return None if found is None or found[2].weight < LINK else _described(reading, *found)
 
 
-def _strongest(profile: Profile, queries: Sequence[int], without: int = -1) -> tuple[int, int, Link] | None:
+def _strongest(profile: ModelProfile, queries: Sequence[int], without: int = -1) -> tuple[int, int, Link] | None:
     """The index of the layer, the head and the strongest link of some queries, among the links of the profile."""
     if not queries:
         return None
@@ -130,7 +130,7 @@ def _strongest(profile: Profile, queries: Sequence[int], without: int = -1) -> t
     return best
 
 
-def _allowed(profile: Profile, without: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def _allowed(profile: ModelProfile, without: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """A function of queries and keys: whether a link between them may lead. The key `without` is left out."""
     is_self = profile.is_self_attention
     special = {*profile.special, without, *((0,) if is_self else ())}

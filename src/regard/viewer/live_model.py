@@ -14,13 +14,13 @@ from regard.data.corpus import Pair
 from regard.errors import RegardError
 from regard.hf.generation_reader import read_generation
 from regard.hf.text_reader import TextReader
-from regard.maps import AttentionMap, Fold
+from regard.maps import AttentionMap, Reduction
 from regard.seq2seq.evaluation.pair_maps import read_pair
 from regard.seq2seq.models.systems import system
 from regard.seq2seq.runs.run import SETTINGS, Run, load_pretrained, load_run, pretrained_runs
 from regard.viewer.live_request import CHARACTERS, EDITS, STEPS, LiveRequest
 from regard.viewer.questions import attribution_sheet, edited_sheet, generation_sheets
-from regard.viewer.sheet import Sheet, page_folds
+from regard.viewer.sheet import Sheet, page_reductions
 
 #: The most tokens of a typed text.
 TOKENS = 256
@@ -81,11 +81,11 @@ def text_model(reader: TextReader) -> LiveModel:
     most = min(reader.limit or TOKENS, TOKENS)
 
     @contextmanager
-    def reading(text: str, check: Check) -> Iterator[Callable[[AttentionMap], Sequence[Fold]]]:
-        """Around a text that the model reads; yields the folds of the page, which `check` can stop too."""
+    def reading(text: str, check: Check) -> Iterator[Callable[[AttentionMap], Sequence[Reduction]]]:
+        """Around a text that the model reads; yields the reductions of the page, which `check` can stop too."""
         _check_length(len(reader.tokenizer(text, verbose=False)["input_ids"]), most)
         with _stoppable(reader.model, check):
-            yield lambda weights: check() or page_folds(weights)
+            yield lambda weights: check() or page_reductions(weights)
 
     def read(text: str, check: Check) -> list[Sheet]:
         with reading(text, check) as also:

@@ -13,7 +13,7 @@ from regard.hf.window_maps import is_windowed, whole_map
 from regard.maps import AttentionMap
 from regard.stats import PatchGrid, RoleTable, TextReading, patch_roles
 from regard.viewer.pictures import images_of, picture, sound
-from regard.viewer.sheet import Sheet, page_folds
+from regard.viewer.sheet import Sheet, page_reductions
 
 if TYPE_CHECKING:
     from regard.hf.capture.model_maps import WatchedAttention
@@ -207,7 +207,7 @@ def _sheet(group: _Group, pictured: _Pictured, request: _Request, is_sound: bool
         title = TITLES["decoder" if pictured.special is None else "encoder"]
     reading = TextReading.of(
         title if pictured.picture else "Text", group.maps, pictured.tokens, pictured.special, queries=queries,
-        batch=group.batch, also=page_folds, model=request.model,
+        batch=group.batch, also=page_reductions, model=request.model,
     )  # fmt: skip
     sheet = Sheet.of(replace(reading, roles=_roles(group, pictured, request)))
     if pictured.picture is None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from regard.attribution import Attribution, Faithfulness, attribute
-from regard.edits import Edits, KnockOut, where
-from regard.hf.edit_effects import EditEffect, edit_effect
+from regard.attribution import Attribution, FaithfulnessCurves, attribute
+from regard.edits import EditSequence, KnockOut, where
+from regard.hf.edit_effects import EditResult, edit_effect
 from regard.hf.editing import edit
 from regard.hf.generation_reader import GenerationResult
 from regard.hf.text_reader import TextReader, in_one_line
-from regard.maps import AttentionMap, Fold
+from regard.maps import AttentionMap, Reduction
 from regard.stats import TextReading
 from regard.viewer.live_request import EDIT
-from regard.viewer.sheet import Sheet, page_folds
+from regard.viewer.sheet import Sheet, page_reductions
 
 #: Tokens whose states changed most, and probable tokens, of the panel "What changes".
 SHOWN = 6
@@ -24,7 +24,7 @@ def edited_sheet(
     reader: TextReader,
     text: str,
     edits: Sequence[str],
-    also: Callable[[AttentionMap], Sequence[Fold]] = page_folds,
+    also: Callable[[AttentionMap], Sequence[Reduction]] = page_reductions,
     length: int | None = None,
     roles: Any = None,
 ) -> Sheet:
@@ -39,7 +39,7 @@ def edited_sheet(
     >>> sheet.about["title"], float(sheet.maps[2][0, 1, 2, 1])
     ('The cat sat. (without L2.H1: cat → the)', 0.0)
     """
-    knocked_out = Edits(tuple(KnockOut(where(short)) for short in edits))
+    knocked_out = EditSequence(tuple(KnockOut(where(short)) for short in edits))
     effect = edit_effect(reader, text, knocked_out, length, roles)
     named = [(short, edit_in_words(short, effect.tokens)) for short in edits]
     title = in_one_line(text)
@@ -66,7 +66,7 @@ def attribution_sheet(
     text: str,
     method: str,
     target: str | None = None,
-    also: Callable[[AttentionMap], Sequence[Fold]] = page_folds,
+    also: Callable[[AttentionMap], Sequence[Reduction]] = page_reductions,
 ) -> Sheet:
     """The sheet of the links that made a prediction; its charts are the curves of `rg.faithfulness`.
 
@@ -89,7 +89,7 @@ def attribution_data(found: Attribution, title: str) -> dict[str, Any]:
     return {"of": title, "method": found.method, "sentence": found.sentence, "test": [*test, *found.notes]}
 
 
-def faithfulness_charts(test: Faithfulness) -> list[dict[str, Any]]:
+def faithfulness_charts(test: FaithfulnessCurves) -> list[dict[str, Any]]:
     """The curves of deletion and insertion, each with the band of the random orders."""
     counts = test.counts.tolist()
     curves = (("removed", test.deletion, test.random_deletion), ("inserted", test.insertion, test.random_insertion))
@@ -111,7 +111,7 @@ def faithfulness_charts(test: Faithfulness) -> list[dict[str, Any]]:
     ]
 
 
-def effect_data(effect: EditEffect, title: str, edits: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def effect_data(effect: EditResult, title: str, edits: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """What an edit changes, as JSON. `of` is the title of the text with all its weights."""
     predicts = effect.before.ndim == 1
     return {

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.maps import AttentionMap, Fold, Pool
+from regard.maps import AttentionMap, Pool, Reduction
 from regard.maps.pyramid import Pyramid, coarser
 from regard.stats import (
     CAVEAT,
     STATISTICS,
     LayerProfile,
+    ModelProfile,
     Offsets,
-    Profile,
     RoleTable,
     TextReading,
     divergence,
@@ -104,14 +104,14 @@ class Sheet:
         aligned: str = "",
         charts: Sequence[Mapping[str, Any]] = (),
     ) -> Sheet:
-        """The sheet of a reading. A reading made with `also=page_folds` needs no further pass over its maps.
+        """The sheet of a reading. A reading made with `also=page_reductions` needs no further pass over its maps.
 
         A chart is `{"title", "x", "y", "series": [{"name", "points": [[x, y], ...]}]}`, and may have
         a "band", [[x, low, high], ...].
         """
         maps = list(reading.maps.values())
         measured = [
-            layer.also or weights.summarize(*page_folds(weights))
+            layer.also or weights.summarize(*page_reductions(weights))
             for layer, weights in zip(reading.profile.layers, maps, strict=True)
         ]
         pooled = [_pooled(weights, results[0]) for weights, results in zip(maps, measured, strict=True)]
@@ -179,12 +179,12 @@ def base_level(I: int, J: int) -> int:
     return level
 
 
-def page_folds(weights: AttentionMap) -> tuple[Fold, Fold]:
-    """The folds that the page needs besides the profile of a map: cells, and the weight by relative offset.
+def page_reductions(weights: AttentionMap) -> tuple[Reduction, Reduction]:
+    """The reductions that the page needs besides the profile of a map: cells, and the weight by relative offset.
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 3, 4)
-    >>> cells, offsets = rg.viewer.page_folds(rg.Attention()(x, x, x).weights)
+    >>> cells, offsets = rg.viewer.page_reductions(rg.Attention()(x, x, x).weights)
     >>> cells
     Pool(rows=3, cols=3)
     """
@@ -258,7 +258,7 @@ def _places(maps: Sequence[AttentionMap]) -> list[list[float]] | None:
     return [[_short(value) for value in point] for point in head_map(distance.sqrt())]
 
 
-def _start(profile: Profile, lead: dict[str, Any] | None) -> dict[str, int]:
+def _start(profile: ModelProfile, lead: dict[str, Any] | None) -> dict[str, int]:
     """The first view of the page: the link that leads, or a token in the middle."""
     if lead is not None:
         return {name: lead[name] for name in ("layer", "head", "query")}

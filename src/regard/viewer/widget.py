@@ -13,7 +13,7 @@ from regard.stats import TextReading
 from regard.viewer.page import write_page
 from regard.viewer.picture_sheets import picture_sheets
 from regard.viewer.saved import save_run
-from regard.viewer.sheet import Sheet, page_folds, sheets_of
+from regard.viewer.sheet import Sheet, page_reductions, sheets_of
 
 if TYPE_CHECKING:
     from regard.attribution import Attribution
@@ -131,6 +131,6 @@ def _reading(
     batch: int,
     seen: WatchedAttention | None = None,
 ) -> TextReading:
-    options = {"queries": queries, "batch": batch, "also": page_folds}
+    options = {"queries": queries, "batch": batch, "also": page_reductions}
     options |= {} if seen is None else {"model": seen.model, "kinds": seen.kinds}
     return TextReading.of(title, maps, tokens, **options)

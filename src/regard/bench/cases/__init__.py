@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib import import_module
 
-from regard.bench.case import Case, Setting
+from regard.bench.case import BenchSettings, Case
 from regard.errors import RegardError, nearest
 
 #: The names of the groups, in the order of the report. Each is a file of this folder.
@@ -32,7 +32,7 @@ GROUPS = (
 )
 
 
-def cases(setting: Setting, only: Iterable[str] = ()) -> list[Case]:
+def cases(setting: BenchSettings, only: Iterable[str] = ()) -> list[Case]:
     """The cases of the groups `only` (default: all) for the device of the setting."""
     names = [name.strip() for name in only] or list(GROUPS)
     for name in names:

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 import regard as rg
-from regard.bench.case import Aim, Case, Setting, Side
+from regard.bench.case import Aim, BenchSettings, Case, Side
 from regard.bench.peers import packages
 from regard.bench.peers.package import JOEY, KERAS
 
@@ -17,7 +17,7 @@ WIDTH = 256
 SMALL = Aim("memory", 0.1)
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: BenchSettings) -> Iterator[Case]:
     """Forward at 2,048 x 2,048; with backward at 1,024 x 1,024, or larger with --full."""
     if setting.device == "cuda":
         return
@@ -33,7 +33,7 @@ def cases(setting: Setting) -> Iterator[Case]:
         yield _case(setting, "luong_concat", concat, 2048, learns=True)
 
 
-def _case(setting: Setting, mechanism: str, attention: rg.Attention, n: int, learns: bool) -> Case:
+def _case(setting: BenchSettings, mechanism: str, attention: rg.Attention, n: int, learns: bool) -> Case:
     cube = n * n * WIDTH * 4
     needs = cube * (5 if learns else 3)
     aims = (*setting.aims("faster", 6, 4), SMALL)

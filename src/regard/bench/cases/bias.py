@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 import regard as rg
-from regard.bench.case import Aim, Case, Setting, Side
+from regard.bench.case import Aim, BenchSettings, Case, Side
 from regard.bench.peers import sdpa, transformers
 from regard.bench.peers.package import TRANSFORMERS
 
@@ -33,7 +33,7 @@ def attentions() -> dict[str, tuple[str, rg.Attention]]:
         }
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: BenchSettings) -> Iterator[Case]:
     """Forward for all biases, backward for T5; with --full backward for all."""
     if setting.device == "cuda":
         return
@@ -43,7 +43,7 @@ def cases(setting: Setting) -> Iterator[Case]:
                 yield _case(setting, mechanism, what, attention, learns)
 
 
-def _case(setting: Setting, mechanism: str, what: str, attention: rg.Attention, learns: bool) -> Case:
+def _case(setting: BenchSettings, mechanism: str, what: str, attention: rg.Attention, learns: bool) -> Case:
     backward = 3.5 if learns else 1.0
     pairs = LENGTH * LENGTH if attention.mask is None else LENGTH * (LENGTH + 1) // 2
     return Case(
@@ -59,7 +59,7 @@ def _case(setting: Setting, mechanism: str, what: str, attention: rg.Attention, 
     )
 
 
-def _peers(setting: Setting, mechanism: str, attention: rg.Attention, learns: bool) -> Iterator[Side]:
+def _peers(setting: BenchSettings, mechanism: str, attention: rg.Attention, learns: bool) -> Iterator[Side]:
     one = HEADS * LENGTH * LENGTH * 4
     by_distance = mechanism in ("alibi", "t5", "softcap")
     if mechanism == "t5":

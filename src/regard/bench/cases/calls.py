@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from regard.bench.case import CALLS, Aim, Case, Setting, Side
+from regard.bench.case import CALLS, Aim, BenchSettings, Case, Side
 from regard.catalog import mechanism
 from regard.diagnosis.laws import Example
-from regard.engine.kernel import Terms
+from regard.engine.kernel import KernelProblem
 from regard.engine.kernel.attention import forward_call
 from regard.engine.kernel.library import load
 from regard.engine.kernel.running import workspace
@@ -26,7 +26,7 @@ HEADS, WIDTH = 4, 32
 MICROSECONDS = 60
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: BenchSettings) -> Iterator[Case]:
     """Few queries and many, with and without gradients. One thread computes each of these calls."""
     if setting.device == "cuda" or load() is None:
         return
@@ -70,7 +70,7 @@ def bare(learns: bool, *inputs: Tensor) -> Callable[..., Tensor]:
     sizes = Sizes.of(query, key, value)
     with torch.set_grad_enabled(learns):
         positions = Positions.aligned_to_end(sizes.I, sizes.J)
-        terms = Terms.of(Problem(rg.Attention(mask=rg.causal()), query, key, value, positions, sizes))
+        terms = KernelProblem.of(Problem(rg.Attention(mask=rg.causal()), query, key, value, positions, sizes))
     output, logsumexp = torch.zeros(inputs[0].shape), torch.zeros(inputs[0].shape[:3])
     setting = terms.setting()
     name, call, _ = forward_call(setting, terms.inputs(), output, logsumexp)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from regard.bench.case import Case, Setting
+from regard.bench.case import BenchSettings, Case
 from regard.catalog import mechanism
 
 LENGTH, HEADS, WIDTH = 2048, 4, 64
@@ -31,7 +31,7 @@ BUILDS: dict[str, dict[str, int]] = {
 }
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: BenchSettings) -> Iterator[Case]:
     """A prompt of 2,048 tokens."""
     if setting.device == "cuda":
         return
@@ -48,12 +48,12 @@ def cases(setting: Setting) -> Iterator[Case]:
 def _attention(name: str) -> tuple[rg.Attention, dict[str, int]]:
     """The mechanism, and the sizes of its queries and values."""
     entry = mechanism(name)
-    widths = {key: size for key, size in entry.sizes.items() if key == "value_width" or entry.sizes.get("width") == 1}
+    widths = {key: size for key, size in entry.sizes.items() if key == "value_dim" or entry.sizes.get("width") == 1}
     sizes = {"batch": 1, "heads": HEADS, "key_heads": HEADS, "queries": LENGTH, "keys": LENGTH, "width": WIDTH}
     return entry.build(**(entry.tiny | BUILDS[name])), sizes | widths  # type: ignore[return-value]
 
 
-def inputs_of(name: str, setting: Setting) -> tuple[Tensor, ...]:
+def inputs_of(name: str, setting: BenchSettings) -> tuple[Tensor, ...]:
     """Queries, keys, values and the tensors of the call, in the order of their names."""
     attention, sizes = _attention(name)
     example = mechanism(name).example(dtype=torch.float32, **sizes)[1:]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from regard.bench.case import Aim, Case, Setting, Side, random_inputs
+from regard.bench.case import Aim, BenchSettings, Case, Side, random_inputs
 from regard.bench.peers import composites as peers
 from regard.bench.peers.package import TRANSFORMERS
 
@@ -20,7 +20,7 @@ SEGMENT = 512
 SAME = (Aim("time", 1.1),)
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: BenchSettings) -> Iterator[Case]:
     """One row for each mechanism; transformers' module, or its formula on torch's fused kernel."""
     if setting.device == "cuda":
         return
@@ -48,7 +48,7 @@ def _built(name: str, **arguments: Any) -> Any:
         return rg.mechanism(name).build(**arguments).eval()
 
 
-def _case(setting: Setting, name: str, attention: Any, side: Side) -> Case:
+def _case(setting: BenchSettings, name: str, attention: Any, side: Side) -> Case:
     return Case(
         group="composites",
         work=f"{name}, n = {LENGTH:,}, {HEADS} heads of {WIDTH}",
@@ -59,14 +59,14 @@ def _case(setting: Setting, name: str, attention: Any, side: Side) -> Case:
     )
 
 
-def _differential(setting: Setting) -> Case:
+def _differential(setting: BenchSettings) -> Case:
     attention = _built("differential", width=WIDTH // 2)
     return _case(
         setting, "differential", attention, Side("DiffLlama", partial(peers.diffllama, attention), SAME, TRANSFORMERS)
     )
 
 
-def _nsa(setting: Setting) -> Case:
+def _nsa(setting: BenchSettings) -> Case:
     attention = _built("nsa")
     side = Side(
         "SDPA with dense masks",
@@ -84,7 +84,7 @@ def _nsa(setting: Setting) -> Case:
     )
 
 
-def nsa_inputs(setting: Setting) -> tuple[Tensor, ...]:
+def nsa_inputs(setting: BenchSettings) -> tuple[Tensor, ...]:
     """Queries, keys and values, and three gates in (0, 1)."""
     shapes = (1, HEADS, LENGTH, WIDTH), (1, 2, LENGTH, WIDTH), (1, 2, LENGTH, WIDTH), (1, HEADS, LENGTH, 3)
     *tensors, gates = random_inputs(shapes, setting.device, setting.dtype)
@@ -96,10 +96,10 @@ def gated(attention: Any, *inputs: Tensor) -> Callable[..., rg.AttentionOutput]:
     return lambda q, k, v, gates: attention(q, k, v, gates=gates)
 
 
-def _latent_cache(setting: Setting) -> Case:
+def _latent_cache(setting: BenchSettings) -> Case:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        sizes: Any = {"latent_width": 256, "head_width": 64, "rotated_width": 32}
+        sizes: Any = {"latent_dim": 256, "head_dim": 64, "rotary_dim": 32}
         layer = rg.nn.MultiHeadLatentAttention(1024, 16, **sizes).eval()
     return Case(
         group="composites",
@@ -118,7 +118,7 @@ def next_token(layer: Any, *inputs: Tensor) -> Callable[..., Tensor]:
     return lambda prompt, token: layer.advance(token, cache)[0]
 
 
-def _output_gate(setting: Setting) -> Case:
+def _output_gate(setting: BenchSettings) -> Case:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layer = rg.nn.MultiHeadAttention(512, HEADS, bias=False, is_causal=True, output_gate=True).eval()

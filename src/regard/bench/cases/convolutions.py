@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import regard as rg
-from regard.bench.case import Aim, Case, Setting, Side, random_inputs
+from regard.bench.case import Aim, BenchSettings, Case, Side, random_inputs
 
 #: Channels and tokens: those of LFM2-1.2B, and of a small Hyena.
 CHANNELS, LENGTH = 2048, 1024
 LONG_CHANNELS, LONG_LENGTH = 64, 8192
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: BenchSettings) -> Iterator[Case]:
     """A short convolution of three tokens, and one as long as the text."""
     if setting.device == "cuda":
         return

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from regard.bench.case import Aim, Case, Setting, Side
+from regard.bench.case import Aim, BenchSettings, Case, Side
 from regard.bench.peers import sdpa, transformers
 from regard.bench.peers.package import TRANSFORMERS
 from regard.catalog import mechanism
@@ -21,7 +21,7 @@ RING = (8, 64, 4096)
 SEEN, STEPS = 65_536, 64
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: BenchSettings) -> Iterator[Case]:
     """Grouped heads at two batch sizes, then growing caches and ring caches."""
     if setting.device == "cuda":
         return
@@ -31,7 +31,7 @@ def cases(setting: Setting) -> Iterator[Case]:
     yield from _ring(setting)
 
 
-def _grouped(setting: Setting, batch: int) -> Case:
+def _grouped(setting: BenchSettings, batch: int) -> Case:
     shape = (batch, KEY_HEADS, KEYS, WIDTH)
     kernel = partial(sdpa.sdpa, enable_gqa=True)
     return Case(
@@ -53,7 +53,7 @@ def small_decoding() -> Example:
     return mechanism("grouped_query").example(queries=2, keys=24)
 
 
-def _through_cache(setting: Setting) -> Case:
+def _through_cache(setting: BenchSettings) -> Case:
     shapes = (1, HEADS, 1, WIDTH), (1, KEY_HEADS, KEYS, WIDTH), (1, KEY_HEADS, KEYS, WIDTH)
     return Case(
         group="decoding",
@@ -82,7 +82,7 @@ def grown(query: Tensor, key: Tensor, value: Tensor) -> Callable[..., Tensor]:
     return run
 
 
-def _ring(setting: Setting) -> Iterator[Case]:
+def _ring(setting: BenchSettings) -> Iterator[Case]:
     heads, width, window = RING
     inputs = setting.inputs(*[(1, heads, window, width)] * 3)
     yield Case(

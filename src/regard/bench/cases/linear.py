@@ -9,7 +9,7 @@ from functools import partial
 from torch import Tensor
 
 import regard as rg
-from regard.bench.case import Aim, Case, Setting, Side
+from regard.bench.case import Aim, BenchSettings, Case, Side
 from regard.bench.peers import packages, sdpa
 from regard.bench.peers.package import FLA, LINEAR_TRANSFORMER, PERFORMER
 
@@ -26,15 +26,15 @@ class SoftmaxAndExp(rg.FeatureMap):
         return query.softmax(-1), key.exp()
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: BenchSettings) -> Iterator[Case]:
     """Causal at 16,384 tokens, with --full also at 65,536."""
     gpu = setting.device == "cuda"
-    plain = rg.Attention(rg.KernelScore(rg.EluPlusOne()), mask=rg.causal(), normalizer=rg.SumNormalizer())
+    plain = rg.Attention(rg.FeatureScore(rg.EluPlusOne()), mask=rg.causal(), normalizer=rg.SumNormalizer())
     for n in (16_384, 65_536) if gpu else (4096, 16_384, 65_536) if setting.full else (4096, 16_384):
         yield _linear(setting, plain, n)
     if gpu:
         return
-    softmax = rg.Attention(rg.KernelScore(SoftmaxAndExp()), mask=rg.causal(), normalizer=rg.SumNormalizer())
+    softmax = rg.Attention(rg.FeatureScore(SoftmaxAndExp()), mask=rg.causal(), normalizer=rg.SumNormalizer())
     side = Side(
         "linear-attention-transformer",
         partial(packages.linear_transformer, 64),
@@ -46,7 +46,7 @@ def cases(setting: Setting) -> Iterator[Case]:
     )
     yield _case(setting, "linear", "linear, softmax(q) and exp(k)", softmax, 16_384, (side,))
     performer = rg.Attention(
-        rg.KernelScore(rg.RandomFeatures(WIDTH, FEATURES)), mask=rg.causal(), normalizer=rg.SumNormalizer()
+        rg.FeatureScore(rg.RandomFeatures(WIDTH, FEATURES)), mask=rg.causal(), normalizer=rg.SumNormalizer()
     )
     theirs = Side(
         "performer-pytorch",
@@ -61,7 +61,7 @@ def cases(setting: Setting) -> Iterator[Case]:
     yield _case(setting, "performer", f"Performer, {FEATURES} features", performer, 16_384, (kernel, theirs))
 
 
-def _linear(setting: Setting, attention: rg.Attention, n: int) -> Case:
+def _linear(setting: BenchSettings, attention: rg.Attention, n: int) -> Case:
     gpu = setting.device == "cuda"
     aims = (Aim("faster", 5),) if gpu and n == 65_536 else (Aim("faster", 15),) if n == 16_384 and not gpu else ()
     peers = [Side("SDPA, causal", sdpa.causal, aims, differs=SOFTMAX)] if n <= 16_384 or gpu else []
@@ -72,7 +72,7 @@ def _linear(setting: Setting, attention: rg.Attention, n: int) -> Case:
 
 
 def _case(
-    setting: Setting, mechanism: str, what: str, attention: rg.Attention, n: int, peers: tuple[Side, ...]
+    setting: BenchSettings, mechanism: str, what: str, attention: rg.Attention, n: int, peers: tuple[Side, ...]
 ) -> Case:
     return Case(
         group="linear",

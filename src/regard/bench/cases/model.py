@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from regard.bench.case import Aim, Case, Setting, Side
+from regard.bench.case import Aim, BenchSettings, Case, Side
 from regard.bench.peers.package import TRANSFORMERS
-from regard.stats import Profile, profile
+from regard.stats import ModelProfile, profile
 
 LENGTH, WINDOW, WORDS = 16_384, 1024, 1000
 #: Tokens of the text whose profile is computed.
@@ -22,7 +22,7 @@ LONG = 32_768
 TEXTS = (32, 512)
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: BenchSettings) -> Iterator[Case]:
     """Prefill of a Mistral-like model, and texts through an encoder; both need transformers on both sides."""
     if setting.device == "cuda" or find_spec("transformers") is None:
         return
@@ -45,7 +45,7 @@ def cases(setting: Setting) -> Iterator[Case]:
     yield whole_profile(setting)
 
 
-def whole_profile(setting: Setting) -> Case:
+def whole_profile(setting: BenchSettings) -> Case:
     """The statistics of a long text beside its forward alone."""
     bare = partial(llama, lambda model, ids: model(ids, use_cache=False).last_hidden_state)
     return Case(
@@ -117,7 +117,7 @@ def llama(run: Callable[[Any, Tensor], Any], ids: Tensor) -> Callable[[Tensor], 
     return partial(run, _drawn(LlamaModel, config, "sdpa"))
 
 
-def profiled(model: Any, ids: Tensor) -> Profile:
+def profiled(model: Any, ids: Tensor) -> ModelProfile:
     """A watched forward, and every statistic, the strongest links and the similarity of all heads."""
     with rg.watch(model) as seen:
         model(ids, use_cache=False)

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 import regard as rg
-from regard.bench.case import Aim, Case, Setting, Side
+from regard.bench.case import Aim, BenchSettings, Case, Side
 from regard.bench.peers import packages
 from regard.bench.peers.package import X_TRANSFORMERS
 
 BATCH, LENGTH, WIDTH, HEADS = 32, 128, 512, 8
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: BenchSettings) -> Iterator[Case]:
     """Against torch's module, and against x-transformers, whose projections have no biases."""
     if setting.device == "cuda":
         return

@@ -10,14 +10,14 @@ from functools import partial
 import torch
 
 import regard as rg
-from regard.bench.case import Aim, Case, Setting, Side
+from regard.bench.case import Aim, BenchSettings, Case, Side
 from regard.bench.peers import sdpa
 from regard.diagnosis.laws import Example
 
 HEADS, WIDTH = 8, 64
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: BenchSettings) -> Iterator[Case]:
     """32 documents beside one call each; beside a dense mask a dozen, unless all is asked for; a padded batch."""
     gpu = setting.device == "cuda"
     lengths = document_lengths(32)
@@ -46,7 +46,7 @@ def document_lengths(count: int) -> tuple[int, ...]:
     return tuple(drawn.randint(100, 2000) for _ in range(count))
 
 
-def _packed(setting: Setting, lengths: tuple[int, ...], peers: tuple[Side, ...], learns: bool = False) -> Case:
+def _packed(setting: BenchSettings, lengths: tuple[int, ...], peers: tuple[Side, ...], learns: bool = False) -> Case:
     n, backward = sum(lengths), 3.5 if learns else 1.0
     return Case(
         group="packed",
@@ -62,7 +62,7 @@ def _packed(setting: Setting, lengths: tuple[int, ...], peers: tuple[Side, ...],
     )
 
 
-def _padded(setting: Setting) -> Case:
+def _padded(setting: BenchSettings) -> Case:
     lengths = document_lengths(8)
     n = max(lengths)
     mask = rg.padding(lengths)

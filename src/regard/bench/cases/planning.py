@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from regard.bench.case import Aim, Case, Setting, Side, random_inputs
+from regard.bench.case import Aim, BenchSettings, Case, Side, random_inputs
 from regard.bench.cases.packed import document_lengths, small_packed
 from regard.bench.cases.sparse import small_prefix
 from regard.bench.peers import sdpa
@@ -20,7 +20,7 @@ HEADS, WIDTH, LENGTH = 8, 64, 65_536
 THEIRS = 16_384
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: BenchSettings) -> Iterator[Case]:
     """Every mask of the other groups at 65,536 tokens."""
     if setting.device == "cuda":
         return

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import regard as rg
-from regard.bench.case import Aim, Case, Setting, Side, random_inputs
+from regard.bench.case import Aim, BenchSettings, Case, Side, random_inputs
 from regard.bench.peers import recurrent
 from regard.bench.peers.package import TRANSFORMERS
 
@@ -21,7 +21,7 @@ SSM = (24, 64, 128)
 FORWARD, LEARNING = (Aim("faster", 3),), (Aim("faster", 2),)
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: BenchSettings) -> Iterator[Case]:
     """A prompt of 4,096 tokens, training on 2,048, one token, and longer prompts."""
     if setting.device == "cuda":
         return
@@ -35,7 +35,7 @@ def cases(setting: Setting) -> Iterator[Case]:
         yield _delta(setting, n, ())
 
 
-def _delta(setting: Setting, n: int, peers: tuple[Side, ...], learns: bool = False) -> Case:
+def _delta(setting: BenchSettings, n: int, peers: tuple[Side, ...], learns: bool = False) -> Case:
     what = "Gated DeltaNet" + (", forward and backward" if learns else "")
     heads = HEADS if n <= 4096 else 2
     return Case(
@@ -51,7 +51,7 @@ def _delta(setting: Setting, n: int, peers: tuple[Side, ...], learns: bool = Fal
     )
 
 
-def delta_inputs(setting: Setting, n: int, heads: int = HEADS) -> tuple[Tensor, ...]:
+def delta_inputs(setting: BenchSettings, n: int, heads: int = HEADS) -> tuple[Tensor, ...]:
     """Queries, keys, values, log-decays of about -0.1, and betas."""
     shapes = ((1, heads, n, WIDTH),) * 3 + ((1, heads, n),) * 2
     q, k, v, decay, beta = random_inputs(shapes, setting.device, setting.dtype)
@@ -64,7 +64,7 @@ def delta(*inputs: Tensor) -> Callable[..., rg.AttentionOutput]:
     return lambda q, k, v, decay, beta: attention(q, k, v, log_decay=decay, beta=beta)
 
 
-def _next_delta(setting: Setting) -> Case:
+def _next_delta(setting: BenchSettings) -> Case:
     return Case(
         group="recurrent",
         work=f"Gated DeltaNet, the next token, {HEADS} heads of {WIDTH}",
@@ -86,7 +86,7 @@ def next_delta(*inputs: Tensor) -> Callable[..., Tensor]:
     return run
 
 
-def _state_space(setting: Setting, n: int, peers: tuple[Side, ...]) -> Case:
+def _state_space(setting: BenchSettings, n: int, peers: tuple[Side, ...]) -> Case:
     heads, width, state = SSM
     return Case(
         group="recurrent",
@@ -99,7 +99,7 @@ def _state_space(setting: Setting, n: int, peers: tuple[Side, ...]) -> Case:
     )
 
 
-def state_space_inputs(setting: Setting, n: int) -> tuple[Tensor, ...]:
+def state_space_inputs(setting: BenchSettings, n: int) -> tuple[Tensor, ...]:
     """C and B, the same for all heads, x, and steps of about 0.1."""
     heads, width, state = SSM
     shapes = ((1, 1, n, state),) * 2 + ((1, heads, n, width), (1, heads, n))

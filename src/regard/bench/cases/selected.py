@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor
 
 import regard as rg
-from regard.bench.case import Aim, Case, Setting, Side, random_inputs
+from regard.bench.case import Aim, BenchSettings, Case, Side, random_inputs
 from regard.bench.peers import selected
 
 LENGTH, HEADS, KEY_HEADS, WIDTH = 4096, 8, 2, 64
@@ -20,7 +20,7 @@ KEYS, INDEX_HEADS, INDEX_WIDTH = 512, 4, 32
 ONE_KEY = 0.05
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: BenchSettings) -> Iterator[Case]:
     """One call of 4,096 tokens of each, the choice included."""
     if setting.device == "cuda":
         return
@@ -45,7 +45,7 @@ def cases(setting: Setting) -> Iterator[Case]:
     )
 
 
-def _without_ties(shapes: tuple[tuple[int, ...], ...], setting: Setting) -> tuple[Tensor, ...]:
+def _without_ties(shapes: tuple[tuple[int, ...], ...], setting: BenchSettings) -> tuple[Tensor, ...]:
     """Random tensors, those of the indexer positive, so that relu makes no equal scores: topk of torch takes any."""
     q, k, v, *index = random_inputs(shapes, setting.device, setting.dtype)
     return q, k, v, *(x.abs() for x in index)

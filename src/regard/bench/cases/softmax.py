@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import regard as rg
-from regard.bench.case import Aim, Case, Setting, Side, allowed_pairs
+from regard.bench.case import Aim, BenchSettings, Case, Side, allowed_pairs
 from regard.bench.peers import sdpa, transformers
 from regard.bench.peers.package import TRANSFORMERS
 
@@ -15,7 +15,7 @@ HEADS, WIDTH = 8, 64
 EAGER, DENSE = 2048, 8192
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: BenchSettings) -> Iterator[Case]:
     """Forward at all lengths; forward and backward up to 8,192, with --full at all lengths."""
     gpu = setting.device == "cuda"
     lengths = (2048, 8192, 16_384) if gpu else (512, 2048, 8192, 16_384)
@@ -26,7 +26,7 @@ def cases(setting: Setting) -> Iterator[Case]:
                     yield _case(setting, name, mask, n, learns)
 
 
-def _case(setting: Setting, name: str, mask: rg.Mask | None, n: int, learns: bool) -> Case:
+def _case(setting: BenchSettings, name: str, mask: rg.Mask | None, n: int, learns: bool) -> Case:
     kernel = sdpa.sdpa if mask is None else sdpa.causal
     aims = (Aim("time", 1 / 0.99),) if setting.device == "cuda" else _aims(setting, learns)
     peers = [Side("SDPA", kernel, aims, tolerance=_tolerance(setting))]
@@ -53,7 +53,7 @@ def _case(setting: Setting, name: str, mask: rg.Mask | None, n: int, learns: boo
 
 def _on_gpu(attention: rg.Attention, n: int) -> list[Side]:
     """FlexAttention, and the dense formula where it fits."""
-    tolerance = _tolerance(Setting("cuda"))
+    tolerance = _tolerance(BenchSettings("cuda"))
     flex = Side("FlexAttention, compiled", partial(sdpa.flex, attention.mask), tolerance=tolerance, compiles=True)
     formula = Side(
         "the dense formula", partial(sdpa.eager, attention), tolerance=tolerance, needs=8 * HEADS * n * n * 4
@@ -61,9 +61,9 @@ def _on_gpu(attention: rg.Attention, n: int) -> list[Side]:
     return [flex, formula] if n <= DENSE else [flex]
 
 
-def _aims(setting: Setting, learns: bool) -> tuple[Aim, ...]:
+def _aims(setting: BenchSettings, learns: bool) -> tuple[Aim, ...]:
     return setting.aims("faster", 1.6, 1.1) if learns else setting.aims("faster", 2.0, 1.15)
 
 
-def _tolerance(setting: Setting) -> float:
+def _tolerance(setting: BenchSettings) -> float:
     return 3e-2 if setting.device == "cuda" else 1e-4

@@ -7,7 +7,7 @@ from functools import cache, partial
 from importlib.util import find_spec
 
 import regard as rg
-from regard.bench.case import Aim, Build, Case, Setting, Side, allowed_pairs
+from regard.bench.case import Aim, BenchSettings, Build, Case, Side, allowed_pairs
 from regard.bench.cases.packed import small
 from regard.bench.peers import sdpa, transformers
 from regard.bench.peers.package import TRANSFORMERS
@@ -17,7 +17,7 @@ HEADS, WIDTH, LENGTH, BLOCK = 8, 64, 8192, 64
 BOTH_SIDES, NUM_GLOBAL = 512, 16
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: BenchSettings) -> Iterator[Case]:
     """Each mask against a dense mask, with --full also against compiled FlexAttention."""
     if setting.device == "cuda":
         return
@@ -35,7 +35,7 @@ def cases(setting: Setting) -> Iterator[Case]:
     yield _case(setting, "prefix", "prefix of 512, then causal", prefix, example=small_prefix)
 
 
-def _branches_and_pictures(setting: Setting) -> Iterator[Case]:
+def _branches_and_pictures(setting: BenchSettings) -> Iterator[Case]:
     """Trees, continuations of one prefix, an image and a video."""
     trunk, branch = 2048, 96
     parents = [-1 if token % branch == 0 else token - 1 for token in range(LENGTH - trunk)]
@@ -48,7 +48,7 @@ def _branches_and_pictures(setting: Setting) -> Iterator[Case]:
     yield _case(setting, "sliding_tiles", "sliding tiles, 3 x 3 x 3 of 4 x 4 x 8 tiles", video)
 
 
-def _faster(setting: Setting) -> tuple[Aim, ...]:
+def _faster(setting: BenchSettings) -> tuple[Aim, ...]:
     return setting.aims("faster", 8, 5)
 
 
@@ -58,7 +58,7 @@ def small_prefix():
 
 
 def _case(
-    setting: Setting,
+    setting: BenchSettings,
     mechanism: str,
     what: str,
     mask: rg.Mask,
@@ -87,7 +87,7 @@ def _case(
     )
 
 
-def _bigbird(setting: Setting) -> Case:
+def _bigbird(setting: BenchSettings) -> Case:
     """BigBird with the random blocks of transformers if it is installed; there the last block is global, too."""
     if find_spec("transformers") is None:
         mask = rg.bigbird(LENGTH, BLOCK)

@@ -10,20 +10,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import regard as rg
-from regard.bench.case import Case, Setting, Side
+from regard.bench.case import BenchSettings, Case, Side
 from regard.bench.peers import sdpa
 
 HEADS, WIDTH, TOP, CELLS = 2, 64, 8, 512
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: BenchSettings) -> Iterator[Case]:
     """At 8,192 tokens, with --full also at 32,768."""
     for n in (8192, 32_768) if setting.full else (8192,):
         for name, mask in (("plain", None), ("causal", rg.causal())):
             yield _case(setting, name, mask, n)
 
 
-def _case(setting: Setting, name: str, mask: rg.Mask | None, n: int) -> Case:
+def _case(setting: BenchSettings, name: str, mask: rg.Mask | None, n: int) -> Case:
     kernel = sdpa.sdpa if mask is None else sdpa.causal
     no_statistics = "it computes no statistics"
     flex = Side("FlexAttention, only forward", partial(sdpa.flex, mask), differs=no_statistics, compiles=True)

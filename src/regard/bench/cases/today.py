@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import regard as rg
-from regard.bench.case import Aim, Case, Setting, Side, allowed_pairs
+from regard.bench.case import Aim, BenchSettings, Case, Side, allowed_pairs
 from regard.bench.peers import sdpa
 from regard.catalog import mechanism
 
@@ -43,7 +43,7 @@ def attentions() -> dict[str, rg.Attention]:
     return {name: attention for name, attention in built.items() if isinstance(attention, rg.Attention)}
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: BenchSettings) -> Iterator[Case]:
     """Forward at 2,048 tokens."""
     if setting.device == "cuda":
         return
@@ -55,7 +55,7 @@ def cases(setting: Setting) -> Iterator[Case]:
 
 
 def _case(
-    setting: Setting,
+    setting: BenchSettings,
     name: str,
     attention: rg.Attention,
     peer: Side,

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from functools import partial
 
 import regard as rg
-from regard.bench.case import Aim, Build, Case, Setting, Side, allowed_pairs
+from regard.bench.case import Aim, BenchSettings, Build, Case, Side, allowed_pairs
 from regard.bench.peers import packages, sdpa, transformers
 from regard.bench.peers.package import LOCAL, TRANSFORMERS
 
 HEADS, WIDTH = 8, 64
 
 
-def cases(setting: Setting) -> Iterator[Case]:
+def cases(setting: BenchSettings) -> Iterator[Case]:
     """Windows of 256 and 1,024 against all peers that have them, then growth with the length."""
     gpu = setting.device == "cuda"
     for size in (256, 1024):
@@ -31,7 +31,7 @@ def _mask(size: int) -> rg.Mask:
     return rg.causal() & rg.window(size)
 
 
-def _dense_and_compiled(setting: Setting, size: int, n: int) -> tuple[Side, ...]:
+def _dense_and_compiled(setting: BenchSettings, size: int, n: int) -> tuple[Side, ...]:
     gpu = setting.device == "cuda"
     tolerance = 3e-2 if gpu else 1e-4
     found = []
@@ -59,7 +59,7 @@ def _dense_and_compiled(setting: Setting, size: int, n: int) -> tuple[Side, ...]
     return tuple(found)
 
 
-def _case(setting: Setting, size: int, n: int, peers: tuple[Side, ...], learns: bool = False) -> Case:
+def _case(setting: BenchSettings, size: int, n: int, peers: tuple[Side, ...], learns: bool = False) -> Case:
     backward = 3.5 if learns else 1.0
     mask = _mask(size)
     return Case(
@@ -77,7 +77,7 @@ def _case(setting: Setting, size: int, n: int, peers: tuple[Side, ...], learns: 
     )
 
 
-def _grows(setting: Setting, size: int, n: int) -> Case:
+def _grows(setting: BenchSettings, size: int, n: int) -> Case:
     """Against itself at a fourth or half of the length: `faster` than its share would be quadratic."""
     short = 16_384
     same = Side(
@@ -95,7 +95,7 @@ def _shorter(attention: rg.Attention, length: int, *inputs):
     return lambda *whole: attention(*short).output
 
 
-def _beside_local_attention(setting: Setting, size: int, learns: bool) -> Case:
+def _beside_local_attention(setting: BenchSettings, size: int, learns: bool) -> Case:
     """local-attention attends to one more key for the same size."""
     build: Build = partial(packages.local_attention, size)
     side = Side("local-attention", build, setting.aims("faster", 6, 4), LOCAL)

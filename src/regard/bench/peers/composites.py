@@ -127,7 +127,7 @@ def deepseek(ours: Any, length: int, *inputs: Tensor) -> Callable[..., Tensor]:
     from transformers import DeepseekV3Config, DynamicCache
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 
-    (_, D, C), E, R = ours.attention.score.weight.shape, ours.value.shape[-1], ours.rotated_width
+    (_, D, C), E, R = ours.attention.score.weight.shape, ours.value.shape[-1], ours.rotary_dim
     widths = {"kv_lora_rank": C, "qk_rope_head_dim": R, "qk_nope_head_dim": D, "v_head_dim": E, "q_lora_rank": None}
     sizes: Any = {"hidden_size": ours.latent.in_features, "num_attention_heads": ours.num_heads, **widths}
     sizes |= {"num_key_value_heads": ours.num_heads, "rope_interleave": False, "attn_implementation": "sdpa"}
@@ -157,7 +157,7 @@ def qwen3_next(ours: Any, *inputs: Tensor) -> Callable[..., Tensor]:
     from transformers import Qwen3NextConfig
     from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention
 
-    n, H, D = inputs[0].shape[1], ours.num_heads, ours.head_width
+    n, H, D = inputs[0].shape[1], ours.num_heads, ours.head_dim
     sizes: Any = {"hidden_size": H * D, "num_attention_heads": H, "num_key_value_heads": H, "head_dim": D}
     sizes |= {"attn_implementation": "sdpa"}
     layer: Any = Qwen3NextAttention(Qwen3NextConfig(**sizes), 0).eval()

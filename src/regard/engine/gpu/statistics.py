@@ -10,14 +10,14 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from regard.engine.kernel import Terms
+from regard.engine.kernel import KernelProblem
 from regard.engine.kernel.engine import LARGEST_WIDTH, MASK_BYTES
 from regard.engine.kernel.statistics import Statistics
 from regard.engine.kernel.structures import DTYPES
 from regard.engine.problem import Problem
 from regard.pieces.bias import ShawBias
+from regard.pieces.data_masks import mask_mod
 from regard.pieces.mask import Mask, leaves
-from regard.pieces.mask_data import mask_mod
 from regard.pieces.normalizer import LearnedSink, Softmax
 from regard.shapes import to_device
 
@@ -33,7 +33,7 @@ KNOWN_INPUTS = {"query", "key", "value", "before", "after", "sink"}
 SCORE_BLOCKS = {"QUERIES", "KEYS", "WIDTH"}
 
 
-def terms_of(problem: Problem) -> Terms | None:
+def terms_of(problem: Problem) -> KernelProblem | None:
     """The problem as the kernel computes it, or None if it cannot: softmax of scaled dot products in float32 or less,
     with masks of this package, and a number for each distance j - i before and after one soft cap.
     """
@@ -42,7 +42,7 @@ def terms_of(problem: Problem) -> Terms | None:
         return None
     if query.dtype != key.dtype or query.dtype not in DTYPES or query.shape[-1] > LARGEST_WIDTH:
         return None
-    terms = Terms(problem, QUERIES)
+    terms = KernelProblem(problem, QUERIES)
     if terms.unfit_bias() is not None or any(isinstance(bias, ShawBias) for bias in attention.bias):
         return None
     return terms if _has_known_masks(attention.mask) and terms.mask_bytes <= MASK_BYTES else None
@@ -64,7 +64,7 @@ def kernels() -> ModuleType:
     return import_module("regard.engine.gpu.statistics_kernel")
 
 
-def add_statistics(terms: Terms, logsumexp: Tensor, wanted: Statistics, queries: range | None = None) -> None:
+def add_statistics(terms: KernelProblem, logsumexp: Tensor, wanted: Statistics, queries: range | None = None) -> None:
     """Fill the tensors of `wanted` with the statistics of all weights, or of those of some queries."""
     queries = range(terms.problem.sizes.I) if queries is None else queries
     scores = _scores(terms, logsumexp.float().masked_fill(logsumexp.isneginf(), torch.inf).contiguous())
@@ -75,7 +75,7 @@ def add_statistics(terms: Terms, logsumexp: Tensor, wanted: Statistics, queries:
         wanted.top_keys.copy_(wanted.top_keys.gather(-1, order.indices))
 
 
-def logsumexp_of(terms: Terms) -> Tensor:
+def logsumexp_of(terms: KernelProblem) -> Tensor:
     """The log-sum-exp of every row, (B, H, I), with the share of a sink."""
     s, query = terms.problem.sizes, terms.problem.query
     logsumexp = torch.full((s.B, s.H, s.I), -torch.inf, dtype=torch.float32, device=query.device)
@@ -85,7 +85,7 @@ def logsumexp_of(terms: Terms) -> Tensor:
 
 
 def _launch(
-    name: str, terms: Terms, queries: range, scores: tuple, result: tuple | Tensor, blocks: dict[str, int]
+    name: str, terms: KernelProblem, queries: range, scores: tuple, result: tuple | Tensor, blocks: dict[str, int]
 ) -> None:
     """Run a kernel on the tiles of these queries: one program for each tile, head and batch entry."""
     s = terms.problem.sizes
@@ -93,12 +93,12 @@ def _launch(
     programs = len(tiles) * s.H * (1 if terms.layout.has_entries else s.B)
     if programs == 0:
         return
-    sizes = kernels().Sizes(len(tiles), s.H, s.R, s.I, s.J, s.D, queries.start, queries.stop)
+    sizes = kernels().KernelSizes(len(tiles), s.H, s.R, s.I, s.J, s.D, queries.start, queries.stop)
     with torch.cuda.device_of(terms.problem.query):  # Triton runs on the current device
         getattr(kernels(), name)[(programs,)](scores, _pattern(terms, tiles), sizes, result, **blocks)
 
 
-def _scores(terms: Terms, logsumexp: Tensor | None) -> tuple:
+def _scores(terms: KernelProblem, logsumexp: Tensor | None) -> tuple:
     inputs, problem = terms.inputs(), terms.problem
     unknown = [name for name, t in inputs._asdict().items() if t is not None and name not in KNOWN_INPUTS]
     assert not unknown, f"the Triton kernel computes nothing with {unknown}"
@@ -108,7 +108,7 @@ def _scores(terms: Terms, logsumexp: Tensor | None) -> tuple:
     return kernels().Scores(query, strides[0], key, strides[1], logsumexp, before, after, problem.scale, terms.cap)
 
 
-def _pattern(terms: Terms, tiles: list[int]) -> tuple:
+def _pattern(terms: KernelProblem, tiles: list[int]) -> tuple:
     """The tables of the mask on the device, with some of the tiles."""
     layout, device, s = terms.layout, terms.problem.query.device, terms.problem.sizes
     table, segments, allowed = layout.tables()
@@ -128,7 +128,7 @@ def _sums(wanted: Statistics) -> tuple:
     return kernels().Sums(*rows_sums, *key_sums, rows, columns, max(1, wanted.k), wanted.shift)
 
 
-def blocks_of(terms: Terms, wanted: Statistics) -> dict[str, int]:
+def blocks_of(terms: KernelProblem, wanted: Statistics) -> dict[str, int]:
     """The sizes that Triton compiles a kernel for."""
     s, query = terms.problem.sizes, terms.problem.query
     width = max(LEAST_SIDE, _power_of_2(s.D))

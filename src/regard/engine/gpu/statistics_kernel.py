@@ -43,7 +43,7 @@ class Pattern(NamedTuple):
     high: Any
 
 
-class Sizes(NamedTuple):
+class KernelSizes(NamedTuple):
     """The sizes of the call. Statistics are computed of the queries [first_query, stop_query)."""
 
     num_tiles: Any

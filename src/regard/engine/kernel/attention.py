@@ -47,7 +47,7 @@ class Dropout:
 
 
 @dataclass(eq=False)
-class Setting:
+class CallSettings:
     """What a call has besides its tensors: library, mask, scale of the scores, soft cap (0: none), whether a
     backward pass may follow, and dropout.
     """
@@ -66,7 +66,7 @@ class Setting:
         self.lanes = LANES[self.library.level_name]
         self._templates: dict[tuple[int, ...], Call] = {}
 
-    def with_dropout(self, dropout: Dropout | None) -> Setting:
+    def with_dropout(self, dropout: Dropout | None) -> CallSettings:
         """The same setting with another seed."""
         if dropout is None:
             return self
@@ -118,7 +118,7 @@ class Inputs(NamedTuple):
             return PER_HIDDEN_UNIT[0] * D + E, PER_HIDDEN_UNIT[1] * D + 2 * E
         return D + E, 3 * D + 2 * E
 
-    def call(self, setting: Setting) -> Call:
+    def call(self, setting: CallSettings) -> Call:
         """The fields of both directions."""
         (B, H, I, D), (G, J, E) = self.query.shape, self.value.shape[1:]
         call = setting.call(B, H, G, I, J, D, E)
@@ -138,7 +138,7 @@ class KernelAttention(torch.autograd.Function):
     """softmax(after + cap(scale s + before + clipped)) v, s dot products or additive scores, and its log-sum-exp."""
 
     @staticmethod
-    def forward(ctx: Any, setting: Setting, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, setting: CallSettings, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
         inputs = Inputs(*(None if t is None else t.detach() for t in tensors))  # type: ignore[arg-type]
         output, logsumexp = forward(setting, inputs)
         ctx.setting = setting
@@ -156,7 +156,7 @@ class KernelAttention(torch.autograd.Function):
 
 
 def gradients(
-    setting: Setting, inputs: Inputs, wanted: Inputs, grad: Tensor, output: Tensor, logsumexp: Tensor
+    setting: CallSettings, inputs: Inputs, wanted: Inputs, grad: Tensor, output: Tensor, logsumexp: Tensor
 ) -> list[Tensor | None]:
     """Gradients of all inputs in their dtypes, from the gradient and the results of `forward`."""
     delta = (grad.float() * output.float()).sum(-1)
@@ -168,7 +168,7 @@ def gradients(
 
 
 def forward(
-    setting: Setting, inputs: Inputs, dtype: torch.dtype | None = None, output: Tensor | None = None
+    setting: CallSettings, inputs: Inputs, dtype: torch.dtype | None = None, output: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The output (B, H, I, E) and the log-sum-exp (B, H, I). No gradients.
 
@@ -182,7 +182,7 @@ def forward(
     return output, logsumexp
 
 
-def forward_call(setting: Setting, inputs: Inputs, output: Tensor, logsumexp: Tensor) -> tuple[str, Call, int]:
+def forward_call(setting: CallSettings, inputs: Inputs, output: Tensor, logsumexp: Tensor) -> tuple[str, Call, int]:
     """The function of the library that computes these results, its argument, and its multiply-adds."""
     (_, H, I, _), (B, G, J, E) = inputs.query.shape, inputs.value.shape
     call, library = inputs.call(setting), setting.library
@@ -207,13 +207,13 @@ def reading_factor(num_rows: int) -> float:
     return max(1.0, PER_FLOAT / num_rows)
 
 
-def pack_keys(call: Call, setting: Setting) -> None:
+def pack_keys(call: Call, setting: CallSettings) -> None:
     """Give a call room for packed keys, and the counters of packing and of tiles."""
     call.point(packed_keys=empty(call.B * call.G, setting.padded(call.J), call.D), counters=counters(3))
 
 
 def backward(
-    setting: Setting, inputs: Inputs, wanted: Inputs, grad: Tensor, delta: Tensor, logsumexp: Tensor
+    setting: CallSettings, inputs: Inputs, wanted: Inputs, grad: Tensor, delta: Tensor, logsumexp: Tensor
 ) -> Inputs:
     """Gradients of all but the sink, in float32.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.engine.blocked import Blocked
 from regard.engine.dense import flops_per_pair
 from regard.engine.formatting import size
-from regard.engine.kernel.attention import Dropout, Inputs, KernelAttention, Setting, forward, is_few
+from regard.engine.kernel.attention import CallSettings, Dropout, Inputs, KernelAttention, forward, is_few
 from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.library import load, load_fast, reason
 from regard.engine.kernel.structures import CLIPPED_MARGIN, DTYPES, PART_KEYS, TILE_QUERIES, has_address
@@ -54,10 +54,10 @@ class Kernel(Engine):
     description = "is one call of Regard's compiled kernel, which reads only the keys that the mask allows"
 
     def refusal(self, problem: Problem) -> str | None:
-        return Terms.of(problem).refusal
+        return KernelProblem.of(problem).refusal
 
     def run(self, problem: Problem) -> Result:
-        terms = Terms.of(problem)
+        terms = KernelProblem.of(problem)
         inputs, setting = terms.inputs(), terms.setting()
         if not problem.learns:
             output, logsumexp = forward(setting, inputs)
@@ -68,7 +68,7 @@ class Kernel(Engine):
         return Result(output, (logsumexp,))
 
     def cost(self, problem: Problem) -> Cost:
-        s, terms = problem.sizes, Terms.of(problem)
+        s, terms = problem.sizes, KernelProblem.of(problem)
         layout, width = terms.layout, problem.prepared.key.shape[-1]
         pairs = layout.num_pairs * s.H
         rows = s.B * s.H * s.I
@@ -80,7 +80,7 @@ class Kernel(Engine):
 
     def kept_facts(self, problem: Problem) -> dict[str, Any]:
         """The layout of the mask with its tables, and the vectors of biases without parameters."""
-        if Terms.of(problem).layout.num_bytes > PLANNED_BYTES:
+        if KernelProblem.of(problem).layout.num_bytes > PLANNED_BYTES:
             return {}
         names = (PLANNED_SETTING,) if problem.piece_tensors else (PLANNED_SETTING, PLANNED_VECTORS)
         return {name: problem.plan_cache[name] for name in names if name in problem.plan_cache}
@@ -119,7 +119,7 @@ def can_run(query: Tensor, key: Tensor, value: Tensor) -> bool:
     )
 
 
-class Terms:
+class KernelProblem:
     """A problem as the kernels compute it: the layout of its mask, and its biases and sink as vectors."""
 
     def __init__(self, problem: Problem, tile_queries: int = TILE_QUERIES) -> None:
@@ -127,9 +127,9 @@ class Terms:
         self.tile_queries = tile_queries
 
     @staticmethod
-    def of(problem: Problem) -> Terms:
+    def of(problem: Problem) -> KernelProblem:
         """The terms of a problem, created at the first call and then reused."""
-        return problem.planned("kernel", Terms)
+        return problem.planned("kernel", KernelProblem)
 
     @cached_property
     def refusal(self) -> str | None:
@@ -223,16 +223,16 @@ class Terms:
             return self.problem.scale
         return None if isinstance(normalizer.temperature, Tensor) else 1 / normalizer.temperature
 
-    def setting(self) -> Setting:
+    def setting(self) -> CallSettings:
         """What does not depend on the numbers of tensors, and the seed of dropout."""
         kept = self.problem.planned(PLANNED_SETTING, lambda problem: self._setting())
         return kept.with_dropout(self._dropout())
 
-    def _setting(self) -> Setting:
+    def _setting(self) -> CallSettings:
         library, scale = load(), self.scale
         assert library is not None and scale is not None, "the refusal is None"
         cap, first_clipped = self.cap or 0.0, self._first_clipped()
-        return Setting(library, self.layout, scale, cap, self.problem.learns, first_clipped=first_clipped)
+        return CallSettings(library, self.layout, scale, cap, self.problem.learns, first_clipped=first_clipped)
 
     @property
     def cap(self) -> float | None:
@@ -308,7 +308,7 @@ class Terms:
         return torch.as_tensor(normalizer.sink, dtype=torch.float32, device=device).expand(self.problem.sizes.H)
 
 
-def logsumexp_of(terms: Terms) -> Tensor:
+def logsumexp_of(terms: KernelProblem) -> Tensor:
     """The log-sum-exp of every row, (B, H, I), from scores alone: values of width 0."""
     inputs = terms.inputs()
     return forward(terms.setting(), inputs._replace(value=inputs.key[..., :0]))[1]

@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.context import ContextItems
-from regard.engine.kernel.attention import Dropout, Inputs, Setting, forward, gradients
+from regard.engine.kernel.attention import CallSettings, Dropout, Inputs, forward, gradients
 from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.library import load, reason
 from regard.engine.kernel.running import empty
 from regard.errors import RegardError
+from regard.pieces.data_masks import padding
 from regard.pieces.mask import Mask, causal, window
-from regard.pieces.mask_data import padding
 from regard.pieces.normalizer import any_coarse
 from regard.pieces.same_group import groups_mask
 from regard.positions import Positions
@@ -62,16 +62,16 @@ class OperatorTerms(NamedTuple):
     cap: float
     dropout: float
 
-    def setting(self, sizes: Sizes) -> Setting:
+    def setting(self, sizes: Sizes) -> CallSettings:
         library = load()
         if library is None:
             raise RegardError(f"regard::attention: this graph needs the compiled kernels. {reason()}")
         start = self.start + (0 if self.offset is None else int(self.offset))
         positions = Positions(start, Spans(((self.first, self.first + sizes.J),)))
-        tables = (None if t is None else Table.of(t) for t in (self._real(positions), self.groups))
+        tables = (None if t is None else HashableMatrix.of(t) for t in (self._real(positions), self.groups))
         layout = _layout(positions, sizes, self.is_causal, self.window, *tables)
         dropout = None if self.seed is None else Dropout(self.dropout, int(self.seed), start, self.first)
-        return Setting(library, layout, self.scale, self.cap, False, dropout)
+        return CallSettings(library, layout, self.scale, self.cap, False, dropout)
 
     def _real(self, positions: Positions) -> Tensor | None:
         """The real keys up to the last one; None if all are real. Keys behind the end of `real` are not written yet."""
@@ -92,7 +92,7 @@ class OperatorObserver(Protocol):
 operator_observers: ContextItems[OperatorObserver] = ContextItems("operator")
 
 
-class Table(NamedTuple):
+class HashableMatrix(NamedTuple):
     """A matrix as a value that can be compared and hashed."""
 
     dtype: torch.dtype
@@ -100,8 +100,8 @@ class Table(NamedTuple):
     content: bytes
 
     @staticmethod
-    def of(tensor: Tensor) -> Table:
-        return Table(tensor.dtype, tensor.shape[1], tensor.cpu().numpy().tobytes())
+    def of(tensor: Tensor) -> HashableMatrix:
+        return HashableMatrix(tensor.dtype, tensor.shape[1], tensor.cpu().numpy().tobytes())
 
     def tensor(self) -> Tensor:
         return torch.frombuffer(bytearray(self.content), dtype=self.dtype).view(-1, self.num_columns)
@@ -109,7 +109,12 @@ class Table(NamedTuple):
 
 @lru_cache(maxsize=32)
 def _layout(
-    positions: Positions, sizes: Sizes, is_causal: bool, window_size: int, real: Table | None, groups: Table | None
+    positions: Positions,
+    sizes: Sizes,
+    is_causal: bool,
+    window_size: int,
+    real: HashableMatrix | None,
+    groups: HashableMatrix | None,
 ) -> Layout:
     """Layers of a model have the same mask, so all of them find the layout of the first."""
     parts: list[Mask] = [causal()] if is_causal else []

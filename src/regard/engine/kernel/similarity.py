@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.engine.kernel.attention import PARTS, Inputs, Setting
+from regard.engine.kernel.attention import PARTS, CallSettings, Inputs
 from regard.engine.kernel.running import run, zeros
 from regard.engine.kernel.statistics import statistics_call
 from regard.engine.kernel.structures import Pointers, fields_of
@@ -44,7 +44,7 @@ class HeadProducts:
 
 
 def add_products(
-    setting: Setting, inputs: Inputs, logsumexp: Tensor, whole: HeadProducts | None, part: HeadProducts
+    setting: CallSettings, inputs: Inputs, logsumexp: Tensor, whole: HeadProducts | None, part: HeadProducts
 ) -> None:
     """Add the products of `part`, and of `whole`, which contains it."""
     call = statistics_call(setting, inputs, logsumexp)

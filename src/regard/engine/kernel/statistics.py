@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.engine.kernel.attention import PARTS, Inputs, Setting, pack_keys
+from regard.engine.kernel.attention import PARTS, CallSettings, Inputs, pack_keys
 from regard.engine.kernel.running import run, zeros
 from regard.engine.kernel.structures import Call, Pointers, fields_of
 
@@ -64,7 +64,7 @@ class Statistics:
         return 0 if self.top_weights is None else self.top_weights.shape[-1]
 
 
-def add_statistics(setting: Setting, inputs: Inputs, logsumexp: Tensor, wanted: Statistics) -> None:
+def add_statistics(setting: CallSettings, inputs: Inputs, logsumexp: Tensor, wanted: Statistics) -> None:
     """Add the statistics of all weights to the tensors of `wanted`."""
     call = statistics_call(setting, inputs, logsumexp)
     fields = StatisticsFields(num_parts=-(-PARTS // (call.B * call.H)), shift=wanted.shift)
@@ -88,7 +88,7 @@ def add_statistics(setting: Setting, inputs: Inputs, logsumexp: Tensor, wanted: 
             total += sums[:, :, n]
 
 
-def statistics_call(setting: Setting, inputs: Inputs, logsumexp: Tensor) -> Call:
+def statistics_call(setting: CallSettings, inputs: Inputs, logsumexp: Tensor) -> Call:
     """A call that computes weights from their log-sum-exp."""
     call = inputs.call(setting)
     pack_keys(call, setting)
@@ -101,7 +101,7 @@ def _add(total: Tensor | None, sums: Tensor | None) -> None:
         total += sums
 
 
-def _tokens(setting: Setting, call: Call, fields: StatisticsFields, wanted: Statistics) -> None:
+def _tokens(setting: CallSettings, call: Call, fields: StatisticsFields, wanted: Statistics) -> None:
     """Sums over keys that depend on the query; tokens become small numbers."""
     fields.point(later=wanted.later)
     if wanted.same is not None and wanted.key_tokens is not None and wanted.query_tokens is not None:
@@ -111,7 +111,7 @@ def _tokens(setting: Setting, call: Call, fields: StatisticsFields, wanted: Stat
         fields.point(same=wanted.same, key_tokens=keys, query_tokens=queries.contiguous())
 
 
-def _received(setting: Setting, call: Call, fields: StatisticsFields, wanted: Statistics) -> Tensor | None:
+def _received(setting: CallSettings, call: Call, fields: StatisticsFields, wanted: Statistics) -> Tensor | None:
     """Room for the sums of each part."""
     if wanted.received is None:
         return None
@@ -133,7 +133,7 @@ def _cells(call: Call, fields: StatisticsFields, wanted: Statistics) -> tuple[Te
     return cells, maxima
 
 
-def _numbers(setting: Setting, call: Call, fields: StatisticsFields, wanted: Statistics) -> Tensor:
+def _numbers(setting: CallSettings, call: Call, fields: StatisticsFields, wanted: Statistics) -> Tensor:
     """Room for the sums of weights times numbers of keys, (B, H, count, I)."""
     sums = zeros(call.B, call.H, len(wanted.numbers), call.I)
     if wanted.numbers:

@@ -22,7 +22,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from regard.engine.recurrent.decays import Decays, Rows
+from regard.engine.recurrent.decays import Decays, ReadVectors
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Chunks:
     def __init__(self, tokens: Tokens, kind: Kind) -> None:
         self.tokens, self.kind = tokens, kind
         self.decays = Decays.of(tokens.log_decay)
-        self._rows = [Rows(x, before) for x, before in self._readers() if x is not None]
+        self._rows = [ReadVectors(x, before) for x, before in self._readers() if x is not None]
         pairs = self.decays.pairs(self._rows, self._written)
         self.erased = pairs.pop(0) if tokens.address is not None else []
         self.read = torch.cat(pairs[0], 2) if pairs else None

@@ -22,7 +22,7 @@ LEAST = -1e4
 
 
 @dataclass(frozen=True)
-class Rows:
+class ReadVectors:
     """Vectors (N, C, D) that read earlier tokens. If `before`, the decay of the reading token does not count."""
 
     vectors: Tensor
@@ -47,7 +47,7 @@ class Decays(ABC):
         """The decay from the start of the chunk to each token, with the token's own decay or (before) without."""
 
     @abstractmethod
-    def pairs(self, rows: list[Rows], cols: list[Tensor]) -> list[list[Tensor]]:
+    def pairs(self, rows: list[ReadVectors], cols: list[Tensor]) -> list[list[Tensor]]:
         """For each of `rows` and each of `cols` the matrix (N, C, C) of pairs; 0 above the diagonal.
 
         The diagonal is the plain dot product, since a token does not decay toward itself; 0 for rows that read before
@@ -56,7 +56,7 @@ class Decays(ABC):
 
     @abstractmethod
     def pair_gradients(
-        self, rows: list[Rows], cols: list[Tensor], grads: list[list[Tensor]]
+        self, rows: list[ReadVectors], cols: list[Tensor], grads: list[list[Tensor]]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Gradients of rows and cols, from those of `pairs`. Entries of `grads` that `pairs` sets to 0 are ignored."""
 
@@ -85,11 +85,11 @@ class _ScalarDecays(Decays):
             self._between[before] = exponents.exp().tril(-1 if before else 0)
         return self._between[before]
 
-    def pairs(self, rows: list[Rows], cols: list[Tensor]) -> list[list[Tensor]]:
+    def pairs(self, rows: list[ReadVectors], cols: list[Tensor]) -> list[list[Tensor]]:
         return [[torch.bmm(x.vectors, y.mT).mul_(self.between(x.before)) for y in cols] for x in rows]
 
     def pair_gradients(
-        self, rows: list[Rows], cols: list[Tensor], grads: list[list[Tensor]]
+        self, rows: list[ReadVectors], cols: list[Tensor], grads: list[list[Tensor]]
     ) -> tuple[list[Tensor], list[Tensor]]:
         row_grads, col_grads = [torch.zeros_like(x.vectors) for x in rows], [torch.zeros_like(y) for y in cols]
         for m, x in enumerate(rows):
@@ -131,7 +131,7 @@ class _ChannelDecays(Decays):
             size *= 2
             yield size, through, rest, before
 
-    def pairs(self, rows: list[Rows], cols: list[Tensor]) -> list[list[Tensor]]:
+    def pairs(self, rows: list[ReadVectors], cols: list[Tensor]) -> list[list[Tensor]]:
         N, C, _ = self.decay.shape
         pairs = [[self.decay.new_zeros(N, C, C) for _ in cols] for _ in rows]
         for x, matrices in zip(rows, pairs, strict=True):
@@ -149,7 +149,7 @@ class _ChannelDecays(Decays):
         return pairs
 
     def pair_gradients(
-        self, rows: list[Rows], cols: list[Tensor], grads: list[list[Tensor]]
+        self, rows: list[ReadVectors], cols: list[Tensor], grads: list[list[Tensor]]
     ) -> tuple[list[Tensor], list[Tensor]]:
         row_grads, col_grads = [torch.zeros_like(x.vectors) for x in rows], [torch.zeros_like(y) for y in cols]
         for m, x in enumerate(rows):

@@ -17,7 +17,7 @@ from regard.attention import Prepared, scores
 from regard.engine.blocked import UnfusedWork, Work
 from regard.engine.blocks import Block
 from regard.engine.gradients import Gradients, GradientSums, block_gradients
-from regard.engine.kernel import Terms
+from regard.engine.kernel import KernelProblem
 from regard.engine.kernel.attention import Inputs, backward
 from regard.engine.ring.kv_chunk import KVChunk, adds_up
 from regard.pieces.contents import tensors_of
@@ -89,7 +89,7 @@ class ChunkGradients:
 
     def _of_kernel(self) -> Gradients:
         """By the compiled kernels, which also sum the gradients of biases along the diagonals."""
-        terms, rows = Terms.of(self.chunk), self.output_grads
+        terms, rows = KernelProblem.of(self.chunk), self.output_grads
         with torch.enable_grad():
             inputs = terms.inputs()
         wants = Inputs(*(t is not None and t.requires_grad for t in inputs))  # type: ignore[arg-type]

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from regard.attention import Attention, Prepared
 from regard.engine.blocked import Blocked
-from regard.engine.kernel import Kernel, Terms, pays
+from regard.engine.kernel import Kernel, KernelProblem, pays
 from regard.engine.kernel.attention import forward
 from regard.engine.problem import Engine, Problem
 from regard.engine.rows import with_remainder
-from regard.pieces.contents import take_apart
+from regard.pieces.contents import split_tensors
 from regard.pieces.normalizer import (
     Normalizer,
     RowStatistic,
@@ -74,9 +74,9 @@ class KVChunk(Problem):
         """Prepared queries at consecutive positions, and prepared keys with values at any positions."""
         (B, H, I, D), (_, G, J, E) = prepared.query.shape, value.shape
         positions = Positions(queries.intervals[0][0], keys)
-        piece_tensors, skeleton = take_apart(attention)
+        piece_tensors, template = split_tensors(attention)
         sizes = Sizes(B, H, G, I, J, D, E)
-        facts: dict[str, Any] = {"piece_tensors": piece_tensors, "skeleton": skeleton, "hides_gradients": False}
+        facts: dict[str, Any] = {"piece_tensors": piece_tensors, "template": template, "hides_gradients": False}
         return KVChunk.from_prepared(
             attention=attention, prepared=prepared, value=value, positions=positions, sizes=sizes, seed=seed, **facts
         )
@@ -91,7 +91,7 @@ class KVChunk(Problem):
     @cached_property
     def runs_kernel(self) -> bool:
         """Whether the compiled kernels compute the chunk."""
-        return pays(self) and Terms.of(self).refusal is None
+        return pays(self) and KernelProblem.of(self).refusal is None
 
     @property
     def engine(self) -> Engine:
@@ -99,7 +99,7 @@ class KVChunk(Problem):
         return Kernel() if self.runs_kernel else Blocked()
 
     def _kernel_rows(self) -> Rows:
-        terms = Terms.of(self)
+        terms = KernelProblem.of(self)
         output, logsumexp = forward(terms.setting(), terms.inputs(), torch.float32)
         return output, (logsumexp,)
 

@@ -91,7 +91,7 @@ class RingPlan:
         return Cost(sum(c.pairs for c in costs), sum(c.flops for c in costs), max((c.bytes for c in costs), default=0))
 
     def seconds(self, rank: int) -> float | None:
-        """Predicted seconds that a rank computes in a forward pass on this machine, as `Plan.seconds`."""
+        """Predicted seconds that a rank computes in a forward pass on this machine, as `ExecutionPlan.seconds`."""
         times = [time for _, time in self._work(rank) if time is not None]
         return sum(times) if len(times) == len(self._work(rank)) else None
 

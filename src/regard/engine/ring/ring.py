@@ -29,7 +29,7 @@ from regard.engine.ring.state_passing import StatePassing
 from regard.engine.transforms import HIDDEN_GRADIENTS, TRANSFORMED, differentiable_once, is_transformed, uncompiled
 from regard.errors import RegardError, nearest
 from regard.pieces.call_tensors import needs_of
-from regard.pieces.contents import take_apart
+from regard.pieces.contents import split_tensors
 from regard.positions import Positions, check_positions
 from regard.spans import Spans
 
@@ -284,7 +284,7 @@ def _checked(share: RankShare) -> RankShare:
 
 
 def _hides_gradients(share: RankShare) -> bool:
-    if not take_apart(share.attention)[1].is_foreign:
+    if not split_tensors(share.attention)[1].is_foreign:
         return False
     first, positions = share.first_token(), Positions.aligned_to_end(1, 1)
     inputs = first.attention, first.query, first.key, first.value

@@ -40,7 +40,7 @@ from regard.hf.capture.torch_calls import (
 from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.capture.verification import Check
 from regard.hf.capture.watcher import Captured, Watcher
-from regard.maps import AttentionMap, Fold
+from regard.maps import AttentionMap, Reduction
 from regard.maps.listener import Values
 from regard.nn import Attends, listeners
 from regard.shapes import has_numbers
@@ -151,11 +151,11 @@ class CallWatcher(Watcher):
         self,
         keep_calls: int | None,
         verify: bool | str,
-        folds: tuple[Fold, ...],
+        reductions: tuple[Reduction, ...],
         keeps_values: bool,
         keeps_graphs: bool = False,
     ) -> None:
-        super().__init__(NO_MODULE, ChosenLayers(None), verify, folds, keeps_values, StepOptions(), keeps_graphs)
+        super().__init__(NO_MODULE, ChosenLayers(None), verify, reductions, keeps_values, StepOptions(), keeps_graphs)
         self.order.clear()
         kept, self.thread = self.seen.kept, threading.get_ident()
         self.seen = self.watched = WatchedCalls(self.calls, self.missing, self.order, bool(verify), keep_calls)

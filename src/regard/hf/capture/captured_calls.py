@@ -155,7 +155,7 @@ def _begins_with(keys: Tensor, earlier: Tensor) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class FoldedCall:
+class ReducedCall:
     """One call of which only statistics were kept: its shape, and the verification."""
 
     name: str
@@ -173,7 +173,7 @@ class FoldedCall:
         raise NoValues("only statistics were kept")
 
 
-Kept = Capture | RerunCall | RerunSteps | ProbedCall | ReturnedCall | ModuleMap | DeferredCall | FoldedCall
+Kept = Capture | RerunCall | RerunSteps | ProbedCall | ReturnedCall | ModuleMap | DeferredCall | ReducedCall
 
 
 @dataclass(eq=False)
@@ -190,7 +190,7 @@ class ModuleCalls:
         | ModuleMap
         | DeferredCall
         | RecurrentCall
-        | FoldedCall
+        | ReducedCall
     ] = field(default_factory=list)
     statistics: ModuleStatistics | None = None
     kind: str = ATTENTION
@@ -230,7 +230,7 @@ class ModuleCalls:
             weights = capture.map
             with torch.autocast(weights.device.type, enabled=False):
                 self.statistics.add(weights)
-            self.calls.append(FoldedCall(self.statistics.name, capture.shape, capture.check))
+            self.calls.append(ReducedCall(self.statistics.name, capture.shape, capture.check))
             return
         last = self.calls[-1] if self.calls else None
         if isinstance(last, ModuleMap) and isinstance(capture, ModuleMap) and last.append(capture):

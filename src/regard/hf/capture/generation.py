@@ -55,7 +55,7 @@ class Generation(WatchedAttention):
     `prompt_length` counts the tokens of the prompt, and `lengths` those of each sequence. `sequence(n)` is one of
     them alone, without padding.
 
-    After `watch(keep="statistics")` it has `statistics` of the whole text: of folds by row, and of `KeyTotals`.
+    After `watch(keep="statistics")` it has `statistics` of the whole text: of reductions by row, and of `KeyTotals`.
 
     A row has the weights that the model used when it read the token:
 

@@ -248,7 +248,7 @@ class ModuleJoin:
         return True
 
     def statistics(self) -> ModuleStatistics | None:
-        """The results of its folds for the whole text, if statistics were kept; of its first call in each pass."""
+        """The results of its reductions for the whole text, if statistics were kept; of its first call in each pass."""
         if self.module.statistics is None or not (self._runs_in_every_pass and self._reads_the_tokens):
             return self.module.statistics
         calls = [of_pass[0] for of_pass in self._steps]

@@ -1,8 +1,8 @@
 """`merged_map`: the calls of a generation as one `ScoredMap`, with one tensor of queries and one of keys.
 
 Most generations are that: a key never changes after its token was read, whatever the cache does with it. Then memory is
-O(n), folds run in the compiled kernels, and the map is stored as queries and keys. If a key did change (a quantized
-cache), or if no rule describes the masks of all calls, there is no such map.
+O(n), reductions run in the compiled kernels, and the map is stored as queries and keys. If a key did change (a
+quantized cache), or if no rule describes the masks of all calls, there is no such map.
 """
 
 from __future__ import annotations

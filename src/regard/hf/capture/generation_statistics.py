@@ -1,4 +1,4 @@
-"""`joined_statistics`: the results of folds for each call of a generation, as results for the whole text."""
+"""`joined_statistics`: the results of reductions for each call of a generation, as results for the whole text."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch.nn.functional import pad
 from regard.hf.capture.captured_calls import ModuleCalls
 from regard.hf.capture.generation_merge import CallRows
 from regard.hf.capture.module_statistics import ModuleStatistics
-from regard.maps import Distance, Entropy, Fold, KeyTotals, Links, MassOn, TopLinks
+from regard.maps import Distance, Entropy, KeyTotals, MassOn, Reduction, RowLinks, TopLinks
 
-#: Folds with a result for each row, and the fold with a sum over rows for each key.
+#: Reductions with a result for each row, and the reduction with a sum over rows for each key.
 OF_ROWS, OF_KEYS = (Distance, Entropy, MassOn, TopLinks), KeyTotals
 
 
 def joined_statistics(
     module: ModuleCalls, parts: Sequence[CallRows], num_queries: int, num_keys: int
 ) -> ModuleStatistics:
-    """The statistics of a module over a generation; only of folds whose results are by row, or sums over all rows.
+    """The statistics of a module over a generation; only of reductions whose results are by row, or sums over all rows.
 
     A sum over rows cannot leave rows out, so there is none where drafts were refused, or where padding is cut off. In
     cross-attention there is no distance: the place of a query among the keys would be another one in each call.
@@ -30,21 +30,28 @@ def joined_statistics(
     every_row = all(len(part.rows) == part.call.shape[2] for part in parts)
     kinds = (*OF_ROWS, OF_KEYS) if every_row else OF_ROWS
     without = Distance if module.part == "cross" else ()
-    folds = tuple(fold for fold in statistics.folds if isinstance(fold, kinds) and not isinstance(fold, without))
+    reductions = tuple(
+        reduction
+        for reduction in statistics.reductions
+        if isinstance(reduction, kinds) and not isinstance(reduction, without)
+    )
     results = tuple(
         _joined(
-            fold, [(part, statistics.of(fold, module.calls.index(part.call))) for part in parts], num_queries, num_keys
+            reduction,
+            [(part, statistics.of(reduction, module.calls.index(part.call))) for part in parts],
+            num_queries,
+            num_keys,
         )
-        for fold in folds
+        for reduction in reductions
     )
-    return ModuleStatistics(statistics.name, folds, [results])
+    return ModuleStatistics(statistics.name, reductions, [results])
 
 
-def _joined(fold: Fold, parts: Sequence[tuple[CallRows, Any]], num_queries: int, num_keys: int) -> Any:
-    if isinstance(fold, TopLinks):
+def _joined(reduction: Reduction, parts: Sequence[tuple[CallRows, Any]], num_queries: int, num_keys: int) -> Any:
+    if isinstance(reduction, TopLinks):
         weights = _rows([(part, links.weights) for part, links in parts], num_queries)
-        return Links(weights, _rows([(part, links.keys + part.offset) for part, links in parts], num_queries))
-    if not isinstance(fold, OF_KEYS):
+        return RowLinks(weights, _rows([(part, links.keys + part.offset) for part, links in parts], num_queries))
+    if not isinstance(reduction, OF_KEYS):
         return _rows(parts, num_queries)
     first = parts[0][1]
     totals = first.new_zeros(len(parts[0][0].entries), first.shape[1], num_keys)

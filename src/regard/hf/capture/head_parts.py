@@ -18,7 +18,7 @@ from regard.hf.capture.kept_values import LostProjection, NoValues
 from regard.hf.capture.residual_stream import FinalNorm, ResidualStream
 from regard.hf.output_projections import open_gates
 from regard.maps.attention_map import AttentionMap
-from regard.maps.value_weighted_map import ValueWeighted
+from regard.maps.value_weighted_map import ValueWeightedMap
 from regard.shapes import at_least_float32, spread_indices, to_device
 from regard.stats.flow import value_weighted
 
@@ -158,7 +158,7 @@ class CallParts:
         return layer.matrix.new_zeros(layer.matrix.shape[1]) if layer.bias is None else layer.bias.clone()
 
     @torch.no_grad()
-    def value_weighted(self, projected: bool | None) -> ValueWeighted:
+    def value_weighted(self, projected: bool | None) -> ValueWeightedMap:
         """The map of |w_ij| ||v_j||, or of |w_ij| ||v_j W_h|| with the part W_h of the output projection."""
         if not (projected or (projected is None and self._has_projection())):
             return value_weighted(self.weights, self.values)

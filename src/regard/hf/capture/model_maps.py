@@ -23,7 +23,7 @@ from regard.hf.capture.verification import Check
 from regard.hf.token_labels import token_labels
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indices import Index, axis_index, indices
-from regard.maps.value_weighted_map import ValueWeighted
+from regard.maps.value_weighted_map import ValueWeightedMap
 from regard.other_libraries import OF_WATCHED, missing
 from regard.upper_layers import upper_layer
 
@@ -105,7 +105,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         with _explained(f"seen.values({name!r})"):
             return self._call(name, call).values
 
-    def value_weighted(self, name: str | int, projected: bool | None = None, call: int = -1) -> ValueWeighted:
+    def value_weighted(self, name: str | int, projected: bool | None = None, call: int = -1) -> ValueWeightedMap:
         """The map of |w_ij| ||v_j W_h||: what a key sends to a query, not only how much the query looks at it.
 
         W_h is the part of the output projection for head h, where it is found: then the weights are the norms of the
@@ -207,7 +207,8 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         return CallParts(path, part, call, self.kept)
 
     def patch_source(self, part: str, name: str | int) -> Tensor:
-        """The "query", "key", "value" or "output" of all heads of a module over its calls, for `regard.Patch`.
+        """The "query", "key", "value" or "output" of all heads of a module over its calls, for
+        `regard.ActivationPatch`.
 
         Outputs (B, H, n, E) are those of heads, before the output projection.
         """
@@ -232,13 +233,13 @@ class WatchedAttention(Mapping[str, AttentionMap]):
 
     @property
     def statistics(self) -> dict[str, ModuleStatistics]:
-        """Module path -> the results of the folds, after watch(keep="statistics")."""
+        """Module path -> the results of the reductions, after watch(keep="statistics")."""
         statistics = {name: self._parts[name].statistics for name in self.names}
         kept = {name: of_module for name, of_module in statistics.items() if of_module is not None}
         if len(kept) < len(statistics):
             raise RegardError(
                 "seen.statistics: queries and keys were kept, not statistics. Compute them from a map, "
-                "seen[name].summarize(*folds), or watch again with watch(model, keep='statistics')."
+                "seen[name].summarize(*reductions), or watch again with watch(model, keep='statistics')."
             )
         return kept
 

@@ -27,10 +27,10 @@ from regard.hf.capture.verification import Check
 from regard.hf.masks.mask_tensors import recognize
 from regard.maps import attention_map
 from regard.maps.attention_map import AttentionMap
-from regard.maps.folds import are_shares
 from regard.maps.indices import Index, indices
+from regard.maps.reductions import are_shares
+from regard.pieces.data_masks import mask_tensor
 from regard.pieces.grid import Grid
-from regard.pieces.mask_data import mask_tensor
 from regard.positions import Positions
 from regard.shapes import at_least_float32, spread_indices, to_device
 

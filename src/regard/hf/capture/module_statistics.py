@@ -1,4 +1,4 @@
-"""`ModuleStatistics`: the results of folds for one attention module, kept instead of its queries and keys."""
+"""`ModuleStatistics`: the results of reductions for one attention module, kept instead of its queries and keys."""
 
 from __future__ import annotations
 
@@ -9,92 +9,101 @@ from typing import Any
 import torch
 
 from regard.errors import RegardError, nearest
-from regard.maps import AttentionMap, Distance, Entropy, Fold, KeyTotals, TopLinks
-from regard.maps.folds import State
+from regard.maps import AttentionMap, Distance, Entropy, KeyTotals, Reduction, TopLinks
+from regard.maps.reductions import State
 
-#: The default folds; their results take O(n) memory.
-FOLDS: tuple[Fold, ...] = (Entropy(), TopLinks(1), Distance(), KeyTotals())
+#: The default reductions; their results take O(n) memory.
+FOLDS: tuple[Reduction, ...] = (Entropy(), TopLinks(1), Distance(), KeyTotals())
 
 
 @dataclass(eq=False)
 class ModuleStatistics:
-    """The results of the folds for one attention module, for each call and for all calls together.
+    """The results of the reductions for one attention module, for each call and for all calls together.
 
-    Name a fold by its class, or by an equal fold if there are several of one class.
+    Name a reduction by its class, or by an equal reduction if there are several of one class.
     """
 
     name: str
-    folds: tuple[Fold, ...]
+    reductions: tuple[Reduction, ...]
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     _states: list[State | None] = field(default_factory=list)
 
     @torch.no_grad()
     def add(self, weights: AttentionMap) -> None:
-        """Fold the map of one call, in one pass over its tiles."""
-        by_fold = weights.fold_states(self.folds)
-        states = [by_fold[fold] for fold in self.folds]
+        """Reduce the map of one call, in one pass over its tiles."""
+        by_reduction = weights.reduction_states(self.reductions)
+        states = [by_reduction[reduction] for reduction in self.reductions]
         first = not self.calls
-        self.calls.append(tuple(fold.finish(state) for fold, state in zip(self.folds, states, strict=True)))
-        pairs = zip(self.folds, states, strict=True)
-        mergeable = [state if _is_mergeable(fold, weights) else None for fold, state in pairs]
-        self._states = mergeable if first else list(map(_merged, self.folds, self._states, mergeable))
+        self.calls.append(
+            tuple(reduction.finish(state) for reduction, state in zip(self.reductions, states, strict=True))
+        )
+        pairs = zip(self.reductions, states, strict=True)
+        mergeable = [state if _is_mergeable(reduction, weights) else None for reduction, state in pairs]
+        self._states = mergeable if first else list(map(_merged, self.reductions, self._states, mergeable))
 
-    def of(self, fold: Fold | type[Fold], call: int = -1) -> Any:
-        """The result of a fold for one call, by default the last."""
-        return self.calls[call][self._number(fold)]
+    def of(self, reduction: Reduction | type[Reduction], call: int = -1) -> Any:
+        """The result of a reduction for one call, by default the last."""
+        return self.calls[call][self._number(reduction)]
 
-    def merged(self, fold: Fold | type[Fold]) -> Any:
-        """The result of a fold over all calls together; only for folds whose state does not grow with the text."""
-        number = self._number(fold)
+    def merged(self, reduction: Reduction | type[Reduction]) -> Any:
+        """The result of a reduction over all calls together; only for reductions whose state does not grow with the
+        text.
+        """
+        number = self._number(reduction)
         state = self._states[number]
         if state is None:
-            single = f"of({type(self.folds[number]).__name__}, call=...)"
+            single = f"of({type(self.reductions[number]).__name__}, call=...)"
             raise RegardError(
-                f"{self.name}: the results of {self.folds[number]} belong to the tokens of one call and cannot be "
+                f"{self.name}: the results of {self.reductions[number]} belong to the tokens of one call and cannot be "
                 f"merged over calls. {single} returns the result of each of the {len(self.calls)} calls."
             )
-        return self.folds[number].finish(state)
+        return self.reductions[number].finish(state)
 
-    def _number(self, wanted: Fold | type[Fold]) -> int:
-        for number, fold in enumerate(self.folds):
-            if fold is wanted or type(fold) is wanted or fold == wanted:
+    def _number(self, wanted: Reduction | type[Reduction]) -> int:
+        for number, reduction in enumerate(self.reductions):
+            if reduction is wanted or type(reduction) is wanted or reduction == wanted:
                 return number
         name = wanted.__name__ if isinstance(wanted, type) else type(wanted).__name__
         raise RegardError(
-            f"{self.name}: {name} was not computed. {nearest(name, [type(fold).__name__ for fold in self.folds])} "
-            "Name it before the model runs: watch(model, keep='statistics', folds=[...])."
+            f"{self.name}: {name} was not computed. "
+            f"{nearest(name, [type(reduction).__name__ for reduction in self.reductions])} "
+            "Name it before the model runs: watch(model, keep='statistics', reductions=[...])."
         )
 
 
-def _is_mergeable(fold: Fold, weights: AttentionMap) -> bool:
-    """Whether the state of a fold has the same size for every number of queries and keys."""
+def _is_mergeable(reduction: Reduction, weights: AttentionMap) -> bool:
+    """Whether the state of a reduction has the same size for every number of queries and keys."""
     B, H, I, J = weights.shape
     try:
-        state, larger = (fold.init((B, H, I + more, J + more), weights.device) for more in (0, 1))
-    except RegardError:  # the fold only takes this number of keys
+        state, larger = (reduction.init((B, H, I + more, J + more), weights.device) for more in (0, 1))
+    except RegardError:  # the reduction only takes this number of keys
         return False
     return [part.shape for part in state] == [part.shape for part in larger]
 
 
-def _merged(fold: Fold, state: State | None, later: State | None) -> State | None:
+def _merged(reduction: Reduction, state: State | None, later: State | None) -> State | None:
     if state is None or later is None or [a.shape for a in state] != [b.shape for b in later]:
         return None
-    return fold.merge(state, later)
+    return reduction.merge(state, later)
 
 
-def checked_folds(folds: Iterable[Fold] | None, keep: str) -> tuple[Fold, ...]:
-    """The folds for keep="statistics", and no folds for keep="qk"."""
+def checked_reductions(reductions: Iterable[Reduction] | None, keep: str) -> tuple[Reduction, ...]:
+    """The reductions for keep="statistics", and no reductions for keep="qk"."""
     if keep != "statistics":
-        if folds is not None:
+        if reductions is not None:
             raise RegardError(
-                f"watch(keep={keep!r}, folds=...): folds are computed while the model runs only with "
-                "keep='statistics'. Later, ask any map for them: seen[name].summarize(*folds)."
+                f"watch(keep={keep!r}, reductions=...): reductions are computed while the model runs only with "
+                "keep='statistics'. Later, ask any map for them: seen[name].summarize(*reductions)."
             )
         return ()
-    folds = FOLDS if folds is None else tuple(folds)
-    if not folds:
-        raise RegardError("watch(keep='statistics', folds=[]): name at least one fold, such as regard.Entropy().")
-    for fold in folds:
-        if not isinstance(fold, Fold):
-            raise RegardError(f"watch(folds=...): expected folds such as regard.Entropy(), got {fold!r}.")
-    return folds
+    reductions = FOLDS if reductions is None else tuple(reductions)
+    if not reductions:
+        raise RegardError(
+            "watch(keep='statistics', reductions=[]): name at least one reduction, such as regard.Entropy()."
+        )
+    for reduction in reductions:
+        if not isinstance(reduction, Reduction):
+            raise RegardError(
+                f"watch(reductions=...): expected reductions such as regard.Entropy(), got {reduction!r}."
+            )
+    return reductions

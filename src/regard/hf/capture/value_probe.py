@@ -67,7 +67,7 @@ def _given_values(module: nn.Module) -> str | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class ModuleRun:
     """One run of a module: the projected values with the name of their projection, their weighted sums, the output."""
 
     values: list[tuple[str, Tensor]]
@@ -85,7 +85,7 @@ class GivenCall:
     random: Tensor
 
     @torch.no_grad()
-    def run(self, replacements: list[Tensor] | None = None) -> Run:
+    def run(self, replacements: list[Tensor] | None = None) -> ModuleRun:
         """Run the module, with other values if given."""
         values: list[tuple[str, Tensor]] = []
         sums: list[Tensor] = []
@@ -111,7 +111,7 @@ class GivenCall:
                     hooks.callback(child.register_forward_pre_hook(lambda _, given: sums.append(given[0])).remove)
             output = self.module.forward(*args, **kwargs)
         result = _first(output)
-        return Run(values, [x.detach().clone() for x in sums or [result]], result)
+        return ModuleRun(values, [x.detach().clone() for x in sums or [result]], result)
 
     def _given(self, replacements: list[Tensor] | None, values: list[tuple[str, Tensor]]) -> tuple[Any, Any]:
         """The inputs. If a module does not project its values, they are one of the inputs, and replaced here."""
@@ -128,7 +128,7 @@ class GivenCall:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ValueAxes:
     """Where batch entries, tokens and heads are in the values and sums of a module.
 
     Several values are those of several sequences of tokens, one after the other; or, with `is_shared`, those of one
@@ -147,11 +147,11 @@ class Layout:
         tensor = tensor if batch_first else tensor.transpose(0, 1)
         return tensor.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
-    def values(self, run: Run) -> Tensor:
+    def values(self, run: ModuleRun) -> Tensor:
         """All values, (B, H, J, D)."""
         return torch.cat([self._split(x, self.values_batch_first) for _, x in run.values], 2)
 
-    def sums(self, run: Run) -> Tensor:
+    def sums(self, run: ModuleRun) -> Tensor:
         """All weighted sums, (B, H, I, D)."""
         return torch.cat([self._split(_three_axes(run.sums[n]), self.sums_batch_first) for n in self.order], 2)
 
@@ -168,7 +168,7 @@ class ProbedCall:
 
     name: str
     given: GivenCall
-    layout: Layout
+    layout: ValueAxes
     shape: tuple[int, int, int, int]
     sample: Tensor
     slot: LastWeights
@@ -284,7 +284,7 @@ class MeasuredMap(RerunMap):
         return MeasuredMap(self._source, view.positions, view.grid)
 
 
-def _layouts(module: nn.Module, run: Run) -> Iterator[Layout]:
+def _layouts(module: nn.Module, run: ModuleRun) -> Iterator[ValueAxes]:
     """Layouts that the shapes allow."""
     values, sums = [x for _, x in run.values], [_three_axes(x) for x in run.sums]
     if not values or any(x.ndim != 3 or x.shape[-1] != values[0].shape[-1] for x in (*values, *sums)):
@@ -300,7 +300,7 @@ def _layouts(module: nn.Module, run: Run) -> Iterator[Layout]:
         lengths = tuple(x.shape[values_first] for x in values)
         order = _order([x.shape[sums_first] for x in sums], lengths)
         if len(batch) == 1:
-            yield from (Layout(values_first, sums_first, number, lengths, order, is_shared) for number in heads)
+            yield from (ValueAxes(values_first, sums_first, number, lengths, order, is_shared) for number in heads)
 
 
 def _order(of_sums: list[int], of_values: tuple[int, ...]) -> tuple[int, ...]:
@@ -310,7 +310,7 @@ def _order(of_sums: list[int], of_values: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(range(len(of_sums)))
 
 
-def _shapes(run: Run) -> str:
+def _shapes(run: ModuleRun) -> str:
     tensors = (*(x for _, x in run.values), *run.sums)
     return ", ".join(str(tuple(x.shape)) for x in tensors)
 
@@ -327,7 +327,7 @@ def _three_axes(sums: Tensor) -> Tensor:
     return sums.flatten(1, 2) if sums.ndim == 4 else sums
 
 
-def _probe(given: GivenCall, layout: Layout, run: Run) -> tuple[float, float]:
+def _probe(given: GivenCall, layout: ValueAxes, run: ModuleRun) -> tuple[float, float]:
     """The error of output(T values + r) = T output(values) + output(r), and the largest of these outputs.
 
     T multiplies each head of each batch entry by another number, and moves its channels by one; r is drawn.

@@ -17,9 +17,9 @@ from regard.hf.capture.compiled_models import is_compiled
 from regard.hf.capture.generation_steps import StepOptions, WatchedStep
 from regard.hf.capture.model_maps import WatchedAttention
 from regard.hf.capture.module_hooks import module_calls
-from regard.hf.capture.module_statistics import checked_folds
+from regard.hf.capture.module_statistics import checked_reductions
 from regard.hf.capture.watcher import ALL, CompiledWatcher, Watcher
-from regard.maps import Fold
+from regard.maps import Reduction
 
 QKV = "qkv"
 KEEPS = ("qk", QKV, "statistics")
@@ -36,7 +36,7 @@ def watch(
     keep: str = "qk",
     verify: bool | str = True,
     grad: bool = False,
-    folds: Iterable[Fold] | None = None,
+    reductions: Iterable[Reduction] | None = None,
     on_step: Callable[[WatchedStep], object] | None = None,
     keep_steps: Size | None = None,
     keep_calls: Size | None = None,
@@ -69,7 +69,7 @@ def watch(
     `missing`. Under `torch.no_grad()` the block raises an error at its start; a call inside of it that runs under
     `torch.no_grad()`, of a teacher perhaps, has a detached map.
 
-    With `keep="statistics"` the `folds` (by default entropy, strongest link, distance and weight received) are
+    With `keep="statistics"` the `reductions` (by default entropy, strongest link, distance and weight received) are
     computed while the model runs, and queries and keys are discarded: `seen.statistics[name].of(regard.Entropy)`.
 
     After `generate()`, `seen.generation` has one map of prompt and output for each layer. `on_step` is called after
@@ -119,7 +119,7 @@ def watch(
             f"watch(verify={verify!r}): verify is True (a few rows), {ALL!r} (every row) or False (none)."
         )
     _check_grad(grad, keep)
-    checked = checked_folds(folds, keep)
+    checked = checked_reductions(reductions, keep)
     if model is EVERY_CALL:
         given = {"tokenizer": tokenizer, "layers": layers, "on_step": on_step, "keep_steps": keep_steps}
         _refuse_without_model([name for name, value in given.items() if value is not None])

@@ -65,7 +65,7 @@ from regard.hf.capture.verification import Check, check
 from regard.hf.models import model_name
 from regard.hf.operator_calls import graph_breaks
 from regard.hf.recurrent.core_calls import CoreCall
-from regard.maps import AttentionMap, Fold
+from regard.maps import AttentionMap, Reduction
 from regard.maps.listener import Values
 from regard.nn import Attends, listeners
 
@@ -81,12 +81,12 @@ class Watcher:
         model: nn.Module,
         chosen: ChosenLayers,
         verify: bool | str,
-        folds: tuple[Fold, ...],
+        reductions: tuple[Reduction, ...],
         keeps_values: bool,
         steps: StepOptions,
         keeps_graphs: bool = False,
     ) -> None:
-        self.model, self.chosen, self.verify, self.folds = model, chosen, verify, folds
+        self.model, self.chosen, self.verify, self.reductions = model, chosen, verify, reductions
         self.keeps_values, self.keeps_graphs = keeps_values, keeps_graphs
         self.readers = {model, encoder_of(model)}
         self.masks, self.last_weights, self.hooks = MaskCache(), LastWeights(), ExitStack()
@@ -380,7 +380,9 @@ class Watcher:
         if name not in self.calls:
             is_state = isinstance(captured, RecurrentCall) and "encoder" not in name.lower()
             part = "decoder" if is_state else self.torch_parts.get(name) or part_of(name, self.modules[name])
-            self.calls[name] = ModuleCalls(part, statistics=ModuleStatistics(name, self.folds) if self.folds else None)
+            self.calls[name] = ModuleCalls(
+                part, statistics=ModuleStatistics(name, self.reductions) if self.reductions else None
+            )
         self.calls[name].add(captured)
         if self.seen.kept is not None:
             self.seen.kept.keep_gates(self.candidates.get(name), self.calls[name].calls[-1])

@@ -17,7 +17,7 @@ from regard.edits.indices import Indices
 from regard.edits.layer_edits import LayerEdit, LayerEdits, given_weights
 from regard.edits.pairs import Pairs
 from regard.edits.selection import Roles, Where
-from regard.edits.values import Edit, Patch
+from regard.edits.values import ActivationPatch, AttentionEdit
 from regard.edits.words import listed
 from regard.errors import RegardError, first_few
 from regard.hf.attention_modules import OF_TORCH, attention_modules, names_called, part_of
@@ -47,7 +47,7 @@ class EditedRun:
     EditedRun(KnockOut(Where(keys=0)): h.0.attn 2 calls)
     """
 
-    edit: Edit
+    edit: AttentionEdit
     calls: dict[str, int] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
@@ -60,16 +60,17 @@ class EditedRun:
 @checked
 def edit(
     model: nn.Module,
-    edits: Edit,
+    edits: AttentionEdit,
     tokens: Sequence[str] | None = None,
     targets: Sequence[str] | None = None,
     roles: Any = None,
 ) -> AbstractContextManager[EditedRun]:
     """Change the attention of a model while the block runs: knock out, scale, steer, replace or patch weights.
 
-    `edits` is a `KnockOut`, `ScaleWeights`, `Steer`, `ReplaceWeights` or `Patch`, or several of them joined by `&`.
-    `tokens` are the tokens of the text, if the edit names words; `targets` those of the queries, if they differ.
-    `roles` is a table of `regard.roles`, or a mapping from names to heads (layer, head), if the edit names roles.
+    `edits` is a `KnockOut`, `ScaleWeights`, `AddToScores`, `ReplaceWeights` or `ActivationPatch`, or several of them
+    joined by `&`. `tokens` are the tokens of the text, if the edit names words; `targets` those of the queries, if they
+    differ. `roles` is a table of `regard.roles`, or a mapping from names to heads (layer, head), if the edit names
+    roles.
 
     Attention that goes through transformers' attention interface (sdpa, eager, `regard` and flash backends) is edited.
     Queries and keys are counted in the whole sequence, also in `generate()`, with caches, beams and windows. The
@@ -129,7 +130,7 @@ class _State(threading.local):
         self.frames: list[tuple[nn.Module, list[int]]] = []
 
 
-def _names_words(edits: Edit) -> bool:
+def _names_words(edits: AttentionEdit) -> bool:
     """Whether queries or keys of an edit are words."""
     chosen = (listed(choice) for part in edits.parts for choice in (part.where.queries, part.where.keys))  # type: ignore
     return any(isinstance(one, str) for choice in chosen for one in choice)
@@ -139,7 +140,12 @@ class _Editor:
     """Changes the calls of one model. It observes which attention modules run, to name those that it cannot edit."""
 
     def __init__(
-        self, model: nn.Module, edits: Edit, tokens: Sequence[str] | None, targets: Sequence[str] | None, roles: Roles
+        self,
+        model: nn.Module,
+        edits: AttentionEdit,
+        tokens: Sequence[str] | None,
+        targets: Sequence[str] | None,
+        roles: Roles,
     ) -> None:
         self.model, self.run = model, EditedRun(edits)
         self.num_tokens = len(tokens) if tokens is not None and _names_words(edits) else None
@@ -253,7 +259,7 @@ class _Editor:
         for n, part, heads in own:
             self._check_heads(part, heads, name, call.query.shape[1])
             self._check_number(n, part, name)
-            if isinstance(part, Patch):
+            if isinstance(part, ActivationPatch):
                 call = self._with_patch(n, part, heads, call, name, (start, first))
                 continue
             pairs = Pairs(heads, part.where.indices("queries"), part.where.indices("keys"))
@@ -263,7 +269,7 @@ class _Editor:
         return call.with_edits(LayerEdits(tuple(edits)), (start, first)) if edits else call
 
     def _with_patch(
-        self, number: int, edit: Patch, heads: Indices, call: Call, name: str, place: tuple[int, int]
+        self, number: int, edit: ActivationPatch, heads: Indices, call: Call, name: str, place: tuple[int, int]
     ) -> Call:
         """The call with patched queries, keys or values; a patch of the output is kept for `patched`."""
         start = place[edit.part in OF_KEYS]

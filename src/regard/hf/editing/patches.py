@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.edits.indices import Indices
 from regard.edits.layer_edits import of_layer
-from regard.edits.values import Patch
+from regard.edits.values import ActivationPatch
 from regard.errors import RegardError
 from regard.hf.calls import Call
 from regard.hf.capture import WatchedAttention
@@ -35,7 +35,7 @@ class CallPatch:
         return tensor.index_put((batch, heads, rows), self.values.to(tensor))
 
 
-def patch_of(edit: Patch, heads: Indices, call: Call, path: str, start: int) -> CallPatch | None:
+def patch_of(edit: ActivationPatch, heads: Indices, call: Call, path: str, start: int) -> CallPatch | None:
     """What a patch puts into a call, whose first token (query or key) has the number `start`; None if nothing."""
     tensor = {"query": call.query, "key": call.key, "value": call.value, "output": call.query}[edit.part]
     tokens = edit.where.indices("keys" if edit.part in OF_KEYS else "queries")
@@ -51,7 +51,7 @@ def patch_of(edit: Patch, heads: Indices, call: Call, path: str, start: int) -> 
     return CallPatch(chosen, rows, source[:, chosen][:, :, numbers])
 
 
-def _key_heads(edit: Patch, heads: list[int], call: Call, path: str) -> list[int]:
+def _key_heads(edit: ActivationPatch, heads: list[int], call: Call, path: str) -> list[int]:
     """The key heads of query heads; all query heads that share one must be selected."""
     share = call.query.shape[1] // call.key.shape[1]
     key_heads = sorted({head // share for head in heads})
@@ -65,18 +65,20 @@ def _key_heads(edit: Patch, heads: list[int], call: Call, path: str) -> list[int
     return key_heads
 
 
-def _checked(edit: Patch, source: Any, sizes: tuple[int, int, int], last: int) -> Tensor:
+def _checked(edit: ActivationPatch, source: Any, sizes: tuple[int, int, int], last: int) -> Tensor:
     """The source (B or 1, H, n, D); a `RegardError` if it does not fit the call."""
     B, H, D = sizes
     if not isinstance(source, Tensor) or source.ndim not in (3, 4) or not source.is_floating_point():
         kind = f"{source.dtype} of shape {tuple(source.shape)}" if isinstance(source, Tensor) else type(source).__name__
         raise RegardError(
-            f"Patch(source=...): expected the seen of a watch, or a tensor (batch, heads, tokens, width), got {kind}."
+            "ActivationPatch(source=...): expected the seen of a watch, or a tensor (batch, heads, tokens, width), "
+            f"got {kind}."
         )
     source = source if source.ndim == 4 else source[None]
     if source.shape[0] not in (1, B) or source.shape[1] != H or source.shape[3] != D:
         raise RegardError(
-            f"Patch(part={edit.part!r}): the source has shape {tuple(source.shape)} (batch, heads, tokens, width), and "
+            f"ActivationPatch(part={edit.part!r}): the source has shape {tuple(source.shape)} (batch, heads, tokens, "
+            "width), and "
             f"this run has batch {B}, {H} heads and width {D}."
         )
     if last >= source.shape[2]:
@@ -84,7 +86,7 @@ def _checked(edit: Patch, source: Any, sizes: tuple[int, int, int], last: int) -
     return source
 
 
-def check_length(edit: Patch, path: str, length: int) -> None:
+def check_length(edit: ActivationPatch, path: str, length: int) -> None:
     """Refuse a source of another length, if the patch takes all its tokens."""
     tokens = edit.where.keys if edit.part in OF_KEYS else edit.where.queries
     source = source_of(edit, path)
@@ -92,16 +94,17 @@ def check_length(edit: Patch, path: str, length: int) -> None:
         raise RegardError(_other_length(edit, source.shape[-2], length))
 
 
-def _other_length(edit: Patch, own: int, needed: int) -> str:
+def _other_length(edit: ActivationPatch, own: int, needed: int) -> str:
     which = "keys" if edit.part in OF_KEYS else "queries"
     return (
-        f"Patch(part={edit.part!r}): the run to patch from has {own} tokens, and this one has at least {needed}, so "
+        f"ActivationPatch(part={edit.part!r}): the run to patch from has {own} tokens, and this one has at least "
+        f"{needed}, so "
         f"tokens do not correspond. Give texts of the same length, or select tokens: Where({which}=...)."
     )
 
 
-def source_of(edit: Patch, path: str) -> Any:
+def source_of(edit: ActivationPatch, path: str) -> Any:
     """The tensor of one layer that a patch reads."""
     if isinstance(edit.source, WatchedAttention):
         return edit.source.patch_source(edit.part, path)
-    return of_layer("Patch", edit.source, path)
+    return of_layer("ActivationPatch", edit.source, path)

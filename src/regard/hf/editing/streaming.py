@@ -23,12 +23,12 @@ from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.edited_calls import editors
 from regard.hf.editing.places import Place, first_numbers, place_of
 from regard.pieces.grid import Grid
-from regard.stats.cache_split import CacheSplit
+from regard.stats.cache_split import KeyHeadSplit
 
 
 @checked
 @contextmanager
-def streaming(model: nn.Module, split: CacheSplit) -> Iterator[None]:
+def streaming(model: nn.Module, split: KeyHeadSplit) -> Iterator[None]:
     """Run a model whose streaming heads see the first `sinks` and the last `window` keys only.
 
     The streaming heads are those of `split` (`cache_split`), by module path. Their other keys are knocked out before
@@ -81,7 +81,7 @@ class FarPairs(Pairs):
 class _StreamingHeads:
     """Knocks the far keys of the streaming heads out of the calls of one model."""
 
-    def __init__(self, model: nn.Module, split: CacheSplit) -> None:
+    def __init__(self, model: nn.Module, split: KeyHeadSplit) -> None:
         modules = attention_modules(model)
         self.split, self.heads = split, dict[nn.Module, list[int]]()
         self.names, self.places = {module: name for name, module in modules.items()}, dict[nn.Module, Place | None]()

@@ -32,15 +32,15 @@ BETWEEN = ("attn_sub_norm", "inner_attn_ln", "norm")
 class Heads:
     """The heads of one attention module.
 
-    Head h is `input[..., h * width : (h + 1) * width]` of the input of the output projection. Each `group` consecutive
-    query heads share one key and value head (1: nothing is shared).
+    Head h is `input[..., h * head_dim : (h + 1) * head_dim]` of the input of the output projection. Each `group`
+    consecutive query heads share one key and value head (1: nothing is shared).
     """
 
     name: str
     module: nn.Module
     output: nn.Module
     num_heads: int
-    width: int
+    head_dim: int
     group: int
 
     @property
@@ -55,8 +55,8 @@ class Heads:
 
     @property
     def output_matrices(self) -> Tensor:
-        """The part of the output projection that each head writes with, (H, width, C)."""
-        return matrix_of(self.output).unflatten(0, (self.num_heads, self.width))
+        """The part of the output projection that each head writes with, (H, head_dim, C)."""
+        return matrix_of(self.output).unflatten(0, (self.num_heads, self.head_dim))
 
     def check(self, caller: str, head: Any) -> int:
         """The number of a head, as an int; a number that the module does not have is refused."""
@@ -86,9 +86,9 @@ class ModelHeads:
         """
         check_model(model, caller)
         attending = attention_modules(model)
-        told = Told(caller, output, _told_number(caller, num_heads))
-        told.check_output(attending)
-        found = {name: _heads(model, name, module, told) for name, module in attending.items()}
+        hints = HeadHints(caller, output, _told_number(caller, num_heads))
+        hints.check_output(attending)
+        found = {name: _heads(model, name, module, hints) for name, module in attending.items()}
         by_name = {name: heads for name, heads in found.items() if isinstance(heads, Heads)}
         unknown = {name: reason for name, reason in found.items() if isinstance(reason, str)}
         if not by_name:
@@ -135,7 +135,7 @@ def check_model(model: object, caller: str) -> None:
 
 
 @dataclass(frozen=True)
-class Told:
+class HeadHints:
     """What a caller says about the attention modules of a model: the path of the output projection, and the heads."""
 
     caller: str
@@ -207,24 +207,24 @@ def refuse_input(caller: str, name: str, module: nn.Module, path: str, reason: s
     )
 
 
-def _heads(model: nn.Module, name: str, module: nn.Module, told: Told) -> Heads | str:
+def _heads(model: nn.Module, name: str, module: nn.Module, hints: HeadHints) -> Heads | str:
     """The heads of one attention module, or the reason why they are unknown."""
     reason = _without_output(module)
     if reason:
         return reason
     if isinstance(module, MultiHeadAttention):
         assert module.output is not None
-        told.check_num_heads(name, module.num_heads, module.width)
-        group = module.num_heads // module.num_key_heads
-        return Heads(name, module, module.output, module.num_heads, module.head_width, group)
-    kind, output = type(module).__name__, output_projection(model, name, module, told.output)
+        hints.check_num_heads(name, module.num_heads, module.head_dim)
+        group = module.num_heads // module.num_key_value_heads
+        return Heads(name, module, module.output, module.num_heads, module.head_dim, group)
+    kind, output = type(module).__name__, output_projection(model, name, module, hints.output)
     size = num_inputs(output)
     if output is None or size is None:
         names = ", ".join((*OUTPUTS, *BY_HAND))
         return f"{kind} has no output projection of a known name ({names}). Give its path in {kind}: output='...'"
     own = _number(module, (*COUNTS, *COUNTS_BY_HAND)) or size // (_number(module, WIDTHS) or size + 1)
-    told.check_num_heads(name, own, size)
-    num_heads = own or told.num_heads
+    hints.check_num_heads(name, own, size)
+    num_heads = own or hints.num_heads
     if not num_heads or size % num_heads:
         return f"{kind} does not say how its output projection of {size} inputs divides into heads. Give num_heads="
     return Heads(name, module, output, num_heads, size // num_heads, _number(module, ("num_key_value_groups",)) or 1)

@@ -13,7 +13,7 @@ from regard.errors import RegardError, first_few
 from regard.hf.attention_modules import part_of
 from regard.hf.heads.layout import AROUND, Heads, ModelHeads
 from regard.hf.output_projections import matrix_of
-from regard.stats.composition import Composition, HeadWeights, head_composition
+from regard.stats.composition import CompositionScores, HeadMatrices, head_composition
 from regard.stats.numbering import layer_numbers
 
 #: The words of a name of a projection -> what it computes.
@@ -28,7 +28,7 @@ NORMS = ("input_layernorm", "ln_1", "ln1", "layernorm_before", "layer_norm1", "p
 @checked
 def composition(
     model: nn.Module, kind: str = "K", *, fold_norms: bool = True, rotations: Count = 19, layers: Sequence[int] = ()
-) -> Composition:
+) -> CompositionScores:
     """Which heads of a model read what earlier heads write: the scores of Elhage et al. 2021 from its weights alone.
 
     `kind` is "Q", "K" or "V": whether queries, keys or values of the later head read the output of the earlier one.
@@ -58,7 +58,7 @@ def composition(
 
 
 @checked
-def head_weights(model: nn.Module, *, fold_norms: bool = True) -> list[HeadWeights]:
+def head_weights(model: nn.Module, *, fold_norms: bool = True) -> list[HeadMatrices]:
     """The query, key, value and output matrices of every head, layer by layer: see `composition`.
 
     >>> import transformers
@@ -79,12 +79,12 @@ def head_weights(model: nn.Module, *, fold_norms: bool = True) -> list[HeadWeigh
     return layers
 
 
-def _of_layer(number: int, name: str, heads: Heads, norm: nn.Module | None) -> HeadWeights:
+def _of_layer(number: int, name: str, heads: Heads, norm: nn.Module | None) -> HeadMatrices:
     projections = _projections(name, heads)
     size = heads.num_heads
     sides = {}
     for side in ("query", "key", "value"):
-        matrix = projections[side].detach()  # (C, num_heads or num_key_heads x width)
+        matrix = projections[side].detach()  # (C, num_heads or num_key_value_heads x head_dim)
         folded = matrix if norm is None else _folded(norm, matrix)
         count = size if side == "query" else size // heads.group
         if folded.shape[1] % count:
@@ -94,7 +94,7 @@ def _of_layer(number: int, name: str, heads: Heads, norm: nn.Module | None) -> H
             )
         split = folded.unflatten(1, (count, -1)).movedim(1, 0)
         sides[side] = split.repeat_interleave(size // count, 0)
-    return HeadWeights(number, **sides, output=heads.output_matrices.detach())
+    return HeadMatrices(number, **sides, output=heads.output_matrices.detach())
 
 
 def _projections(name: str, heads: Heads) -> dict[str, Tensor]:
@@ -114,15 +114,15 @@ def _projections(name: str, heads: Heads) -> dict[str, Tensor]:
         raise RegardError(
             f"composition: the projections of {name} ({type(heads.module).__name__}) have no known names: q_proj, "
             f"k_proj and v_proj; query, key and value; or all in {', '.join(PACKED)}. Give head_composition the "
-            "matrices: HeadWeights(layer, query, key, value, output)."
+            "matrices: HeadMatrices(layer, query, key, value, output)."
         )
-    width, keys = heads.num_heads * heads.width, heads.num_heads // heads.group * heads.width
-    if packed.shape[1] != width + 2 * keys:
+    head_dim, keys = heads.num_heads * heads.head_dim, heads.num_heads // heads.group * heads.head_dim
+    if packed.shape[1] != head_dim + 2 * keys:
         raise RegardError(
-            f"composition: the packed projection of {name} has {packed.shape[1]} outputs, not {width} + 2 x {keys} "
+            f"composition: the packed projection of {name} has {packed.shape[1]} outputs, not {head_dim} + 2 x {keys} "
             "for its queries, keys and values. Give head_composition the matrices."
         )
-    return dict(zip(("query", "key", "value"), packed.split([width, keys, keys], 1), strict=True))
+    return dict(zip(("query", "key", "value"), packed.split([head_dim, keys, keys], 1), strict=True))
 
 
 def _is_linear(part: nn.Module) -> bool:

@@ -64,9 +64,9 @@ class PruningResult:
 
     def table(self) -> str:
         """A plain-text table with one line per pruned module, and the total."""
-        width = max([len(name) for name in self.left] + [6])
-        lines = [f"{'module':{width}} left  removed"]
-        lines += [f"{name:{width}} {self.left[name]:4d}  {_listed(heads)}" for name, heads in self.removed.items()]
+        head_dim = max([len(name) for name in self.left] + [6])
+        lines = [f"{'module':{head_dim}} left  removed"]
+        lines += [f"{name:{head_dim}} {self.left[name]:4d}  {_listed(heads)}" for name, heads in self.removed.items()]
         return "\n".join([*lines, repr(self)])
 
     def __repr__(self) -> str:
@@ -187,7 +187,7 @@ def _others(heads: Heads, projections: set[nn.Module]) -> str | None:
         return _piece_per_head(heads.module.attention)
     pruned = {id(parameter) for projection in projections for parameter in projection.parameters()}
     for name, parameter in heads.module.named_parameters():
-        inside_heads = "norm" in name and parameter.shape == (heads.width,)
+        inside_heads = "norm" in name and parameter.shape == (heads.head_dim,)
         if id(parameter) not in pruned and not inside_heads:
             return f"{name} {tuple(parameter.shape)} may belong to single heads"
     return None
@@ -221,7 +221,7 @@ def _names(module: nn.Module) -> str:
 def _sizes(heads: Heads, parts: str) -> list[int]:
     """The numbers of outputs for queries, keys and values of a projection."""
     counts = {"q": heads.num_heads, "k": heads.num_heads // heads.group, "v": heads.num_heads // heads.group}
-    return [counts[part] * heads.width for part in parts]
+    return [counts[part] * heads.head_dim for part in parts]
 
 
 def _number_of_outputs(projection: Any) -> int:
@@ -239,15 +239,15 @@ def _remove(heads: Heads, numbers: list[int]) -> None:
     for name, parts in (_layout(heads) or {}).items():
         projection, kept, start = heads.module.get_submodule(name), [], 0
         for part, size in zip(parts, _sizes(heads, parts), strict=True):
-            kept.append(start + _columns(queries if part == "q" else keys, heads.width))
+            kept.append(start + _columns(queries if part == "q" else keys, heads.head_dim))
             start += size
         _cut(projection, torch.cat(kept), "out")
-    _cut(heads.output, _columns(queries, heads.width), "in")
-    _set_sizes(heads.module, len(queries), len(keys), heads.width)
+    _cut(heads.output, _columns(queries, heads.head_dim), "in")
+    _set_sizes(heads.module, len(queries), len(keys), heads.head_dim)
 
 
-def _columns(heads: list[int], width: int) -> Tensor:
-    return (torch.tensor(heads)[:, None] * width + torch.arange(width)).flatten()
+def _columns(heads: list[int], head_dim: int) -> Tensor:
+    return (torch.tensor(heads)[:, None] * head_dim + torch.arange(head_dim)).flatten()
 
 
 def _cut(projection: nn.Module, kept: Tensor, side: str) -> None:
@@ -265,10 +265,10 @@ def _kept(parameter: Any, kept: Tensor, axis: int) -> nn.Parameter:
     return nn.Parameter(smaller, requires_grad=parameter.requires_grad)
 
 
-def _set_sizes(module: nn.Module, num_heads: int, num_key_heads: int, width: int) -> None:
+def _set_sizes(module: nn.Module, num_heads: int, num_key_value_heads: int, head_dim: int) -> None:
     """Set the attributes that the module's forward reads."""
-    sizes = dict.fromkeys(COUNTS, num_heads) | dict.fromkeys(("all_head_size", "split_size"), num_heads * width)
-    sizes |= dict.fromkeys(("num_key_value_heads", "num_key_heads"), num_key_heads)
+    sizes = dict.fromkeys(COUNTS, num_heads) | dict.fromkeys(("all_head_size", "split_size"), num_heads * head_dim)
+    sizes |= dict.fromkeys(("num_key_value_heads", "num_key_value_heads"), num_key_value_heads)
     for name, size in sizes.items():
         if name in vars(module):
             setattr(module, name, size)

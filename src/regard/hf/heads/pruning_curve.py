@@ -11,7 +11,7 @@ from torch import nn
 
 from regard.errors import RegardError, nearest
 from regard.hf.heads.gates import gated
-from regard.hf.heads.head_importance import Importance
+from regard.hf.heads.head_importance import HeadImportance
 
 ORDERS = ("importance", "random", "reversed")
 TENTHS = tuple(tenth / 10 for tenth in range(11))
@@ -33,12 +33,12 @@ class CurvePoint:
 
 
 @dataclass(eq=False)
-class PruningCurve:
+class QualityCurve:
     """The result of `pruning_curve`: points in the order of measurement; `complete` is False after an interrupt.
 
     >>> import regard as rg
     >>> points = [rg.CurvePoint("random", share, round(4 * share), 1 - share) for share in (0.0, 0.5)]
-    >>> rg.PruningCurve(4, points, complete=True).qualities("random")
+    >>> rg.QualityCurve(4, points, complete=True).qualities("random")
     {0.0: 1.0, 0.5: 0.5}
     """
 
@@ -50,7 +50,7 @@ class PruningCurve:
         """Share of heads removed -> quality, in one order of removal."""
         orders = {point.order for point in self.points}
         if order not in orders:
-            raise RegardError(f"PruningCurve: the order {order!r} was not measured. {nearest(order, orders)}")
+            raise RegardError(f"QualityCurve: the order {order!r} was not measured. {nearest(order, orders)}")
         return {point.share: point.quality for point in self.points if point.order == order}
 
     def table(self) -> str:
@@ -65,18 +65,18 @@ class PruningCurve:
 
     def __repr__(self) -> str:
         state = "complete" if self.complete else "interrupted"
-        return f"PruningCurve({len(self.points)} points, {self.num_heads} heads, {state})"
+        return f"QualityCurve({len(self.points)} points, {self.num_heads} heads, {state})"
 
 
 def pruning_curve(
     model: nn.Module,
     quality: Callable[[Any], float],
-    importance: Importance,
+    importance: HeadImportance,
     shares: Sequence[float] = TENTHS,
     order: Sequence[str] = ORDERS,
     seed: int = 0,
     progress: Callable[[CurvePoint], None] | None = None,
-) -> PruningCurve:
+) -> QualityCurve:
     """The quality as more and more heads are removed: least important first, in random order, most important first.
 
     Heads are gated to zero, so the model is not changed. `quality(model)` runs without gradients. The random order,
@@ -90,11 +90,11 @@ def pruning_curve(
     >>> ids = torch.tensor([[1, 2, 3, 4]])
     >>> loss = lambda model, ids=ids: model(ids, labels=ids).loss
     >>> rg.pruning_curve(model, lambda m: -float(loss(m)), rg.importance(model, loss, [ids]), shares=[0, 0.5])
-    PruningCurve(6 points, 2 heads, complete)
+    QualityCurve(6 points, 2 heads, complete)
     """
     shares, orders = _check(importance, shares, order)
     ranked = {name: _ordered(importance, name, seed) for name in orders}
-    curve, known = PruningCurve(len(importance.ranking())), {}
+    curve, known = QualityCurve(len(importance.ranking())), {}
     try:
         for share in shares:
             for name in orders:
@@ -111,8 +111,8 @@ def pruning_curve(
     return curve
 
 
-def _check(importance: Importance, shares: Sequence[float], order: str | Sequence[str]) -> tuple[list, list[str]]:
-    if not isinstance(importance, Importance):
+def _check(importance: HeadImportance, shares: Sequence[float], order: str | Sequence[str]) -> tuple[list, list[str]]:
+    if not isinstance(importance, HeadImportance):
         raise RegardError(f"pruning_curve: expected the result of importance(), got {type(importance).__name__}.")
     for share in shares:
         if not 0 <= share <= 1:
@@ -124,7 +124,7 @@ def _check(importance: Importance, shares: Sequence[float], order: str | Sequenc
     return list(dict.fromkeys(shares)), list(dict.fromkeys(orders))
 
 
-def _ordered(importance: Importance, order: str, seed: int) -> list[tuple[str, int]]:
+def _ordered(importance: HeadImportance, order: str, seed: int) -> list[tuple[str, int]]:
     """All heads in the order of removal; the random order does not depend on the importance."""
     if order == "random":
         heads = [(name, head) for name, value in importance.values.items() for head in range(len(value))]
@@ -133,7 +133,7 @@ def _ordered(importance: Importance, order: str, seed: int) -> list[tuple[str, i
     return importance.ranking()[:: 1 if order == "importance" else -1]
 
 
-def _measure(model: nn.Module, quality: Callable[[Any], float], importance: Importance, heads: frozenset) -> float:
+def _measure(model: nn.Module, quality: Callable[[Any], float], importance: HeadImportance, heads: frozenset) -> float:
     gates = {name: torch.ones(len(value)) for name, value in importance.values.items()}
     for name, head in heads:
         gates[name][head] = 0

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from regard.hf.masks.mask_tensors import Recognized
+from regard.pieces.data_masks import RealKeys, padding
 from regard.pieces.mask import Mask, causal, conjuncts, window
-from regard.pieces.mask_data import RealKeys, padding
 from regard.pieces.same_group import groups_mask
 
 WHOLE = slice(None)

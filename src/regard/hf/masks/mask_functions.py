@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.pieces.data_masks import mask_mod
 from regard.pieces.mask import Mask, block_local, causal, window
-from regard.pieces.mask_data import mask_mod
 from regard.pieces.same_group import SameGroup, groups_mask
 
 MaskFunction = Callable[..., Tensor]

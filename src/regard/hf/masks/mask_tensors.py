@@ -14,9 +14,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from regard.pieces.data_masks import documents, mask_tensor, padding
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, block_local, causal, prefix, window
-from regard.pieces.mask_data import documents, mask_tensor, padding
 from regard.positions import Positions
 from regard.spans import Spans
 
@@ -107,7 +107,7 @@ def _candidates(facts: _Facts) -> Iterator[Recognized]:
 
 
 def _of_one_sequence(facts: _Facts, real: Mask | None) -> Iterator[Recognized]:
-    """Candidates for a batch of one: a prefix, and packed documents."""
+    """CandidateKeys for a batch of one: a prefix, and packed documents."""
     batch, I, J = facts.allowed.shape
     if batch > 1:
         return

@@ -11,9 +11,9 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.hf.masks.mask_functions import MaskFunction, MaskFunctionReader
 from regard.hf.masks.mask_tensors import Recognized
+from regard.pieces.data_masks import padding
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
-from regard.pieces.mask_data import padding
 
 #: The name of Regard's backend in transformers.
 OURS = "regard"

@@ -85,7 +85,7 @@ class HybridTranslator(Translator):
 def _multi_head(role: str, attention: str | Mapping[str, Any], width: int, num_heads: int) -> MultiHeadAttention:
     if isinstance(attention, Mapping) and "name" not in attention:
         attention = attention.get(role, "full")
-    head_attention = attention_for(role, attention, num_heads=num_heads, width=max(1, width // num_heads))
+    head_attention = attention_for(role, attention, num_heads=num_heads, head_dim=max(1, width // num_heads))
     module = MultiHeadAttention(width, num_heads, attention=head_attention)
     module.is_cross_attention = role == "cross"
     return module

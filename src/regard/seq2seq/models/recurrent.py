@@ -55,7 +55,7 @@ class RecurrentTranslator(Translator):
     ) -> None:
         super().__init__()
         self.source_size, self.target_size, self.width = source_size, target_size, width
-        embedding = partial(Embedding, width=width, dropout=embedding_dropout, scale=False, std=EMBEDDING_STD)
+        embedding = partial(Embedding, embed_dim=width, dropout=embedding_dropout, scale=False, std=EMBEDDING_STD)
         self.source_embedding, self.target_embedding = embedding(source_size), embedding(target_size)
         self.encoder = RecurrentEncoder(width, width, layers, cell, bidirectional, dropout)
         self.cells = Cells(input_width, width, layers, cell, feed_width, dropout)
@@ -278,8 +278,8 @@ class LuongTranslator(RecurrentAttentionTranslator):
 def bridge_for(attention: Mechanism, width: int, num_heads: int = 1) -> CrossAttention | MultiHeadAttention:
     """The attention of a recurrent decoder; several heads add query, key, value and output projections."""
     if num_heads == 1:
-        return CrossAttention(attention_for("cross", attention, width=width), width, width)
-    head_attention = attention_for("cross", attention, num_heads=num_heads, width=max(1, width // num_heads))
+        return CrossAttention(attention_for("cross", attention, head_dim=width), width, width)
+    head_attention = attention_for("cross", attention, num_heads=num_heads, head_dim=max(1, width // num_heads))
     bridge = MultiHeadAttention(width, num_heads, attention=head_attention)
     bridge.is_cross_attention = True
     return bridge

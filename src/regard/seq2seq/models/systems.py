@@ -104,7 +104,7 @@ def _with_heads(model: Translator, left: Mapping[str, int]) -> Translator:
 
 
 def _check_numbers(name: str, given: dict[str, Any]) -> None:
-    for option in ("source_size", "target_size", "width", "layers", "num_heads", "num_key_heads", "bridge_heads"):
+    for option in ("source_size", "target_size", "width", "layers", "num_heads", "num_key_value_heads", "bridge_heads"):
         value = given.get(option)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise RegardError(f"build({name!r}, {option}={value!r}): it must be an integer of at least 1.")

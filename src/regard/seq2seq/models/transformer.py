@@ -34,9 +34,9 @@ class TransformerTranslator(Translator):
         super().__init__()
         self.source_size, self.target_size = source_size, target_size
         self.transformer = Transformer(
-            blueprint.encoder(layers, vocabulary=source_size), blueprint.decoder(layers, vocabulary=target_size)
+            blueprint.encoder(layers, vocab_size=source_size), blueprint.decoder(layers, vocab_size=target_size)
         )
-        self.projection = nn.Linear(blueprint.width, target_size, bias=not tied)
+        self.projection = nn.Linear(blueprint.embed_dim, target_size, bias=not tied)
         if tied:
             self.projection.weight = self._target_table
         self.cross_attention = f"transformer.decoder.layers.{layers - 1}.cross_attention"

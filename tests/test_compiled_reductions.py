@@ -1,4 +1,6 @@
-"""Every fold that the kernels compute, at every level, against its definition on float64 weights of the reference."""
+"""Every reduction that the kernels compute, at every level, against its definition on float64 weights of the
+reference.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,14 @@ from kernels import DTYPES, at_level, every_level, in_dtype, needs_kernel, probl
 from regard.engine.kernel import library
 from regard.engine.problem import Problem
 from regard.engine.reference import reference
-from regard.maps import compiled_folds
+from regard.maps import compiled_reductions
 from regard.maps.pyramid import Pyramid
 from regard.maps.value_weighted_map import Carried
 from regard.pieces.normalizer import any_coarse
 from regard.shapes import Sizes
-from regard.stats.folds import Agreement, Offsets, SameToken
 from regard.stats.mask_warnings import Future
 from regard.stats.statistics import Allowed, Offset, WeightOnKeys
+from regard.stats.token_reductions import Agreement, Offsets, SameToken
 from rounding import FLOAT32, unit_roundoff
 
 pytestmark = needs_kernel
@@ -31,7 +33,7 @@ pytestmark = needs_kernel
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch):
     """The kernels run for few pairs and at the lowest level too."""
-    monkeypatch.setattr(compiled_folds, "FEWEST_PAIRS", 0)
+    monkeypatch.setattr(compiled_reductions, "FEWEST_PAIRS", 0)
     monkeypatch.setattr(library, "LOWEST_LEVEL", 0)
 
 
@@ -66,64 +68,72 @@ def check_links(links, w, tolerance):
     assert ((places[..., 1:] > places[..., :-1]) | (places[..., 1:] < 0)).all()
 
 
-def definitions(w, distance, folds):
-    """The tensors of the state of each fold but `TopLinks`, from all weights in float64; (value, size of its terms)."""
+def definitions(w, distance, reductions):
+    """The tensors of the state of each reduction but `TopLinks`, from all weights in float64; (value, size of its
+    terms).
+    """
     B, H, I, J = w.shape
     entropy = -torch.xlogy(w, w)
-    for fold in folds:
-        match fold:
+    for reduction in reductions:
+        match reduction:
             case rg.Entropy():
-                yield fold, entropy.sum(-1), entropy.sum(-1) + 2 * w.sum(-1)
+                yield reduction, entropy.sum(-1), entropy.sum(-1) + 2 * w.sum(-1)
             case rg.Distance():
-                yield fold, (w * distance.abs()).sum(-1)
+                yield reduction, (w * distance.abs()).sum(-1)
             case rg.KeyTotals():
-                yield fold, w.sum(-2)
+                yield reduction, w.sum(-2)
             case rg.MassOn():
-                yield fold, (w * fold.init((B, H, I, J), torch.device("cpu"))[1][:, None, None]).sum(-1)
+                yield reduction, (w * reduction.init((B, H, I, J), torch.device("cpu"))[1][:, None, None]).sum(-1)
             case Carried():
-                yield fold, (w * fold.numbers[:, :, None]).sum(-1)
+                yield reduction, (w * reduction.numbers[:, :, None]).sum(-1)
             case rg.Pool():
-                rows, columns = torch.arange(I) * min(fold.rows, I) // I, torch.arange(J) * min(fold.cols, J) // J
-                yield fold, expected_cells(w, rows, columns)[0]
+                rows, columns = (
+                    torch.arange(I) * min(reduction.rows, I) // I,
+                    torch.arange(J) * min(reduction.cols, J) // J,
+                )
+                yield reduction, expected_cells(w, rows, columns)[0]
             case Pyramid():
-                yield fold, expected_cells(w, torch.arange(I) >> fold.level, torch.arange(J) >> fold.level)
+                yield (
+                    reduction,
+                    expected_cells(w, torch.arange(I) >> reduction.level, torch.arange(J) >> reduction.level),
+                )
             case Offset():
-                yield fold, (w * (distance == fold.by)).sum(-1)
+                yield reduction, (w * (distance == reduction.by)).sum(-1)
             case Offsets():
-                steps = range(fold.first, fold.last + 1)
-                yield fold, torch.stack([(w * (distance == step)).sum((-2, -1)) for step in steps], -1)
+                steps = range(reduction.first, reduction.last + 1)
+                yield reduction, torch.stack([(w * (distance == step)).sum((-2, -1)) for step in steps], -1)
             case WeightOnKeys():
-                keys = list(fold.keys)
+                keys = list(reduction.keys)
                 values = w[..., keys].sum(-1), entropy[..., keys].sum(-1)
-                yield fold, values, (values[0], values[1] + values[0])
+                yield reduction, values, (values[0], values[1] + values[0])
             case Future():
-                yield fold, (w * (distance > 0)).sum(-1)
+                yield reduction, (w * (distance > 0)).sum(-1)
             case SameToken():
-                equal = fold.queries[:, None, :, None] == fold.keys[:, None, None]
-                yield fold, (w * (equal & (distance != 0))).sum(-1)
+                equal = reduction.queries[:, None, :, None] == reduction.keys[:, None, None]
+                yield reduction, (w * (equal & (distance != 0))).sum(-1)
             case rg.Similarity():
-                flat = w[:, :, :: fold.every].flatten(2)
-                yield fold, flat @ flat.mT
+                flat = w[:, :, :: reduction.every].flatten(2)
+                yield reduction, flat @ flat.mT
             case Agreement():
-                chosen = fold.init((B, H, I, J), torch.device("cpu"))[2:]
+                chosen = reduction.init((B, H, I, J), torch.device("cpu"))[2:]
                 part = w * chosen[0][:, None] * chosen[1]
-                yield fold, (part.flatten(2) @ part.flatten(2).mT, part.sum(-2))
+                yield reduction, (part.flatten(2) @ part.flatten(2).mT, part.sum(-2))
 
 
 def check(states, w, distance, tolerance):
-    for fold, expected, *sizes in definitions(w, distance, [f for f in states if not isinstance(f, rg.TopLinks)]):
+    for reduction, expected, *sizes in definitions(w, distance, [f for f in states if not isinstance(f, rg.TopLinks)]):
         expected = expected if isinstance(expected, tuple) else (expected,)
         terms = (sizes[0] if isinstance(sizes[0], tuple) else (sizes[0],)) if sizes else expected
-        for found, exact, size in zip(states[fold], expected, terms, strict=False):
+        for found, exact, size in zip(states[reduction], expected, terms, strict=False):
             error = (found.double() - exact).abs()
-            assert (error <= 2 * tolerance * size + 1e-30).all(), (fold, float(error.max()))
-    for fold in states:
-        if isinstance(fold, rg.TopLinks):
-            check_links(fold.finish(states[fold]), w, tolerance)
+            assert (error <= 2 * tolerance * size + 1e-30).all(), (reduction, float(error.max()))
+    for reduction in states:
+        if isinstance(reduction, rg.TopLinks):
+            check_links(reduction.finish(states[reduction]), w, tolerance)
 
 
-def some_folds(B, H, I, J, seed=0):
-    """Every kind of fold, several of some."""
+def some_reductions(B, H, I, J, seed=0):
+    """Every kind of reduction, several of some."""
     numbers = torch.Generator().manual_seed(seed)
     special = tuple(torch.randint(0, min(I, J), (3,), generator=numbers).unique().tolist())
     return (
@@ -144,9 +154,9 @@ def test_drawn_problems(problem, seed, level):
     attention, leaves = in_dtype(problem, tensors)
     s = problem.sizes
     level = min(level, library.load().level_name, key=library.LEVELS.index)
-    with at_level(level), mock.patch.object(compiled_folds, "FEWEST_PAIRS", 0), torch.no_grad():
+    with at_level(level), mock.patch.object(compiled_reductions, "FEWEST_PAIRS", 0), torch.no_grad():
         seen = attention(*leaves, positions=problem.positions, engine="kernel").weights
-        states = seen.fold_states(some_folds(s.B, s.H, s.I, s.J, seed))
+        states = seen.reduction_states(some_reductions(s.B, s.H, s.I, s.J, seed))
     _, w = (torch.from_numpy(a) for a in reference(problem))
     u = unit_roundoff(tensors[0].dtype)
     share = weight_errors(problem, u).nan_to_num(0.0).amax().detach()
@@ -175,12 +185,12 @@ def inputs(length=273, heads=(6, 2), dtype=torch.float32, width=16):
 @torch.no_grad()
 @pytest.mark.usefixtures("no_tiles")
 def test_no_tile_is_computed(mask, dtype, level):
-    """Neither for the folds of a profile and of the page."""
+    """Neither for the reductions of a profile and of the page."""
     q, k, v = inputs(dtype=dtype)
     attention = rg.Attention(mask=MASKS[mask]())
     with at_level(level):
         seen = attention(q, k, v, engine="kernel").weights
-        states = seen.fold_states((*some_folds(2, 6, 273, 273), allowed := Allowed(seen)))
+        states = seen.reduction_states((*some_reductions(2, 6, 273, 273), allowed := Allowed(seen)))
     problem = Problem(attention, *(t.double() for t in (q, k, v)), seen.positions, Sizes.of(q, k, v))
     _, w = (torch.from_numpy(a) for a in reference(problem))
     counts = states.pop(allowed)[0]
@@ -195,11 +205,11 @@ def test_few_queries_or_keys(I, J):
     q, k = torch.randn(1, 4, I, 8), torch.randn(1, 2, J, 8)
     seen = rg.Attention()(q, k, k).weights
     if 0 in (I, J):
-        folds = (rg.Entropy(), rg.Similarity(), rg.KeyTotals(), Offset(0), Offsets(), Allowed(seen))
-        assert all(not state[0].any() for state in seen.fold_states(folds).values())
+        reductions = (rg.Entropy(), rg.Similarity(), rg.KeyTotals(), Offset(0), Offsets(), Allowed(seen))
+        assert all(not state[0].any() for state in seen.reduction_states(reductions).values())
         return
     w = seen.dense().double()
-    check(seen.fold_states(some_folds(1, 4, I, J)), w, seen.grid.distance, 1e-4)
+    check(seen.reduction_states(some_reductions(1, 4, I, J)), w, seen.grid.distance, 1e-4)
 
 
 @torch.no_grad()
@@ -208,7 +218,7 @@ def test_threads_change_no_bit():
     before = torch.get_num_threads()
     for count in (1, 2, 3):
         torch.set_num_threads(count)
-        results.append(seen.fold_states(some_folds(2, 6, 700, 700)).values())
+        results.append(seen.reduction_states(some_reductions(2, 6, 700, 700)).values())
     torch.set_num_threads(before)
     for other in results[1:]:
         for one, two in zip(results[0], other, strict=True):
@@ -219,9 +229,9 @@ def test_threads_change_no_bit():
 def test_many_heads_take_blocks_of_one_panel():
     q, k, v = inputs(60, heads=(67, 1))
     seen = rg.Attention(mask=rg.window(20))(q, k, v).weights
-    folds = (rg.Similarity(), Agreement((3, 30)), rg.Similarity(2))
+    reductions = (rg.Similarity(), Agreement((3, 30)), rg.Similarity(2))
     w = seen.dense().double()
-    check(seen.fold_states(folds), w, seen.grid.distance, 1e-4)
+    check(seen.reduction_states(reductions), w, seen.grid.distance, 1e-4)
 
 
 @torch.no_grad()
@@ -244,7 +254,7 @@ def test_a_subclass_is_computed_by_its_own_definition():
 def test_any_strides(layout):
     tensors = [drawn.LAYOUTS[layout](t) for t in inputs(140)]
     seen = rg.Attention(mask=rg.causal())(*tensors).weights
-    check(seen.fold_states(some_folds(2, 6, 140, 140, 5)), seen.dense().double(), seen.grid.distance, 1e-4)
+    check(seen.reduction_states(some_reductions(2, 6, 140, 140, 5)), seen.dense().double(), seen.grid.distance, 1e-4)
 
 
 @torch.no_grad()
@@ -252,13 +262,13 @@ def test_a_coarse_logsumexp_is_left_to_tiles():
     q, k, v = inputs()
     seen = rg.Attention(rg.Dot(1e6))(q, k, v).weights
     assert any_coarse(seen.row_statistic[0])
-    with mock.patch.object(compiled_folds, "add_statistics", side_effect=AssertionError):
+    with mock.patch.object(compiled_reductions, "add_statistics", side_effect=AssertionError):
         assert seen.summarize(rg.KeyTotals())[0].sum().isclose(torch.tensor(2.0 * 6 * 273))
 
 
 @torch.no_grad()
 def test_additive_scores_compare_heads_on_tiles():
-    seen = rg.Attention(rg.Additive(4, 4, 8))(*inputs(150, heads=(1, 1), width=4)).weights
-    with mock.patch.object(compiled_folds, "add_products", side_effect=AssertionError):
-        states = seen.fold_states(some_folds(2, 1, 150, 150, 4))
+    seen = rg.Attention(rg.Additive(4, 4, 8))(*inputs(150, heads=(1, 1), head_dim=4)).weights
+    with mock.patch.object(compiled_reductions, "add_products", side_effect=AssertionError):
+        states = seen.reduction_states(some_reductions(2, 1, 150, 150, 4))
     check(states, seen.dense().double(), seen.grid.distance, 1e-4)

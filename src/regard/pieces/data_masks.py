@@ -16,7 +16,7 @@ from regard.errors import RegardError
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, block_local, prefix
 from regard.pieces.mask_checks import check_batch, check_covers, check_predicate, integers, own_copy, shortened
-from regard.pieces.mask_senses import mask_remedy
+from regard.pieces.mask_conventions import mask_remedy
 from regard.positions import Positions
 from regard.shapes import Sizes, to_device, without_transforms
 from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans

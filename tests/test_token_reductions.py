@@ -1,4 +1,4 @@
-"""Folds over tokens and offsets, and tables that merge over documents: against NumPy on dense weights."""
+"""Reductions over tokens and offsets, and tables that merge over documents: against NumPy on dense weights."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def test_heads_with_equal_rows_agree_with_none():
 FOLDS = {"Offsets": Offsets(-2, 3), "SameToken": SameToken(torch.arange(11) % 3), "Agreement": Agreement((0,), 2)}
 
 
-@pytest.mark.parametrize("fold", FOLDS.values(), ids=FOLDS)
-def test_states_of_disjoint_tiles_merge(fold, small_blocks):
+@pytest.mark.parametrize("reduction", FOLDS.values(), ids=FOLDS)
+def test_states_of_disjoint_tiles_merge(reduction, small_blocks):
     weights = weights_of()
-    states = [fold.init(weights.shape, torch.device("cpu")) for _ in range(2)]
+    states = [reduction.init(weights.shape, torch.device("cpu")) for _ in range(2)]
     for number, tile in enumerate(weights.tiles()):
-        fold.add(states[number % 2], tile)
-    torch.testing.assert_close(fold.finish(fold.merge(*states)), weights.summarize(fold)[0])
+        reduction.add(states[number % 2], tile)
+    torch.testing.assert_close(reduction.finish(reduction.merge(*states)), weights.summarize(reduction)[0])
 
 
 @every_mask

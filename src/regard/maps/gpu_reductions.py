@@ -1,4 +1,4 @@
-"""The folds of a map by the Triton kernel, where the tensors are on a GPU: one pass, and no tile is stored.
+"""The reductions of a map by the Triton kernel, where the tensors are on a GPU: one pass, and no tile is stored.
 
 Each program that Triton compiles computes a few rows first. If they are not those of the dense formula in float64, or
 the program does not compile, a warning says so, and tiles compute these statistics from then on.
@@ -21,11 +21,11 @@ from regard.engine.gpu.statistics import (
     logsumexp_of,
     terms_of,
 )
-from regard.engine.kernel import Terms
+from regard.engine.kernel import KernelProblem
 from regard.engine.kernel.statistics import Statistics
 from regard.engine.problem import Problem
-from regard.maps.compiled_folds import Parts, first_shift, map_problem, parts_of
-from regard.maps.folds import Fold, Links, State, Tile
+from regard.maps.compiled_reductions import Parts, first_shift, map_problem, parts_of
+from regard.maps.reductions import Reduction, RowLinks, State, Tile
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import any_coarse
 from regard.positions import Positions
@@ -43,7 +43,7 @@ TOLERANCE = 1e-3
 FAULTS: dict[tuple, str | None] = {}
 
 
-def gpu_terms(attention: Attention, prepared: Prepared, positions: Positions, grid: Grid) -> Terms | None:
+def gpu_terms(attention: Attention, prepared: Prepared, positions: Positions, grid: Grid) -> KernelProblem | None:
     """The map of these pieces as the Triton kernels compute it; None if they cannot, or if tiles are as fast."""
     if not is_installed():
         return None
@@ -51,37 +51,37 @@ def gpu_terms(attention: Attention, prepared: Prepared, positions: Positions, gr
     return None if problem is None else terms_of(problem)
 
 
-def gpu_logsumexp(terms: Terms) -> Tensor | None:
+def gpu_logsumexp(terms: KernelProblem) -> Tensor | None:
     """The log-sum-exp of every row, (B, H, I); None if the kernel is wrong."""
     blocks = blocks_of(terms, Statistics(0))
     is_right = _is_right(_program(terms, "log-sum-exp", blocks), lambda: _wrong_rows(terms))
     return logsumexp_of(terms) if is_right else None
 
 
-def fill_on_gpu(terms: Terms, logsumexp: Tensor, states: Mapping[Fold, State]) -> set[Fold]:
-    """Add the whole map to the states of the folds that the kernel knows, and return these folds."""
+def fill_on_gpu(terms: KernelProblem, logsumexp: Tensor, states: Mapping[Reduction, State]) -> set[Reduction]:
+    """Add the whole map to the states of the reductions that the kernel knows, and return these reductions."""
     if any_coarse(logsumexp) or logsumexp.isnan().any():
         return set()
     wanted, done = wanted_statistics(states, terms.problem)
     if not done:
         return done
-    kinds = tuple(sorted(type(fold).__name__ for fold in done))
+    kinds = tuple(sorted(type(reduction).__name__ for reduction in done))
     program = _program(terms, kinds, blocks_of(terms, wanted))
-    if not _is_right(program, lambda: _wrong_fold(terms, logsumexp, done)):
+    if not _is_right(program, lambda: _wrong_reduction(terms, logsumexp, done)):
         return set()
     add_statistics(terms, logsumexp, wanted)
     return done
 
 
-def wanted_statistics(states: Mapping[Fold, State], problem: Problem) -> tuple[Statistics, set[Fold]]:
-    """The tensors that one pass fills, and the folds that they belong to: the first for each field."""
+def wanted_statistics(states: Mapping[Reduction, State], problem: Problem) -> tuple[Statistics, set[Reduction]]:
+    """The tensors that one pass fills, and the reductions that they belong to: the first for each field."""
     joined: Parts = {}
     done = set()
-    for fold, state in states.items():
-        parts = parts_of(fold, state, problem)
+    for reduction, state in states.items():
+        parts = parts_of(reduction, state, problem)
         if parts is not None and parts.keys() <= FIELDS - joined.keys() and _is_small(parts):
             joined |= parts
-            done.add(fold)
+            done.add(reduction)
     return Statistics(first_shift(problem.positions), **joined), done
 
 
@@ -92,7 +92,7 @@ def _is_small(parts: Parts) -> bool:
     return has_few_links and len(numbers) <= 1 and all(x.shape[1] == 1 for x, _ in numbers)
 
 
-def _program(terms: Terms, *more: Hashable | dict[str, int]) -> tuple:
+def _program(terms: KernelProblem, *more: Hashable | dict[str, int]) -> tuple:
     """What Triton compiles a program for."""
     query, attention = terms.problem.query, terms.problem.attention
     pieces = tuple(type(bias) for bias in attention.bias), terms.layout.num_bytes > 0, terms.layout.distances is None
@@ -112,29 +112,31 @@ def _is_right(program: tuple, fault: Callable[[], str | None]) -> bool:
     return FAULTS[program] is None
 
 
-def _few_rows(terms: Terms) -> Iterator[slice]:
+def _few_rows(terms: KernelProblem) -> Iterator[slice]:
     I = terms.problem.sizes.I
     return (slice(first, min(first + ROWS, I)) for first in sorted({0, I // 2, max(0, I - ROWS)}))
 
 
-def _wrong_fold(terms: Terms, logsumexp: Tensor, folds: set[Fold]) -> str | None:
-    """A fold of a few rows that is not that of the dense formula."""
+def _wrong_reduction(terms: KernelProblem, logsumexp: Tensor, reductions: set[Reduction]) -> str | None:
+    """A reduction of a few rows that is not that of the dense formula."""
     problem, s = terms.problem, terms.problem.sizes
     shape = s.B, s.H, s.I, s.J
     for rows in _few_rows(terms):
-        mine, exact = ({fold: fold.init(shape, problem.query.device) for fold in folds} for _ in range(2))
+        mine, exact = (
+            {reduction: reduction.init(shape, problem.query.device) for reduction in reductions} for _ in range(2)
+        )
         wanted, _ = wanted_statistics(mine, problem)
         add_statistics(terms, logsumexp, wanted, range(rows.start, rows.stop))
         tile = _dense_tile(terms, logsumexp, rows)
-        for fold in folds:
-            fold.add(exact[fold], tile)
-            if not _agree(fold, mine[fold], exact[fold], tile):
-                name = type(fold).__name__
+        for reduction in reductions:
+            reduction.add(exact[reduction], tile)
+            if not _agree(reduction, mine[reduction], exact[reduction], tile):
+                name = type(reduction).__name__
                 return f"{name} of the queries {rows.start} to {rows.stop - 1} is not that of the dense formula"
     return None
 
 
-def _wrong_rows(terms: Terms) -> str | None:
+def _wrong_rows(terms: KernelProblem) -> str | None:
     """A few rows whose log-sum-exp is not that of the dense formula."""
     logsumexp = logsumexp_of(terms)
     for rows in _few_rows(terms):
@@ -145,7 +147,7 @@ def _wrong_rows(terms: Terms) -> str | None:
     return None
 
 
-def _dense_scores(terms: Terms, rows: slice) -> tuple[Tensor, Tensor]:
+def _dense_scores(terms: KernelProblem, rows: slice) -> tuple[Tensor, Tensor]:
     """All scores of some queries in float64, and the indices of the keys."""
     problem, columns = terms.problem, slice(0, terms.problem.sizes.J)
     prepared = problem.prepared.tile(rows, columns)
@@ -154,7 +156,7 @@ def _dense_scores(terms: Terms, rows: slice) -> tuple[Tensor, Tensor]:
     return scores(problem.attention, prepared, problem.grid.tile(rows, columns)), indices
 
 
-def _dense_tile(terms: Terms, logsumexp: Tensor, rows: slice) -> Tile:
+def _dense_tile(terms: KernelProblem, logsumexp: Tensor, rows: slice) -> Tile:
     """All weights of some queries by the formula, in float64 before they are rounded."""
     statistic, columns = logsumexp[:, :, rows, None].double(), slice(0, terms.problem.sizes.J)
     logs = _dense_scores(terms, rows)[0] - statistic.masked_fill(statistic.isneginf(), torch.inf)
@@ -162,10 +164,10 @@ def _dense_tile(terms: Terms, logsumexp: Tensor, rows: slice) -> Tile:
     return Tile(logs.clamp(max=0).exp().float(), None, rows, columns, grid, Spans.of((0, columns.stop)))
 
 
-def _agree(fold: Fold, mine: State, exact: State, tile: Tile) -> bool:
-    ours, theirs = fold.finish(mine), fold.finish(exact)
-    if isinstance(ours, Links):
-        links = Links(*(part[:, :, tile.rows] for part in ours))
+def _agree(reduction: Reduction, mine: State, exact: State, tile: Tile) -> bool:
+    ours, theirs = reduction.finish(mine), reduction.finish(exact)
+    if isinstance(ours, RowLinks):
+        links = RowLinks(*(part[:, :, tile.rows] for part in ours))
         weights = tile.weights.gather(-1, links.keys.clamp(min=0)) * (links.keys >= 0)
         return _is_close(ours.weights, theirs.weights) and _is_close(weights, links.weights)
     return _is_close(ours, theirs)

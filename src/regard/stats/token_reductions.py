@@ -1,4 +1,4 @@
-"""Folds that sum weights by offset and by equal tokens, and compare the rows of heads."""
+"""Reductions that sum weights by offset and by equal tokens, and compare the rows of heads."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 from regard.checks import Size, checked
 from regard.engine.kernel.similarity import HeadProducts
 from regard.errors import RegardError
-from regard.maps import Fold, Tile
-from regard.maps.compiled_folds import computes
-from regard.maps.folds import Shape, State, zeros
+from regard.maps import Reduction, Tile
+from regard.maps.compiled_reductions import computes
+from regard.maps.reductions import Shape, State, zeros
 from regard.shapes import to_device
 
 
 @checked
 @dataclass(frozen=True)
-class Offsets(Fold[Tensor]):
+class Offsets(Reduction[Tensor]):
     """Weight at every relative offset j - i from `first` to `last`, summed over queries; (B, H, last - first + 1).
 
     Offset -1 is the previous token, 1 the next token. Add the sums of several documents and divide by
@@ -51,12 +51,12 @@ class Offsets(Fold[Tensor]):
             state[0][:, :, offset - self.first] += tile.weights[:, :, i, j].sum(-1)
 
 
-computes(Offsets, lambda fold, state, _: {"offset_sums": state[0], "first_offset": fold.first})
+computes(Offsets, lambda reduction, state, _: {"offset_sums": state[0], "first_offset": reduction.first})
 
 
 @checked
 @dataclass(frozen=True, eq=False)
-class SameToken(Fold[Tensor]):
+class SameToken(Reduction[Tensor]):
     """Weight of every query on other occurrences of its token: sum of w_ij over t_j = t_i, j != i; (B, H, I).
 
     `keys` holds the token numbers of the keys, (J,) or (B, J), and `queries` those of the queries. By default
@@ -87,7 +87,7 @@ class SameToken(Fold[Tensor]):
         return [state[0] + other[0], *state[1:]]
 
 
-def _of_same_token(_fold: SameToken, state: State, _sizes: object) -> dict[str, Tensor]:
+def _of_same_token(_reduction: SameToken, state: State, _sizes: object) -> dict[str, Tensor]:
     return {"same": state[0], "key_tokens": state[1], "query_tokens": state[2]}
 
 
@@ -120,7 +120,7 @@ NO_PATTERN = 1e-3
 
 @checked
 @dataclass(frozen=True)
-class Agreement(Fold[Tensor]):
+class Agreement(Reduction[Tensor]):
     """The cosine of every two heads' maps after the mean row of each map is subtracted; (B, H, H).
 
     Heads that give the same keys weight from every query have similar maps, but no agreement: it says whether heads
@@ -165,7 +165,7 @@ class Agreement(Fold[Tensor]):
         return [state[0] + other[0], state[1] + other[1], *state[2:]]
 
 
-def _of_agreement(_fold: Agreement, state: State, _sizes: object) -> dict[str, list[HeadProducts]]:
+def _of_agreement(_reduction: Agreement, state: State, _sizes: object) -> dict[str, list[HeadProducts]]:
     products, received, is_query, is_key = state
     return {"products": [HeadProducts(is_query, is_key, products, received)]}
 

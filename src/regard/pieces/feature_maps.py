@@ -28,7 +28,7 @@ class FeatureMap(ABC):
     ...     def __call__(self, query, key):
     ...         return query.relu() + 1, key.relu() + 1
     >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
-    >>> rg.Attention(rg.KernelScore(Positive()), normalizer=rg.SumNormalizer())(q, k, v).output.shape
+    >>> rg.Attention(rg.FeatureScore(Positive()), normalizer=rg.SumNormalizer())(q, k, v).output.shape
     torch.Size([1, 2, 5, 8])
     """
 
@@ -59,7 +59,7 @@ class RandomFeatures(nn.Module, FeatureMap):
     changes earlier outputs. Here only a constant of each query is subtracted, which the normalizer cancels exactly.
 
     >>> import torch, regard as rg
-    >>> features = rg.RandomFeatures(width=8, num_features=64, seed=0)
+    >>> features = rg.RandomFeatures(head_dim=8, num_features=64, seed=0)
     >>> query, key = features(torch.randn(1, 1, 5, 8), torch.randn(1, 1, 7, 8))
     >>> query.shape, key.shape, bool((query >= 0).all() and (key >= 0).all())
     (torch.Size([1, 1, 5, 64]), torch.Size([1, 1, 7, 64]), True)
@@ -67,50 +67,50 @@ class RandomFeatures(nn.Module, FeatureMap):
 
     frequencies: Tensor
 
-    def __init__(self, width: Size, num_features: Size = 256, seed: int = 0) -> None:
+    def __init__(self, head_dim: Size, num_features: Size = 256, seed: int = 0) -> None:
         super().__init__()
-        self.width, self.num_features = width, num_features
-        self.register_buffer("frequencies", torch.empty(num_features, width))
+        self.head_dim, self.num_features = head_dim, num_features
+        self.register_buffer("frequencies", torch.empty(num_features, head_dim))
         self.redraw(seed)
 
     def redraw(self, seed: int) -> None:
         """Draw new orthogonal rows with the norms of Gaussian rows; the same seed gives the same rows."""
-        self.frequencies.copy_(orthogonal_gaussian(self.num_features, self.width, seed))
+        self.frequencies.copy_(orthogonal_gaussian(self.num_features, self.head_dim, seed))
 
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        scaled = self.frequencies.to(query.dtype) * self.width**-0.25
+        scaled = self.frequencies.to(query.dtype) * self.head_dim**-0.25
         for_query, for_key = F.linear(query, scaled), F.linear(key, scaled)
-        norms = key.square().sum(-1, keepdim=True) * (self.width**-0.5 / 2) + math.log(self.num_features)
+        norms = key.square().sum(-1, keepdim=True) * (self.head_dim**-0.5 / 2) + math.log(self.num_features)
         # factors of the query alone cancel in the normalizer, so its |x|^2 / 2 is left out
         return for_query.sub_(for_query.detach().amax(-1, keepdim=True)).exp_(), for_key.sub_(norms).exp_()
 
     def extra_repr(self) -> str:
-        return f"{self.width}, num_features={self.num_features}"
+        return f"{self.head_dim}, num_features={self.num_features}"
 
 
-def orthogonal_gaussian(num_rows: int, width: int, seed: int) -> Tensor:
-    """Rows that are orthogonal within each block of `width` and have Gaussian norms: (num_rows, width).
+def orthogonal_gaussian(num_rows: int, head_dim: int, seed: int) -> Tensor:
+    """Rows that are orthogonal within each block of `head_dim` and have Gaussian norms: (num_rows, head_dim).
 
     Each single row is drawn from N(0, I). LAPACK chooses signs of Q that make its first channel biased; the signs that
     make the diagonal of R positive remove the bias (Mezzadri 2007, arXiv:math-ph/0609050).
     """
     generator = torch.Generator().manual_seed(seed)
-    blocks = -(-num_rows // width)
-    directions, triangle = torch.linalg.qr(torch.randn(blocks, width, width, generator=generator))
+    blocks = -(-num_rows // head_dim)
+    directions, triangle = torch.linalg.qr(torch.randn(blocks, head_dim, head_dim, generator=generator))
     directions = directions * triangle.diagonal(dim1=1, dim2=2).sign()[:, None]
-    norms = torch.randn(num_rows, width, generator=generator).norm(dim=1, keepdim=True)
-    return directions.transpose(1, 2).reshape(-1, width)[:num_rows] * norms
+    norms = torch.randn(num_rows, head_dim, generator=generator).norm(dim=1, keepdim=True)
+    return directions.transpose(1, 2).reshape(-1, head_dim)[:num_rows] * norms
 
 
 @checked
-class KernelScore(nn.Module, Score):
+class FeatureScore(nn.Module, Score):
     """s_ij = phi(q_i) . phi(k_j) for a feature map phi; use it with `SumNormalizer`.
 
-    `KernelScore(EluPlusOne())` is linear attention, `KernelScore(RandomFeatures(64))` the Performer.
+    `FeatureScore(EluPlusOne())` is linear attention, `FeatureScore(RandomFeatures(64))` the Performer.
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 2, 5, 8)
-    >>> weights = rg.Attention(rg.KernelScore(), normalizer=rg.SumNormalizer())(x, x, x).weights.dense()
+    >>> weights = rg.Attention(rg.FeatureScore(), normalizer=rg.SumNormalizer())(x, x, x).weights.dense()
     >>> torch.allclose(weights.sum(-1), torch.ones(1, 2, 5)), bool((weights >= 0).all())
     (True, True)
     """
@@ -124,16 +124,16 @@ class KernelScore(nn.Module, Score):
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         return self.features(query, key)
 
-    def scale(self, width: int) -> float:
+    def scale(self, head_dim: int) -> float:
         return 1.0
 
-    def check(self, sizes: Sizes, key_width: int) -> None:
-        check_equal_widths("KernelScore", sizes.D, key_width)
-        width = getattr(self.features, "width", sizes.D)
-        if width != sizes.D:
+    def check(self, sizes: Sizes, key_dim: int) -> None:
+        check_equal_widths("FeatureScore", sizes.D, key_dim)
+        head_dim = getattr(self.features, "head_dim", sizes.D)
+        if head_dim != sizes.D:
             raise RegardError(
-                f"KernelScore: its random features are of width {width}, the queries of {sizes.D}. "
-                f"Create the features with width={sizes.D}."
+                f"FeatureScore: its random features are of width {head_dim}, the queries of {sizes.D}. "
+                f"Create the features with head_dim={sizes.D}."
             )
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""The folds of a map by the compiled kernels, where they can: one pass, and no tile is stored."""
+"""The reductions of a map by the compiled kernels, where they can: one pass, and no tile is stored."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared
-from regard.engine.kernel import Terms
+from regard.engine.kernel import KernelProblem
 from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.similarity import HeadProducts, add_products
 from regard.engine.kernel.statistics import Statistics, add_statistics
 from regard.engine.problem import Problem
-from regard.maps.folds import Distance, Entropy, Fold, KeyTotals, MassOn, Pool, Similarity, State, TopLinks
 from regard.maps.pyramid import Pyramid
+from regard.maps.reductions import Distance, Entropy, KeyTotals, MassOn, Pool, Reduction, Similarity, State, TopLinks
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import any_coarse
 from regard.positions import Positions
@@ -25,14 +25,14 @@ from regard.shapes import Sizes
 FEWEST_PAIRS = 128 * 128
 
 
-def compiled_terms(attention: Attention, prepared: Prepared, positions: Positions, grid: Grid) -> Terms | None:
+def compiled_terms(attention: Attention, prepared: Prepared, positions: Positions, grid: Grid) -> KernelProblem | None:
     """The map of these pieces as the kernels compute it; None if they cannot, or if tiles are as fast."""
     if load_fast() is None or grid.device.type != "cpu":
         return None
     problem = map_problem(attention, prepared, positions, grid)
     if problem is None:
         return None
-    terms = Terms.of(problem)
+    terms = KernelProblem.of(problem)
     return terms if terms.refusal is None else None
 
 
@@ -44,7 +44,7 @@ def map_problem(attention: Attention, prepared: Prepared, positions: Positions, 
     entries, heads = (torch.arange(size, device=grid.device) for size in (B, H))
     if not (torch.equal(grid.batch, entries) and torch.equal(grid.head, heads)):
         return None  # a pass knows masks and biases of whole batches with all their heads
-    facts = {"learns": False, "learns_bias": False, "hides_gradients": False, "piece_tensors": [], "skeleton": None}
+    facts = {"learns": False, "learns_bias": False, "hides_gradients": False, "piece_tensors": [], "template": None}
     return Problem.from_prepared(
         prepared=prepared,
         attention=attention,
@@ -56,35 +56,35 @@ def map_problem(attention: Attention, prepared: Prepared, positions: Positions, 
     )
 
 
-#: What the kernels compute for a fold: fields of `Statistics`, or "products", a list of `HeadProducts`. Lists of
-#: several folds are joined. None: the kernels cannot compute this fold.
+#: What the kernels compute for a reduction: fields of `Statistics`, or "products", a list of `HeadProducts`. Lists of
+#: several reductions are joined. None: the kernels cannot compute this reduction.
 Parts = dict[str, Any]
-#: For each fold that kernels of C or of Triton know, its parts. A subclass is another fold.
-_PARTS_OF: dict[type[Fold], Callable[[Any, State, Sizes], Parts | None]] = {
-    Entropy: lambda _fold, state, _sizes: {"entropy": state[0]},
-    Distance: lambda _fold, state, _sizes: {"distance": state[0]},
-    MassOn: lambda _fold, state, _sizes: {"numbers": [(state[1][:, None], state[0])]},
-    KeyTotals: lambda _fold, state, _sizes: {"received": state[0]},
-    Pool: lambda _fold, state, _sizes: {"cells": state[0], "row_cells": state[1], "column_cells": state[2]},
-    TopLinks: lambda _fold, state, _sizes: {"top_weights": state[0], "top_keys": state[1]},
+#: For each reduction that kernels of C or of Triton know, its parts. A subclass is another reduction.
+_PARTS_OF: dict[type[Reduction], Callable[[Any, State, Sizes], Parts | None]] = {
+    Entropy: lambda _reduction, state, _sizes: {"entropy": state[0]},
+    Distance: lambda _reduction, state, _sizes: {"distance": state[0]},
+    MassOn: lambda _reduction, state, _sizes: {"numbers": [(state[1][:, None], state[0])]},
+    KeyTotals: lambda _reduction, state, _sizes: {"received": state[0]},
+    Pool: lambda _reduction, state, _sizes: {"cells": state[0], "row_cells": state[1], "column_cells": state[2]},
+    TopLinks: lambda _reduction, state, _sizes: {"top_weights": state[0], "top_keys": state[1]},
 }
 #: Parts that need keys without gaps between their positions.
 BY_DISTANCE = frozenset({"distance", "offsets", "offset_sums", "later", "same"})
 
 
-def computes(kind: type[Fold], parts: Callable[[Any, State, Sizes], Parts | None]) -> None:
-    """Tell how the kernels compute a kind of fold: `parts` of a fold, its state and the sizes of the map."""
+def computes(kind: type[Reduction], parts: Callable[[Any, State, Sizes], Parts | None]) -> None:
+    """Tell how the kernels compute a kind of reduction: `parts` of a reduction, its state and the sizes of the map."""
     _PARTS_OF[kind] = parts
 
 
-def knows(fold: Fold) -> bool:
-    """Whether the kernels compute this fold."""
-    return type(fold) in _PARTS_OF
+def knows(reduction: Reduction) -> bool:
+    """Whether the kernels compute this reduction."""
+    return type(reduction) in _PARTS_OF
 
 
-def parts_of(fold: Fold, state: State, problem: Problem) -> Parts | None:
-    """What the kernels compute for a fold of this problem's map; None if they cannot compute it."""
-    parts = _PARTS_OF[type(fold)](fold, state, problem.sizes) if knows(fold) else None
+def parts_of(reduction: Reduction, state: State, problem: Problem) -> Parts | None:
+    """What the kernels compute for a reduction of this problem's map; None if they cannot compute it."""
+    parts = _PARTS_OF[type(reduction)](reduction, state, problem.sizes) if knows(reduction) else None
     has_gaps = len(problem.positions.keys.intervals) > 1
     return None if parts is None or (has_gaps and BY_DISTANCE & parts.keys()) else parts
 
@@ -94,32 +94,34 @@ def first_shift(positions: Positions) -> int:
     return positions.keys.intervals[0][0] - positions.start
 
 
-def fill_compiled(terms: Terms, logsumexp: Tensor, states: Mapping[Fold, State]) -> set[Fold]:
-    """Add the whole map to the states of the folds that the kernels know, and return these folds."""
+def fill_compiled(terms: KernelProblem, logsumexp: Tensor, states: Mapping[Reduction, State]) -> set[Reduction]:
+    """Add the whole map to the states of the reductions that the kernels know, and return these reductions."""
     if any_coarse(logsumexp) or logsumexp.isnan().any():
         return set()
-    all_parts = {fold: parts_of(fold, state, terms.problem) for fold, state in states.items()}
-    waiting = {fold: parts for fold, parts in all_parts.items() if parts is not None}
+    all_parts = {reduction: parts_of(reduction, state, terms.problem) for reduction, state in states.items()}
+    waiting = {reduction: parts for reduction, parts in all_parts.items() if parts is not None}
     if terms.direction is not None:  # additive scores are computed for queries that follow each other
-        waiting = {fold: parts for fold, parts in waiting.items() if "products" not in parts}
+        waiting = {reduction: parts for reduction, parts in waiting.items() if "products" not in parts}
     done = set(waiting)
     while waiting:
         _pass(terms, logsumexp, _joined(waiting))
     return done
 
 
-def _joined(waiting: dict[Fold, Parts]) -> Parts:
-    """The parts of one pass, of folds that no longer wait. A second fold for the same field waits for the next pass."""
+def _joined(waiting: dict[Reduction, Parts]) -> Parts:
+    """The parts of one pass, of reductions that no longer wait. A second reduction for the same field waits for the
+    next pass.
+    """
     joined: Parts = {}
-    for fold, parts in list(waiting.items()):
+    for reduction, parts in list(waiting.items()):
         lists = {name for name, part in parts.items() if isinstance(part, list)}
         if not joined.keys() & (parts.keys() - lists):
             joined |= {name: joined.get(name, []) + part if name in lists else part for name, part in parts.items()}
-            del waiting[fold]
+            del waiting[reduction]
     return joined
 
 
-def _pass(terms: Terms, logsumexp: Tensor, parts: Parts) -> None:
+def _pass(terms: KernelProblem, logsumexp: Tensor, parts: Parts) -> None:
     """Compute these parts: one pass for each pair of heads' products, and one for everything else."""
     setting, inputs = terms.setting(), terms.inputs()
     for whole, part in _pairs(parts.pop("products", [])):
@@ -137,12 +139,12 @@ def _pairs(wanted: list[HeadProducts]) -> Iterator[tuple[HeadProducts | None, He
         yield None if at is None else left.pop(at), part
 
 
-def _similarity(fold: Similarity, state: State, sizes: Sizes) -> Parts:
-    return {"products": [HeadProducts(torch.arange(sizes.I, device="cpu") % fold.every == 0, None, state[0])]}
+def _similarity(reduction: Similarity, state: State, sizes: Sizes) -> Parts:
+    return {"products": [HeadProducts(torch.arange(sizes.I, device="cpu") % reduction.every == 0, None, state[0])]}
 
 
-def _pyramid(fold: Pyramid, state: State, sizes: Sizes) -> Parts:
-    rows, columns = (torch.arange(length, device="cpu") >> fold.level for length in (sizes.I, sizes.J))
+def _pyramid(reduction: Pyramid, state: State, sizes: Sizes) -> Parts:
+    rows, columns = (torch.arange(length, device="cpu") >> reduction.level for length in (sizes.I, sizes.J))
     return {"cells": state[0], "cell_maxima": state[1], "row_cells": rows, "column_cells": columns}
 
 
