@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.data import BOS, EOS, PAD
+from regard.encodings import Sinusoidal
 from regard.nn import DecoderLayer, EncoderLayer, MultiHeadAttention
-from regard.pieces import Sinusoidal
 from regard.seq2seq import TransformerTranslator, build
 
 #: What neither may say, so that every translation has the length that is asked for.

@@ -42,7 +42,7 @@ def goals() -> Iterator[Goal]:
         )
 
 
-def masks(n: int) -> dict[str, tuple[rg.Mask, float]]:
+def masks(n: int) -> dict[str, tuple[rg.masks.Mask, float]]:
     """Masks, and what share of an all-gather they may send at most."""
     return {
         "causal": (rg.causal(), 50),
@@ -52,7 +52,7 @@ def masks(n: int) -> dict[str, tuple[rg.Mask, float]]:
     }
 
 
-def sent(mask: rg.Mask, n: int = 1_048_576) -> float:
+def sent(mask: rg.masks.Mask, n: int = 1_048_576) -> float:
     """The share of the bytes of an all-gather that all ranks send."""
     x = torch.zeros(()).expand(1, HEADS, n, WIDTH)
     plan = rg.plan(x, x, x, attention=rg.Attention(mask=mask), engine=rg.Ring(ranks=RANKS))
@@ -124,7 +124,7 @@ def gather_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
         dist.all_gather(parts, x)
         whole.append(torch.cat(parts, 2))
     n = q.shape[2]
-    positions = rg.Positions(dist.get_rank() * n, rg.Spans(((0, RANKS * n),)))
+    positions = rg.types.Positions(dist.get_rank() * n, rg.types.Spans(((0, RANKS * n),)))
     return rg.Attention(mask=rg.causal())(q, *whole, positions=positions, engine="blocked").output
 
 

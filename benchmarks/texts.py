@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 import regard as rg
-from regard.stats import STATISTICS, TextReading
+from regard.stats import STATISTICS
+from regard.types import TextReading
 from regard.viewer import Sheet
 from regard.viewer.sheet import OFFSETS, READY, THUMBNAIL
 

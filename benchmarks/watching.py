@@ -65,7 +65,7 @@ def bare(model: Any, ids: Tensor) -> Any:
 
 
 @torch.no_grad()
-def watched(model: Any, ids: Tensor) -> rg.WatchedAttention:
+def watched(model: Any, ids: Tensor) -> rg.hf.WatchedAttention:
     with rg.watch(model) as seen:
         model(ids)
     return seen

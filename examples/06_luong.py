@@ -37,7 +37,7 @@ for name, formula in formulas.items():
 # %%
 # Concat can be split: W [h; s] = A h + B s with W = [A B]. With A and B as Bahdanau's matrices, `Additive` gives the
 # same weights; A h and B s are computed once for each state, not once for each pair.
-additive = rg.Additive(8, 8, hidden=16)
+additive = rg.scores.Additive(8, 8, hidden=16)
 with torch.no_grad():
     additive.query.weight.copy_(concat.projection.weight[:, :8])
     additive.key.weight.copy_(concat.projection.weight[:, 8:])

@@ -25,8 +25,8 @@ for name, mask in (("no mask", None), ("causal", rg.causal()), ("off by one", of
     attention = rg.Attention(mask=mask)
     before, after = attention(q, k, v), attention(q, later_k, later_v)
     changed[name] = (after.output - before.output).abs().amax((0, 1, 3))
-    leaks = [finding.kind for finding in rg.mask_findings({"layer 0": before.weights}, causal=True)]
-    print(f"{name:10}: outputs 0 to 5 change by {changed[name][:6].max():.2g}; rg.mask_findings says {leaks}")
+    leaks = [finding.kind for finding in rg.stats.mask_findings({"layer 0": before.weights}, causal=True)]
+    print(f"{name:10}: outputs 0 to 5 change by {changed[name][:6].max():.2g}; rg.stats.mask_findings says {leaks}")
 assert changed["causal"][:6].max() == 0 and changed["causal"][6:].min() > 0.01
 assert changed["off by one"][:5].max() == 0 and changed["off by one"][5] > 0.01 and changed["no mask"].min() > 0.01
 

@@ -18,7 +18,7 @@ torch.manual_seed(0)
 # %%
 # For a permutation P, f(P x) = P f(x) up to rounding without positions. With positions or a causal mask this fails.
 x, order = torch.randn(1, 2, 12, 16, dtype=torch.float64), torch.randperm(12)
-kinds = {"no positions": {}, "sinusoidal": {"position": rg.Sinusoidal()}, "RoPE": {"position": rg.RoPE(16)}}
+kinds = {"no positions": {}, "sinusoidal": {"position": rg.encodings.Sinusoidal()}, "RoPE": {"position": rg.RoPE(16)}}
 kinds |= {"ALiBi": {"bias": rg.ALiBi(2)}, "causal mask": {"mask": rg.causal()}}
 broken = {}
 for name, pieces in kinds.items():

@@ -16,7 +16,7 @@ from regard.hf.models import load_model
 
 torch.manual_seed(0)
 width, base = 64, 10_000.0
-waves = rg.Sinusoidal().table(torch.arange(512), width)
+waves = rg.encodings.Sinusoidal().table(torch.arange(512), width)
 # %%
 # The formula, by hand: channel 2m is sin(position / 10000^(2m / D)), channel 2m + 1 its cosine.
 by_hand = [[(math.sin, math.cos)[c % 2](p / base ** (2 * (c // 2) / width)) for c in range(width)] for p in (0, 1, 100)]
@@ -56,13 +56,13 @@ assert still[1] > 3 * max(still[0], 1) and longest[1] > 5000 * longest[0]
 # A learned table starts as noise. In the table of MiniLM (512 rows, from BERT) neighbors have become similar. A
 # table ends. Sinusoids do not end, but that does not mean that a model can use them beyond its training (example 13).
 learned = load_model("minilm")[0].embeddings.position_embeddings.weight.detach()
-fresh = rg.LearnedPositions(512, 384).table.detach()
+fresh = rg.encodings.LearnedPositions(512, 384).table.detach()
 normalized = [torch.nn.functional.normalize(table - table.mean(0), dim=1) for table in (fresh, learned)]
 (start_1, start_100), (learned_1, learned_100) = ([(t @ t.T).diagonal(n).mean() for n in (1, 100)] for t in normalized)
 print(f"cosine of rows 1, 100 apart: noise {start_1:.2f}, {start_100:.2f}; MiniLM {learned_1:.2f}, {learned_100:.2f}")
 assert max(abs(start_1), abs(start_100)) < 0.05 and learned_1 > learned_100 + 0.2
 try:
-    rg.Attention(position=rg.LearnedPositions(512, 8))(*torch.randn(3, 1, 1, 513, 8))
+    rg.Attention(position=rg.encodings.LearnedPositions(512, 8))(*torch.randn(3, 1, 1, 513, 8))
 except rg.RegardError as error:
     print(error)
 figure, axes = plt.subplots(2, 2, figsize=(9, 6.6), layout="constrained")

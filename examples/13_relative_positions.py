@@ -18,9 +18,13 @@ torch.manual_seed(0)
 # %%
 # The law of a relative position: if queries and keys move by 1,000 positions, no weight changes. Sinusoids break it.
 q, k = torch.randn(2, 1, 4, 32, 16, dtype=torch.float64)
-shifted = rg.Positions(1000, rg.Spans.of((1000, 1032)))
-positions = {"sinusoidal": rg.Sinusoidal(), "RoPE": rg.RoPE(16)}
-biases = {"ALiBi": rg.ALiBi(4), "T5": rg.T5Bias(4, bidirectional=False).double(), "Shaw": rg.ShawBias(16, 8).double()}
+shifted = rg.types.Positions(1000, rg.types.Spans.of((1000, 1032)))
+positions = {"sinusoidal": rg.encodings.Sinusoidal(), "RoPE": rg.RoPE(16)}
+biases = {
+    "ALiBi": rg.ALiBi(4),
+    "T5": rg.biases.T5Bias(4, bidirectional=False).double(),
+    "Shaw": rg.biases.ShawBias(16, 8).double(),
+}
 for name in (*positions, *biases):
     attention = rg.Attention(mask=rg.causal(), position=positions.get(name), bias=biases.get(name, ()))
     here, there = (attention(q, k, k, positions=p).weights.dense() for p in (None, shifted))

@@ -30,7 +30,7 @@ def score_heads(segments):
     ids = torch.tensor([[token for piece in pieces for token in piece]])
     with torch.no_grad(), rg.watch(model) as seen:
         model(ids)
-    layers = [rg.patterns(weights, [len(piece) for piece in pieces]) for weights in seen.maps.values()]
+    layers = [rg.stats.patterns(weights, [len(piece) for piece in pieces]) for weights in seen.maps.values()]
     scores = torch.stack([torch.cat([getattr(layer, name) for layer in layers]) for name in names])
     return seen, tokenizer.convert_ids_to_tokens(ids[0]), scores
 

@@ -66,7 +66,7 @@ for attention, kinds in ((rg.Attention(mask=rg.causal()), []), (rg.Attention(mas
     decoder.layers[1].self_attention.attention = attention
     with torch.no_grad(), rg.watch(decoder) as seen:
         first, second = decoder(ids)[:, :-1]
-    leaks, change = rg.mask_findings(seen.maps, causal=True), (first - second).abs().max()
+    leaks, change = rg.stats.mask_findings(seen.maps, causal=True), (first - second).abs().max()
     print(f"{attention.mask}: earlier outputs change by {change:.2f}.", *(finding.sentence for finding in leaks))
     assert [finding.kind for finding in leaks] == kinds and (change > 0.01 if kinds else change == 0)
 assert (leaks[0].layer, leaks[0].heads) == (1, (0, 1, 2, 3))

@@ -48,7 +48,7 @@ for _ in range(steps):
 whole = quality(model.eval())
 # Importance on validation pairs, then the three orders. Heads are gated to zero, so the model keeps its shape.
 importance = rg.importance(model, loss_of, rg.data.Batches(valid, sentences=32, shuffle=False).epoch())
-curve = rg.pruning_curve(model, quality, importance)
+curve = rg.hf.pruning_curve(model, quality, importance)
 points = {order: curve.qualities(order) for order in bands}
 for order, left in points.items():
     print(f"{order:10}: 20 % of heads cost {whole - left[0.2]:.1f} points, 30 % {whole - left[0.3]:.1f}")
@@ -65,7 +65,7 @@ assert abs(quality(pruned.model) - points["importance"][0.2]) < 0.1  # a fifth o
 single = {"encoder": [], "decoder": [], "cross": []}
 for name in importance.values:
     for gate in 1 - torch.eye(4):
-        with rg.gated(model, {name: gate}):
+        with rg.hf.gated(model, {name: gate}):
             single["cross" if "cross" in name else name.split(".")[1]].append(quality(model) - whole)
 for part, changes in single.items():
     print(f"without one head of {part}: {min(changes):.1f} to {max(changes):.1f} points, mean {sum(changes) / 8:.1f}")

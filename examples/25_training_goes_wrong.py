@@ -57,7 +57,7 @@ for (fault, kinds), (above, below) in zip(expected.items(), axes.T, strict=True)
         loss = cross_entropy(model(source, ids[:, :-1]).mT, labels, ignore_index=0)
         optimizer.zero_grad(), loss.backward(), optimizer.step(), losses.append(loss.item())
     source, ids = texts(200, shortest=LENGTH)
-    found = rg.prediction_findings(lambda read, model=model, source=source: model(source, read), ids)
+    found = rg.stats.prediction_findings(lambda read, model=model, source=source: model(source, read), ids)
     written = pad(ids[:, :1], (0, LENGTH))  # the model writes each target; what is not written yet is padding
     for t in range(LENGTH):
         written[:, t + 1] = model(source, written[:, :-1])[:, t].argmax(-1)
@@ -66,7 +66,7 @@ for (fault, kinds), (above, below) in zip(expected.items(), axes.T, strict=True)
     with torch.no_grad(), rg.watch(model) as seen:
         model(source, ids[:, :-1])
     own, cross = ({"layers.0": each} for each in seen.maps.values())
-    found += rg.mask_findings(own, causal=True) + rg.mask_findings(cross, real=source > 0)
+    found += rg.stats.mask_findings(own, causal=True) + rg.stats.mask_findings(cross, real=source > 0)
     found += [f for f in rg.findings(rg.profile(cross, list("01234567"))) if f.kind == "scale"]
     print(f"{fault}: loss {losses[0]:.2f}, after {STEPS} steps {final:.2f}; written right: {percent[fault]:.0f} %")
     print(*(f"  {finding.kind}: {finding.sentence}\n" for finding in found), sep="", end="")

@@ -47,7 +47,7 @@ for fault, (above, below) in zip(kinds, axes.T, strict=True):
     torch.manual_seed(0)
     encoder = rg.nn.TransformerConfig(WIDTH, dropout=0.3 * (fault == "dropout")).encoder(1, vocab_size=SYMBOLS)
     if fault == "uniform":  # the cosine of a query and a key, still divided by sqrt(8): scores from -0.35 to 0.35
-        encoder.layers[0].self_attention.attention = rg.Attention(rg.Cosine(8**-0.5))
+        encoder.layers[0].self_attention.attention = rg.Attention(rg.scores.Cosine(8**-0.5))
     model = nn.Sequential(encoder, nn.Linear(WIDTH, 4 * SYMBOLS), nn.Unflatten(-1, (4, SYMBOLS)))
     optimizer, losses, (_, _, before) = torch.optim.Adam(model.parameters(), lr=5e-3), [], look(model)
     for _ in range(STEPS):

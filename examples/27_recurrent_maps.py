@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, pad
 import regard as rg
 
 KEYS, VALUES, WRITES, QUESTIONS, WIDTH = 8, 8, 16, 4, 32
-LINEAR, DELTA = rg.mechanism("linear").build(), rg.Attention(rg.Dot(scale=1.0), transition=rg.Delta())
+LINEAR, DELTA = rg.mechanism("linear").build(), rg.Attention(rg.Dot(scale=1.0), transition=rg.transitions.Delta())
 
 
 # %%

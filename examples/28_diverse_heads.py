@@ -41,7 +41,7 @@ def train(seed, strength):
     ids = torch.randint(symbols, (200, length))
     with torch.no_grad(), rg.watch(model) as seen:
         right = 100 * (model(ids)[:, 8:].argmax(-1) == answers(ids)).double().mean()
-    back = seen[0].summarize(rg.Offsets(-8, 0))[0].mean(0) / (length - torch.arange(8, -1, -1))  # 8 to 0 back
+    back = seen[0].summarize(rg.stats.Offsets(-8, 0))[0].mean(0) / (length - torch.arange(8, -1, -1))  # 8 to 0 back
     return float(seen[0].similarity()[:, others].mean()), float(right), back
 
 

@@ -45,7 +45,7 @@ def trained(strength):
         loss = F.cross_entropy(logits.mT, batch.target_output, ignore_index=rg.data.PAD)
         if strength:
             head = seen[model.cross_attention].select(None, 0)
-            loss = loss + strength * head.summarize(rg.Divergence(to=true_rows(batch)))[0].mean()
+            loss = loss + strength * head.summarize(rg.maps.Divergence(to=true_rows(batch)))[0].mean()
         optimizer.zero_grad(), loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0), optimizer.step(), schedule.step()
     return model.eval()

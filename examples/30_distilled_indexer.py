@@ -26,7 +26,7 @@ ids = torch.tensor(tokens[: 48 * length]).view(48, length)  # 40 texts to learn 
 
 # %%
 # The score of the indexer, sum_n a_in relu(x_in . y_j), is a piece. The queries of the call hold a_i and all x_i.
-class IndexScore(rg.Score):
+class IndexScore(rg.scores.Score):
     floats_per_score = 2 * heads
 
     def tile(self, query, key, grid):
@@ -60,7 +60,7 @@ optimizer, curve = torch.optim.Adam([*queries.parameters(), *keys.parameters()],
 for step in range(201):
     curve += [(step, recall()[0])] if step % 20 == 0 else []
     texts = torch.randperm(40)[:8]
-    (divergence,) = index_map(texts).summarize(rg.Divergence(to=teacher.select(texts, None)))
+    (divergence,) = index_map(texts).summarize(rg.maps.Divergence(to=teacher.select(texts, None)))
     optimizer.zero_grad(), divergence.mean().backward(), optimizer.step()
     if step % 100 == 0:
         print(f"step {step:3}: divergence {divergence.detach().mean():.2f} nats")

@@ -36,7 +36,7 @@ def maps_of_requests(module, query, options):
         table, length = slots[None, key_begin:key_end], torch.tensor([key_end - key_begin])
         if length:
             attention = rg.Attention(rg.Dot(module.scaling), mask=rg.causal())
-            maps.append(rg.AttentionMap.of(attention, query[:, :, begin:end], rg.PagedKeys(keys, table, length)))
+            maps.append(rg.AttentionMap.of(attention, query[:, :, begin:end], rg.maps.PagedKeys(keys, table, length)))
     return maps
 
 

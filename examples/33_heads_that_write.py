@@ -54,7 +54,7 @@ def ask(model, ids, tokens, right, wrong):
     for number in effects.flatten().abs().topk(5).indices.tolist():
         layer, head = divmod(number, effects.shape[1])
         sent, gates = seen.value_weighted(layer).shares()[0, head, -1], torch.arange(effects.shape[1]) != head
-        with torch.no_grad(), rg.gated(model, {seen.names[layer]: gates.float()}):
+        with torch.no_grad(), rg.hf.gated(model, {seen.names[layer]: gates.float()}):
             without = model(ids).logits[0, -1]
         source, removed = f'{sent.max():3.0%} from "{tokens[sent.argmax()]}"', float(without[right] - without[wrong])
         print(f"L{layer}.H{head} writes {effects[layer, head]:+.2f}, receives {source}; without it {removed:.2f}")

@@ -199,7 +199,7 @@ class _Oracle:
         self.returned: list[Tensor] = []
 
 
-def _eager(model: nn.Module, inputs: dict[str, Any]) -> tuple[rg.WatchedAttention | None, _Oracle]:
+def _eager(model: nn.Module, inputs: dict[str, Any]) -> tuple[rg.hf.WatchedAttention | None, _Oracle]:
     """The maps of a run in eager mode, and the weights that the model returned in this run."""
     oracle, seen = _Oracle(), None
     with suppress(Exception):  # a class with only its own implementation returns its weights all the same
@@ -249,7 +249,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _confirmed(
-    seen: rg.WatchedAttention, eager: rg.WatchedAttention | None, name: str, oracle: _Oracle
+    seen: rg.hf.WatchedAttention, eager: rg.hf.WatchedAttention | None, name: str, oracle: _Oracle
 ) -> tuple[str, str]:
     """How the maps of a module were confirmed, and a note.
 

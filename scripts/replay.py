@@ -47,7 +47,7 @@ def digest(value: Any) -> Any:
     return hashlib.sha256(f"{value.dtype} {tuple(value.shape)}".encode() + numbers).hexdigest()[:16]
 
 
-def masks(length: int) -> dict[str, Callable[[], rg.Mask | None]]:
+def masks(length: int) -> dict[str, Callable[[], rg.masks.Mask | None]]:
     """Masks that are combined with the mechanism's own."""
     coins = torch.rand(BATCH, 1, length, length, generator=torch.Generator().manual_seed(3)) < 0.7
     return {
@@ -58,7 +58,7 @@ def masks(length: int) -> dict[str, Callable[[], rg.Mask | None]]:
         "documents": lambda: rg.documents([length // 2, length - length // 2]) & rg.causal(),
         "tensor": lambda: rg.mask_tensor(coins),
         "predicate": lambda: rg.mask_mod(lambda b, h, i, j: (i + j + h) % 3 != b),
-        "composed": lambda: (rg.causal() | rg.global_tokens([1])) & ~rg.dilated(2, 2),
+        "composed": lambda: (rg.causal() | rg.masks.global_tokens([1])) & ~rg.masks.dilated(2, 2),
     }
 
 
@@ -126,7 +126,7 @@ def catalog_cases() -> Iterator[tuple[str, Record]]:
         yield from decoding_cases(name, mechanism)
 
 
-def masked_cases(name: str, mechanism: rg.CatalogEntry) -> Iterator[tuple[str, Record]]:
+def masked_cases(name: str, mechanism: rg.types.CatalogEntry) -> Iterator[tuple[str, Record]]:
     """Other masks, and heads that share keys."""
     for mask_name, make in masks(LENGTH).items():
         for key_heads in (4, 2):
@@ -145,7 +145,7 @@ def masked_cases(name: str, mechanism: rg.CatalogEntry) -> Iterator[tuple[str, R
                 yield f"{case}, plan", explained(attention, tuple(inputs), engine)
 
 
-def long_cases(name: str, mechanism: rg.CatalogEntry) -> Iterator[tuple[str, Record]]:
+def long_cases(name: str, mechanism: rg.types.CatalogEntry) -> Iterator[tuple[str, Record]]:
     """A length of several blocks; what a mechanism of a fixed length refuses is recorded as refused."""
     for mask_name in ("own mask", "window", "padding"):
         attention, *inputs = mechanism.example(seed=7, dtype=torch.float32, queries=LONG, keys=LONG)
@@ -156,9 +156,13 @@ def long_cases(name: str, mechanism: rg.CatalogEntry) -> Iterator[tuple[str, Rec
         yield f"{name}, {LONG} tokens, {mask_name}, plan", explained(attention, tuple(inputs), "blocked")
 
 
-def decoding_cases(name: str, mechanism: rg.CatalogEntry) -> Iterator[tuple[str, Record]]:
+def decoding_cases(name: str, mechanism: rg.types.CatalogEntry) -> Iterator[tuple[str, Record]]:
     """A prompt, then single tokens, through each cache."""
-    caches = {"growing": rg.GrowingCache, "ring": lambda: rg.RingCache(6, sinks=1), "recurrent": rg.RecurrentCache}
+    caches = {
+        "growing": rg.GrowingCache,
+        "ring": lambda: rg.caches.RingCache(6, sinks=1),
+        "recurrent": rg.caches.RecurrentCache,
+    }
     for cache_name, make in caches.items():
         attention, query, key, value = mechanism.example(seed=8, dtype=torch.float32, queries=12, keys=12)
         mask = rg.causal() if attention.mask is None else attention.mask & rg.causal()

@@ -109,7 +109,7 @@ def test_a_decoding_step_waits_for_nothing(name):
     attention = attention.with_mask(rg.causal() if attention.mask is None else attention.mask & rg.causal())
     if q.shape[2] != k.shape[2]:
         return
-    for cache in (rg.GrowingCache(), rg.RingCache(size=q.shape[2], sinks=1)):
+    for cache in (rg.GrowingCache(), rg.caches.RingCache(size=q.shape[2], sinks=1)):
         with waits() as counted:
             for step in (slice(0, 4), slice(4, 5), slice(5, 6)):
                 cache = attention(q[:, :, step], k[:, :, step], v[:, :, step], cache=cache).cache
@@ -125,11 +125,11 @@ MASKS = {
     "a tensor": (lambda: rg.mask_tensor(torch.ones(24, 24, dtype=torch.bool).tril()), 0),
     "a tensor on the device": (lambda: rg.mask_tensor(torch.ones(24, 24, dtype=torch.bool, device=DEVICE).tril()), 1),
     "documents": (lambda: rg.documents([10, 14]), 0),
-    "random blocks": (lambda: rg.random_blocks(4, 1, 24), 0),
+    "random blocks": (lambda: rg.masks.random_blocks(4, 1, 24), 0),
     "a predicate": (lambda: rg.mask_mod(lambda b, h, i, j: (i + 2 * j + b) % 3 != 0), 0),
-    "global tokens": (lambda: rg.causal() & (rg.window(4) | rg.global_tokens([0])), 0),
-    "blocks": (lambda: rg.block_local(4) | rg.dilated(3, 2), 0),
-    "prefix": (lambda: rg.causal() | rg.prefix(3), 0),
+    "global tokens": (lambda: rg.causal() & (rg.window(4) | rg.masks.global_tokens([0])), 0),
+    "blocks": (lambda: rg.masks.block_local(4) | rg.masks.dilated(3, 2), 0),
+    "prefix": (lambda: rg.causal() | rg.masks.prefix(3), 0),
 }
 
 

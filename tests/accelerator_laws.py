@@ -94,7 +94,14 @@ def test_rows_tiles_and_reductions_are_those_of_the_cpu(name, dtype):
     close(there[..., [J - 1, 0, 0]], here[..., [J - 1, 0, 0]])
     close(there.received(), here.received())
     here, there = (weights if weights.has_shares else weights.shares() for weights in (here, there))
-    reductions = (rg.Entropy(), rg.KeyTotals(), rg.Distance(), rg.MassOn([0, 2]), rg.Pool(3, 3), rg.Similarity())
+    reductions = (
+        rg.maps.Entropy(),
+        rg.maps.KeyTotals(),
+        rg.maps.Distance(),
+        rg.maps.MassOn([0, 2]),
+        rg.maps.Pool(3, 3),
+        rg.maps.Similarity(),
+    )
     for mine, theirs in zip(there.summarize(*reductions), here.summarize(*reductions), strict=True):
         close(mine, theirs)
     close(there.top(2).weights, here.top(2).weights)
@@ -108,8 +115,8 @@ def test_decoding_with_a_cache_is_that_of_the_cpu(name, dtype):
     if length != here[2].shape[2]:
         return
     is_plain = name not in COMPOSITES + TRANSPORTED
-    caches = (rg.GrowingCache(), rg.RingCache(size=length)) if is_plain and not of_call else (rg.GrowingCache(),)
-    for cache in (rg.RecurrentCache(),) if name in TRANSPORTED else caches:
+    caches = (rg.GrowingCache(), rg.caches.RingCache(size=length)) if is_plain and not of_call else (rg.GrowingCache(),)
+    for cache in (rg.caches.RecurrentCache(),) if name in TRANSPORTED else caches:
         close(decoded(there, moved_tensors, cache, is_plain), decoded(here, of_call, cache, is_plain))
 
 
@@ -142,10 +149,10 @@ def test_plan_says_of_the_device_what_it_says_of_the_cpu(name, dtype):
         rg.padding(torch.arange(24) < torch.tensor([[24], [5]])),
         rg.mask_tensor(torch.ones(24, 24, dtype=torch.bool).tril()),
         rg.documents([10, 14]),
-        rg.random_blocks(4, 1, 24),
+        rg.masks.random_blocks(4, 1, 24),
         rg.mask_mod(lambda b, h, i, j: (i + 2 * j + b) % 3 != 0),
-        rg.causal() & ~rg.window(2) | rg.prefix(1),
-        rg.block_local(4) | rg.dilated(3, 2),
+        rg.causal() & ~rg.window(2) | rg.masks.prefix(1),
+        rg.masks.block_local(4) | rg.masks.dilated(3, 2),
     ],
 )
 @torch.no_grad()
@@ -175,17 +182,17 @@ def test_far_positions_keep_their_precision_without_float64():
     waves = torch.stack((by.sin(), by.cos()), -1).flatten(1)
     turned = torch.view_as_real(torch.complex(*x.double().chunk(2, -1)) * torch.polar(torch.ones_like(by), by))
     with no_float64():
-        added, rotated = (piece.encode(moved(x), moved(places)) for piece in (rg.Sinusoidal(), rg.RoPE(16)))
+        added, rotated = (piece.encode(moved(x), moved(places)) for piece in (rg.encodings.Sinusoidal(), rg.RoPE(16)))
     torch.testing.assert_close(on_host(added).double(), x + waves, rtol=0, atol=2e-6)
     torch.testing.assert_close(on_host(rotated).double(), torch.cat(turned.unbind(-1), -1), rtol=0, atol=2e-6)
 
 
 def test_a_table_that_is_too_short_is_refused_before_the_device_reads_it():
-    learned = moved(rg.LearnedPositions(4, 8))
+    learned = moved(rg.encodings.LearnedPositions(4, 8))
     x = torch.randn(1, 2, 6, 8, device=DEVICE)
     with pytest.raises(rg.RegardError, match="has positions 0 to 3, this call needs 0 to 5"):
         rg.Attention(position=learned)(x, x, x)
-    embedding = moved(rg.nn.Embedding(9, 8, rg.LearnedPositions(4, 8)))
+    embedding = moved(rg.nn.Embedding(9, 8, rg.encodings.LearnedPositions(4, 8)))
     with pytest.raises(rg.RegardError, match="has positions 0 to 3, this call needs 3 to 4"):
         embedding(torch.ones(1, 2, dtype=torch.int64, device=DEVICE), start=3)
 

@@ -29,4 +29,6 @@ SELECTED = sorted(name for name, entry in mechanisms().items() if entry.family =
 #: Mechanisms with a transition, which the engines `recurrent` and `reference` run.
 TRANSPORTED = sorted(name for name, entry in mechanisms().items() if entry.family == "transported")
 #: Mechanisms that are made of several attentions.
-COMPOSITES = sorted(name for name, entry in mechanisms().items() if isinstance(entry.example()[0], rg.Composite))
+COMPOSITES = sorted(
+    name for name, entry in mechanisms().items() if isinstance(entry.example()[0], rg.composites.Composite)
+)

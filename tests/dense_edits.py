@@ -71,10 +71,10 @@ def drawn(rng, N):
     typed = {name: part[0] for name, part in parts.items()}
     where = rg.Where(**typed)
     edit = {
-        "steer": lambda: rg.AddToScores(where, number),
+        "steer": lambda: rg.edits.AddToScores(where, number),
         "knock": lambda: rg.KnockOut(where),
-        "scale": lambda: rg.ScaleWeights(where, number),
+        "scale": lambda: rg.edits.ScaleWeights(where, number),
         "zero": lambda: rg.KnockOut(where, renormalize=False),
-        "uniform": lambda: rg.ReplaceWeights(where, "uniform"),
+        "uniform": lambda: rg.edits.ReplaceWeights(where, "uniform"),
     }[kind]()
     return edit, {name: part[1] for name, part in parts.items()} | {"kind": kind, "number": number}

@@ -108,10 +108,10 @@ def masks(B, I, J, depth=2):
     simple = st.one_of(
         st.just(rg.causal()),
         st.builds(rg.window, st.integers(1, 9)),
-        st.builds(rg.dilated, st.integers(1, 4), st.integers(1, 4)),
-        st.builds(rg.prefix, st.integers(0, J)),
-        st.builds(rg.block_local, st.integers(1, 7), st.integers(0, 2), st.integers(0, 2)),
-        st.builds(rg.global_tokens, st.lists(st.integers(0, length), max_size=3)),
+        st.builds(rg.masks.dilated, st.integers(1, 4), st.integers(1, 4)),
+        st.builds(rg.masks.prefix, st.integers(0, J)),
+        st.builds(rg.masks.block_local, st.integers(1, 7), st.integers(0, 2), st.integers(0, 2)),
+        st.builds(rg.masks.global_tokens, st.lists(st.integers(0, length), max_size=3)),
         st.lists(st.integers(0, J), min_size=B, max_size=B).map(rg.padding),
         st.integers(0, 2**31).map(lambda seed: rg.padding(coins(seed, B, J))),
         st.builds(
@@ -121,12 +121,12 @@ def masks(B, I, J, depth=2):
         cuts(I, J),
     )
     if I <= J:
-        seeded = st.builds(rg.random_blocks, st.integers(1, 5), st.just(1), st.just(J), st.integers(0, 99))
+        seeded = st.builds(rg.masks.random_blocks, st.integers(1, 5), st.just(1), st.just(J), st.integers(0, 99))
         simple = st.one_of(simple, seeded, trees(J), grids(J))
     if not depth:
         return simple
     deeper = masks(B, I, J, depth - 1)
-    both, either = st.builds(rg.Mask.__and__, deeper, deeper), st.builds(rg.Mask.__or__, deeper, deeper)
+    both, either = st.builds(rg.masks.Mask.__and__, deeper, deeper), st.builds(rg.masks.Mask.__or__, deeper, deeper)
     return st.one_of(simple, both, either, deeper.map(lambda m: ~m))
 
 
@@ -148,8 +148,8 @@ def trees(draw, length):
     context = draw(st.integers(0, length - 1))
     if draw(st.booleans()):
         middle = draw(st.integers(context + 1, length))
-        return rg.shared_prefix(context, [n for n in (middle - context, length - middle) if n])
-    return rg.tree([draw(st.integers(-1, token - 1)) for token in range(length - context)], context)
+        return rg.masks.shared_prefix(context, [n for n in (middle - context, length - middle) if n])
+    return rg.masks.tree([draw(st.integers(-1, token - 1)) for token in range(length - context)], context)
 
 
 @st.composite
@@ -159,21 +159,23 @@ def grids(draw, length, gaps=True):
     shape = draw(st.sampled_from([(length,), (rows, length // rows), (1, length // rows, rows)]))
     if draw(st.booleans()):
         sides = [draw(st.sampled_from([side for side in range(1, n + 1) if n % side == 0])) for n in shape]
-        return rg.sliding_tiles(shape, sides, [draw(st.integers(1, n // m)) for n, m in zip(shape, sides, strict=True)])
+        return rg.masks.sliding_tiles(
+            shape, sides, [draw(st.integers(1, n // m)) for n, m in zip(shape, sides, strict=True)]
+        )
     sizes = [draw(st.integers(1, n)) for n in shape]
     dilation = [draw(st.integers(1, n // size if gaps else 1)) for n, size in zip(shape, sizes, strict=True)]
     steps = [draw(st.integers(1, size)) for size in sizes]
-    return rg.neighborhood(shape, sizes, dilation, steps, [draw(st.booleans()) for _ in shape])
+    return rg.masks.neighborhood(shape, sizes, dilation, steps, [draw(st.booleans()) for _ in shape])
 
 
 @st.composite
 def placings(draw, I, J):
     """Where queries and keys stand: aligned to the end, or anywhere, with a gap among the keys."""
     if draw(st.booleans()):
-        return rg.Positions.aligned_to_end(I, J)
+        return rg.types.Positions.aligned_to_end(I, J)
     before, gap = draw(st.integers(0, J)), draw(st.integers(0, 9))
-    keys = rg.Spans.of((0, before), (before + gap, J + gap))
-    return rg.Positions(draw(st.integers(0, J + gap + 5)), keys)
+    keys = rg.types.Spans.of((0, before), (before + gap, J + gap))
+    return rg.types.Positions(draw(st.integers(0, J + gap + 5)), keys)
 
 
 # Pieces: of so many heads and vectors of so many channels
@@ -181,35 +183,35 @@ def placings(draw, I, J):
 SCORES = {
     "dot": lambda H, D: rg.Dot(),
     "unscaled": lambda H, D: rg.Dot(scale=1.0),
-    "cosine": lambda H, D: rg.Cosine(3.0),
-    "bilinear": lambda H, D: rg.Bilinear(D, D, num_heads=H),
-    "additive": lambda H, D: rg.Additive(D, D, 3, bias=True),
-    "concat": lambda H, D: rg.Concat(D, D, 3, bias=True),
+    "cosine": lambda H, D: rg.scores.Cosine(3.0),
+    "bilinear": lambda H, D: rg.scores.Bilinear(D, D, num_heads=H),
+    "additive": lambda H, D: rg.scores.Additive(D, D, 3, bias=True),
+    "concat": lambda H, D: rg.scores.Concat(D, D, 3, bias=True),
 }
 BIASES = {
     "alibi": lambda H, D: rg.ALiBi(H),
-    "t5": lambda H, D: rg.T5Bias(H, num_buckets=8, max_distance=16),
-    "shaw": lambda H, D: rg.ShawBias(D, reach=3),
-    "transformer_xl": lambda H, D: rg.TransformerXLBias(H, D),
-    "softcap": lambda H, D: rg.Softcap(1.5),
-    "table": lambda H, D: rg.LearnedTable(H, reach=4),
+    "t5": lambda H, D: rg.biases.T5Bias(H, num_buckets=8, max_distance=16),
+    "shaw": lambda H, D: rg.biases.ShawBias(D, reach=3),
+    "transformer_xl": lambda H, D: rg.biases.TransformerXLBias(H, D),
+    "softcap": lambda H, D: rg.biases.Softcap(1.5),
+    "table": lambda H, D: rg.biases.LearnedTable(H, reach=4),
 }
 NORMALIZERS = {
-    "softmax": lambda H: rg.Softmax(),
-    "warm": lambda H: rg.Softmax(temperature=3.0, sink=0.5),
-    "sink": lambda H: rg.LearnedSink(H),
-    "sparsemax": lambda H: rg.Sparsemax(),
-    "entmax": lambda H: rg.Entmax15(),
-    "top_k": lambda H: rg.TopK(3),
-    "hardmax": lambda H: rg.Hardmax(),
+    "softmax": lambda H: rg.normalizers.Softmax(),
+    "warm": lambda H: rg.normalizers.Softmax(temperature=3.0, sink=0.5),
+    "sink": lambda H: rg.normalizers.LearnedSink(H),
+    "sparsemax": lambda H: rg.normalizers.Sparsemax(),
+    "entmax": lambda H: rg.normalizers.Entmax15(),
+    "top_k": lambda H: rg.normalizers.TopK(3),
+    "hardmax": lambda H: rg.normalizers.Hardmax(),
 }
 POSITIONS = {
     "none": lambda D: None,
     "rope": lambda D: rg.RoPE(D),
     "interleaved": lambda D: rg.RoPE(2, interleaved=True),
     "partial": lambda D: rg.RoPE(2),
-    "ntk": lambda D: rg.RoPE(D, scaling=rg.NTKScaling(4.0)),
-    "sinusoidal": lambda D: rg.Sinusoidal(),
+    "ntk": lambda D: rg.RoPE(D, scaling=rg.encodings.NTKScaling(4.0)),
+    "sinusoidal": lambda D: rg.encodings.Sinusoidal(),
 }
 WIDTHS = (2, 4, 6, 8, 16)
 
@@ -238,10 +240,10 @@ def problems(
     torch.manual_seed(draw(st.integers(0, 2**31)))
     mask = draw(st.none() | masks(B, I, J))
     if kernel:
-        features = draw(st.sampled_from([rg.EluPlusOne(), rg.RandomFeatures(D, 16)]))
-        simple = st.sampled_from([None, rg.causal(), rg.padding([J // 2] * B), rg.prefix(J // 2)])
+        features = draw(st.sampled_from([rg.scores.EluPlusOne(), rg.scores.RandomFeatures(D, 16)]))
+        simple = st.sampled_from([None, rg.causal(), rg.padding([J // 2] * B), rg.masks.prefix(J // 2)])
         mask = draw(st.one_of(st.just(mask), simple, simple.map(lambda m: m if m is None else m & rg.causal())))
-        attention = rg.Attention(rg.FeatureScore(features), mask=mask, normalizer=rg.SumNormalizer())
+        attention = rg.Attention(rg.scores.FeatureScore(features), mask=mask, normalizer=rg.normalizers.SumNormalizer())
     else:
         attention = rg.Attention(
             piece(draw, scores, H, D),
@@ -250,8 +252,10 @@ def problems(
             mask=mask,
             normalizer=piece(draw, normalizers, H),
         )
-    positions = rg.Positions.aligned_to_end(I, J) if equal else draw(placings(I, J))
-    choosing = isinstance(attention.normalizer, rg.TopK | rg.Hardmax)  # of equal scores, rounding chooses one
+    positions = rg.types.Positions.aligned_to_end(I, J) if equal else draw(placings(I, J))
+    choosing = isinstance(
+        attention.normalizer, rg.normalizers.TopK | rg.normalizers.Hardmax
+    )  # of equal scores, rounding chooses one
     q, v = drawn_tensor(draw, B, H, I, D), drawn_tensor(draw, B, G, J, E)
     k = drawn_tensor(draw, B, G, J, D, chosen=KEEPING if choosing else LAYOUTS)
     learned = draw(st.booleans()) if learned is None else learned

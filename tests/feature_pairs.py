@@ -52,7 +52,7 @@ def cuts(rng: Draw, n: int) -> list[tuple[int, int]]:
 # Masks, each beside the pairs that it allows, written out
 
 
-def drawn_mask(rng: Draw, n: int) -> tuple[rg.Mask, torch.Tensor]:
+def drawn_mask(rng: Draw, n: int) -> tuple[rg.masks.Mask, torch.Tensor]:
     """A causal mask with more, and the pairs it allows (n, n)."""
     i, j = torch.arange(n)[:, None], torch.arange(n)
     mask, allowed = rg.causal(), j <= i
@@ -102,13 +102,13 @@ def dense_of(net: Net, x: torch.Tensor, allowed: torch.Tensor, edits: list[dict]
     return backend(net, *heads, mask)[0].flatten(2)
 
 
-def drawn_edits(rng: Draw, n: int, most: int = 2) -> tuple[rg.EditSequence, list[dict]]:
+def drawn_edits(rng: Draw, n: int, most: int = 2) -> tuple[rg.edits.EditSequence, list[dict]]:
     """Edits of a net of one layer, as values and as the oracle reads them."""
     pairs = [drawn(rng, n) for _ in range(rng.randint(1, most))]
     for edit, own in pairs:
         own["layers"] = [0]
         object.__setattr__(edit.where, "layers", None)
-    return rg.EditSequence(tuple(edit for edit, _ in pairs)), [own for _, own in pairs]
+    return rg.edits.EditSequence(tuple(edit for edit, _ in pairs)), [own for _, own in pairs]
 
 
 @pair
@@ -169,7 +169,7 @@ def needs_transformers() -> bool:
     return True
 
 
-def edited_model(rng: Draw, n: int) -> tuple[nn.Module, rg.EditSequence, torch.Tensor, torch.Tensor]:
+def edited_model(rng: Draw, n: int) -> tuple[nn.Module, rg.edits.EditSequence, torch.Tensor, torch.Tensor]:
     """A model, edits, tokens, and the logits of whole matrices with the edits written out."""
     model, dense = models()[rng.choice(list(models()))]
     ids = torch.randint(0, 20, (2, n))
@@ -179,7 +179,7 @@ def edited_model(rng: Draw, n: int) -> tuple[nn.Module, rg.EditSequence, torch.T
         expected = dense(ids).logits
     finally:
         DENSE.edits = []
-    return model, rg.EditSequence(tuple(edit for edit, _ in pairs)), ids, expected
+    return model, rg.edits.EditSequence(tuple(edit for edit, _ in pairs)), ids, expected
 
 
 @pair
@@ -207,24 +207,24 @@ def watch_inside_edit(rng: Draw) -> None:
         logits = model(ids).logits
     torch.testing.assert_close(logits, expected, rtol=1e-7, atol=1e-8)
     assert all(check.ok is not False for check in seen.verify().values()), edit
-    with rg.edit(model, rg.ActivationPatch(rg.Where(), "output", seen)):
+    with rg.edit(model, rg.edits.ActivationPatch(rg.Where(), "output", seen)):
         torch.testing.assert_close(model(ids).logits, expected, rtol=1e-7, atol=1e-8)
     other = torch.randint(0, 20, (2, n))
     layer, head = rng.randrange(2), rng.randrange(4)
     with rg.watch(model, keep="qkv") as source:
         model(other)
-    patch = rg.ActivationPatch(rg.Where(layers=layer, heads=head), "output", source)
+    patch = rg.edits.ActivationPatch(rg.Where(layers=layer, heads=head), "output", source)
     with rg.edit(model, edit & patch), rg.watch(model, keep="qkv") as inside:
         patched = model(ids).logits
     torch.testing.assert_close(inside.head_output(layer, head), source.head_output(layer, head), **CLOSE)
-    with rg.edit(model, rg.ActivationPatch(rg.Where(), "output", inside)):
+    with rg.edit(model, rg.edits.ActivationPatch(rg.Where(), "output", inside)):
         torch.testing.assert_close(model(ids).logits, patched, rtol=1e-7, atol=1e-8)
     gates = {layer: [rng.choice([0, 1, rng.uniform(-2, 2)]) for _ in range(4)]}
-    with rg.gated(model, gates), rg.edit(model, edit), rg.watch(model, keep="qkv") as scaled:
+    with rg.hf.gated(model, gates), rg.edit(model, edit), rg.watch(model, keep="qkv") as scaled:
         expected = model(ids).logits
     factor = torch.tensor(gates.get(0, [1.0] * 4), dtype=torch.float64)[:, None, None]
     torch.testing.assert_close(scaled.head_output(0), seen.head_output(0) * factor, **CLOSE)
-    with rg.edit(model, rg.ActivationPatch(rg.Where(), "output", scaled)):
+    with rg.edit(model, rg.edits.ActivationPatch(rg.Where(), "output", scaled)):
         torch.testing.assert_close(model(ids).logits, expected, rtol=1e-7, atol=1e-8)
 
 
@@ -244,22 +244,22 @@ def mechanism_of_tokens(rng: Draw):
     return example(rng, sorted(mechanisms()))
 
 
-def selections() -> list[rg.Selection]:
+def selections() -> list[rg.selections.Selection]:
     return [
-        rg.BlockMeans(size=4, k=3),
-        rg.BlockMeans(size=3, k=1),
-        rg.CompressedBlocks(size=4, k=3, initial=0, local=1),
-        rg.CompressedBlocks(size=3, k=4),
-        rg.HashBuckets(num_buckets=4, rounds=2),
-        rg.TokenIndexer(k=5),
-        rg.BlockIndexer(size=4, k=2),
+        rg.selections.BlockMeans(size=4, k=3),
+        rg.selections.BlockMeans(size=3, k=1),
+        rg.selections.CompressedBlocks(size=4, k=3, initial=0, local=1),
+        rg.selections.CompressedBlocks(size=3, k=4),
+        rg.selections.HashBuckets(num_buckets=4, rounds=2),
+        rg.selections.TokenIndexer(k=5),
+        rg.selections.BlockIndexer(size=4, k=2),
     ]
 
 
-def index_tensors(selection: rg.Selection, n: int) -> dict[str, torch.Tensor]:
-    if isinstance(selection, rg.TokenIndexer):
+def index_tensors(selection: rg.selections.Selection, n: int) -> dict[str, torch.Tensor]:
+    if isinstance(selection, rg.selections.TokenIndexer):
         return {"index_query": randn(1, 2, n, 3), "index_key": randn(1, 1, n, 3), "index_weights": randn(1, n, 2)}
-    if isinstance(selection, rg.BlockIndexer):
+    if isinstance(selection, rg.selections.BlockIndexer):
         return {"index_query": randn(1, 2, n, 3), "index_key": randn(1, 1, n, 3)}
     return {}
 
@@ -302,10 +302,12 @@ def mechanism_and_hidden_keys(rng: Draw) -> None:
         hidden = torch.rand(n) < 0.3
         real = rg.padding((~hidden).expand(k.shape[0], n))
         attention = attention.with_mask(real if attention.mask is None else attention.mask & real)
-    elif isinstance(attention, rg.Grouped) and attention.attention.mask is not None:
+    elif isinstance(attention, rg.composites.Grouped) and attention.attention.mask is not None:
         hidden = torch.arange(n) < rng.randrange(n)
         real = rg.padding((~hidden).expand(k.shape[0], n))
-        attention = rg.Grouped(attention.attention.with_mask(attention.attention.mask & real), attention.groups)
+        attention = rg.composites.Grouped(
+            attention.attention.with_mask(attention.attention.mask & real), attention.groups
+        )
     else:
         return
     try:
@@ -331,7 +333,7 @@ def mechanism_and_cache(rng: Draw) -> None:
     attention, q, k, v, own = example(rng, [name])
     if q.shape[2] != k.shape[2] or own:
         return
-    make = rng.choice([rg.GrowingCache, lambda: rg.RingCache(size)])
+    make = rng.choice([rg.GrowingCache, lambda: rg.caches.RingCache(size)])
     size = rng.randint(1, n)
     try:
         whole = attention(q, k, v, cache=make()).output

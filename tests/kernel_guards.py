@@ -29,14 +29,14 @@ from regard.stats.token_reductions import Agreement, Offsets, SameToken
 LIBC = ctypes.CDLL(None, use_errno=True)
 PAGE = mmap.PAGESIZE
 WINDOW = rg.window(30)
-LINEAR = {"score": rg.FeatureScore(), "mask": rg.causal(), "normalizer": rg.SumNormalizer()}
+LINEAR = {"score": rg.scores.FeatureScore(), "mask": rg.causal(), "normalizer": rg.normalizers.SumNormalizer()}
 
 
-class HalfCorrected(rg.Transition):
+class HalfCorrected(rg.transitions.Transition):
     """A delta rule with constants."""
 
     def prepare(self, query, key):
-        return rg.Steps(query, 0.01 * key, log_decay=-0.1 * torch.ones_like(key[..., :1]), address=key)
+        return rg.transitions.Steps(query, 0.01 * key, log_decay=-0.1 * torch.ones_like(key[..., :1]), address=key)
 
 
 #: name -> the pieces, and the sizes (B, H, G, I, J, D, E).
@@ -47,18 +47,21 @@ CASES = {
     "window": (lambda: {"mask": rg.causal() & rg.window(20)}, (1, 2, 2, 193, 193, 8, 33)),
     "padding": (lambda: {"mask": rg.padding([50, 1])}, (2, 2, 1, 13, 50, 16, 8)),
     "predicate": (lambda: {"mask": rg.mask_mod(lambda b, h, i, j: (i + j + h) % 3 > 0)}, (1, 2, 2, 45, 70, 9, 9)),
-    "dilated": (lambda: {"mask": rg.dilated(9, 2)}, (1, 1, 1, 100, 100, 8, 8)),
-    "biases": (lambda: {"bias": (rg.T5Bias(2), rg.Softcap(2.0), rg.ALiBi(2))}, (1, 2, 2, 107, 99, 8, 8)),
-    "Shaw": (lambda: {"bias": (rg.ShawBias(8, reach=5), rg.Softcap(2.0)), "mask": WINDOW}, (1, 2, 2, 107, 99, 8, 8)),
+    "dilated": (lambda: {"mask": rg.masks.dilated(9, 2)}, (1, 1, 1, 100, 100, 8, 8)),
+    "biases": (lambda: {"bias": (rg.biases.T5Bias(2), rg.biases.Softcap(2.0), rg.ALiBi(2))}, (1, 2, 2, 107, 99, 8, 8)),
+    "Shaw": (
+        lambda: {"bias": (rg.biases.ShawBias(8, reach=5), rg.biases.Softcap(2.0)), "mask": WINDOW},
+        (1, 2, 2, 107, 99, 8, 8),
+    ),
     "dropout": (lambda: {"dropout": 0.3}, (2, 2, 1, 97, 131, 16, 16)),
     "linear": (lambda: LINEAR, (2, 4, 2, 97, 97, 20, 13)),
     "linear, one of each": (lambda: LINEAR, (1, 1, 1, 1, 1, 1, 1)),
-    "recurrent": (lambda: {"transition": rg.Decay(-0.1)}, (2, 3, 3, 97, 97, 20, 13)),
+    "recurrent": (lambda: {"transition": rg.transitions.Decay(-0.1)}, (2, 3, 3, 97, 97, 20, 13)),
     "delta rule": (lambda: {"transition": HalfCorrected()}, (1, 2, 2, 50, 50, 17, 33)),
     "delta rule, one of each": (lambda: {"transition": HalfCorrected()}, (1, 1, 1, 1, 1, 1, 1)),
     "rotary positions": (lambda: {"position": rg.RoPE(6)}, (2, 2, 1, 67, 131, 9, 8)),
     "interleaved positions": (lambda: {"position": rg.RoPE(16, interleaved=True)}, (1, 2, 2, 1, 70, 16, 8)),
-    "sink": (lambda: {"normalizer": rg.LearnedSink(2)}, (1, 2, 1, 7, 300, 64, 5)),
+    "sink": (lambda: {"normalizer": rg.normalizers.LearnedSink(2)}, (1, 2, 1, 7, 300, 64, 5)),
     "additive": (lambda: {"score": additive(3, 3, 5), "mask": rg.causal()}, (1, 2, 1, 33, 40, 3, 17)),
     "additive, far apart": (lambda: {"score": additive(3, 3, 17, size=100.0)}, (2, 2, 2, 5, 9, 3, 1)),
 }
@@ -121,7 +124,7 @@ def results(pieces, sizes, dtype, transposed):
     if transposed:
         *tensors, along = (t.mT.contiguous().mT for t in (*tensors, along))
     leaves = [t.requires_grad_() for t in tensors]
-    engine = "linear" if isinstance(mechanism.score, rg.FeatureScore) else "kernel"
+    engine = "linear" if isinstance(mechanism.score, rg.scores.FeatureScore) else "kernel"
     engine = engine if mechanism.transition is None else "recurrent"
     output = mechanism(*leaves, engine=engine).output
     gradients = torch.autograd.grad(output, [*leaves, *mechanism.parameters()], along)
@@ -135,9 +138,16 @@ def statistics_of(mechanism, tensors):
     B, H, I, J = weights.shape
     numbers, few = torch.linspace(0, 1, B * H * J).view(B, H, J), min(I, J, 3)
     reductions = (
-        *(rg.Entropy(), rg.TopLinks(3), rg.KeyTotals(), rg.Distance(), rg.MassOn([0]), Carried(numbers)),
-        *(rg.Pool(5, 7), Pyramid(2), Offset(-1), Offsets(-3, 3), WeightOnKeys(tuple(range(few))), Future()),
-        *(SameToken(torch.arange(J) % 3, torch.arange(I) % 3), rg.Similarity(2), Agreement(tuple(range(few)), 2)),
+        *(
+            rg.maps.Entropy(),
+            rg.maps.TopLinks(3),
+            rg.maps.KeyTotals(),
+            rg.maps.Distance(),
+            rg.maps.MassOn([0]),
+            Carried(numbers),
+        ),
+        *(rg.maps.Pool(5, 7), Pyramid(2), Offset(-1), Offsets(-3, 3), WeightOnKeys(tuple(range(few))), Future()),
+        *(SameToken(torch.arange(J) % 3, torch.arange(I) % 3), rg.maps.Similarity(2), Agreement(tuple(range(few)), 2)),
     )
     return [part for state in weights.reduction_states(reductions).values() for part in state]
 

@@ -53,7 +53,7 @@ def at_level(name):
 
 def additive(query_dim, key_dim, hidden, size=1.0):
     """An additive score. With a size of 100 exponentials of some projections are too far from 1 to be packed."""
-    score = rg.Additive(query_dim, key_dim, hidden, bias=True)
+    score = rg.scores.Additive(query_dim, key_dim, hidden, bias=True)
     for layer in (score.query, score.key):
         layer.weight.data *= size
     return score
@@ -76,8 +76,8 @@ def masks(B, H, I, J, depth=2):
     simple = st.one_of(
         drawn.masks(B, I, J, 0),
         st.builds(rg.window, st.integers(1, 300)),
-        st.builds(rg.dilated, st.integers(1, 60), st.integers(1, 9)),
-        st.builds(rg.block_local, st.integers(1, 100), st.integers(0, 2), st.integers(0, 2)),
+        st.builds(rg.masks.dilated, st.integers(1, 60), st.integers(1, 9)),
+        st.builds(rg.masks.block_local, st.integers(1, 100), st.integers(0, 2), st.integers(0, 2)),
         st.builds(
             lambda seed, b, h: rg.mask_tensor(drawn.coins(seed, b, h, I, J)),
             st.integers(0, 2**31),
@@ -89,20 +89,20 @@ def masks(B, H, I, J, depth=2):
     if not depth:
         return simple
     deeper = masks(B, H, I, J, depth - 1)
-    both, either = st.builds(rg.Mask.__and__, deeper, deeper), st.builds(rg.Mask.__or__, deeper, deeper)
+    both, either = st.builds(rg.masks.Mask.__and__, deeper, deeper), st.builds(rg.masks.Mask.__or__, deeper, deeper)
     return st.one_of(simple, both, either, deeper.map(lambda m: ~m))
 
 
 BIASES = {
     "alibi": rg.ALiBi,
-    "t5": lambda H: rg.T5Bias(H, num_buckets=8, max_distance=64),
-    "table": lambda H: rg.LearnedTable(H, reach=20),
+    "t5": lambda H: rg.biases.T5Bias(H, num_buckets=8, max_distance=64),
+    "table": lambda H: rg.biases.LearnedTable(H, reach=20),
 }
 NORMALIZERS = {
-    "softmax": lambda H: rg.Softmax(),
-    "warm": lambda H: rg.Softmax(temperature=3.0),
-    "sharp": lambda H: rg.Softmax(temperature=0.7, sink=0.5),
-    "sink": rg.LearnedSink,
+    "softmax": lambda H: rg.normalizers.Softmax(),
+    "warm": lambda H: rg.normalizers.Softmax(temperature=3.0),
+    "sharp": lambda H: rg.normalizers.Softmax(temperature=0.7, sink=0.5),
+    "sink": rg.normalizers.LearnedSink,
 }
 
 
@@ -111,9 +111,9 @@ def biases(draw, H, D):
     names = draw(st.lists(st.sampled_from(sorted(BIASES)), max_size=2))
     found = [BIASES[name](H) for name in names]
     if draw(st.booleans()):
-        found.insert(draw(st.integers(0, len(found))), rg.Softcap(draw(st.sampled_from([0.5, 2.0, 30.0]))))
+        found.insert(draw(st.integers(0, len(found))), rg.biases.Softcap(draw(st.sampled_from([0.5, 2.0, 30.0]))))
     if draw(st.booleans()):  # before a cap
-        found.insert(0, rg.ShawBias(D, reach=draw(st.sampled_from([0, 1, 7, 50, 1000]))))
+        found.insert(0, rg.biases.ShawBias(D, reach=draw(st.sampled_from([0, 1, 7, 50, 1000]))))
     return found
 
 
@@ -166,7 +166,7 @@ def gradient_budget(problem, along, dtype):
     scale = abs(problem.scale)
     q, k = problem.prepared.query.norm(dim=-1), heads_of(problem.prepared.key, s).norm(dim=-1)
     of_query = scale * (products @ k[..., None])
-    for bias in (bias for bias in attention.bias if isinstance(bias, rg.ShawBias)):
+    for bias in (bias for bias in attention.bias if isinstance(bias, rg.biases.ShawBias)):
         longest = bias.keys.norm(dim=-1).max() * bias.scale / attention.normalizer.temperature
         of_query = of_query + longest * products.sum(-1, keepdim=True)
     of_key, of_value = (
@@ -194,7 +194,7 @@ def parameter_bound(problem, name, parameter, products):
         return products.sum((0, 2, 3))
     nothing = torch.zeros_like(products)
     bias = problem.attention.bias[int(name.split(".")[0].removeprefix("bias_"))]
-    if isinstance(bias, rg.ShawBias):  # query i adds its own share to the vector of each distance
+    if isinstance(bias, rg.biases.ShawBias):  # query i adds its own share to the vector of each distance
         vectors = torch.ones(2 * bias.reach + 1, dtype=torch.float64, requires_grad=True)
         rows = problem.prepared.query.norm(dim=-1, keepdim=True).detach() * abs(bias.scale) * vectors
         return torch.autograd.grad(bias.term(problem.grid, rows, None), vectors, products / temperature)[0][:, None]

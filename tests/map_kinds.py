@@ -26,17 +26,17 @@ def plain(I=9, J=11, mask=None, dtype=None, batch=2, heads=3):
 
 def signed():
     weights = plain()
-    return rg.GradientMap(weights, torch.randn(2, 3, 9, 4), torch.randn(2, 3, 11, 4))
+    return rg.maps.GradientMap(weights, torch.randn(2, 3, 9, 4), torch.randn(2, 3, 11, 4))
 
 
 def negative():
     """No weight is above 0, and keys that the mask hides weigh 0."""
-    return rg.SumMap([plain()], [-1.0])
+    return rg.maps.SumMap([plain()], [-1.0])
 
 
 def steps():
     q, k = torch.randn(2, 2, 3, 5, 4)
-    attention = rg.Attention(mask=rg.causal(), normalizer=rg.Sigmoid())
+    attention = rg.Attention(mask=rg.causal(), normalizer=rg.normalizers.Sigmoid())
     return joined([attention(q[:, :, i : i + 1], *[k[:, :, : i + 1]] * 2).weights for i in range(5)])
 
 
@@ -59,8 +59,8 @@ MADE = {
     "some queries": lambda: QuerySample(plain(), torch.tensor([1, 4, 5])),
     "steps": steps,
     "table": lambda: tabled(torch.randn(2, 3, 4, 5), is_signed=True),
-    "matrix": lambda: rg.MatrixMap(torch.randn(2, 3, 4, 5, dtype=torch.float64)),
-    "value weighted": lambda: rg.ValueWeightedMap(plain(), torch.rand(2, 3, 11)),
+    "matrix": lambda: rg.maps.MatrixMap(torch.randn(2, 3, 4, 5, dtype=torch.float64)),
+    "value weighted": lambda: rg.maps.ValueWeightedMap(plain(), torch.rand(2, 3, 11)),
     "selected": lambda: plain().select([1], [2, 0]),
 }
 NAMES = sorted([*mechanisms(), *MADE])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 import regard as rg
-from regard.stats import Finding, Role, RoleTable, TextReading
+from regard.types import Finding, Role, RoleTable, TextReading
 
 TEXT = "[CLS] the animal did not cross the street because it was too tired . [SEP]"
 WORDS = TEXT.split()

@@ -8,13 +8,13 @@ import regard as rg
 from regard.engine.kept_plans import kept_plans
 
 LEARNED = {
-    "table": lambda: rg.Attention(bias=rg.LearnedTable(2, reach=3)),
-    "t5": lambda: rg.Attention(bias=(rg.T5Bias(2), rg.Softcap(5.0))),
-    "sink": lambda: rg.Attention(normalizer=rg.LearnedSink(2)),
-    "bilinear": lambda: rg.Attention(rg.Bilinear(8, 8)),
-    "additive": lambda: rg.Attention(rg.Additive(8, 8, hidden=4)),
-    "positions": lambda: rg.Attention(position=rg.LearnedPositions(32, 8)),
-    "shaw": lambda: rg.Attention(bias=rg.ShawBias(8, reach=3)),
+    "table": lambda: rg.Attention(bias=rg.biases.LearnedTable(2, reach=3)),
+    "t5": lambda: rg.Attention(bias=(rg.biases.T5Bias(2), rg.biases.Softcap(5.0))),
+    "sink": lambda: rg.Attention(normalizer=rg.normalizers.LearnedSink(2)),
+    "bilinear": lambda: rg.Attention(rg.scores.Bilinear(8, 8)),
+    "additive": lambda: rg.Attention(rg.scores.Additive(8, 8, hidden=4)),
+    "positions": lambda: rg.Attention(position=rg.encodings.LearnedPositions(32, 8)),
+    "shaw": lambda: rg.Attention(bias=rg.biases.ShawBias(8, reach=3)),
 }
 
 

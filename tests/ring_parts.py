@@ -18,7 +18,7 @@ def compiled_kernels_compute_chunks():
     """All of them, forward and backward, where `KernelProblem` does not refuse; learned biases and sinks too."""
     drawn = random.Random(1)
     biases = {name: make for name, make in BIASES.items() if name not in ("shaw", "transformer_xl")}
-    biases["table"], all_used = lambda: rg.LearnedTable(4, reach=3), []
+    biases["table"], all_used = lambda: rg.biases.LearnedTable(4, reach=3), []
     for layout, mask in itertools.product(LAYOUTS, MASKS):
         n, heads = drawn.choice((37, 130, 223)), drawn.choice((1, 2, 4))
         bias, normalizer = drawn.choice([*biases.values()])(), drawn.choice([*NORMALIZERS.values()])()
@@ -40,7 +40,9 @@ def compiled_kernels_compute_additive_scores():
     """With the gradient of the direction, to which every chunk adds."""
     for layout, mask in itertools.product(LAYOUTS, (None, rg.causal(), rg.causal() & rg.window(20))):
         torch.manual_seed(5)
-        attention = rg.Attention(rg.Additive(6, 6, 11, bias=True), mask=mask, normalizer=rg.LearnedSink(4))
+        attention = rg.Attention(
+            rg.scores.Additive(6, 6, 11, bias=True), mask=mask, normalizer=rg.normalizers.LearnedSink(4)
+        )
         q, k, v = some(2, 4, 130, 6), some(2, 2, 130, 6, seed=1), some(2, 2, 130, 5, seed=2)
         with ways(kernel=True) as used:
             check_in(torch.float32, 1e-5, attention, q, k, v, rg.Ring(layout=layout))
@@ -54,7 +56,13 @@ def compiled_kernels_compute_the_shortest_shares():
     lengths, key_lengths = [1, 9, 97, 2][:W], [3, 1, 1, 40][:W]
     I, J = sum(lengths), sum(key_lengths)
     q, k, v = some(2, 4, I, 8), some(2, 2, J, 8, seed=1), some(2, 2, J, 3, seed=2)
-    for mask in (None, rg.causal(), rg.causal() & rg.window(2), rg.dilated(2, 3), rg.window(2) | rg.global_tokens([0])):
+    for mask in (
+        None,
+        rg.causal(),
+        rg.causal() & rg.window(2),
+        rg.masks.dilated(2, 3),
+        rg.window(2) | rg.masks.global_tokens([0]),
+    ):
         cuts = (lambda x: cut(x, lengths)), (lambda x: cut(x, key_lengths))
         with ways(kernel=True) as used:
             check_in(torch.float32, 1e-5, rg.Attention(mask=mask), q, k, v, rg.Ring(), *cuts)
@@ -69,7 +77,7 @@ def whole_chunks_use_the_fused_backward_pass():
     for (mask, bias), layout in itertools.product(pieces, LAYOUTS):
         with ways() as used:
             check(
-                rg.Attention(mask=mask, bias=bias, normalizer=rg.LearnedSink(4)).double(),
+                rg.Attention(mask=mask, bias=bias, normalizer=rg.normalizers.LearnedSink(4)).double(),
                 q,
                 k,
                 v,
@@ -77,7 +85,7 @@ def whole_chunks_use_the_fused_backward_pass():
             )
         assert {*used} <= {"_of_fused"}, used
     with ways() as used:
-        check(rg.Attention(mask=rg.causal(), bias=rg.T5Bias(4)).double(), q, k, v, rg.Ring())
+        check(rg.Attention(mask=rg.causal(), bias=rg.biases.T5Bias(4)).double(), q, k, v, rg.Ring())
     assert {*used} == {"_from_scores"}
 
 
@@ -86,12 +94,14 @@ def the_same_weights_are_dropped_as_in_one_process():
     """Whatever the number of ranks, the layout and the way of a chunk: the seed is that of rank 0."""
     n, kernel_scores = (
         130,
-        rg.Attention(rg.FeatureScore(), normalizer=rg.SumNormalizer(), mask=rg.causal(), dropout=0.4),
+        rg.Attention(
+            rg.scores.FeatureScore(), normalizer=rg.normalizers.SumNormalizer(), mask=rg.causal(), dropout=0.4
+        ),
     )
     torch.manual_seed(4)
-    masks = rg.causal(), rg.window(9) | rg.global_tokens([0, 60]), rg.documents([50, 80]), rg.padding([n - 3, 2])
-    attentions = [rg.Attention(mask=mask, bias=rg.T5Bias(4), dropout=0.3) for mask in masks]
-    attentions += [rg.Attention(normalizer=rg.LearnedSink(4), dropout=0.7), kernel_scores]
+    masks = rg.causal(), rg.window(9) | rg.masks.global_tokens([0, 60]), rg.documents([50, 80]), rg.padding([n - 3, 2])
+    attentions = [rg.Attention(mask=mask, bias=rg.biases.T5Bias(4), dropout=0.3) for mask in masks]
+    attentions += [rg.Attention(normalizer=rg.normalizers.LearnedSink(4), dropout=0.7), kernel_scores]
     q, k, v = some(2, 4, n, 6), some(2, 2, n, 6, seed=1), some(2, 2, n, 5, seed=2)
     for attention, layout in itertools.product(attentions, LAYOUTS):
         for kernel, dtype, relative in ((True, torch.float32, 2e-5), (False, torch.float64, 1e-10)):
@@ -103,7 +113,7 @@ def the_same_weights_are_dropped_as_in_one_process():
 def a_coarse_row_statistic_needs_scores():
     """Beside 2^20 float32 has steps of 1/8. Gradients of scores that differ by less need the remainder."""
     q, k, v = (some(1, 2, 130, 8, seed=n) for n in range(3))
-    bias = rg.LearnedTable(2, reach=3)
+    bias = rg.biases.LearnedTable(2, reach=3)
     torch.nn.init.constant_(bias.table, 2.0**20)
     bias.table.requires_grad_(False)
     with ways(kernel=True) as used:
@@ -114,7 +124,7 @@ def a_coarse_row_statistic_needs_scores():
 @case
 def compiled_kernels_compute_parts_of_additive_scores():
     torch.manual_seed(4)
-    score, n = rg.Additive(6, 6, 8), 130
+    score, n = rg.scores.Additive(6, 6, 8), 130
     q, k, v = some(2, 4, n, 6), some(2, 2, n, 6, seed=1), some(2, 2, n, 5, seed=2)
     for mask, layout in itertools.product((None, rg.causal(), rg.padding([n - 3, 2])), LAYOUTS):
         with ways(kernel=True) as used:

@@ -88,7 +88,7 @@ def hidden_contents_are_compared():
     numbers = [torch.zeros(2000).index_fill(0, torch.tensor([1000]), n) for n in (0, 1)]
     arrays = [n.numpy() for n in numbers]
     half = lambda f: functools.partial(f, extra=1)  # noqa: E731
-    shaw = rg.ShawBias(4, reach=3).double()
+    shaw = rg.biases.ShawBias(4, reach=3).double()
 
     def shaw_of(n):
         piece = copy.deepcopy(shaw)
@@ -108,7 +108,7 @@ def hidden_contents_are_compared():
 
 
 def sink_of(value):
-    attention = rg.Attention(normalizer=rg.LearnedSink(2))
+    attention = rg.Attention(normalizer=rg.normalizers.LearnedSink(2))
     torch.nn.init.constant_(next(attention.parameters()), value)
     return attention
 

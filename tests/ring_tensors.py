@@ -61,11 +61,13 @@ for _name in TRANSPORTED:
 @case
 def sums_over_keys_reach_over_ranks():
     """Forgetting gates with other pieces, in shares of any length, with one gate for several heads."""
-    for layout, normalizer in itertools.product(LAYOUTS, (rg.LearnedSink(4), rg.Sigmoid(offset=1.0))):
+    for layout, normalizer in itertools.product(
+        LAYOUTS, (rg.normalizers.LearnedSink(4), rg.normalizers.Sigmoid(offset=1.0))
+    ):
         n = 15
         inputs = some(2, 4, n, 6), some(2, 2, n, 6, seed=1), some(2, 2, n, 5, seed=2)
         attention = rg.Attention(
-            bias=(rg.ForgettingBias(), rg.TransformerXLBias(4, 6)),
+            bias=(rg.biases.ForgettingBias(), rg.biases.TransformerXLBias(4, 6)),
             position=rg.RoPE(6),
             mask=rg.causal() & rg.window(9),
             normalizer=normalizer,
@@ -75,7 +77,7 @@ def sums_over_keys_reach_over_ranks():
         check_call(attention, inputs, {"log_forget": gates(n)}, rg.Ring(layout=layout))
     lengths = [1, 9, 4, 2][: dist.get_world_size()]
     x = some(2, 4, sum(lengths), 6)
-    attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
+    attention = rg.Attention(bias=rg.biases.ForgettingBias(), mask=rg.causal())
     check_call(attention, [x] * 3, {"log_forget": gates(sum(lengths))}, rg.Ring(), lambda t: cut(t, lengths))
     ring, shared = rg.Ring(), gates(sum(lengths), heads=1)
     own = [cut(x, lengths)] * 3
@@ -88,7 +90,7 @@ def coordinates_stay_with_their_tokens():
     n = 12
     inputs = some(2, 4, n, 8), some(2, 2, n, 8, seed=1), some(2, 2, n, 5, seed=2)
     places = torch.randint(0, 5, (2, 2, n), generator=torch.Generator().manual_seed(0))
-    attention = rg.Attention(position=rg.AxialRoPE.grid(None, 8), mask=rg.causal())
+    attention = rg.Attention(position=rg.encodings.AxialRoPE.grid(None, 8), mask=rg.causal())
     for layout in LAYOUTS:
         check_call(attention, inputs, {"coordinates": places}, rg.Ring(layout=layout))
     q, k = cut(inputs[0], [n // dist.get_world_size()] * dist.get_world_size()), inputs[1]
@@ -107,9 +109,9 @@ def each_rank_chooses_the_keys_of_its_queries():
     for layout, size in itertools.product(LAYOUTS, (1, 2)):
         ring = rg.Ring(layout=layout)
         if size == 1:
-            selection, given = rg.TokenIndexer(4), index | {"index_weights": some(2, n, 3, seed=5)}
+            selection, given = rg.selections.TokenIndexer(4), index | {"index_weights": some(2, n, 3, seed=5)}
         else:
-            selection, given = rg.BlockIndexer(size, 2), index | {"index_query": index["index_query"][:, :2]}
+            selection, given = rg.selections.BlockIndexer(size, 2), index | {"index_query": index["index_query"][:, :2]}
         mask = rg.causal() if size == 1 else rg.causal() & rg.documents([6, 9])  # blocks begin anew at 6
         attention = rg.Attention(position=rg.RoPE(6), mask=mask, selection=selection)
         one, own = [t.clone().requires_grad_() for t in inputs], [ring.share(t).requires_grad_() for t in inputs]
@@ -126,7 +128,7 @@ def each_rank_chooses_the_keys_of_its_queries():
             torch.testing.assert_close(mine.grad, ring.share(theirs.grad), **CLOSE)
 
 
-class PerHead(rg.AdditiveBias):
+class PerHead(rg.biases.AdditiveBias):
     """A number of the call for each head."""
 
     needs = {"level": "H"}  # noqa: RUF012 - a test
@@ -139,7 +141,7 @@ class PerHead(rg.AdditiveBias):
         return rows * grid.distance
 
 
-class ReadsKeys(rg.AdditiveBias):
+class ReadsKeys(rg.biases.AdditiveBias):
     """A bias that reads keys beside a tensor of the call."""
 
     needs = {"log_forget": "B H J"}  # noqa: RUF012 - a test
@@ -158,24 +160,26 @@ def ranks_that_differ_are_told():
     rates = [torch.full((2,), -0.1 - n / 2) for n in (0, 1)]
     raises(
         ["differ in the contents of the transition"],
-        lambda: rg.Attention(transition=rg.Decay(rates[last]))(x, x, x, engine="ring"),
+        lambda: rg.Attention(transition=rg.transitions.Decay(rates[last]))(x, x, x, engine="ring"),
     )
     raises(
         ["differ in the pieces", "Delta"],
-        lambda: rg.Attention(transition=rg.Delta(unit=not last))(x, x, x, beta=torch.ones(1, 2, 6), engine="ring"),
+        lambda: rg.Attention(transition=rg.transitions.Delta(unit=not last))(
+            x, x, x, beta=torch.ones(1, 2, 6), engine="ring"
+        ),
     )
     level = rg.Attention(bias=PerHead(), mask=rg.causal())
     raises(
         ["differ in the contents of the tensor level"],
         lambda: level(x, x, x, level=torch.full((2,), float(last)), engine="ring"),
     )
-    forgets = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
+    forgets = rg.Attention(bias=rg.biases.ForgettingBias(), mask=rg.causal())
     for given in (gates(6)[:1, :2].to(torch.float32 if last else torch.float64), gates(6)[:1, :2].requires_grad_(last)):
         raises(["the ranks differ in the"], lambda g=given: forgets(x, x, x, log_forget=g, engine="ring"))
     raises(["log_forget"], lambda: forgets(x, x, x, **({} if last else {"log_forget": gates(6)}), engine="ring"))
     raises(
         ["compares queries with all keys"],
-        lambda: rg.Attention(selection=rg.BlockMeans(2, 2))(x, x, x, engine="ring"),
+        lambda: rg.Attention(selection=rg.selections.BlockMeans(2, 2))(x, x, x, engine="ring"),
     )
     raises(
         ["ReadsKeys reads keys"],
@@ -183,11 +187,11 @@ def ranks_that_differ_are_told():
     )
     raises(
         ["same tokens on each rank"],
-        lambda: rg.Attention(transition=rg.Decay(-0.1))(x[:, :, :3], x, x, engine="ring"),
+        lambda: rg.Attention(transition=rg.transitions.Decay(-0.1))(x[:, :, :3], x, x, engine="ring"),
     )
     raises(
         ["no cost model of a transition"],
-        lambda: rg.plan(x, x, x, attention=rg.Attention(transition=rg.Decay(-0.1)), engine="ring"),
+        lambda: rg.plan(x, x, x, attention=rg.Attention(transition=rg.transitions.Decay(-0.1)), engine="ring"),
     )
 
 
@@ -195,6 +199,6 @@ def ranks_that_differ_are_told():
 def a_map_of_a_transition_is_read_by_all():
     ring, own = rg.Ring(), [rg.Ring().share(some(1, 2, 12, 4, seed=n)) for n in range(3)]
     with torch.no_grad():
-        weights = rg.Attention(transition=rg.Decay(-0.1))(*own, engine=ring).weights
+        weights = rg.Attention(transition=rg.transitions.Decay(-0.1))(*own, engine=ring).weights
         own[1].add_(1)
     raises(["changed in place"], lambda: weights[0, 0, 3])

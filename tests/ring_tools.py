@@ -151,29 +151,29 @@ MASKS = {
     "causal": lambda n: rg.causal(),
     "window": lambda n: rg.window(5),
     "causal window": lambda n: rg.causal() & rg.window(4),
-    "prefix": lambda n: (rg.causal() & rg.window(3)) | rg.prefix(2),
+    "prefix": lambda n: (rg.causal() & rg.window(3)) | rg.masks.prefix(2),
     "documents": lambda n: rg.causal() & rg.documents([n // 3, n // 4, n - n // 3 - n // 4]),
     "padding": lambda n: rg.padding([n - 3, 2]),
     "holes": lambda n: rg.padding(some(2, n, seed=3) > 0),
-    "global": lambda n: rg.window(2) | rg.global_tokens([0, n // 2]),
-    "dilated": lambda n: rg.dilated(3, 4),
+    "global": lambda n: rg.window(2) | rg.masks.global_tokens([0, n // 2]),
+    "dilated": lambda n: rg.masks.dilated(3, 4),
     "not": lambda n: ~rg.window(3),
     "mask_tensor": lambda n: rg.mask_tensor(some(2, 4, n, n, seed=4) > 0.5),
     "mask_mod": lambda n: rg.mask_mod(lambda b, h, i, j: (i + j + h) % 3 != b),
     "empty": lambda n: rg.causal() & ~rg.window(2),
-    "random": lambda n: rg.random_blocks(3, 2, n),
+    "random": lambda n: rg.masks.random_blocks(3, 2, n),
 }
 BIASES = {
     "none": lambda: (),
     "alibi": lambda: rg.ALiBi(4),
-    "t5": lambda: rg.T5Bias(4, num_buckets=8, max_distance=16),
-    "shaw": lambda: rg.ShawBias(6, reach=3),
-    "transformer_xl": lambda: rg.TransformerXLBias(4, 6),
-    "softcap": lambda: (rg.ALiBi(4), rg.Softcap(3.0)),
+    "t5": lambda: rg.biases.T5Bias(4, num_buckets=8, max_distance=16),
+    "shaw": lambda: rg.biases.ShawBias(6, reach=3),
+    "transformer_xl": lambda: rg.biases.TransformerXLBias(4, 6),
+    "softcap": lambda: (rg.ALiBi(4), rg.biases.Softcap(3.0)),
 }
-POSITIONS = {"none": lambda: None, "rope": lambda: rg.RoPE(6), "learned": lambda: rg.LearnedPositions(40, 6)}
+POSITIONS = {"none": lambda: None, "rope": lambda: rg.RoPE(6), "learned": lambda: rg.encodings.LearnedPositions(40, 6)}
 NORMALIZERS = {
-    "softmax": lambda: rg.Softmax(),
-    "sink": lambda: rg.Softmax(temperature=0.7, sink=0.5),
-    "learned sink": lambda: rg.LearnedSink(4),
+    "softmax": lambda: rg.normalizers.Softmax(),
+    "sink": lambda: rg.normalizers.Softmax(temperature=0.7, sink=0.5),
+    "learned sink": lambda: rg.normalizers.LearnedSink(4),
 }

@@ -119,7 +119,7 @@ def positions_that_start_elsewhere():
     q, k, v = (some(1, 2, 12, 4, seed=n) for n in range(3))
     attention = rg.Attention(mask=rg.causal() & rg.window(6), position=rg.RoPE(4), bias=rg.ALiBi(2))
     for start, first in ((3, 0), (100, 97)):
-        positions = rg.Positions(start, rg.Spans(((first, first + 12),)))
+        positions = rg.types.Positions(start, rg.types.Spans(((first, first + 12),)))
         check(attention, q, k, v, rg.Ring(layout="zigzag"), positions=positions)
 
 
@@ -127,7 +127,7 @@ def positions_that_start_elsewhere():
 def kernels_are_merged_by_their_sums():
     q, k, v = (some(2, 4, 21, 6, seed=n) for n in range(3))
     for mask in (rg.causal(), rg.window(4), rg.padding([0, 9])):
-        attention = rg.Attention(rg.FeatureScore(), normalizer=rg.SumNormalizer(), mask=mask)
+        attention = rg.Attention(rg.scores.FeatureScore(), normalizer=rg.normalizers.SumNormalizer(), mask=mask)
         check(attention, q, k, v, rg.Ring(layout="zigzag"))
 
 
@@ -161,7 +161,9 @@ def bytes_are_sent_as_planned():
     rank = dist.get_rank()
     for (what, mask), layout in itertools.product(MASKS.items(), LAYOUTS):
         ring, n = rg.Ring(layout=layout), 26
-        attention = rg.Attention(rg.Bilinear(6, 6), mask=mask(n), bias=rg.TransformerXLBias(4, 6)).double()
+        attention = rg.Attention(
+            rg.scores.Bilinear(6, 6), mask=mask(n), bias=rg.biases.TransformerXLBias(4, 6)
+        ).double()
         inputs = some(2, 4, n, 6), some(2, 2, n, 6, seed=1), some(2, 2, n, 5, seed=2)
         own = [ring.share(t).requires_grad_() for t in inputs]
         plan = rg.plan(*own, attention=attention, engine=ring)
@@ -215,7 +217,9 @@ def a_zigzag_shares_the_work():
 def any_weight_on_demand():
     n = 21
     for layout, mask in itertools.product(LAYOUTS, ("prefix", "documents", "empty")):
-        attention = rg.Attention(mask=MASKS[mask](n), position=rg.RoPE(6), bias=rg.TransformerXLBias(4, 6)).double()
+        attention = rg.Attention(
+            mask=MASKS[mask](n), position=rg.RoPE(6), bias=rg.biases.TransformerXLBias(4, 6)
+        ).double()
         for parameter in attention.parameters():
             dist.broadcast(parameter.detach(), 0)
         q, k, v = some(2, 4, n, 6), some(2, 2, n, 6, seed=1), some(2, 2, n, 5, seed=2)
@@ -225,7 +229,14 @@ def any_weight_on_demand():
         assert mine.shape == whole.shape
         for index in ((0, 3, n // 2), (slice(None), [1, 0], -1, slice(3, 15)), (1, 2, [7, 7, 0], [20, 0, 3]), ...):
             torch.testing.assert_close(mine[index], whole[index], **CLOSE)
-        reductions = (rg.Entropy(), rg.KeyTotals(), rg.Distance(), rg.MassOn([0, 4]), rg.Pool(4, 5), rg.Similarity())
+        reductions = (
+            rg.maps.Entropy(),
+            rg.maps.KeyTotals(),
+            rg.maps.Distance(),
+            rg.maps.MassOn([0, 4]),
+            rg.maps.Pool(4, 5),
+            rg.maps.Similarity(),
+        )
         for one, other in zip(mine.summarize(*reductions), whole.summarize(*reductions), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)  # reductions add up in float32
         torch.testing.assert_close(mine.top(2).weights, whole.top(2).weights)
@@ -237,11 +248,11 @@ def scores_whose_sum_no_number_holds():
     """Beside 2^60 float64 has steps of 256, so the log of a number of keys is lost, and all keys weigh the same."""
     n = 21
     q, k, v = some(2, 4, n, 6), some(2, 2, n, 6, seed=1), some(2, 2, n, 5, seed=2)
-    sinks = rg.Softmax(sink=0.0), rg.LearnedSink(4), rg.Softmax(sink=2.0**60)
+    sinks = rg.normalizers.Softmax(sink=0.0), rg.normalizers.LearnedSink(4), rg.normalizers.Softmax(sink=2.0**60)
     for offset, mask, normalizer in itertools.product(
-        (2.0**60, -(2.0**60)), ("none", "prefix"), (rg.Softmax(), *sinks)
+        (2.0**60, -(2.0**60)), ("none", "prefix"), (rg.normalizers.Softmax(), *sinks)
     ):
-        bias = rg.LearnedTable(4, reach=3)
+        bias = rg.biases.LearnedTable(4, reach=3)
         torch.nn.init.constant_(bias.table, offset)
         attention = rg.Attention(mask=MASKS[mask](n), bias=bias, normalizer=normalizer).double()
         ring = rg.Ring()
@@ -249,13 +260,13 @@ def scores_whose_sum_no_number_holds():
         with torch.no_grad():
             mine = attention(*(ring.share(t) for t in (q, k, v)), engine=ring).weights
             allowed = torch.ones(n, n) if mask == "none" else attention(q, k, v).weights.dense()[0, 0] != 0
-            sink = normalizer.sink if isinstance(normalizer, rg.Softmax) else 0.0
+            sink = normalizer.sink if isinstance(normalizer, rg.normalizers.Softmax) else 0.0
             beside = 0.0 if sink is None or sink < offset else torch.inf if sink > offset else 1.0
             expected = (1 / (allowed.double().sum(-1) + beside)).expand(2, 4, n)
             torch.testing.assert_close(mine[..., 0], expected * allowed[:, 0], **CLOSE)
             total = expected * allowed.sum(-1)
             torch.testing.assert_close(mine.dense().sum(-1), total, **CLOSE)
-            received = mine.summarize(rg.KeyTotals())[0]
+            received = mine.summarize(rg.maps.KeyTotals())[0]
             torch.testing.assert_close(received.sum(-1).double(), total.sum(-1), rtol=1e-5, atol=1e-5)
 
 
@@ -273,7 +284,12 @@ def weights_of_changed_tensors_are_refused():
 @case
 def what_cannot_be_merged_is_refused():
     x = some(1, 2, 6, 4)
-    for normalizer in (rg.Sparsemax(), rg.Entmax15(), rg.TopK(2), rg.Hardmax()):
+    for normalizer in (
+        rg.normalizers.Sparsemax(),
+        rg.normalizers.Entmax15(),
+        rg.normalizers.TopK(2),
+        rg.normalizers.Hardmax(),
+    ):
         attention = rg.Attention(normalizer=normalizer)
         raises(
             [repr(normalizer), "all scores of a row", "blocked"],
@@ -288,7 +304,7 @@ def what_cannot_be_merged_is_refused():
     raises(["NaN"], lambda: rg.Attention()(bad, x, x, engine="ring", check=True))
     raises(["the group has"], lambda: rg.Attention()(x, x, x, engine=rg.Ring(ranks=77)))
     raises(["expected a process group"], lambda: rg.Attention()(x, x, x, engine=rg.Ring(group="all")))
-    short = rg.Attention(position=rg.LearnedPositions(6 * dist.get_world_size() - 1, 4)).double()
+    short = rg.Attention(position=rg.encodings.LearnedPositions(6 * dist.get_world_size() - 1, 4)).double()
     raises(["LearnedPositions: has positions"], lambda: short(x, x, x, engine="ring"))
     raises(["documents"], lambda: rg.Attention(mask=rg.documents([5, 5]))(x, x, x, engine="ring"))
 
@@ -298,7 +314,7 @@ def maps_of_many_ranks_are_tensors():
     q, k, v = (some(1, 2, 12, 4, seed=n) for n in range(3))
     for attention in (
         rg.Attention(mask=rg.causal()),
-        rg.Attention(mask=rg.causal(), normalizer=rg.Sigmoid(offset=-2.0)),
+        rg.Attention(mask=rg.causal(), normalizer=rg.normalizers.Sigmoid(offset=-2.0)),
     ):
         ring, dense = rg.Ring(), attention(q, k, v).weights.dense()
         weights = attention(*(ring.share(t) for t in (q, k, v)), engine=ring).weights
@@ -333,7 +349,9 @@ class Learner(torch.nn.Module):
         super().__init__()
         torch.manual_seed(3)
         self.project = torch.nn.Linear(8, 8).double()
-        self.attention = rg.Attention(rg.Bilinear(4, 4, num_heads=2), mask=rg.causal(), bias=rg.T5Bias(2)).double()
+        self.attention = rg.Attention(
+            rg.scores.Bilinear(4, 4, num_heads=2), mask=rg.causal(), bias=rg.biases.T5Bias(2)
+        ).double()
 
     def forward(self, x, engine):
         q = self.project(x).unflatten(-1, (2, 4)).transpose(1, 2)
@@ -351,7 +369,7 @@ def gradients_of_parameters_are_those_that_ddp_expects():
         torch.testing.assert_close(mine.grad * dist.get_world_size(), whole.grad, **CLOSE)
 
 
-class Tempered(rg.Score):
+class Tempered(rg.scores.Score):
     """Dot products over a temperature, which is a tensor of a piece that is no module."""
 
     def __init__(self, temperature):
@@ -443,7 +461,7 @@ def told(group):
     start = time.monotonic()
     try:  # the keys of the lost rank may have come before it was lost, but no gradients will
         rg.Attention()(*own, engine=rg.Ring(group=group)).output.sum().backward()
-    except rg.RankLost as error:
+    except rg.types.RankLost as error:
         return time.monotonic() - start, str(error)
     raise AssertionError("nobody noticed")
 

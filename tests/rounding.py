@@ -50,20 +50,20 @@ def by_rows(problem, output, weights, values, errors):
     attention = problem.attention
     normalizer = attention.normalizer
     s = scores(attention, problem.prepared, problem.grid)
-    marked = not isinstance(normalizer, rg.SumNormalizer | rg.Unnormalized)
+    marked = not isinstance(normalizer, rg.normalizers.SumNormalizer | rg.normalizers.Unnormalized)
     allowed = (s > -torch.inf) if marked else attention_allows(problem)
     errors = errors.expand_as(s).masked_fill(~allowed, 0.0)
-    if isinstance(normalizer, rg.Unnormalized):
+    if isinstance(normalizer, rg.normalizers.Unnormalized):
         return errors @ values
-    if isinstance(normalizer, rg.SumNormalizer):
+    if isinstance(normalizer, rg.normalizers.SumNormalizer):
         off, total = errors.sum(-1, keepdim=True), s.sum(-1, keepdim=True)
         bound = (errors @ values + off * output.abs()) / (total - off)
         return bound.masked_fill(off >= total, torch.inf).masked_fill(total == 0, 0.0)
-    if isinstance(normalizer, rg.Sparsemax | rg.Entmax15):
+    if isinstance(normalizer, rg.normalizers.Sparsemax | rg.normalizers.Entmax15):
         return errors.norm(dim=-1, keepdim=True) * (allowed.double() @ values.square()).sqrt()
     worst = errors.amax(-1, keepdim=True)
     bound = torch.expm1(2 * worst / getattr(normalizer, "temperature", 1.0)) * (weights @ values)
-    kept = getattr(normalizer, "k", 1 if isinstance(normalizer, rg.Hardmax) else s.shape[-1])
+    kept = getattr(normalizer, "k", 1 if isinstance(normalizer, rg.normalizers.Hardmax) else s.shape[-1])
     if kept < s.shape[-1]:  # a choice between keys closer than the error is open
         ranked = s.sort(-1, descending=True).values
         gap = (ranked[..., kept - 1] - ranked[..., kept]).nan_to_num(torch.inf)[..., None]
@@ -82,7 +82,7 @@ def score_errors(problem, u):
     attention = problem.attention
     moved = 0 if attention.position is None else POSITION * len(getattr(attention.position, "parts", "1"))
     score = attention.score
-    if isinstance(score, rg.FeatureScore):
+    if isinstance(score, rg.scores.FeatureScore):
         total = kernel_errors(problem, u)
     elif score.scale(problem.sizes.D) is None:
         own = u * (moved + PROJECTION) + (problem.sizes.D + 3) * FLOAT32
@@ -93,7 +93,7 @@ def score_errors(problem, u):
         own = u * (2 * moved + learned) + (width + problem.sizes.D + 3) * FLOAT32
         total = own * dot_norms(score, problem)
     for bias in attention.bias:
-        if isinstance(bias, rg.ConvolutionFilter):
+        if isinstance(bias, rg.transitions.ConvolutionFilter):
             factor = bias.transform(torch.ones_like(total), problem.grid, None, None).abs()
             total = factor * (total + 4 * FLOAT32 * dot_norms(score, problem))
             continue
@@ -114,7 +114,7 @@ def encoded(problem):
     places = positions.query(slice(0, problem.sizes.I), "cpu"), positions.key("cpu")
     encodings = attention.position.encode_query, attention.position.encode_key
     moved = [encode(x, place) for encode, x, place in zip(encodings, inputs, places, strict=True)]
-    if not isinstance(attention.position, rg.Sinusoidal | rg.LearnedPositions):
+    if not isinstance(attention.position, rg.encodings.Sinusoidal | rg.encodings.LearnedPositions):
         return moved, [y.norm(dim=-1) for y in moved]
     return moved, [x.norm(dim=-1) + (y - x).norm(dim=-1) for x, y in zip(inputs, moved, strict=True)]  # a sum
 
@@ -127,9 +127,9 @@ def dot_norms(score, problem):
         (p.norm(dim=-1) * size / m.norm(dim=-1)).nan_to_num(0.0)  # a query may be scaled to 0
         for p, m, size in zip(prepared, moved, sizes, strict=True)
     )
-    if isinstance(score, rg.Bilinear):
+    if isinstance(score, rg.scores.Bilinear):
         of_query = sizes[0] * torch.linalg.matrix_norm(score.weight, 2)[:, None]
-    if isinstance(score, rg.LatentDot):
+    if isinstance(score, rg.scores.LatentDot):
         of_query = sizes[0] * torch.linalg.matrix_norm(score.weight, 2).clamp_min(1)[:, None]
     return abs(score.scale(prepared[0].shape[-1])) * of_query[..., None] * of_key[:, :, None]
 
@@ -137,7 +137,7 @@ def dot_norms(score, problem):
 def additive_norms(score, problem):
     """sum_w |a_w| (1 + |W_w| (|q_i| + |k_j|) + |b_w|): the hyperbolic tangent has a slope of at most 1."""
     direction, (of_query, of_key) = score.direction.abs(), encoded(problem)[1]
-    layers = [score.query, score.key] if isinstance(score, rg.Additive) else [score.projection]
+    layers = [score.query, score.key] if isinstance(score, rg.scores.Additive) else [score.projection]
     slope = sum(layer.weight.norm(dim=-1) for layer in layers) @ direction
     shift = sum(layer.bias.abs() @ direction for layer in layers if layer.bias is not None)
     return direction.sum() + shift + slope * (of_query[..., None] + of_key[:, :, None])
@@ -147,7 +147,7 @@ def kernel_errors(problem, u):
     """From those of the features: their products are sums of non-negative numbers."""
     features, prepared = problem.attention.score.features, problem.prepared
     mine, theirs = prepared.query, heads_of(prepared.key, problem)
-    if isinstance(features, rg.EluPlusOne):
+    if isinstance(features, rg.scores.EluPlusOne):
         off = [u * (2 * x + 1) for x in (mine, theirs)]  # |elu| <= 1 + phi, and the sum is rounded once more
     else:
         off = [
@@ -168,14 +168,14 @@ def feature_roundings(features, x):
 
 def bias_errors(bias, problem, u):
     query, key = (size.unsqueeze(axis) for size, axis in zip(encoded(problem)[1], (-1, -2), strict=True))
-    if isinstance(bias, rg.ShawBias):
+    if isinstance(bias, rg.biases.ShawBias):
         return (u + (problem.sizes.D + 3) * FLOAT32) * query * bias.keys.norm(dim=-1).max() * abs(bias.scale)
-    if isinstance(bias, rg.TransformerXLBias):
+    if isinstance(bias, rg.biases.TransformerXLBias):
         own, scale = u + (2 * bias.head_dim + 6) * FLOAT32, bias.head_dim**-0.5
         waves = (bias.head_dim / 2) ** 0.5 * torch.linalg.matrix_norm(bias.projection, 2)[:, None, None]
         distance = (query + bias.distance.norm(dim=-1)[..., None]) * waves
         return own * scale * (distance + key * bias.content.norm(dim=-1)[..., None])
-    if isinstance(bias, rg.Softcap):
+    if isinstance(bias, rg.biases.Softcap):
         return torch.full((1, 1, 1, 1), 4 * FLOAT32 * bias.cap, dtype=torch.float64)
     nothing = torch.zeros(1, problem.sizes.H, problem.sizes.I, problem.sizes.J, dtype=torch.float64)
     return 4 * FLOAT32 * bias.transform(nothing, problem.grid, None, None).abs()

@@ -25,7 +25,7 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.attention = rg.Attention(
-            bias=rg.T5Bias(2, num_buckets=8), mask=rg.causal(), normalizer=rg.LearnedSink(2)
+            bias=rg.biases.T5Bias(2, num_buckets=8), mask=rg.causal(), normalizer=rg.normalizers.LearnedSink(2)
         ).double()
 
     def forward(self, engine, *tensors):

@@ -132,7 +132,7 @@ def gradient_map(groups=2, masked=True):
     k, v = torch.randn(2, groups, 9, 5, dtype=torch.float64), torch.randn(2, groups, 9, 3, dtype=torch.float64)
     seen = rg.Attention(mask=rg.causal() & rg.window(5) if masked else None)(q, k, v)
     dense = seen.weights.dense() * (g @ v.repeat_interleave(4 // groups, 1).mT)
-    return rg.GradientMap(seen.weights, g, v), dense, g, seen.output
+    return rg.maps.GradientMap(seen.weights, g, v), dense, g, seen.output
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
@@ -155,16 +155,16 @@ def test_every_question_to_a_gradient_map_has_the_answer_of_dense_weights(groups
 
 def test_a_gradient_of_zero_gives_a_map_of_zeros():
     links, _, g, _ = gradient_map()
-    zero = rg.GradientMap(links.source, torch.zeros_like(g), links.value)
+    zero = rg.maps.GradientMap(links.source, torch.zeros_like(g), links.value)
     assert not zero.dense().any() and not zero.received().any() and not zero.shares().dense().any()
 
 
 def test_a_gradient_map_refuses_what_does_not_fit_and_what_changed():
     links, _, g, _ = gradient_map()
     with pytest.raises(rg.RegardError, match=r"gradient \(2, 4, 6, 2\).*\(B, H, I, E\)"):
-        rg.GradientMap(links.source, g[..., :2], links.value)
+        rg.maps.GradientMap(links.source, g[..., :2], links.value)
     with pytest.raises(rg.RegardError, match="divides H"):
-        rg.GradientMap(links.source, g, links.value.repeat(1, 3, 1, 1)[:, :3])
+        rg.maps.GradientMap(links.source, g, links.value.repeat(1, 3, 1, 1)[:, :3])
     with pytest.raises(rg.RegardError, match="needs shares"):
         links.entropy()
     links.gradient.mul_(2)

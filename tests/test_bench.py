@@ -108,7 +108,7 @@ def test_our_own_wrong_output_is_not_timed():
     def off(*inputs):
         def run(q, k, v):
             seen = rg.Attention()(q, k, v)
-            return rg.AttentionOutput(seen.output + 0.01, seen.weights)
+            return rg.types.AttentionOutput(seen.output + 0.01, seen.weights)
 
         return run
 
@@ -225,7 +225,9 @@ def test_what_is_compared():
         compare([a], a * float("nan"), 1e-4)
 
 
-@pytest.mark.parametrize("mask", [rg.causal() & rg.window(3), rg.documents([4, 9, 7]), rg.bigbird(20, 4, num_random=1)])
+@pytest.mark.parametrize(
+    "mask", [rg.causal() & rg.window(3), rg.documents([4, 9, 7]), rg.masks.bigbird(20, 4, num_random=1)]
+)
 def test_useful_pairs_are_those_of_the_dense_mask(mask):
     q = torch.zeros(1, 1, 20, 4)
     assert allowed_pairs(mask, 20, 20, block=7) == int(sdpa.dense_mask(mask, q, q).sum())
@@ -235,15 +237,15 @@ def test_useful_pairs_are_those_of_the_dense_mask(mask):
     "mask",
     [
         rg.causal() & rg.window(5),
-        rg.window(3) | rg.global_tokens([0, 1]),
+        rg.window(3) | rg.masks.global_tokens([0, 1]),
         rg.causal() & rg.documents([4, 9, 7]),
-        rg.causal() | rg.prefix(6),
-        rg.dilated(3, 2),
-        rg.bigbird(20, 4, num_random=1),
-        rg.tree([-1, 0, 0, -1, *range(3, 16)], context=3),
-        rg.shared_prefix(4, [7, 9]),
-        rg.neighborhood((4, 5), (2, 3)),
-        rg.sliding_tiles((4, 5), (2, 1), (1, 4)),
+        rg.causal() | rg.masks.prefix(6),
+        rg.masks.dilated(3, 2),
+        rg.masks.bigbird(20, 4, num_random=1),
+        rg.masks.tree([-1, 0, 0, -1, *range(3, 16)], context=3),
+        rg.masks.shared_prefix(4, [7, 9]),
+        rg.masks.neighborhood((4, 5), (2, 3)),
+        rg.masks.sliding_tiles((4, 5), (2, 1), (1, 4)),
     ],
     ids=repr,
 )
@@ -266,7 +268,7 @@ def test_every_case_has_a_law_that_is_known(full):
     assert len({c.work for c in found}) == len(found)
     for one in found:
         attention, *tensors = one.small()
-        assert isinstance(attention, rg.Attention | rg.Composite) and len(tensors) == 3
+        assert isinstance(attention, rg.Attention | rg.composites.Composite) and len(tensors) == 3
         assert (one.attention is None) != (one.ours is None)
 
 

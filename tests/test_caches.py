@@ -14,7 +14,9 @@ def step(cache, length=3, heads=2, width=4):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("make", [rg.GrowingCache, lambda: rg.RingCache(5), lambda: rg.RingCache(4, sinks=2)])
+@pytest.mark.parametrize(
+    "make", [rg.GrowingCache, lambda: rg.caches.RingCache(5), lambda: rg.caches.RingCache(4, sinks=2)]
+)
 def test_appending_twice_to_one_cache_forks_it(make):
     trunk, _ = step(step(make())[0].cache)
     left, (_, k_left, _) = step(trunk.cache)
@@ -37,7 +39,7 @@ def test_a_growing_cache_moves_its_keys_rarely():
 
 @torch.no_grad()
 def test_a_ring_cache_holds_no_more_than_its_size():
-    cache, room = rg.RingCache(8, sinks=2), []
+    cache, room = rg.caches.RingCache(8, sinks=2), []
     for _ in range(100):
         seen, _ = step(cache, length=1)
         cache = seen.cache
@@ -69,22 +71,22 @@ def test_gradients_flow_through_a_cache():
     [
         (rg.GrowingCache(), rg.causal()),
         (rg.GrowingCache(), None),
-        (rg.RingCache(9, sinks=1), rg.causal() & (rg.window(9) | rg.prefix(1))),
-        (rg.RingCache(2), rg.causal() & rg.window(2)),
-        (rg.RecurrentCache(), rg.causal()),
-        (rg.RecurrentCache(), None),
+        (rg.caches.RingCache(9, sinks=1), rg.causal() & (rg.window(9) | rg.masks.prefix(1))),
+        (rg.caches.RingCache(2), rg.causal() & rg.window(2)),
+        (rg.caches.RecurrentCache(), rg.causal()),
+        (rg.caches.RecurrentCache(), None),
     ],
     ids=["growing", "all keys", "large ring", "small ring", "recurrent", "all keys summed"],
 )
 def test_the_last_query_stands_at_the_last_key(cache, mask, before, queries, grad):
     """One query for several new keys is the last of them; more queries than new keys reach back, or are refused."""
     new, pieces = 3, {}
-    if isinstance(cache, rg.RecurrentCache):
-        pieces = {"score": rg.FeatureScore(), "normalizer": rg.SumNormalizer()}
+    if isinstance(cache, rg.caches.RecurrentCache):
+        pieces = {"score": rg.scores.FeatureScore(), "normalizer": rg.normalizers.SumNormalizer()}
     own = rg.causal() if mask is not None else None
     q, k, v = torch.randn(3, 2, 2, 12, 4, dtype=torch.float64).requires_grad_(grad)
     length = before + new
-    placed = rg.Positions.aligned_to_end(queries, length)
+    placed = rg.types.Positions.aligned_to_end(queries, length)
     inputs = (q[:, :, :queries], k[:, :, :length], v[:, :, :length])
     whole = rg.Attention(mask=mask, **pieces)(*inputs, positions=placed)
     attention = rg.Attention(mask=own, **pieces)
@@ -100,13 +102,15 @@ def test_the_last_query_stands_at_the_last_key(cache, mask, before, queries, gra
         return
     torch.testing.assert_close(seen.output, whole.output)
     assert seen.cache.length == length and seen.weights.positions.start == length - queries
-    if type(cache) is not rg.RecurrentCache:
+    if type(cache) is not rg.caches.RecurrentCache:
         keys = seen.weights.positions.keys.tensor()
         torch.testing.assert_close(seen.weights.dense(), whole.weights.dense()[..., keys])
 
 
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("make", [rg.GrowingCache, lambda: rg.RingCache(5), lambda: rg.RingCache(4, sinks=2)])
+@pytest.mark.parametrize(
+    "make", [rg.GrowingCache, lambda: rg.caches.RingCache(5), lambda: rg.caches.RingCache(4, sinks=2)]
+)
 def test_a_cache_keeps_what_it_was_given(make, grad):
     """The caller may write the next chunk into the same tensors."""
     with torch.set_grad_enabled(grad):
@@ -123,7 +127,7 @@ def test_a_cache_keeps_what_it_was_given(make, grad):
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-@pytest.mark.parametrize("make", [rg.GrowingCache, lambda: rg.RingCache(4, sinks=1)])
+@pytest.mark.parametrize("make", [rg.GrowingCache, lambda: rg.caches.RingCache(4, sinks=1)])
 def test_the_maps_of_earlier_steps_can_still_be_looked_at(make, mode):
     q, k, v = torch.randn(3, 1, 2, 9, 4)
     with mode():
@@ -147,9 +151,9 @@ def test_another_layers_cache_is_refused():
 def test_a_cache_brings_its_own_positions():
     x = torch.randn(1, 1, 2, 4)
     with pytest.raises(rg.RegardError, match="has its own positions"):
-        rg.Attention()(x, x, x, cache=rg.GrowingCache(), positions=rg.Positions.aligned_to_end(2, 2))
+        rg.Attention()(x, x, x, cache=rg.GrowingCache(), positions=rg.types.Positions.aligned_to_end(2, 2))
 
 
 def test_a_recurrent_cache_needs_kernel_scores():
     with pytest.raises(rg.RegardError, match="linear engine"):
-        step(rg.RecurrentCache())
+        step(rg.caches.RecurrentCache())

@@ -163,13 +163,16 @@ REFUSED = {
     "a list": (lambda: rg.attend(*tensors, mask=[1, 2]), "got list"),
     "a function": (lambda: rg.attend(*tensors, mask=rg.causal), "the class causal"),
     "tensors with positions": (
-        lambda: rg.attend(*tensors, mask=~square, positions=rg.Positions.of(3, 5, 5)),
+        lambda: rg.attend(*tensors, mask=~square, positions=rg.types.Positions.of(3, 5, 5)),
         "positions of its own",
     ),
     "two alignments": (lambda: rg.attend(*inputs(), is_causal=True), "flash-attn.*as in torch.*Positions.of\\(0, 5, 7"),
     "a flag that is none": (lambda: rg.attend(*tensors, is_causal=1), "True or False, got int"),
     "two scales": (lambda: rg.Attention(rg.Dot(1.0))(*tensors, scale=1.0), "factor already"),
-    "a scale of another score": (lambda: rg.Attention(rg.Cosine())(*tensors, scale=1.0), "factor of a dot product"),
+    "a scale of another score": (
+        lambda: rg.Attention(rg.scores.Cosine())(*tensors, scale=1.0),
+        "factor of a dot product",
+    ),
     "a scale in words": (lambda: rg.attend(*tensors, scale="linear"), "a number, or a tensor, got str"),
     "a share": (lambda: rg.attend(*tensors, dropout_p=1.5), r"in \[0, 1\)"),
     "two shares": (lambda: rg.Attention(dropout=0.1)(*tensors, dropout_p=0.1), "dropout=0.1 already"),

@@ -8,7 +8,7 @@ import torch
 import regard as rg
 
 
-class Forget(rg.AdditiveBias):
+class Forget(rg.biases.AdditiveBias):
     """sum of log_forget over j < t <= i, as forgetting attention has it."""
 
     needs: ClassVar = {"log_forget": "B H J"}
@@ -118,7 +118,7 @@ def test_modules_refuse_pieces_that_need_tensors_and_rings_plan_them():
 def test_caches_that_cannot_keep_a_tensor_refuse_it():
     q, k, v, log_forget = drawn()
     with pytest.raises(rg.RegardError, match=r"RingCache does not keep log_forget.*GrowingCache"):
-        FORGETTING(q, k, v, cache=rg.RingCache(4), log_forget=log_forget)
+        FORGETTING(q, k, v, cache=rg.caches.RingCache(4), log_forget=log_forget)
     plain = rg.Attention(mask=rg.causal())(q, k, v, cache=rg.GrowingCache()).cache
     with pytest.raises(rg.RegardError, match="tensors none of earlier keys, this call gives log_forget"):
         FORGETTING(q, k, v, cache=plain, log_forget=log_forget)

@@ -74,4 +74,4 @@ def test_a_mechanism_has_its_family_its_year_and_models_that_have_it(name):
 
 def test_an_unknown_family_is_refused():
     with pytest.raises(rg.RegardError, match="Did you mean 'scored'"):
-        rg.CatalogEntry(build=rg.mechanism("masked").build, formula="", paper="", cost="", family="scores")
+        rg.types.CatalogEntry(build=rg.mechanism("masked").build, formula="", paper="", cost="", family="scores")

@@ -459,7 +459,7 @@ def test_a_sense_that_does_not_exist_is_refused():
 
 
 @dataclass(frozen=True)
-class Blocks(rg.Mask):
+class Blocks(rg.masks.Mask):
     """A query attends to its own block; `slack` keys too few or too many are said to be allowed."""
 
     size: int
@@ -469,11 +469,11 @@ class Blocks(rg.Mask):
         return grid.i // self.size == grid.j // self.size
 
     def any_allowed(self, start, stop):
-        return rg.Spans.of((start // self.size * self.size, -(-stop // self.size) * self.size - self.slack))
+        return rg.types.Spans.of((start // self.size * self.size, -(-stop // self.size) * self.size - self.slack))
 
 
 @dataclass(frozen=True)
-class TileBias(rg.AdditiveBias):
+class TileBias(rg.biases.AdditiveBias):
     """Depends on the size of the tile: wrong."""
 
     def term(self, grid, rows, cols):
@@ -481,14 +481,16 @@ class TileBias(rg.AdditiveBias):
 
 
 @dataclass(frozen=True)
-class HalfSoftmax(rg.Softmax):
+class HalfSoftmax(rg.normalizers.Softmax):
     """Says that its rows sum to 1, and halves them."""
 
     def weights(self, scores, statistic):
         return super().weights(scores, statistic) / 2
 
 
-@pytest.mark.parametrize("subject", [rg.causal(), rg.Attention(rg.Cosine(5.0)), rg.mechanism("masked"), Blocks(4)])
+@pytest.mark.parametrize(
+    "subject", [rg.causal(), rg.Attention(rg.scores.Cosine(5.0)), rg.mechanism("masked"), Blocks(4)]
+)
 def test_all_laws_hold_for_right_pieces(subject):
     report = rg.check(subject)
     assert report.ok and len(report.findings) >= 13, str(report)
@@ -500,7 +502,7 @@ def test_broken_laws_of_pieces_are_named():
 
 
 def test_an_attention_with_inputs_of_its_own():
-    attention = rg.Attention(rg.Additive(6, 10, 4))
+    attention = rg.Attention(rg.scores.Additive(6, 10, 4))
     with pytest.raises(rg.RegardError, match="Give inputs"):
         rg.check(attention)
     q, k = torch.randn(2, 1, 5, 6), torch.randn(2, 1, 9, 10)

@@ -21,7 +21,7 @@ from regard.hf.text_reader import TextReader
 from regard.profiling.corpus import ThisProcess, merge_results
 from regard.profiling.corpus_profile import FILE, CorpusKey, CorpusProfile
 from regard.profiling.documents import open_corpus
-from regard.stats import HeadTable
+from regard.types import HeadTable
 
 TEXTS = ["The cat sat on the mat.", "It rains, and it rains.", "", "A dog barks.", "Words, words, words.", "She sings."]
 

@@ -63,7 +63,7 @@ def test_an_encoder_tells_how_far_its_states_move(run, reader):
             after = reader.model(**inputs).last_hidden_state[0].mean(0)
     cosine = torch.cosine_similarity(before, after, 0)
     assert data["prediction"] == "sentence embedding" and data["cosine"] == pytest.approx(float(cosine), abs=1e-6)
-    assert data["moved"][0]["token"] == "it" and rg.edit_from_json(json.dumps(data["edit"]))
+    assert data["moved"][0]["token"] == "it" and rg.edits.edit_from_json(json.dumps(data["edit"]))
 
 
 def test_a_masked_model_tells_the_masked_word_before_and_after(run, reader):

@@ -25,7 +25,7 @@ from regard.cli.steps import shown_steps
 from regard.hf import text_reader as reading
 from regard.hf.text_reader import PROBE, TextReader
 from regard.stats import roles, shuffle_order
-from regard.stats.text_differences import SHARES, differences
+from regard.stats.text_differences import SHARES, text_differences
 from regard.viewer import load_run
 
 SENTENCE = "The animal didn't cross the street because it was too tired."
@@ -297,7 +297,7 @@ def test_the_heads_that_differ_most_come_first(reader):
 
 def test_the_same_text_twice_differs_in_nothing(reader):
     readings = [reader.read(SENTENCE).reading for _ in range(2)]
-    assert all(each.spread == 0 for each in differences(readings))
+    assert all(each.spread == 0 for each in text_differences(readings))
     assert (letter_of(0), letter_of(25), letter_of(26)) == ("A", "Z", "T27")
 
 

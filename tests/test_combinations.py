@@ -81,7 +81,7 @@ def test_every_engine_stays_within_the_budget_of_its_dtype(kernel, data):
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    "bias", [rg.ShawBias(16, 5), rg.TransformerXLBias(2, 16)], ids=lambda bias: type(bias).__name__
+    "bias", [rg.biases.ShawBias(16, 5), rg.biases.TransformerXLBias(2, 16)], ids=lambda bias: type(bias).__name__
 )
 @torch.no_grad()
 def test_terms_of_learned_relative_keys_are_never_rounded_to_half(bias, dtype, autocast):
@@ -92,7 +92,7 @@ def test_terms_of_learned_relative_keys_are_never_rounded_to_half(bias, dtype, a
     attention = rg.Attention(mask=rg.causal(), bias=bias)
     inputs = [torch.randn(2, heads, 24, 16).to(dtype) for heads in (2, 1, 1)]
     exact = copy.deepcopy(attention).double(), *(x.double() for x in inputs)
-    problem = Problem(*exact, rg.Positions.aligned_to_end(24, 24), Sizes.of(*exact[1:]))
+    problem = Problem(*exact, rg.types.Positions.aligned_to_end(24, 24), Sizes.of(*exact[1:]))
     output, allowed = budget(problem, dtype)
     if autocast:  # as in training: parameters are float32, inputs become half
         attention, inputs = attention.float(), [x.float() for x in inputs]
@@ -104,19 +104,23 @@ def test_terms_of_learned_relative_keys_are_never_rounded_to_half(bias, dtype, a
         assert (seen.weights.dense() - weights).abs().max() < 1e-3
 
 
-@pytest.mark.parametrize("mask", [rg.window(4), rg.causal() & rg.window(9), rg.dilated(3, 2), ~rg.window(2)], ids=str)
+@pytest.mark.parametrize(
+    "mask", [rg.window(4), rg.causal() & rg.window(9), rg.masks.dilated(3, 2), ~rg.window(2)], ids=str
+)
 def test_a_gap_between_keys_is_no_shift(mask):
     """Blocks whose keys differ by a shift of their indices may be other blocks where positions leave some out."""
     for gaps in (((0, 11), (12, 24)), ((0, 9), (30, 44)), ((2, 20), (21, 22), (25, 29))):
         spans = Spans(gaps)
         q, k, v = (torch.randn(1, 2, n, 4, dtype=torch.float64) for n in (30, len(spans), len(spans)))
-        positions = rg.Positions(0, spans)
+        positions = rg.types.Positions(0, spans)
         problem = Problem(rg.Attention(mask=mask), q, k, v, positions, Sizes.of(q, k, v))
         seen = problem.attention(q, k, v, positions=positions, engine="blocked")
         torch.testing.assert_close(seen.output, torch.from_numpy(reference(problem)[0]), **CLOSE)
 
 
-@pytest.mark.parametrize("mask", [rg.window(5), rg.causal() & rg.window(9), ~rg.causal(), rg.dilated(3, 2)], ids=str)
+@pytest.mark.parametrize(
+    "mask", [rg.window(5), rg.causal() & rg.window(9), ~rg.causal(), rg.masks.dilated(3, 2)], ids=str
+)
 def test_queries_before_the_first_key(mask):
     """Their blocks have no keys, or fewer than blocks that differ from them by a shift."""
     for I, J in ((40, 20), (33, 30), (60, 7)):
@@ -138,11 +142,11 @@ def cuttings(draw, length):
 @given(data=st.data(), size=st.integers(1, 12), sinks=st.integers(0, 3), length=st.integers(1, 40))
 def test_a_ring_cache_in_any_chunks_is_a_window(data, size, sinks, length):
     width = data.draw(st.sampled_from(WIDTHS))
-    near = rg.window(size) | rg.prefix(sinks) if sinks else rg.window(size)
+    near = rg.window(size) | rg.masks.prefix(sinks) if sinks else rg.window(size)
     attention = rg.Attention(mask=rg.causal(), position=rg.RoPE(width), bias=rg.ALiBi(2))
     q, k, v = (drawn_tensor(data.draw, 1, 2, length, width) for _ in range(3))
     whole = attention.with_mask(rg.causal() & near)(q, k, v, engine="reference").output
-    edges, cache, parts = data.draw(cuttings(length)), rg.RingCache(size, sinks), []
+    edges, cache, parts = data.draw(cuttings(length)), rg.caches.RingCache(size, sinks), []
     for start, stop in pairwise(edges):
         seen = attention(q[:, :, start:stop], k[:, :, start:stop], v[:, :, start:stop], cache=cache)
         cache = seen.cache
@@ -154,11 +158,11 @@ def test_a_ring_cache_in_any_chunks_is_a_window(data, size, sinks, length):
 @drawn
 @given(data=st.data(), length=st.integers(1, 40))
 def test_recurrent_decoding_in_any_chunks_is_one_call(data, length):
-    attention = rg.Attention(rg.FeatureScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
+    attention = rg.Attention(rg.scores.FeatureScore(), mask=rg.causal(), normalizer=rg.normalizers.SumNormalizer())
     width = data.draw(st.sampled_from(WIDTHS))
     q, k, v = (drawn_tensor(data.draw, 2, 2, length, width) for _ in range(3))
     whole = attention(q, k, v, engine="reference").output
-    edges, cache, parts = data.draw(cuttings(length)), rg.RecurrentCache(), []
+    edges, cache, parts = data.draw(cuttings(length)), rg.caches.RecurrentCache(), []
     for start, stop in pairwise(edges):
         seen = attention(q[:, :, start:stop], k[:, :, start:stop], v[:, :, start:stop], cache=cache)
         cache = seen.cache

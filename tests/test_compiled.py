@@ -175,7 +175,7 @@ GRAPH_MASKS = {
 def test_a_mask_of_a_graph_means_the_same_outside(name):
     mask, I = GRAPH_MASKS[name], 3 if name == "window in a cache" else 9
     rule = mask.recognized()
-    allowed = rule.mask.allowed(rg.Grid.whole(rule.positions(I, 9 - mask.first), 2, 1, I)).expand(2, -1, -1, -1)
+    allowed = rule.mask.allowed(rg.types.Grid.whole(rule.positions(I, 9 - mask.first), 2, 1, I)).expand(2, -1, -1, -1)
     i = torch.arange(I)[:, None] + mask.start
     j = torch.arange(mask.first, 9)
     expected = (j <= i) if mask.is_causal else torch.ones(I, len(j), dtype=torch.bool)

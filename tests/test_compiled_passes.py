@@ -57,13 +57,13 @@ def on_tiles(monkeypatch, compute):
 
 TILES = rg.AttentionMap.tiles
 STATISTICS = (
-    rg.Entropy(),
-    rg.TopLinks(4),
-    rg.KeyTotals(),
-    rg.Distance(),
-    rg.Pool(9, 9),
-    rg.Similarity(),
-    rg.MassOn([0]),
+    rg.maps.Entropy(),
+    rg.maps.TopLinks(4),
+    rg.maps.KeyTotals(),
+    rg.maps.Distance(),
+    rg.maps.Pool(9, 9),
+    rg.maps.Similarity(),
+    rg.maps.MassOn([0]),
 )
 
 
@@ -79,8 +79,8 @@ def test_statistics_of_a_watch(model, monkeypatch):
         for reduction in STATISTICS:
             one, other = (s.of(reduction) for s in (statistics, expected.statistics[name]))
             close(
-                one.weights if isinstance(one, rg.RowLinks) else one,
-                other[0] if isinstance(one, rg.RowLinks) else other,
+                one.weights if isinstance(one, rg.maps.RowLinks) else one,
+                other[0] if isinstance(one, rg.maps.RowLinks) else other,
             )
 
 

@@ -76,17 +76,17 @@ def definitions(w, distance, reductions):
     entropy = -torch.xlogy(w, w)
     for reduction in reductions:
         match reduction:
-            case rg.Entropy():
+            case rg.maps.Entropy():
                 yield reduction, entropy.sum(-1), entropy.sum(-1) + 2 * w.sum(-1)
-            case rg.Distance():
+            case rg.maps.Distance():
                 yield reduction, (w * distance.abs()).sum(-1)
-            case rg.KeyTotals():
+            case rg.maps.KeyTotals():
                 yield reduction, w.sum(-2)
-            case rg.MassOn():
+            case rg.maps.MassOn():
                 yield reduction, (w * reduction.init((B, H, I, J), torch.device("cpu"))[1][:, None, None]).sum(-1)
             case Carried():
                 yield reduction, (w * reduction.numbers[:, :, None]).sum(-1)
-            case rg.Pool():
+            case rg.maps.Pool():
                 rows, columns = (
                     torch.arange(I) * min(reduction.rows, I) // I,
                     torch.arange(J) * min(reduction.cols, J) // J,
@@ -111,7 +111,7 @@ def definitions(w, distance, reductions):
             case SameToken():
                 equal = reduction.queries[:, None, :, None] == reduction.keys[:, None, None]
                 yield reduction, (w * (equal & (distance != 0))).sum(-1)
-            case rg.Similarity():
+            case rg.maps.Similarity():
                 flat = w[:, :, :: reduction.every].flatten(2)
                 yield reduction, flat @ flat.mT
             case Agreement():
@@ -121,14 +121,16 @@ def definitions(w, distance, reductions):
 
 
 def check(states, w, distance, tolerance):
-    for reduction, expected, *sizes in definitions(w, distance, [f for f in states if not isinstance(f, rg.TopLinks)]):
+    for reduction, expected, *sizes in definitions(
+        w, distance, [f for f in states if not isinstance(f, rg.maps.TopLinks)]
+    ):
         expected = expected if isinstance(expected, tuple) else (expected,)
         terms = (sizes[0] if isinstance(sizes[0], tuple) else (sizes[0],)) if sizes else expected
         for found, exact, size in zip(states[reduction], expected, terms, strict=False):
             error = (found.double() - exact).abs()
             assert (error <= 2 * tolerance * size + 1e-30).all(), (reduction, float(error.max()))
     for reduction in states:
-        if isinstance(reduction, rg.TopLinks):
+        if isinstance(reduction, rg.maps.TopLinks):
             check_links(reduction.finish(states[reduction]), w, tolerance)
 
 
@@ -137,13 +139,13 @@ def some_reductions(B, H, I, J, seed=0):
     numbers = torch.Generator().manual_seed(seed)
     special = tuple(torch.randint(0, min(I, J), (3,), generator=numbers).unique().tolist())
     return (
-        *(rg.Entropy(), rg.Distance(), rg.KeyTotals(), rg.TopLinks(1 + seed % 9)),
-        *(rg.MassOn([0]), rg.MassOn(torch.rand(B, J, generator=numbers) < 0.5), WeightOnKeys(special)),
+        *(rg.maps.Entropy(), rg.maps.Distance(), rg.maps.KeyTotals(), rg.maps.TopLinks(1 + seed % 9)),
+        *(rg.maps.MassOn([0]), rg.maps.MassOn(torch.rand(B, J, generator=numbers) < 0.5), WeightOnKeys(special)),
         Carried(torch.rand(B, H, J, generator=numbers)),
-        *(rg.Pool(1 + seed % 37, 1 + seed % 23), Pyramid(1 + seed % 5)),
+        *(rg.maps.Pool(1 + seed % 37, 1 + seed % 23), Pyramid(1 + seed % 5)),
         *(Offset(-1), Offset(seed % 7 - 3), Offsets(-4, 2 + seed % 5)),
         *(Future(), SameToken(*(torch.randint(-1, 4, (B, n), generator=numbers) for n in (J, I)))),
-        *(rg.Similarity(1 + seed % 3), Agreement(special, 1 + seed % 3)),
+        *(rg.maps.Similarity(1 + seed % 3), Agreement(special, 1 + seed % 3)),
     )
 
 
@@ -205,7 +207,7 @@ def test_few_queries_or_keys(I, J):
     q, k = torch.randn(1, 4, I, 8), torch.randn(1, 2, J, 8)
     seen = rg.Attention()(q, k, k).weights
     if 0 in (I, J):
-        reductions = (rg.Entropy(), rg.Similarity(), rg.KeyTotals(), Offset(0), Offsets(), Allowed(seen))
+        reductions = (rg.maps.Entropy(), rg.maps.Similarity(), rg.maps.KeyTotals(), Offset(0), Offsets(), Allowed(seen))
         assert all(not state[0].any() for state in seen.reduction_states(reductions).values())
         return
     w = seen.dense().double()
@@ -229,14 +231,14 @@ def test_threads_change_no_bit():
 def test_many_heads_take_blocks_of_one_panel():
     q, k, v = inputs(60, heads=(67, 1))
     seen = rg.Attention(mask=rg.window(20))(q, k, v).weights
-    reductions = (rg.Similarity(), Agreement((3, 30)), rg.Similarity(2))
+    reductions = (rg.maps.Similarity(), Agreement((3, 30)), rg.maps.Similarity(2))
     w = seen.dense().double()
     check(seen.reduction_states(reductions), w, seen.grid.distance, 1e-4)
 
 
 @torch.no_grad()
 def test_a_subclass_is_computed_by_its_own_definition():
-    class Doubled(rg.Entropy):
+    class Doubled(rg.maps.Entropy):
         def finish(self, state):
             return 2 * state[0]
 
@@ -245,7 +247,7 @@ def test_a_subclass_is_computed_by_its_own_definition():
             state[0][:, :, tile.rows] += 1
 
     seen = rg.Attention()(*inputs()).weights
-    plain, doubled = seen.summarize(rg.Entropy(), Doubled())
+    plain, doubled = seen.summarize(rg.maps.Entropy(), Doubled())
     torch.testing.assert_close(doubled, 2 * plain + 2)
 
 
@@ -263,12 +265,12 @@ def test_a_coarse_logsumexp_is_left_to_tiles():
     seen = rg.Attention(rg.Dot(1e6))(q, k, v).weights
     assert any_coarse(seen.row_statistic[0])
     with mock.patch.object(compiled_reductions, "add_statistics", side_effect=AssertionError):
-        assert seen.summarize(rg.KeyTotals())[0].sum().isclose(torch.tensor(2.0 * 6 * 273))
+        assert seen.summarize(rg.maps.KeyTotals())[0].sum().isclose(torch.tensor(2.0 * 6 * 273))
 
 
 @torch.no_grad()
 def test_additive_scores_compare_heads_on_tiles():
-    seen = rg.Attention(rg.Additive(4, 4, 8))(*inputs(150, heads=(1, 1), head_dim=4)).weights
+    seen = rg.Attention(rg.scores.Additive(4, 4, 8))(*inputs(150, heads=(1, 1), head_dim=4)).weights
     with mock.patch.object(compiled_reductions, "add_products", side_effect=AssertionError):
         states = seen.reduction_states(some_reductions(2, 1, 150, 150, 4))
     check(states, seen.dense().double(), seen.grid.distance, 1e-4)

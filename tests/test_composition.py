@@ -9,7 +9,8 @@ import torch
 
 import regard as rg
 from regard.hf import head_weights
-from regard.stats import HeadMatrices, Role, head_composition
+from regard.stats import head_composition
+from regard.types import HeadMatrices, Role
 
 KINDS = ("Q", "K", "V")
 
@@ -149,7 +150,7 @@ def test_random_models_have_no_pairs_and_the_expected_score():
         squares.append(found.scores[:2, 2:].square())
     assert labeled <= 6
     assert float(torch.stack(squares).mean().sqrt()) == pytest.approx(1 / math.sqrt(12), rel=0.1)
-    assert not rg.composition(llama(), "V").labeled
+    assert not rg.hf.composition(llama(), "V").labeled
 
 
 def test_mistakes_are_explained():
@@ -162,9 +163,9 @@ def test_mistakes_are_explained():
         (lambda: head_composition(layers[:1]), "at least two layers"),
         (lambda: head_composition(layers[::-1]), "in order"),
         (lambda: HeadMatrices(0, *[torch.zeros(1, 4, 2)] * 4), r"output \(1, E, 4\); got"),
-        (lambda: rg.composition(gpt2(), layers=[0, 7]), "the model has the layers 0, 1, 2"),
-        (lambda: rg.composition(torch.nn.Linear(2, 2)), "no heads were found"),
-        (lambda: rg.composition(bloom), "have no known names"),
+        (lambda: rg.hf.composition(gpt2(), layers=[0, 7]), "the model has the layers 0, 1, 2"),
+        (lambda: rg.hf.composition(torch.nn.Linear(2, 2)), "no heads were found"),
+        (lambda: rg.hf.composition(bloom), "have no known names"),
         (lambda: head_composition(layers).between([(0, 5)], [(2, 0)]), "no head L0.H5; there are L0.H0 to L2.H2"),
     ]:
         with pytest.raises(rg.RegardError, match=message):

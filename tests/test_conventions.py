@@ -69,7 +69,7 @@ def test_dropout_keeps_the_mean_and_drops_its_share():
 
 def test_dropout_of_other_seeds_and_places_is_other_dropout():
     """No two of them agree more than chance allows, and the first weight of the first seed is dropped by chance too."""
-    grid = rg.Grid.whole(rg.Positions.aligned_to_end(40, 50), 3, 2, 40)
+    grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(40, 50), 3, 2, 40)
     flips = {seed: kept(grid, 0.5, seed) for seed in range(60)}
     patterns = [flips[seed][b, h].flatten() for seed in range(4) for b in range(3) for h in range(2)]
     for n, one in enumerate(patterns):
@@ -77,7 +77,11 @@ def test_dropout_of_other_seeds_and_places_is_other_dropout():
             assert abs((one == other).double().mean() - 0.5) < 6 * 0.5 / 2000**0.5
     assert 10 < sum(bool(flip[0, 0, 0, 0]) for flip in flips.values()) < 50
     for rate in (0.001, 0.1, 0.999):
-        share = float((~kept(rg.Grid.whole(rg.Positions.aligned_to_end(200, 500), 2, 2, 200), rate, 7)).double().mean())
+        share = float(
+            (~kept(rg.types.Grid.whole(rg.types.Positions.aligned_to_end(200, 500), 2, 2, 200), rate, 7))
+            .double()
+            .mean()
+        )
         assert abs(share - rate) < 5 * (rate * (1 - rate) / 400_000) ** 0.5
 
 
@@ -107,12 +111,12 @@ def test_the_layout_is_batch_heads_length_width():
 def test_the_result_always_has_the_same_type():
     q, k, v = inputs(5, 5)
     for options in ({}, {"engine": "blocked"}, {"cache": rg.GrowingCache()}):
-        assert type(rg.Attention()(q, k, v, **options)) is rg.AttentionOutput
+        assert type(rg.Attention()(q, k, v, **options)) is rg.types.AttentionOutput
 
 
 def test_adding_to_the_scores_is_declared_and_softcap_does_not():
     q, k, v = inputs(5, 5)
-    capped = rg.Attention(bias=rg.Softcap(1.0))
+    capped = rg.Attention(bias=rg.biases.Softcap(1.0))
     assert "fused" in rg.plan(q, k, v, attention=capped).refused
     assert "fused" not in rg.plan(q, k, v, attention=rg.Attention(bias=rg.ALiBi(1))).refused
 

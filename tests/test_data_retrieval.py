@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data import load_corpus, nearest, without_near
+from regard.data import load_corpus, nearest_pairs, without_near
 from regard.errors import RegardError
 
 words = st.sampled_from(["a", "b", "c", "d", "e", "F,", "g."])
@@ -25,7 +25,7 @@ def jaccard(one: str, other: str) -> float:
 
 @given(sentences.filter(bool), sentences)
 def test_nearest_is_the_best_of_all_comparisons(train, test):
-    found = nearest(train, test)
+    found = nearest_pairs(train, test)
     for place, text in enumerate(test):
         scores = [jaccard(text, other) for other in train]
         assert found.similarity[place] == pytest.approx(max(scores))
@@ -40,9 +40,9 @@ def test_near_duplicates_can_be_left_out():
     apart = without_near(near)
     assert corpus.train[3] not in apart.test and apart.train == corpus.train
     assert apart.skipped["of test too near to training"] == len(near.test) - len(apart.test) >= 1
-    similar = nearest([p.source for p in corpus.train], [p.source for p in apart.test]).similarity
+    similar = nearest_pairs([p.source for p in corpus.train], [p.source for p in apart.test]).similarity
     assert similar.max() <= 0.5
     with pytest.raises(RegardError, match="no test pair would be left"):
         without_near(replace(corpus, test=corpus.train[:2]))
     with pytest.raises(RegardError, match="no training sentences"):
-        nearest([], ["a"])
+        nearest_pairs([], ["a"])

@@ -77,7 +77,7 @@ PATHS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_a_translator_with_a_cache_counts_queries_of_the_decoder(name, beams):
     own, cross = PATHS[name]
-    edit = rg.KnockOut(rg.Where(layers=own, heads=2, queries=[3, 4], keys=[0, 2])) & rg.ScaleWeights(
+    edit = rg.KnockOut(rg.Where(layers=own, heads=2, queries=[3, 4], keys=[0, 2])) & rg.edits.ScaleWeights(
         rg.Where(layers=cross, queries=slice(2, 5), keys=slice(3, 6)), 0.1
     )
     ids = torch.randint(3, 20, (1, N))

@@ -52,7 +52,7 @@ def both(s):
 
 
 KNOCK_OUT = rg.KnockOut(rg.Where(heads=2, queries=4, keys=1))
-SCALE = rg.ScaleWeights(rg.Where(heads=[1, 2], queries=slice(3, None)), 0.3)
+SCALE = rg.edits.ScaleWeights(rg.Where(heads=[1, 2], queries=slice(3, None)), 0.3)
 EDITS = [(KNOCK_OUT, knock_out), (SCALE, scale), (KNOCK_OUT & SCALE, both)]
 NAMES = ["knock-out", "scale", "both"]
 
@@ -197,7 +197,7 @@ def test_modules_of_regard(edit, change):
     assert torch.equal(inside[0].dense(), outside[0].dense())
     with rg.watch(ours, keep="qkv") as seen:
         ours(x)
-    with rg.edit(ours, rg.ActivationPatch(rg.Where(heads=1), source=torch.zeros(B, H, N, C // H, dtype=x.dtype))):
+    with rg.edit(ours, rg.edits.ActivationPatch(rg.Where(heads=1), source=torch.zeros(B, H, N, C // H, dtype=x.dtype))):
         gated = ours(x).output
     heads = (seen[0].dense() @ seen.values(0)).transpose(1, 2)
     heads[:, :, 1] = 0
@@ -286,7 +286,12 @@ MADE = {
     "rg.attend": lambda: nn.Sequential(Attending()),
     "rg.nn": lambda: rg.nn.MultiHeadAttention(C, H, is_causal=True),
 } | {backend: lambda backend=backend: llama(backend) for backend in ("sdpa", "eager", "regard")}
-WITHIN = [KNOCK_OUT, SCALE, rg.AddToScores(rg.Where(keys=2), 1.5), rg.ReplaceWeights(rg.Where(heads=1), "uniform")]
+WITHIN = [
+    KNOCK_OUT,
+    SCALE,
+    rg.edits.AddToScores(rg.Where(keys=2), 1.5),
+    rg.edits.ReplaceWeights(rg.Where(heads=1), "uniform"),
+]
 
 
 @torch.no_grad()
@@ -309,7 +314,7 @@ def test_what_a_watch_inside_an_edit_returns_is_what_the_model_ran(name):
     with rg.watch(model, keep="qkv") as source:
         run(other)
     parts = ["output", *(["value"] if name in ("rg.attend", "rg.nn") else ["query", "key", "value"])]
-    patches = [(part, rg.ActivationPatch(rg.Where(heads=[1, 2]), part, source)) for part in parts]
+    patches = [(part, rg.edits.ActivationPatch(rg.Where(heads=[1, 2]), part, source)) for part in parts]
     for part, edit in [*(("output", edit) for edit in WITHIN), *patches, ("output", patches[0][1] & patches[-1][1])]:
         with rg.watch(model, keep="qkv") as outside, rg.edit(model, edit), rg.watch(model, keep="qkv") as inside:
             expected = run(x)
@@ -317,7 +322,7 @@ def test_what_a_watch_inside_an_edit_returns_is_what_the_model_ran(name):
         error = 1e-4 if name == "eager" else 1e-9  # it rounds its weights to float32
         for seen in (inside, outside):
             for again in {part, "output"}:
-                with rg.edit(model, rg.ActivationPatch(rg.Where(), again, seen)):
+                with rg.edit(model, rg.edits.ActivationPatch(rg.Where(), again, seen)):
                     torch.testing.assert_close(run(x), expected, rtol=error, atol=error, msg=f"{edit!r} {again}")
             with rg.edit(model, edit):
                 projected.clear()
@@ -330,14 +335,14 @@ def test_what_a_watch_inside_an_edit_returns_is_what_the_model_ran(name):
             with ExitStack() as stack:
                 outside = stack.enter_context(rg.watch(model, keep="qkv"))
                 for gate in gates:
-                    stack.enter_context(rg.gated(model, gate, num_heads=H))
+                    stack.enter_context(rg.hf.gated(model, gate, num_heads=H))
                 if edit is not None:
                     stack.enter_context(rg.edit(model, edit))
                 inside = stack.enter_context(rg.watch(model, keep="qkv"))
                 projected.clear()
                 expected = run(x)
             for seen in (inside, outside):
-                with rg.edit(model, rg.ActivationPatch(rg.Where(), "output", seen)):
+                with rg.edit(model, rg.edits.ActivationPatch(rg.Where(), "output", seen)):
                     torch.testing.assert_close(run(x), expected, rtol=error, atol=error, msg=f"gates {edit!r}")
                 assert not seen.head_output(0, 2).any()
                 whole = seen.head_part(0).sum(1) + seen.bias_part(0)

@@ -82,12 +82,12 @@ def test_a_patch_equals_a_hook_on_the_projection(model, part, where, heads, toke
     with rg.watch(model, keep="qkv") as other:
         model(OTHER)
     expected, plain = with_hook(model, 1, part, heads, tokens), model(IDS).logits
-    patch = rg.ActivationPatch(rg.Where(layers=1, **where), part=part, source=other)
+    patch = rg.edits.ActivationPatch(rg.Where(layers=1, **where), part=part, source=other)
     with rg.edit(model, patch) as run, rg.watch(model):
         patched = model(IDS).logits
     torch.testing.assert_close(patched, expected, rtol=1e-5, atol=1e-5)
     assert run.calls == {"model.layers.1.self_attn": 1} and not torch.allclose(plain, patched, atol=1e-3)
-    again = rg.edit_from_json(patch.to_json())
+    again = rg.edits.edit_from_json(patch.to_json())
     with rg.edit(model, again):
         assert torch.equal(model(IDS).logits, patched)
 
@@ -97,7 +97,7 @@ def test_a_patch_equals_a_hook_on_the_projection(model, part, where, heads, toke
 def test_a_patch_from_the_same_run_changes_nothing(model, part):
     with rg.watch(model, keep="qkv") as seen:
         plain = model(IDS).logits
-    with rg.edit(model, rg.ActivationPatch(rg.Where(), part=part, source=seen)):
+    with rg.edit(model, rg.edits.ActivationPatch(rg.Where(), part=part, source=seen)):
         torch.testing.assert_close(model(IDS).logits, plain, rtol=1e-5, atol=1e-5)
 
 
@@ -107,7 +107,7 @@ def test_a_patch_in_generation_counts_tokens_in_the_whole_sequence(model, part):
     options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
     with rg.watch(model, keep="qkv") as other:
         model.generate(OTHER, **options)
-    patch = rg.ActivationPatch(
+    patch = rg.edits.ActivationPatch(
         rg.Where(layers=1, **{"keys" if part in ("key", "value") else "queries": [2, N + 1]}), part, other
     )
     with rg.edit(model, patch):
@@ -136,7 +136,7 @@ def test_mistakes_of_a_patch_are_named(model, where, part, source, message):
         model(OTHER)
     with (
         pytest.raises(RegardError, match=message),
-        rg.edit(model, rg.ActivationPatch(rg.Where(**where), part, source(seen))),
+        rg.edit(model, rg.edits.ActivationPatch(rg.Where(**where), part, source(seen))),
     ):
         model(IDS)
 
@@ -145,7 +145,10 @@ def test_mistakes_of_a_patch_are_named(model, where, part, source, message):
 def test_a_run_of_which_no_values_were_kept_is_refused(model):
     with rg.watch(model) as seen:
         model(OTHER)
-    with pytest.raises(RegardError, match="keep='qkv'"), rg.edit(model, rg.ActivationPatch(rg.Where(), source=seen)):
+    with (
+        pytest.raises(RegardError, match="keep='qkv'"),
+        rg.edit(model, rg.edits.ActivationPatch(rg.Where(), source=seen)),
+    ):
         model(IDS)
 
 
@@ -158,7 +161,7 @@ def test_a_source_that_read_a_text_several_times_is_refused(model, part):
     where = rg.Where(layers=1, **{"keys" if part in ("key", "value") else "queries": 2})
     with (
         pytest.raises(RegardError, match="read a whole text 2 times"),
-        rg.edit(model, rg.ActivationPatch(where, part, seen)),
+        rg.edit(model, rg.edits.ActivationPatch(where, part, seen)),
     ):
         model(IDS)
 
@@ -171,10 +174,10 @@ def test_layers_that_share_a_module_are_patched_from_tensors_only():
     albert = transformers.AlbertModel(config).eval()
     with rg.watch(albert, keep="qkv") as seen:
         albert(IDS)
-    edit = rg.edit(albert, rg.ActivationPatch(rg.Where(queries=2), source=seen))
+    edit = rg.edit(albert, rg.edits.ActivationPatch(rg.Where(queries=2), source=seen))
     with pytest.raises(RegardError, match=r"3 times \(layers that share a module"), edit:
         albert(IDS)
-    patch = rg.ActivationPatch(rg.Where(queries=2), source=seen.head_output(0, call=1))
+    patch = rg.edits.ActivationPatch(rg.Where(queries=2), source=seen.head_output(0, call=1))
     with rg.edit(albert, patch) as run:
         albert(IDS)
     assert list(run.calls.values()) == [3]

@@ -57,12 +57,14 @@ SELECTIONS = [
 @pytest.mark.parametrize(("text", "pairs"), SELECTIONS, ids=lambda value: value if isinstance(value, str) else "")
 def test_a_short_text_selects_the_pairs_that_it_names(model, text, pairs):
     roles = {"induction": [(0, 1), (1, 3)]}
-    assert zeros(model, rg.KnockOut(rg.where(text, TEXT, roles=roles))) == pairs
-    assert zeros(model, rg.KnockOut(rg.where(text)), tokens=TEXT, roles=roles) == pairs
+    assert zeros(model, rg.KnockOut(rg.Where.parse(text, TEXT, roles=roles))) == pairs
+    assert zeros(model, rg.KnockOut(rg.Where.parse(text)), tokens=TEXT, roles=roles) == pairs
 
 
 def test_roles_come_from_a_table_of_roles(model):
-    table = rg.RoleTable([rg.Role("previous", n, h, 0.9, 0.9, label=n == h) for n in range(2) for h in range(4)])
+    table = rg.types.RoleTable(
+        [rg.types.Role("previous", n, h, 0.9, 0.9, label=n == h) for n in range(2) for h in range(4)]
+    )
     where = rg.Where(roles="previous", queries=5, keys=4)
     assert zeros(model, rg.KnockOut(where), roles=table) == {(0, 0, 5, 4), (1, 1, 5, 4)}
     assert zeros(model, rg.KnockOut(rg.Where(layers=1, roles="previous", queries=5, keys=4)), roles=table) == {
@@ -83,13 +85,13 @@ def test_given_rows_are_the_rows_of_the_map(model):
     rows = torch.rand(2, 12).tril(3).softmax(-1) * torch.tensor([1.0] * 5 + [0.0] * 7)
     rows = rows / rows.sum(-1, keepdim=True)
     where = rg.Where(layers=1, heads=[3, 0], queries=[8, 5])
-    seen = run(model, rg.ReplaceWeights(where, rows))
+    seen = run(model, rg.edits.ReplaceWeights(where, rows))
     for head in (0, 3):
         torch.testing.assert_close(seen[1][0, head, [8, 5]], rows)
     by_head = torch.stack([rows, rows.flip(0)])
-    seen = run(model, rg.ReplaceWeights(where, by_head))
+    seen = run(model, rg.edits.ReplaceWeights(where, by_head))
     torch.testing.assert_close(seen[1][0, [3, 0]][:, [8, 5]], by_head)
-    plain = run(model, rg.EditSequence())
+    plain = run(model, rg.edits.EditSequence())
     assert torch.equal(seen[1][0, 1], plain[1][0, 1])
 
 
@@ -99,36 +101,36 @@ def test_maps_of_another_run_replace_weights(model):
     with torch.no_grad(), rg.watch(other) as source:
         expected = other(IDS).logits
     for weights in (source[1], source, {1: source[1].dense()}):
-        edit = rg.ReplaceWeights(rg.Where(layers=1), weights)
+        edit = rg.edits.ReplaceWeights(rg.Where(layers=1), weights)
         with torch.no_grad(), rg.edit(model, edit):
             torch.testing.assert_close(model(IDS).logits, expected)
-        again = rg.edit_from_json(edit.to_json())
+        again = rg.edits.edit_from_json(edit.to_json())
         with torch.no_grad(), rg.edit(model, again):
             torch.testing.assert_close(model(IDS).logits, expected)
 
 
 def test_uniform_rows_share_the_allowed_keys(model):
-    seen = run(model, rg.ReplaceWeights(rg.Where(layers=0, queries=5), "uniform"))
+    seen = run(model, rg.edits.ReplaceWeights(rg.Where(layers=0, queries=5), "uniform"))
     torch.testing.assert_close(seen[0][0, 1, 5], torch.tensor([1 / 6] * 6 + [0.0] * 6))
-    seen = run(model, rg.ReplaceWeights(rg.Where(layers=0, queries=5, keys=[1, 3, 9]), "uniform"))
+    seen = run(model, rg.edits.ReplaceWeights(rg.Where(layers=0, queries=5, keys=[1, 3, 9]), "uniform"))
     assert seen[0][0, 1, 5].tolist() == [0, 0.5, 0, 0.5, *[0] * 8]
 
 
 def test_rows_that_may_attend_to_none_of_the_shared_keys_keep_their_weights(model):
-    plain = run(model, rg.EditSequence())[0].dense()
-    seen = run(model, rg.ReplaceWeights(rg.Where(layers=0, keys=[3, 5]), "uniform"))[0].dense()
+    plain = run(model, rg.edits.EditSequence())[0].dense()
+    seen = run(model, rg.edits.ReplaceWeights(rg.Where(layers=0, keys=[3, 5]), "uniform"))[0].dense()
     assert torch.equal(seen[:, :, :3], plain[:, :, :3])
     torch.testing.assert_close(seen[0, 0, 4:6, 3:6], torch.tensor([[1.0, 0, 0], [0.5, 0, 0.5]]))
 
 
 def test_uniform_rows_and_gates_of_a_model_in_float64_are_float64(model):
     model = copy.deepcopy(model).double()
-    seen = run(model, rg.ReplaceWeights(rg.Where(layers=0, queries=2), "uniform"))
+    seen = run(model, rg.edits.ReplaceWeights(rg.Where(layers=0, queries=2), "uniform"))
     torch.testing.assert_close(seen[0][0, 0, 2, :3], torch.full((3,), 1 / 3, dtype=torch.float64), rtol=0, atol=1e-16)
     third = torch.full((seen[0].shape[1],), 1 / 3, dtype=torch.float64)
     logits = []
     for gates in (third.tolist(), third):
-        with torch.no_grad(), rg.gated(model, {0: gates}):
+        with torch.no_grad(), rg.hf.gated(model, {0: gates}):
             logits.append(model(IDS).logits)
     assert torch.equal(*logits)
 
@@ -144,7 +146,7 @@ TYPED = [
 @pytest.mark.parametrize("typed", TYPED)
 def test_an_edit_prints_as_one_types_it_and_returns_from_json(typed):
     edit = eval(typed, vars(rg) | {name: getattr(rg, name) for name in rg.__all__})
-    again = rg.edit_from_json(edit.to_json())
+    again = rg.edits.edit_from_json(edit.to_json())
     assert repr(edit) == repr(again) == typed and edit == again and hash(edit) == hash(again)
     assert len(edit & again) == 2 * len(edit.parts)
 
@@ -163,14 +165,16 @@ def test_heads_are_pairs_of_a_layer_and_a_head(model):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_tensors_of_an_edit_are_saved_exactly(tmp_path, dtype):
     rows = torch.rand(3, 4, 5).softmax(-1).to(dtype)
-    edit = rg.ReplaceWeights(rg.Where(layers=1), rows) & rg.ActivationPatch(rg.Where(layers=0), source={0: rows[None]})
+    edit = rg.edits.ReplaceWeights(rg.Where(layers=1), rows) & rg.edits.ActivationPatch(
+        rg.Where(layers=0), source={0: rows[None]}
+    )
     file = tmp_path / "edit.safetensors"
     for text in (edit.to_json(), edit.to_json(tensors=file)):
         json.loads(text)
-        assert rg.edit_from_json(text) == edit
+        assert rg.edits.edit_from_json(text) == edit
     file.unlink()
     with pytest.raises(RegardError, match="cannot be read"):
-        rg.edit_from_json(text)
+        rg.edits.edit_from_json(text)
 
 
 MISTAKES = [
@@ -182,17 +186,20 @@ MISTAKES = [
     (lambda: rg.KnockOut(rg.Where(layers=["model.layers.1.*", "model.layer.0"])), "names layer 'model.layer.0'"),
     (lambda: rg.KnockOut(rg.Where(keys=slice(0, 4, 0))), "the step is at least 1"),
     (lambda: rg.KnockOut(rg.Where(queries=slice("it", None))), "are integers or None"),
-    (lambda: rg.AddToScores(rg.Where(), 10**400), "amount"),
+    (lambda: rg.edits.AddToScores(rg.Where(), 10**400), "amount"),
     (lambda: rg.KnockOut(rg.Where(layers=1, heads=4)), "selects head 4, and model.layers.1.self_attn has heads 0 to 3"),
     (lambda: rg.KnockOut(rg.Where(queries=12)), "selected nothing: the run had queries 0 to 11"),
-    (lambda: rg.AddToScores(rg.Where(keys=[40, 50]), 1.0), "selected nothing: the run had keys 0 to 11"),
+    (lambda: rg.edits.AddToScores(rg.Where(keys=[40, 50]), 1.0), "selected nothing: the run had keys 0 to 11"),
     (lambda: rg.KnockOut(rg.Where(queries=3, keys=7)), "selected nothing: the mask"),
     (
-        lambda: rg.KnockOut(rg.where("L1.H3: it -> animal")),
+        lambda: rg.KnockOut(rg.Where.parse("L1.H3: it -> animal")),
         "'it' is 2 times in the text .tokens 5, 10.. Write it#1 or it#2",
     ),
-    (lambda: rg.KnockOut(rg.where("L1.H3: it#3 -> animal")), "'it' is 2 times in the text, so there is no 'it#3'"),
-    (lambda: rg.KnockOut(rg.where("slept -> cat")), "no word 'cat'"),
+    (
+        lambda: rg.KnockOut(rg.Where.parse("L1.H3: it#3 -> animal")),
+        "'it' is 2 times in the text, so there is no 'it#3'",
+    ),
+    (lambda: rg.KnockOut(rg.Where.parse("slept -> cat")), "no word 'cat'"),
     (lambda: rg.KnockOut(rg.Where(roles="induction")), "names roles. Give the heads that have them"),
     (lambda: rg.KnockOut(rg.Where(queries=slice(5, 5))), "selects nothing"),
     (lambda: rg.KnockOut(rg.Where(heads=[])), "an empty list selects nothing"),
@@ -206,29 +213,32 @@ MISTAKES = [
         lambda: rg.KnockOut(rg.Where(layers=True)),
         "layers must be an integer or a text or a slice or a list of values or None",
     ),
-    (lambda: rg.KnockOut(rg.where("L1.H3 it animal")), "no head .L5.H3., no layer .L5. and no role"),
-    (lambda: rg.KnockOut(rg.where("L1.H3: it")), "a selection is 'L5.H3: it -> animal'"),
-    (lambda: rg.KnockOut(rg.where("")), "a selection is"),
-    (lambda: rg.KnockOut(rg.where("L1, L1.H3: * -> #1")), "give heads, or layers, or roles"),
-    (lambda: rg.AddToScores(rg.Where(), float("-inf")), "must be a finite number. KnockOut removes pairs"),
+    (lambda: rg.KnockOut(rg.Where.parse("L1.H3 it animal")), "no head .L5.H3., no layer .L5. and no role"),
+    (lambda: rg.KnockOut(rg.Where.parse("L1.H3: it")), "a selection is 'L5.H3: it -> animal'"),
+    (lambda: rg.KnockOut(rg.Where.parse("")), "a selection is"),
+    (lambda: rg.KnockOut(rg.Where.parse("L1, L1.H3: * -> #1")), "give heads, or layers, or roles"),
+    (lambda: rg.edits.AddToScores(rg.Where(), float("-inf")), "must be a finite number. KnockOut removes pairs"),
     (lambda: rg.KnockOut(rg.Where()) & rg.Where(), "both sides must be edits"),
-    (lambda: rg.ReplaceWeights(rg.Where(), "equal"), "weights are a tensor, a map or 'uniform'"),
-    (lambda: rg.ReplaceWeights(rg.Where(), torch.full((12, 12), 0.2)), "sums to 2.4, and must sum to 1"),
-    (lambda: rg.ReplaceWeights(rg.Where(), torch.eye(12) * 0.5), "sums to 0.5, and must sum to 1"),
-    (lambda: rg.ReplaceWeights(rg.Where(), -torch.eye(12)), "finite and not negative"),
-    (lambda: rg.ReplaceWeights(rg.Where(keys=1), torch.eye(12)), "whole rows are replaced, so leave keys out"),
-    (lambda: rg.ReplaceWeights(rg.Where(), torch.eye(11)), "this run needs number 11"),
-    (lambda: rg.ReplaceWeights(rg.Where(queries=5), torch.eye(4)[:1]), "rows of 4 keys were given"),
-    (lambda: rg.ReplaceWeights(rg.Where(), torch.eye(12).roll(1, 1)), "weight on keys that the mask forbids"),
-    (lambda: rg.ReplaceWeights(rg.Where(heads=[1, 2, 3]), torch.eye(12).expand(2, 12, 12)), "weights of 2 heads"),
-    (lambda: rg.ReplaceWeights(rg.Where(), torch.eye(12).expand(3, 4, 12, 12)), "weights of 3 batch entries"),
-    (lambda: rg.ReplaceWeights(rg.Where(layers=1), {0: torch.eye(12)}), "has no layer 'model.layers.1.self_attn'"),
+    (lambda: rg.edits.ReplaceWeights(rg.Where(), "equal"), "weights are a tensor, a map or 'uniform'"),
+    (lambda: rg.edits.ReplaceWeights(rg.Where(), torch.full((12, 12), 0.2)), "sums to 2.4, and must sum to 1"),
+    (lambda: rg.edits.ReplaceWeights(rg.Where(), torch.eye(12) * 0.5), "sums to 0.5, and must sum to 1"),
+    (lambda: rg.edits.ReplaceWeights(rg.Where(), -torch.eye(12)), "finite and not negative"),
+    (lambda: rg.edits.ReplaceWeights(rg.Where(keys=1), torch.eye(12)), "whole rows are replaced, so leave keys out"),
+    (lambda: rg.edits.ReplaceWeights(rg.Where(), torch.eye(11)), "this run needs number 11"),
+    (lambda: rg.edits.ReplaceWeights(rg.Where(queries=5), torch.eye(4)[:1]), "rows of 4 keys were given"),
+    (lambda: rg.edits.ReplaceWeights(rg.Where(), torch.eye(12).roll(1, 1)), "weight on keys that the mask forbids"),
+    (lambda: rg.edits.ReplaceWeights(rg.Where(heads=[1, 2, 3]), torch.eye(12).expand(2, 12, 12)), "weights of 2 heads"),
+    (lambda: rg.edits.ReplaceWeights(rg.Where(), torch.eye(12).expand(3, 4, 12, 12)), "weights of 3 batch entries"),
     (
-        lambda: rg.ActivationPatch(rg.Where(), part="weights", source=torch.ones(1)),
+        lambda: rg.edits.ReplaceWeights(rg.Where(layers=1), {0: torch.eye(12)}),
+        "has no layer 'model.layers.1.self_attn'",
+    ),
+    (
+        lambda: rg.edits.ActivationPatch(rg.Where(), part="weights", source=torch.ones(1)),
         "Known names: key, output, query, value",
     ),
-    (lambda: rg.ActivationPatch(rg.Where()), "give the run to patch from"),
-    (lambda: rg.ActivationPatch(rg.Where(keys=1), source=torch.ones(1)), "select queries, not keys"),
+    (lambda: rg.edits.ActivationPatch(rg.Where()), "give the run to patch from"),
+    (lambda: rg.edits.ActivationPatch(rg.Where(keys=1), source=torch.ones(1)), "select queries, not keys"),
 ]
 
 
@@ -249,18 +259,18 @@ def test_mistakes_are_named(model, make, message):
 )
 def test_a_text_that_is_no_edit_is_refused(text):
     with pytest.raises(RegardError, match="edit_from_json"):
-        rg.edit_from_json(text)
+        rg.edits.edit_from_json(text)
 
 
 def test_numbers_that_json_does_not_have_are_refused():
-    patch = rg.ActivationPatch(rg.Where(heads=0), source=torch.tensor([[[[torch.nan]]]]))
+    patch = rg.edits.ActivationPatch(rg.Where(heads=0), source=torch.tensor([[[[torch.nan]]]]))
     with pytest.raises(RegardError, match=r"to_json\(tensors=path\)"):
         patch.to_json()
 
 
 def test_words_without_tokens_are_refused(model):
     with pytest.raises(RegardError, match="Give the tokens of the text"):
-        run(model, rg.KnockOut(rg.where("it -> animal")))
+        run(model, rg.KnockOut(rg.Where.parse("it -> animal")))
 
 
 def test_a_model_that_computes_its_weights_itself_is_refused():
@@ -291,7 +301,7 @@ def test_code_that_was_compiled_before_is_not_gated_in_silence(model, is_compile
     compiled, plain = torch.compile(model, backend="eager"), model(IDS).logits
     if is_compiled_before:
         compiled(IDS)
-    with rg.gated(model, gates):
+    with rg.hf.gated(model, gates):
         expected = model(IDS).logits
         if is_compiled_before:
             with pytest.raises(RegardError, match="none of its gates was applied"):
@@ -310,10 +320,10 @@ def test_a_block_that_applies_no_gate_is_refused(model):
     plain = compiled(IDS)
     with (
         pytest.raises(RegardError, match="the block ended, and none of its gates was applied"),
-        rg.gated(model, {0: torch.zeros(4)}),
+        rg.hf.gated(model, {0: torch.zeros(4)}),
     ):
         compiled(IDS)
-    with rg.gated(model, {}):
+    with rg.hf.gated(model, {}):
         torch.testing.assert_close(model(IDS).logits, plain)
 
 

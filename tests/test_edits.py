@@ -66,7 +66,7 @@ def test_drawn_edits_equal_dense_attention_with_the_edit_written_out(name, dense
     rng = random.Random(name)
     for _ in range(10):
         drawn_edits = [drawn(rng, N) for _ in range(rng.randint(1, 3))]
-        edit = rg.EditSequence(tuple(e for e, _ in drawn_edits))
+        edit = rg.edits.EditSequence(tuple(e for e, _ in drawn_edits))
         dense.edits = [e for _, e in drawn_edits]
         with torch.no_grad():
             expected = expected_of(IDS).logits
@@ -81,7 +81,7 @@ def test_drawn_edits_equal_dense_attention_with_the_edit_written_out(name, dense
 
 
 def logits_of(model, edit=None, **options):
-    with torch.no_grad(), rg.edit(model, edit or rg.EditSequence(), **options):
+    with torch.no_grad(), rg.edit(model, edit or rg.edits.EditSequence(), **options):
         return model(IDS).logits
 
 
@@ -108,8 +108,8 @@ EDIT = rg.KnockOut(rg.Where(layers=1, heads=2, queries=6, keys=3))
 def test_an_edit_that_changes_nothing_leaves_every_bit(llama):
     expected = llama(IDS).logits
     assert torch.equal(logits_of(llama), expected)
-    halved = rg.ScaleWeights(EDIT.where, 0.5) & rg.ScaleWeights(EDIT.where, 2.0)
-    for edit in (halved, rg.AddToScores(rg.Where(), 1.7) & rg.AddToScores(rg.Where(), -1.7)):
+    halved = rg.edits.ScaleWeights(EDIT.where, 0.5) & rg.edits.ScaleWeights(EDIT.where, 2.0)
+    for edit in (halved, rg.edits.AddToScores(rg.Where(), 1.7) & rg.edits.AddToScores(rg.Where(), -1.7)):
         torch.testing.assert_close(logits_of(llama, edit), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -146,7 +146,7 @@ def test_the_model_is_the_same_before_and_after(llama, error):
 
 def test_nested_edits_compose_and_a_watch_sees_the_weights_as_they_are(llama):
     first, second = (
-        rg.AddToScores(rg.Where(layers=0, keys=1), 2.0),
+        rg.edits.AddToScores(rg.Where(layers=0, keys=1), 2.0),
         rg.KnockOut(rg.Where(layers=[0, 1], keys=0), renormalize=False),
     )
     expected = logits_of(llama, first & second)
@@ -162,7 +162,7 @@ def test_nested_edits_compose_and_a_watch_sees_the_weights_as_they_are(llama):
     steered = weights * torch.where(torch.arange(N) == 1, torch.tensor(2.0).exp().double(), 1.0)
     steered = (steered / steered.sum(-1, keepdim=True)).masked_fill(torch.arange(N) == 0, 0)
     torch.testing.assert_close(inside[0].dense(), steered)
-    statistics = inside[0].summarize(rg.KeyTotals())[0]
+    statistics = inside[0].summarize(rg.maps.KeyTotals())[0]
     torch.testing.assert_close(statistics, steered.sum(2), rtol=1e-5, atol=1e-5, check_dtype=False)
 
 
@@ -191,7 +191,7 @@ def test_eager_returns_the_edited_weights():
 
 
 def test_gradients_pass_through_an_edit(llama, dense):
-    edits = EDIT & rg.ScaleWeights(rg.Where(layers=0, heads=[0, 1]), 0.3)
+    edits = EDIT & rg.edits.ScaleWeights(rg.Where(layers=0, heads=[0, 1]), 0.3)
     with rg.edit(llama, edits):
         llama(IDS).logits.square().sum().backward()
     gradients = {name: p.grad for name, p in llama.named_parameters()}
@@ -210,8 +210,8 @@ def test_gradients_pass_through_an_edit(llama, dense):
 STEPS = 5
 GENERATED = (
     rg.KnockOut(rg.Where(layers=0, queries=slice(4, 11), keys=[1, 5, 9]))
-    & rg.ScaleWeights(rg.Where(layers=1, heads=1, queries=slice(3, None), keys=2), 0.1)
-    & rg.ReplaceWeights(rg.Where(heads=2, queries=slice(2, None), keys=[0, 2]), "uniform")  # a window leaves them
+    & rg.edits.ScaleWeights(rg.Where(layers=1, heads=1, queries=slice(3, None), keys=2), 0.1)
+    & rg.edits.ReplaceWeights(rg.Where(heads=2, queries=slice(2, None), keys=[0, 2]), "uniform")  # a window leaves them
 )
 
 
@@ -249,7 +249,7 @@ def test_autocast_keeps_the_dtype_of_the_backend(llama):
     model = copy.deepcopy(llama).float()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         plain = model(IDS).logits
-        with rg.edit(model, EDIT & rg.ScaleWeights(rg.Where(layers=0, heads=1), 0.5)), rg.watch(model):
+        with rg.edit(model, EDIT & rg.edits.ScaleWeights(rg.Where(layers=0, heads=1), 0.5)), rg.watch(model):
             edited = model(IDS).logits
     assert plain.dtype == edited.dtype == torch.bfloat16 and not torch.equal(plain, edited)
 
@@ -257,7 +257,7 @@ def test_autocast_keeps_the_dtype_of_the_backend(llama):
 @needs_transformers("5.1", "eager attention is seen")
 def test_an_edited_map_has_gradients(llama, dense):
     """A loss of edited weights has the gradients of dense autograd."""
-    edit = EDIT & rg.ScaleWeights(rg.Where(layers=1, heads=[0, 1], keys=slice(0, 3)), 0.3)
+    edit = EDIT & rg.edits.ScaleWeights(rg.Where(layers=1, heads=[0, 1], keys=slice(0, 3)), 0.3)
     with rg.edit(llama, edit), rg.watch(llama, grad=True) as seen:
         llama(IDS)
     parameters = [p for name, p in llama.named_parameters() if "layers.0" in name or "layers.1.self_attn.q" in name]

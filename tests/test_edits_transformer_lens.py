@@ -36,12 +36,12 @@ def drawn(rng, num_layers, num_heads, length, source):
     uniform = torch.tensor([1 / (query + 1)] * (query + 1) + [0.0] * (length - query - 1))
     scores, pattern, z = (f"blocks.{layer}.attn.{name}" for name in ("hook_attn_scores", "hook_pattern", "o.hook_in"))
     return rng.choice([
-        (rg.AddToScores(pair, amount), scores, lambda s: s.index_put(tensors(at, s), s[at] + amount)),
+        (rg.edits.AddToScores(pair, amount), scores, lambda s: s.index_put(tensors(at, s), s[at] + amount)),
         (rg.KnockOut(pair), scores, lambda s: s.index_put(tensors(at, s), torch.tensor(-torch.inf))),
         (rg.KnockOut(pair, renormalize=False), pattern, lambda w: w.index_put(tensors(at, w), torch.tensor(0.0))),
-        (rg.ScaleWeights(pair, amount), pattern, lambda w: w.index_put(tensors(at, w), w[at] * amount)),
-        (rg.ReplaceWeights(row, "uniform"), pattern, lambda w: w.index_put(tensors(at[:3], w), uniform)),
-        (rg.ActivationPatch(row, source={layer: source}), z, lambda x: patched(x, source, head, query)),
+        (rg.edits.ScaleWeights(pair, amount), pattern, lambda w: w.index_put(tensors(at, w), w[at] * amount)),
+        (rg.edits.ReplaceWeights(row, "uniform"), pattern, lambda w: w.index_put(tensors(at[:3], w), uniform)),
+        (rg.edits.ActivationPatch(row, source={layer: source}), z, lambda x: patched(x, source, head, query)),
     ])  # fmt: skip
 
 

@@ -32,7 +32,7 @@ BOUND |= {"sliding_tiles", "tree"}
 def test_a_mechanism_of_nothing_gives_zeros_and_gradients_of_zero(name, sizes):
     B, I, J = sizes
     attention, *inputs = mechanisms()[name].example(batch=B, queries=I, keys=J)
-    positions = rg.Positions.of(0, I, J) if name in BOUND else None
+    positions = rg.types.Positions.of(0, I, J) if name in BOUND else None
     q, k, v = (x.requires_grad_() for x in inputs)
     for engine in ("auto", *(ENGINES if name == "multi_head" else ())):
         seen = attention(q, k, v, engine=engine, positions=positions)
@@ -50,20 +50,27 @@ def test_a_mechanism_of_nothing_gives_zeros_and_gradients_of_zero(name, sizes):
 
 @every_emptiness
 @pytest.mark.parametrize(
-    "normalizer", [rg.Softmax(), rg.Softmax(sink=1.0), rg.Sparsemax(), rg.TopK(2), rg.LearnedSink(2)]
+    "normalizer",
+    [
+        rg.normalizers.Softmax(),
+        rg.normalizers.Softmax(sink=1.0),
+        rg.normalizers.Sparsemax(),
+        rg.normalizers.TopK(2),
+        rg.normalizers.LearnedSink(2),
+    ],
 )
 def test_statistics_of_nothing(normalizer, sizes):
     B, I, J = sizes
     q, k, v = torch.randn(B, 2, I, 4), torch.randn(B, 2, J, 4), torch.randn(B, 2, J, 4)
     weights = rg.Attention(mask=rg.causal(), normalizer=normalizer)(q, k, v).weights
     reductions = (
-        rg.Entropy(),
-        rg.Distance(),
-        rg.MassOn([]),
-        rg.KeyTotals(),
-        rg.Similarity(),
-        rg.Pool(3, 3),
-        rg.TopLinks(2),
+        rg.maps.Entropy(),
+        rg.maps.Distance(),
+        rg.maps.MassOn([]),
+        rg.maps.KeyTotals(),
+        rg.maps.Similarity(),
+        rg.maps.Pool(3, 3),
+        rg.maps.TopLinks(2),
     )
     entropy, distance, mass, received, similarity, pool, top = weights.summarize(*reductions)
     assert entropy.shape == distance.shape == mass.shape == (B, 2, I) and received.shape == (B, 2, J)
@@ -74,7 +81,9 @@ def test_statistics_of_nothing(normalizer, sizes):
     assert weights.select(torch.arange(B), torch.tensor([1])).shape == (B, 1, I, J)
 
 
-@pytest.mark.parametrize("bias", [(), rg.ALiBi(2), rg.T5Bias(2), rg.ShawBias(4, 2), rg.TransformerXLBias(2, 4)])
+@pytest.mark.parametrize(
+    "bias", [(), rg.ALiBi(2), rg.biases.T5Bias(2), rg.biases.ShawBias(4, 2), rg.biases.TransformerXLBias(2, 4)]
+)
 @pytest.mark.parametrize(
     ("index", "shape"),
     [
@@ -105,18 +114,22 @@ def test_masks_of_nothing(sizes):
         rg.padding(torch.ones(B, J).bool()),
         rg.mask_tensor(torch.ones(B, 1, I, J).bool()),
         rg.mask_tensor(torch.ones(I, J).bool()) & ~rg.window(2),
-        rg.documents([]) if I == J == 0 else rg.prefix(3),
-        rg.mask_mod(lambda b, h, i, j: i == j) | rg.global_tokens([]),
+        rg.documents([]) if I == J == 0 else rg.masks.prefix(3),
+        rg.mask_mod(lambda b, h, i, j: i == j) | rg.masks.global_tokens([]),
     ):
         assert not rg.Attention(mask=mask)(q, k, v).weights.dense().any()
         assert "Attention" in repr(rg.Attention(mask=mask))
 
 
 @pytest.mark.parametrize("mask", [None, rg.causal()], ids=["all", "causal"])
-@pytest.mark.parametrize("make", [rg.GrowingCache, lambda: rg.RingCache(9, sinks=1), rg.RecurrentCache])
+@pytest.mark.parametrize("make", [rg.GrowingCache, lambda: rg.caches.RingCache(9, sinks=1), rg.caches.RecurrentCache])
 def test_a_cache_takes_no_tokens_as_none(make, mask):
     """Calls without new keys, or without queries, between others change nothing."""
-    pieces = {"score": rg.FeatureScore(), "normalizer": rg.SumNormalizer()} if make is rg.RecurrentCache else {}
+    pieces = (
+        {"score": rg.scores.FeatureScore(), "normalizer": rg.normalizers.SumNormalizer()}
+        if make is rg.caches.RecurrentCache
+        else {}
+    )
     attention, cache = rg.Attention(mask=mask, **pieces), make()
     q, k, v = torch.randn(3, 2, 2, 6, 4, dtype=torch.float64)
 
@@ -133,7 +146,7 @@ def test_a_cache_takes_no_tokens_as_none(make, mask):
         cache = seen.cache
     whole = attention(q, k, v).output[:, :, 5:]
     torch.testing.assert_close(call(slice(5, 6), slice(5, 6), cache).output, whole)
-    if make is not rg.RecurrentCache:  # a query without a new key stands where the last one does
+    if make is not rg.caches.RecurrentCache:  # a query without a new key stands where the last one does
         torch.testing.assert_close(
             call(slice(5, 6), nothing, cache).output, attention(q[:, :, 5:], k[:, :, :5], v[:, :, :5]).output
         )
@@ -145,7 +158,7 @@ def test_a_cache_takes_no_tokens_as_none(make, mask):
     [
         rg.Attention(),
         rg.Attention(mask=rg.causal(), position=rg.RoPE(4)),
-        rg.Attention(bias=rg.ALiBi(2), normalizer=rg.Sparsemax()),
+        rg.Attention(bias=rg.ALiBi(2), normalizer=rg.normalizers.Sparsemax()),
     ],
     ids=["plain", "causal", "ALiBi"],
 )

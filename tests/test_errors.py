@@ -78,28 +78,31 @@ MISTAKES = {
         lambda: attend(q, k, k, rg.Attention(bias=rg.ALiBi(8))),
         "made for 8 heads, the query has 4",
     ),
-    "a sink of other heads": (lambda: attend(q, k, k, rg.Attention(normalizer=rg.LearnedSink(2))), "made for 2 heads"),
+    "a sink of other heads": (
+        lambda: attend(q, k, k, rg.Attention(normalizer=rg.normalizers.LearnedSink(2))),
+        "made for 2 heads",
+    ),
     "an additive score of other widths": (
-        lambda: attend(q, k, k, rg.Attention(rg.Additive(3, 8, 4))),
+        lambda: attend(q, k, k, rg.Attention(rg.scores.Additive(3, 8, 4))),
         r"Create it as Additive\(8, 8",
     ),
-    "temperature zero": (lambda: rg.Softmax(temperature=0.0), r"Hardmax\(\)"),
-    "no key kept": (lambda: rg.TopK(0), "at least 1"),
+    "temperature zero": (lambda: rg.normalizers.Softmax(temperature=0.0), r"Hardmax\(\)"),
+    "no key kept": (lambda: rg.normalizers.TopK(0), "at least 1"),
     "a window of nothing": (lambda: rg.window(0), "at least 1"),
     "an odd rotation": (lambda: rg.RoPE(7), "even"),
     "a position beyond the table": (
-        lambda: attend(q, k, k, rg.Attention(position=rg.LearnedPositions(4, 8))),
+        lambda: attend(q, k, k, rg.Attention(position=rg.encodings.LearnedPositions(4, 8))),
         "has positions 0 to 3.*longer table",
     ),
     "positions of other keys": (
-        lambda: attend(q, k, k, positions=rg.Positions.aligned_to_end(5, 9)),
+        lambda: attend(q, k, k, positions=rg.types.Positions.aligned_to_end(5, 9)),
         "6 keys were given, but positions has 9",
     ),
     "dropout of everything": (lambda: rg.Attention(dropout=1.0), r"\[0, 1\)"),
     "no attention": (lambda: rg.attend(q, k, k, attention=3), "regard.Attention, got int"),
     "an unknown engine": (lambda: attend(q, k, k, engine="flesh"), "no engine 'flesh'.*Known names"),
     "an engine that cannot": (
-        lambda: attend(q, k, k, rg.Attention(normalizer=rg.Sparsemax()), engine="fused"),
+        lambda: attend(q, k, k, rg.Attention(normalizer=rg.normalizers.Sparsemax()), engine="fused"),
         "no softmax of scaled dot products.*Engines that can: reference, dense, blocked",
     ),
     "an unknown parameter of a mechanism": (
@@ -112,29 +115,29 @@ MISTAKES = {
     ),
     "an unknown mechanism": (lambda: mechanism("longfromer"), "Did you mean 'longformer'"),
     "a choice of keys that is not there": (lambda: attend(q, k, k).weights.mass([6]), "indices from -6 to 5"),
-    "too many random blocks": (lambda: rg.random_blocks(4, 9, 16), "count must be between 1 and 4"),
-    "random blocks of nothing": (lambda: rg.random_blocks(0, 1, 8), r"random_blocks\(size=0\).*at least 1"),
-    "random blocks of an empty sequence": (lambda: rg.random_blocks(4, 1, 0), r"length=0.*at least 1"),
-    "half a block": (lambda: rg.bigbird(64, window_blocks=-1), "window_blocks must be an integer of at least 0"),
+    "too many random blocks": (lambda: rg.masks.random_blocks(4, 9, 16), "count must be between 1 and 4"),
+    "random blocks of nothing": (lambda: rg.masks.random_blocks(0, 1, 8), r"random_blocks\(size=0\).*at least 1"),
+    "random blocks of an empty sequence": (lambda: rg.masks.random_blocks(4, 1, 0), r"length=0.*at least 1"),
+    "half a block": (lambda: rg.masks.bigbird(64, window_blocks=-1), "window_blocks must be an integer of at least 0"),
     "positions from the end": (
-        lambda: rg.global_tokens([-1]),
+        lambda: rg.masks.global_tokens([-1]),
         r"global_tokens\(\[-1\]\).*at least 0.*length - 1",
     ),
-    "positions between two": (lambda: rg.global_tokens([1.5]), "integers"),
+    "positions between two": (lambda: rg.masks.global_tokens([1.5]), "integers"),
     "lengths below 0": (lambda: attend(q, k, k, rg.Attention(mask=rg.padding([3, -1]))), "at least 0, got -1"),
     "lengths of no number": (lambda: rg.padding([[1], [2, 3]]), r"real\[0\] must be an integer, got \[1\]"),
     "documents of half a token": (lambda: rg.documents([2.5, 1.5]), "integers"),
     "no bucket beyond the exact": (
-        lambda: rg.T5Bias(2, num_buckets=2),
+        lambda: rg.biases.T5Bias(2, num_buckets=2),
         "num_buckets is at least 4, 2 for each direction",
     ),
-    "a distance within the exact buckets": (lambda: rg.T5Bias(2, 32, 8), "max_distance is above 8"),
-    "a reach below 0": (lambda: rg.LearnedTable(2, -1), "reach must be an integer of at least 0"),
-    "a Shaw reach below 0": (lambda: rg.ShawBias(8, -1), "reach must be an integer of at least 0"),
+    "a distance within the exact buckets": (lambda: rg.biases.T5Bias(2, 32, 8), "max_distance is above 8"),
+    "a reach below 0": (lambda: rg.biases.LearnedTable(2, -1), "reach must be an integer of at least 0"),
+    "a Shaw reach below 0": (lambda: rg.biases.ShawBias(8, -1), "reach must be an integer of at least 0"),
     "no heads": (lambda: rg.ALiBi(0), "num_heads must be an integer of at least 1"),
     "a number of positions": (lambda: attend(q, k, k, positions=3), r"positions=3.*got int.*Positions\.of\(3"),
-    "positions of a number": (lambda: rg.Positions(0, 5), r"regard\.Spans\.of\(\(0, 5\)\)"),
-    "a start between two": (lambda: rg.Positions.of(1.5, 2, 3), "start must be an integer"),
+    "positions of a number": (lambda: rg.types.Positions(0, 5), r"regard\.Spans\.of\(\(0, 5\)\)"),
+    "a start between two": (lambda: rg.types.Positions.of(1.5, 2, 3), "start must be an integer"),
     "a predicate of two": (lambda: rg.mask_mod(lambda i, j: j <= i), r"takes \(i, j\).*called with.*\(b, h, i, j\)"),
     "a predicate that is none": (lambda: rg.mask_mod(torch.ones(2, 2)), "got Tensor|expected a function"),
     "a mask in another slot": (lambda: rg.Attention(rg.causal()), r"score=\.\.\..*expected a Score, got causal"),
@@ -210,18 +213,21 @@ def test_a_good_mask_is_not_refused():
 def test_integers_of_numpy_and_of_tensors_are_integers():
     for kind in (np.int64, np.uint8, torch.tensor):
         assert rg.window(kind(3)) == rg.window(3) and type(rg.window(kind(3)).size) is int
-        assert rg.random_blocks(kind(4), kind(1), kind(8)) == rg.random_blocks(4, 1, 8)
-        assert rg.Positions(kind(2), rg.Spans.of((0, 3))) == rg.Positions.of(2, 1, 3)
+        assert rg.masks.random_blocks(kind(4), kind(1), kind(8)) == rg.masks.random_blocks(4, 1, 8)
+        assert rg.types.Positions(kind(2), rg.types.Spans.of((0, 3))) == rg.types.Positions.of(2, 1, 3)
         assert (
-            rg.TopK(kind(2)) == rg.TopK(2)
-            and rg.TopLinks(kind(2)) == rg.TopLinks(2)
+            rg.normalizers.TopK(kind(2)) == rg.normalizers.TopK(2)
+            and rg.maps.TopLinks(kind(2)) == rg.maps.TopLinks(2)
             and rg.ALiBi(kind(2)) == rg.ALiBi(2)
         )
     for kind in (np.array, torch.tensor, tuple, list):
         assert rg.documents(kind([3, 1])) == rg.documents([3, 1])
-        assert rg.global_tokens(kind([3, 1])) == rg.global_tokens([1, 3])
+        assert rg.masks.global_tokens(kind([3, 1])) == rg.masks.global_tokens([1, 3])
     real = rg.padding(np.array([3, 1], dtype=np.int16))
-    assert real.allowed(rg.Grid.whole(rg.Positions.of(0, 1, 4), 2, 1, 1))[:, 0, 0].sum(-1).tolist() == [3, 1]
+    assert real.allowed(rg.types.Grid.whole(rg.types.Positions.of(0, 1, 4), 2, 1, 1))[:, 0, 0].sum(-1).tolist() == [
+        3,
+        1,
+    ]
     for wrong in (True, 3.0, "3", None):
         with pytest.raises(rg.RegardError, match="integer"):
             rg.window(wrong)
@@ -243,7 +249,7 @@ def test_a_map_is_an_array_of_its_weights():
         (rg.window(1), True),
         (~(~rg.causal() | ~rg.window(3)), True),
         (rg.causal() | (rg.causal() & rg.window(3)), True),
-        (rg.causal() | rg.prefix(2), False),
+        (rg.causal() | rg.masks.prefix(2), False),
         (~rg.causal(), False),
         (rg.window(2), False),
         (None, False),
@@ -255,7 +261,7 @@ def test_a_module_is_causal_if_no_query_sees_a_later_key(mask, is_causal):
 
 
 def test_a_learned_table_has_no_positions_before_the_first():
-    attention = rg.Attention(position=rg.LearnedPositions(8, 4))
+    attention = rg.Attention(position=rg.encodings.LearnedPositions(8, 4))
     with pytest.raises(rg.RegardError, match="has positions 0 to 7, this call needs -1 to 1"):
         attention(x(1, 1, 3, 4), x(1, 1, 2, 4), x(1, 1, 2, 4))
     for positions in ([2, -1, 3], [0, 8, 1]):  # in any order
@@ -263,7 +269,7 @@ def test_a_learned_table_has_no_positions_before_the_first():
             attention.position.encode(x(1, 1, 3, 4), torch.tensor(positions))
 
 
-@pytest.mark.parametrize("piece", [rg.RoPE(4), rg.Sinusoidal()], ids=repr)
+@pytest.mark.parametrize("piece", [rg.RoPE(4), rg.encodings.Sinusoidal()], ids=repr)
 def test_positions_are_whole_numbers(piece):
     with pytest.raises(rg.RegardError, match=r"must be integers, got torch.float32.*LinearScaling\(2"):
         piece.encode(x(1, 1, 2, 4), torch.tensor([0.5, 1.5]))

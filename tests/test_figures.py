@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import regard as rg
-from regard.stats import Role, RoleTable
+from regard.types import Role, RoleTable
 from regard.viewer.lead import lead_of
 from regard.viewer.sheet import Sheet
 
@@ -21,7 +21,7 @@ TOKENS = ["[CLS]", "a", "dog", "[SEP]"]
 def reading():
     x = torch.randn(1, 3, 4, 8)
     maps = {f"layer.{n}": rg.Attention()(x + n, x, x).weights for n in range(2)}
-    return rg.TextReading.of("a dog", maps, TOKENS)
+    return rg.types.TextReading.of("a dog", maps, TOKENS)
 
 
 def texts(axes):
@@ -92,7 +92,7 @@ def test_the_heatmaps_of_a_layer_are_those_of_the_public_function(reading, monke
 
 
 def test_titles_and_tokens_are_no_formulas(reading):
-    odd = rg.TextReading.of("costs $5 and $\\frac", reading.maps, ["$a$", "$\\frac", "日本", "\ud800"])
+    odd = rg.types.TextReading.of("costs $5 and $\\frac", reading.maps, ["$a$", "$\\frac", "日本", "\ud800"])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # the fonts that are installed decide
         for figure in (rg.figure(odd, panels=["words"]), figures.received_bars(odd.profile, 0)):

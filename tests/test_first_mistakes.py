@@ -114,12 +114,12 @@ def test_a_table_of_sinusoids_has_the_default_dtype_and_is_rounded_once(default)
     expected = torch.stack((angle.sin(), angle.cos()), -1).flatten(1)
     torch.set_default_dtype(default)
     try:
-        table = rg.Sinusoidal().table(torch.arange(700), 16)
+        table = rg.encodings.Sinusoidal().table(torch.arange(700), 16)
         layer = torch.nn.Linear(16, 16)
         assert layer(torch.randn(2, 700, 16) + table).dtype == table.dtype == default
     finally:
         torch.set_default_dtype(torch.float32)
-    assert rg.Sinusoidal().table(torch.arange(3), 16, torch.float64).dtype == torch.float64
+    assert rg.encodings.Sinusoidal().table(torch.arange(3), 16, torch.float64).dtype == torch.float64
     torch.testing.assert_close(table.double(), expected, rtol=0, atol=torch.finfo(default).eps / 4 + 1e-12)
 
 

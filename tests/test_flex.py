@@ -29,7 +29,7 @@ LOWERED_BIASES = {name: piece for name, piece in BIASES.items() if name != "tran
 
 def problem_of(attention, q, k, v, positions=None):
     sizes = Sizes.of(q, k, v)
-    return Problem(attention, q, k, v, positions or rg.Positions.aligned_to_end(sizes.I, sizes.J), sizes)
+    return Problem(attention, q, k, v, positions or rg.types.Positions.aligned_to_end(sizes.I, sizes.J), sizes)
 
 
 @examples(150)
@@ -93,13 +93,13 @@ LONG = {
     "wide": rg.window(300),
     "packed": rg.documents([200, 1, 299, 100]) & rg.causal(),
     "padded": rg.padding([600, 333]) & rg.causal(),
-    "longformer": rg.window(30) | rg.global_tokens([0, 1, 400]),
-    "bigbird": rg.bigbird(600, block=32),
-    "local": rg.block_local(64, before=1),
-    "prefix": rg.causal() | rg.prefix(150),
-    "dilated": rg.dilated(9, 7),
+    "longformer": rg.window(30) | rg.masks.global_tokens([0, 1, 400]),
+    "bigbird": rg.masks.bigbird(600, block=32),
+    "local": rg.masks.block_local(64, before=1),
+    "prefix": rg.causal() | rg.masks.prefix(150),
+    "dilated": rg.masks.dilated(9, 7),
     "but": ~rg.window(200) & rg.causal(),
-    "nothing": rg.prefix(0),
+    "nothing": rg.masks.prefix(0),
 }
 
 
@@ -154,8 +154,8 @@ def captured(function, seen):
 @pytest.mark.parametrize("name", LONG)
 def test_no_python_number_is_compiled_in(name):
     q = torch.randn(2, 2, 600, 16)
-    biases = [rg.Softcap(3.0), rg.ALiBi(2), rg.ShawBias(16, 4)]
-    attention = rg.Attention(mask=LONG[name], bias=biases, normalizer=rg.Softmax(temperature=2.0))
+    biases = [rg.biases.Softcap(3.0), rg.ALiBi(2), rg.biases.ShawBias(16, 4)]
+    attention = rg.Attention(mask=LONG[name], bias=biases, normalizer=rg.normalizers.Softmax(temperature=2.0))
     lowered = flex.lower(problem_of(attention, q, q, q))
     held = [*captured(lowered.change, set()), *captured(lowered.blocks.mask_mod, set())]
     assert held and all(isinstance(value, torch.Tensor) for value in held)
@@ -172,7 +172,7 @@ def test_planning_65536_tokens_holds_nothing_like_all_pairs():
 
 COMPILED = {
     "window of shared heads": rg.Attention(mask=rg.causal() & rg.window(100)),
-    "capped and padded": rg.Attention(mask=rg.padding([300, 210]), bias=[rg.Softcap(2.0), rg.ALiBi(4)]),
+    "capped and padded": rg.Attention(mask=rg.padding([300, 210]), bias=[rg.biases.Softcap(2.0), rg.ALiBi(4)]),
     "packed": rg.Attention(mask=rg.documents([100, 130, 70]) & rg.causal()),
 }
 
@@ -205,7 +205,7 @@ def test_other_numbers_are_no_other_program():
     compiled = torch.compile(flex_attention, backend=count, fullgraph=True)
     x = torch.randn(1, 2, 300, 16)
     for size, cap in ((100, 3.0), (70, 5.0), (130, 9.0)):
-        attention = rg.Attention(mask=rg.causal() & rg.window(size), bias=rg.Softcap(cap))
+        attention = rg.Attention(mask=rg.causal() & rg.window(size), bias=rg.biases.Softcap(cap))
         lowered = flex.lower(problem_of(attention, x, x, x))
         compiled(*lowered.tensors, **lowered.options)
     assert count.frame_count == 1
@@ -215,20 +215,20 @@ def test_other_numbers_are_no_other_program():
 
 x = torch.randn(1, 2, 8, 16)
 REFUSED = {
-    "sparsemax": (rg.Attention(normalizer=rg.Sparsemax()), "no softmax of scaled dot products"),
-    "entmax": (rg.Attention(normalizer=rg.Entmax15()), "no softmax"),
-    "top k": (rg.Attention(normalizer=rg.TopK(3)), "no softmax"),
-    "additive scores": (rg.Attention(rg.Additive(16, 16, 4)), "no softmax of scaled"),
+    "sparsemax": (rg.Attention(normalizer=rg.normalizers.Sparsemax()), "no softmax of scaled dot products"),
+    "entmax": (rg.Attention(normalizer=rg.normalizers.Entmax15()), "no softmax"),
+    "top k": (rg.Attention(normalizer=rg.normalizers.TopK(3)), "no softmax"),
+    "additive scores": (rg.Attention(rg.scores.Additive(16, 16, 4)), "no softmax of scaled"),
     "dropout": (rg.Attention(dropout=0.5), "dropout acts on weights"),
     "a predicate": (
         rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: i != j)),
         r"predicate.*regard\.mask_tensor\(tensor\)",
     ),
     "transformer_xl": (
-        rg.Attention(bias=rg.TransformerXLBias(2, 16)).requires_grad_(False),
+        rg.Attention(bias=rg.biases.TransformerXLBias(2, 16)).requires_grad_(False),
         "TransformerXLBias has no",
     ),
-    "gradients on CPU": (rg.Attention(normalizer=rg.LearnedSink(2)), "no backward pass on CPU"),
+    "gradients on CPU": (rg.Attention(normalizer=rg.normalizers.LearnedSink(2)), "no backward pass on CPU"),
 }
 
 
@@ -242,7 +242,7 @@ def test_what_it_cannot_run_is_refused_with_who_can(what):
 
 
 def test_rings_with_sinks_run():
-    attention, cache = rg.Attention(mask=rg.causal()), rg.RingCache(5, sinks=2)
+    attention, cache = rg.Attention(mask=rg.causal()), rg.caches.RingCache(5, sinks=2)
     whole = attention(*(x for _ in range(3)), cache=cache)
     ours = attention(x, x, x, cache=whole.cache, engine="flex")
     torch.testing.assert_close(ours.output, attention(x, x, x, cache=whole.cache).output)
@@ -267,4 +267,7 @@ def test_it_is_chosen_on_a_gpu_alone(monkeypatch):
     monkeypatch.setattr(import_module("regard.engine.plan"), "on_gpu", lambda problem: True)
     assert rg.plan(q, q, q, attention=attention).engine == "flex"
     assert rg.plan(q, q, q, attention=rg.Attention(mask=rg.causal())).engine == "fused"
-    assert rg.plan(q, q, q, attention=rg.Attention(normalizer=rg.Sparsemax(), mask=rg.window(64))).engine == "blocked"
+    assert (
+        rg.plan(q, q, q, attention=rg.Attention(normalizer=rg.normalizers.Sparsemax(), mask=rg.window(64))).engine
+        == "blocked"
+    )

@@ -203,7 +203,7 @@ def test_reductions_profiles_files_and_the_page_take_a_generation(tmp_path):
         generation, _ = generated(build(name), tokens(7), attention_mask=PADDED, num_beams=2)
         weights, one = generation[0], generation.sequence(1)
         dense = weights.dense()
-        entropy, received, top = weights.summarize(rg.Entropy(), rg.KeyTotals(), rg.TopLinks(2))
+        entropy, received, top = weights.summarize(rg.maps.Entropy(), rg.maps.KeyTotals(), rg.maps.TopLinks(2))
         torch.testing.assert_close(entropy, -torch.xlogy(dense, dense).sum(-1), atol=1e-5, rtol=0)
         torch.testing.assert_close(received, dense.sum(2), atol=1e-5, rtol=0)
         torch.testing.assert_close(top.weights, dense.topk(2).values, atol=1e-6, rtol=0)
@@ -236,7 +236,7 @@ def test_values_of_a_generation_are_those_of_one_pass():
 
 
 def test_statistics_of_a_generation_are_those_of_its_map():
-    reductions = [rg.Entropy(), rg.KeyTotals(), rg.TopLinks(2), rg.Distance()]
+    reductions = [rg.maps.Entropy(), rg.maps.KeyTotals(), rg.maps.TopLinks(2), rg.maps.Distance()]
     for name in ("MistralForCausalLM", "T5ForConditionalGeneration"):
         model, ids = build(name), tokens(7)
         for options in (
@@ -251,12 +251,12 @@ def test_statistics_of_a_generation_are_those_of_its_map():
                 if path.startswith("encoder"):
                     continue
                 for reduction, expected in zip(reductions, weights.summarize(*reductions), strict=True):
-                    if isinstance(reduction, rg.Distance) and "EncDec" in path:
+                    if isinstance(reduction, rg.maps.Distance) and "EncDec" in path:
                         continue  # a query has no place among the tokens of the encoder
                     found = kept.generation.statistics[path].of(reduction)
-                    assert isinstance(reduction, rg.TopLinks) or found.shape == expected.shape
+                    assert isinstance(reduction, rg.maps.TopLinks) or found.shape == expected.shape
                     found, expected = (
-                        x.weights if isinstance(reduction, rg.TopLinks) else x for x in (found, expected)
+                        x.weights if isinstance(reduction, rg.maps.TopLinks) else x for x in (found, expected)
                     )
                     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
     with pytest.raises(rg.RegardError, match="only statistics were kept"):
@@ -291,7 +291,7 @@ def test_most_generations_are_one_map_of_queries_and_keys():
 def test_edited_weights_are_those_of_one_edited_pass(options):
     model, where = build("LlamaForCausalLM"), rg.Where(layers=1, heads=[0, 2], queries=slice(4, None), keys=[1, 8])
     knocked, rows = rg.KnockOut(where, renormalize=False), rg.Where(layers=0, heads=1, queries=[3, 9])
-    edits = knocked & rg.ScaleWeights(rg.Where(heads=3), 0.5) & rg.ReplaceWeights(rows, "uniform")
+    edits = knocked & rg.edits.ScaleWeights(rg.Where(heads=3), 0.5) & rg.edits.ReplaceWeights(rows, "uniform")
     with rg.edit(model, edits), rg.watch(model) as seen:
         out = model.generate(tokens(7), **SIX | options)
     sequence = seen.generation.sequence(0)
@@ -330,7 +330,7 @@ def test_steps_outside_of_a_generation_and_of_statistics():
         model(ids[:, :2], use_cache=False)
     assert seen_steps == [(0, range(3)), (1, range(3, 5)), (2, range(5)), (3, range(2))]
     entropies = []
-    look = lambda step: entropies.append(step.statistics[step.names[0]].of(rg.Entropy))  # noqa: E731
+    look = lambda step: entropies.append(step.statistics[step.names[0]].of(rg.maps.Entropy))  # noqa: E731
     with rg.watch(model, on_step=look, keep="statistics"):
         out = model.generate(ids, **SIX)
     with rg.watch(model) as whole, torch.no_grad():

@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-class PairBias(rg.AdditiveBias):
+class PairBias(rg.biases.AdditiveBias):
     """A number for each head and pair, held as a plain tensor."""
 
     def __init__(self, table):
@@ -30,7 +30,7 @@ class PairBias(rg.AdditiveBias):
         return self.table[grid.h, grid.i, grid.j]
 
 
-class Tempered(rg.Score):
+class Tempered(rg.scores.Score):
     """Dot products over a learned temperature, which lies in a list in a dictionary."""
 
     def __init__(self, temperature):
@@ -43,7 +43,7 @@ class Tempered(rg.Score):
         return query @ key.mT / self.settings["temperatures"][0]
 
 
-class Sharpened(rg.Bias):
+class Sharpened(rg.biases.Bias):
     """A bias that keeps its tensor in another piece."""
 
     def __init__(self, inner):
@@ -63,11 +63,11 @@ def by_hand(q, k, v, change):
 def pieces(name: str, tensor: torch.Tensor) -> rg.Attention:
     mask = rg.causal()
 
-    class Closed(rg.AdditiveBias):
+    class Closed(rg.biases.AdditiveBias):
         def term(self, grid, rows, cols):
             return tensor[grid.h, grid.i, grid.j]
 
-    class OfClass(rg.AdditiveBias):
+    class OfClass(rg.biases.AdditiveBias):
         table = tensor
 
         def term(self, grid, rows, cols):
@@ -80,9 +80,11 @@ def pieces(name: str, tensor: torch.Tensor) -> rg.Attention:
         "of the class": lambda: rg.Attention(bias=OfClass(), mask=mask),
         "temperature of a score": lambda: rg.Attention(Tempered(tensor), mask=mask),
         "scale": lambda: rg.Attention(rg.Dot(scale=tensor), mask=mask),
-        "factor": lambda: rg.Attention(rg.Cosine(tensor), mask=mask),
-        "temperature": lambda: rg.Attention(rg.Dot(scale=1.0), normalizer=rg.Softmax(temperature=tensor), mask=mask),
-        "cap": lambda: rg.Attention(rg.Dot(scale=1.0), bias=rg.Softcap(tensor), mask=mask),
+        "factor": lambda: rg.Attention(rg.scores.Cosine(tensor), mask=mask),
+        "temperature": lambda: rg.Attention(
+            rg.Dot(scale=1.0), normalizer=rg.normalizers.Softmax(temperature=tensor), mask=mask
+        ),
+        "cap": lambda: rg.Attention(rg.Dot(scale=1.0), bias=rg.biases.Softcap(tensor), mask=mask),
     }[name]()
 
 
@@ -159,7 +161,7 @@ def test_an_engine_refuses_what_would_not_get_its_gradient(name, engine):
         pieces(name, tensor)(*leaves, engine=engine)
 
 
-class Read(rg.AdditiveBias):
+class Read(rg.biases.AdditiveBias):
     """A number for each head, which `self.read()` gives."""
 
     def term(self, grid, rows, cols):
@@ -264,7 +266,7 @@ def test_a_tensor_is_found_wherever_python_lets_a_piece_keep_it(holder, is_learn
     else:
         piece = holder(tensor)
     sign = -1 if holder == "Again" else 1
-    attention = rg.Attention(bias=(piece, rg.Softcap(1.0)))
+    attention = rg.Attention(bias=(piece, rg.biases.Softcap(1.0)))
     if holder == "Again" and is_learned:  # what a class overrides cannot be exchanged
         with pytest.raises(rg.RegardError, match="none of its attributes"):
             attention(*leaves, engine="blocked")
@@ -288,7 +290,7 @@ def test_a_tensor_is_found_wherever_python_lets_a_piece_keep_it(holder, is_learn
 OUTSIDE = {"temperature": learned()}
 
 
-class Hiding(rg.Score):
+class Hiding(rg.scores.Score):
     """A temperature that no attribute leads to."""
 
     def check(self, sizes, key_dim):
@@ -315,4 +317,4 @@ def test_a_tensor_that_cannot_be_found_is_refused_by_engines_with_a_backward_pas
 
 def test_a_learned_sink_is_no_number():
     with pytest.raises(rg.RegardError, match="LearnedSink"):
-        rg.Softmax(sink=torch.tensor(0.0, requires_grad=True))
+        rg.normalizers.Softmax(sink=torch.tensor(0.0, requires_grad=True))

@@ -46,7 +46,7 @@ def test_gradients_under_functional_call_are_those_of_the_given_parameters(engin
 
 
 def exchange_normalizer(attention):
-    attention.normalizer = rg.LearnedSink(2).double()
+    attention.normalizer = rg.normalizers.LearnedSink(2).double()
     attention.normalizer.sink.data.fill_(3)
 
 
@@ -82,7 +82,7 @@ def test_a_change_after_the_forward_pass_changes_no_gradient_and_no_map(change):
     torch.testing.assert_close(seen.weights.dense(), again.weights.dense(), **CLOSE)
 
 
-class Shifted(nn.Module, rg.AdditiveBias):
+class Shifted(nn.Module, rg.biases.AdditiveBias):
     """A bias by a buffer, small or large."""
 
     def __init__(self, numel: int) -> None:
@@ -127,7 +127,7 @@ def test_every_look_at_a_map_of_changed_tensors_is_refused():
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_a_copy_of_a_map_has_its_weights(copied):
-    attention, (q, k, v) = rg.Attention(bias=rg.T5Bias(2)), inputs(learn=False)
+    attention, (q, k, v) = rg.Attention(bias=rg.biases.T5Bias(2)), inputs(learn=False)
     with torch.no_grad():
         for tensor in (q, attention.bias_0.table):
             tensor.mul_(2)  # tensors that were changed before they were looked at
@@ -142,11 +142,19 @@ def test_a_copy_of_a_map_has_its_weights(copied):
 
 def test_a_piece_may_be_exchanged_for_one_that_is_a_module_or_none():
     """As by assignment; parameters are then those of the pieces that are there."""
-    attention, tensors = rg.Attention(bias=rg.T5Bias(2, 8), normalizer=rg.LearnedSink(2)), inputs(learn=False)
-    exchanged = {"score": rg.Bilinear(4, 4), "normalizer": rg.Softmax(), "position": rg.RoPE(4), "mask": rg.causal()}
+    attention, tensors = (
+        rg.Attention(bias=rg.biases.T5Bias(2, 8), normalizer=rg.normalizers.LearnedSink(2)),
+        inputs(learn=False),
+    )
+    exchanged = {
+        "score": rg.scores.Bilinear(4, 4),
+        "normalizer": rg.normalizers.Softmax(),
+        "position": rg.RoPE(4),
+        "mask": rg.causal(),
+    }
     for name, piece in exchanged.items():
         setattr(attention, name, piece)
-    attention.bias = rg.LearnedTable(2, 3)
+    attention.bias = rg.biases.LearnedTable(2, 3)
     attention.double()
     assert {name for name, _ in attention.named_parameters()} == {"score.weight", "bias_0.table"}
     made = rg.Attention(bias=[attention.bias[0]], **exchanged)
@@ -157,13 +165,13 @@ def test_a_piece_may_be_exchanged_for_one_that_is_a_module_or_none():
     for name, piece in {"score": rg.causal(), "mask": "causal", "normalizer": None, "bias": [rg.Dot()]}.items():
         with pytest.raises(rg.RegardError, match=f"Attention\\({name}=...\\): expected a"):
             setattr(attention, name, piece)
-    attention.normalizer = rg.SumNormalizer()
+    attention.normalizer = rg.normalizers.SumNormalizer()
     with pytest.raises(rg.RegardError, match="needs scores that are not negative"):
         attention(*tensors)
 
 
 def test_with_mask_leaves_the_pieces_in_their_mode():
-    score = rg.Additive(4, 4, 4).eval()
+    score = rg.scores.Additive(4, 4, 4).eval()
     whole = rg.Attention(score)
     assert whole.training and not whole.with_mask(rg.causal()).score.training
     assert not score.training
@@ -191,7 +199,7 @@ def precise(engine):
 def causal_attention(engine):
     """A causal attention that this engine runs."""
     if engine == "linear":
-        return rg.Attention(rg.FeatureScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
+        return rg.Attention(rg.scores.FeatureScore(), mask=rg.causal(), normalizer=rg.normalizers.SumNormalizer())
     return rg.Attention(mask=rg.causal())
 
 
@@ -247,13 +255,13 @@ def test_a_learned_scale_decodes_as_it_was_trained():
     torch.testing.assert_close(torch.cat(outputs, 1), attention(x).output, **CLOSE)
 
 
-@pytest.mark.parametrize("score", [rg.Dot, rg.Cosine])
+@pytest.mark.parametrize("score", [rg.Dot, rg.scores.Cosine])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_factor_for_each_head_belongs_to_its_head_wherever_one_looks(score, dtype):
     x = torch.randn(2, 3, 5, 4, dtype=dtype)
     factors = torch.tensor([0.1, 3.0, -2.0], dtype=torch.float64).view(3, 1, 1).requires_grad_()
     weights = rg.Attention(score(factors))(x, x, x).weights
-    unit = F.normalize(x, dim=-1) if score is rg.Cosine else x
+    unit = F.normalize(x, dim=-1) if score is rg.scores.Cosine else x
     by_definition = (factors * (unit @ unit.mT).double()).softmax(-1).to(dtype)
     for index in ((0, 2), (1, [2, 0], 3), (slice(None), 1)):
         torch.testing.assert_close(weights[index], by_definition[index].detach(), rtol=1e-5, atol=1e-5)
@@ -291,8 +299,11 @@ def linear_attention(q, k, v, is_causal):
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_gradients_pass_through_the_state_of_recurrent_decoding(is_causal):
     mask = rg.causal() if is_causal else None
-    attention, leaves = rg.Attention(rg.FeatureScore(), mask=mask, normalizer=rg.SumNormalizer()), inputs(n=11)
-    cache, outputs = rg.RecurrentCache(), []
+    attention, leaves = (
+        rg.Attention(rg.scores.FeatureScore(), mask=mask, normalizer=rg.normalizers.SumNormalizer()),
+        inputs(n=11),
+    )
+    cache, outputs = rg.caches.RecurrentCache(), []
     for part in (slice(0, 6), slice(6, 10), slice(10, 11)):
         seen = attention(*(t[:, :, part] for t in leaves), cache=cache)
         cache = seen.cache

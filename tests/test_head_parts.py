@@ -219,7 +219,7 @@ def test_norms_of_another_shape_are_refused():
     x = torch.zeros(1, 2, 3, 4)
     weights = rg.Attention()(x, x, x).weights
     with pytest.raises(rg.RegardError, match=r"\(B, H, J\) = \(1, 2, 3\).*shape \(1, 3\)"):
-        rg.ValueWeightedMap(weights, torch.ones(1, 3))
+        rg.maps.ValueWeightedMap(weights, torch.ones(1, 3))
 
 
 # Direct effects on a logit

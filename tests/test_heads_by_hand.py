@@ -84,7 +84,7 @@ def test_an_unusual_name_can_be_told():
     model = Model(output="linears.1", count=None)
     found = assert_importance(model, output="linears.1", num_heads=H)
     x = torch.randn(1, T, C)
-    curve = rg.pruning_curve(model, lambda model: -float(loss(model, x)), found, shares=[0, 1])
+    curve = rg.hf.pruning_curve(model, lambda model: -float(loss(model, x)), found, shares=[0, 1])
     for layer in model.layers:
         layer.mask = torch.zeros(H)
     assert curve.qualities("importance")[1.0] == pytest.approx(-float(loss(model, x).detach()), abs=1e-6)
@@ -99,7 +99,7 @@ def test_the_told_name_counts_before_known_ones():
 
 def test_gates_of_a_head_are_a_mask_of_its_weights():
     model, x = Model(output="W_last"), torch.randn(2, T, C)
-    with torch.no_grad(), rg.gated(model, {"layers.1": [1.0, 0.0, 0.5]}, output="W_last"):
+    with torch.no_grad(), rg.hf.gated(model, {"layers.1": [1.0, 0.0, 0.5]}, output="W_last"):
         found = model(x)
     model.layers[1].mask = torch.tensor([1.0, 0.0, 0.5])
     torch.testing.assert_close(found, model(x), atol=1e-6, rtol=1e-5)
@@ -150,7 +150,7 @@ def test_the_packed_input_projection_is_no_output_projection(name):
     message = rf"importance: 0.{name}, a Linear with a weight of shape \(36, 12\), .*concatenated heads.*'W_o'"
     with pytest.raises(rg.RegardError, match=message):
         rg.importance(model, loss, [torch.randn(1, T, C)], output=name)
-    with pytest.raises(rg.RegardError, match=f"gated: 0.{name}, a Linear"), rg.gated(model, {}, output=name):
+    with pytest.raises(rg.RegardError, match=f"gated: 0.{name}, a Linear"), rg.hf.gated(model, {}, output=name):
         pass
 
 
@@ -203,7 +203,7 @@ def test_numbers_of_numpy_are_numbers_of_heads():
 
 
 def test_weights_written_by_hand_are_not_pruned_but_gated():
-    with pytest.raises(rg.RegardError, match=r"MultiHead \(layers.0\) cannot be pruned.*regard.gated"):
+    with pytest.raises(rg.RegardError, match=r"MultiHead \(layers.0\) cannot be pruned.*regard.hf.gated"):
         rg.prune(Model(), {"layers.0": [1]})
 
 

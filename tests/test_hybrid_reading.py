@@ -16,9 +16,10 @@ from recurrent_models import V, build, tokens
 from regard.cli.importance import with_importance
 from regard.maps.convolution_map import Convolution, convolution_map
 from regard.maps.head_mean import HeadMean
-from regard.stats import HeadTable, profile, rollout
 from regard.stats import layer_kinds as kinds_module
+from regard.stats import profile, rollout
 from regard.stats.layer_kinds import kind_lines, layer_kinds
+from regard.types import HeadTable
 from regard.viewer import Sheet
 from watching import watched
 
@@ -83,7 +84,7 @@ def test_rollout_and_roles_take_signed_maps():
 def test_very_many_channels_are_shown_as_their_mean(monkeypatch):
     monkeypatch.setattr(sys.modules["regard.stats.profile"], "MOST_HEADS", 8)
     _, seen = watched(build("Mamba"), {"input_ids": tokens(9)})
-    reading = rg.TextReading.of("", seen.maps, batch=1, kinds=seen.kinds)
+    reading = rg.types.TextReading.of("", seen.maps, batch=1, kinds=seen.kinds)
     (layer, _), (shown, _) = reading.profile.layers, reading.maps.values()
     assert (layer.num_heads, layer.averaged, shown.shape) == (1, (8, 16), (1, 1, 9, 9))
     some = torch.linspace(0, 15, 8).round().long()
@@ -105,7 +106,7 @@ def test_a_convolution_is_its_weights():
     weights = convolution_map(Convolution(out_gate[:, :, 4:], in_gate, taps))
     expected = out_gate * F.conv1d(F.pad(in_gate * x, (2, 0)), taps.flip(-1)[:, None], groups=5)
     torch.testing.assert_close((weights.dense() @ x[..., None])[..., 0], expected[:, :, 4:])
-    totals = weights.summarize(rg.KeyTotals())[0]
+    totals = weights.summarize(rg.maps.KeyTotals())[0]
     torch.testing.assert_close(totals, weights.dense().sum(2))
     torch.testing.assert_close(weights.select([1], [2, 0]).dense(), weights.dense()[[1]][:, [2, 0]])
 

@@ -66,7 +66,7 @@ def difference(model, batch, module, head, num_heads, step):
     for change in (step, -step, 2 * step, -2 * step):
         gate = torch.ones(num_heads, dtype=torch.float64)
         gate[head] += change
-        with torch.no_grad(), rg.gated(model, {module: gate}):
+        with torch.no_grad(), rg.hf.gated(model, {module: gate}):
             losses.append(float(weighted(model, batch)))
     return (8 * (losses[0] - losses[1]) - (losses[2] - losses[3])) / (12 * step)
 
@@ -139,7 +139,7 @@ def test_modules_that_the_loss_does_not_reach_are_missing_with_the_reason():
 
 def result():
     values = {"a": torch.tensor([3.0, 0.0, 4.0, 0.5]), "b": torch.tensor([0.1, 0.2])}
-    return rg.HeadImportance(values, 1, groups={"a": 2, "b": 1})
+    return rg.hf.HeadImportance(values, 1, groups={"a": 2, "b": 1})
 
 
 def test_layers_are_normalized_by_their_l2_norm():
@@ -147,7 +147,7 @@ def test_layers_are_normalized_by_their_l2_norm():
     expected = torch.tensor([3.0, 0.0, 4.0, 0.5]) / (9 + 16 + 0.25) ** 0.5
     torch.testing.assert_close(normal.values["a"], expected)
     torch.testing.assert_close(normal.values["b"].norm(), torch.tensor(1.0))
-    assert rg.HeadImportance({"a": torch.zeros(2)}, 1).normalized().values["a"].tolist() == [0, 0]
+    assert rg.hf.HeadImportance({"a": torch.zeros(2)}, 1).normalized().values["a"].tolist() == [0, 0]
 
 
 def test_the_ranking_is_ascending():
@@ -184,9 +184,9 @@ def test_gates_of_zero_remove_heads_and_gates_of_one_change_no_bit():
     model, batch = bert().eval(), batches(1)[0]
     with torch.no_grad():
         plain = model(**batch).last_hidden_state
-        with rg.gated(model, {0: [1, 0, 1, 0], LAYER.format(1): torch.ones(4)}):
+        with rg.hf.gated(model, {0: [1, 0, 1, 0], LAYER.format(1): torch.ones(4)}):
             without = model(**batch).last_hidden_state
-        with rg.gated(model, {layer: torch.ones(4, dtype=torch.float64) for layer in (0, 1)}):
+        with rg.hf.gated(model, {layer: torch.ones(4, dtype=torch.float64) for layer in (0, 1)}):
             assert torch.equal(model(**batch).last_hidden_state, plain)
         assert torch.equal(model(**batch).last_hidden_state, plain)
         output = "encoder.layer.0.attention.output.dense"
@@ -198,7 +198,7 @@ def test_gates_of_zero_remove_heads_and_gates_of_one_change_no_bit():
 def test_gates_multiply_when_nested_and_are_trained_when_asked():
     model, batch = bert().eval(), batches(1)[0]
     gate = torch.tensor([1.0, 2.0, 3.0, 0.5], requires_grad=True)
-    with rg.gated(model, {0: gate}), rg.gated(model, {0: 1 / gate.detach()}):
+    with rg.hf.gated(model, {0: gate}), rg.hf.gated(model, {0: 1 / gate.detach()}):
         loss = weighted(model, batch)
     torch.testing.assert_close(loss, weighted(model, batch))
     loss.backward()
@@ -209,7 +209,7 @@ def test_watching_under_gates_shows_the_same_weights_of_the_first_layer():
     model, batch = bert().eval(), batches(1)[0]
     with torch.no_grad(), rg.watch(model) as plain:
         model(**batch)
-    with torch.no_grad(), rg.gated(model, {0: [0.0] * 4}), rg.watch(model) as seen:
+    with torch.no_grad(), rg.hf.gated(model, {0: [0.0] * 4}), rg.watch(model) as seen:
         model(**batch)
     assert torch.equal(seen[0].dense(), plain[0].dense())
     assert not torch.allclose(seen[1].dense(), plain[1].dense())
@@ -221,11 +221,13 @@ def test_watching_under_gates_shows_the_same_weights_of_the_first_layer():
 def test_the_curve_is_the_quality_under_gates_in_each_order():
     model, data = bert().eval(), batches(1)
     found, shown = rg.importance(model, weighted, data), []
-    curve = rg.pruning_curve(model, lambda m: weighted(m, data[0]), found, shares=(0, 0.25, 1), progress=shown.append)
+    curve = rg.hf.pruning_curve(
+        model, lambda m: weighted(m, data[0]), found, shares=(0, 0.25, 1), progress=shown.append
+    )
     assert curve.complete and curve.points == shown and len(shown) == 9 and curve.num_heads == 8
     for order, heads in (("importance", found.ranking()[:2]), ("reversed", found.ranking()[-2:])):
         gates = {name: [float((name, head) not in heads) for head in range(4)] for name in found.values}
-        with torch.no_grad(), rg.gated(model, gates):
+        with torch.no_grad(), rg.hf.gated(model, gates):
             assert curve.qualities(order)[0.25] == float(weighted(model, data[0]))
     assert len({curve.qualities(order)[0] for order in ("importance", "random", "reversed")}) == 1
     assert curve.table().splitlines()[2].split()[:2] == ["0.25", "2"] and not any(state(model)[0])
@@ -236,9 +238,9 @@ def test_the_random_order_is_nested_and_belongs_to_its_seed():
     found = rg.importance(model, weighted, data)
 
     def points(seed, found=found):
-        return rg.pruning_curve(model, lambda m: weighted(m, data[0]), found, order="random", seed=seed).points
+        return rg.hf.pruning_curve(model, lambda m: weighted(m, data[0]), found, order="random", seed=seed).points
 
-    other = rg.HeadImportance({name: torch.rand(4) for name in found.values}, 1)
+    other = rg.hf.HeadImportance({name: torch.rand(4) for name in found.values}, 1)
     assert points(1) == points(1, other)
     assert points(1) == points(1) != points(2)
     assert [point.removed for point in points(1)] == [0, 1, 2, 2, 3, 4, 5, 6, 6, 7, 8]
@@ -254,7 +256,7 @@ def test_an_interrupted_curve_keeps_what_was_measured():
             raise KeyboardInterrupt
         return len(calls)
 
-    curve = rg.pruning_curve(model, quality, rg.importance(model, weighted, batches(1)), shares=(0, 0.5))
+    curve = rg.hf.pruning_curve(model, quality, rg.importance(model, weighted, batches(1)), shares=(0, 0.5))
     assert not curve.complete and [p.quality for p in curve.points] == [1, 1, 1, 2]
     assert curve.table().endswith("interrupted") and not any(state(model)[0])
 
@@ -297,7 +299,7 @@ def test_bad_batches_are_refused(given, message):
 )
 def test_bad_gates_are_refused(gates, message):
     model = bert()
-    with pytest.raises(rg.RegardError, match=message), rg.gated(model, gates):
+    with pytest.raises(rg.RegardError, match=message), rg.hf.gated(model, gates):
         raise AssertionError("the block must not run")
     assert not any(state(model)[0])
 
@@ -305,7 +307,7 @@ def test_bad_gates_are_refused(gates, message):
 def test_layer_numbers_must_be_unambiguous():
     with (
         pytest.raises(rg.RegardError, match="layer 0 is in encoder"),
-        rg.gated(MODELS["BartModel"].make("sdpa"), {0: []}),
+        rg.hf.gated(MODELS["BartModel"].make("sdpa"), {0: []}),
     ):
         pass
 
@@ -319,7 +321,7 @@ def test_layer_numbers_must_be_unambiguous():
     ],
 )
 def test_models_without_heads_are_refused(model, message):
-    with pytest.raises(rg.RegardError, match=message), rg.gated(model, {}):
+    with pytest.raises(rg.RegardError, match=message), rg.hf.gated(model, {}):
         pass
 
 
@@ -339,6 +341,6 @@ def test_compiled_models_are_refused():
 )
 def test_bad_curves_are_refused(options, message):
     model = transformers.GPT2Model(transformers.GPT2Config(**GPT2)).eval()
-    fine = {"quality": lambda model: 1, "importance": rg.HeadImportance({"h.0.attn": torch.ones(4)}, 1)}
+    fine = {"quality": lambda model: 1, "importance": rg.hf.HeadImportance({"h.0.attn": torch.ones(4)}, 1)}
     with pytest.raises(rg.RegardError, match=message):
-        rg.pruning_curve(model, **fine | options)
+        rg.hf.pruning_curve(model, **fine | options)

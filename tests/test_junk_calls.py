@@ -30,7 +30,7 @@ class Net(nn.Module):
 
 
 NET, X = Net().eval(), torch.randn(1, 6, 32)
-GRID = rg.PatchGrid(2, 3)
+GRID = rg.stats.PatchGrid(2, 3)
 SEEN = rg.Attention()(q, q, q)
 JUNK = WRONG | {
     "ragged lists": [[1, 2], [3]],
@@ -62,7 +62,7 @@ OTHERS = {
     "Divergence": {"to": MAP},
     "FIREBias": {"num_heads": 4, "hidden": 8, "threshold": 4, "fixed_length": None},
     "KERPLEBias": {"num_heads": 4, "power": True},
-    "Grouped": {"attention": rg.Attention(), "groups": rg.MeanGroups(2)},
+    "Grouped": {"attention": rg.Attention(), "groups": rg.composites.MeanGroups(2)},
     "HeadGate": {"num_heads": 4},
     "LongRoPEScaling": {"factors": [1.0, 2.0], "extension": 2.0, "trained_length": 8},
     "YaRNScaling": {"factor": 2.0, "trained_length": 8, "fast": 32.0, "slow": 1.0, "attention_factor": 1.0},
@@ -71,7 +71,7 @@ OTHERS = {
     "ProjectedGroups": {"length": 8, "num_groups": 2, "is_shared": True},
     "Nystrom": {"num_landmarks": 2, "iterations": 2},
     "ThroughLatents": {"num_latents": 2, "width": 8, "num_heads": 4},
-    "SegmentMemory": {"size": 2, "features": rg.EluPlusOne()},
+    "SegmentMemory": {"size": 2, "features": rg.scores.EluPlusOne()},
     "scaled_dot_product_attention": {
         "query": q,
         "key": q,
@@ -86,7 +86,7 @@ OTHERS = {
     "ScalableSoftmax": {"num_heads": 4},
     "Sigmoid": {"offset": 1.0},
     "Spans": {"intervals": ((0, 2),)},
-    "Positions": {"start": 0, "keys": rg.Spans(((0, 6),))},
+    "Positions": {"start": 0, "keys": rg.types.Spans(((0, 6),))},
     "Sum": {"parts": [rg.Attention(), rg.Attention()], "factors": [0.5, 0.5], "splits_channels": False},
     "Taps": {"numbers": torch.ones(4, 3)},
     "TokenShift": {"num_heads": 4},
@@ -126,7 +126,7 @@ OTHERS = {
     "mechanisms": {},
     "patch_roles": {"maps": MAPS, "grid": GRID, "null": MAPS, "batch": 0, "numbers": [0, 1]},
     "prune": {"model": NET, "heads": {0: [1]}, "copy": True},
-    "retrieval_roles": {"watched": [rg.WatchedNeedle(MAPS, 1, 2, 2)], "batch": 0, "numbers": [0, 1]},
+    "retrieval_roles": {"watched": [rg.stats.WatchedNeedle(MAPS, 1, 2, 2)], "batch": 0, "numbers": [0, 1]},
     "shuffle_patches": {"pixels": torch.rand(3, 4, 6), "rows": 2, "columns": 3, "seed": 1},
     "streaming": {"model": NET, "split": None},
     "token_times": {"maps": MAPS, "heads": [(0, 1)], "seconds": 0.02, "num_keys": 6, "first": 0, "filter_width": 3},

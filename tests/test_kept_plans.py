@@ -107,20 +107,20 @@ def test_a_map_of_a_repeated_call_is_of_its_own_numbers():
 CHANGES = {
     "score": lambda a: setattr(a, "score", rg.Dot(scale=3.0)),
     "mask": lambda a: setattr(a, "mask", rg.causal() & rg.window(2)),
-    "normalizer": lambda a: setattr(a, "normalizer", rg.Softmax(temperature=0.1)),
-    "sink": lambda a: setattr(a, "normalizer", rg.Softmax(sink=1.0)),
+    "normalizer": lambda a: setattr(a, "normalizer", rg.normalizers.Softmax(temperature=0.1)),
+    "sink": lambda a: setattr(a, "normalizer", rg.normalizers.Softmax(sink=1.0)),
     "bias": lambda a: setattr(a, "bias", rg.ALiBi(2)),
-    "order of biases": lambda a: setattr(a, "bias", (rg.Softcap(0.1), rg.ALiBi(2))),
+    "order of biases": lambda a: setattr(a, "bias", (rg.biases.Softcap(0.1), rg.ALiBi(2))),
     "position": lambda a: setattr(a, "position", rg.RoPE(8)),
-    "scaling": lambda a: setattr(a, "position", rg.RoPE(8, scaling=rg.LinearScaling(9.0))),
+    "scaling": lambda a: setattr(a, "position", rg.RoPE(8, scaling=rg.encodings.LinearScaling(9.0))),
 }
 
 
 @pytest.mark.parametrize("engine", ["auto", pytest.param("kernel", marks=kernels.needs_kernel)])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_replaced_piece_is_used(change, engine):
-    attention, tensors = rg.Attention(bias=(rg.ALiBi(2), rg.Softcap(0.1))), inputs(9, 9, 9)
-    attention.position = rg.RoPE(8, scaling=rg.LinearScaling(2.0))
+    attention, tensors = rg.Attention(bias=(rg.ALiBi(2), rg.biases.Softcap(0.1))), inputs(9, 9, 9)
+    attention.position = rg.RoPE(8, scaling=rg.encodings.LinearScaling(2.0))
     before = results(attention, tensors, engine)
     CHANGES[change](attention)
     after = results(attention, tensors, engine)
@@ -169,7 +169,7 @@ def test_gradients_reach_the_tensors_that_need_them(engine):
 @pytest.mark.parametrize("engine", ["auto", pytest.param("kernel", marks=kernels.needs_kernel)])
 def test_a_plan_of_inference_mode_is_not_used_for_gradients(engine):
     """Inference mode records no gradients, also where they are enabled in it; its tensors cannot be saved for them."""
-    attention, tensors = rg.Attention(bias=rg.ALiBi(2), mask=rg.dilated(3, 2)), inputs(12, 12, 12, grad=True)
+    attention, tensors = rg.Attention(bias=rg.ALiBi(2), mask=rg.masks.dilated(3, 2)), inputs(12, 12, 12, grad=True)
     for has_grad in (False, True):
         with torch.inference_mode(), torch.set_grad_enabled(has_grad):
             assert not attention(*tensors, engine=engine).output.requires_grad
@@ -181,7 +181,7 @@ def test_a_plan_of_inference_mode_is_not_used_for_gradients(engine):
 
 def test_a_hook_that_changes_what_the_engine_gets_is_seen():
     """The compiled kernels, which ran without it, have no float64."""
-    attention = rg.Attention(rg.Additive(8, 8, hidden=4)).requires_grad_(False)
+    attention = rg.Attention(rg.scores.Additive(8, 8, hidden=4)).requires_grad_(False)
     tensors = inputs(150, 150, 150)
     before = results(attention, tensors)
     attention.score.query.register_forward_hook(lambda *given: given[-1].double())
@@ -226,7 +226,7 @@ def test_a_coarse_sink_is_noticed():
 
 @kernels.needs_kernel
 def test_a_refused_call_is_refused_again_with_the_same_words():
-    attention, tensors = rg.Attention(normalizer=rg.Sparsemax()), inputs(5, 5, 5)
+    attention, tensors = rg.Attention(normalizer=rg.normalizers.Sparsemax()), inputs(5, 5, 5)
     words = []
     for _ in range(3):
         with pytest.raises(rg.RegardError) as error:
@@ -257,7 +257,7 @@ def test_masks_with_tensors_are_read_at_every_call(name):
     assert not torch.equal(results(attention, tensors)[0], first[0])
 
 
-class Growing(rg.AdditiveBias):
+class Growing(rg.biases.AdditiveBias):
     """A user's bias with a state."""
 
     def __init__(self):
@@ -276,7 +276,7 @@ class Inherited(rg.window):
         return grid.distance.abs() < type(self).reach
 
     def all_allowed(self, start, stop):
-        return rg.Mask.all_allowed(self, start, stop)
+        return rg.masks.Mask.all_allowed(self, start, stop)
 
 
 def test_pieces_of_the_user_are_read_at_every_call(plans_made):
@@ -314,7 +314,7 @@ CHANGED = {
 
 @pytest.mark.parametrize("change", CHANGED)
 def test_a_changed_module_is_seen(change):
-    attention = rg.Attention(rg.Additive(8, 8, hidden=4), bias=rg.LearnedTable(2, reach=3))
+    attention = rg.Attention(rg.scores.Additive(8, 8, hidden=4), bias=rg.biases.LearnedTable(2, reach=3))
     torch.nn.init.normal_(attention.bias[0].table)
     tensors = inputs(6, 6, 6, grad=True)
     before = results(attention, tensors)
@@ -325,7 +325,7 @@ def test_a_changed_module_is_seen(change):
 
 
 def test_layers_of_one_shape_share_a_plan(plans_made):
-    layers = [rg.Attention(mask=rg.causal(), bias=rg.T5Bias(2)) for _ in range(6)]
+    layers = [rg.Attention(mask=rg.causal(), bias=rg.biases.T5Bias(2)) for _ in range(6)]
     for layer in layers:
         results(layer, inputs(20, 20, 20))
     assert len(plans_made) == 1
@@ -394,10 +394,12 @@ def test_a_second_derivative_is_refused_by_a_repeated_call_too():
             first.sum().backward()
 
 
-@pytest.mark.parametrize("positions", [None, rg.Positions.of(0, 5, 9), rg.Positions(7, rg.Spans.of((0, 4), (8, 13)))])
+@pytest.mark.parametrize(
+    "positions", [None, rg.types.Positions.of(0, 5, 9), rg.types.Positions(7, rg.types.Spans.of((0, 4), (8, 13)))]
+)
 def test_positions_are_part_of_the_key(positions):
     attention, tensors = rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2)), inputs(5, 9, 9)
-    for other in (None, rg.Positions.of(2, 5, 9)):
+    for other in (None, rg.types.Positions.of(2, 5, 9)):
         results(attention, tensors, positions=other)
     assert_equal(results(attention, tensors, positions=positions), anew(attention, tensors, positions=positions))
 

@@ -41,7 +41,7 @@ def results(attention, inputs, tensors, cache=None):
     """Output, weights, the next state, and gradients."""
     seen = attention(*inputs, cache=cache, **tensors)
     found = [seen.output, seen.weights.dense()]
-    if isinstance(seen.cache, rg.RecurrentCache):
+    if isinstance(seen.cache, rg.caches.RecurrentCache):
         found.append(seen.cache.state)
     learned = [t for t in (*inputs, *tensors.values()) if t.requires_grad]
     if learned:
@@ -55,18 +55,18 @@ def anew(*given):
 
 
 ATTENTIONS = {
-    "gated delta": lambda: rg.Attention(transition=rg.GatedDelta()),
-    "without lengths": lambda: rg.Attention(transition=rg.GatedDelta(unit=False)),
-    "another score": lambda: rg.Attention(rg.Dot(2.0), transition=rg.GatedDelta()),
-    "rotated": lambda: rg.Attention(position=rg.RoPE(D), transition=rg.GatedDelta()),
-    "delta": lambda: rg.Attention(transition=rg.Delta()),
-    "a decay": lambda: rg.Attention(transition=rg.Decay(-0.1)),
-    "another decay": lambda: rg.Attention(transition=rg.Decay(-2.0)),
-    "decays of heads": lambda: rg.Attention(transition=rg.Decay(-torch.rand(H))),
-    "a decay of the call": lambda: rg.Attention(transition=rg.Decay()),
+    "gated delta": lambda: rg.Attention(transition=rg.transitions.GatedDelta()),
+    "without lengths": lambda: rg.Attention(transition=rg.transitions.GatedDelta(unit=False)),
+    "another score": lambda: rg.Attention(rg.Dot(2.0), transition=rg.transitions.GatedDelta()),
+    "rotated": lambda: rg.Attention(position=rg.RoPE(D), transition=rg.transitions.GatedDelta()),
+    "delta": lambda: rg.Attention(transition=rg.transitions.Delta()),
+    "a decay": lambda: rg.Attention(transition=rg.transitions.Decay(-0.1)),
+    "another decay": lambda: rg.Attention(transition=rg.transitions.Decay(-2.0)),
+    "decays of heads": lambda: rg.Attention(transition=rg.transitions.Decay(-torch.rand(H))),
+    "a decay of the call": lambda: rg.Attention(transition=rg.transitions.Decay()),
     "no transition": lambda: rg.Attention(mask=rg.causal()),
-    "selected": lambda: rg.Attention(mask=rg.causal(), selection=rg.BlockMeans(size=2, k=1)),
-    "selected more": lambda: rg.Attention(mask=rg.causal(), selection=rg.BlockMeans(size=2, k=2)),
+    "selected": lambda: rg.Attention(mask=rg.causal(), selection=rg.selections.BlockMeans(size=2, k=1)),
+    "selected more": lambda: rg.Attention(mask=rg.causal(), selection=rg.selections.BlockMeans(size=2, k=2)),
 }
 
 
@@ -85,8 +85,10 @@ def test_attentions_that_differ_in_one_piece_share_no_plan():
 
 def test_the_key_has_every_slot():
     """A new slot must decide about the key too."""
-    with_pieces = rg.Attention(position=rg.RoPE(D), bias=rg.ALiBi(H), mask=rg.causal(), selection=rg.BlockMeans(2, 1))
-    recurrent = rg.Attention(transition=rg.Delta())
+    with_pieces = rg.Attention(
+        position=rg.RoPE(D), bias=rg.ALiBi(H), mask=rg.causal(), selection=rg.selections.BlockMeans(2, 1)
+    )
+    recurrent = rg.Attention(transition=rg.transitions.Delta())
     for attention in (with_pieces, recurrent):
         slots = [
             piece for slot in kept_plans_file._slots(attention) for piece in (slot if type(slot) is tuple else [slot])
@@ -113,7 +115,7 @@ def test_calls_that_differ_share_no_plan(change, with_state):
     inputs, tensors = drawn(attention, 3)
     other = CALLS[change](inputs, tensors)
     state = torch.randn(1, H, D, D, dtype=other[0][0].dtype)
-    caches = [rg.RecurrentCache(state.to(x.dtype), 5) if with_state else None for x in (inputs[0], other[0][0])]
+    caches = [rg.caches.RecurrentCache(state.to(x.dtype), 5) if with_state else None for x in (inputs[0], other[0][0])]
     expected = anew(attention, *other, caches[1])
     kept_plans.clear()
     results(attention, inputs, tensors, caches[0])
@@ -124,7 +126,7 @@ def test_calls_that_differ_share_no_plan(change, with_state):
 @pytest.mark.parametrize("engine", ["auto", "dense", "blocked"])
 def test_a_bias_with_a_tensor_of_the_call_learns(engine, plans_made):
     """The tensor alone requires gradients, in the second call: a plan for none would lose them without a word."""
-    attention = rg.Attention(mask=rg.causal(), bias=rg.ForgettingBias())
+    attention = rg.Attention(mask=rg.causal(), bias=rg.biases.ForgettingBias())
     inputs, tensors = drawn(attention, 40)
     for _ in range(2):
         attention(*inputs, engine=engine, **tensors)
@@ -140,7 +142,7 @@ def test_a_bias_with_a_tensor_of_the_call_learns(engine, plans_made):
 def test_a_state_is_part_of_the_key():
     attention = ATTENTIONS["gated delta"]()
     inputs, tensors = drawn(attention, 1)
-    caches = None, rg.RecurrentCache(), rg.RecurrentCache(torch.randn(1, H, D, D), 7), rg.GrowingCache()
+    caches = None, rg.caches.RecurrentCache(), rg.caches.RecurrentCache(torch.randn(1, H, D, D), 7), rg.GrowingCache()
     expected = [anew(attention, inputs, tensors, cache) for cache in caches]
     kept_plans.clear()
     for _ in range(2):
@@ -151,8 +153,8 @@ def test_a_state_is_part_of_the_key():
 ONE_BY_ONE = {
     name: ATTENTIONS[name] for name in ("gated delta", "rotated", "decays of heads", "a decay of the call")
 } | {
-    "kimi delta": lambda: rg.Attention(transition=rg.KimiDelta()),
-    "state space": lambda: rg.Attention(rg.Dot(1.0), transition=rg.StateSpace(-torch.rand(H, D))),
+    "kimi delta": lambda: rg.Attention(transition=rg.transitions.KimiDelta()),
+    "state space": lambda: rg.Attention(rg.Dot(1.0), transition=rg.transitions.StateSpace(-torch.rand(H, D))),
 }
 
 
@@ -163,7 +165,7 @@ def test_tokens_one_by_one_need_two_plans(name, plans_made):
     inputs, tensors = drawn(attention, 7)
     whole = attention(*inputs, **tensors)
     plans_made.clear()
-    cache, outputs = rg.RecurrentCache(), []
+    cache, outputs = rg.caches.RecurrentCache(), []
     for t in range(7):
         part = slice(t, t + 1)
         here = {key: x[:, :, part] for key, x in tensors.items()}
@@ -178,7 +180,7 @@ def test_tokens_one_by_one_need_two_plans(name, plans_made):
 
 def test_new_numbers_of_a_transition_are_read(plans_made):
     rate = torch.nn.Parameter(-torch.rand(H))
-    attention = rg.Attention(rg.Dot(1.0), transition=rg.StateSpace(rate))
+    attention = rg.Attention(rg.Dot(1.0), transition=rg.transitions.StateSpace(rate))
     inputs, tensors = drawn(attention, 6)
     before = attention(*inputs, **tensors)
     gradient = torch.autograd.grad(before.output.sum(), rate)[0]
@@ -193,7 +195,7 @@ def test_new_numbers_of_a_transition_are_read(plans_made):
 def test_kept_plans_hold_no_tensor_of_a_call():
     attention = ATTENTIONS["gated delta"]()
     inputs, tensors = drawn(attention, 1)
-    cache = rg.RecurrentCache(torch.randn(1, H, D, D), 3)
+    cache = rg.caches.RecurrentCache(torch.randn(1, H, D, D), 3)
     kept_plans.clear()
     for _ in range(2):
         seen = attention(*inputs, cache=cache, **tensors)
@@ -207,9 +209,9 @@ def test_kept_plans_hold_no_tensor_of_a_call():
 def test_mistakes_are_refused_after_a_kept_plan():
     attention = ATTENTIONS["gated delta"]()
     (q, k, v), tensors = drawn(attention, 2)
-    attention(q, k, v, cache=rg.RecurrentCache(), **tensors)
+    attention(q, k, v, cache=rg.caches.RecurrentCache(), **tensors)
     for wrong in ({"beta": tensors["beta"]}, {**tensors, "gamma": v}, {**tensors, "beta": v}, {**tensors, "beta": 1.0}):
         with pytest.raises(rg.RegardError, match=r"log_decay|gamma|beta"):
-            attention(q, k, v, cache=rg.RecurrentCache(), **wrong)
+            attention(q, k, v, cache=rg.caches.RecurrentCache(), **wrong)
     with pytest.raises(rg.RegardError, match="not both"):
-        attention(q, k, v, cache=rg.RecurrentCache(), positions=rg.Positions.of(0, 2, 2), **tensors)
+        attention(q, k, v, cache=rg.caches.RecurrentCache(), positions=rg.types.Positions.of(0, 2, 2), **tensors)

@@ -184,7 +184,9 @@ def test_tensors_without_numbers_in_memory_are_refused():
         fake = torch.randn(1, 2, 400, 8)
     shape = fake.shape
     for tensor in (fake, Wrapped(torch.randn(shape)), torch.randn(shape).to_mkldnn()):
-        problem = Problem(rg.Attention(), *[tensor] * 3, rg.Positions.aligned_to_end(400, 400), Sizes.of(*[tensor] * 3))
+        problem = Problem(
+            rg.Attention(), *[tensor] * 3, rg.types.Positions.aligned_to_end(400, 400), Sizes.of(*[tensor] * 3)
+        )
         assert Kernel().refusal(problem) == "the numbers of a tensor cannot be read from memory"
     with mode:
         assert rg.Attention(mask=rg.causal())(fake, fake, fake).output.shape == shape  # another engine
@@ -196,9 +198,9 @@ def test_tensors_without_numbers_in_memory_are_refused():
 def test_a_large_cap_changes_no_score(level, cap):
     """cap * tanh(s / cap) of an s far below the cap: an absolute error of the tangent would grow with the cap."""
     q, k, v = (torch.randn(1, 1, 64, 64) for _ in range(3))
-    expected = rg.Attention(bias=rg.Softcap(cap))(q.double(), k.double(), v.double(), engine="dense").output
+    expected = rg.Attention(bias=rg.biases.Softcap(cap))(q.double(), k.double(), v.double(), engine="dense").output
     with at_level(level):
-        found = rg.Attention(bias=rg.Softcap(cap))(q, k, v, engine="kernel").output
+        found = rg.Attention(bias=rg.biases.Softcap(cap))(q, k, v, engine="kernel").output
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6)
 
 
@@ -206,7 +208,7 @@ def test_a_large_cap_changes_no_score(level, cap):
 def test_gradients_under_a_cap_are_those_of_the_tangent(level):
     tensors = [torch.randn(1, 1, 64, 64, requires_grad=True) for _ in range(3)]
     exact = [t.detach().double().requires_grad_() for t in tensors]
-    attention, along = rg.Attention(bias=rg.Softcap(1.0)), torch.randn(1, 1, 64, 64)
+    attention, along = rg.Attention(bias=rg.biases.Softcap(1.0)), torch.randn(1, 1, 64, 64)
     with at_level(level):
         found = torch.autograd.grad(attention(*tensors, engine="kernel").output, tensors, along)
     expected = torch.autograd.grad(attention(*exact, engine="dense").output, exact, along.double())

@@ -25,15 +25,19 @@ CASES = {
     "padding": (lambda: {"mask": rg.padding([50, 3, 0])}, (3, 2, 1, 14, 50, 8), 33),
     "window": (lambda: {"mask": rg.causal() & rg.window(20)}, (1, 1, 1, 130, 230, 8), 16),
     "predicate": (lambda: {"mask": rg.mask_mod(lambda b, h, i, j: (i * 7 + j) % 3 > 0)}, (2, 2, 1, 45, 70, 5), 8),
-    "biases under a cap": (lambda: {"bias": (rg.T5Bias(2), rg.Softcap(2.0), rg.ALiBi(2))}, (1, 2, 2, 60, 77, 8), 12),
-    "clipped distances": (lambda: {"bias": rg.ShawBias(9, 4), "mask": rg.causal()}, (1, 2, 1, 50, 60, 8), 9),
-    "sink and temperature": (lambda: {"normalizer": rg.Softmax(0.5, sink=0.5)}, (1, 2, 1, 30, 40, 8), 7),
+    "biases under a cap": (
+        lambda: {"bias": (rg.biases.T5Bias(2), rg.biases.Softcap(2.0), rg.ALiBi(2))},
+        (1, 2, 2, 60, 77, 8),
+        12,
+    ),
+    "clipped distances": (lambda: {"bias": rg.biases.ShawBias(9, 4), "mask": rg.causal()}, (1, 2, 1, 50, 60, 8), 9),
+    "sink and temperature": (lambda: {"normalizer": rg.normalizers.Softmax(0.5, sink=0.5)}, (1, 2, 1, 30, 40, 8), 7),
     "many hidden units": (lambda: {}, (1, 1, 1, 20, 40, 4), 1000),
 }
 every_case = pytest.mark.parametrize("case", CASES)
 
 
-class Projected(rg.Additive):
+class Projected(rg.scores.Additive):
     """Additive scores of queries and keys that are projected already."""
 
     def __init__(self, hidden):
@@ -107,7 +111,7 @@ def scores_of(queries, keys, direction):
     score = Projected(len(direction))
     score.direction.data = direction
     rows = (t[None, None] for t in (queries, keys, keys[:, :1]))
-    weights = rg.Attention(score, mask=rg.block_local(1))(*rows, engine="kernel").weights
+    weights = rg.Attention(score, mask=rg.masks.block_local(1))(*rows, engine="kernel").weights
     return weights.row_statistic[0][0, 0]
 
 
@@ -205,7 +209,7 @@ def test_a_kept_plan_computes_with_the_direction_of_its_call(level):
 @pytest.mark.skipif(library.load_fast() is None, reason="without AVX2 no kernel is chosen")
 def test_auto_takes_the_kernels_where_they_are_faster():
     def chosen(num_queries, learns):
-        x, attention = torch.zeros(1, 1, 64, 40, requires_grad=learns), rg.Attention(rg.Additive(40, 40, 64))
+        x, attention = torch.zeros(1, 1, 64, 40, requires_grad=learns), rg.Attention(rg.scores.Additive(40, 40, 64))
         return rg.plan(x[:, :, :num_queries], x, x, attention=attention.requires_grad_(learns)).engine
 
     assert (chosen(64, False), chosen(64, True)) == ("kernel", "kernel")
@@ -214,24 +218,24 @@ def test_auto_takes_the_kernels_where_they_are_faster():
 
 
 def test_what_is_refused():
-    class Doubled(rg.Additive):
+    class Doubled(rg.scores.Additive):
         def tile(self, query, key, grid):
             return 2 * super().tile(query, key, grid)
 
     x = torch.randn(1, 1, 5, 4)
     for score, reason in (
         (Doubled(4, 4, 8), "its weights are no softmax of scaled dot products or additive scores"),
-        (rg.Additive(4, 4, 1025), "vectors of width 1025 are wider than 1024"),
+        (rg.scores.Additive(4, 4, 1025), "vectors of width 1025 are wider than 1024"),
     ):
         with pytest.raises(rg.RegardError, match=reason):
             rg.Attention(score)(x, x, x, engine="kernel")
     with pytest.raises(rg.RegardError, match="no softmax of"):
-        rg.Attention(rg.Additive(4, 4, 8), normalizer=rg.Sparsemax())(x, x, x, engine="kernel")
+        rg.Attention(rg.scores.Additive(4, 4, 8), normalizer=rg.normalizers.Sparsemax())(x, x, x, engine="kernel")
 
 
 def test_the_projections_of_both_scores_learn():
     """Gradients reach the weights of the projections, by way of the prepared queries and keys."""
-    for score in (rg.Additive(6, 5, 11, bias=True), rg.Concat(6, 5, 11, bias=True)):
+    for score in (rg.scores.Additive(6, 5, 11, bias=True), rg.scores.Concat(6, 5, 11, bias=True)):
         attention = rg.Attention(score, mask=rg.window(9))
         tensors = [torch.randn(2, 2, n, width, requires_grad=True) for n, width in ((30, 6), (40, 5), (40, 3))]
         along = torch.randn(2, 2, 30, 3)

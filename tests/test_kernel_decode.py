@@ -100,19 +100,19 @@ PIECES = {
     "causal": lambda: {"mask": rg.causal()},
     "window": lambda: {"mask": rg.causal() & rg.window(700)},
     "narrow window": lambda: {"mask": rg.causal() & rg.window(5)},
-    "window and first tokens": lambda: {"mask": rg.causal() & (rg.window(50) | rg.prefix(4))},
+    "window and first tokens": lambda: {"mask": rg.causal() & (rg.window(50) | rg.masks.prefix(4))},
     "documents": lambda: {"mask": rg.causal() & rg.documents([1200, 897, 3])},
     "padding": lambda: {"mask": rg.padding([2100, 3])},
     "nothing allowed in an entry": lambda: {"mask": rg.padding([0, 1500])},
     "every third key forbidden": lambda: {"mask": rg.mask_mod(lambda b, h, i, j: (7 * i + j) % 3 > 0)},
     "a mask of each head": lambda: {"mask": rg.mask_tensor(torch.rand(1, 4, 3, 2100) < 0.5)},
-    "dilated": lambda: {"mask": rg.dilated(3, 40)},
+    "dilated": lambda: {"mask": rg.masks.dilated(3, 40)},
     "ALiBi": lambda: {"bias": rg.ALiBi(4), "mask": rg.causal()},
-    "T5 under a cap": lambda: {"bias": (rg.T5Bias(4), rg.Softcap(2.0))},
-    "ALiBi over a cap": lambda: {"bias": (rg.Softcap(2.0), rg.ALiBi(4))},
-    "sink": lambda: {"normalizer": rg.Softmax(sink=0.5), "mask": rg.causal()},
-    "learned sinks": lambda: {"normalizer": rg.LearnedSink(4)},
-    "temperature": lambda: {"normalizer": rg.Softmax(temperature=3.0)},
+    "T5 under a cap": lambda: {"bias": (rg.biases.T5Bias(4), rg.biases.Softcap(2.0))},
+    "ALiBi over a cap": lambda: {"bias": (rg.biases.Softcap(2.0), rg.ALiBi(4))},
+    "sink": lambda: {"normalizer": rg.normalizers.Softmax(sink=0.5), "mask": rg.causal()},
+    "learned sinks": lambda: {"normalizer": rg.normalizers.LearnedSink(4)},
+    "temperature": lambda: {"normalizer": rg.normalizers.Softmax(temperature=3.0)},
 }
 
 
@@ -127,8 +127,8 @@ def test_masks_biases_and_sinks(level, functions, pieces):
 CACHES = {
     "growing": (rg.GrowingCache, rg.causal()),
     "window": (rg.GrowingCache, rg.causal() & rg.window(40)),
-    "ring": (lambda: rg.RingCache(50), rg.causal()),
-    "ring with first tokens": (lambda: rg.RingCache(50, sinks=2), rg.causal()),
+    "ring": (lambda: rg.caches.RingCache(50), rg.causal()),
+    "ring with first tokens": (lambda: rg.caches.RingCache(50, sinks=2), rg.causal()),
 }
 
 

@@ -29,7 +29,7 @@ SEEDS = WORDS | st.integers(-(2**63), 2**63)
 
 
 def dropping(rate, seed, start, first_key, query, key, value):
-    positions = rg.Positions(start, rg.Spans.of((first_key, first_key + key.shape[2])))
+    positions = rg.types.Positions(start, rg.types.Spans.of((first_key, first_key + key.shape[2])))
     sizes = Sizes.of(query, key, value)
     return Problem(rg.Attention(dropout=rate), query, key, value, positions, sizes, seed=seed)
 
@@ -89,7 +89,7 @@ def test_outputs_and_gradients_stay_within_their_budget(drawn_problem, rate, see
 def test_gradients_stay_within_their_budget_where_values_cancel_in_the_output(dtype, rate):
     """The key of the value 0, too, has a gradient that is off by the rounding of the other keys."""
     tensors = [torch.randn(1, 1, *shape, dtype=dtype) for shape in ((1, 8), (30, 8), (30, 1))]
-    positions, sizes = rg.Positions.aligned_to_end(1, 30), Sizes.of(*tensors)
+    positions, sizes = rg.types.Positions.aligned_to_end(1, 30), Sizes.of(*tensors)
     problem = Problem(rg.Attention(position=rg.RoPE(8)).double(), *(t.double() for t in tensors), positions, sizes)
     each = problem.query, problem.key, torch.eye(30, dtype=torch.float64).expand(1, 1, 30, 30)
     weights = Dense().run(with_dropout(problem, problem.attention, each, rate, 5)).output[0, 0, 0]

@@ -36,11 +36,11 @@ CASES = {
     "padding": (lambda: {"mask": rg.padding([50, 3, 0])}, (3, 2, 1, 33, 50, 16, 16)),
     "documents": (lambda: {"mask": rg.documents([50, 50, 20]) & rg.causal()}, (1, 2, 2, 120, 120, 16, 16)),
     "predicate": (lambda: {"mask": rg.mask_mod(lambda b, h, i, j: (i * 7 + j) % 3 > 0)}, (2, 2, 1, 45, 70, 17, 19)),
-    "ALiBi under a cap": (lambda: {"bias": (rg.ALiBi(2), rg.Softcap(2.0))}, (1, 2, 2, 60, 77, 16, 16)),
-    "T5": (lambda: {"bias": rg.T5Bias(2)}, (2, 2, 1, 70, 70, 16, 16)),
-    "Shaw": (lambda: {"bias": (rg.ShawBias(16, reach=9), rg.Softcap(2.0))}, (1, 4, 2, 60, 77, 16, 16)),
+    "ALiBi under a cap": (lambda: {"bias": (rg.ALiBi(2), rg.biases.Softcap(2.0))}, (1, 2, 2, 60, 77, 16, 16)),
+    "T5": (lambda: {"bias": rg.biases.T5Bias(2)}, (2, 2, 1, 70, 70, 16, 16)),
+    "Shaw": (lambda: {"bias": (rg.biases.ShawBias(16, reach=9), rg.biases.Softcap(2.0))}, (1, 4, 2, 60, 77, 16, 16)),
     "dropout": (lambda: {"mask": rg.causal(), "dropout": 0.4}, (2, 4, 2, 50, 130, 16, 24)),
-    "sink": (lambda: {"normalizer": rg.Softmax(sink=0.5)}, (1, 2, 2, 30, 40, 16, 16)),
+    "sink": (lambda: {"normalizer": rg.normalizers.Softmax(sink=0.5)}, (1, 2, 2, 30, 40, 16, 16)),
     "one query of width 256": (lambda: {"mask": rg.causal()}, (2, 2, 1, 1, 90, 256, 256)),
     "widths of no whole vector": (lambda: {}, (1, 1, 1, 5, 3, 1, 3)),
     "additive": (lambda: {"score": additive(16, 16, 10), "mask": rg.causal()}, (1, 4, 2, 50, 70, 16, 5)),
@@ -140,7 +140,7 @@ def test_rotations_are_those_of_float64(harness, monkeypatch, rope, dtype):
 @pytest.mark.parametrize("sizes", [(2, 4, 2, 97, 97, 20, 13), (1, 1, 1, 1, 1, 1, 1)], ids=str)
 def test_sums_of_linear_attention_are_those_of_float64(harness, monkeypatch, sizes):
     monkeypatch.setattr(sums, "run", harness)
-    attention = rg.Attention(rg.FeatureScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
+    attention = rg.Attention(rg.scores.FeatureScore(), mask=rg.causal(), normalizer=rg.normalizers.SumNormalizer())
     tensors, grad = inputs(*sizes), torch.randn(*sizes[:2], sizes[3], sizes[6])
     found = output_and_gradients(attention, tensors, grad, "linear")
     assert harness.num_calls == 2 + 2 * sizes[1] // sizes[2]
@@ -154,7 +154,7 @@ def test_recurrences_are_those_of_float64(harness, monkeypatch, sizes):
     monkeypatch.setattr(recurrence, "run", harness)
     monkeypatch.setattr(transport, "run", harness)
     B, H, n, D, E = sizes
-    attention, grad = rg.Attention(transition=rg.GatedDelta()), torch.randn(B, H, n, E)
+    attention, grad = rg.Attention(transition=rg.transitions.GatedDelta()), torch.randn(B, H, n, E)
     given = [torch.randn(B, H, n, width) for width in (D, D, E)] + [-torch.rand(B, H, n), torch.rand(B, H, n)]
     results, maps = [], []
     for dtype in (torch.float32, torch.float64):

@@ -97,7 +97,7 @@ def test_a_query_that_is_no_number_gives_later_values_no_gradient(level):
     assert found[:, :, :51].isnan().all() and not found[:, :, 51:].isnan().any()
 
 
-class ByDistance(rg.AdditiveBias):
+class ByDistance(rg.biases.AdditiveBias):
     """A number for keys that are some steps away, 0 for the others."""
 
     relative = True
@@ -165,7 +165,7 @@ WIDE = torch.randn(1, 2, 6, 257)
 OUTSIDE = {"slope": torch.ones((), requires_grad=True)}
 
 
-class Hiding(rg.AdditiveBias):
+class Hiding(rg.biases.AdditiveBias):
     relative = True
 
     def term(self, grid, rows, cols):
@@ -178,29 +178,35 @@ def case(tensor=None, positions=None, **pieces):
 
 
 REFUSED = {
-    "its weights are no softmax of scaled dot products or additive scores": lambda: case(normalizer=rg.Sparsemax()),
+    "its weights are no softmax of scaled dot products or additive scores": lambda: case(
+        normalizer=rg.normalizers.Sparsemax()
+    ),
     "it sums in float32, and a tensor is torch.float64": lambda: case(torch.randn(1, 2, 6, 8).double()),
     "vectors of width 257 are wider than 256": lambda: case(WIDE),
     "it runs on CPU, and the tensors are on meta": lambda: case(torch.empty(1, 2, 6, 8, device="meta")),
     "the keys have gaps between their positions, and dropout counts positions from the first key": lambda: case(
-        dropout=0.5, positions=rg.Positions(8, rg.Spans.of((0, 3), (6, 9)))
+        dropout=0.5, positions=rg.types.Positions(8, rg.types.Spans.of((0, 3), (6, 9)))
     ),
-    "it computes one soft cap, and there are several": lambda: case(bias=(rg.Softcap(2.0), rg.Softcap(3.0))),
+    "it computes one soft cap, and there are several": lambda: case(
+        bias=(rg.biases.Softcap(2.0), rg.biases.Softcap(3.0))
+    ),
     "its soft cap is a number without a gradient, and here it is a tensor": lambda: case(
-        bias=rg.Softcap(torch.tensor(2.0, requires_grad=True))
+        bias=rg.biases.Softcap(torch.tensor(2.0, requires_grad=True))
     ),
     "TransformerXLBias is no number for each head and each distance j - i": lambda: case(
-        bias=rg.TransformerXLBias(2, 8)
+        bias=rg.biases.TransformerXLBias(2, 8)
     ),
-    "it computes one ShawBias, and there are several": lambda: case(bias=[rg.ShawBias(8, reach=n) for n in (2, 3)]),
+    "it computes one ShawBias, and there are several": lambda: case(
+        bias=[rg.biases.ShawBias(8, reach=n) for n in (2, 3)]
+    ),
     "it adds a ShawBias before the soft cap, and here the cap comes first": lambda: case(
-        bias=(rg.Softcap(2.0), rg.ShawBias(8, reach=3))
+        bias=(rg.biases.Softcap(2.0), rg.biases.ShawBias(8, reach=3))
     ),
     "the keys have gaps between their positions, so a bias is no vector of distances": lambda: case(
-        bias=rg.ALiBi(2), positions=rg.Positions(8, rg.Spans.of((0, 3), (6, 9)))
+        bias=rg.ALiBi(2), positions=rg.types.Positions(8, rg.types.Spans.of((0, 3), (6, 9)))
     ),
     "the sink is so large that float32 is too coarse for its share of the row": lambda: case(
-        normalizer=rg.Softmax(sink=1e6)
+        normalizer=rg.normalizers.Softmax(sink=1e6)
     ),
     "its mask has no spans and would take 65.7 MiB": lambda: case(
         torch.zeros(1, 2, 8300, 1), mask=rg.mask_mod(lambda b, h, i, j: (i + j) % 2 == 0)
@@ -231,8 +237,8 @@ def test_without_the_library_the_refusal_says_what_is_missing(monkeypatch):
 def test_keys_with_gaps_may_stand_under_a_cap():
     """Only a number for each distance needs keys without gaps."""
     q, k, v = (torch.randn(1, 2, n, 8) for n in (4, 6, 6))
-    positions = rg.Positions(8, rg.Spans.of((0, 3), (6, 9)))
-    attention = rg.Attention(bias=rg.Softcap(2.0), mask=rg.causal())
+    positions = rg.types.Positions(8, rg.types.Spans.of((0, 3), (6, 9)))
+    attention = rg.Attention(bias=rg.biases.Softcap(2.0), mask=rg.causal())
     found, expected = (attention(q, k, v, positions=positions, engine=engine).output for engine in ("kernel", "dense"))
     close(found, expected)
 

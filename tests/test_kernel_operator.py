@@ -79,7 +79,9 @@ def test_half_precision(dtype):
 
 
 def test_soft_cap_and_learned_sinks():
-    attention = rg.Attention(rg.Dot(0.3), bias=[rg.Softcap(1.5)], mask=rg.causal(), normalizer=rg.LearnedSink(4))
+    attention = rg.Attention(
+        rg.Dot(0.3), bias=[rg.biases.Softcap(1.5)], mask=rg.causal(), normalizer=rg.normalizers.LearnedSink(4)
+    )
     attention.normalizer.sink.data.normal_()
     sink = attention.normalizer.sink.detach().clone().requires_grad_()
     assert_same({"cap": 1.5, "is_causal": True}, attention, drawn(), sink)
@@ -107,7 +109,7 @@ def test_dropout_drops_the_weights_of_the_hash():
     given = {"dropout": rate, "seed": torch.tensor(seed), "is_causal": True}
     weights, _ = OPERATOR(*arguments([*tensors[:2], value], **given))
     exact, _ = OPERATOR(*arguments([*tensors[:2], value], is_causal=True))
-    grid = rg.Grid.whole(Positions.aligned_to_end(40, 40), 2, 4, 40)
+    grid = rg.types.Grid.whole(Positions.aligned_to_end(40, 40), 2, 4, 40)
     expected = exact * kept(grid, rate, seed) / (1 - rate)
     torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
 

@@ -24,12 +24,15 @@ posix = pytest.mark.skipif(os.name != "posix", reason="forks, signals and protec
 #: Problems whose work is worth three threads, forward and backward: (sizes, pieces).
 LARGE = {
     "plain": ((1, 2, 2, 400, 400, 32, 48), lambda: {}),
-    "shared keys": ((1, 4, 1, 300, 300, 64, 64), lambda: {"mask": rg.causal(), "normalizer": rg.LearnedSink(4)}),
-    "additive": ((1, 2, 1, 300, 300, 16, 16), lambda: {"score": rg.Additive(16, 16, 64), "mask": rg.causal()}),
+    "shared keys": (
+        (1, 4, 1, 300, 300, 64, 64),
+        lambda: {"mask": rg.causal(), "normalizer": rg.normalizers.LearnedSink(4)},
+    ),
+    "additive": ((1, 2, 1, 300, 300, 16, 16), lambda: {"score": rg.scores.Additive(16, 16, 64), "mask": rg.causal()}),
     "entries": ((3, 2, 2, 400, 400, 32, 32), lambda: {"mask": rg.padding([400, 7, 350])}),
     "biases": (
         (2, 2, 2, 300, 260, 32, 32),
-        lambda: {"bias": (rg.T5Bias(2), rg.Softcap(3.0)), "mask": rg.dilated(90, 2)},
+        lambda: {"bias": (rg.biases.T5Bias(2), rg.biases.Softcap(3.0)), "mask": rg.masks.dilated(90, 2)},
     ),
 }
 

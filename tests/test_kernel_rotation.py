@@ -21,7 +21,7 @@ from rounding import unit_roundoff
 pytestmark = needs_kernel
 #: Absolute error of a cosine or a sine in float32.
 TABLE_ERROR = 2e-7
-SCALINGS = (None, rg.LinearScaling(3.0), rg.NTKScaling(4.0), rg.Llama3Scaling())
+SCALINGS = (None, rg.encodings.LinearScaling(3.0), rg.encodings.NTKScaling(4.0), rg.encodings.Llama3Scaling())
 LAYOUTS = {
     "contiguous": lambda x: x.contiguous(),
     "tokens before heads": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
@@ -106,7 +106,7 @@ def test_large_positions_are_as_precise_as_small_ones():
 
 
 def test_position_0_changes_nothing_and_quarter_turns_are_exact():
-    class Quarter(rg.Scaling):
+    class Quarter(rg.encodings.Scaling):
         def __call__(self, frequencies):
             return torch.full_like(frequencies, math.pi / 2)
 
@@ -156,7 +156,7 @@ def test_positions_of_any_integers_and_strides(calls, positions):
 
 
 def test_a_scaling_of_the_user_is_asked_at_every_call(calls):
-    class Changing(rg.Scaling):
+    class Changing(rg.encodings.Scaling):
         factor = 1.0
 
         def __call__(self, frequencies):
@@ -203,7 +203,7 @@ def test_the_default_device_changes_nothing(scaling):
 
 @pytest.mark.parametrize("change", [lambda f: f.repeat(9), lambda f: f[:1], torch.mean], ids=["more", "one", "none"])
 def test_a_scaling_that_returns_another_number_of_frequencies_is_refused(change):
-    class Wrong(rg.Scaling):
+    class Wrong(rg.encodings.Scaling):
         def __call__(self, frequencies):
             return change(frequencies)
 
@@ -229,7 +229,7 @@ def test_one_graph_of_a_compiler_holds_a_rotation(calls):
 def test_attention_with_gaps_between_its_keys_is_the_reference(calls):
     q, k, v = torch.randn(1, 2, 4, 8), torch.randn(1, 1, 9, 8), torch.randn(1, 1, 9, 8)
     attention = rg.Attention(position=rg.RoPE(6, interleaved=True), mask=rg.causal())
-    positions = rg.Positions(10, rg.Spans.of((0, 4), (7, 12)))
+    positions = rg.types.Positions(10, rg.types.Spans.of((0, 4), (7, 12)))
     output = attention(q, k, v, positions=positions).output
     assert len(calls) == 2
     exact, _ = reference(Problem(attention, *(t.double() for t in (q, k, v)), positions, Sizes.of(q, k, v)))

@@ -16,18 +16,25 @@ from regard.maps.scored_map import ScoredMap
 
 HIGHEST = load()
 pytestmark = pytest.mark.skipif(HIGHEST is None, reason="the library of the kernels is not built")
-FOLDS = (rg.Entropy(), rg.TopLinks(3), rg.KeyTotals(), rg.Distance(), rg.MassOn([0, 5, 7]), rg.Pool(9, 13))
+FOLDS = (
+    rg.maps.Entropy(),
+    rg.maps.TopLinks(3),
+    rg.maps.KeyTotals(),
+    rg.maps.Distance(),
+    rg.maps.MassOn([0, 5, 7]),
+    rg.maps.Pool(9, 13),
+)
 ATTENTIONS = {
     "plain": lambda: rg.Attention(),
     "causal window": lambda: rg.Attention(mask=rg.causal() & rg.window(50)),
-    "dilated": lambda: rg.Attention(mask=rg.dilated(20, 3)),
+    "dilated": lambda: rg.Attention(mask=rg.masks.dilated(20, 3)),
     "padding": lambda: rg.Attention(mask=rg.padding([130, 77])),
     "documents": lambda: rg.Attention(mask=rg.causal() & rg.documents([60, 150, 40])),
     "alibi": lambda: rg.Attention(mask=rg.causal(), bias=rg.ALiBi(4)),
-    "t5 and soft cap": lambda: rg.Attention(bias=[rg.T5Bias(4), rg.Softcap(3.0)]),
-    "temperature and sink": lambda: rg.Attention(normalizer=rg.Softmax(temperature=0.5, sink=1.0)),
+    "t5 and soft cap": lambda: rg.Attention(bias=[rg.biases.T5Bias(4), rg.biases.Softcap(3.0)]),
+    "temperature and sink": lambda: rg.Attention(normalizer=rg.normalizers.Softmax(temperature=0.5, sink=1.0)),
     "no key": lambda: rg.Attention(mask=rg.causal() & ~rg.window(300)),
-    "additive": lambda: rg.Attention(rg.Additive(24, 24, 10), mask=rg.causal()),
+    "additive": lambda: rg.Attention(rg.scores.Additive(24, 24, 10), mask=rg.causal()),
 }
 
 
@@ -52,7 +59,7 @@ def by_tiles(monkeypatch, weights, reductions):
 
 def check_equal(compiled, tiled):
     for mine, theirs in zip(compiled, tiled, strict=True):
-        if isinstance(mine, rg.RowLinks):
+        if isinstance(mine, rg.maps.RowLinks):
             torch.testing.assert_close(mine.weights, theirs.weights, atol=2e-6, rtol=1e-4)
             assert torch.equal(mine.keys < 0, theirs.keys < 0)
         else:
@@ -92,7 +99,7 @@ def test_an_unknown_row_statistic_of_few_queries_is_computed():
 
 def test_keys_of_the_strongest_links_hold_their_weights():
     weights = rg.Attention()(*tensors()).weights
-    (links,) = weights.summarize(rg.TopLinks(5))
+    (links,) = weights.summarize(rg.maps.TopLinks(5))
     dense = weights.dense()
     torch.testing.assert_close(dense.gather(-1, links.keys), links.weights)
     torch.testing.assert_close(dense.topk(5).values, links.weights)
@@ -104,7 +111,7 @@ def test_selected_heads_keep_their_own_bias(monkeypatch):
 
 
 def test_a_fold_of_the_users_own_runs_beside(monkeypatch):
-    class Squares(rg.Reduction):
+    class Squares(rg.maps.Reduction):
         def init(self, shape, device):
             return [torch.zeros(shape[:2], device=device)]
 
@@ -112,12 +119,12 @@ def test_a_fold_of_the_users_own_runs_beside(monkeypatch):
             state[0] += tile.weights.square().sum((-2, -1))
 
     weights = rg.Attention(mask=rg.causal())(*tensors()).weights
-    reductions = (rg.Entropy(), Squares(), rg.TopLinks(1), rg.TopLinks(2))
+    reductions = (rg.maps.Entropy(), Squares(), rg.maps.TopLinks(1), rg.maps.TopLinks(2))
     check_equal(weights.summarize(*reductions), by_tiles(monkeypatch, weights, reductions))
 
 
 def test_keys_with_gaps_have_their_own_distances(monkeypatch):
-    positions = rg.Positions(300, rg.Spans.of((0, 100), (150, 300)))
+    positions = rg.types.Positions(300, rg.types.Spans.of((0, 100), (150, 300)))
     weights = rg.Attention(mask=rg.causal() & rg.window(190))(*tensors(), positions=positions).weights
     check_equal(weights.summarize(*FOLDS), by_tiles(monkeypatch, weights, FOLDS))
 
@@ -127,7 +134,9 @@ def test_threads_change_no_bit():
     before = torch.get_num_threads()
     for count in (1, 2, 3):
         torch.set_num_threads(count)
-        results.append(weights.summarize(rg.Entropy(), rg.KeyTotals(), rg.Pool(5, 7), rg.Distance()))
+        results.append(
+            weights.summarize(rg.maps.Entropy(), rg.maps.KeyTotals(), rg.maps.Pool(5, 7), rg.maps.Distance())
+        )
     torch.set_num_threads(before)
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
 
@@ -140,11 +149,11 @@ def test_drawn_sizes(data):
     width, k = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 9))
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
     reductions = (
-        rg.Entropy(),
-        rg.TopLinks(k),
-        rg.KeyTotals(),
-        rg.Distance(),
-        rg.Pool(data.draw(st.integers(1, 40)), 7),
+        rg.maps.Entropy(),
+        rg.maps.TopLinks(k),
+        rg.maps.KeyTotals(),
+        rg.maps.Distance(),
+        rg.maps.Pool(data.draw(st.integers(1, 40)), 7),
     )
     weights = rg.Attention(mask=rg.window(data.draw(st.integers(1, 200))))(
         *tensors((I, J), width=width, dtype=dtype)

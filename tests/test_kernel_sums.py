@@ -99,10 +99,10 @@ def test_a_long_sequence_is_as_precise_as_a_short_one():
 def test_the_linear_engine_uses_the_kernel_and_continues_from_a_state(monkeypatch):
     made, run = [], sums.run
     monkeypatch.setattr(sums, "run", lambda *arguments: (made.append(arguments[1]), run(*arguments)))
-    attention = rg.Attention(rg.FeatureScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
+    attention = rg.Attention(rg.scores.FeatureScore(), mask=rg.causal(), normalizer=rg.normalizers.SumNormalizer())
     q, k, v = torch.randn(3, 1, 4, 130, 16)
     whole = attention(q, k, v, engine="linear").output
-    cache, parts = rg.RecurrentCache(), []
+    cache, parts = rg.caches.RecurrentCache(), []
     for part in (slice(0, 57), slice(57, 130)):
         seen = attention(q[:, :, part], k[:, :, part], v[:, :, part], cache=cache)
         cache = seen.cache

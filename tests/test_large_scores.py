@@ -28,7 +28,7 @@ def step(offset):
     return max(0.125, float(torch.nextafter(x, torch.tensor(torch.inf)) - x))
 
 
-class Offset(rg.AdditiveBias):
+class Offset(rg.biases.AdditiveBias):
     """A number for each query and key."""
 
     def __init__(self, table):
@@ -93,7 +93,9 @@ def check_map(weights, expected):
     torch.testing.assert_close(weights[..., 3:9, 7:].double(), expected[..., 3:9, 7:], **close)
     torch.testing.assert_close(weights.dense().double(), expected, **close)
     torch.testing.assert_close(weights.select([1], [0]).dense().double(), expected[1:, :1], **close)
-    entropy, received, top, distance = weights.summarize(rg.Entropy(), rg.KeyTotals(), rg.TopLinks(3), rg.Distance())
+    entropy, received, top, distance = weights.summarize(
+        rg.maps.Entropy(), rg.maps.KeyTotals(), rg.maps.TopLinks(3), rg.maps.Distance()
+    )
     logs = expected.log().clamp_min(torch.finfo(torch.float32).min)
     torch.testing.assert_close(entropy.double(), -(expected * logs).sum(-1), rtol=2 * ROUNDING, atol=2 * ROUNDING)
     torch.testing.assert_close(received.double(), expected.sum(2), rtol=ROUNDING, atol=ROUNDING * I)
@@ -190,9 +192,9 @@ def test_masks_and_large_products_of_queries_and_keys(engine, offset):
 
 
 def sinks(sink):
-    learned = rg.LearnedSink(2)
+    learned = rg.normalizers.LearnedSink(2)
     torch.nn.init.constant_(learned.sink, sink)
-    return rg.Softmax(sink=sink), learned
+    return rg.normalizers.Softmax(sink=sink), learned
 
 
 @pytest.mark.parametrize(("offset", "sink"), [(-1e9, 0.0), (1e9, 0.0), (1e5, 1e5), (-1e9, -1e9), (1e9, 1e9)])
@@ -211,7 +213,7 @@ def test_sinks_take_their_share(engine, offset, sink):
 @torch.no_grad()
 def test_top_k_of_large_scores(engine):
     q, k, v = inputs(-1e9)
-    seen = attention(table(-1e9), normalizer=rg.TopK(4))(0 * q, k, v, engine=engine)
+    seen = attention(table(-1e9), normalizer=rg.normalizers.TopK(4))(0 * q, k, v, engine=engine)
     kept = seen.weights.dense()
     assert torch.equal((kept > 0).sum(-1), torch.full((2, 2, I), 4))
     torch.testing.assert_close(kept.sum(-1), torch.ones(2, 2, I))

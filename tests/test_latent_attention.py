@@ -125,16 +125,16 @@ def test_no_tokens_and_one(length, form):
 
 
 def test_a_latent_cache_in_attend_is_a_growing_cache_of_half_the_size():
-    attention = rg.Attention(rg.LatentDot(H, D, C, R), position=rg.RoPE(R), mask=rg.causal()).double()
+    attention = rg.Attention(rg.scores.LatentDot(H, D, C, R), position=rg.RoPE(R), mask=rg.causal()).double()
     q, key = torch.randn(1, H, 6, R + D).double(), torch.randn(1, 1, 6, R + C).double()
-    whole, cache = attention(q, key, key[..., R:]), rg.LatentCache()
+    whole, cache = attention(q, key, key[..., R:]), rg.caches.LatentCache()
     for step in (slice(0, 4), slice(4, 5), slice(5, 6)):
         part = key[:, :, step]
         seen = attention(q[:, :, step], part, part[..., R:], cache=cache)
         torch.testing.assert_close(seen.output, whole.output[:, :, step])
         cache = seen.cache
     with pytest.raises(rg.RegardError, match="the last channels of the keys"):
-        attention(q, key, key[..., R:] + 1, cache=rg.LatentCache())
+        attention(q, key, key[..., R:] + 1, cache=rg.caches.LatentCache())
 
 
 def test_mistakes_say_what_to_do():
@@ -143,4 +143,4 @@ def test_mistakes_say_what_to_do():
     with pytest.raises(rg.RegardError, match="give 'auto', 'absorbed' or 'expanded'"):
         layer()(torch.randn(2, 3, WIDTH), form="naive")
     with pytest.raises(rg.RegardError, match="Create it with 2 heads"):
-        rg.Attention(rg.LatentDot(4, 3, 4, 1))(torch.randn(1, 2, 3, 4), *torch.randn(2, 1, 1, 3, 5))
+        rg.Attention(rg.scores.LatentDot(4, 3, 4, 1))(torch.randn(1, 2, 3, 4), *torch.randn(2, 1, 1, 3, 5))

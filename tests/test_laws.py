@@ -112,7 +112,7 @@ def test_the_budget_has_no_room_for_a_mistake(name, dtype):
     output, allowed = budget(problem, dtype)
     attention, inputs = problem.attention, (problem.query, problem.key, problem.value)
     wrong = {"zeros": torch.zeros_like(output)}
-    if isinstance(attention.score, rg.Dot) and not isinstance(attention.normalizer, rg.Hardmax):
+    if isinstance(attention.score, rg.Dot) and not isinstance(attention.normalizer, rg.normalizers.Hardmax):
         scale = 1.0 if attention.score.factor is None else attention.score.factor / 2
         wrong["factor"] = with_score(attention, rg.Dot(scale=scale))(*inputs).output
     if attention.mask is not None:

@@ -61,7 +61,7 @@ def test_statistics_are_those_of_the_dense_weights(name):
     seen = attend(name, attention, q, k, v).weights
     weights, close = seen.dense(), {"rtol": 1e-5, "atol": 1e-5, "check_dtype": False}
     torch.testing.assert_close(seen.received(), weights.sum(2), **close)
-    (mass,) = seen.summarize(rg.SignedMass())
+    (mass,) = seen.summarize(rg.maps.SignedMass())
     torch.testing.assert_close(mass.positive, weights.clamp_min(0).sum(-1), **close)
     torch.testing.assert_close(seen.top(2).weights, weights.topk(2).values.clamp_min(0), **close)
     sizes = weights.abs()
@@ -183,7 +183,7 @@ def test_one_map_of_the_whole_is_reported(name):
 def test_calls_that_a_composite_cannot_run_are_refused():
     attention, q, k, v = example("differential")
     with pytest.raises(rg.RegardError, match="Use GrowingCache"):
-        attention(q, k, v, cache=rg.RingCache(4))
+        attention(q, k, v, cache=rg.caches.RingCache(4))
     with pytest.raises(rg.RegardError, match="not a composite"):
         attention(q, k, v, engine="ring")
     with pytest.raises(rg.RegardError, match="cannot be cut into 2 equal parts"):
@@ -192,18 +192,18 @@ def test_calls_that_a_composite_cannot_run_are_refused():
         attention, *inputs = example("linformer", queries=41)
         attention(*inputs)
     with pytest.raises(rg.RegardError, match="Leave the mask out, or use MeanGroups"):
-        rg.Grouped(rg.Attention(mask=rg.causal()), rg.ProjectedGroups(40, 3))(q, q, v)
+        rg.composites.Grouped(rg.Attention(mask=rg.causal()), rg.composites.ProjectedGroups(40, 3))(q, q, v)
     with pytest.raises(rg.RegardError, match="2 parts need as many factors, got 1"):
-        rg.Sum([rg.Attention(), rg.Attention()], [1.0])
+        rg.composites.Sum([rg.Attention(), rg.Attention()], [1.0])
     with pytest.raises(rg.RegardError, match=r"factor 0 has shape \(4, 1, 1\).*broadcasts against"):
         example("infini")[0](q[:, :3], k[:, :3], v[:, :3])
     with pytest.raises(rg.RegardError, match=r"GateFactors needs gates of shape \(B, H, I, 1\) = \(2, 4, 24, 1\)"):
-        rg.Sum([rg.Attention()], rg.GateFactors(1))(q, q, v, gates=torch.ones(2, 4, 24, 2))
+        rg.composites.Sum([rg.Attention()], rg.composites.GateFactors(1))(q, q, v, gates=torch.ones(2, 4, 24, 2))
 
 
 def test_a_map_refuses_when_the_matrix_of_its_groups_has_changed():
     attention, q, k, v = example("linformer")
-    large = rg.Grouped(rg.Attention(), rg.ProjectedGroups(24, 400)).double()
+    large = rg.composites.Grouped(rg.Attention(), rg.composites.ProjectedGroups(24, 400)).double()
     weights = large(q, k, v).weights
     with torch.no_grad():
         large.groups.of_values += 1
@@ -223,7 +223,7 @@ def test_a_memory_of_segments_is_linear_attention_to_earlier_segments(length, nu
     torch.manual_seed(0)
     q = torch.randn(2, 4, num_queries, 6).double().requires_grad_()
     k, v = (torch.randn(2, key_heads, length, 6).double().requires_grad_() for _ in range(2))
-    memory = rg.SegmentMemory(size=5)
+    memory = rg.composites.SegmentMemory(size=5)
     plain = memory.attention(q, k, v, engine="dense")
     seen = memory(q, k, v)
     torch.testing.assert_close(seen.output, plain.output)

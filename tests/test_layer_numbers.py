@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import regard as rg
-from regard.stats import layer_number, layer_numbers
+from regard.stats import layer_numbers
+from regard.stats.numbering import layer_number
 
 transformers = pytest.importorskip("transformers")
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9]])
@@ -120,12 +121,12 @@ def test_gates_profiles_and_sources_of_patches_use_the_number_of_the_edit():
         model(IDS)
     profile = rg.profile(two.maps, list("abcdef"))
     assert [line.split()[0] for line in profile.table().splitlines()[1:]] == ["2", "2", "4", "4"]
-    with rg.edit(model, rg.ActivationPatch(rg.Where(layers=3), "value", {3: seen.values(3)})) as run:
+    with rg.edit(model, rg.edits.ActivationPatch(rg.Where(layers=3), "value", {3: seen.values(3)})) as run:
         assert torch.equal(model(IDS), plain)
     assert list(run.calls) == [seen.names[3]]
-    with rg.edit(model, rg.ReplaceWeights(rg.Where(layers=2), {2: torch.eye(6).expand(1, 2, 6, 6)})):
+    with rg.edit(model, rg.edits.ReplaceWeights(rg.Where(layers=2), {2: torch.eye(6).expand(1, 2, 6, 6)})):
         assert not torch.equal(model(IDS), plain)
-    with rg.gated(model, {3: [0.0, 0.0]}), rg.watch(model, keep="qkv") as gated:
+    with rg.hf.gated(model, {3: [0.0, 0.0]}), rg.watch(model, keep="qkv") as gated:
         model(IDS)
     assert torch.equal(gated.values(3), seen.values(3)) and not torch.equal(gated.values(4), seen.values(4))
 
@@ -139,7 +140,7 @@ def test_stages_are_counted_through():
         model(image)
     assert layer_numbers(seen) == [0, 1, 2, 3, 4]
     for number, name in enumerate(seen):
-        with rg.edit(model, rg.ScaleWeights(rg.Where(layers=number), 0.5)) as run:
+        with rg.edit(model, rg.edits.ScaleWeights(rg.Where(layers=number), 0.5)) as run:
             model(image)
         assert list(run.calls) == [name]
     with rg.watch(model, layers=3) as one:

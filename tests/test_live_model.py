@@ -19,7 +19,7 @@ from regard.data import Pair
 from regard.errors import RegardError
 from regard.seq2seq import load_pretrained
 from regard.seq2seq.evaluation.pair_maps import read_pair
-from regard.stats import TextReading
+from regard.types import TextReading
 from regard.viewer import Sheet
 from regard.viewer import typed_texts as typed_texts_module
 from regard.viewer.live_model import TOKENS, LiveModel, Stopped, text_model, translator_model

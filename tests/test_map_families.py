@@ -46,7 +46,7 @@ def test_a_new_family_defines_weights_and_has_the_whole_interface(weights):
     torch.testing.assert_close(seen[1, 2, [3, 0], 1:4], weights[1, 2, [3, 0], 1:4])
     torch.testing.assert_close(seen.received(), weights.sum(2))
     torch.testing.assert_close(seen.mass([0, 4]), weights[..., [0, 4]].sum(-1))
-    (mass,) = seen.summarize(rg.SignedMass())
+    (mass,) = seen.summarize(rg.maps.SignedMass())
     torch.testing.assert_close(mass.positive, weights.clamp_min(0).sum(-1))
     torch.testing.assert_close(mass.negative, weights.clamp_max(0).sum(-1))
     assert repr(seen) == "AttentionMap(2 x 3 heads x 7 queries x 9 keys, signed)"

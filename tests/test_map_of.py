@@ -22,7 +22,7 @@ def drawn(lengths=(7, 4), queries=2, heads=4, groups=2, page=3):
         own = [order.pop() for _ in range(count)]
         table[text, :count] = torch.tensor(own)
         keys.append(pages[own].flatten(0, 1)[:length].transpose(0, 1))
-    return torch.randn(len(lengths), heads, queries, 8), rg.PagedKeys(pages, table, torch.tensor(lengths)), keys
+    return torch.randn(len(lengths), heads, queries, 8), rg.maps.PagedKeys(pages, table, torch.tensor(lengths)), keys
 
 
 @pytest.mark.parametrize("lengths", [(7, 4), (5,), (6, 6, 1), (3, 0)])
@@ -61,10 +61,10 @@ def test_the_statistics_of_kernels_of_torch_fit():
 def test_families_and_empty_rows():
     q, k, v = torch.randn(3, 1, 2, 6, 4)
     beta, decay = torch.rand(1, 2, 6), -torch.rand(1, 2, 6)
-    delta = rg.Attention(transition=rg.GatedDelta())
+    delta = rg.Attention(transition=rg.transitions.GatedDelta())
     weights = rg.AttentionMap.of(delta, q, k, beta=beta, log_decay=decay)
     torch.testing.assert_close(weights.dense() @ v, delta(q, k, v, beta=beta, log_decay=decay).output)
-    shifted = rg.Positions(-2, rg.Spans.of((0, 6)))  # the first two queries have no key
+    shifted = rg.types.Positions(-2, rg.types.Spans.of((0, 6)))  # the first two queries have no key
     expected = rg.Attention(mask=rg.causal())(q, k, v, positions=shifted).weights
     statistic = expected.row_statistic[0].masked_fill(expected.row_statistic[0].isneginf(), torch.inf)
     weights = rg.AttentionMap.of(rg.Attention(mask=rg.causal()), q, k, statistic, shifted)
@@ -86,8 +86,11 @@ def test_a_map_is_a_snapshot_of_pages_that_are_used_again():
         ({"statistic": "base 2"}, "logarithms of base 2.*math.log"),
         ({"statistic": "without the factor"}, "log-sum-exp of its scores is"),
         ({"statistic": torch.zeros(1, 4, 3)}, r"shape \(batch, heads, queries\) = \(2, 4, 2\)"),
-        ({"statistic": torch.zeros(2, 4, 2), "attention": rg.Attention(normalizer=rg.Sparsemax())}, "Sparsemax"),
-        ({"positions": rg.Positions.aligned_to_end(2, 7)}, "leave positions out"),
+        (
+            {"statistic": torch.zeros(2, 4, 2), "attention": rg.Attention(normalizer=rg.normalizers.Sparsemax())},
+            "Sparsemax",
+        ),
+        ({"positions": rg.types.Positions.aligned_to_end(2, 7)}, "leave positions out"),
         ({"beta": torch.ones(2, 4, 7)}, "AttentionMap.of: got an unexpected keyword argument 'beta'"),
         ({"attention": rg.causal()}, "AttentionMap.of: "),
     ],
@@ -117,4 +120,4 @@ def test_what_does_not_fit_is_refused(arguments, words):
 def test_pages_that_cannot_be_are_refused(change, words):
     given = {"pages": torch.zeros(4, 3, 2, 8), "table": torch.tensor([[0, 1], [2, 3]]), "lengths": torch.tensor([6, 4])}
     with pytest.raises(rg.RegardError, match=words):
-        rg.PagedKeys(**(given | change)).gathered()
+        rg.maps.PagedKeys(**(given | change)).gathered()

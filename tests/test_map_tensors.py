@@ -195,7 +195,7 @@ def test_gradients_of_reductions_are_those_of_the_dense_weights(make):
     q, k = (torch.randn(2, 3, n, 4, dtype=torch.float64, requires_grad=True) for n in (9, 11))
     values = torch.randn(2, 3, 11, 2, dtype=torch.float64, requires_grad=True)
     weights = rg.Attention(mask=rg.causal())(q, k, k).weights
-    weights = rg.SumMap([weights], [torch.tensor([-1.0, 2.0]).view(2, 1, 1, 1)]) if make is signed else weights
+    weights = rg.maps.SumMap([weights], [torch.tensor([-1.0, 2.0]).view(2, 1, 1, 1)]) if make is signed else weights
     dense = weights.dense()
     asked = [
         *(lambda w, dim=dim: w.sum(dim) for dim in AXES[1:]),

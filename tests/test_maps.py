@@ -25,7 +25,7 @@ every_mechanism = pytest.mark.parametrize("name", SHARES)
 def seen_and_dense(name):
     attention, q, k, v = mechanisms()[name].example()
     sizes = Sizes.of(q, k, v)
-    problem = Problem(attention, q, k, v, rg.Positions.aligned_to_end(sizes.I, sizes.J), sizes)
+    problem = Problem(attention, q, k, v, rg.types.Positions.aligned_to_end(sizes.I, sizes.J), sizes)
     with torch.no_grad():
         return attention(q, k, v), reference(problem)[1]
 
@@ -71,14 +71,22 @@ def test_a_pooled_map_sums_keys_and_averages_queries(name):
 
 def test_one_pass_gives_what_single_passes_give():
     seen, _ = seen_and_dense("multi_head" if "multi_head" in mechanisms() else "sliding_window")
-    together = seen.weights.summarize(rg.Entropy(), rg.KeyTotals(), rg.TopLinks(2))
+    together = seen.weights.summarize(rg.maps.Entropy(), rg.maps.KeyTotals(), rg.maps.TopLinks(2))
     alone = (seen.weights.entropy(), seen.weights.received(), seen.weights.top(2))
     assert torch.equal(together[0], alone[0]) and torch.equal(together[1], alone[1])
     assert torch.equal(together[2].weights, alone[2].weights) and torch.equal(together[2].keys, alone[2].keys)
 
 
 FOLDS = [
-    *(rg.Entropy(), rg.TopLinks(3), rg.KeyTotals(), rg.Distance(), rg.MassOn([1]), rg.Pool(4, 4), rg.Similarity()),
+    *(
+        rg.maps.Entropy(),
+        rg.maps.TopLinks(3),
+        rg.maps.KeyTotals(),
+        rg.maps.Distance(),
+        rg.maps.MassOn([1]),
+        rg.maps.Pool(4, 4),
+        rg.maps.Similarity(),
+    ),
     Pyramid(1),
 ]
 
@@ -106,7 +114,7 @@ def test_statistics_do_not_depend_on_who_found_the_row_statistic(name, width, st
     seen, _ = seen_and_dense(name)
     told = seen.weights
     alone = ScoredMap(told.attention, told._prepared, told.positions, told.grid, None)
-    reductions = [rg.Entropy(), rg.KeyTotals(), rg.Distance()]
+    reductions = [rg.maps.Entropy(), rg.maps.KeyTotals(), rg.maps.Distance()]
     for mine, theirs in zip(alone.summarize(*reductions), told.summarize(*reductions), strict=True):
         torch.testing.assert_close(mine, theirs)
     for mine, theirs in zip(alone.row_statistic, told.row_statistic, strict=True):
@@ -116,7 +124,7 @@ def test_statistics_do_not_depend_on_who_found_the_row_statistic(name, width, st
 def test_heads_are_compared_by_every_so_many_th_query(small_blocks):
     weights = rg.Attention(mask=rg.causal())(*torch.randn(3, 1, 4, 23, 8)).weights
     flat = torch.nn.functional.normalize(weights.dense()[:, :, ::3].flatten(2), dim=-1)
-    torch.testing.assert_close(weights.summarize(rg.Similarity(every=3))[0], flat @ flat.transpose(-1, -2))
+    torch.testing.assert_close(weights.summarize(rg.maps.Similarity(every=3))[0], flat @ flat.transpose(-1, -2))
 
 
 @pytest.mark.parametrize("length", [1, 7, 31, 64, 257, 4096])
@@ -147,7 +155,7 @@ def test_a_weight_that_was_rounded_above_one_has_no_entropy_below_zero():
 def test_a_hard_lookup_has_entropy_zero_and_reaches_where_it_points():
     q = torch.eye(4)[None, None]
     k = q[:, :, [2, 3, 0, 1]]
-    weights = rg.Attention(normalizer=rg.Hardmax())(q, k, k).weights
+    weights = rg.Attention(normalizer=rg.normalizers.Hardmax())(q, k, k).weights
     assert not weights.entropy().any()
     assert weights.top().keys.flatten().tolist() == [2, 3, 0, 1]
     assert weights.distance().flatten().tolist() == [2.0] * 4
@@ -175,7 +183,7 @@ def test_the_mask_is_asked_only_of_keys_that_some_query_of_a_tile_may_not_see(sm
     assert asked and all((~part).any(-2).all() for part in asked)
 
 
-@pytest.mark.parametrize("normalizer", [rg.Softmax(), rg.Sparsemax()], ids=repr)
+@pytest.mark.parametrize("normalizer", [rg.normalizers.Softmax(), rg.normalizers.Sparsemax()], ids=repr)
 def test_a_statistic_that_is_known_is_not_computed_again(normalizer, small_blocks, monkeypatch):
     def computed(*_):
         raise AssertionError("the engine has told it")
@@ -201,11 +209,11 @@ def test_the_scores_of_few_tiles_are_kept_while_their_statistic_is_found(length,
 
 def test_whole_rows_are_scored_as_many_at_a_time_as_the_workspace_allows(monkeypatch):
     q, k, v = torch.randn(2, 3, 20, 4), torch.randn(2, 3, 30, 4), torch.randn(2, 3, 30, 4)
-    weights = rg.Attention(normalizer=rg.Sparsemax())(q, k, v, engine="reference").weights
-    of_a_row, statistic, held = 2 * 3 * 30 * weights._bytes_per_weight, rg.Sparsemax.row_statistic, []
+    weights = rg.Attention(normalizer=rg.normalizers.Sparsemax())(q, k, v, engine="reference").weights
+    of_a_row, statistic, held = 2 * 3 * 30 * weights._bytes_per_weight, rg.normalizers.Sparsemax.row_statistic, []
     monkeypatch.setattr("regard.maps.attention_map.WORKSPACE", 4 * of_a_row + 1)
     monkeypatch.setattr(
-        rg.Sparsemax, "row_statistic", lambda self, s, at: held.append(s.shape[2]) or statistic(self, s, at)
+        rg.normalizers.Sparsemax, "row_statistic", lambda self, s, at: held.append(s.shape[2]) or statistic(self, s, at)
     )
     assert len(weights.row_statistic) == 2 and held == [4] * 5
 
@@ -265,7 +273,7 @@ def test_weight_on_chosen_keys_is_each_entrys_own(small_blocks):
 
 def test_a_fold_keeps_the_keys_it_was_given():
     weights, keys = rg.Attention()(*torch.randn(3, 1, 1, 4, 4)).weights, torch.tensor([0, 1])
-    reduction = rg.MassOn(keys)
+    reduction = rg.maps.MassOn(keys)
     keys.fill_(3)
     close(weights.summarize(reduction)[0], weights.mass([0, 1]))
 

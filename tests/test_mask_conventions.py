@@ -138,7 +138,7 @@ def test_a_square_of_padding_is_not_read_as_pairs():
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        (torch.randn(4, 4), "numbers from .* a bias: regard.LearnedTable"),
+        (torch.randn(4, 4), "numbers from .* a bias: regard.biases.LearnedTable"),
         (torch.tensor([[0.0, -5.0], [0.0, 0.0]]), "numbers from -5 to 0.* a bias"),
         ((1 - ALLOWED.float()) * -torch.inf, "NaN"),
         (ALLOWED.float().to("meta"), r"regard\.mask_tensor\(mask\.bool\(\)\) if 1 = may attend"),

@@ -39,11 +39,15 @@ def masked(attention, mask):
     """The mechanism with a further mask on each of its attentions; None if one of them has no place for it."""
     if isinstance(attention, rg.Attention):
         return attention.with_mask(mask if attention.mask is None else attention.mask & mask)
-    if isinstance(attention, rg.Sum):
+    if isinstance(attention, rg.composites.Sum):
         parts = [masked(part, mask) for part in attention.parts]
-        return None if None in parts else rg.Sum(parts, attention.factors, splits_channels=attention.splits_channels)
-    if isinstance(attention, rg.Grouped) and isinstance(attention.groups, rg.MeanGroups):
-        return rg.Grouped(masked(attention.attention, mask), attention.groups)
+        return (
+            None
+            if None in parts
+            else rg.composites.Sum(parts, attention.factors, splits_channels=attention.splits_channels)
+        )
+    if isinstance(attention, rg.composites.Grouped) and isinstance(attention.groups, rg.composites.MeanGroups):
+        return rg.composites.Grouped(masked(attention.attention, mask), attention.groups)
     return None
 
 
@@ -139,7 +143,7 @@ def test_a_packed_document_is_read_alone(name, data):
         alone,
         [x[:, :, part] for x in inputs],
         cut(tensors, axes, part, part),
-        positions=rg.Positions(start, rg.Spans.of((start, start + n - first))),
+        positions=rg.types.Positions(start, rg.types.Spans.of((start, start + n - first))),
     )
     packed = attend(documents, inputs, tensors, engine=engine)
     torch.testing.assert_close(packed.output[:, :, part], expected.output, **CLOSE)
@@ -171,7 +175,7 @@ def test_padding_is_not_read(name, data):
             attention,
             [x[entry : entry + 1, :, part] for x in inputs],
             cut(of_entry, axes, part, part),
-            positions=rg.Positions(start, rg.Spans.of((start, start + n - pad))),
+            positions=rg.types.Positions(start, rg.types.Spans.of((start, start + n - pad))),
         )
         torch.testing.assert_close(seen.output[entry : entry + 1, :, part], expected.output, **CLOSE)
         torch.testing.assert_close(seen.weights[entry : entry + 1, :, part, part], expected.weights.dense(), **CLOSE)
@@ -187,7 +191,7 @@ def test_a_row_does_not_read_what_a_window_hides(name, data):
     size, row = data.draw(st.integers(1, n), label="window"), data.draw(st.integers(0, n - 1), label="row")
     kinds = {
         "window": rg.causal() & rg.window(size),
-        "prefix": rg.causal() | rg.prefix(size),
+        "prefix": rg.causal() | rg.masks.prefix(size),
         "any pair": rg.mask_tensor(torch.rand(1, 1, n, n) < 0.6),
         "predicate": rg.mask_mod(lambda b, h, i, j: (j <= i) & (i // size == j // size)),
     }
@@ -206,7 +210,9 @@ def test_a_row_does_not_read_what_a_window_hides(name, data):
 def test_a_ring_cache_gives_token_by_token_what_one_call_gives(name, data):
     attention, inputs, tensors, axes = drawn_call(data, name)
     n = inputs[0].shape[2]
-    cache = rg.RingCache(data.draw(st.integers(1, 12), label="ring"), data.draw(st.integers(0, 3), label="sinks"))
+    cache = rg.caches.RingCache(
+        data.draw(st.integers(1, 12), label="ring"), data.draw(st.integers(0, 3), label="sinks")
+    )
     if name not in REFUSE_RING:
         attention = masked(attention, rg.causal())
     else:
@@ -234,8 +240,8 @@ def test_masks_of_blocks_and_groups_are_bounded_by_their_spans_and_come_back_fro
     from regard.maps.stored import load_map, save_map
 
     q, k, v = torch.randn(2, 4, 20, 8), torch.randn(2, 2, 20, 8), torch.randn(2, 2, 20, 8)
-    attention = rg.Attention(mask=rg.causal() & mask, selection=rg.BlockMeans(3, 2))
-    grouped = rg.Grouped(rg.Attention(mask=rg.causal() & mask), rg.MeanGroups(3))
+    attention = rg.Attention(mask=rg.causal() & mask, selection=rg.selections.BlockMeans(3, 2))
+    grouped = rg.composites.Grouped(rg.Attention(mask=rg.causal() & mask), rg.composites.MeanGroups(3))
     blocks, groups = (each(q, k, v).weights for each in (attention, grouped))
     for each, weights in ((attention, blocks), (grouped, groups)):
         defined = each(q, k, v, engine="reference").weights
@@ -249,7 +255,7 @@ def test_masks_of_blocks_and_groups_are_bounded_by_their_spans_and_come_back_fro
             keys = weights.positions.keys.tensor().tolist()
             assert all(key in some for key, flag in zip(keys, rows.any(0), strict=True) if flag)
             assert all(flag for key, flag in zip(keys, rows.all(0), strict=True) if key in every)
-        entry = chosen.select(torch.tensor([1])).allowed(rg.Grid.whole(weights.positions, 1, 4, 20))
+        entry = chosen.select(torch.tensor([1])).allowed(rg.types.Grid.whole(weights.positions, 1, 4, 20))
         assert entry.expand(1, 4, -1, -1).equal(allowed[1:])
     for weights in (blocks, groups):
         save_map(tmp_path / "map.safetensors", weights)

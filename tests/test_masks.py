@@ -48,8 +48,8 @@ def test_spans_of_flags_are_the_places_of_true(flags):
 def test_may_and_all_bound_the_predicate(data):
     B, I, J = 2, data.draw(st.integers(1, 24)), data.draw(st.integers(1, 24))
     mask = data.draw(masks(B, I, J))
-    positions = rg.Positions.aligned_to_end(I, J)
-    allowed = mask.allowed(rg.Grid.whole(positions, B, 2, I)).expand(B, 2, I, J)
+    positions = rg.types.Positions.aligned_to_end(I, J)
+    allowed = mask.allowed(rg.types.Grid.whole(positions, B, 2, I)).expand(B, 2, I, J)
     size = data.draw(st.integers(1, 9))
     for start in range(0, I, size):
         stop = min(start + size, I)
@@ -64,7 +64,9 @@ def test_may_and_all_bound_the_predicate(data):
 def test_a_relative_mask_depends_on_distance_alone(data):
     mask = data.draw(masks(1, 12, 12))
     if mask.relative:
-        a, b = (mask.allowed(rg.Grid.whole(rg.Positions(s, Spans(((s, s + 12),))), 1, 1, 12)) for s in (0, 37))
+        a, b = (
+            mask.allowed(rg.types.Grid.whole(rg.types.Positions(s, Spans(((s, s + 12),))), 1, 1, 12)) for s in (0, 37)
+        )
         assert torch.equal(a.expand(1, 1, 12, 12), b.expand(1, 1, 12, 12))
 
 
@@ -74,22 +76,22 @@ EXACT = {
     "causal, more queries than keys": (rg.causal(), 4, 2, ["00", "00", "10", "11"]),
     "window of 2 keys": (rg.causal() & rg.window(2), 4, 4, ["1000", "1100", "0110", "0011"]),
     "window on both sides": (rg.window(2), 4, 4, ["1100", "1110", "0111", "0011"]),
-    "dilated": (rg.dilated(2, 2), 5, 5, ["10100", "01010", "10101", "01010", "00101"]),
-    "prefix": (rg.causal() | rg.prefix(2), 4, 4, ["1100", "1100", "1110", "1111"]),
-    "blocks": (rg.block_local(2), 4, 4, ["1100", "1100", "0011", "0011"]),
-    "blocks and the one before": (rg.block_local(2, before=1), 4, 4, ["1100", "1100", "1111", "1111"]),
+    "dilated": (rg.masks.dilated(2, 2), 5, 5, ["10100", "01010", "10101", "01010", "00101"]),
+    "prefix": (rg.causal() | rg.masks.prefix(2), 4, 4, ["1100", "1100", "1110", "1111"]),
+    "blocks": (rg.masks.block_local(2), 4, 4, ["1100", "1100", "0011", "0011"]),
+    "blocks and the one before": (rg.masks.block_local(2, before=1), 4, 4, ["1100", "1100", "1111", "1111"]),
     "documents": (rg.documents([1, 3]), 4, 4, ["1000", "0111", "0111", "0111"]),
     "documents across": (rg.documents([1, 2], [3, 1]), 3, 4, ["1110", "0001", "0001"]),
-    "global": (rg.global_tokens([1]), 3, 3, ["010", "111", "010"]),
-    "tree": (rg.tree([-1, 0, 0, 2, 1]), 5, 5, ["10000", "11000", "10100", "10110", "11001"]),
-    "tree after a context": (rg.tree([-1, -1, 1], context=2), 3, 5, ["11100", "11010", "11011"]),
-    "shared prefix": (rg.shared_prefix(1, [2, 1]), 4, 4, ["1000", "1100", "1110", "1001"]),
-    "neighborhood": (rg.neighborhood((5,), 3), 5, 5, ["11100", "11100", "01110", "00111", "00111"]),
-    "even neighborhood": (rg.neighborhood((4,), 2), 4, 4, ["1100", "1100", "0110", "0011"]),
-    "gaps": (rg.neighborhood((5,), 2, 2), 5, 5, ["10100", "01010", "10100", "01010", "00101"]),
-    "causal neighborhood": (rg.neighborhood((4,), 2, is_causal=True), 4, 4, ["1000", "1100", "0110", "0011"]),
-    "strides": (rg.neighborhood((6,), 3, stride=3), 6, 6, ["111000"] * 3 + ["000111"] * 3),
-    "tiles": (rg.sliding_tiles((2, 4), (2, 2), (1, 1)), 8, 8, ["11110000"] * 4 + ["00001111"] * 4),
+    "global": (rg.masks.global_tokens([1]), 3, 3, ["010", "111", "010"]),
+    "tree": (rg.masks.tree([-1, 0, 0, 2, 1]), 5, 5, ["10000", "11000", "10100", "10110", "11001"]),
+    "tree after a context": (rg.masks.tree([-1, -1, 1], context=2), 3, 5, ["11100", "11010", "11011"]),
+    "shared prefix": (rg.masks.shared_prefix(1, [2, 1]), 4, 4, ["1000", "1100", "1110", "1001"]),
+    "neighborhood": (rg.masks.neighborhood((5,), 3), 5, 5, ["11100", "11100", "01110", "00111", "00111"]),
+    "even neighborhood": (rg.masks.neighborhood((4,), 2), 4, 4, ["1100", "1100", "0110", "0011"]),
+    "gaps": (rg.masks.neighborhood((5,), 2, 2), 5, 5, ["10100", "01010", "10100", "01010", "00101"]),
+    "causal neighborhood": (rg.masks.neighborhood((4,), 2, is_causal=True), 4, 4, ["1000", "1100", "0110", "0011"]),
+    "strides": (rg.masks.neighborhood((6,), 3, stride=3), 6, 6, ["111000"] * 3 + ["000111"] * 3),
+    "tiles": (rg.masks.sliding_tiles((2, 4), (2, 2), (1, 1)), 8, 8, ["11110000"] * 4 + ["00001111"] * 4),
     "padding": (rg.padding([2]), 1, 4, ["1100"]),
     "padding on the left": (rg.padding(torch.tensor([[False, True, True]])), 1, 3, ["011"]),
     "not": (~rg.causal(), 3, 3, ["011", "001", "000"]),
@@ -101,38 +103,38 @@ EXACT = {
 @pytest.mark.parametrize("name", EXACT)
 def test_masks_are_what_their_names_say(name):
     mask, I, J, rows = EXACT[name]
-    grid = rg.Grid.whole(rg.Positions.aligned_to_end(I, J), 1, 1, I)
+    grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(I, J), 1, 1, I)
     allowed = mask.allowed(grid).expand(1, 1, I, J)[0, 0]
     assert ["".join(str(int(x)) for x in row) for row in allowed] == rows
 
 
 def test_bigbird_draws_distinct_blocks_from_its_seed():
-    mask = rg.random_blocks(size=4, count=3, length=64, seed=5)
+    mask = rg.masks.random_blocks(size=4, count=3, length=64, seed=5)
     drawn = mask.table.tolist()
     assert all(len(set(row)) == 3 for row in drawn) and len({tuple(row) for row in drawn}) > 1
-    assert mask.table.equal(rg.random_blocks(4, 3, 64, seed=5).table)
-    assert not mask.table.equal(rg.random_blocks(4, 3, 64, seed=6).table)
+    assert mask.table.equal(rg.masks.random_blocks(4, 3, 64, seed=5).table)
+    assert not mask.table.equal(rg.masks.random_blocks(4, 3, 64, seed=6).table)
 
 
 def test_a_plan_costs_blocks_and_not_pairs():
     """Visits of the mask grow with n, not with n squared: counted, not timed."""
 
     def visits(n):
-        return sum(1 for _ in blocks(rg.causal() & rg.window(64), rg.Positions.aligned_to_end(n, n), n, 64))
+        return sum(1 for _ in blocks(rg.causal() & rg.window(64), rg.types.Positions.aligned_to_end(n, n), n, 64))
 
     assert visits(8192) == 2 * visits(4096)
-    planned = list(blocks(rg.causal() & rg.window(64), rg.Positions.aligned_to_end(8192, 8192), 8192, 64))
+    planned = list(blocks(rg.causal() & rg.window(64), rg.types.Positions.aligned_to_end(8192, 8192), 8192, 64))
     assert max(len(block.columns) for block in planned) == 127
 
 
 def test_documents_plan_reads_each_document_alone():
     lengths = [100, 700, 30, 194]
-    planned = blocks(rg.documents(lengths), rg.Positions.aligned_to_end(1024, 1024), 1024, 64)
+    planned = blocks(rg.documents(lengths), rg.types.Positions.aligned_to_end(1024, 1024), 1024, 64)
     inside = [block for block in planned if block.start > 100 and block.stop <= 800]
     assert inside and all(block.columns == Spans(((100, 800),)) and block.full for block in inside)
 
 
-class EvenKeysOfOddEntries(rg.Mask):
+class EvenKeysOfOddEntries(rg.masks.Mask):
     """A mask of one's own, which differs from one batch entry to the next and tells nothing of that."""
 
     def allowed(self, grid):
@@ -147,12 +149,12 @@ def test_a_selected_mask_is_the_mask_of_the_selected_entries(data):
     mask = data.draw(masks(B, I, J) | st.just(EvenKeysOfOddEntries() & rg.causal()))
     index = torch.tensor(data.draw(st.lists(st.integers(0, B - 1), min_size=1, max_size=5)))
     again = torch.tensor(data.draw(st.lists(st.integers(0, len(index) - 1), min_size=1, max_size=4)))
-    positions = rg.Positions.aligned_to_end(I, J)
-    whole = mask.allowed(rg.Grid.whole(positions, B, 2, I)).expand(B, 2, I, J)
+    positions = rg.types.Positions.aligned_to_end(I, J)
+    whole = mask.allowed(rg.types.Grid.whole(positions, B, 2, I)).expand(B, 2, I, J)
     for selected, entries in ((mask.select(index), index), (mask.select(index).select(again), index[again])):
         n = len(entries)
         assert torch.equal(
-            selected.allowed(rg.Grid.whole(positions, n, 2, I)).expand(n, 2, I, J), whole.index_select(0, entries)
+            selected.allowed(rg.types.Grid.whole(positions, n, 2, I)).expand(n, 2, I, J), whole.index_select(0, entries)
         )
         assert_spans_bound(selected, whole.index_select(0, entries), positions)
         for entry in range(n):
@@ -203,7 +205,11 @@ GIVEN = {
         lambda x: x[..., 2:].fill_(False),
     ),
     "documents": (lambda: torch.tensor([4, 2]), rg.documents, lambda x: x.fill_(3)),
-    "chosen tokens": (lambda: torch.tensor([0, 1]), lambda x: rg.global_tokens(x) & rg.causal(), lambda x: x.fill_(5)),
+    "chosen tokens": (
+        lambda: torch.tensor([0, 1]),
+        lambda x: rg.masks.global_tokens(x) & rg.causal(),
+        lambda x: x.fill_(5),
+    ),
     "selected rows": (
         lambda: torch.tensor([1, 0]),
         lambda x: rg.mask_mod(lambda b, h, i, j: j > b).select(x),
@@ -263,7 +269,7 @@ def test_a_mask_has_no_truth_value(ask):
 
 def test_queries_beyond_the_documents_are_in_none():
     mask = rg.documents((2, 3))
-    numbers, keys = mask.numbers(rg.Grid.whole(rg.Positions.of(0, 7, 5), 1, 1, 7))
+    numbers, keys = mask.numbers(rg.types.Grid.whole(rg.types.Positions.of(0, 7, 5), 1, 1, 7))
     assert numbers[:5].tolist() == keys.tolist() == [0, 0, 1, 1, 1]
     assert (numbers[5:] < 0).all()
 
@@ -272,11 +278,11 @@ def test_the_mask_of_an_entry_takes_both_sides_of_that_entry():
     batched = rg.padding(torch.tensor([2, 3]))
     for one, other in ((rg.causal(), batched), (batched, rg.causal()), (batched, batched)):
         for mask in (one & other, one | other, ~(one & other)):
-            allowed = mask.allowed(rg.Grid.whole(rg.Positions.aligned_to_end(4, 4), 2, 1, 4))
+            allowed = mask.allowed(rg.types.Grid.whole(rg.types.Positions.aligned_to_end(4, 4), 2, 1, 4))
             for b in range(2):
                 entry = mask.of_entry(b)
                 assert not entry.batched
-                seen = entry.allowed(rg.Grid.whole(rg.Positions.aligned_to_end(4, 4), 1, 1, 4))
+                seen = entry.allowed(rg.types.Grid.whole(rg.types.Positions.aligned_to_end(4, 4), 1, 1, 4))
                 assert torch.equal(seen, allowed[b : b + 1])
     for mask in (rg.causal() & rg.window(2), ~rg.causal()):
         assert mask.of_entry(1) is mask
@@ -286,7 +292,7 @@ def test_the_mask_of_an_entry_takes_both_sides_of_that_entry():
 @given(data=st.data(), I=st.integers(1, 12), J=st.integers(1, 12))
 def test_a_grid_names_its_distances_where_they_are_one_interval(data, I, J):
     """By the positions on the host, or by those of the tensors, which on the CPU may be read."""
-    whole = rg.Grid.whole(data.draw(placings(I, J)), 1, 1, I)
+    whole = rg.types.Grid.whole(data.draw(placings(I, J)), 1, 1, I)
     rows, cols = (slice(*sorted(data.draw(st.tuples(*[st.integers(0, n)] * 2)))) for n in (I, J))
     lists = (torch.tensor(data.draw(st.lists(st.integers(0, n - 1), max_size=4)), dtype=torch.int64) for n in (I, J))
     for grid in (whole, whole.tile(rows, cols), replace(whole.tile(rows, cols), positions=None), whole.tile(*lists)):
@@ -334,8 +340,8 @@ def exact_masks(length):
     return st.one_of(
         st.just(rg.causal()),
         st.builds(rg.window, size),
-        st.builds(rg.prefix, st.integers(0, length)),
-        st.builds(rg.block_local, size, st.integers(0, 2), st.integers(0, 2)),
+        st.builds(rg.masks.prefix, st.integers(0, length)),
+        st.builds(rg.masks.block_local, size, st.integers(0, 2), st.integers(0, 2)),
         st.lists(size, min_size=length, max_size=length).map(lambda x: rg.documents(x[: -(-length // 5)])),
         st.lists(st.integers(0, length), min_size=2, max_size=2).map(rg.padding),
         st.integers(0, 99).map(lambda seed: rg.mask_tensor(coins(seed, 2, 1, length, length))),
@@ -353,7 +359,7 @@ def test_the_spans_of_simple_masks_are_exact(data, length):
     mask = data.draw(exact_masks(length))
     mask = ~mask if data.draw(st.booleans()) else mask
     start, stop = sorted(data.draw(st.tuples(st.integers(0, length), st.integers(0, length))))
-    grid = rg.Grid.whole(rg.Positions.aligned_to_end(length, length), 2, 1, length)
+    grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(length, length), 2, 1, length)
     rows = mask.allowed(grid).expand(-1, -1, length, length)[:, :, start:stop].flatten(0, 2)
     if start < stop:
         assert [j in mask.any_allowed(start, stop) for j in range(length)] == rows.any(0).tolist()
@@ -378,7 +384,7 @@ def test_a_dense_mask_is_its_definition(data, B, H, I, J):
         dense = mask.dense(I, J, batch_size=B, num_heads=H)
     except rg.RegardError:  # documents and drawn blocks that do not cover the positions
         with pytest.raises(rg.RegardError):
-            mask.check(Sizes(B, H, H, I, J, 1, 1), rg.Positions.aligned_to_end(I, J))
+            mask.check(Sizes(B, H, H, I, J, 1, 1), rg.types.Positions.aligned_to_end(I, J))
         return
     assert dense.dtype == torch.bool and dense.shape == (B, H, I, J)
     i, j = np.arange(I)[:, None] + J - I, np.arange(J)

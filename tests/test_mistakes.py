@@ -87,7 +87,7 @@ ATTEND = {
     "scale": 0.5,
     "dropout_p": 0.1,
     "layout": "bhld",
-    "positions": rg.Positions.aligned_to_end(6, 6),
+    "positions": rg.types.Positions.aligned_to_end(6, 6),
     "cache": None,
     "engine": "auto",
 }
@@ -114,7 +114,7 @@ CALLS = {
     "Softcap": ({"cap": 5.0}, used("bias")),
     "T5Bias": ({"num_heads": 4, "num_buckets": 8, "max_distance": 16}, used("bias")),
     "TransformerXLBias": ({"num_heads": 4, "width": 8}, used("bias")),
-    "FeatureScore": ({"features": rg.EluPlusOne()}, None),
+    "FeatureScore": ({"features": rg.scores.EluPlusOne()}, None),
     "RandomFeatures": ({"width": 8, "num_features": 4, "seed": 1}, None),
     "Softmax": ({"temperature": 2.0, "sink": 0.5}, used("normalizer")),
     "LearnedSink": ({"num_heads": 4}, used("normalizer")),
@@ -163,7 +163,7 @@ CALLS = {
             "position": rg.RoPE(8),
             "bias": rg.ALiBi(4),
             "mask": rg.causal(),
-            "normalizer": rg.Softmax(),
+            "normalizer": rg.normalizers.Softmax(),
             "dropout": 0.1,
         },
         lambda attention: attention(q, q, q),
@@ -216,7 +216,7 @@ CALLS = {
         attended,
     ),
     "nn.FeedForward": ({"width": 8, "hidden": 4, "activation": "relu", "dropout": 0.0, "bias": False}, attended),
-    "nn.PositionalEncoding": ({"width": 8, "dropout": 0.1, "position": rg.Sinusoidal()}, attended),
+    "nn.PositionalEncoding": ({"width": 8, "dropout": 0.1, "position": rg.encodings.Sinusoidal()}, attended),
     "nn.Embedding": ({"size": 9, "width": 8, "dropout": 0.0, "std": 1.0, "padding": 0}, None),
     "nn.Dropout": ({"p": 0.1}, attended),
     "nn.Residual": ({"width": 8, "norm": "pre", "dropout": 0.0, "bias": False}, None),
@@ -230,7 +230,7 @@ CALLS = {
     "nn.select_rows": ({"value": torch.zeros(2, 3), "index": torch.tensor([1, 0])}, None),
     "seq2seq.Search": ({"beam": 2, "length_penalty": 1.0, "n_best": 1, "max_length": 4, "no_repeat": 1}, None),
     "seq2seq.build": ({"name": "transformer", "source_size": 9, "target_size": 9, "width": 8, "num_heads": 2}, None),
-    "seq2seq.system": ({"name": "none"}, None),
+    "seq2seq.find_system": ({"name": "none"}, None),
     "seq2seq.score": ({"hypotheses": ["a b"], "references": ["a b"], "sources": ["a b"]}, None),
     "data.synthetic_pairs": ({"task": "copy", "size": 5, "seed": 1}, None),
     "data.split_pairs": (
@@ -238,7 +238,7 @@ CALLS = {
         None,
     ),
     "data.train_tokenizer": ({"sentences": ["a b c", "b c"], "size": 6, "kind": "words"}, None),
-    "data.nearest": ({"train": ["a b", "c d"], "test": ["a"]}, None),
+    "data.nearest_pairs": ({"train": ["a b", "c d"], "test": ["a"]}, None),
     "data.load_tokenizer": ({"path": "nowhere"}, None),
     "map.__getitem__": ({"index": (0, 1, 2, 3)}, None),
     "map.tile": ({"batch": 0, "head": [1], "rows": slice(0, 2), "cols": [3], "budget": 10**6}, None),
@@ -248,7 +248,7 @@ CALLS = {
     "map.similarity": ({}, None),
     "map.dense": ({"budget": 10**6}, None),
     "map.select": ({"batch": torch.tensor([0]), "head": torch.tensor([1])}, None),
-    "map.summarize": ({"reductions": rg.Entropy()}, None),
+    "map.summarize": ({"reductions": rg.maps.Entropy()}, None),
 }
 
 

@@ -172,7 +172,7 @@ def test_wavlm(padded):
     torch.testing.assert_close(left, expected, atol=1e-6, rtol=0)
     torch.testing.assert_close(edited.attentions[1][:, 0], expected.mean(1), atol=1e-6, rtol=0)
     assert not torch.equal(edited.last_hidden_state, plain.last_hidden_state)
-    with pytest.raises(rg.RegardError, match="gated"), rg.gated(model, {attended[0][0]: [0.0] * H}):
+    with pytest.raises(rg.RegardError, match="gated"), rg.hf.gated(model, {attended[0][0]: [0.0] * H}):
         model(**inputs)
 
 

@@ -260,7 +260,7 @@ def test_token_vectors_start_at_the_deviation_asked_for(scale: bool):
 
 
 def test_embeddings_are_the_formula():
-    embedding = Embedding(9, 6, rg.Sinusoidal()).double()
+    embedding = Embedding(9, 6, rg.encodings.Sinusoidal()).double()
     ids = torch.tensor([[4, 0, 8]])
     place = torch.arange(5, 8, dtype=torch.float64)[:, None] / 10_000 ** (torch.tensor([0, 0, 2, 2, 4, 4]).double() / 6)
     waves = torch.where(torch.arange(6) % 2 == 0, place.sin(), place.cos())
@@ -349,7 +349,9 @@ def test_dropout_drops_what_it_is_told(p):
     assert abs(float(y.double().mean()) - 1) < 5 * (p / (1 - p) / n) ** 0.5
 
 
-@pytest.mark.parametrize("score", [rg.Additive(8, 6, 4), rg.Bilinear(8, 6), rg.Concat(8, 6, 4)], ids=repr)
+@pytest.mark.parametrize(
+    "score", [rg.scores.Additive(8, 6, 4), rg.scores.Bilinear(8, 6), rg.scores.Concat(8, 6, 4)], ids=repr
+)
 def test_widths_of_a_single_query_are_checked_too(score):
     module = rg.nn.MultiHeadAttention(16, 2, attention=rg.Attention(score))
     for query in (torch.randn(1, 1, 16), torch.randn(1, 3, 16)):
@@ -360,7 +362,7 @@ def test_widths_of_a_single_query_are_checked_too(score):
 def test_a_single_query_is_read_in_half_precision_whatever_the_score():
     """Cosine prepares vectors in float32, and values stay as they are: the fused kernel needs one dtype."""
     for dtype in (torch.bfloat16, torch.float16):
-        module = rg.nn.MultiHeadAttention(8, 2, attention=rg.Attention(rg.Cosine())).to(dtype)
+        module = rg.nn.MultiHeadAttention(8, 2, attention=rg.Attention(rg.scores.Cosine())).to(dtype)
         keys = torch.randn(3, 5, 8, dtype=dtype)
         for mask in (None, rg.padding([5, 2, 1])):
             one = module(keys[:, :1], keys, mask=mask).output
@@ -415,7 +417,7 @@ def test_pruned_heads_are_gated_heads():
     assert list(found.values) == ["layers.0.self_attention", "layers.1.self_attention"]
     least = found.least(2, groups=True)
     gates = {name: [float((name, head) not in least) for head in range(H)] for name in found.values}
-    with rg.gated(encoder, gates):
+    with rg.hf.gated(encoder, gates):
         gated = encoder(x)
     pruned = rg.prune(encoder, least)
     close(encoder(x), gated)

@@ -392,7 +392,7 @@ def test_positions_are_added_as_in_the_tutorials():
 
 
 def test_a_learned_table_is_added_row_by_row():
-    ours = PositionalEncoding(C, position=rg.LearnedPositions(9, C))
+    ours = PositionalEncoding(C, position=rg.encodings.LearnedPositions(9, C))
     x = torch.randn(B, I, C)
     close(ours(x, start=2), x + ours.position.table[2 : 2 + I])
     assert count(ours) == 9 * C
@@ -401,7 +401,7 @@ def test_a_learned_table_is_added_row_by_row():
 
 
 def test_encodings_count_their_parameters():
-    class Scaled(rg.Encoding, nn.Module):
+    class Scaled(rg.encodings.Encoding, nn.Module):
         def __init__(self):
             super().__init__()
             self.factor = nn.Parameter(torch.ones(3))
@@ -409,5 +409,5 @@ def test_encodings_count_their_parameters():
         def encode(self, x, positions):
             return x * self.factor.sum()
 
-    pieces = (rg.Sinusoidal(), rg.RoPE(8), rg.LearnedPositions(9, C), Scaled())
+    pieces = (rg.encodings.Sinusoidal(), rg.RoPE(8), rg.encodings.LearnedPositions(9, C), Scaled())
     assert [sum(p.numel() for p in piece.parameters()) for piece in pieces] == [0, 0, 9 * C, 3]

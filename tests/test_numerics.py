@@ -25,17 +25,21 @@ def test_half_precision_gradients_do_not_stagnate(monkeypatch):
     """The gradient of each value is the sum over rows of its weights; in bfloat16 such a sum stops at 0.5."""
     monkeypatch.setattr("regard.engine.blocked.LARGEST_BLOCK", 2)
     n = 1024
-    attention = rg.Attention(bias=rg.Softcap(2.0)).bfloat16()
+    attention = rg.Attention(bias=rg.biases.Softcap(2.0)).bfloat16()
     q = torch.zeros(1, 1, n, 4, dtype=torch.bfloat16)
     v = torch.ones(1, 1, n, 4, dtype=torch.bfloat16, requires_grad=True)
     attention(q, q, v, engine="blocked").output.sum().backward()
     torch.testing.assert_close(v.grad.float(), torch.ones(1, 1, n, 4), rtol=1e-2, atol=0)
 
 
-@pytest.mark.parametrize("normalizer", [rg.Softmax(), rg.Sparsemax(), rg.Entmax15(), rg.TopK(3)], ids=repr)
+@pytest.mark.parametrize(
+    "normalizer",
+    [rg.normalizers.Softmax(), rg.normalizers.Sparsemax(), rg.normalizers.Entmax15(), rg.normalizers.TopK(3)],
+    ids=repr,
+)
 @pytest.mark.parametrize("engine", ["dense", "blocked", "auto"])
 def test_autocast_rounds_inputs_and_never_sums(normalizer, engine):
-    attention = rg.Attention(bias=rg.Softcap(3.0), normalizer=normalizer)
+    attention = rg.Attention(bias=rg.biases.Softcap(3.0), normalizer=normalizer)
     q, k, v = tensors(1, 2, 40, 8)
     with torch.autocast("cpu", torch.bfloat16):
         seen = attention(q, k, v, engine=engine)
@@ -46,7 +50,13 @@ def test_autocast_rounds_inputs_and_never_sums(normalizer, engine):
     torch.testing.assert_close(inside, exact.weights.dense(), rtol=1e-4, atol=1e-5)
 
 
-LEARNED = [rg.Additive(8, 8, 4), rg.Bilinear(8, 8), rg.Concat(8, 8, 4), rg.Dot(torch.tensor(0.5)), rg.Cosine()]
+LEARNED = [
+    rg.scores.Additive(8, 8, 4),
+    rg.scores.Bilinear(8, 8),
+    rg.scores.Concat(8, 8, 4),
+    rg.Dot(torch.tensor(0.5)),
+    rg.scores.Cosine(),
+]
 
 
 @pytest.mark.parametrize("score", LEARNED, ids=lambda s: type(s).__name__)
@@ -70,7 +80,9 @@ def test_learned_scores_take_inputs_of_lower_precision(score):
     assert seen.output.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("normalizer", [rg.Sparsemax(), rg.Entmax15(), rg.Softmax()], ids=repr)
+@pytest.mark.parametrize(
+    "normalizer", [rg.normalizers.Sparsemax(), rg.normalizers.Entmax15(), rg.normalizers.Softmax()], ids=repr
+)
 def test_a_common_offset_of_the_scores_changes_no_sum(normalizer):
     q, k = torch.full((1, 1, 1, 1), 500.0), 1 + torch.randn(1, 1, 512, 1) * 1e-3 / 500
     weights = rg.Attention(rg.Dot(scale=1.0), normalizer=normalizer)(q, k, k).weights.dense()
@@ -80,15 +92,15 @@ def test_a_common_offset_of_the_scores_changes_no_sum(normalizer):
 def test_the_cosine_of_a_zero_vector_is_zero_in_half_precision():
     q, k, v = tensors(1, 1, 4, 8, dtype=torch.float16)
     k[:, :, 0] = 0
-    assert rg.Attention(rg.Cosine())(q, k, v).output.isfinite().all()
+    assert rg.Attention(rg.scores.Cosine())(q, k, v).output.isfinite().all()
 
 
 def test_rows_of_a_map_come_in_any_order():
-    seen = rg.Attention(bias=rg.TransformerXLBias(4, 8))(*tensors(1, 4, 6, 8))
+    seen = rg.Attention(bias=rg.biases.TransformerXLBias(4, 8))(*tensors(1, 4, 6, 8))
     torch.testing.assert_close(seen.weights[0, 1, [5, 2]], seen.weights.dense()[0, 1, [5, 2]])
 
 
-@pytest.mark.parametrize("cache", [rg.GrowingCache(), rg.RingCache(3)], ids=lambda c: type(c).__name__)
+@pytest.mark.parametrize("cache", [rg.GrowingCache(), rg.caches.RingCache(3)], ids=lambda c: type(c).__name__)
 def test_decoding_steps_can_be_differentiated_together(cache):
     q = torch.randn(1, 1, 4, 4, requires_grad=True)
     k, v = tensors(1, 1, 4, 4, count=2)
@@ -110,7 +122,7 @@ def test_a_cache_made_in_inference_mode_goes_on_without_it():
 
 def test_weights_of_changed_inputs_are_refused():
     q, k, v = tensors(1, 2, 5, 8)
-    seen = rg.Attention(bias=rg.T5Bias(2))(q, k, v)
+    seen = rg.Attention(bias=rg.biases.T5Bias(2))(q, k, v)
     seen.weights.dense()
     q.mul_(2)
     with pytest.raises(rg.RegardError, match="changed in place since attend ran"):
@@ -144,7 +156,9 @@ def test_a_slice_of_weights_may_go_backwards():
     torch.testing.assert_close(weights[0, 0, ::-1], weights.dense()[0, 0].flip(0))
 
 
-@pytest.mark.parametrize("normalizer", [rg.TopK(2), rg.Hardmax(), rg.Sparsemax()], ids=repr)
+@pytest.mark.parametrize(
+    "normalizer", [rg.normalizers.TopK(2), rg.normalizers.Hardmax(), rg.normalizers.Sparsemax()], ids=repr
+)
 def test_no_columns_give_no_weights(normalizer):
     weights = rg.Attention(normalizer=normalizer)(*tensors(1, 1, 4, 4)).weights
     assert weights[0, 0, 0:3, 0:0].shape == (3, 0)
@@ -168,16 +182,16 @@ def test_nothing_keeps_the_tensors_of_a_call_alive():
 def test_rows_that_see_everything_are_cut_out_of_their_blocks():
     """Scattered global tokens must not make every block as wide as the text."""
     n = 4096
-    attention = rg.Attention(mask=rg.window(33) | rg.global_tokens(range(0, n, 512)))
+    attention = rg.Attention(mask=rg.window(33) | rg.masks.global_tokens(range(0, n, 512)))
     x = torch.randn(1, 1, n, 4)
     plan = rg.plan(x, x, x, attention=attention, engine="blocked")
-    allowed = attention.mask.allowed(rg.Grid.whole(rg.Positions.aligned_to_end(n, n), 1, 1, n)).sum()
+    allowed = attention.mask.allowed(rg.types.Grid.whole(rg.types.Positions.aligned_to_end(n, n), 1, 1, n)).sum()
     assert plan.cost.pairs < 4 * int(allowed)
 
 
 @pytest.mark.parametrize(
     "bias",
-    [rg.ALiBi(4), rg.T5Bias(4).requires_grad_(False), rg.LearnedTable(4, 9).requires_grad_(False)],
+    [rg.ALiBi(4), rg.biases.T5Bias(4).requires_grad_(False), rg.biases.LearnedTable(4, 9).requires_grad_(False)],
     ids=lambda b: type(b).__name__,
 )
 def test_a_relative_bias_is_held_as_its_diagonals(bias):
@@ -189,12 +203,12 @@ def test_a_relative_bias_is_held_as_its_diagonals(bias):
 
 def test_a_sum_needs_scores_that_are_not_negative():
     with pytest.raises(rg.RegardError, match=r"not negative.*FeatureScore"):
-        rg.Attention(rg.Dot(), normalizer=rg.SumNormalizer())
+        rg.Attention(rg.Dot(), normalizer=rg.normalizers.SumNormalizer())
 
 
 def test_heads_of_a_bilinear_score_are_those_of_the_query():
     with pytest.raises(rg.RegardError, match="made for 4 heads, the query has 1"):
-        rg.Attention(rg.Bilinear(8, 8, num_heads=4))(*tensors(1, 1, 3, 8))
+        rg.Attention(rg.scores.Bilinear(8, 8, num_heads=4))(*tensors(1, 1, 3, 8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -238,7 +252,7 @@ def _all_of(attention, engine, *tensors):
     return seen.output, alone.output, seen.weights.dense(), alone.weights.row_statistic[0], *gradients
 
 
-class Synthesizer(rg.Score):
+class Synthesizer(rg.scores.Score):
     """Scores that are a learned table, whatever the vectors (Tay et al. 2021): tiles are views of a parameter."""
 
     def __init__(self, n):
@@ -252,7 +266,7 @@ class Synthesizer(rg.Score):
         pass
 
 
-class Replaced(rg.Bias):
+class Replaced(rg.biases.Bias):
     """A bias that puts a table in the place of the scores."""
 
     def __init__(self, n):
@@ -263,7 +277,9 @@ class Replaced(rg.Bias):
 
 
 @pytest.mark.parametrize("mask", [None, rg.causal(), rg.window(3)], ids=str)
-@pytest.mark.parametrize("normalizer", [rg.Softmax(), rg.Softmax(sink=0.0), rg.LearnedSink(1)], ids=repr)
+@pytest.mark.parametrize(
+    "normalizer", [rg.normalizers.Softmax(), rg.normalizers.Softmax(sink=0.0), rg.normalizers.LearnedSink(1)], ids=repr
+)
 @pytest.mark.parametrize("kind", ["score", "bias"])
 def test_looking_changes_no_tensor_of_a_piece(small_blocks, kind, normalizer, mask):
     """Scores may be views of what a piece keeps, so statistics must not be computed in their place."""
@@ -273,7 +289,7 @@ def test_looking_changes_no_tensor_of_a_piece(small_blocks, kind, normalizer, ma
     before = table.detach().clone()
     seen = attention(*tensors(1, 1, 13, 4))
     weights = seen.weights.dense()
-    found = seen.weights.summarize(rg.Entropy(), rg.KeyTotals(), rg.TopLinks(2))
+    found = seen.weights.summarize(rg.maps.Entropy(), rg.maps.KeyTotals(), rg.maps.TopLinks(2))
     assert torch.equal(table, before)
     torch.testing.assert_close(found[1], weights.sum(-2))
     torch.testing.assert_close(found[0], -torch.xlogy(weights, weights).sum(-1), rtol=1e-5, atol=1e-5)
@@ -283,13 +299,13 @@ def test_looking_changes_no_tensor_of_a_piece(small_blocks, kind, normalizer, ma
 def test_statistics_do_not_follow_the_default_dtype(dtype):
     attention, inputs = rg.Attention(mask=rg.causal()), tensors(1, 2, 40, 8)
     reductions = (
-        rg.Entropy(),
-        rg.KeyTotals(),
-        rg.Distance(),
-        rg.MassOn([0, 3]),
-        rg.Pool(4, 4),
-        rg.Similarity(),
-        rg.TopLinks(2),
+        rg.maps.Entropy(),
+        rg.maps.KeyTotals(),
+        rg.maps.Distance(),
+        rg.maps.MassOn([0, 3]),
+        rg.maps.Pool(4, 4),
+        rg.maps.Similarity(),
+        rg.maps.TopLinks(2),
     )
     expected = attention(*inputs).weights.summarize(*reductions)
     torch.set_default_dtype(dtype)
@@ -301,12 +317,19 @@ def test_statistics_do_not_follow_the_default_dtype(dtype):
         torch.testing.assert_close(tuple(mine), tuple(theirs))
 
 
-NORMALIZERS = [rg.Softmax(), rg.Softmax(sink=0.5), rg.LearnedSink(1), rg.Sparsemax(), rg.Entmax15(), rg.TopK(2)]
+NORMALIZERS = [
+    rg.normalizers.Softmax(),
+    rg.normalizers.Softmax(sink=0.5),
+    rg.normalizers.LearnedSink(1),
+    rg.normalizers.Sparsemax(),
+    rg.normalizers.Entmax15(),
+    rg.normalizers.TopK(2),
+]
 
 
 @pytest.mark.parametrize("engine", ["auto", "dense", "blocked"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("normalizer", [*NORMALIZERS, rg.Hardmax()], ids=repr)
+@pytest.mark.parametrize("normalizer", [*NORMALIZERS, rg.normalizers.Hardmax()], ids=repr)
 def test_a_score_that_is_no_number_makes_its_row_none_and_no_other(normalizer, value, engine):
     q, k, v = tensors(1, 1, 6, 4)
     attention = rg.Attention(normalizer=normalizer)
@@ -317,11 +340,11 @@ def test_a_score_that_is_no_number_makes_its_row_none_and_no_other(normalizer, v
     others = [0, 1, 3, 4, 5]
     torch.testing.assert_close(seen.output[:, :, others], expected.output[:, :, others])
     torch.testing.assert_close(seen.weights[:, :, others], expected.weights[:, :, others])
-    if not (isinstance(normalizer, rg.Hardmax) and value > 0):  # an infinite score may be the greatest
+    if not (isinstance(normalizer, rg.normalizers.Hardmax) and value > 0):  # an infinite score may be the greatest
         assert seen.output[0, 0, 2].isnan().all() and seen.weights[0, 0, 2].isnan().all()
 
 
-@pytest.mark.parametrize("normalizer", [*NORMALIZERS, rg.Hardmax()], ids=repr)
+@pytest.mark.parametrize("normalizer", [*NORMALIZERS, rg.normalizers.Hardmax()], ids=repr)
 def test_no_weight_is_above_one_however_large_the_scores(normalizer):
     """Near 1e6 a score has steps of 1/16, and one that is computed in a tile of another shape differs by many."""
     attention = rg.Attention(normalizer=normalizer)
@@ -330,7 +353,7 @@ def test_no_weight_is_above_one_however_large_the_scores(normalizer):
         q, k, v = (torch.randn(1, 1, 130, 64, generator=generator) * size for size in (1500, 1500, 1))
         for engine in ("dense", "auto"):
             weights = attention(q, k, v, engine=engine).weights
-            entropy, top = weights.summarize(rg.Entropy(), rg.TopLinks(1))
+            entropy, top = weights.summarize(rg.maps.Entropy(), rg.maps.TopLinks(1))
             tiles = [weights[0, 0, i, j] for i in range(0, 130, 7) for j in [int(top.keys[0, 0, i, 0])]]
             for some in (weights.dense(), weights[:, :, 5], weights[..., ::3], top.weights, torch.stack(tiles)):
                 assert some.max() <= 1 and some.min() >= 0
@@ -340,7 +363,7 @@ def test_no_weight_is_above_one_however_large_the_scores(normalizer):
 def test_rows_of_first_blocks_with_fewer_keys_than_k_keep_them_all(monkeypatch):
     monkeypatch.setattr("regard.engine.blocked.LARGEST_BLOCK", 2)
     q, k, v = (x.double() for x in tensors(1, 2, 9, 4))
-    attention = rg.Attention(mask=rg.causal(), normalizer=rg.TopK(5))
+    attention = rg.Attention(mask=rg.causal(), normalizer=rg.normalizers.TopK(5))
     weights = attention(q, k, v, engine="blocked").weights.dense()
     for i in range(9):
         scores = q[:, :, i : i + 1] @ k[:, :, : i + 1].mT / 2
@@ -360,7 +383,7 @@ def test_one_call_makes_no_more_output_than_it_may(monkeypatch):
         assert max(run.count for run in runs) == most and sum(run.count * run.size for run in runs) == 1024
 
 
-class PreferFirst(rg.AdditiveBias):
+class PreferFirst(rg.biases.AdditiveBias):
     def term(self, grid, rows, cols):
         return (grid.j == 0).float()
 
@@ -376,7 +399,7 @@ def test_blocks_of_a_bias_that_is_not_relative_are_calls_of_their_own(monkeypatc
 def test_queries_are_cut_at_the_edges_of_documents_of_64_tokens_or_more():
     def first_edges(lengths, key_lengths=None):
         mask, num_queries = rg.documents(lengths, key_lengths), sum(lengths)
-        positions = rg.Positions.aligned_to_end(num_queries, sum(key_lengths or lengths))
+        positions = rg.types.Positions.aligned_to_end(num_queries, sum(key_lengths or lengths))
         return query_edges(mask, positions, num_queries)
 
     assert first_edges((64, 64, 64)) == [0, 64, 128, 192]

@@ -83,7 +83,7 @@ GRIDS = [
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_neighborhood_is_that_of_natten(grid):
     """The mask that NATTEN gives to FlexAttention, and the loops above, which stand in where NATTEN is missing."""
-    allowed = rg.neighborhood(*grid).dense(int(np.prod(grid[0])))
+    allowed = rg.masks.neighborhood(*grid).dense(int(np.prod(grid[0])))
     assert allowed.equal(near_on_grid(*grid))
     flex = pytest.importorskip("natten.backends.flex", reason="natten is not installed")
     shape, size, gap, stride, is_causal = grid
@@ -108,7 +108,7 @@ def test_sliding_tiles_are_those_of_fastvideo(attention, q, k, v):
 
 def test_tokens_in_the_order_of_tiles_see_the_points_of_near_tiles():
     """A picture row by row, reordered: the same output as a mask of the points themselves."""
-    mask = rg.sliding_tiles((4, 6), (2, 3), (1, 2))
+    mask = rg.masks.sliding_tiles((4, 6), (2, 3), (1, 2))
     q, k, v = torch.randn(3, 1, 2, 24, 8, dtype=torch.float64)
     seen = rg.Attention(mask=mask)(*(x[:, :, mask.order] for x in (q, k, v))).output
     points = list(product(range(4), range(6)))
@@ -119,17 +119,17 @@ def test_tokens_in_the_order_of_tiles_see_the_points_of_near_tiles():
 
 def test_a_tree_of_one_branch_is_causal_and_long_branches_are_intervals():
     n = 5000
-    assert rg.tree(range(-1, 7), context=3).dense(11).equal(rg.causal().dense(11))
-    mask = rg.tree([*range(-1, n - 1), 999, *range(n, n + 999)])  # a trunk, and a branch that leaves it at 1,000
-    assert mask.any_allowed(n, n + 50) == rg.Spans.of((0, 1000), (n, n + 50))
-    assert mask.all_allowed(n, n + 50) == rg.Spans.of((0, 1000), (n, n + 1))
+    assert rg.masks.tree(range(-1, 7), context=3).dense(11).equal(rg.causal().dense(11))
+    mask = rg.masks.tree([*range(-1, n - 1), 999, *range(n, n + 999)])  # a trunk, and a branch that leaves it at 1,000
+    assert mask.any_allowed(n, n + 50) == rg.types.Spans.of((0, 1000), (n, n + 50))
+    assert mask.all_allowed(n, n + 50) == rg.types.Spans.of((0, 1000), (n, n + 1))
     assert mask.depths[:2] == (0, 1) and mask.depths[n] == 1000 and mask.depths[-1] == 1999
 
 
 def test_blocks_of_a_video_read_few_keys():
     """64 queries are four rows of a frame, which see at most eight rows of three frames: counted, not timed."""
-    mask = rg.neighborhood((8, 16, 16), (3, 5, 5))
-    planned = list(blocks(mask, rg.Positions.aligned_to_end(2048, 2048), 2048, 64))
+    mask = rg.masks.neighborhood((8, 16, 16), (3, 5, 5))
+    planned = list(blocks(mask, rg.types.Positions.aligned_to_end(2048, 2048), 2048, 64))
     assert max(len(block.columns) for block in planned) <= 3 * 8 * 16
 
 
@@ -145,21 +145,21 @@ def test_a_saved_map_has_its_mask(name, tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: rg.tree([-1, 1]), "token 1 has the parent 1.*parents come first"),
-        (lambda: rg.tree([0]), "token 0 has the parent 0"),
-        (lambda: rg.tree([-2]), "token 0 has the parent -2"),
-        (lambda: rg.shared_prefix(3, []), "length of each continuation"),
-        (lambda: rg.shared_prefix(3, [2, 0]), "at least 1"),
-        (lambda: rg.neighborhood((4, 4), 5), "size times dilation is at most 4"),
-        (lambda: rg.neighborhood((4, 4), (2, 2, 2)), "one integer of at least 1 for all 2 axes"),
-        (lambda: rg.neighborhood((4,), 2, stride=3), "stride is at most size"),
-        (lambda: rg.neighborhood((), 2), "length of each axis"),
-        (lambda: rg.neighborhood((4, 4), 2, is_causal=[True]), r"is_causal=\[True\]"),
-        (lambda: rg.sliding_tiles((4, 5), 2, 1), "whole number of tiles"),
-        (lambda: rg.sliding_tiles((4, 4), 2, 3), "an axis of 2 has no window of 3"),
-        (lambda: rg.tree([-1]).dense(2), "tree: covers queries 0 to 0"),
-        (lambda: rg.neighborhood((2, 2), 1).dense(5), r"neighborhood of \(2, 2\): covers queries 0 to 3"),
-        (lambda: rg.sliding_tiles((2, 2), 1, 1).dense(5), r"sliding_tiles of \(2, 2\): covers queries 0 to 3"),
+        (lambda: rg.masks.tree([-1, 1]), "token 1 has the parent 1.*parents come first"),
+        (lambda: rg.masks.tree([0]), "token 0 has the parent 0"),
+        (lambda: rg.masks.tree([-2]), "token 0 has the parent -2"),
+        (lambda: rg.masks.shared_prefix(3, []), "length of each continuation"),
+        (lambda: rg.masks.shared_prefix(3, [2, 0]), "at least 1"),
+        (lambda: rg.masks.neighborhood((4, 4), 5), "size times dilation is at most 4"),
+        (lambda: rg.masks.neighborhood((4, 4), (2, 2, 2)), "one integer of at least 1 for all 2 axes"),
+        (lambda: rg.masks.neighborhood((4,), 2, stride=3), "stride is at most size"),
+        (lambda: rg.masks.neighborhood((), 2), "length of each axis"),
+        (lambda: rg.masks.neighborhood((4, 4), 2, is_causal=[True]), r"is_causal=\[True\]"),
+        (lambda: rg.masks.sliding_tiles((4, 5), 2, 1), "whole number of tiles"),
+        (lambda: rg.masks.sliding_tiles((4, 4), 2, 3), "an axis of 2 has no window of 3"),
+        (lambda: rg.masks.tree([-1]).dense(2), "tree: covers queries 0 to 0"),
+        (lambda: rg.masks.neighborhood((2, 2), 1).dense(5), r"neighborhood of \(2, 2\): covers queries 0 to 3"),
+        (lambda: rg.masks.sliding_tiles((2, 2), 1, 1).dense(5), r"sliding_tiles of \(2, 2\): covers queries 0 to 3"),
     ],
 )
 def test_masks_that_make_no_sense_are_refused(make, message):

@@ -34,7 +34,7 @@ def test_a_short_convolution_is_that_of_lfm2():
     seen = attention(gate_out, gate_in, values)
     close(module.out_proj(seen.output[..., 0].transpose(1, 2)), expected)
     close(seen.weights.dense() @ values, seen.output)
-    cache, steps = rg.RingCache(3), []
+    cache, steps = rg.caches.RingCache(3), []
     for n in range(9):
         step = attention(*(t[:, :, n : n + 1] for t in (gate_out, gate_in, values)), cache=cache)
         cache = step.cache
@@ -84,7 +84,7 @@ ORACLES["token_shift"] = [test_a_token_shift_is_that_of_rwkv]
 
 def attention_of(num_taps, mask=None, heads=4):
     taps = torch.randn(heads, num_taps, dtype=torch.float64)
-    return rg.Attention(bias=rg.Taps(taps), mask=mask, normalizer=rg.Unnormalized())
+    return rg.Attention(bias=rg.transitions.Taps(taps), mask=mask, normalizer=rg.normalizers.Unnormalized())
 
 
 @pytest.mark.parametrize("num_taps", [1, 3, 11, 40])
@@ -96,8 +96,8 @@ def test_queries_anywhere_and_shared_keys(num_taps, I, start, J):
     """Wide keys, keys that two heads share, masks of distances, and queries before, among and after the keys."""
     torch.manual_seed(1)
     q, k, v = torch.randn(2, 4, I, 3).double(), torch.randn(2, 2, J, 3).double(), torch.randn(2, 2, J, 2).double()
-    for mask in (None, rg.causal() & rg.dilated(4, 2), rg.window(4)):
-        attention, positions = attention_of(num_taps, mask), rg.Positions(start, rg.Spans.of((0, J)))
+    for mask in (None, rg.causal() & rg.masks.dilated(4, 2), rg.window(4)):
+        attention, positions = attention_of(num_taps, mask), rg.types.Positions(start, rg.types.Spans.of((0, J)))
         outputs = [attention(q, k, v, positions=positions, engine=e).output for e in ("convolution", "dense")]
         close(*outputs)
 
@@ -116,14 +116,16 @@ def test_a_map_of_a_convolution_survives_a_file(tmp_path):
 def test_refusals():
     x, attention = torch.randn(1, 4, 6, 8), attention_of(3, rg.causal())
     for words, wrong in {
-        r"Taps: needs floating-point numbers \(heads, K\).*\(3,\)": lambda: rg.Taps(torch.ones(3)),
-        "float.*int64": lambda: rg.Taps(torch.ones(3, 2, dtype=torch.int64)),
+        r"Taps: needs floating-point numbers \(heads, K\).*\(3,\)": lambda: rg.transitions.Taps(torch.ones(3)),
+        "float.*int64": lambda: rg.transitions.Taps(torch.ones(3, 2, dtype=torch.int64)),
         "Taps: made for 5 heads, the query has 4": lambda: attention_of(3, heads=5)(x, x, x),
         "mask must depend on the distance only": lambda: attention_of(3, rg.padding([4]))(
             x, x, x, engine="convolution"
         ),
         "at most 256 products.*give 512": lambda: attention(x, x, torch.ones(1, 4, 6, 64), engine="convolution"),
-        r"GrowingCache keeps all keys, and RingCache\(size\)": lambda: attention(x, x, x, cache=rg.RecurrentCache()),
+        r"GrowingCache keeps all keys, and RingCache\(size\)": lambda: attention(
+            x, x, x, cache=rg.caches.RecurrentCache()
+        ),
         "one ConvolutionFilter": lambda: rg.Attention()(x, x, x, engine="convolution"),
     }.items():
         with pytest.raises(rg.RegardError, match=words):

@@ -98,9 +98,11 @@ def test_bigbird_is_that_of_transformers():
     blocked, band, rows, cols = BigBirdModel.create_masks_for_block_sparse_attn(torch.ones(2, length).double(), block)
     output, weights = layer(flat(q), band, rows, cols, blocked, blocked)
 
-    mask = rg.bigbird(length, block, num_random=drawn_per_block) | rg.global_tokens(range(length - block, length))
+    mask = rg.masks.bigbird(length, block, num_random=drawn_per_block) | rg.masks.global_tokens(
+        range(length - block, length)
+    )
     random = mask.left.right
-    assert isinstance(random, rg.random_blocks)
+    assert isinstance(random, rg.masks.random_blocks)
     table = torch.from_numpy(np.concatenate(drawn[0])).long()
     random.__dict__["table"] = F.pad(table, (0, 0, 1, 1))
     agree(rg.Attention(mask=mask), q, k, v, (heads(output, 1), weights), EXACT)
@@ -109,21 +111,21 @@ def test_bigbird_is_that_of_transformers():
 @pytest.mark.parametrize("seed", range(5))
 def test_random_blocks_are_as_many_as_asked_distinct_and_the_same_at_every_call(seed):
     """Read off the mask itself: 10 blocks of 6 tokens, the last one short, 3 drawn for each."""
-    grid = rg.Grid.whole(rg.Positions.of(0, 57, 57), 1, 1, 57)
-    mask = rg.random_blocks(6, 3, 57, seed)
+    grid = rg.types.Grid.whole(rg.types.Positions.of(0, 57, 57), 1, 1, 57)
+    mask = rg.masks.random_blocks(6, 3, 57, seed)
     allowed = mask.allowed(grid)[0, 0].numpy()
     edges = np.arange(0, 57, 6)
     full = np.minimum(edges + 6, 57) - edges
     keys = np.add.reduceat(allowed.astype(int), edges, axis=1)
     assert (((keys == full) | (keys == 0)).all()) and ((keys > 0).sum(1) == 3).all()
     assert all((allowed[start : start + 6] == allowed[start]).all() for start in edges)
-    assert (rg.random_blocks(6, 3, 57, seed).allowed(grid)[0, 0].numpy() == allowed).all()
-    assert (rg.random_blocks(6, 3, 57, seed + 1).allowed(grid)[0, 0].numpy() != allowed).any()
+    assert (rg.masks.random_blocks(6, 3, 57, seed).allowed(grid)[0, 0].numpy() == allowed).all()
+    assert (rg.masks.random_blocks(6, 3, 57, seed + 1).allowed(grid)[0, 0].numpy() != allowed).any()
 
 
 def test_random_blocks_are_drawn_evenly():
     """Each of 8 blocks is drawn by each with chance 3 / 8: 400 seeds stay within 5 standard errors."""
-    counts = sum(F.one_hot(rg.random_blocks(1, 3, 8, seed).table, 8).sum(1) for seed in range(400))
+    counts = sum(F.one_hot(rg.masks.random_blocks(1, 3, 8, seed).table, 8).sum(1) for seed in range(400))
     error = (400 * 3 / 8 * 5 / 8) ** 0.5
     assert (counts - 400 * 3 / 8).abs().max() < 5 * error
 
@@ -176,18 +178,18 @@ def test_masks_of_a_few_tokens_by_hand():
     drawn = {
         rg.causal(): "X.... XX... XXX.. XXXX. XXXXX",
         rg.window(2): "XX... XXX.. .XXX. ..XXX ...XX",
-        rg.dilated(2, 2): "X.X.. .X.X. X.X.X .X.X. ..X.X",
-        rg.prefix(2): "XX... XX... XX... XX... XX...",
-        rg.causal() | rg.prefix(2): "XX... XX... XXX.. XXXX. XXXXX",
-        rg.block_local(2): "XX... XX... ..XX. ..XX. ....X",
-        rg.block_local(2, before=1): "XX... XX... XXXX. XXXX. ..XXX",
-        rg.block_local(2, after=1): "XXXX. XXXX. ..XXX ..XXX ....X",
-        rg.global_tokens([1]): ".X... XXXXX .X... .X... .X...",
+        rg.masks.dilated(2, 2): "X.X.. .X.X. X.X.X .X.X. ..X.X",
+        rg.masks.prefix(2): "XX... XX... XX... XX... XX...",
+        rg.causal() | rg.masks.prefix(2): "XX... XX... XXX.. XXXX. XXXXX",
+        rg.masks.block_local(2): "XX... XX... ..XX. ..XX. ....X",
+        rg.masks.block_local(2, before=1): "XX... XX... XXXX. XXXX. ..XXX",
+        rg.masks.block_local(2, after=1): "XXXX. XXXX. ..XXX ..XXX ....X",
+        rg.masks.global_tokens([1]): ".X... XXXXX .X... .X... .X...",
         rg.documents([2, 3]): "XX... XX... ..XXX ..XXX ..XXX",
         rg.padding([3]): "XXX.. XXX.. XXX.. XXX.. XXX..",
         ~rg.causal(): ".XXXX ..XXX ...XX ....X .....",
     }
-    grid = rg.Grid.whole(rg.Positions.of(0, 5, 5), 1, 1, 5)
+    grid = rg.types.Grid.whole(rg.types.Positions.of(0, 5, 5), 1, 1, 5)
     for (mask, picture), (i, j) in itertools.product(drawn.items(), np.ndindex(5, 5)):
         allowed = torch.broadcast_to(mask.allowed(grid), (1, 1, 5, 5))
         assert bool(allowed[0, 0, i, j]) == (picture.split()[i][j] == "X"), (mask, i, j)

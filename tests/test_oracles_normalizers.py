@@ -77,7 +77,7 @@ def test_sparsemax_of_two_keys_in_closed_form(attention, q, k, v):
     return weighed(np.stack((first, 1 - first), -1), v)
 
 
-class PositiveDot(rg.Score):
+class PositiveDot(rg.scores.Score):
     """A dot product of inputs that are known not to be negative, as `SumNormalizer` asks for."""
 
     nonnegative = True
@@ -99,20 +99,20 @@ def weights_of(normalizer, scores):
 @pytest.mark.parametrize(
     ("normalizer", "scores", "weights"),
     [
-        (rg.Sparsemax(), [1.0, 0.5, -1.0], [0.75, 0.25, 0.0]),
-        (rg.Sparsemax(), [0.5, 0.3, 0.1], [1 / 3 + 0.2, 1 / 3, 1 / 3 - 0.2]),
-        (rg.Sparsemax(), [3.0, 1.0, 1.0], [1.0, 0.0, 0.0]),
-        (rg.Entmax15(), [2.0, 2.0, 2.0], [1 / 3] * 3),
+        (rg.normalizers.Sparsemax(), [1.0, 0.5, -1.0], [0.75, 0.25, 0.0]),
+        (rg.normalizers.Sparsemax(), [0.5, 0.3, 0.1], [1 / 3 + 0.2, 1 / 3, 1 / 3 - 0.2]),
+        (rg.normalizers.Sparsemax(), [3.0, 1.0, 1.0], [1.0, 0.0, 0.0]),
+        (rg.normalizers.Entmax15(), [2.0, 2.0, 2.0], [1 / 3] * 3),
         # Halved scores 2/3, 2/3, 1/3 above a threshold of 0.
-        (rg.Entmax15(), [2 * 2 / 3, 2 * 2 / 3, 2 * 1 / 3], [4 / 9, 4 / 9, 1 / 9]),
-        (rg.Entmax15(), [2.0, 0.0, -1.0], [1.0, 0.0, 0.0]),
-        (rg.Softmax(), [math.log(1), math.log(2), math.log(5)], [1 / 8, 2 / 8, 5 / 8]),
-        (rg.Softmax(temperature=0.5), [math.log(1), math.log(2), math.log(5)], [1 / 30, 4 / 30, 25 / 30]),
-        (rg.Softmax(sink=math.log(2)), [math.log(1), math.log(2), math.log(5)], [0.1, 0.2, 0.5]),
-        (rg.TopK(2), [math.log(1), math.log(2), math.log(5)], [0.0, 2 / 7, 5 / 7]),
-        (rg.TopK(9), [math.log(1), math.log(2), math.log(5)], [1 / 8, 2 / 8, 5 / 8]),
-        (rg.Hardmax(), [1.0, 3.0, 3.0], [0.0, 1.0, 0.0]),
-        (rg.SumNormalizer(), [1.0, 0.0, 3.0], [0.25, 0.0, 0.75]),
+        (rg.normalizers.Entmax15(), [2 * 2 / 3, 2 * 2 / 3, 2 * 1 / 3], [4 / 9, 4 / 9, 1 / 9]),
+        (rg.normalizers.Entmax15(), [2.0, 0.0, -1.0], [1.0, 0.0, 0.0]),
+        (rg.normalizers.Softmax(), [math.log(1), math.log(2), math.log(5)], [1 / 8, 2 / 8, 5 / 8]),
+        (rg.normalizers.Softmax(temperature=0.5), [math.log(1), math.log(2), math.log(5)], [1 / 30, 4 / 30, 25 / 30]),
+        (rg.normalizers.Softmax(sink=math.log(2)), [math.log(1), math.log(2), math.log(5)], [0.1, 0.2, 0.5]),
+        (rg.normalizers.TopK(2), [math.log(1), math.log(2), math.log(5)], [0.0, 2 / 7, 5 / 7]),
+        (rg.normalizers.TopK(9), [math.log(1), math.log(2), math.log(5)], [1 / 8, 2 / 8, 5 / 8]),
+        (rg.normalizers.Hardmax(), [1.0, 3.0, 3.0], [0.0, 1.0, 0.0]),
+        (rg.normalizers.SumNormalizer(), [1.0, 0.0, 3.0], [0.25, 0.0, 0.75]),
     ],
 )
 def test_three_keys_by_hand(normalizer, scores, weights):
@@ -225,7 +225,7 @@ def test_performer_causal_is_the_recurrence_with_its_features(attention, q, k, v
 def test_performer_features_estimate_the_exponential_without_bias():
     """Over 3000 draws the mean of phi(q) . phi(k) is exp(q . k / sqrt(D)) within 5 standard errors of that mean."""
     q, k = torch.randn(2, 1, 1, 6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 0.7
-    features = rg.RandomFeatures(8, num_features=16).double()
+    features = rg.scores.RandomFeatures(8, num_features=16).double()
     draws = []
     for seed in range(3000):
         features.redraw(seed)
@@ -264,7 +264,7 @@ def test_performer_rows_are_orthogonal_in_blocks_with_gaussian_norms():
 def test_sum_of_scores_that_are_all_0_gives_no_weight():
     q = k = v = torch.zeros(1, 1, 2, 4).double()
     agree(
-        rg.Attention(PositiveDot(), normalizer=rg.SumNormalizer()),
+        rg.Attention(PositiveDot(), normalizer=rg.normalizers.SumNormalizer()),
         q,
         k,
         v,

@@ -64,10 +64,10 @@ def test_rope_interleaved_is_multiplication_by_complex_numbers(attention, q, k, 
 @pytest.mark.parametrize(
     ("scaling", "kind", "seq_len"),
     [
-        (rg.LinearScaling(4.0), {"rope_type": "linear", "factor": 4.0}, None),
-        (rg.Llama3Scaling(8.0, 1.0, 4.0, 64), {"rope_type": "llama3", "factor": 8.0}, None),
+        (rg.encodings.LinearScaling(4.0), {"rope_type": "linear", "factor": 4.0}, None),
+        (rg.encodings.Llama3Scaling(8.0, 1.0, 4.0, 64), {"rope_type": "llama3", "factor": 8.0}, None),
         # At twice the trained length the "dynamic" rule slows the slowest wave by 2 factor - (factor - 1).
-        (rg.NTKScaling(5.0), {"rope_type": "dynamic", "factor": 4.0}, 128),
+        (rg.encodings.NTKScaling(5.0), {"rope_type": "dynamic", "factor": 4.0}, 128),
     ],
 )
 def test_scaled_frequencies_are_those_of_transformers(scaling, kind, seq_len):
@@ -172,17 +172,17 @@ def test_t5_buckets_of_any_number_and_reach_are_those_of_t5(bidirectional):
         for reach in {max(exact, 1), exact + 1, exact + 2, 20, 128, 250}:
             if exact == 0 or reach <= exact:
                 with pytest.raises(rg.RegardError, match="max_distance is above"):
-                    rg.T5Bias(1, buckets, reach, bidirectional)
+                    rg.biases.T5Bias(1, buckets, reach, bidirectional)
                 continue
-            bias = rg.T5Bias(1, buckets, reach, bidirectional)
+            bias = rg.biases.T5Bias(1, buckets, reach, bidirectional)
             bias.table.data[:, 0] = torch.arange(float(buckets))
             theirs = T5Attention._relative_position_bucket(distances, bidirectional, buckets, reach)
-            grid = rg.Grid.whole(rg.Positions(300, rg.Spans.of((0, 600))), 1, 1, 1)
+            grid = rg.types.Grid.whole(rg.types.Positions(300, rg.types.Spans.of((0, 600))), 1, 1, 1)
             assert bias.term(grid, None, None).flatten().tolist() == theirs.tolist()
 
 
 def test_a_bias_of_t5_is_that_of_its_configuration_unless_told():
-    config, bias = T5Config(), rg.T5Bias(1)
+    config, bias = T5Config(), rg.biases.T5Bias(1)
     assert bias.num_buckets == config.relative_attention_num_buckets
     assert bias.max_distance == config.relative_attention_max_distance
 
@@ -231,17 +231,17 @@ def test_alibi_slopes_are_those_of_bloom(num_heads):
 @pytest.mark.parametrize(
     ("make", "variance"),
     [
-        (lambda H, D: rg.T5Bias(H), lambda D: 1),  # its numbers are N(0, 1)
-        (lambda H, D: rg.ShawBias(D, 2), lambda D: 1 / D),  # q.a / sqrt(D), a of variance 1 / D
-        (lambda H, D: rg.TransformerXLBias(H, D), lambda D: 1 / 2),  # q.W r / sqrt(D), W of 1 / D, |r|^2 = D / 2
+        (lambda H, D: rg.biases.T5Bias(H), lambda D: 1),  # its numbers are N(0, 1)
+        (lambda H, D: rg.biases.ShawBias(D, 2), lambda D: 1 / D),  # q.a / sqrt(D), a of variance 1 / D
+        (lambda H, D: rg.biases.TransformerXLBias(H, D), lambda D: 1 / 2),  # q.W r / sqrt(D), W of 1 / D, |r|^2 = D / 2
     ],
     ids=["t5", "shaw", "transformer_xl"],
 )
 @torch.no_grad()
 def test_a_fresh_bias_has_the_variance_of_its_parameters(make, variance):
     """For queries and keys of variance 1; so scores start out alike in models of any width."""
-    positions, heads = rg.Positions.aligned_to_end(5, 5), 100
-    grid = rg.Grid.whole(positions, 1, heads, 5)
+    positions, heads = rg.types.Positions.aligned_to_end(5, 5), 100
+    grid = rg.types.Grid.whole(positions, 1, heads, 5)
     for width in (8, 128):
         bias = make(heads, width)
         term = bias.term(grid, *bias.prepare(*torch.randn(2, 1, heads, 5, width), positions))
@@ -250,7 +250,7 @@ def test_a_fresh_bias_has_the_variance_of_its_parameters(make, variance):
 
 def test_learned_table_is_the_bias_of_swin():
     """One dimension of Swin's table: head by distance, gathered for each pair."""
-    bias = rg.LearnedTable(2, 3).double()
+    bias = rg.biases.LearnedTable(2, 3).double()
     bias.table.data.normal_()
     q, k, v = (torch.randn(1, 2, 4, 8).double() for _ in range(3))
     index = torch.tensor([[3, 4, 5, 6], [2, 3, 4, 5], [1, 2, 3, 4], [0, 1, 2, 3]])

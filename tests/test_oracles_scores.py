@@ -205,7 +205,7 @@ def test_softcap_is_gemma_2(attention, q, k, v):
 
 def test_bahdanau_scores_of_two_keys_are_a_sigmoid():
     """With W = U = 1, v = 2: the weight of the first key is sigmoid(2 tanh(q + k_1) - 2 tanh(q + k_2))."""
-    attention = rg.Attention(rg.Additive(1, 1, 1).double())
+    attention = rg.Attention(rg.scores.Additive(1, 1, 1).double())
     for parameter, value in zip(attention.parameters(), (2.0, 1.0, 1.0), strict=True):
         parameter.data.fill_(value)
     q, k = torch.tensor([[[[0.3]]]]).double(), torch.tensor([[[[0.5], [-1.0]]]]).double()
@@ -213,7 +213,7 @@ def test_bahdanau_scores_of_two_keys_are_a_sigmoid():
     agree(attention, q, k, torch.tensor([[[[1.0], [0.0]]]]).double(), np.array([[[[first]]]]))
 
 
-@pytest.mark.parametrize("kind", [rg.Additive, rg.Concat])
+@pytest.mark.parametrize("kind", [rg.scores.Additive, rg.scores.Concat])
 def test_additive_scores_are_a_matrix_and_a_direction_of_small_entries(kind):
     """A projection of 10 channels to 64 and a direction, without bias; the direction starts within +-1/sqrt(64)."""
     score = kind(4, 6, 64)

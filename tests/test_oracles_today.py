@@ -23,6 +23,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3Rotary
 import regard as rg
 from oracles import FLOAT32, ORACLES, Says, by_torch, close, flat, heads, oracle, scatter
 from regard.catalog import mechanism
+from regard.encodings import AxialRoPE
 
 SMALL = {"hidden_size": 16, "num_attention_heads": 2, "head_dim": 8, "attn_implementation": "eager"}
 
@@ -96,13 +97,13 @@ def test_longrope_is_that_of_phi_3(attention, q, k, v):
 @pytest.mark.parametrize(
     ("scaling", "kind", "options"),
     [
-        (rg.YaRNScaling(8.0, 4096), "yarn", {"factor": 8.0}),
-        (rg.YaRNScaling(32.0, 4096, is_rounded=False), "yarn", {"factor": 32.0, "truncate": False}),
-        (rg.YaRNScaling(8.0, 128, 16.0, 2.0), "yarn", {"factor": 8.0, "beta_fast": 16, "beta_slow": 2}),
-        (rg.YaRNScaling(4.0, 64, attention_factor=1.5), "yarn", {"factor": 4.0, "attention_factor": 1.5}),
-        (rg.ProportionalScaling(0.25, 2.0), "proportional", {"partial_rotary_factor": 0.25, "factor": 2.0}),
-        (rg.NTKScaling.for_length(700, 256, 2.0), "dynamic", {"factor": 2.0}),
-        (rg.NTKScaling.for_length(100, 256, 2.0), "dynamic", {"factor": 2.0}),
+        (rg.encodings.YaRNScaling(8.0, 4096), "yarn", {"factor": 8.0}),
+        (rg.encodings.YaRNScaling(32.0, 4096, is_rounded=False), "yarn", {"factor": 32.0, "truncate": False}),
+        (rg.encodings.YaRNScaling(8.0, 128, 16.0, 2.0), "yarn", {"factor": 8.0, "beta_fast": 16, "beta_slow": 2}),
+        (rg.encodings.YaRNScaling(4.0, 64, attention_factor=1.5), "yarn", {"factor": 4.0, "attention_factor": 1.5}),
+        (rg.encodings.ProportionalScaling(0.25, 2.0), "proportional", {"partial_rotary_factor": 0.25, "factor": 2.0}),
+        (rg.encodings.NTKScaling.for_length(700, 256, 2.0), "dynamic", {"factor": 2.0}),
+        (rg.encodings.NTKScaling.for_length(100, 256, 2.0), "dynamic", {"factor": 2.0}),
     ],
 )
 def test_frequencies_and_magnitudes_are_those_of_transformers(scaling, kind, options):
@@ -136,7 +137,7 @@ def test_entries_of_a_batch_have_coordinates_of_their_own():
     seen = attention(q, k, v)
     close(seen.output, output, FLOAT32)
     close(seen.weights[1, 0], weights[1, 0], FLOAT32)
-    plain = rg.AxialRoPE.sections(where[:, :1], (4,))  # one axis: any integers as positions
+    plain = rg.encodings.AxialRoPE.sections(where[:, :1], (4,))  # one axis: any integers as positions
     for entry in (0, 1):
         close(plain.encode(q, torch.arange(16))[entry], rg.RoPE(8).encode(q, where[entry, 0])[entry], FLOAT32)
     with pytest.raises(rg.RegardError, match="2 batch entries, got vectors of shape \\(1, 2, 16, 8\\)"):
@@ -163,9 +164,9 @@ def test_coordinates_may_come_with_each_call(engine):
 
 
 def test_a_chain_passes_the_coordinates_on():
-    norm, where = rg.QKNorm(8).double(), torch.randint(0, 9, (1, 2, 16))
+    norm, where = rg.encodings.QKNorm(8).double(), torch.randint(0, 9, (1, 2, 16))
     q, k, v = torch.randn(3, 1, 2, 16, 8, dtype=torch.float64)
-    chains = [rg.Attention(position=rg.Chain(norm, rg.AxialRoPE.grid(x, 8))) for x in (where, None)]
+    chains = [rg.Attention(position=rg.encodings.Chain(norm, rg.encodings.AxialRoPE.grid(x, 8))) for x in (where, None)]
     seen = chains[1](q, k, v, coordinates=where)
     close(seen.output, chains[0](q, k, v).output)
     with torch.no_grad():
@@ -318,7 +319,7 @@ def by_torch_scores(scores, v):
 
 def test_pope_is_that_of_x_transformers():
     peer = pytest.importorskip("x_transformers.x_transformers")
-    pope, theirs = rg.PoPE(2, 8).double(), peer.PolarEmbedding(8, 2).double()
+    pope, theirs = rg.encodings.PoPE(2, 8).double(), peer.PolarEmbedding(8, 2).double()
     scatter(pope)
     theirs.learned_bias.data = pope.phase.data
     q = torch.randn(1, 2, 5, 8, dtype=torch.float64)
@@ -343,19 +344,19 @@ def test_kerple_and_a_fixed_fire_run_in_the_compiled_kernels_and_fire_says_why_n
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: rg.Chain(), "got none"),
-        (lambda: rg.Chain(rg.causal()), "got causal"),
-        (lambda: rg.ProportionalScaling(0.0), "in \\(0, 1\\]"),
-        (lambda: rg.RoPE(8, scaling=rg.LongRoPEScaling((1.0,))).frequencies(), "1 factors for 4 pairs"),
-        (lambda: rg.AxialRoPE(torch.zeros(2, 3), (0,), (1.0,)), "coordinates are integers"),
-        (lambda: rg.AxialRoPE(torch.zeros(2, 3).long(), (2,), (1.0,)), "axes from 0 to 2, the coordinates 2"),
-        (lambda: rg.AxialRoPE.grid(torch.zeros(2, 3).long(), 6), "multiple of 4"),
+        (lambda: rg.encodings.Chain(), "got none"),
+        (lambda: rg.encodings.Chain(rg.causal()), "got causal"),
+        (lambda: rg.encodings.ProportionalScaling(0.0), "in \\(0, 1\\]"),
+        (lambda: rg.RoPE(8, scaling=rg.encodings.LongRoPEScaling((1.0,))).frequencies(), "1 factors for 4 pairs"),
+        (lambda: rg.encodings.AxialRoPE(torch.zeros(2, 3), (0,), (1.0,)), "coordinates are integers"),
+        (lambda: rg.encodings.AxialRoPE(torch.zeros(2, 3).long(), (2,), (1.0,)), "axes from 0 to 2, the coordinates 2"),
+        (lambda: AxialRoPE.grid(torch.zeros(2, 3).long(), 6), "multiple of 4"),
         (lambda: mechanism("qk_norm").build(8)(*torch.randn(3, 1, 2, 4, 6)), "QKNorm: made for width 8"),
         (lambda: mechanism("scalable_softmax").build(4)(*torch.randn(3, 1, 2, 4, 6)), "made for 4 heads"),
         (lambda: mechanism("pope").build(2, 8)(*torch.randn(3, 1, 2, 4, 6)), "PoPE: made for width 8"),
         (lambda: mechanism("pope").build(3, 6)(*torch.randn(3, 1, 2, 4, 6)), "PoPE: made for 3 heads"),
         (lambda: mechanism("kerple").build(4)(*torch.randn(3, 1, 2, 4, 6)), "KERPLEBias: made for 4"),
-        (lambda: rg.AxialRoPE.grid(torch.zeros(2, 3).long(), 4).check(rg.Spans.of((0, 4))), "tokens 0 to 2"),
+        (lambda: AxialRoPE.grid(torch.zeros(2, 3).long(), 4).check(rg.types.Spans.of((0, 4))), "tokens 0 to 2"),
     ],
 )  # fmt: skip
 def test_mistakes_name_the_rule(make, said):
@@ -379,12 +380,14 @@ def drawn_gates():
 @pytest.mark.parametrize("engine", ["reference", "dense", "blocked"])
 def test_forgetting_gate_by_gate(engine):
     (q, k, v), log_forget, expected = drawn_gates()
-    attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
+    attention = rg.Attention(bias=rg.biases.ForgettingBias(), mask=rg.causal())
     seen = attention(q, k, v, log_forget=log_forget, engine=engine)
     close(seen.weights[...], expected)
     close(seen.output, expected @ v)
     close(seen.weights[1, 0, 7], expected[1, 0, 7])
-    independent = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal(), normalizer=rg.Sigmoid(offset=0.0))
+    independent = rg.Attention(
+        bias=rg.biases.ForgettingBias(), mask=rg.causal(), normalizer=rg.normalizers.Sigmoid(offset=0.0)
+    )
     weights = independent(q, k, v, log_forget=log_forget, engine=engine).weights[...]
     own = weights.diagonal(dim1=-2, dim2=-1)  # a softmax would hide a number that a whole row has too much
     close(own, ((q * k).sum(-1) / math.sqrt(8)).sigmoid())  # no gate is between a token and itself
@@ -395,7 +398,7 @@ ORACLES["forgetting"] = [test_forgetting_gate_by_gate]
 
 def test_forgetting_token_by_token_and_by_chunks_of_a_cache():
     (q, k, v), log_forget, expected = drawn_gates()
-    attention, cache, outputs = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal()), rg.GrowingCache(), []
+    attention, cache, outputs = rg.Attention(bias=rg.biases.ForgettingBias(), mask=rg.causal()), rg.GrowingCache(), []
     for at in (slice(0, 17), slice(17, 18), slice(18, 19), slice(19, 40)):
         seen = attention(q[:, :, at], k[:, :, at], v[:, :, at], cache=cache, log_forget=log_forget[..., at])
         cache = seen.cache
@@ -406,7 +409,7 @@ def test_forgetting_token_by_token_and_by_chunks_of_a_cache():
 @pytest.mark.parametrize("engine", ["dense", "blocked"])
 def test_gradients_of_forgetting_reach_the_gates(engine):
     def output(q, k, v, log_forget):
-        attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
+        attention = rg.Attention(bias=rg.biases.ForgettingBias(), mask=rg.causal())
         return attention(q, k, v, log_forget=log_forget, engine=engine).output
 
     tensors, log_forget, _ = drawn_gates()
@@ -419,7 +422,7 @@ def test_forgetting_keeps_the_digits_of_long_texts():
     q, k, v = torch.randn(3, 1, 1, 300, 8)
     log_forget = torch.full((1, 1, 300), -0.1)
     log_forget[..., 100:200] = -1000.0
-    attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
+    attention = rg.Attention(bias=rg.biases.ForgettingBias(), mask=rg.causal())
     inside = attention(q, k, v, log_forget=log_forget).output[:, :, 250:]
     alone = attention(*(x[:, :, 199:] for x in (q, k, v)), log_forget=log_forget[..., 199:]).output
     torch.testing.assert_close(inside, alone[:, :, 51:], rtol=1e-4, atol=1e-5)
@@ -441,7 +444,7 @@ def test_forgetting_after_closed_gates(closed, places):
     expected = scores.softmax(-1)
     loss = (expected @ exact[2]).square().sum()
     wanted = torch.autograd.grad(loss, exact)
-    attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
+    attention = rg.Attention(bias=rg.biases.ForgettingBias(), mask=rg.causal())
     for engine in ("reference", "dense", "blocked", "auto"):
         with torch.set_grad_enabled(engine != "reference"):
             seen = attention(*tensors[:3], log_forget=tensors[3], engine=engine)
@@ -467,7 +470,7 @@ def test_forgetting_is_data_dependent_alibi_of_x_transformers():
     q, k, v = torch.randn(3, 1, 2, 12, 8, dtype=torch.float64)
     x = torch.randn(1, 12, 16, dtype=torch.float64)
     log_forget = F.logsigmoid(theirs.to_forget_gates[0](x)).mT
-    attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
+    attention = rg.Attention(bias=rg.biases.ForgettingBias(), mask=rg.causal())
     output, weights = by_torch(q, k, v, mask=theirs(x) + future(12))
     seen = attention(q, k, v, log_forget=log_forget)
     close(seen.output, output)
@@ -476,9 +479,9 @@ def test_forgetting_is_data_dependent_alibi_of_x_transformers():
 
 def test_forgetting_refuses_keys_with_gaps():
     q, k, v = torch.randn(3, 1, 1, 4, 8)
-    attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
+    attention = rg.Attention(bias=rg.biases.ForgettingBias(), mask=rg.causal())
     with pytest.raises(rg.RegardError, match="gaps in their positions"):
-        positions = rg.Positions(6, rg.Spans.of((0, 2), (8, 10)))
+        positions = rg.types.Positions(6, rg.types.Spans.of((0, 2), (8, 10)))
         attention(q, k, v, log_forget=torch.zeros(1, 1, 4), positions=positions)
     with pytest.raises(rg.RegardError, match="ForgettingBias needs a tensor for each call"):
         attention(q, k, v)

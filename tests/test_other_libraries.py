@@ -13,8 +13,8 @@ import torch
 import regard as rg
 from regard.other_libraries import CALLS, OF_MAPS, OF_WATCHED
 
-OWNERS = {"WatchedAttention": rg.WatchedAttention, "AttentionMap": rg.AttentionMap, "Tensor": torch.Tensor}
-ROOTS = {"rg": rg, "seen": rg.WatchedAttention, "weights": rg.AttentionMap}
+OWNERS = {"WatchedAttention": rg.hf.WatchedAttention, "AttentionMap": rg.AttentionMap, "Tensor": torch.Tensor}
+ROOTS = {"rg": rg, "seen": rg.hf.WatchedAttention, "weights": rg.AttentionMap}
 
 
 def statements(code):
@@ -26,7 +26,7 @@ def found(node):
     if isinstance(node, ast.Name):
         return ROOTS.get(node.id)
     if isinstance(node, ast.Subscript):
-        return rg.AttentionMap if found(node.value) is rg.WatchedAttention else None
+        return rg.AttentionMap if found(node.value) is rg.hf.WatchedAttention else None
     if isinstance(node, ast.Attribute) and (owner := found(node.value)) is not None:
         named = getattr(owner, node.attr)
         return OWNERS.get(named.fget.__annotations__.get("return")) if isinstance(named, property) else named

@@ -18,8 +18,8 @@ import torch
 import regard as rg
 from pages import HOSTILE, UNUSUAL, maps_of, reading, told, translation
 from regard.maps.pyramid import Pyramid, cells, coarser
-from regard.stats import TextReading
 from regard.stats.roles import MEANINGS
+from regard.types import TextReading
 from regard.viewer import Sheet, load_run, page_reductions, save_run, write_page
 from regard.viewer import embedded as embedded_module
 from regard.viewer.answers import Answers, NoAnswer
@@ -127,7 +127,7 @@ def test_queries_and_keys_travel_and_give_every_weight(mask):
 
 def test_other_mechanisms_travel_as_their_weights():
     q, k, v = (torch.randn(1, 2, 6, 4) for _ in range(3))
-    weights = rg.Attention(bias=rg.ALiBi(2), normalizer=rg.Sparsemax())(q, k, v).weights
+    weights = rg.Attention(bias=rg.ALiBi(2), normalizer=rg.normalizers.Sparsemax())(q, k, v).weights
     maps = payload([Sheet.of(TextReading.of("A text", {"layer": weights}, list("abcdef")))])["texts"][0]["maps"][0]
     assert maps["form"] == "weights"
     np.testing.assert_allclose(numbers(maps["weights"]).reshape(2, 6, 6), weights.dense()[0].numpy())
@@ -135,7 +135,7 @@ def test_other_mechanisms_travel_as_their_weights():
 
 def test_grouped_keys_travel_once():
     q, k, v = torch.randn(1, 4, 6, 4), torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4)
-    weights = rg.Attention(normalizer=rg.Softmax(sink=0.5, temperature=0.7))(q, k, v).weights
+    weights = rg.Attention(normalizer=rg.normalizers.Softmax(sink=0.5, temperature=0.7))(q, k, v).weights
     maps = payload([Sheet.of(TextReading.of("A text", {"layer": weights}, list("abcdef")))])["texts"][0]["maps"][0]
     q, k = (numbers(maps[name]).reshape(-1, 6, 4) for name in ("query", "key"))
     w = np.exp(q @ k.repeat(2, 0).transpose(0, 2, 1) - numbers(maps["row_statistic"]).reshape(4, 6, 1))

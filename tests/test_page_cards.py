@@ -13,7 +13,7 @@ import torch
 import regard as rg
 from exact_maps import exact
 from pages import TEXT, WORDS, maps_of, reading, told, translation
-from regard.stats import Role, RoleTable, TextReading
+from regard.types import Role, RoleTable, TextReading
 from regard.viewer import Sheet, load_run, save_run
 from regard.viewer.cards import cards_of
 from regard.viewer.lead import lead_of, pronouns

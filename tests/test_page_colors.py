@@ -13,7 +13,7 @@ import regard as rg
 from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, settled, texts
 from pages import WORDS, painted, until
 from ramps import colors_of, contrast, ramp, rgb, shares, variables
-from regard.stats import TextReading
+from regard.types import TextReading
 from regard.viewer import Sheet, write_page
 
 pytest.importorskip("playwright.sync_api")
@@ -237,10 +237,10 @@ def test_lessons_show_the_masks_of_the_api_and_say_what_a_control_does(browser, 
             "causal()": rg.causal(),
             "window(4)": rg.window(4),
             "causal() & window(4)": rg.causal() & rg.window(4),
-            "dilated(4, 3)": rg.dilated(4, 3),
-            "block_local(4)": rg.block_local(4),
-            "prefix(12) | causal()": rg.prefix(12) | rg.causal(),
-            "window(4) | global_tokens([0])": rg.window(4) | rg.global_tokens([0]),
+            "dilated(4, 3)": rg.masks.dilated(4, 3),
+            "block_local(4)": rg.masks.block_local(4),
+            "prefix(12) | causal()": rg.masks.prefix(12) | rg.causal(),
+            "window(4) | global_tokens([0])": rg.window(4) | rg.masks.global_tokens([0]),
             "documents([28, 21, 15])": rg.documents([28, 21, 15]),
             "padding([46])": rg.padding([46]),
         }
@@ -249,6 +249,6 @@ def test_lessons_show_the_masks_of_the_api_and_say_what_a_control_does(browser, 
         for block in range(2, 11):
             page.get_by_label("Tokens in a block").fill(str(block))
             bigbird = drawn_mask(page, f"bigbird(64, {block}, num_random=1)")
-            assert torch.equal(bigbird, rg.bigbird(64, block, num_random=1).dense(64).reshape(64, 64)), block
+            assert torch.equal(bigbird, rg.masks.bigbird(64, block, num_random=1).dense(64).reshape(64, 64)), block
         page.get_by_label("Tokens in the prefix").fill("0")
         assert "only causal() is left" in page.locator(".learn").inner_text()

@@ -10,7 +10,7 @@ import torch
 import regard as rg
 from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, texts
 from pages import WORDS, maps_of, reading, translation, until
-from regard.stats import TextReading
+from regard.types import TextReading
 from regard.viewer import Sheet, write_page
 from regard.viewer.sentences import joined
 

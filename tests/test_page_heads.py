@@ -10,7 +10,7 @@ import torch
 
 from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, settled, texts
 from pages import WORDS, idle, painted, reading, told, until
-from regard.stats import RoleTable
+from regard.types import RoleTable
 from regard.viewer import Sheet, write_page
 
 pytest.importorskip("playwright.sync_api")

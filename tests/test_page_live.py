@@ -16,7 +16,7 @@ from regard.edits.edited_map import EditedMap
 from regard.edits.layer_edits import LayerEdit, LayerEdits
 from regard.edits.pairs import Pairs
 from regard.errors import RegardError
-from regard.stats import TextReading
+from regard.types import TextReading
 from regard.viewer import Sheet, write_page
 from regard.viewer.live_model import LiveModel, Stopped
 
@@ -349,7 +349,7 @@ def test_the_weights_that_made_a_prediction_have_two_colors_and_curves(browser):
         about = {"title": f"{request.text} (why)", "attribution": found, "charts": [chart]}
         return [Sheet(sheet.about | about, maps, sheet.ready)]
 
-    turned = rg.ScaleWeights(rg.Where(keys=1), -1.0)
+    turned = rg.edits.ScaleWeights(rg.Where(keys=1), -1.0)
     minus = LayerEdits((LayerEdit(turned, Pairs(keys=turned.where.indices("keys"))),))
     model = LiveModel("words", "text", read, questions={"attribute": attributed})
     with (

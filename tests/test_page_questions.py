@@ -112,7 +112,7 @@ def test_a_page_asks_what_changes_and_the_answer_is_kept_with_its_text(minilm, t
         assert post(address, typed, body=json.dumps({"text": typed, "edits": ["L2.H1"] * 65}))[0] == 400
     effect, tokens = sheet["effect"], sheet["tokens"]
     assert effect["of"] == sheet["written"] == typed and effect["kind"] == "sentence embedding"
-    edit = rg.EditSequence(tuple(rg.KnockOut(rg.where(short)) for short in edits))
+    edit = rg.edits.EditSequence(tuple(rg.KnockOut(rg.Where.parse(short)) for short in edits))
     inputs = minilm.tokenizer(typed, return_tensors="pt")
     with torch.no_grad():
         before = minilm.model(**inputs).last_hidden_state[0]

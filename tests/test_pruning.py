@@ -63,7 +63,7 @@ def test_a_pruned_model_computes_what_zeroed_heads_do(case):
         model, inputs = case.make(backend), case.inputs()
         removed = chosen(model)
         expected, plain = run(zeroed(model, removed), inputs), run(model, inputs)
-        with rg.gated(model, gates_of(model, removed)):
+        with rg.hf.gated(model, gates_of(model, removed)):
             torch.testing.assert_close(run(model, inputs), expected, atol=1e-5, rtol=0)
         report = rg.prune(model, removed)
         torch.testing.assert_close(run(model, inputs), expected, atol=1e-5, rtol=0)
@@ -77,10 +77,10 @@ def test_other_architectures_are_refused_by_name_and_gates_still_work(case):
     model, inputs = case.make(case.backends[0]), case.inputs()
     removed = chosen(model)
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(rg.RegardError, match=r"Attention \(.*these models can: .*regard.gated\(model"):
+    with pytest.raises(rg.RegardError, match=r"Attention \(.*these models can: .*regard.hf.gated\(model"):
         rg.prune(model, removed)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    with rg.gated(model, gates_of(model, removed)):
+    with rg.hf.gated(model, gates_of(model, removed)):
         gated = run(model, inputs)
     torch.testing.assert_close(gated, run(zeroed(model, removed), inputs), atol=1e-5, rtol=0)
 
@@ -186,7 +186,7 @@ def test_the_report_is_a_table():
 @pytest.mark.parametrize(
     ("heads", "message"),
     [
-        ({0: [0, 1, 2, 3]}, "attention without heads cannot run.*regard.gated"),
+        ({0: [0, 1, 2, 3]}, "attention without heads cannot run.*regard.hf.gated"),
         ({0: [4]}, "has heads 0 to 3, got 4"),
         ({0: [-1]}, "has heads 0 to 3, got -1"),
         ({0: [True]}, "got True"),

@@ -10,7 +10,7 @@ import torch
 import regard as rg
 
 N = 1024
-LINEAR = {"score": rg.FeatureScore(), "normalizer": rg.SumNormalizer()}
+LINEAR = {"score": rg.scores.FeatureScore(), "normalizer": rg.normalizers.SumNormalizer()}
 FALLS = {
     "a bias on linear attention": (rg.Attention(**LINEAR, bias=rg.ALiBi(1)), "because of .*ALiBi.*linear time"),
     "a window on linear attention": (
@@ -62,7 +62,7 @@ def test_flex_on_cpu_says_that_it_is_dense():
         rg.Attention(mask=rg.causal()),
         rg.Attention(mask=rg.causal() & rg.window(64) & rg.mask_mod(lambda b, h, i, j: j % 2 == 0)),
         rg.Attention(**LINEAR, mask=rg.causal()),
-        rg.Attention(mask=rg.window(64), normalizer=rg.Sparsemax()),
+        rg.Attention(mask=rg.window(64), normalizer=rg.normalizers.Sparsemax()),
     ],
     ids=["plain", "causal", "predicate in a window", "linear", "sparsemax"],
 )

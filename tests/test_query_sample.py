@@ -16,9 +16,10 @@ from regard.cli.report import print_roles
 from regard.cli.summary import role_lines
 from regard.maps.attention_map import AttentionMap
 from regard.maps.query_sample import QuerySample
-from regard.stats import RoleTable, TextReading, roles, shuffle_order
+from regard.stats import roles, shuffle_order
 from regard.stats.roles import KINDS, SAMPLE
 from regard.stats.statistics import Allowed
+from regard.types import RoleTable, TextReading
 from test_shares import FAMILIES
 
 N, READ = 600, 300
@@ -30,7 +31,7 @@ def check_rows(weights):
     queries = torch.arange(weights.shape[2])[1::2]
     sample, dense = QuerySample(shares, queries), shares.dense()[:, :, queries]
     torch.testing.assert_close(sample.dense(), dense)
-    entropy, allowed = sample.summarize(rg.Entropy(), Allowed(sample))
+    entropy, allowed = sample.summarize(rg.maps.Entropy(), Allowed(sample))
     torch.testing.assert_close(entropy.double(), -torch.xlogy(dense, dense).sum(-1).double(), rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(allowed, shares.summarize(Allowed(shares))[0][:, :, queries])
     torch.testing.assert_close(sample.select([0], [0])[0, 0], dense[0, 0])
@@ -96,8 +97,8 @@ class Counted(AttentionMap):
     has_shares = True
 
     def __init__(self, n):
-        self.attention, self.positions = rg.Attention(mask=rg.causal()), rg.Positions.aligned_to_end(n, n)
-        self.grid, self.pairs = rg.Grid.whole(self.positions, 1, 1, n), 0
+        self.attention, self.positions = rg.Attention(mask=rg.causal()), rg.types.Positions.aligned_to_end(n, n)
+        self.grid, self.pairs = rg.types.Grid.whole(self.positions, 1, 1, n), 0
 
     def select(self, batch, head):
         raise AssertionError("there is one text with one head")

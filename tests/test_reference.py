@@ -28,7 +28,13 @@ INSIDE = {"bench", "catalog", "cli", "engine"}
 
 def documented():
     """The classes of the results that readers hold, with their public members."""
-    for kind in (rg.AttentionMap, rg.AttentionOutput, rg.WatchedAttention, rg.RingMap, rg.ModelProfile):
+    for kind in (
+        rg.AttentionMap,
+        rg.types.AttentionOutput,
+        rg.hf.WatchedAttention,
+        rg.maps.RingMap,
+        rg.types.ModelProfile,
+    ):
         for name, member in vars(kind).items():
             is_method = inspect.isroutine(member) or isinstance(member, property | cached_property | classmethod)
             if is_method and (not name.startswith("_") or name == "__getitem__"):

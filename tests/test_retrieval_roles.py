@@ -8,7 +8,8 @@ import torch
 
 import regard as rg
 from exact_maps import exact
-from regard.stats import Beyond, Role, WatchedNeedle, cache_split, retrieval_roles
+from regard.stats import Beyond, WatchedNeedle, cache_split, retrieval_roles
+from regard.types import Role
 
 N, ANSWER, LENGTH = 44, 34, 9
 PLACES = (2, 12, 22)
@@ -125,9 +126,9 @@ def test_streaming_heads_see_what_a_dense_mask_lets_them_see(backend):
         expected = model(ids, attention_mask=torch.where(mask, 0.0, torch.finfo(torch.float32).min)).logits
         model.set_attn_implementation(backend)
         before = model(ids).logits
-        with rg.streaming(model, split), rg.watch(model) as seen:
+        with rg.hf.streaming(model, split), rg.watch(model) as seen:
             inside = model(ids).logits
-            with rg.streaming(model, split.without_full()):
+            with rg.hf.streaming(model, split.without_full()):
                 innermost = model(ids).logits
         after = model(ids).logits
     torch.testing.assert_close(inside, expected, atol=1e-5, rtol=1e-4)
@@ -140,7 +141,7 @@ def test_a_generation_streams_as_one_text_does():
     ids = torch.randint(3, 40, (1, 14))
     split = split_for(model, ids).without_full()
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    with torch.no_grad(), rg.streaming(model, split):
+    with torch.no_grad(), rg.hf.streaming(model, split):
         cached, whole = (model.generate(ids, use_cache=use, **options) for use in (True, False))
     assert torch.equal(cached, whole) and cached.shape[1] == 22
 
@@ -156,7 +157,7 @@ def test_a_reader_measures_needles_and_the_cost_of_a_split():
     assert split.layers["model.layers.0.self_attn"].group == 2
     cost = reader.cache_cost(split, text)
     ids = reader.tokenize(text, None)["input_ids"]
-    with torch.no_grad(), rg.streaming(reader.model, split):
+    with torch.no_grad(), rg.hf.streaming(reader.model, split):
         logits = reader.model(ids).logits[0, :-1]
     perplexity = torch.nn.functional.cross_entropy(logits, ids[0, 1:]).exp()
     assert cost.split == pytest.approx(float(perplexity), rel=1e-5) and cost.tokens == ids.shape[1]
@@ -181,7 +182,7 @@ def test_mistakes_are_explained():
         (lambda: cache_split(maps, window=4, groups={"h.0": 3}), "2 heads, which groups of 3 do not divide"),
         (lambda: retrieval_roles([run, run]), r"2 texts with needles at \[1\]"),
         (lambda: retrieval_roles([run, WatchedNeedle(maps, 4, 10, 3)]), "copy at 10, in maps of 12 queries"),
-        (lambda: rg.streaming(llama(), split).__enter__(), "no attention module 'h.0'"),
+        (lambda: rg.hf.streaming(llama(), split).__enter__(), "no attention module 'h.0'"),
     ]:
         with pytest.raises(rg.RegardError, match=message):
             call()

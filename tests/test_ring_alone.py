@@ -36,13 +36,15 @@ def test_one_rank_is_one_process(name, layout):
     agree(seen.output, alone.output, leaves)
     torch.testing.assert_close(seen.weights.dense(), alone.weights.dense(), **CLOSE)
     torch.testing.assert_close(seen.weights[1, 0, [2, 0], 1:4], alone.weights[1, 0, [2, 0], 1:4], **CLOSE)
-    of_shares = (rg.Entropy(), rg.Distance(), rg.MassOn([0, 3]), rg.TopLinks(2))
-    reductions = (rg.KeyTotals(), rg.Pool(3, 2), *(of_shares if seen.weights.has_shares else ()))
+    of_shares = (rg.maps.Entropy(), rg.maps.Distance(), rg.maps.MassOn([0, 3]), rg.maps.TopLinks(2))
+    reductions = (rg.maps.KeyTotals(), rg.maps.Pool(3, 2), *(of_shares if seen.weights.has_shares else ()))
     for found, expected in zip(*(s.weights.summarize(*reductions) for s in (seen, alone)), strict=True):
         torch.testing.assert_close(tuple(found), tuple(expected), **CLOSE)
 
 
-@pytest.mark.parametrize("attention", [rg.Attention(mask=rg.causal()), rg.Attention(transition=rg.Decay(-0.1))])
+@pytest.mark.parametrize(
+    "attention", [rg.Attention(mask=rg.causal()), rg.Attention(transition=rg.transitions.Decay(-0.1))]
+)
 def test_weights_over_ranks_can_be_read_and_refuse_backward(attention):
     """A rank has only its part of the tensors. A constant would add nothing to a loss, without a word."""
     x = torch.randn(1, 2, 5, 4, requires_grad=True)
@@ -89,7 +91,7 @@ def test_other_threads_do_not_see_the_default_ring():
     assert found == [None] and rg.Ring.default() is None
 
 
-LAYERS = rg.nn.PositionalEncoding(8, position=rg.LearnedPositions(9, 8)), rg.nn.MultiHeadAttention(8, 2)
+LAYERS = rg.nn.PositionalEncoding(8, position=rg.encodings.LearnedPositions(9, 8)), rg.nn.MultiHeadAttention(8, 2)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's compiler reads it at a break of a graph

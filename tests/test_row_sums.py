@@ -8,7 +8,13 @@ from regard.maps import attention_map
 from regard.maps.pyramid import Pyramid
 
 SCALES = [1.0, 1e4, 1e6, 1e12]
-NORMALIZERS = [rg.Softmax(), rg.TopK(7), rg.Sparsemax(), rg.Entmax15(), rg.Hardmax()]
+NORMALIZERS = [
+    rg.normalizers.Softmax(),
+    rg.normalizers.TopK(7),
+    rg.normalizers.Sparsemax(),
+    rg.normalizers.Entmax15(),
+    rg.normalizers.Hardmax(),
+]
 MASKS = {"all": None, "window": rg.window(9)}
 #: A log-sum-exp below 1,024 in float32 is off by up to 6e-5, and so are two sums of products with it.
 ROUNDING = 3e-4
@@ -36,7 +42,7 @@ def check_sums(weights, has_weight):
         "heads alone": torch.stack([weights[0, h].sum(-1) for h in range(H)])[None],
         "parts": torch.cat([weights[..., j : j + 10] for j in range(0, J, 10)], -1).sum(-1),
         "mass": weights.mass(list(range(J))),
-        "signs": weights.summarize(rg.SignedMass())[0].positive,
+        "signs": weights.summarize(rg.maps.SignedMass())[0].positive,
         "shares": weights.shares().dense().sum(-1),
         "top": weights.top(J).weights.sum(-1),
     }
@@ -81,7 +87,7 @@ def test_rows_of_other_dtypes_sum_to_one(dtype, scale):
 def test_a_row_beside_a_sink_is_read_alone_as_in_the_whole():
     """The sink takes the rest of a row; where it is as large as the scores, one rounding must decide for both."""
     q, k, v = drawn(1e5)
-    for normalizer in (rg.Softmax(sink=2e5), rg.LearnedSink(4)):
+    for normalizer in (rg.normalizers.Softmax(sink=2e5), rg.normalizers.LearnedSink(4)):
         weights = rg.Attention(normalizer=normalizer)(q, k, v).weights
         alone = torch.stack([weights[0, 0, i].sum() for i in range(40)])
         assert (alone <= 1 + ROUNDING).all()

@@ -37,11 +37,11 @@ def index_tensors(n=N, heads=3, dtype=torch.float64, keys=None, weights=True):
 
 #: Each selection, and the tensors that it needs for n tokens.
 SELECTIONS = {
-    "tokens": (rg.TokenIndexer(5), index_tensors),
-    "blocks by an index": (rg.BlockIndexer(3, 2), lambda n: index_tensors(n, G, weights=False)),
-    "blocks by means": (rg.BlockMeans(3, 3), lambda n: {}),
-    "compressed blocks": (rg.CompressedBlocks(3, 3, local=1), lambda n: {}),
-    "buckets": (rg.HashBuckets(4, 2), lambda n: {}),
+    "tokens": (rg.selections.TokenIndexer(5), index_tensors),
+    "blocks by an index": (rg.selections.BlockIndexer(3, 2), lambda n: index_tensors(n, G, weights=False)),
+    "blocks by means": (rg.selections.BlockMeans(3, 3), lambda n: {}),
+    "compressed blocks": (rg.selections.CompressedBlocks(3, 3, local=1), lambda n: {}),
+    "buckets": (rg.selections.HashBuckets(4, 2), lambda n: {}),
 }
 every_selection = pytest.mark.parametrize("name", SELECTIONS)
 
@@ -71,7 +71,7 @@ def test_an_indexer_chooses_the_greatest_sums_of_its_heads(mask):
     index = index_tensors()
     index["index_key"][:, :, 1::2] = index["index_key"][:, :, ::2]
     index["index_weights"].abs_()
-    seen = rg.Attention(mask=mask, selection=rg.TokenIndexer(5))(q, k, v, **index)
+    seen = rg.Attention(mask=mask, selection=rg.selections.TokenIndexer(5))(q, k, v, **index)
     a, b, w = (index[name].numpy() for name in ("index_query", "index_key", "index_weights"))
     allowed = np.ones((B, 1, N, N), bool) if mask is None else np.broadcast_to(mask.dense(N).numpy(), (B, 1, N, N))
     chosen = torch.zeros(B, 1, N, N, dtype=torch.bool)
@@ -154,7 +154,7 @@ def test_deepseek_sparse_attention_is_that_of_transformers():
     AttentionInterface.register("kept", keep)
     module(hidden, rotation, mask)
     index = index_of(module.indexer, hidden, module.q_a_layernorm(module.q_a_proj(hidden)), rotation)
-    attention = rg.Attention(rg.Dot(kept["scaling"]), mask=rg.causal(), selection=rg.TokenIndexer(6))
+    attention = rg.Attention(rg.Dot(kept["scaling"]), mask=rg.causal(), selection=rg.selections.TokenIndexer(6))
     seen = attention(kept["query"], kept["key"], kept["value"], **index)
     close(seen.weights.dense(), weights, rtol=1e-5, atol=1e-6)
     close(module.o_proj(seen.output.transpose(1, 2).flatten(2)), theirs, rtol=1e-4, atol=1e-5)
@@ -194,7 +194,7 @@ def test_block_indexer_is_that_of_minimax(local):
     index_query = indexer.q_norm(indexer.q_proj(hidden).view(2, 22, 2, 8)).transpose(1, 2)
     index_key = indexer.k_norm(indexer.k_proj(hidden).view(2, 22, 1, 8)).transpose(1, 2)
     q, k, v = torch.randn(2, 4, 22, 8), torch.randn(2, 2, 22, 8), torch.randn(2, 2, 22, 8)
-    attention = rg.Attention(mask=rg.causal(), selection=rg.BlockIndexer(4, 3, local))
+    attention = rg.Attention(mask=rg.causal(), selection=rg.selections.BlockIndexer(4, 3, local))
     seen = attention(q, k, v, index_query=index_query, index_key=index_key)
     assert (seen.weights.dense() > 0).equal(expected)
 
@@ -280,9 +280,9 @@ def test_short_calls(name, queries, keys):
 def test_a_choice_of_all_keys_is_plain_attention(name):
     q, k, v = inputs()
     kind = type(SELECTIONS[name][0])
-    if kind is rg.HashBuckets:
+    if kind is rg.selections.HashBuckets:
         pytest.skip("it chooses no number of keys")
-    selection = kind(99) if kind is rg.TokenIndexer else kind(3, 99)
+    selection = kind(99) if kind is rg.selections.TokenIndexer else kind(3, 99)
     seen = rg.Attention(mask=rg.causal(), selection=selection)(q, k, v, **SELECTIONS[name][1](N))
     close(seen.output, rg.Attention(mask=rg.causal())(q, k, v).output)
 
@@ -300,7 +300,7 @@ def test_the_best_are_those_of_a_stable_sort(data):
 
 def test_an_encoding_of_positions_comes_before_the_choice():
     q, k, v = inputs(dtype=torch.float64)
-    rope, selection = rg.RoPE(8), rg.BlockMeans(3, 3)
+    rope, selection = rg.RoPE(8), rg.selections.BlockMeans(3, 3)
     seen = rg.Attention(position=rope, mask=rg.causal(), selection=selection)(q, k, v)
     q, k = (rope.encode(x, torch.arange(N)) for x in (q, k))
     close(seen.output, rg.Attention(mask=rg.causal(), selection=selection)(q, k, v).output)
@@ -308,7 +308,7 @@ def test_an_encoding_of_positions_comes_before_the_choice():
 
 def test_memory_is_that_of_the_ids():
     """4,096 tokens: no tensor of all pairs is made, as the limit of the scores of one block shows."""
-    mask = rg.Attention(mask=rg.causal(), selection=rg.TokenIndexer(16))
+    mask = rg.Attention(mask=rg.causal(), selection=rg.selections.TokenIndexer(16))
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 1, 4096, 4)
     index = {"index_query": torch.randn(1, 1, 4096, 4), "index_key": torch.randn(1, 1, 4096, 4)}
@@ -330,9 +330,9 @@ def test_the_mask_of_ids_is_its_definition_and_its_spans_bound_it(data):
     ids = torch.randint(
         -1, 8, (data.draw(st.sampled_from([1, 2])), heads, I, K), generator=torch.Generator().manual_seed(seed)
     )
-    mask = rg.chosen_keys(ids, size, 4, start)
-    positions = rg.Positions(start, rg.Spans.of((0, 5), (7, 12)))
-    allowed = mask.allowed(rg.Grid.whole(positions, 2, 4, I)).expand(2, 4, I, 10)
+    mask = rg.masks.chosen_keys(ids, size, 4, start)
+    positions = rg.types.Positions(start, rg.types.Spans.of((0, 5), (7, 12)))
+    allowed = mask.allowed(rg.types.Grid.whole(positions, 2, 4, I)).expand(2, 4, I, 10)
     for b, h, i, column in np.ndindex(2, 4, I, 10):
         expected = positions.key()[column] // size in ids[b % len(ids), h // (4 // heads), i]
         assert allowed[b, h, i, column] == expected
@@ -341,17 +341,17 @@ def test_the_mask_of_ids_is_its_definition_and_its_spans_bound_it(data):
     assert set(some.tensor().tolist()) >= set(rows.any(0).nonzero().flatten().tolist())
     assert set(every.tensor().tolist()) == set(rows.all(0).nonzero().flatten().tolist())
     entry = torch.tensor([1, 0, 1])
-    selected = mask.select(entry).allowed(rg.Grid.whole(positions, 3, 4, I)).expand(3, 4, I, 10)
+    selected = mask.select(entry).allowed(rg.types.Grid.whole(positions, 3, 4, I)).expand(3, 4, I, 10)
     assert selected.equal(allowed[entry])
-    alone = mask.of_entry(1).allowed(rg.Grid.whole(positions, 2, 4, I).entries(slice(1, 2))).expand(1, 4, I, 10)
+    alone = mask.of_entry(1).allowed(rg.types.Grid.whole(positions, 2, 4, I).entries(slice(1, 2))).expand(1, 4, I, 10)
     assert alone.equal(allowed[1:])
 
 
 def test_long_gaps_are_skipped_and_short_ones_are_not():
     ids = torch.tensor([[[[0, 60, 500], [70, 2, 501]]]])
-    assert rg.chosen_keys(ids).any_allowed(0, 2) == rg.Spans.of((0, 71), (500, 502))
-    assert rg.chosen_keys(ids, size=100).any_allowed(0, 1).intervals[-1] == (50_000, 50_100)
-    assert not rg.chosen_keys(ids[..., :0]).any_allowed(0, 2)
+    assert rg.masks.chosen_keys(ids).any_allowed(0, 2) == rg.types.Spans.of((0, 71), (500, 502))
+    assert rg.masks.chosen_keys(ids, size=100).any_allowed(0, 1).intervals[-1] == (50_000, 50_100)
+    assert not rg.masks.chosen_keys(ids[..., :0]).any_allowed(0, 2)
 
 
 ONE = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
@@ -360,42 +360,44 @@ ONE = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: rg.chosen_keys(torch.zeros(2, 2)), "expected integers.*float32"),
-        (lambda: rg.chosen_keys(ONE[0]), r"got \(1, 1, 1\).*ids\[:, None\]"),
-        (lambda: rg.chosen_keys(ONE.expand(1, 2, 1, 1), num_heads=3), "2 heads of ids for 3 query heads"),
-        (lambda: rg.chosen_keys(ONE + (1 << 30)), "is no position of a key"),
-        (lambda: rg.chosen_keys(ONE).dense(2), "has ids for 1 queries from position 0 on; this call has 2"),
-        (lambda: rg.TokenIndexer(0), "k=0"),
-        (lambda: rg.HashBuckets(3), "buckets come in pairs"),
+        (lambda: rg.masks.chosen_keys(torch.zeros(2, 2)), "expected integers.*float32"),
+        (lambda: rg.masks.chosen_keys(ONE[0]), r"got \(1, 1, 1\).*ids\[:, None\]"),
+        (lambda: rg.masks.chosen_keys(ONE.expand(1, 2, 1, 1), num_heads=3), "2 heads of ids for 3 query heads"),
+        (lambda: rg.masks.chosen_keys(ONE + (1 << 30)), "is no position of a key"),
+        (lambda: rg.masks.chosen_keys(ONE).dense(2), "has ids for 1 queries from position 0 on; this call has 2"),
+        (lambda: rg.selections.TokenIndexer(0), "k=0"),
+        (lambda: rg.selections.HashBuckets(3), "buckets come in pairs"),
         (lambda: rg.Attention(selection=rg.causal()), r"Attention\(selection=...\): expected a Selection"),
-        (lambda: attend(rg.TokenIndexer(3)), "TokenIndexer needs a tensor for each call.*index_query"),
-        (lambda: attend(rg.BlockMeans(3, 3), index_key=ONE), "unexpected keyword argument 'index_key'"),
+        (lambda: attend(rg.selections.TokenIndexer(3)), "TokenIndexer needs a tensor for each call.*index_query"),
+        (lambda: attend(rg.selections.BlockMeans(3, 3), index_key=ONE), "unexpected keyword argument 'index_key'"),
         (
-            lambda: attend(rg.TokenIndexer(3), **index_tensors() | {"index_weights": torch.ones(B, N, 2)}),
+            lambda: attend(rg.selections.TokenIndexer(3), **index_tensors() | {"index_weights": torch.ones(B, N, 2)}),
             "index_query has 3 heads on axis 1, index_weights 2 on axis 2",
         ),
         (
-            lambda: attend(rg.TokenIndexer(3), **index_tensors() | {"index_key": torch.ones(B, 1, N, 4)}),
+            lambda: attend(rg.selections.TokenIndexer(3), **index_tensors() | {"index_key": torch.ones(B, 1, N, 4)}),
             "index_query has width 5, index_key 4",
         ),
         (
-            lambda: attend(rg.TokenIndexer(3), **index_tensors() | {"index_key": torch.ones(B, 1, 3, 5)}),
+            lambda: attend(rg.selections.TokenIndexer(3), **index_tensors() | {"index_key": torch.ones(B, 1, 3, 5)}),
             r"needs index_key of shape .*got \(2, 1, 3, 5\)",
         ),
         (
-            lambda: attend(rg.BlockIndexer(3, 3), **index_tensors(weights=False)),
+            lambda: attend(rg.selections.BlockIndexer(3, 3), **index_tensors(weights=False)),
             r"BlockIndexer needs index_query of shape \(B, G, I, W\) = \(2, 2, 20, W\), got \(2, 3, 20, 5\)",
         ),
         (
-            lambda: rg.plan(*inputs(), attention=rg.Attention(selection=rg.BlockMeans(3, 3)), engine=rg.Ring(ranks=2)),
+            lambda: rg.plan(
+                *inputs(), attention=rg.Attention(selection=rg.selections.BlockMeans(3, 3)), engine=rg.Ring(ranks=2)
+            ),
             "BlockMeans compares queries with all keys",
         ),
         (
-            lambda: attend(rg.BlockMeans(3, 3), engine="linear"),
+            lambda: attend(rg.selections.BlockMeans(3, 3), engine="linear"),
             "linear.*Engines that can",
         ),
         (
-            lambda: rg.Attention(transition=rg.Delta(), selection=rg.BlockMeans(3, 3)),
+            lambda: rg.Attention(transition=rg.transitions.Delta(), selection=rg.selections.BlockMeans(3, 3)),
             "transition computes no single weights.*BlockMeans",
         ),
     ],
@@ -406,7 +408,7 @@ def test_what_makes_no_sense_is_refused(make, message):
 
 
 def test_a_choice_needs_numbers():
-    attention = rg.Attention(mask=rg.causal(), selection=rg.BlockMeans(3, 3))
+    attention = rg.Attention(mask=rg.causal(), selection=rg.selections.BlockMeans(3, 3))
     nowhere = [x.to("meta") for x in inputs()]
     for call in (rg.attend, rg.plan):
         with pytest.raises(rg.RegardError, match="BlockMeans chooses keys by their numbers"):
@@ -418,7 +420,7 @@ def attend(selection, engine="auto", **tensors):
 
 
 def test_a_choice_that_is_no_mask_is_refused():
-    class Ids(rg.Selection):
+    class Ids(rg.selections.Selection):
         def choose(self, query, key, positions, mask):
             return ONE
 

@@ -23,7 +23,11 @@ def check(weights, has_all=True):
     dense = weights.dense().double()  # if not `has_all`, a sink or an empty part has the rest
     totals, distance = dense.sum(-1), weights.grid.distance.abs().double()
     if not weights.has_shares:
-        for ask in (weights.entropy, weights.distance, lambda: weights.summarize(rg.Divergence(to=weights.shares()))):
+        for ask in (
+            weights.entropy,
+            weights.distance,
+            lambda: weights.summarize(rg.maps.Divergence(to=weights.shares())),
+        ):
             with pytest.raises(rg.RegardError, match=r"needs shares.*weights\.shares\(\)"):
                 ask()
         weights, dense = weights.shares(), dense.abs() / dense.abs().sum(-1, keepdim=True).clamp_min(1e-30)
@@ -50,25 +54,31 @@ def edited(edit, **pieces):
 
 FAMILIES = {
     "softmax": (seen, True),
-    "sigmoid": (lambda: seen(normalizer=rg.Sigmoid()), False),
-    "unnormalized": (lambda: seen(normalizer=rg.Unnormalized()), False),
-    "sum of shares": (lambda: rg.SumMap([seen(), seen()], [0.25, 0.75]), True),
-    "sum of twice": (lambda: rg.SumMap([seen(), seen()], [1.0, 1.0]), False),
-    "gates by row": (lambda: rg.SumMap([seen(), seen()], [torch.rand(1, 2, 6, 1), 0.5]), False),
-    "sum with sigmoid": (lambda: rg.SumMap([seen(), seen(normalizer=rg.Sigmoid())], [0.5, 0.5]), False),
-    "product": (lambda: rg.ProductMap([seen(), seen()]), True),
-    "product with matrix": (lambda: rg.ProductMap([seen(), rg.MatrixMap(2 * torch.eye(6).expand(1, 2, 6, 6))]), False),
-    "matrix": (lambda: rg.MatrixMap(torch.rand(1, 2, 6, 6)), False),
-    "matrix of shares": (lambda: rg.MatrixMap(torch.rand(1, 2, 6, 6).softmax(-1)), True),
+    "sigmoid": (lambda: seen(normalizer=rg.normalizers.Sigmoid()), False),
+    "unnormalized": (lambda: seen(normalizer=rg.normalizers.Unnormalized()), False),
+    "sum of shares": (lambda: rg.maps.SumMap([seen(), seen()], [0.25, 0.75]), True),
+    "sum of twice": (lambda: rg.maps.SumMap([seen(), seen()], [1.0, 1.0]), False),
+    "gates by row": (lambda: rg.maps.SumMap([seen(), seen()], [torch.rand(1, 2, 6, 1), 0.5]), False),
+    "sum with sigmoid": (
+        lambda: rg.maps.SumMap([seen(), seen(normalizer=rg.normalizers.Sigmoid())], [0.5, 0.5]),
+        False,
+    ),
+    "product": (lambda: rg.maps.ProductMap([seen(), seen()]), True),
+    "product with matrix": (
+        lambda: rg.maps.ProductMap([seen(), rg.maps.MatrixMap(2 * torch.eye(6).expand(1, 2, 6, 6))]),
+        False,
+    ),
+    "matrix": (lambda: rg.maps.MatrixMap(torch.rand(1, 2, 6, 6)), False),
+    "matrix of shares": (lambda: rg.maps.MatrixMap(torch.rand(1, 2, 6, 6).softmax(-1)), True),
     "table": (lambda: tabled(torch.rand(1, 2, 6, 6)), False),
     "table of shares": (lambda: tabled(torch.rand(1, 2, 6, 6).softmax(-1)), True),
-    "shares": (lambda: seen(normalizer=rg.Sigmoid()).shares(), True),
+    "shares": (lambda: seen(normalizer=rg.normalizers.Sigmoid()).shares(), True),
     "mean of heads": (lambda: HeadMean(seen()), True),
-    "mean of sigmoids": (lambda: HeadMean(seen(normalizer=rg.Sigmoid())), False),
-    "scaled": (lambda: edited(rg.ScaleWeights(rg.Where(keys=0), 3.0)), False),
-    "turned": (lambda: edited(rg.ScaleWeights(rg.Where(keys=0), -1.0)), False),
+    "mean of sigmoids": (lambda: HeadMean(seen(normalizer=rg.normalizers.Sigmoid())), False),
+    "scaled": (lambda: edited(rg.edits.ScaleWeights(rg.Where(keys=0), 3.0)), False),
+    "turned": (lambda: edited(rg.edits.ScaleWeights(rg.Where(keys=0), -1.0)), False),
     "knocked out": (lambda: edited(rg.KnockOut(rg.Where(keys=0), renormalize=False)), False),
-    "selected": (lambda: rg.SumMap([seen(), seen()], [1.0, 1.0]).select([0], [1]), False),
+    "selected": (lambda: rg.maps.SumMap([seen(), seen()], [1.0, 1.0]).select([0], [1]), False),
 }
 
 
@@ -81,17 +91,17 @@ def test_every_family_knows_whether_its_rows_are_shares(name):
 
 
 def test_a_negative_factor_makes_weights_signed():
-    assert edited(rg.ScaleWeights(rg.Where(keys=0), -1.0)).is_signed
+    assert edited(rg.edits.ScaleWeights(rg.Where(keys=0), -1.0)).is_signed
 
 
 def test_a_sink_has_the_rest_of_a_row():
-    weights = seen(normalizer=rg.Softmax(sink=0.0))
+    weights = seen(normalizer=rg.normalizers.Softmax(sink=0.0))
     totals = weights.dense().sum(-1)
     assert weights.has_shares and (totals < 1).all() and (weights.entropy() >= 0).all()
 
 
 def test_groups_that_are_sums_have_no_shares():
-    class Pairs(rg.KeyGroups):
+    class Pairs(rg.composites.KeyGroups):
         def keys(self, x):
             return x[:, :, 0::2] + x[:, :, 1::2]
 
@@ -99,8 +109,8 @@ def test_groups_that_are_sums_have_no_shares():
             return weights[..., columns // 2]
 
     q, k, v = torch.randn(3, 1, 2, 6, 8)
-    check(rg.Grouped(rg.Attention(), Pairs())(q, k, v).weights)
-    means = rg.Grouped(rg.Attention(), rg.MeanGroups(2))(q, k, v).weights
+    check(rg.composites.Grouped(rg.Attention(), Pairs())(q, k, v).weights)
+    means = rg.composites.Grouped(rg.Attention(), rg.composites.MeanGroups(2))(q, k, v).weights
     assert means.has_shares
     check(means)
 
@@ -111,7 +121,7 @@ def test_joined_rows_are_shares_if_all_are():
     first, last = (
         attention(q[:, :, i], k[:, :, :n], v[:, :, :n]).weights for i, n in ((slice(0, 4), 4), (slice(4, 6), 6))
     )
-    doubled = rg.SumMap([last], [2.0])
+    doubled = rg.maps.SumMap([last], [2.0])
     check(joined([first, last]))
     weights = joined([first, doubled])
     assert not weights.has_shares
@@ -121,7 +131,7 @@ def test_joined_rows_are_shares_if_all_are():
 def test_targets_of_a_divergence_are_shares():
     weights = seen()
     with pytest.raises(rg.RegardError, match=r"targets are shares.*may have any sum.*shares\(\)"):
-        rg.Divergence(to=rg.SumMap([weights], [2.0]))
+        rg.maps.Divergence(to=rg.maps.SumMap([weights], [2.0]))
 
 
 @pytest.mark.parametrize("name", ["sum of twice", "sum of shares", "turned"])
@@ -135,6 +145,6 @@ def test_saved_maps_know_it_too(name, tmp_path):
 def test_a_profile_is_of_shares():
     """The profile of rows that sum to 2 is that of the rows, divided by 2."""
     weights = seen()
-    one, two = (rg.profile({"layers.0": w}, list("abcdef")) for w in (weights, rg.SumMap([weights], [2.0])))
+    one, two = (rg.profile({"layers.0": w}, list("abcdef")) for w in (weights, rg.maps.SumMap([weights], [2.0])))
     for name, values in one.layers[0].values.items():
         torch.testing.assert_close(two.layers[0].values[name], values, msg=name)

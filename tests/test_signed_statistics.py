@@ -20,7 +20,7 @@ def test_the_divergence_of_signed_heads_is_that_of_their_shares():
     shares = shares / shares.sum(-1, keepdim=True)
     mean = shares.mean(0)
     expected = (torch.special.entr(mean) - torch.special.entr(shares).mean(0)).sum(-1).mean()
-    found = rg.divergence([weights], rows=[4, 5])
+    found = rg.stats.head_divergence([weights], rows=[4, 5])
     assert expected > 0.01
     torch.testing.assert_close(found[0, 1].double(), expected, rtol=1e-5, atol=1e-6)
 
@@ -28,7 +28,7 @@ def test_the_divergence_of_signed_heads_is_that_of_their_shares():
 def test_a_negative_weight_on_the_future_is_a_leak():
     leaking = difference_of((rg.causal(), None))  # weights after the query are negative only
     assert float(leaking[0, 0, 0, 1:].max()) < 0
-    assert [finding.kind for finding in rg.mask_findings({"layer": leaking}, causal=True)] == ["leak"]
+    assert [finding.kind for finding in rg.stats.mask_findings({"layer": leaking}, causal=True)] == ["leak"]
     real = torch.tensor([[True] * 5 + [False]])
-    kinds = {finding.kind for finding in rg.mask_findings({"layer": leaking}, real=real)}
+    kinds = {finding.kind for finding in rg.stats.mask_findings({"layer": leaking}, real=real)}
     assert "padding" in kinds and "unseen" not in kinds

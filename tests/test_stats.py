@@ -10,9 +10,10 @@ import torch
 
 import regard as rg
 from exact_maps import exact
-from regard.stats import CAVEAT, STATISTICS, TextReading, findings, profile
+from regard.stats import CAVEAT, STATISTICS, findings, profile
 from regard.stats.text_reading import plain
 from regard.stats.warnings import COPY, SPECIAL, UNIFORM
+from regard.types import TextReading
 
 
 def weights_of(attention=None, batch=1, heads=3, length=9, scale=1.0):

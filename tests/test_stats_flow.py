@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import regard as rg
-from regard.stats import divergence, head_groups, head_map, rollout, value_weighted
+from regard.stats import head_groups, head_map, rollout, value_weighted
+from regard.stats.head_distances import head_divergence
 
 MASKS = {"none": None, "causal": rg.causal(), "window": rg.causal() & rg.window(3)}
 every_mask = pytest.mark.parametrize("mask", MASKS)
@@ -33,15 +34,15 @@ def test_divergence_is_its_definition(mask, small_blocks):
     m = (p + q) / 2
     with np.errstate(divide="ignore", invalid="ignore"):
         part = [np.where(x > 0, x * np.log(x / m), 0).sum(-1).mean(-1) for x in np.broadcast_arrays(p, q)]
-    found = divergence(maps, rows, batch=1)
+    found = head_divergence(maps, rows, batch=1)
     close(found, (part[0] + part[1]) / 2)
     assert torch.equal(found, found.T) and not found.diagonal().any()
 
 
 def test_rows_that_share_no_key_are_log_2_apart():
     q = torch.stack([torch.eye(4), torch.eye(4).roll(1, 0)])[None]
-    weights = rg.Attention(normalizer=rg.Hardmax())(q, torch.eye(4).expand(1, 2, 4, 4), q).weights
-    assert divergence([weights])[0, 1].item() == pytest.approx(math.log(2), abs=1e-6)
+    weights = rg.Attention(normalizer=rg.normalizers.Hardmax())(q, torch.eye(4).expand(1, 2, 4, 4), q).weights
+    assert head_divergence([weights])[0, 1].item() == pytest.approx(math.log(2), abs=1e-6)
 
 
 @pytest.mark.parametrize("threshold", [0.2, 0.5, 0.8, 1.2])
@@ -108,9 +109,9 @@ def test_value_weighted_norms_are_norms_of_vectors(mask, groups, small_blocks):
 def test_bad_input_is_refused():
     short, long = weights_of(), weights_of(length=12)
     with pytest.raises(rg.RegardError, match="same numbers of queries and keys"):
-        divergence([short, long])
+        head_divergence([short, long])
     with pytest.raises(rg.RegardError, match="no rows"):
-        divergence([short], [])
+        head_divergence([short], [])
     with pytest.raises(rg.RegardError, match="the maps are multiplied"):
         rollout([short, long], [0])
     with pytest.raises(rg.RegardError, match="row 11 is out of range; the size of this axis is 11"):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import regard as rg
-from regard.stats import HeadTable, layer_numbers, mask_findings, profile
+from regard.stats import layer_numbers, mask_findings, profile
+from regard.types import HeadTable
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_sentences_and_tables_carry_them():
     some = maps("layer.4.attention", "layer.9.attention")
     measured = profile(some, list("abcd"))
     assert [line.split()[:2] for line in measured.table().splitlines()[1:]] == [[n, h] for n in "49" for h in "01"]
-    assert {finding.layer for finding in rg.TextReading.of("", some, list("abcd")).findings} == {4, 9}
+    assert {finding.layer for finding in rg.types.TextReading.of("", some, list("abcd")).findings} == {4, 9}
     leaks = mask_findings(some, causal=True)
     assert [leak.sentence.split(" put ")[0] for leak in leaks] == ["L4.H0 and L4.H1", "L9.H0 and L9.H1"]
     table = HeadTable.of(measured).merge(HeadTable.of(measured))

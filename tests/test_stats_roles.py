@@ -8,9 +8,10 @@ import torch
 
 import regard as rg
 from exact_maps import exact
-from regard.stats import Role, probe_tokens, roles, shuffle_order
+from regard.stats import probe_tokens, roles, shuffle_order
 from regard.stats.roles import KINDS, LABEL, MARGIN, QUERIES
 from regard.stats.roles import _has_role as earns
+from regard.types import Role
 
 N = 40
 

@@ -69,14 +69,14 @@ def shares(weights):
 
 @pytest.mark.usefixtures("small_blocks")
 def test_tiles_cover_the_union_of_the_masks_only():
-    seen, _ = parts(queries=40, keys=40, masks=(rg.window(3), rg.prefix(2)))
+    seen, _ = parts(queries=40, keys=40, masks=(rg.window(3), rg.masks.prefix(2)))
     weights = rg.combine(seen, [1.0, 1.0]).weights
     dense, covered = weights.dense(), torch.zeros(40, 40, dtype=torch.bool)
     for tile in weights.tiles():
         torch.testing.assert_close(tile.weights, dense[:, :, tile.rows, tile.cols])
         covered[tile.rows, tile.cols] = True
     assert covered[dense.ne(0).any(0).any(0)].all() and not covered.all()
-    assert isinstance(weights.attention.mask, rg.Mask)
+    assert isinstance(weights.attention.mask, rg.masks.Mask)
     assert rg.combine([seen[0], parts(40, 40, masks=(None,))[0][0]], [1, 1]).weights.attention.mask is None
 
 
@@ -129,24 +129,24 @@ def test_a_product_of_maps_is_that_of_dense_weights():
     torch.manual_seed(0)
     q, k, latent = torch.randn(B, H, I, 4), torch.randn(B, H, J, 4), torch.randn(B, H, 3, 4)
     read = rg.Attention()(latent, k, k)
-    between = rg.MatrixMap(torch.randn(B, H, 3, 3))
+    between = rg.maps.MatrixMap(torch.randn(B, H, 3, 3))
     write = rg.Attention()(q, latent, between.dense() @ read.output)
-    product = rg.ProductMap([write.weights, between, read.weights])
+    product = rg.maps.ProductMap([write.weights, between, read.weights])
     expected = write.weights.dense() @ between.dense() @ read.weights.dense()
     torch.testing.assert_close(product.dense(), expected)
     torch.testing.assert_close(product.dense() @ k, write.output)
     torch.testing.assert_close(product[1, 0, [4, 2], 5:7], expected[1, 0, [4, 2], 5:7])
     torch.testing.assert_close(product.select([1], [2]).dense(), expected[1:, 2:])
     torch.testing.assert_close(product.received(), expected.sum(2), rtol=1e-5, atol=1e-5)
-    assert product.is_signed and not rg.ProductMap([write.weights, read.weights]).is_signed
-    assert rg.ProductMap([write.weights, read.weights]).entropy().shape == (B, H, I)
+    assert product.is_signed and not rg.maps.ProductMap([write.weights, read.weights]).is_signed
+    assert rg.maps.ProductMap([write.weights, read.weights]).entropy().shape == (B, H, I)
 
 
 def test_products_that_do_not_fit_are_refused():
     seen, _ = parts()
     with pytest.raises(rg.RegardError, match="as many keys in the first as there are queries in the second"):
-        rg.ProductMap([seen[0].weights, seen[1].weights])
+        rg.maps.ProductMap([seen[0].weights, seen[1].weights])
     with pytest.raises(rg.RegardError, match="at least one map"):
-        rg.ProductMap([])
+        rg.maps.ProductMap([])
     with pytest.raises(rg.RegardError, match=r"\(B, H, I, J\), got \(2, 2\)"):
-        rg.MatrixMap(torch.eye(2))
+        rg.maps.MatrixMap(torch.eye(2))

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import regard as rg
-from regard.stats import STATISTICS, Agreement, HeadTable, Offsets, SameToken, profile, text_statistics
+from regard.stats import STATISTICS, Agreement, Offsets, SameToken, profile, text_statistics
 from regard.stats.token_statistics import is_punctuation
+from regard.types import HeadTable
 
 MASKS = {"none": None, "causal": rg.causal(), "window": rg.causal() & rg.window(3)}
 every_mask = pytest.mark.parametrize("mask", MASKS)

@@ -30,7 +30,7 @@ pytestmark = [
 
 def example(engine: str) -> rg.Attention:
     if engine == "linear":
-        return rg.Attention(rg.FeatureScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
+        return rg.Attention(rg.scores.FeatureScore(), mask=rg.causal(), normalizer=rg.normalizers.SumNormalizer())
     return rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2))
 
 
@@ -86,12 +86,14 @@ def test_transforms_of_torch_func_are_refused_by_engines_with_gradients_of_their
 
 FUNCTIONAL = {
     "alibi": lambda: rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2)),
-    "t5": lambda: rg.Attention(mask=rg.causal() & rg.window(3), bias=rg.T5Bias(2, num_buckets=8)).double(),
-    "transformer-xl": lambda: rg.Attention(bias=rg.TransformerXLBias(2, 4)).double(),
-    "bahdanau": lambda: rg.Attention(rg.Additive(4, 4, 5), mask=rg.padding([9, 4])).double(),
-    "sink": lambda: rg.Attention(position=rg.RoPE(4), normalizer=rg.LearnedSink(2)).double(),
-    "entmax": lambda: rg.Attention(normalizer=rg.Entmax15()),
-    "linear": lambda: rg.Attention(rg.FeatureScore(), mask=rg.causal(), normalizer=rg.SumNormalizer()),
+    "t5": lambda: rg.Attention(mask=rg.causal() & rg.window(3), bias=rg.biases.T5Bias(2, num_buckets=8)).double(),
+    "transformer-xl": lambda: rg.Attention(bias=rg.biases.TransformerXLBias(2, 4)).double(),
+    "bahdanau": lambda: rg.Attention(rg.scores.Additive(4, 4, 5), mask=rg.padding([9, 4])).double(),
+    "sink": lambda: rg.Attention(position=rg.RoPE(4), normalizer=rg.normalizers.LearnedSink(2)).double(),
+    "entmax": lambda: rg.Attention(normalizer=rg.normalizers.Entmax15()),
+    "linear": lambda: rg.Attention(
+        rg.scores.FeatureScore(), mask=rg.causal(), normalizer=rg.normalizers.SumNormalizer()
+    ),
 }
 
 
@@ -178,7 +180,9 @@ def test_gradients_of_each_sample_by_torch_func():
     torch.testing.assert_close(vmap(grad(loss))(q.detach(), k, v), theirs, **CLOSE)
 
 
-@pytest.mark.parametrize("mask", [rg.random_blocks(2, 2, 9), rg.mask_tensor(torch.ones(9, 9).bool().tril())], ids=repr)
+@pytest.mark.parametrize(
+    "mask", [rg.masks.random_blocks(2, 2, 9), rg.mask_tensor(torch.ones(9, 9).bool().tril())], ids=repr
+)
 def test_a_mask_that_is_first_used_in_a_transform_keeps_nothing_of_it(mask):
     mask, (q, k, v) = copy.deepcopy(mask), inputs(learn=False)
     vmap(grad(lambda x: rg.Attention(mask=mask)(x[None], k[:1], v[:1]).output.sum()))(q)
@@ -247,7 +251,13 @@ def test_torch_jit_trace_is_refused_where_it_would_keep_numbers_as_constants():
     torch.testing.assert_close(traced(2 * q + 1), rope.encode(2 * q + 1, positions))
 
 
-NORMALIZERS = [rg.Softmax(), rg.Sparsemax(), rg.Entmax15(), rg.TopK(2), rg.Hardmax()]
+NORMALIZERS = [
+    rg.normalizers.Softmax(),
+    rg.normalizers.Sparsemax(),
+    rg.normalizers.Entmax15(),
+    rg.normalizers.TopK(2),
+    rg.normalizers.Hardmax(),
+]
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS, ids=lambda n: type(n).__name__)
@@ -256,15 +266,17 @@ def test_normalizers_work_where_their_scores_are(normalizer):
     assert rg.Attention(normalizer=normalizer)(x, x, x).output.device == x.device
 
 
-@pytest.mark.parametrize("bias", [rg.ALiBi(2), rg.T5Bias(2), rg.ShawBias(4, 2), rg.TransformerXLBias(2, 4)], ids=repr)
+@pytest.mark.parametrize(
+    "bias", [rg.ALiBi(2), rg.biases.T5Bias(2), rg.biases.ShawBias(4, 2), rg.biases.TransformerXLBias(2, 4)], ids=repr
+)
 @pytest.mark.parametrize("intervals", [((0, 6),), ((0, 2), (5, 9)), ((0, 1), (3, 5), (8, 11))], ids=len)
 def test_biases_know_their_distances_from_the_host(bias, intervals):
     """On meta tensors nothing can be read from the device, as on a GPU nothing should be."""
-    keys = rg.Spans(intervals)
+    keys = rg.types.Spans(intervals)
     q, k = torch.empty(1, 2, 4, 4, device="meta"), torch.empty(1, 2, len(keys), 4, device="meta")
     attention = copy.deepcopy(rg.Attention(bias=bias)).to("meta")
     for engine in ("dense", "blocked"):
-        output = attention(q, k, k, positions=rg.Positions(3, keys), engine=engine).output
+        output = attention(q, k, k, positions=rg.types.Positions(3, keys), engine=engine).output
         assert output.shape == (1, 2, 4, 4)
 
 
@@ -300,9 +312,9 @@ def test_an_exported_attention_is_that_of_other_inputs_of_its_sizes(name):
 
 
 def test_random_blocks_that_were_first_used_in_an_export_are_the_same_as_ever():
-    mask, (q, k, v) = rg.random_blocks(2, 2, 9), inputs(learn=False)
+    mask, (q, k, v) = rg.masks.random_blocks(2, 2, 9), inputs(learn=False)
     torch.export.export(Alone(rg.Attention(mask=mask)), (q, k, v))
-    again = rg.Attention(mask=rg.random_blocks(2, 2, 9))(q, k, v, engine="blocked").output
+    again = rg.Attention(mask=rg.masks.random_blocks(2, 2, 9))(q, k, v, engine="blocked").output
     torch.testing.assert_close(rg.Attention(mask=mask)(q, k, v, engine="blocked").output, again)
 
 
@@ -314,7 +326,7 @@ def test_an_exported_attention_in_blocks():
 
 
 def test_a_compiled_model_breaks_its_graph_at_attend_and_says_why_without_a_break():
-    leaves, model = inputs(), Alone(rg.Attention(mask=rg.causal(), bias=rg.T5Bias(2, num_buckets=8)).double())
+    leaves, model = inputs(), Alone(rg.Attention(mask=rg.causal(), bias=rg.biases.T5Bias(2, num_buckets=8)).double())
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="plans by sizes and masks in Python"):
         torch.compile(model, backend="eager", fullgraph=True)(*leaves)

@@ -45,7 +45,7 @@ def test_output_and_weights_are_those_of_both_definitions(name, I):
     assert seen.weights.is_signed and not weights.triu(15 - I).any()
 
 
-@pytest.mark.parametrize("make", [rg.GrowingCache, rg.RecurrentCache])
+@pytest.mark.parametrize("make", [rg.GrowingCache, rg.caches.RecurrentCache])
 @every_transition
 def test_caches_continue_the_memory(name, make):
     attention, (q, k, v), tensors, weights = made(name)
@@ -135,7 +135,7 @@ def test_query_heads_share_keys_and_have_their_own_decays():
     torch.manual_seed(0)
     q, (k, v) = torch.randn(2, 6, 9, 4).double(), torch.randn(2, 2, 2, 9, 4).double()
     decay, beta = -torch.rand(2, 6, 9).double(), torch.rand(2, 2, 9).double()
-    attention = rg.Attention(transition=rg.GatedDelta())
+    attention = rg.Attention(transition=rg.transitions.GatedDelta())
     seen = attention(q, k, v, log_decay=decay, beta=beta)
     k, v, beta = (x.repeat_interleave(3, 1) for x in (k, v, beta))
     apart = attention(q, k, v, log_decay=decay, beta=beta)
@@ -148,10 +148,10 @@ def test_gradients_reach_the_pieces_and_the_tensors_of_the_call():
     rate, skip = (-torch.rand(3).double()).requires_grad_(), torch.rand(3).double().requires_grad_()
     _, q, k, v, tensors = drawn("ssd", 9)
     step = tensors["step"].requires_grad_()
-    attention = rg.Attention(rg.Dot(1.0), transition=rg.StateSpace(rate, skip))
+    attention = rg.Attention(rg.Dot(1.0), transition=rg.transitions.StateSpace(rate, skip))
 
     def output(step, rate, skip):
-        attention = rg.Attention(rg.Dot(1.0), transition=rg.StateSpace(rate, skip))
+        attention = rg.Attention(rg.Dot(1.0), transition=rg.transitions.StateSpace(rate, skip))
         return attention(q, k, v, step=step).output
 
     assert torch.autograd.gradcheck(output, (step, rate, skip))
@@ -173,7 +173,7 @@ def test_refusals_say_what_to_do():
     transition, q, k, v, tensors = drawn("gated_deltanet", 6)
     attention = rg.Attention(transition=transition)
     for pieces, reason in (
-        ({"normalizer": rg.Softmax()}, "not normalized"),
+        ({"normalizer": rg.normalizers.Softmax()}, "not normalized"),
         ({"mask": rg.causal() & rg.window(3)}, "the mask is causal"),
         ({"bias": rg.ALiBi(4)}, "no single weights"),
         ({"dropout": 0.1}, "no single weights"),
@@ -181,7 +181,7 @@ def test_refusals_say_what_to_do():
         with pytest.raises(rg.RegardError, match=reason):
             rg.Attention(transition=transition, **pieces)
     with pytest.raises(rg.RegardError, match="expected a Transition, got the class Delta"):
-        rg.Attention(transition=rg.Delta)
+        rg.Attention(transition=rg.transitions.Delta)
     with pytest.raises(rg.RegardError, match="this engine scores pairs"):
         attention(q, k, v, **tensors, engine="dense")
     with pytest.raises(rg.RegardError, match="it needs a transition"):
@@ -191,18 +191,18 @@ def test_refusals_say_what_to_do():
     with pytest.raises(rg.RegardError, match="end where the queries end"):
         attention(torch.cat((q, q), 2), k, v, **tensors)
     with pytest.raises(rg.RegardError, match="the mask is causal"):
-        rg.Attention(transition=rg.Decay(-0.1))(q, k, v, cache=rg.RingCache(3))
+        rg.Attention(transition=rg.transitions.Decay(-0.1))(q, k, v, cache=rg.caches.RingCache(3))
     with pytest.raises(rg.RegardError, match="a dot product"):
-        rg.Attention(rg.Additive(4, 4, 3), transition=transition)
+        rg.Attention(rg.scores.Additive(4, 4, 3), transition=transition)
     with pytest.raises(rg.RegardError, match="a dot product"):
         replaced = rg.Attention(transition=transition)
-        replaced.score = rg.Additive(4, 4, 3).double()
+        replaced.score = rg.scores.Additive(4, 4, 3).double()
         replaced(q, k, v, **tensors)
     with pytest.raises(rg.RegardError, match="2 heads"):
-        rg.Attention(transition=rg.Decay(-torch.rand(2)))(q, k, v)
+        rg.Attention(transition=rg.transitions.Decay(-torch.rand(2)))(q, k, v)
     with pytest.raises(rg.RegardError, match="bonus must be"):
         decays = {"log_decay": -torch.rand(2, 3, 6, 4).double()}
-        rg.Attention(transition=rg.ChannelDecay(bonus=torch.zeros(3, 5)))(q, k, v, **decays)
+        rg.Attention(transition=rg.transitions.ChannelDecay(bonus=torch.zeros(3, 5)))(q, k, v, **decays)
 
 
 def test_the_error_of_second_derivatives_names_no_engine_that_cannot_run_a_transition():
@@ -230,7 +230,7 @@ def test_a_map_of_tensors_of_a_model():
     torch.testing.assert_close(weights.dense(), by_definition(steps))
     assert weights.shape == (2, 3, 5, 12)
     with pytest.raises(rg.RegardError, match="a key of its own"):
-        TransportedMap.of_steps(rg.Steps(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 2, 2)))
+        TransportedMap.of_steps(rg.transitions.Steps(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 2, 2)))
 
 
 def test_empty_calls():
@@ -238,9 +238,9 @@ def test_empty_calls():
     none = {name: x[:, :, :0] for name, x in tensors.items()}
     seen = attention(q[:, :, :0], k[:, :, :0], v[:, :, :0], **none)
     assert seen.output.shape == (2, 3, 0, 5) and seen.weights.dense().shape == (2, 3, 0, 0)
-    state = attention(q[:, :, :0], k, v, **tensors, cache=rg.RecurrentCache()).cache.state
+    state = attention(q[:, :, :0], k, v, **tensors, cache=rg.caches.RecurrentCache()).cache.state
     assert state is not None
-    again = attention(q[:, :, :0], k[:, :, :0], v[:, :, :0], **none, cache=rg.RecurrentCache(state, 6))
+    again = attention(q[:, :, :0], k[:, :, :0], v[:, :, :0], **none, cache=rg.caches.RecurrentCache(state, 6))
     assert torch.equal(again.cache.state, state)
     batch = {name: x[:0] for name, x in tensors.items()}
     assert attention(q[:0], k[:0], v[:0], **batch).output.shape == (0, 3, 6, 5)

@@ -119,7 +119,7 @@ def test_statistics_are_kept_instead_of_maps():
     model, (source, target) = made("transformer", {"num_heads": 2}), pairs()
     with rg.watch(model, keep="statistics") as seen, torch.no_grad():
         model(source, target)
-    assert seen.statistics[model.cross_attention].of(rg.Entropy).shape == (3, 2, 6)
+    assert seen.statistics[model.cross_attention].of(rg.maps.Entropy).shape == (3, 2, 6)
 
 
 def test_two_sentences_after_each_other_are_two_maps():

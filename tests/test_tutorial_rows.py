@@ -118,13 +118,13 @@ def test_row_08_positional_encoding_adds_to_x():
     div_term = torch.exp(torch.arange(0, 16, 2) * (-math.log(10000.0) / 16))
     encoding[:, 0::2], encoding[:, 1::2] = torch.sin(position * div_term), torch.cos(position * div_term)
     close(rg.nn.PositionalEncoding(16)(x), x + encoding, atol=1e-6, rtol=1e-5)
-    learned = rg.LearnedPositions(50, 16)
+    learned = rg.encodings.LearnedPositions(50, 16)
     close(rg.nn.PositionalEncoding(16, position=learned)(x), x + learned.table[:5])
 
 
 def test_row_09_sinusoids_have_no_parameters():
-    assert list(rg.Sinusoidal().parameters()) == [] and count(rg.nn.PositionalEncoding(16)) == 0
-    assert count(rg.LearnedPositions(50, 16)) == 50 * 16
+    assert list(rg.encodings.Sinusoidal().parameters()) == [] and count(rg.nn.PositionalEncoding(16)) == 0
+    assert count(rg.encodings.LearnedPositions(50, 16)) == 50 * 16
 
 
 def masks():
@@ -246,7 +246,11 @@ def test_row_14_importance_knows_the_output_projection_or_is_told(output_name):
 
 def test_row_15_additive_attention_with_a_bias():
     """V(tanh(W1(query) + W2(values))) of the TensorFlow tutorial. Of the two biases only the sum matters."""
-    additive, query, keys = rg.Additive(6, 8, hidden=5, bias=True), torch.randn(1, 1, 3, 6), torch.randn(1, 1, 4, 8)
+    additive, query, keys = (
+        rg.scores.Additive(6, 8, hidden=5, bias=True),
+        torch.randn(1, 1, 3, 6),
+        torch.randn(1, 1, 4, 8),
+    )
     W1, W2 = nn.Linear(6, 5), nn.Linear(8, 5, bias=False)
     W1.load_state_dict({"weight": additive.query.weight, "bias": torch.randn(5)})
     W2.load_state_dict({"weight": additive.key.weight})
@@ -330,17 +334,17 @@ def test_row_22_check_names_the_mechanism():
 def test_row_23_check_runs_the_laws_on_a_mechanism():
     assert rg.check(rg.mechanism("alibi")).ok
 
-    class Forgetful(rg.Mask):
+    class Forgetful(rg.masks.Mask):
         """A mask whose spans leave out keys that its predicate allows."""
 
         def allowed(self, grid):
             return grid.j <= grid.i
 
         def any_allowed(self, start, stop):
-            return rg.Spans.of((start, stop))
+            return rg.types.Spans.of((start, stop))
 
         def all_allowed(self, start, stop):
-            return rg.Spans(())
+            return rg.types.Spans(())
 
     assert not rg.check(Forgetful()).ok
 

@@ -41,10 +41,10 @@ print(rg.attend)  # no mistake
 STATISTICS = """\
 from torch import Tensor
 import regard as rg
-def right(weights: rg.AttentionMap) -> tuple[Tensor, rg.RowLinks]:
-    return weights.summarize(rg.Entropy(), rg.TopLinks(1))
-def wrong(weights: rg.AttentionMap) -> tuple[rg.RowLinks, Tensor]:
-    return weights.summarize(rg.Entropy(), rg.TopLinks(1))
+def right(weights: rg.AttentionMap) -> tuple[Tensor, rg.maps.RowLinks]:
+    return weights.summarize(rg.maps.Entropy(), rg.maps.TopLinks(1))
+def wrong(weights: rg.AttentionMap) -> tuple[rg.maps.RowLinks, Tensor]:
+    return weights.summarize(rg.maps.Entropy(), rg.maps.TopLinks(1))
 """
 #: mypy reads torch for a minute, so it takes torch's types for Any. It checks all names of Regard.
 MYPY = """\

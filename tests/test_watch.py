@@ -140,7 +140,7 @@ FAULTS = {
     "window": ("_masking", lambda *_: (Recognized(rg.causal()), None), "MistralModel"),
     "softcap": ("_biases", lambda *_: [], "Gemma2Model"),
     "position bias": ("_biases", lambda *_: [], "T5Model"),
-    "sink": ("_normalizer", lambda _: rg.Softmax(), "GptOssModel"),
+    "sink": ("_normalizer", lambda _: rg.normalizers.Softmax(), "GptOssModel"),
 }
 
 
@@ -451,7 +451,7 @@ def test_a_model_without_numbers_is_refused(kind):
 
 
 def mask_of(rule, B, I, J, start=None):
-    return rule.allowed(rg.Grid.whole(rg.Positions.of(start, I, J), B, 1, I)).expand(B, 1, I, J).clone()
+    return rule.allowed(rg.types.Grid.whole(rg.types.Positions.of(start, I, J), B, 1, I)).expand(B, 1, I, J).clone()
 
 
 REAL = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0, 0]]).bool()
@@ -462,7 +462,7 @@ RULES = {
     "window": rg.window(3),
     "window, padding": rg.window(3) & rg.padding(REAL),
     "causal window": rg.causal() & rg.window(3) & rg.padding(REAL),
-    "chunks": rg.causal() & rg.block_local(3),
+    "chunks": rg.causal() & rg.masks.block_local(3),
 }
 
 
@@ -489,11 +489,11 @@ def test_whatever_is_recognized_is_the_tensor(seed):
     if seed % 2:
         tensor = tensor | mask_of(rg.causal(), 2, 6, 6)
     found = recognize(tensor, 2, 6, 6)
-    assert torch.equal(mask_of(rg.prefix(6) if found.mask is None else found.mask, 2, 6, 6, found.start), tensor)
+    assert torch.equal(mask_of(rg.masks.prefix(6) if found.mask is None else found.mask, 2, 6, 6, found.start), tensor)
 
 
 def test_one_sequence_packed_or_with_an_open_prefix():
-    for rule in (rg.documents([3, 1, 4]), rg.causal() & rg.documents([2, 6]), rg.causal() | rg.prefix(3)):
+    for rule in (rg.documents([3, 1, 4]), rg.causal() & rg.documents([2, 6]), rg.causal() | rg.masks.prefix(3)):
         assert repr(recognize(mask_of(rule, 1, 8, 8), 1, 8, 8).mask) == repr(rule)
 
 

@@ -365,9 +365,9 @@ def test_a_router_beside_an_attention_is_no_attention():
 
 def test_statistics_of_attention_written_by_hand():
     model = Translator(ConcatWeights())
-    _, seen = watched(model, sentences(), keep="statistics", reductions=[rg.Entropy()])
+    _, seen = watched(model, sentences(), keep="statistics", reductions=[rg.maps.Entropy()])
     wanted = torch.special.entr(model.decoder.used[:, :, -1:]).sum(-1)
-    torch.testing.assert_close(seen.statistics["decoder.attention"].of(rg.Entropy), wanted, atol=1e-5, rtol=0)
+    torch.testing.assert_close(seen.statistics["decoder.attention"].of(rg.maps.Entropy), wanted, atol=1e-5, rtol=0)
 
 
 def test_an_attention_of_separate_heads_that_is_a_module_of_its_own(size):

@@ -486,7 +486,7 @@ def test_statistics_and_values():
     with rg.watch(keep="statistics") as kept:
         sdpa(*q)
     torch.testing.assert_close(
-        kept.statistics[kept.names[0]].of(rg.Entropy),
+        kept.statistics[kept.names[0]].of(rg.maps.Entropy),
         torch.special.entr(formula(*q[:2])).sum(-1).float(),
         atol=1e-5,
         rtol=0,
@@ -670,7 +670,7 @@ def test_regard_computes_without_the_mode_and_with_its_compiled_code():
         return graph.forward
 
     @dataclass(frozen=True)
-    class Compiled(rg.Mask):
+    class Compiled(rg.masks.Mask):
         def allowed(self, grid):
             modes.extend(_get_current_function_mode_stack())
             compiled = torch.compile(lambda x: x + 1, backend=backend)

@@ -238,7 +238,7 @@ def test_sentence_transformers(tmp_path):
     with rg.watch(whole) as seen:
         output = whole.encode(TEXTS, convert_to_tensor=True)
     assert torch.equal(plain, output) and not seen.missing
-    assert list(rg.layer_numbers(seen)) == [0, 1]
+    assert list(rg.stats.layer_numbers(seen)) == [0, 1]
     assert_eager(model, tokenizer(TEXTS, padding=True, return_tensors="pt"), seen)
     with rg.edit(whole, rg.KnockOut(rg.Where(layers=1, keys=0))) as run:
         assert not torch.equal(whole.encode(TEXTS, convert_to_tensor=True), plain)

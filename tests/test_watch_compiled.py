@@ -81,7 +81,7 @@ def test_statistics_are_folded_while_a_compiled_model_runs():
         plain(ids)
     for layer in expected:
         torch.testing.assert_close(
-            seen.statistics[layer].of(rg.Entropy), expected[layer].entropy(), rtol=1e-4, atol=1e-5
+            seen.statistics[layer].of(rg.maps.Entropy), expected[layer].entropy(), rtol=1e-4, atol=1e-5
         )
 
 

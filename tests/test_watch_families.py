@@ -65,7 +65,7 @@ def test_diffllama_has_the_difference_of_its_two_maps(backend):
     assert [len(seen.calls(name)) for name in seen] == [1, 1]
     weights = seen[0]
     torch.testing.assert_close(weights.dense(), difference(model, 0, inputs), atol=1e-5, rtol=0)
-    assert isinstance(weights, rg.SumMap) and weights.is_signed and weights.shape == (2, 2, T, T)
+    assert isinstance(weights, rg.maps.SumMap) and weights.is_signed and weights.shape == (2, 2, T, T)
     returned = oracle(model, inputs)["all"][0]  # the two softmaxes, which transformers returns
     torch.testing.assert_close(torch.cat([part.dense() for part in weights.parts], 1), returned, atol=1e-5, rtol=0)
 

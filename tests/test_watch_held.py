@@ -122,7 +122,7 @@ def test_weights_are_those_that_the_model_returns(name, size):
     for weights, weight in zip(seen.values(), wanted, strict=True):
         torch.testing.assert_close(weights.dense(), weight, atol=1e-6, rtol=0)
         torch.testing.assert_close(weights[1, 2, 3:6, 4], weight[1, 2, 3:6, 4], atol=1e-6, rtol=0)
-        entropy, received = weights.summarize(rg.Entropy(), rg.KeyTotals())
+        entropy, received = weights.summarize(rg.maps.Entropy(), rg.maps.KeyTotals())
         torch.testing.assert_close(entropy, torch.special.entr(weight).sum(-1), atol=1e-5, rtol=0)
         torch.testing.assert_close(received, weight.sum(-2), atol=1e-5, rtol=0)
     assert all("own softmax" in check.note for check in seen.verify().values())
@@ -170,7 +170,7 @@ def test_statistics_of_held_weights(size):
     _, kept = watched(model, inputs)
     _, seen = watched(model, inputs, keep="statistics")
     for name, weights in kept.items():
-        torch.testing.assert_close(seen.statistics[name].of(rg.Entropy), weights.entropy(), atol=1e-6, rtol=0)
+        torch.testing.assert_close(seen.statistics[name].of(rg.maps.Entropy), weights.entropy(), atol=1e-6, rtol=0)
 
 
 class OwnAttention(nn.Module):

@@ -213,11 +213,11 @@ def test_a_measured_map_is_refused_after_the_parameters_changed(change):
 def test_statistics_of_a_measured_map_are_those_of_its_weights():
     model, inputs = built("Longformer", **BERT | LONG), {"input_ids": tokens(16)}
     _, seen = watched(model, inputs)
-    _, kept = watched(model, inputs, keep="statistics", reductions=[rg.Entropy()])
+    _, kept = watched(model, inputs, keep="statistics", reductions=[rg.maps.Entropy()])
     name = seen.names[0]
     expected = torch.special.entr(seen[name].dense()).sum(-1)
-    torch.testing.assert_close(seen[name].summarize(rg.Entropy())[0], expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(kept.statistics[name].of(rg.Entropy), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(seen[name].summarize(rg.maps.Entropy())[0], expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(kept.statistics[name].of(rg.maps.Entropy), expected, atol=1e-5, rtol=0)
     assert sum(len(kept._parts[n].calls) for n in kept.names) == 2  # the runs that measure are no calls
 
 

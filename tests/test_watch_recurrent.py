@@ -185,14 +185,17 @@ def test_functions_are_restored_and_other_options_work():
     model = build("Qwen3Next")
     file = sys.modules[type(model).__module__]
     original = file.torch_chunk_gated_delta_rule
-    with rg.watch(model, layers=0) as outer, rg.watch(model, keep="statistics", reductions=[rg.TopLinks(1)]) as inner:
+    with (
+        rg.watch(model, layers=0) as outer,
+        rg.watch(model, keep="statistics", reductions=[rg.maps.TopLinks(1)]) as inner,
+    ):
         assert file.torch_chunk_gated_delta_rule is not original
         with torch.no_grad():
             model(tokens(7))
     assert file.torch_chunk_gated_delta_rule is original
     assert outer.names == ["model.layers.0.linear_attn"] and len(inner.statistics) == 2
     assert outer.decoder.names == outer.names
-    links = inner.statistics["model.layers.0.linear_attn"].of(rg.TopLinks)
+    links = inner.statistics["model.layers.0.linear_attn"].of(rg.maps.TopLinks)
     assert torch.equal(links.weights, outer[0].top().weights)
 
 

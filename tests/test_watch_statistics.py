@@ -15,7 +15,7 @@ import regard as rg
 from miniatures import LLAMA, padding, sharpened, tokens
 from watching import assert_verified, watched
 
-FOLDS = (rg.Entropy(), rg.TopLinks(2), rg.KeyTotals(), rg.Pool(3, 3), rg.Similarity())
+FOLDS = (rg.maps.Entropy(), rg.maps.TopLinks(2), rg.maps.KeyTotals(), rg.maps.Pool(3, 3), rg.maps.Similarity())
 
 
 def llama(backend="sdpa"):
@@ -24,7 +24,7 @@ def llama(backend="sdpa"):
 
 
 @dataclass(frozen=True)
-class Rows(rg.Reduction):
+class Rows(rg.maps.Reduction):
     """How many rows, and their weight by head: of one size for every text."""
 
     def init(self, shape, device):
@@ -53,20 +53,20 @@ def assert_checks(seen):
 def test_results_add_up_over_calls_where_they_can():
     model = llama()
     with (
-        rg.watch(model, keep="statistics", reductions=[Rows(), rg.Similarity(), rg.Entropy()]) as seen,
+        rg.watch(model, keep="statistics", reductions=[Rows(), rg.maps.Similarity(), rg.maps.Entropy()]) as seen,
         torch.no_grad(),
     ):
         for length, batch in ((5, 2), (7, 2)):
             model(tokens(length, batch))
     one = seen.statistics[seen.names[0]]
     torch.testing.assert_close(one.merged(Rows), torch.full((4,), 2.0 * (5 + 7)))
-    assert one.merged(rg.Similarity).shape == (2, 4, 4)
+    assert one.merged(rg.maps.Similarity).shape == (2, 4, 4)
     assert [len(call) for call in one.calls] == [3, 3]
-    assert one.of(rg.Entropy, call=0).shape == (2, 4, 5) and one.of(rg.Entropy).shape == (2, 4, 7)
+    assert one.of(rg.maps.Entropy, call=0).shape == (2, 4, 5) and one.of(rg.maps.Entropy).shape == (2, 4, 7)
     with pytest.raises(rg.RegardError, match=r"cannot be merged over calls\. of\(Entropy, call=\.\.\.\)"):
-        one.merged(rg.Entropy)
+        one.merged(rg.maps.Entropy)
     with pytest.raises(rg.RegardError, match=r"TopLinks was not computed.*reductions=\[\.\.\.\]"):
-        one.of(rg.TopLinks)
+        one.of(rg.maps.TopLinks)
 
 
 def test_a_map_needs_queries_and_keys():

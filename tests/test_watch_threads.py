@@ -364,7 +364,7 @@ def test_what_checkpointing_computes_again_is_no_second_call(kind, reentrant):
         model(x).sum().backward()
     assert x.grad is not None
     (name,) = seen
-    assert seen.statistics[name].of(rg.Entropy).shape == (1, H, 3)
+    assert seen.statistics[name].of(rg.maps.Entropy).shape == (1, H, 3)
     with rg.watch(model, verify=False) as seen:
         model(x).sum().backward()
     assert shapes(seen) == [(1, H, 3, 3)]

@@ -423,7 +423,7 @@ def test_statistics_of_torch_layers_are_folded_while_they_run():
     with torch.no_grad(), rg.watch(model, keep="statistics") as seen:
         model(x)
     for name, weights in kept.items():
-        torch.testing.assert_close(seen.statistics[name].of(rg.Entropy), weights.entropy())
+        torch.testing.assert_close(seen.statistics[name].of(rg.maps.Entropy), weights.entropy())
 
 
 def test_layers_with_a_forward_of_their_own_are_not_trusted_with_their_inputs():
@@ -523,7 +523,7 @@ def test_modules_that_call_attend_are_seen(keep):
         torch.testing.assert_close(seen["0"].dense(), wanted.detach(), atol=1e-6, rtol=0)
     else:
         entropy = torch.special.entr(wanted).sum(-1).detach()
-        torch.testing.assert_close(seen.statistics["0"].of(rg.Entropy), entropy, atol=1e-5, rtol=0)
+        torch.testing.assert_close(seen.statistics["0"].of(rg.maps.Entropy), entropy, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("engine", ["auto", "dense", "fused", "blocked", "reference"])

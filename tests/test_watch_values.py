@@ -168,7 +168,7 @@ class Attending(nn.Module):
 def test_attend_its_composites_and_the_modules_of_nn():
     torch.manual_seed(0)
     x = torch.randn(2, 6, 8)
-    composite = rg.Grouped(rg.Attention(), rg.MeanGroups(2))
+    composite = rg.composites.Grouped(rg.Attention(), rg.composites.MeanGroups(2))
     for attention in (rg.Attention(mask=rg.causal()), composite):
         module = Attending(attention)
         with rg.watch(module, keep="qkv") as seen, torch.no_grad():

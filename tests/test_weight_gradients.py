@@ -94,9 +94,9 @@ def test_gradients_of_weights_and_reductions_are_those_of_dense_weights(name):
     shape = dense.shape
     target = torch.rand(shape[2:]).softmax(-1)
     received, top, mass, cells, offsets = weights.summarize(
-        rg.KeyTotals(), rg.TopLinks(2), rg.MassOn([0, 2]), rg.Pool(3, 2), Offsets(-2, 1)
+        rg.maps.KeyTotals(), rg.maps.TopLinks(2), rg.maps.MassOn([0, 2]), rg.maps.Pool(3, 2), Offsets(-2, 1)
     )
-    entropy, divergence = weights.shares().summarize(rg.Entropy(), rg.Divergence(to=target))
+    entropy, divergence = weights.shares().summarize(rg.maps.Entropy(), rg.maps.Divergence(to=target))
     shares = dense.abs() / dense.abs().sum(-1, keepdim=True).clamp_min(1e-300)
     i, j = torch.meshgrid(weights.grid.query, weights.grid.key, indexing="ij")
     cell_of = [torch.arange(n) * c // n for n, c in zip(shape[2:], (min(3, shape[2]), min(2, shape[3])), strict=True)]
@@ -124,7 +124,7 @@ def strongest(weights):
     return weights.amax((-2, -1))
 
 
-class Strongest(rg.Reduction):
+class Strongest(rg.maps.Reduction):
     """A maximum: states do not add up."""
 
     def init(self, shape, device):
@@ -137,7 +137,7 @@ class Strongest(rg.Reduction):
         return [state[0].maximum(other[0])]
 
 
-class Above(rg.Reduction):
+class Above(rg.maps.Reduction):
     """A count: no derivative."""
 
     def init(self, shape, device):
@@ -182,7 +182,15 @@ def test_reductions_without_a_derivative_say_so():
         above.sum().backward()
 
 
-@pytest.mark.parametrize("normalizer", [rg.Softmax(), rg.Softmax(2.0, sink=0.5), rg.Sparsemax(), rg.Entmax15()])
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        rg.normalizers.Softmax(),
+        rg.normalizers.Softmax(2.0, sink=0.5),
+        rg.normalizers.Sparsemax(),
+        rg.normalizers.Entmax15(),
+    ],
+)
 def test_second_derivatives_are_exact(normalizer):
     attention = rg.Attention(mask=rg.causal(), normalizer=normalizer)
 
@@ -202,10 +210,17 @@ def test_second_derivatives_of_a_recurrence_are_refused():
         slope.sum().backward()
 
 
-NORMALIZERS = [rg.Softmax(), rg.Softmax(sink=0.0), rg.LearnedSink(2), rg.Sparsemax(), rg.Entmax15(), rg.TopK(2)]
+NORMALIZERS = [
+    rg.normalizers.Softmax(),
+    rg.normalizers.Softmax(sink=0.0),
+    rg.normalizers.LearnedSink(2),
+    rg.normalizers.Sparsemax(),
+    rg.normalizers.Entmax15(),
+    rg.normalizers.TopK(2),
+]
 
 
-@pytest.mark.parametrize("normalizer", [*NORMALIZERS, rg.Sigmoid()], ids=repr)
+@pytest.mark.parametrize("normalizer", [*NORMALIZERS, rg.normalizers.Sigmoid()], ids=repr)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_extreme_scores_and_empty_rows_give_no_nan(normalizer, dtype):
     q, k, v = (torch.randn(1, 2, 6, 4, dtype=dtype, requires_grad=True) for _ in range(3))
@@ -214,7 +229,7 @@ def test_extreme_scores_and_empty_rows_give_no_nan(normalizer, dtype):
     weights = live_map(attention, (q * 200, k * 200, v), {}).weights
     shares = weights if weights.has_shares else weights.shares()
     entropy, divergence, similarity = shares.summarize(
-        rg.Entropy(), rg.Divergence(to=torch.full((6, 6), 1 / 6)), rg.Similarity()
+        rg.maps.Entropy(), rg.maps.Divergence(to=torch.full((6, 6), 1 / 6)), rg.maps.Similarity()
     )
     loss = entropy.sum() + divergence.sum() + similarity.sum() + weights.dense().square().sum()
     loss.backward()
@@ -244,7 +259,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("transition", [None, rg.Decay(-0.05)], ids=["softmax", "retention"])
+@pytest.mark.parametrize("transition", [None, rg.transitions.Decay(-0.05)], ids=["softmax", "retention"])
 def test_memory_is_linear_in_the_length(transition, monkeypatch):
     """No tensor of n x n numbers is made, forward or backward, and what is kept between both is O(n)."""
     for module in (attention_map, transported_map):
@@ -264,7 +279,7 @@ def test_memory_is_linear_in_the_length(transition, monkeypatch):
         target = weights.select(0, [0])
         loss = shares.entropy().sum() + weights.received().square().sum() + weights[0, 0, ::40].square().sum()
         if transition is None:
-            loss = loss + weights.summarize(rg.Divergence(to=target))[0].sum()
+            loss = loss + weights.summarize(rg.maps.Divergence(to=target))[0].sum()
         assert max(kept) <= n * 16 and sum(kept) < n * 200
         loss.backward()
     assert largest.numbers < n * n / 2 and q.grad.abs().sum() > 0
@@ -341,12 +356,12 @@ READERS = {
     "save": lambda maps, tokens, path: save_map(path / "map", maps["0"]),
     "profile": lambda maps, tokens, path: rg.findings(rg.profile(maps, tokens)),
     "roles": lambda maps, tokens, path: rg.roles(maps, tokens, null=maps, null_tokens=tokens[::-1]),
-    "alignments": lambda maps, tokens, path: rg.alignment_roles(maps, lengths=[(9, 9)]),
-    "patches": lambda maps, tokens, path: rg.patch_roles(maps, rg.PatchGrid(3, 3), null=maps),
-    "split": lambda maps, tokens, path: rg.cache_split(maps, sinks=1, window=2),
-    "locality": lambda maps, tokens, path: rg.locality(maps),
-    "masks": lambda maps, tokens, path: rg.mask_findings(maps, causal=True),
-    "patterns": lambda maps, tokens, path: rg.patterns(maps["0"]),
+    "alignments": lambda maps, tokens, path: rg.stats.alignment_roles(maps, lengths=[(9, 9)]),
+    "patches": lambda maps, tokens, path: rg.stats.patch_roles(maps, rg.stats.PatchGrid(3, 3), null=maps),
+    "split": lambda maps, tokens, path: rg.stats.cache_split(maps, sinks=1, window=2),
+    "locality": lambda maps, tokens, path: rg.stats.locality(maps),
+    "masks": lambda maps, tokens, path: rg.stats.mask_findings(maps, causal=True),
+    "patterns": lambda maps, tokens, path: rg.stats.patterns(maps["0"]),
     "rollout": lambda maps, tokens, path: rg.rollout(maps, [0, 8]).numpy(),
     "words": lambda maps, tokens, path: f"{maps['0']!r} {maps['0'].shape}",
 }
@@ -371,7 +386,7 @@ def test_what_draws_or_counts_a_map_detaches_it_by_itself(reader, tmp_path):
 
 def test_changes_in_place_and_freed_graphs_are_errors():
     """Of the backward pass alone: values come from the snapshot, which no optimizer step changes."""
-    sink = rg.LearnedSink(2)
+    sink = rg.normalizers.LearnedSink(2)
     attention = rg.Attention(normalizer=sink)
     q, k, v = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3))
     received = (weights := attention(q, k, v).weights).received().sum()
@@ -389,7 +404,7 @@ def test_changes_in_place_and_freed_graphs_are_errors():
         (weights.dense(), before),
         (weights[0, 1], before[0, 1]),
         (heads.dense(), before[:, 1:]),
-        (rg.SumMap([weights, weights], [0.5, 0.5]).dense(), before),
+        (rg.maps.SumMap([weights, weights], [0.5, 0.5]).dense(), before),
         (weights.shares().received(), weights.detach().shares().received()),
     ):
         torch.testing.assert_close(read.detach(), expected)
@@ -403,9 +418,9 @@ def test_changed_factors_and_groups_answer_from_their_snapshot(change):
     x = torch.randn(1, 1, 4, 8)
     if change == "factor":
         parameter = torch.nn.Parameter(torch.tensor(0.5))
-        weights = rg.SumMap([rg.Attention()(x, x, x).weights] * 2, [1.0, parameter])
+        weights = rg.maps.SumMap([rg.Attention()(x, x, x).weights] * 2, [1.0, parameter])
     else:
-        attention = rg.Grouped(rg.Attention(), groups := rg.ProjectedGroups(4, 2))
+        attention = rg.composites.Grouped(rg.Attention(), groups := rg.composites.ProjectedGroups(4, 2))
         weights, parameter = attention(x, x, x).weights, groups.of_values
     before = weights.dense().detach()
     weights.dense().square().sum().backward()
@@ -420,7 +435,7 @@ def test_changed_factors_and_groups_answer_from_their_snapshot(change):
 HIDDEN = {}
 
 
-class Hidden(rg.Score):
+class Hidden(rg.scores.Score):
     def check(self, sizes, key_dim):
         pass
 
@@ -459,7 +474,7 @@ def test_norms_of_values_have_gradients():
     q, k, v, project = (torch.randn(1, 2, 4, 3, dtype=torch.float64, requires_grad=True) for _ in range(4))
     weights = rg.Attention()(q, k, v).weights
     for projection in (None, project[0, :, :3]):
-        seen = rg.value_weighted(weights, v, projection)
+        seen = rg.stats.value_weighted(weights, v, projection)
         norms = (v if projection is None else v @ projection).norm(dim=-1)
         dense = (q @ k.mT / 3**0.5).softmax(-1) * norms[:, :, None]
         for found, exact in ((seen.carried(), dense.sum(-1)), (seen.received(), dense.sum(2)), (seen.dense(), dense)):
@@ -473,7 +488,9 @@ def test_norms_of_values_have_gradients():
 def test_a_hundred_steps_that_log_a_number_use_constant_memory():
     """No map, and no graph of one, outlives a step: no cycle waits for the garbage collector."""
     model = rg.nn.MultiHeadAttention(8, 2, is_causal=True)
-    attention = rg.Attention(bias=rg.LearnedTable(num_heads=2, reach=4), mask=rg.causal(), normalizer=rg.LearnedSink(2))
+    attention = rg.Attention(
+        bias=rg.biases.LearnedTable(num_heads=2, reach=4), mask=rg.causal(), normalizer=rg.normalizers.LearnedSink(2)
+    )
     optimizer = torch.optim.Adam([*model.parameters(), *attention.parameters()])
     logged, alive = [], []
 
@@ -535,7 +552,7 @@ def test_watched_models_give_live_maps(kind):
         model(ids)
     with torch.no_grad():
         assert not seen[0].dense().requires_grad  # the first look is no loss
-    loss = sum(seen[layer].summarize(rg.Entropy())[0].square().sum() for layer in range(2))
+    loss = sum(seen[layer].summarize(rg.maps.Entropy())[0].square().sum() for layer in range(2))
     model.set_attn_implementation("eager")
     expected = sum(entropy_of(weights).square().sum() for weights in model(ids, output_attentions=True).attentions)
     parameters = list(model.parameters())
@@ -548,40 +565,40 @@ def test_divergence_is_that_of_torch_and_checks_its_target():
     _, weights, dense = simple_map()
     (q, k), teacher, dense_teacher = simple_map()
     expected = torch.nn.functional.kl_div(dense.log(), dense_teacher, reduction="none").nan_to_num(0.0).sum(-1)
-    (found,) = weights.summarize(rg.Divergence(to=teacher))
+    (found,) = weights.summarize(rg.maps.Divergence(to=teacher))
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
     found.sum().backward()
     assert q.grad is None and k.grad is None  # a target is a constant
     full = rg.Attention()(q, q, q).weights
-    (hidden,) = weights.select(0, [0]).summarize(rg.Divergence(to=full.select(0, [0])))
+    (hidden,) = weights.select(0, [0]).summarize(rg.maps.Divergence(to=full.select(0, [0])))
     assert (hidden[0, 0, 0] > 10) and hidden.isfinite().all()  # the mask hides keys that have a target
     rows = torch.eye(9)
-    (sharp,) = weights.summarize(rg.Divergence(to=rows))
+    (sharp,) = weights.summarize(rg.maps.Divergence(to=rows))
     torch.testing.assert_close(sharp.double(), -dense.diagonal(dim1=-2, dim2=-1).log(), rtol=1e-5, atol=1e-6)
     for target, words in (
         (rows[:3], "need the same queries and keys"),
         (-rows, "must not be negative"),
         (rows.long(), "target rows are floats"),
-        (rg.SumMap([full, full], [1.0, -1.0]), "targets are shares"),
+        (rg.maps.SumMap([full, full], [1.0, -1.0]), "targets are shares"),
     ):
         with pytest.raises(rg.RegardError, match=words):
-            weights.summarize(rg.Divergence(to=target))
+            weights.summarize(rg.maps.Divergence(to=target))
 
 
 @pytest.mark.usefixtures("small_ranges")
 def test_maps_made_of_a_live_map_are_live():
     """Shares, means over heads, edits, positive parts and norms of values; the numbers of a page are not."""
     (q, k), weights, dense = simple_map()
-    norms, halved = torch.rand(2, 4, 9), rg.ScaleWeights(rg.Where(keys=0), 0.5)
+    norms, halved = torch.rand(2, 4, 9), rg.edits.ScaleWeights(rg.Where(keys=0), 0.5)
     edits = LayerEdits((LayerEdit(halved, Pairs(keys=halved.where.indices("keys"))),))
     factors, signs = torch.ones(9, dtype=torch.float64), torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None, None]
     factors[0] = 0.5
     slopes, values = torch.randn(2, 4, 9, 3), torch.randn(2, 2, 9, 3)
     pairs = [
         (EditedMap(weights, edits), dense * factors),
-        (PositiveMap(rg.SumMap([weights], [signs])), (dense * signs).clamp_min(0)),
+        (PositiveMap(rg.maps.SumMap([weights], [signs])), (dense * signs).clamp_min(0)),
         (ValueWeightedMap(weights, norms), dense * norms[:, :, None]),
-        (rg.GradientMap(weights, slopes, values), dense * (slopes @ values.repeat_interleave(2, 1).mT)),
+        (rg.maps.GradientMap(weights, slopes, values), dense * (slopes @ values.repeat_interleave(2, 1).mT)),
     ]
     for live, exact in pairs:
         for found, expected in (
@@ -599,7 +616,7 @@ def test_maps_made_of_a_live_map_are_live():
 @pytest.mark.parametrize("length", [0, 1, 3])
 def test_weights_on_groups_of_keys_have_gradients_of_zero_before_the_first_group(length):
     query, key = torch.randn(2, 1, 2, length, 4).requires_grad_().unbind()
-    attention = rg.Grouped(rg.Attention(mask=rg.causal()), rg.MeanGroups(4))
+    attention = rg.composites.Grouped(rg.Attention(mask=rg.causal()), rg.composites.MeanGroups(4))
     weights = attention(query, key, key).weights
     for number in (weights.entropy(), weights.distance(), weights.dense(), weights[0, 1]):
         grads = torch.autograd.grad(number.sum(), [query, key])

@@ -17,20 +17,27 @@ from regard.engine.gpu import statistics
 from regard.maps import compiled_reductions, gpu_reductions
 from regard.maps.scored_map import ScoredMap
 
-FOLDS = (rg.Entropy(), rg.TopLinks(3), rg.KeyTotals(), rg.Distance(), rg.MassOn([0, 5, 7]), rg.Pool(9, 13))
+FOLDS = (
+    rg.maps.Entropy(),
+    rg.maps.TopLinks(3),
+    rg.maps.KeyTotals(),
+    rg.maps.Distance(),
+    rg.maps.MassOn([0, 5, 7]),
+    rg.maps.Pool(9, 13),
+)
 #: Of every form that the kernel computes; for 70 queries, 90 keys, 2 heads that share one key head, 2 entries.
 ATTENTIONS = {
     "plain": lambda: rg.Attention(),
     "causal window": lambda: rg.Attention(mask=rg.causal() & rg.window(20)),
-    "dilated": lambda: rg.Attention(mask=rg.dilated(20, 3)),
+    "dilated": lambda: rg.Attention(mask=rg.masks.dilated(20, 3)),
     "padding": lambda: rg.Attention(mask=rg.padding([90, 37])),
     "documents": lambda: rg.Attention(mask=rg.causal() & rg.documents([30, 25, 35])),
-    "longformer": lambda: rg.Attention(mask=rg.window(9) | rg.global_tokens([40, 60])),
+    "longformer": lambda: rg.Attention(mask=rg.window(9) | rg.masks.global_tokens([40, 60])),
     "a tensor of heads": lambda: rg.Attention(mask=rg.mask_tensor(torch.rand(1, 2, 70, 90) < 0.3)),
     "alibi": lambda: rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2)),
-    "t5, soft cap, alibi": lambda: rg.Attention(bias=[rg.T5Bias(2), rg.Softcap(3.0), rg.ALiBi(2)]),
-    "temperature, sink": lambda: rg.Attention(normalizer=rg.Softmax(temperature=0.5, sink=1.0)),
-    "rope, cosine": lambda: rg.Attention(score=rg.Cosine(5.0), position=rg.RoPE(24)),
+    "t5, soft cap, alibi": lambda: rg.Attention(bias=[rg.biases.T5Bias(2), rg.biases.Softcap(3.0), rg.ALiBi(2)]),
+    "temperature, sink": lambda: rg.Attention(normalizer=rg.normalizers.Softmax(temperature=0.5, sink=1.0)),
+    "rope, cosine": lambda: rg.Attention(score=rg.scores.Cosine(5.0), position=rg.RoPE(24)),
     "rows without keys": lambda: rg.Attention(mask=rg.causal() & ~rg.window(40)),
     "no key": lambda: rg.Attention(mask=rg.causal() & ~rg.window(300)),
 }
@@ -78,12 +85,12 @@ def cells(w, reduction, grid):
 
 
 FORMULAS = {
-    rg.Entropy: lambda w, reduction, grid: -torch.xlogy(w, w).sum(-1),
-    rg.TopLinks: lambda w, reduction, grid: w.topk(min(reduction.k, w.shape[-1])).values,
-    rg.KeyTotals: lambda w, reduction, grid: w.sum(-2),
-    rg.Distance: lambda w, reduction, grid: (w * (grid.key - grid.query[:, None]).abs()).sum(-1),
-    rg.MassOn: lambda w, reduction, grid: w[..., reduction.keys].sum(-1),
-    rg.Pool: cells,
+    rg.maps.Entropy: lambda w, reduction, grid: -torch.xlogy(w, w).sum(-1),
+    rg.maps.TopLinks: lambda w, reduction, grid: w.topk(min(reduction.k, w.shape[-1])).values,
+    rg.maps.KeyTotals: lambda w, reduction, grid: w.sum(-2),
+    rg.maps.Distance: lambda w, reduction, grid: (w * (grid.key - grid.query[:, None]).abs()).sum(-1),
+    rg.maps.MassOn: lambda w, reduction, grid: w[..., reduction.keys].sum(-1),
+    rg.maps.Pool: cells,
 }
 
 
@@ -101,7 +108,7 @@ def check(mine, precise, reductions=FOLDS):
     assert gpu_reductions.fill_on_gpu(terms, mine.row_statistic[0], states) == set(reductions)
     for reduction, expected in zip(reductions, exact(precise, reductions), strict=True):
         found = reduction.finish(states[reduction])
-        if isinstance(reduction, rg.TopLinks):
+        if isinstance(reduction, rg.maps.TopLinks):
             held = precise.dense().gather(-1, found.keys.clamp(min=0)) * (found.keys >= 0)
             torch.testing.assert_close(held.float(), found.weights, atol=2e-6, rtol=1e-4)
             assert torch.equal(found.keys < 0, found.weights == 0)
@@ -139,7 +146,13 @@ def test_drawn_sizes(data):
     width, k = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 9))
     rows, cols = data.draw(st.integers(1, 90)), data.draw(st.integers(1, 150))
     mask = data.draw(st.sampled_from([None, rg.window(30), rg.causal()]))
-    reductions = (rg.Entropy(), rg.TopLinks(k), rg.KeyTotals(), rg.Distance(), rg.Pool(rows, cols))
+    reductions = (
+        rg.maps.Entropy(),
+        rg.maps.TopLinks(k),
+        rg.maps.KeyTotals(),
+        rg.maps.Distance(),
+        rg.maps.Pool(rows, cols),
+    )
     check(*maps(rg.Attention(mask=mask), *tensors((I, J), (1, 1), width, dtype)), reductions)
 
 
@@ -162,10 +175,10 @@ def test_any_strides():
 @pytest.mark.usefixtures("unverified")
 @torch.no_grad()
 def test_positions_of_a_cache_and_keys_with_gaps():
-    later = rg.Positions(100, rg.Spans.of((70, 160)))
+    later = rg.types.Positions(100, rg.types.Spans.of((70, 160)))
     check(*maps(rg.Attention(mask=rg.causal() & rg.window(50), bias=rg.ALiBi(2)), *tensors(), positions=later))
-    gaps = rg.Positions(90, rg.Spans.of((0, 40), (60, 110)))
-    reductions = tuple(reduction for reduction in FOLDS if not isinstance(reduction, rg.Distance))
+    gaps = rg.types.Positions(90, rg.types.Spans.of((0, 40), (60, 110)))
+    reductions = tuple(reduction for reduction in FOLDS if not isinstance(reduction, rg.maps.Distance))
     check(*maps(rg.Attention(mask=rg.causal() & rg.window(70)), *tensors(), positions=gaps), reductions)
 
 
@@ -188,7 +201,7 @@ def test_forbidden_keys_of_any_number_change_nothing():
 def test_of_some_queries():
     weights, precise = maps(rg.Attention(mask=rg.causal() & rg.window(20)), *tensors())
     terms = weights._compiled_terms()
-    reduction, I = rg.KeyTotals(), weights.shape[2]
+    reduction, I = rg.maps.KeyTotals(), weights.shape[2]
     parts = []
     for queries in (range(0, 3), range(3, 66), range(66, I)):
         states = {reduction: reduction.init(weights.shape, weights.device)}
@@ -202,7 +215,7 @@ def test_of_some_queries():
 
 # What tiles compute
 
-SMALL = (rg.Entropy(),)
+SMALL = (rg.maps.Entropy(),)
 
 
 def terms(attention, *given):
@@ -211,9 +224,9 @@ def terms(attention, *given):
 
 def test_maps_that_tiles_compute():
     assert terms(rg.Attention()) is not None
-    assert terms(rg.Attention(normalizer=rg.Sparsemax())) is None
-    assert terms(rg.Attention(bias=rg.ShawBias(24, 4))) is None
-    assert terms(rg.Attention(bias=[rg.Softcap(3.0), rg.Softcap(4.0)])) is None
+    assert terms(rg.Attention(normalizer=rg.normalizers.Sparsemax())) is None
+    assert terms(rg.Attention(bias=rg.biases.ShawBias(24, 4))) is None
+    assert terms(rg.Attention(bias=[rg.biases.Softcap(3.0), rg.biases.Softcap(4.0)])) is None
     assert terms(rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: i != j))) is None
     assert terms(rg.Attention(), *tensors(dtype=torch.float64)) is None
     assert terms(rg.Attention(), *tensors(width=257)) is None
@@ -230,7 +243,7 @@ def test_rows_whose_statistic_is_coarse_or_unknown():
 
 @pytest.mark.usefixtures("unverified")
 def test_many_strongest_links_and_reductions_of_the_user_run_on_tiles(monkeypatch):
-    class Greatest(rg.Reduction):
+    class Greatest(rg.maps.Reduction):
         def init(self, shape, device):
             return [torch.zeros(shape[:2], device=device)]
 
@@ -239,7 +252,7 @@ def test_many_strongest_links_and_reductions_of_the_user_run_on_tiles(monkeypatc
 
     monkeypatch.setattr(gpu_reductions, "LARGEST_TOP", 2)
     weights = rg.Attention()(*tensors((6, 9)), engine="dense").weights
-    entropy, top, greatest = weights.summarize(rg.Entropy(), rg.TopLinks(3), Greatest())
+    entropy, top, greatest = weights.summarize(rg.maps.Entropy(), rg.maps.TopLinks(3), Greatest())
     dense = weights.dense()
     torch.testing.assert_close(entropy, -torch.xlogy(dense, dense).sum(-1), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(top.weights, dense.topk(3).values)
@@ -288,7 +301,7 @@ def test_a_wrong_program_is_found_and_not_used(wrong, monkeypatch):
 @pytest.mark.parametrize("is_wrong", [False, True])
 @pytest.mark.usefixtures("unknown")
 def test_the_log_sum_exp_is_verified_too(is_wrong, monkeypatch):
-    known = rg.Attention(normalizer=rg.Softmax(sink=1.0))(*tensors((20, 20)), engine="dense").weights
+    known = rg.Attention(normalizer=rg.normalizers.Softmax(sink=1.0))(*tensors((20, 20)), engine="dense").weights
     weights = ScoredMap(known.attention, known._prepared, known.positions, known.grid, None)
     if is_wrong:
         monkeypatch.setattr(gpu_reductions, "logsumexp_of", lambda terms: statistics.logsumexp_of(terms) + 0.01)
@@ -301,4 +314,4 @@ def test_the_log_sum_exp_is_verified_too(is_wrong, monkeypatch):
 
 
 def parts(result):
-    return tuple(result) if isinstance(result, rg.RowLinks) else (result,)
+    return tuple(result) if isinstance(result, rg.maps.RowLinks) else (result,)

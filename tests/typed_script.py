@@ -10,13 +10,13 @@ from torch import Tensor, nn
 import regard as rg
 
 
-class Strongest(rg.Reduction[Tensor]):
+class Strongest(rg.maps.Reduction[Tensor]):
     """A statistic of the user's own."""
 
     def init(self, shape: tuple[int, int, int, int], device: torch.device) -> list[Tensor]:
         return [torch.zeros(shape[:2], device=device)]
 
-    def add(self, state: list[Tensor], tile: rg.Tile) -> None:
+    def add(self, state: list[Tensor], tile: rg.maps.Tile) -> None:
         state[0].copy_(state[0].maximum(tile.weights.amax((-2, -1))))
 
 
@@ -32,15 +32,17 @@ class Reader(nn.Module):
         return output
 
 
-def statistics(weights: rg.AttentionMap) -> tuple[Tensor, Tensor, rg.RowLinks]:
-    entropy, received, links = weights.summarize(rg.Entropy(), rg.KeyTotals(), rg.TopLinks(2))
+def statistics(weights: rg.AttentionMap) -> tuple[Tensor, Tensor, rg.maps.RowLinks]:
+    entropy, received, links = weights.summarize(rg.maps.Entropy(), rg.maps.KeyTotals(), rg.maps.TopLinks(2))
     assert torch.equal(weights.entropy(), entropy) and weights.top(2).keys.shape == links.keys.shape
     return entropy, received, links
 
 
-def attending(num_heads: int = 2) -> rg.AttentionOutput:
-    mask = rg.causal() & rg.window(3) | rg.global_tokens([0])
-    attention = rg.Attention(position=rg.RoPE(8), mask=mask, bias=[rg.Softcap(30.0)], normalizer=rg.Softmax())
+def attending(num_heads: int = 2) -> rg.types.AttentionOutput:
+    mask = rg.causal() & rg.window(3) | rg.masks.global_tokens([0])
+    attention = rg.Attention(
+        position=rg.RoPE(8), mask=mask, bias=[rg.biases.Softcap(30.0)], normalizer=rg.normalizers.Softmax()
+    )
     q, k, v = torch.randn(3, 1, num_heads, 6, 8)
     print(rg.plan(q, k, v, attention=attention))
     result = rg.attend(q, k, v, attention=attention, cache=rg.GrowingCache())

@@ -22,14 +22,14 @@ def oracle(model: Any, inputs: dict[str, Any]) -> dict[str, tuple[torch.Tensor, 
     return {"all": outputs.attentions}
 
 
-def watched(model: Any, inputs: dict[str, Any], **options: Any) -> tuple[Any, rg.WatchedAttention]:
+def watched(model: Any, inputs: dict[str, Any], **options: Any) -> tuple[Any, rg.hf.WatchedAttention]:
     with rg.watch(model, **options) as seen, torch.no_grad():
         outputs = model(**inputs)
     return outputs, seen
 
 
 def assert_same_weights(
-    seen: rg.WatchedAttention, expected: dict[str, tuple[torch.Tensor, ...]], real: torch.Tensor | None = None
+    seen: rg.hf.WatchedAttention, expected: dict[str, tuple[torch.Tensor, ...]], real: torch.Tensor | None = None
 ) -> None:
     """Every map is eager's, in the rows of `real` tokens; of padding, SDPA and eager make different things."""
     for part, wanted in expected.items():
@@ -46,7 +46,7 @@ def assert_identical(plain: torch.Tensor, outputs: torch.Tensor) -> None:
     torch.testing.assert_close(plain, outputs, rtol=0, atol=0)
 
 
-def assert_verified(seen: rg.WatchedAttention) -> None:
+def assert_verified(seen: rg.hf.WatchedAttention) -> None:
     checks = seen.verify()
     assert list(checks) == list(seen)
     assert all(is_verified(check) for check in checks.values()), checks

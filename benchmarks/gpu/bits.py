@@ -125,7 +125,7 @@ def watch(setting: BenchSettings) -> Row:
 
 
 @torch.no_grad()
-def edit(edits: rg.AttentionEdit, is_knocked_out: bool, setting: BenchSettings) -> Row:
+def edit(edits: rg.edits.AttentionEdit, is_knocked_out: bool, setting: BenchSettings) -> Row:
     """The heads of a layer with and without an edit of one head: the others keep their bits."""
     model, limit, difference = setting.model, 0.0, 0.0
     with head_outputs(model, LAYER) as outputs:
@@ -208,7 +208,7 @@ def _apart(one: Tensor, other: Tensor) -> float:
 
 CHECKS: dict[str, Callable[[BenchSettings], Row]] = {
     "watch": watch,
-    "edit that changes nothing": partial(edit, rg.ScaleWeights(rg.Where(layers=LAYER, heads=HEAD), 1.0), False),
+    "edit that changes nothing": partial(edit, rg.edits.ScaleWeights(rg.Where(layers=LAYER, heads=HEAD), 1.0), False),
     "knock-out": partial(edit, rg.KnockOut(rg.Where(layers=LAYER, heads=HEAD, keys=KEY)), True),
     "generate": partial(generate, False),
     "generate, static cache": partial(generate, True),

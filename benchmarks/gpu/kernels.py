@@ -17,7 +17,7 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.rows import Job, Row
 
 HEADS, WIDTH = 8, 64
-FOLDS = (rg.Entropy(), rg.TopLinks(4), rg.KeyTotals(), rg.Distance(), rg.Pool(16, 16))
+FOLDS = (rg.maps.Entropy(), rg.maps.TopLinks(4), rg.maps.KeyTotals(), rg.maps.Distance(), rg.maps.Pool(16, 16))
 #: Fields of each kind of row.
 FIELDS = {
     "statistics are right": {"entropy", "top", "received", "distance", "cells", "logsumexp", "used", "holds"},
@@ -76,7 +76,7 @@ FORMS = {
     ),
     "ALiBi": Form(lambda n: rg.Attention(mask=rg.causal(), bias=rg.ALiBi(HEADS)), _is_causal, _slopes),
     "soft cap": Form(
-        lambda n: rg.Attention(mask=rg.causal(), bias=rg.Softcap(5.0)),
+        lambda n: rg.Attention(mask=rg.causal(), bias=rg.biases.Softcap(5.0)),
         _is_causal,
         lambda score, h, i, j: 5.0 * torch.tanh(score / 5.0),
     ),

@@ -22,9 +22,9 @@ def jobs(machine: Machine) -> Iterator[Job]:
             yield Job({"model": shape, "tokens": length, "dtype": "bfloat16"}, partial(cost, machine, shape, length))
 
 
-def profile(seen: rg.WatchedAttention) -> None:
+def profile(seen: rg.hf.WatchedAttention) -> None:
     for weights in seen.maps.values():
-        weights.summarize(rg.Entropy(), rg.TopLinks(4))
+        weights.summarize(rg.maps.Entropy(), rg.maps.TopLinks(4))
 
 
 @torch.no_grad()
@@ -33,7 +33,7 @@ def cost(machine: Machine, shape: str, length: int) -> Row:
     model = llama(machine, shape, "bfloat16")
     ids = text(machine, model, length)
 
-    def watched() -> rg.WatchedAttention:
+    def watched() -> rg.hf.WatchedAttention:
         with rg.watch(model) as seen:
             model(ids)
         return seen

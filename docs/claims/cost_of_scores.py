@@ -22,8 +22,8 @@ for n, width in ((128, 64), (1024, 64), (1024, 256)):
     q, k = torch.randn(2, 1, 1, n, width)
     with torch.no_grad():
         dot = seconds(rg.Attention(rg.Dot()), q, k)
-        general = seconds(rg.Attention(rg.Bilinear(width, width)), q, k)
-        additive = seconds(rg.Attention(rg.Additive(width, width, width)), q, k)
+        general = seconds(rg.Attention(rg.scores.Bilinear(width, width)), q, k)
+        additive = seconds(rg.Attention(rg.scores.Additive(width, width, width)), q, k)
     print(f"d = hidden = {width}, {n:,} x {n:,} pairs, one thread's processor time, with the weighted sum of values:")
     print(f"  dot {dot * 1e3:6.0f} ms; general {general / dot:4.1f} x; additive {additive / dot:5.1f} x")
     print(f"  each pair: dot {2 * width} operations; additive {3 * width} and {width} tanh; projections once")

@@ -107,7 +107,10 @@ def claim_19():
 def claim_20():
     """Other widths, in float64; and the scale of both scores under torch's initialization."""
     for d, key_dim, hidden in ((3, 7, 1), (64, 64, 33), (512, 256, 512)):
-        concat, additive = rg.Concat(d, key_dim, hidden).double(), rg.Additive(d, key_dim, hidden).double()
+        concat, additive = (
+            rg.scores.Concat(d, key_dim, hidden).double(),
+            rg.scores.Additive(d, key_dim, hidden).double(),
+        )
         with torch.no_grad():
             additive.query.weight.copy_(concat.projection.weight[:, :d])
             additive.key.weight.copy_(concat.projection.weight[:, d:])

@@ -22,7 +22,7 @@ def by_layer(model, ids):
     """Mean over the heads of each layer: the score for "local", and the weight on the first token, (2, layers)."""
     with torch.no_grad(), rg.watch(model) as seen:
         model(torch.tensor([ids]))
-    local = torch.stack([rg.patterns(weights).local.mean() for weights in seen.maps.values()])
+    local = torch.stack([rg.stats.patterns(weights).local.mean() for weights in seen.maps.values()])
     first = torch.stack([weights.dense()[0, :, :, 0].mean() for weights in seen.maps.values()])
     return torch.stack((local, first))
 

@@ -51,6 +51,6 @@ for kind in ("sinusoidal", "learned"):
 difference = means["learned"] - means["sinusoidal"]
 assert difference[0] > 0.1 and abs(difference[-1]) < difference[0] / 5
 try:
-    rg.Attention(position=rg.LearnedPositions(length, 8))(*torch.randn(3, 1, 1, length + 1, 8))
+    rg.Attention(position=rg.encodings.LearnedPositions(length, 8))(*torch.randn(3, 1, 1, length + 1, 8))
 except rg.RegardError as error:
     print(error)

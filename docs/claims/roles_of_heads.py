@@ -44,14 +44,18 @@ def compose(reader: rg.TextReader) -> None:
     """K-composition of previous-token heads with induction heads."""
     probe = reader.probe()
     previous, induction = ([role for role in probe.of(kind) if role.label] for kind in ("previous", "induction"))
-    scores = rg.composition(reader.model, "K", rotations=3)
+    scores = rg.hf.composition(reader.model, "K", rotations=3)
     ranks = {(pair.writer, pair.reader): rank for rank, pair in enumerate(scores.pairs, 1)}
     for pair in scores.between(previous, induction)[:5]:
         print(f"{pair.sentence} Rank {ranks[pair.writer, pair.reader]} of {len(ranks):,}.")
 
 
 def shrink(
-    reader: rg.TextReader, split: rg.KeyHeadSplit, text: str, curves: dict[str, list[tuple[float, float]]], name: str
+    reader: rg.TextReader,
+    split: rg.types.KeyHeadSplit,
+    text: str,
+    curves: dict[str, list[tuple[float, float]]],
+    name: str,
 ) -> tuple[float, float]:
     """Print and keep what the split costs on a text; the perplexities of the whole cache, and if all heads stream."""
     cost = reader.cache_cost(split, text, length=1024)
@@ -62,7 +66,7 @@ def shrink(
 
 
 def draw(
-    needles: rg.RoleTable, curves: dict[str, list[tuple[float, float]]], whole: float, none: float, path: str
+    needles: rg.types.RoleTable, curves: dict[str, list[tuple[float, float]]], whole: float, none: float, path: str
 ) -> None:
     """The retrieval score of each head, and perplexity against the share of the cache."""
     import matplotlib.pyplot as plt

@@ -16,7 +16,9 @@ torch.manual_seed(0)
 torch.set_num_threads(int(os.environ.get("THREADS", "1")))
 LENGTHS = (256, 512, 768, 1024, 2048, 4096, 8192)
 full = rg.Attention(mask=rg.causal())
-linear = rg.Attention(rg.FeatureScore(rg.EluPlusOne()), mask=rg.causal(), normalizer=rg.SumNormalizer())
+linear = rg.Attention(
+    rg.scores.FeatureScore(rg.scores.EluPlusOne()), mask=rg.causal(), normalizer=rg.normalizers.SumNormalizer()
+)
 
 
 def window(size):

@@ -97,7 +97,7 @@ def _index() -> str:
     return "\n".join([*lines, "</div>"])
 
 
-def _sections(entries: list[rg.CatalogEntry]) -> Iterator[tuple[str, list[rg.CatalogEntry]]]:
+def _sections(entries: list[rg.types.CatalogEntry]) -> Iterator[tuple[str, list[rg.types.CatalogEntry]]]:
     """The scored mechanisms in sections, those that no section names at the end; other families as they are."""
     if entries[0].family != "scored":
         yield "", entries
@@ -110,13 +110,13 @@ def _sections(entries: list[rg.CatalogEntry]) -> Iterator[tuple[str, list[rg.Cat
         yield "Others", others
 
 
-def _row(entry: rg.CatalogEntry) -> str:
+def _row(entry: rg.types.CatalogEntry) -> str:
     origin = f"{entry.year}{': ' if entry.used_by else ''}{', '.join(entry.used_by)}"
     cells = (f"[{entry.name}]({entry.name}.md)", entry.summary, entry.cost, origin)
     return f"| {' | '.join(map(_cell, cells))} |"
 
 
-def _tags(entry: rg.CatalogEntry) -> list[str]:
+def _tags(entry: rg.types.CatalogEntry) -> list[str]:
     """The names of one word. The search cuts names at hyphens, and a tag outweighs all titles.
 
     So the tag "intra-attention" would come first for each query with the word attention.
@@ -124,7 +124,7 @@ def _tags(entry: rg.CatalogEntry) -> list[str]:
     return [entry.name, *(name for name in entry.also_called if not re.search(r"[\s-]", name))]
 
 
-def _page(entry: rg.CatalogEntry, attention: rg.Attention) -> str:
+def _page(entry: rg.types.CatalogEntry, attention: rg.Attention) -> str:
     example, q, k, v = entry.example()
     trained = any(True for _ in attention.parameters())
     is_signed = example(q, k, v, **entry.tensors(example, q, k, v)).weights.is_signed
@@ -156,7 +156,7 @@ def _page(entry: rg.CatalogEntry, attention: rg.Attention) -> str:
     return "\n".join(parts)
 
 
-def _use(entry: rg.CatalogEntry, q: Tensor, k: Tensor, v: Tensor) -> str:
+def _use(entry: rg.types.CatalogEntry, q: Tensor, k: Tensor, v: Tensor) -> str:
     """A few lines that run, with the shapes that the catalog gives."""
     arguments = ", ".join(f"{name}={_written(value)}" for name, value in entry.tiny.items())
     shapes = [
@@ -206,7 +206,7 @@ def _read() -> tuple[list[str], Tensor, Tensor]:
     return tokenizer.convert_ids_to_tokens(given["input_ids"][0]), query, key
 
 
-def _fitted(entry: rg.CatalogEntry, query: Tensor, key: Tensor) -> tuple[rg.Attention, Tensor, Tensor]:
+def _fitted(entry: rg.types.CatalogEntry, query: Tensor, key: Tensor) -> tuple[rg.Attention, Tensor, Tensor]:
     """The mechanism for the heads, width and length of the model, and the queries and keys of as many heads."""
     heads = entry.tiny.get("num_heads", 1)
     sizes = dict.fromkeys(("width", "query_dim", "key_dim", "hidden"), WIDTH) | {"num_features": 256}
@@ -224,7 +224,7 @@ def _fitted(entry: rg.CatalogEntry, query: Tensor, key: Tensor) -> tuple[rg.Atte
 
 
 @torch.no_grad()
-def _picture(entry: rg.CatalogEntry, attention: rg.Attention, q: Tensor, k: Tensor, tokens: list[str]) -> bytes:
+def _picture(entry: rg.types.CatalogEntry, attention: rg.Attention, q: Tensor, k: Tensor, tokens: list[str]) -> bytes:
     alike = torch.ones(1, q.shape[1], 24, q.shape[3]) / 2
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.6), layout="constrained")
     needed = entry.tensors(attention, alike, alike, alike)

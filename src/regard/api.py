@@ -1,60 +1,67 @@
-"""Every public name of `regard`, in one place; `regard/__init__.py` loads it at the first use."""
+"""The names of `regard` itself: what README and the guides use most. `regard/__init__.py` loads it at the first use."""
 
-from regard import attribution, composites, drawing, edits, hf, maps, pieces, profiling, stats
 from regard.attention import Attention
-from regard.attention_output import AttentionOutput, attend, plan
-from regard.attribution import *  # noqa: F403
-from regard.cache import Cache, GrowingCache, LatentCache, RecurrentCache, RingCache
-from regard.catalog import CatalogEntry, mechanism, mechanisms
+from regard.attention_output import attend, plan
+from regard.attribution import Target, attribute, faithfulness
+from regard.biases import ALiBi
+from regard.caches import GrowingCache
+from regard.catalog import mechanism, mechanisms
 from regard.combine import combine
-from regard.composites import *  # noqa: F403
-from regard.diagnosis import CheckFinding, CheckReport, check
-from regard.drawing import *  # noqa: F403
-from regard.edits import *  # noqa: F403
-from regard.engine import ExecutionPlan
-from regard.engine.ring import RankLost, Ring, RingPlan
+from regard.diagnosis import check
+from regard.drawing import figure, heatmap, show, weight_table
+from regard.edits import KnockOut, Where
+from regard.encodings import RoPE
+from regard.engine.ring import Ring
 from regard.errors import RegardError
-from regard.hf import *  # noqa: F403
-from regard.maps import *  # noqa: F403
-from regard.pieces import *  # noqa: F403
-from regard.positions import Positions
-from regard.profiling import *  # noqa: F403
-from regard.spans import Spans
-from regard.stats import *  # noqa: F403
+from regard.hf import TextReader, edit, importance, load_model, prune, register, watch
+from regard.maps import AttentionMap
+from regard.masks import causal, documents, mask_mod, mask_tensor, padding, window
+from regard.profiling import profile_corpus
+from regard.scores import Dot
+from regard.stats import findings, profile, roles, rollout
 from regard.torch_attention import scaled_dot_product_attention
 
 __all__ = [
+    "ALiBi",
     "Attention",
-    "AttentionOutput",
-    "Cache",
-    "CatalogEntry",
-    "CheckFinding",
-    "CheckReport",
-    "ExecutionPlan",
+    "AttentionMap",
+    "Dot",
     "GrowingCache",
-    "LatentCache",
-    "Positions",
-    "RankLost",
-    "RecurrentCache",
+    "KnockOut",
     "RegardError",
     "Ring",
-    "RingCache",
-    "RingPlan",
-    "Spans",
+    "RoPE",
+    "Target",
+    "TextReader",
+    "Where",
     "attend",
+    "attribute",
+    "causal",
     "check",
     "combine",
+    "documents",
+    "edit",
+    "faithfulness",
+    "figure",
+    "findings",
+    "heatmap",
+    "importance",
+    "load_model",
+    "mask_mod",
+    "mask_tensor",
     "mechanism",
     "mechanisms",
+    "padding",
     "plan",
+    "profile",
+    "profile_corpus",
+    "prune",
+    "register",
+    "roles",
+    "rollout",
     "scaled_dot_product_attention",
+    "show",
+    "watch",
+    "weight_table",
+    "window",
 ]
-__all__ += attribution.__all__
-__all__ += composites.__all__
-__all__ += drawing.__all__
-__all__ += edits.__all__
-__all__ += hf.__all__
-__all__ += maps.__all__
-__all__ += pieces.__all__
-__all__ += profiling.__all__
-__all__ += stats.__all__

@@ -224,8 +224,8 @@ def snapshot(attention: Attention) -> Attention:
     """A copy of the pieces as they are now, detached. Exchanged pieces and new parameter data do not change the copy.
 
     >>> import torch, regard as rg
-    >>> attention = rg.Attention(normalizer=rg.LearnedSink(1))
-    >>> copy, attention.normalizer = snapshot(attention), rg.LearnedSink(2)
+    >>> attention = rg.Attention(normalizer=rg.normalizers.LearnedSink(1))
+    >>> copy, attention.normalizer = snapshot(attention), rg.normalizers.LearnedSink(2)
     >>> attention.normalizer, copy.normalizer
     (LearnedSink(2), LearnedSink(1))
     """
@@ -250,9 +250,9 @@ EXAMPLES = {
     "position": "regard.RoPE(64)",
     "bias": "regard.ALiBi(8)",
     "mask": "regard.causal()",
-    "normalizer": "regard.Softmax()",
-    "selection": "regard.BlockMeans(size=64, k=8)",
-    "transition": "regard.Delta()",
+    "normalizer": "regard.normalizers.Softmax()",
+    "selection": "regard.selections.BlockMeans(size=64, k=8)",
+    "transition": "regard.transitions.Delta()",
 }
 
 
@@ -372,7 +372,7 @@ def choose_keys(
         chosen = selection.choose(query, key, positions, mask, **tensors_for(selection, tensors))
     if not isinstance(chosen, Mask):
         raise RegardError(
-            f"{type(selection).__name__}.choose must return a mask, such as regard.chosen_keys(ids), got "
+            f"{type(selection).__name__}.choose must return a mask, such as regard.masks.chosen_keys(ids), got "
             f"{type(chosen).__name__}."
         )
     resolved = attention.with_mask(chosen if mask is None else mask & chosen)

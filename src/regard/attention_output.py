@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention, checked_attention
-from regard.cache import Cache, Extended, GrowingCache, RecurrentCache
+from regard.caches import Cache, Extended, GrowingCache, RecurrentCache
 from regard.call_options import CallOptions
 from regard.checks import explained
 from regard.composites.composite import Call, Composite
@@ -382,7 +382,7 @@ def _with_cache(request: Request, cache: Cache, sizes: Sizes) -> tuple[Request, 
     if not isinstance(cache, Cache):
         kind = f"the class {cache.__name__}" if isinstance(cache, type) else type(cache).__name__
         remedy = "Begin with GrowingCache(), and continue with seen.cache of the result."
-        raise RegardError(f"attend: the cache must be a regard.Cache, got {kind}. {remedy}")
+        raise RegardError(f"attend: the cache must be a regard.caches.Cache, got {kind}. {remedy}")
     if request.positions is not None:
         raise RegardError("attend: a cache has its own positions; give a cache or positions, not both.")
     extended = cache.extend(key, value)

@@ -87,7 +87,7 @@ def _check_alignment(sizes: Sizes, positions: Positions | None, earlier: int | N
         f"attend(is_causal=True): {sizes.I} queries and {sizes.J} keys can be aligned in two ways. The last query "
         "attends to all keys, as in flash-attn: mask=regard.causal(). The first query attends to the first key only, "
         "as in torch: regard.scaled_dot_product_attention(query, key, value, is_causal=True), or "
-        f"positions=regard.Positions.of(0, {sizes.I}, {sizes.J})."
+        f"positions=regard.types.Positions.of(0, {sizes.I}, {sizes.J})."
     )
 
 

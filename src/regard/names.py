@@ -16,7 +16,7 @@ _HEADS = "it is called num_heads"
 _BIAS = "it is called bias"
 _HIDDEN = "it is FeedForward's hidden, and feed_forward of TransformerConfig"
 _HEAD_WIDTH = "heads have the width width / num_heads"
-_LENGTH = "masks and sinusoids fit any length; a learned table is regard.LearnedPositions(length, width)"
+_LENGTH = "masks and sinusoids fit any length; a learned table is regard.encodings.LearnedPositions(length, width)"
 _DROPOUT = "dropout is a number of the container: Attention(dropout=0.1)"
 _MODULE = "modules are moved afterwards: module.to(device, dtype)"
 _EXTRA_KEY = "a key of zeros is Softmax(sink=0.0); there are no learned extra keys"
@@ -37,7 +37,7 @@ OTHER_NAMES = {
     "dropout": _DROPOUT,
     "scale": "the factor belongs to the score: Attention(regard.Dot(scale=...))",
     "softmax_scale": "the factor belongs to the score: Attention(regard.Dot(scale=...))",
-    "softcap": "a bias: Attention(bias=regard.Softcap(50.0))",
+    "softcap": "a bias: Attention(bias=regard.biases.Softcap(50.0))",
     "alibi_slopes": "a bias: Attention(bias=regard.ALiBi(num_heads))",
     "enable_gqa": _SHARED,
     "need_weights": _WEIGHTS,

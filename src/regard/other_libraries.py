@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from regard.upper_layers import upper_layer
 
@@ -13,8 +14,8 @@ _READ = f"{_WATCH}, then seen[3]"
 _PAGE = f"{_WATCH}, then seen.show()"
 _EFFECT = f'{_WATCH}, then seen.logit_effect(3, token="word")'
 _CALL = "rg.Attention(mask=rg.causal())(query, key, value)"
-_PATCH = 'with rg.edit(model, rg.ActivationPatch(rg.where("L3.H2"), source=clean)): model(**inputs)'
-_KNOCK = 'with rg.edit(model, rg.KnockOut(rg.where("L3.H2"))): model(**inputs)'
+_PATCH = 'with rg.edit(model, rg.edits.ActivationPatch(rg.Where.parse("L3.H2"), source=clean)): model(**inputs)'
+_KNOCK = 'with rg.edit(model, rg.KnockOut(rg.Where.parse("L3.H2"))): model(**inputs)'
 _GRADIENT = "rg.attribute(model, inputs, target)"
 _INTEGRATED = 'rg.attribute(model, inputs, target, "integrated-gradients")'
 _RELEVANCE = 'rg.attribute(model, inputs, target, "attn-lrp")'
@@ -98,7 +99,8 @@ CALLS = {
     "BlockMask": "rg.mask_mod(lambda b, h, i, j: i >= j)",
     "ring_attention": 'rg.Attention(mask=rg.causal())(query, key, value, engine="ring")',
     "context_parallel": 'rg.Attention(mask=rg.causal())(query, key, value, engine="ring")',
-    "linear_attention": "rg.Attention(rg.FeatureScore(), normalizer=rg.SumNormalizer())(query, key, value)",
+    "linear_attention": "rg.Attention(rg.scores.FeatureScore(), normalizer=rg.normalizers.SumNormalizer())(query, "
+    "key, value)",
     # masks and positions
     "causal_mask": "rg.causal()",
     "look_ahead_mask": "rg.causal()",
@@ -114,12 +116,12 @@ CALLS = {
     "RotaryEmbedding": "rg.RoPE(width)",
     "RotaryPositionalEmbedding": "rg.RoPE(width)",
     "apply_rotary_pos_emb": "rg.Attention(position=rg.RoPE(width))(query, key, value)",
-    "RelativePositionBias": "rg.T5Bias(num_heads)",
+    "RelativePositionBias": "rg.biases.T5Bias(num_heads)",
     # caches
     "KVCache": _CACHE,
     "DynamicCache": _CACHE,
     "StaticCache": _CACHE,
-    "SlidingWindowCache": "rg.RingCache(size)",
+    "SlidingWindowCache": "rg.caches.RingCache(size)",
     # modules
     "MHA": "rg.nn.MultiHeadAttention(width, num_heads)",
     "GroupedQueryAttention": "rg.nn.MultiHeadAttention(width, num_heads, num_key_value_heads=2)",
@@ -187,8 +189,12 @@ OF_MAPS = {
     "strongest": "weights.top(1)",
     "column_sums": "weights.received()",
 }
-#: Rooms, whose names are not in `regard` itself.
-ROOMS = ("nn", "viewer", "data", "seq2seq")
+#: Rooms, whose names are not in `regard` itself: `rg.masks.prefix`.
+ROOMS = (
+    *("masks", "scores", "encodings", "biases", "normalizers", "selections", "transitions"),
+    *("composites", "caches", "maps", "edits", "stats", "hf", "types"),
+    *("nn", "data", "seq2seq", "viewer"),
+)
 
 
 def missing_here(room: str, name: str, public: Iterable[str]) -> AttributeError:
@@ -203,6 +209,21 @@ def missing_here(room: str, name: str, public: Iterable[str]) -> AttributeError:
             yield from (f'mechanism("{each}")' for each in upper_layer("api").mechanisms())
 
     return missing(f"module {room!r}", name, known, CALLS, "rg.")
+
+
+def answers_for(room: str, public: Iterable[str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a room: a missing name is an error that says where it is, or what it is called here.
+
+    >>> answers_for("regard.masks", ["causal"])("Causal")
+    Traceback (most recent call last):
+        ...
+    AttributeError: module 'regard.masks' has no attribute 'Causal'. Did you mean rg.masks.causal?
+    """
+
+    def __getattr__(name: str) -> Any:
+        raise missing_here(room, name, public)
+
+    return __getattr__
 
 
 def missing(

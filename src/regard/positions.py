@@ -33,7 +33,8 @@ class Positions:
         object.__setattr__(self, "start", integer("Positions", "start", self.start))
         if not isinstance(self.keys, Spans):
             raise RegardError(
-                f"Positions(keys={self.keys!r}): expected Spans, such as regard.Spans.of((0, 5)) for keys at 0 to 4."
+                f"Positions(keys={self.keys!r}): expected Spans, such as regard.types.Spans.of((0, 5)) for keys at 0 "
+                "to 4."
             )
 
     @staticmethod
@@ -106,6 +107,6 @@ def check_positions(positions: object) -> None:
     """Refuse a value that is not a `Positions`."""
     if positions is not None and not isinstance(positions, Positions):
         raise RegardError(
-            f"attend(positions={positions!r}): expected regard.Positions, got {type(positions).__name__}. If the "
-            "first query has position 3 and the first key 0: regard.Positions.of(3, num_queries, num_keys)."
+            f"attend(positions={positions!r}): expected regard.types.Positions, got {type(positions).__name__}. If the "
+            "first query has position 3 and the first key 0: regard.types.Positions.of(3, num_queries, num_keys)."
         )

@@ -46,7 +46,8 @@ class HeadEdges:
     a key and value head are one receiver: "L1.G0.key".
 
     >>> import torch, regard as rg
-    >>> edges = rg.HeadEdges(["L0.H0", "L0.H1"], ["L1.H0.query", "logits"], torch.tensor([[0.1, 0.0], [-0.7, 0.2]]))
+    >>> scores = torch.tensor([[0.1, 0.0], [-0.7, 0.2]])
+    >>> edges = rg.types.HeadEdges(["L0.H0", "L0.H1"], ["L1.H0.query", "logits"], scores)
     >>> edges.top(2)
     [('L0.H1', 'L1.H0.query', -0.7), ('L0.H1', 'logits', 0.2)]
     """

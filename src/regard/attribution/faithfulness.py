@@ -33,7 +33,7 @@ class FaithfulnessCurves:
     >>> import torch, regard as rg
     >>> falls, rises = torch.tensor([1.0, 0.2, 0.0]), torch.tensor([0.0, 0.8, 1.0])
     >>> line = torch.tensor([[1.0, 0.5, 0.0]])
-    >>> test = rg.FaithfulnessCurves(torch.tensor([0, 1, 2]), falls, rises, line, line.flip(1), "p")
+    >>> test = rg.types.FaithfulnessCurves(torch.tensor([0, 1, 2]), falls, rises, line, line.flip(1), "p")
     >>> round(test.deletion_area, 3), round(test.insertion_area, 3)
     (0.15, 0.15)
     """

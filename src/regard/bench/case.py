@@ -122,7 +122,7 @@ class Case:
     work: str
     inputs: Callable[[], tuple[Tensor, ...]]
     mechanism: str = ""
-    attention: rg.Attention | rg.Composite | None = None
+    attention: rg.Attention | rg.composites.Composite | None = None
     ours: Build | None = None
     peers: tuple[Side, ...] = ()
     aims: tuple[Aim, ...] = ()
@@ -146,7 +146,7 @@ class Case:
         return partial(attending, self.attention)
 
 
-def attending(attention: rg.Attention | rg.Composite, *inputs: Tensor) -> Computes:
+def attending(attention: rg.Attention | rg.composites.Composite, *inputs: Tensor) -> Computes:
     """`regard.attend` with this attention, which also returns the map of its weights."""
     attention = attention.to(inputs[0].device)
     learned = tuple(p for p in attention.parameters() if p.requires_grad)
@@ -170,7 +170,7 @@ def _learn(computes: Computes, inputs: tuple[Tensor, ...], kept: dict[str, Any])
     if not kept:
         kept["inputs"] = [t.detach().requires_grad_() for t in inputs]
     result = computes.function(*kept["inputs"])
-    output = result.output if isinstance(result, rg.AttentionOutput) else result
+    output = result.output if isinstance(result, rg.types.AttentionOutput) else result
     if "toward" not in kept:
         (kept["toward"],) = random_inputs((tuple(output.shape),), str(output.device), output.dtype)
     gradients = torch.autograd.grad(output, [*kept["inputs"], *computes.learned], kept["toward"])
@@ -183,7 +183,7 @@ def built(build: Build, learns: bool, inputs: Callable[[], tuple[Tensor, ...]], 
     return prepared(build, learns, inputs())
 
 
-def allowed_pairs(mask: rg.Mask | None, queries: int, keys: int, block: int = 512) -> int:
+def allowed_pairs(mask: rg.masks.Mask | None, queries: int, keys: int, block: int = 512) -> int:
     """The number of pairs of one head that the mask allows, counted over its spans.
 
     >>> allowed_pairs(rg.causal() & rg.window(3), 5, 5)
@@ -191,8 +191,8 @@ def allowed_pairs(mask: rg.Mask | None, queries: int, keys: int, block: int = 51
     """
     if mask is None:
         return queries * keys
-    positions = rg.Positions.aligned_to_end(queries, keys)
-    grid, count = rg.Grid.whole(positions, 1, 1, queries), 0
+    positions = rg.types.Positions.aligned_to_end(queries, keys)
+    grid, count = rg.types.Grid.whole(positions, 1, 1, queries), 0
     for start in range(0, queries, block):
         stop = min(start + block, queries)
         for left, right in positions.columns(mask.any_allowed(positions.start + start, positions.start + stop)):

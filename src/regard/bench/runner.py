@@ -244,7 +244,7 @@ def _greatest_difference(a: Tensor, b: Tensor) -> float:
 
 def tensors_of(result: Any) -> list[Tensor]:
     """The tensors of a result that are compared, detached."""
-    if isinstance(result, rg.AttentionOutput):
+    if isinstance(result, rg.types.AttentionOutput):
         return [result.output]
     if isinstance(result, Tensor):
         return [result.detach()]
@@ -256,7 +256,7 @@ def tensors_of(result: Any) -> list[Tensor]:
 @torch.no_grad()
 def _weights_miss(result: Any, inputs: tuple[Tensor, ...]) -> str:
     """An error text if weights x values differ from the output, on three rows of the first head; otherwise ""."""
-    if not isinstance(result, rg.AttentionOutput) or len(inputs) != 3:
+    if not isinstance(result, rg.types.AttentionOutput) or len(inputs) != 3:
         return ""
     value, output = inputs[2][0, 0], result.output[0, 0]
     rows = sorted({0, output.shape[0] // 2, output.shape[0] - 1})

@@ -8,7 +8,7 @@ from torch import Tensor
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry as CatalogEntry
 from regard.composites import Grouped, Nystrom, Sum, ThroughLatents
-from regard.pieces import Scaling
+from regard.encodings import Scaling
 
 __all__ = ["CatalogEntry", "mechanism", "mechanisms"]
 

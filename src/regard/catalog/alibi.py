@@ -1,9 +1,10 @@
 """ALiBi: attention with linear biases."""
 
 from regard.attention import Attention
+from regard.biases import ALiBi
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import ALiBi, causal
+from regard.masks import causal
 
 
 @explained

@@ -5,7 +5,7 @@ import torch
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import AxialRoPE
+from regard.encodings import AxialRoPE
 
 
 @explained

@@ -3,8 +3,8 @@
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import block_local as own_block
-from regard.pieces import causal
+from regard.masks import block_local as own_block
+from regard.masks import causal
 
 
 @explained

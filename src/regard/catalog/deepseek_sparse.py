@@ -3,7 +3,8 @@
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import TokenIndexer, causal
+from regard.masks import causal
+from regard.selections import TokenIndexer
 
 
 @explained

@@ -3,8 +3,8 @@
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import causal
-from regard.pieces import dilated as window_with_gaps
+from regard.masks import causal
+from regard.masks import dilated as window_with_gaps
 
 
 @explained

@@ -1,9 +1,10 @@
 """FIRE: a small network of the distance."""
 
 from regard.attention import Attention
+from regard.biases import FIREBias
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import FIREBias, causal
+from regard.masks import causal
 
 
 @explained

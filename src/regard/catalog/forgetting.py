@@ -1,9 +1,10 @@
 """Forgetting attention."""
 
 from regard.attention import Attention
+from regard.biases import ForgettingBias
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import ForgettingBias, causal
+from regard.masks import causal
 
 
 @explained

@@ -3,7 +3,8 @@
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import Dot, GatedDelta
+from regard.scores import Dot
+from regard.transitions import GatedDelta
 
 
 @explained

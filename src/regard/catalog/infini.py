@@ -4,7 +4,7 @@ from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.composites import HeadGate, SegmentMemory, Sum
-from regard.pieces import block_local, causal
+from regard.masks import block_local, causal
 
 
 @explained

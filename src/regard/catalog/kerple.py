@@ -1,9 +1,10 @@
 """KERPLE: biases by distance with learned shapes."""
 
 from regard.attention import Attention
+from regard.biases import KERPLEBias
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import KERPLEBias, causal
+from regard.masks import causal
 
 
 @explained

@@ -3,7 +3,8 @@
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import Dot, KimiDelta
+from regard.scores import Dot
+from regard.transitions import KimiDelta
 
 
 @explained

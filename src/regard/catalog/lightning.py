@@ -5,7 +5,8 @@ import torch
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import Decay, Dot
+from regard.scores import Dot
+from regard.transitions import Decay
 
 
 @explained

@@ -3,7 +3,9 @@
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import EluPlusOne, FeatureScore, SumNormalizer, causal
+from regard.masks import causal
+from regard.normalizers import SumNormalizer
+from regard.scores import EluPlusOne, FeatureScore
 
 
 @explained

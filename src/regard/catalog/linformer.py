@@ -4,7 +4,7 @@ from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.composites import Grouped
-from regard.pieces import ProjectedGroups
+from regard.pieces.key_groups import ProjectedGroups
 
 
 @explained

@@ -5,7 +5,10 @@ import torch
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import Dot, Taps, Unnormalized, causal
+from regard.masks import causal
+from regard.normalizers import Unnormalized
+from regard.scores import Dot
+from regard.transitions import Taps
 
 
 @explained

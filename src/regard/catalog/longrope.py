@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import LongRoPEScaling, RoPE, causal
+from regard.encodings import LongRoPEScaling, RoPE
+from regard.masks import causal
 
 
 @explained

@@ -3,7 +3,7 @@
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import Bilinear
+from regard.scores import Bilinear
 
 
 @explained

@@ -5,7 +5,8 @@ import torch
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import Dot, StateSpace
+from regard.scores import Dot
+from regard.transitions import StateSpace
 
 
 @explained
@@ -14,7 +15,7 @@ def mamba_1(num_heads: int, head_dim: int, skip: bool = True) -> Attention:
 
     `num_heads` are the channels, `head_dim` is N. Queries are C, keys B (the same for all channels), values x; the
     call has `step`, the positive steps of each channel. The rates are the initial ones, -1, -2, ..., -N; a trained
-    layer has rg.StateSpace(-A_log.exp(), D).
+    layer has rg.transitions.StateSpace(-A_log.exp(), D).
     """
     rate = -torch.arange(1, head_dim + 1, dtype=torch.float64).expand(num_heads, head_dim)
     return Attention(Dot(scale=1.0), transition=StateSpace(rate, torch.ones(num_heads) if skip else None))

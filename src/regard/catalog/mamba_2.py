@@ -5,7 +5,8 @@ import torch
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import Dot, StateSpace
+from regard.scores import Dot
+from regard.transitions import StateSpace
 
 
 @explained
@@ -13,7 +14,7 @@ def mamba_2(num_heads: int, skip: bool = True) -> Attention:
     """Linear attention whose memory decays by a step that each token chooses: long steps forget and write more.
 
     Queries are C, keys B, values x; the call has `step` (B, H, J), the positive steps. One key head may serve many
-    heads. The rates are the initial ones, -1, -2, ...; a trained layer has rg.StateSpace(-A_log.exp(), D).
+    heads. The rates are the initial ones, -1, -2, ...; a trained layer has rg.transitions.StateSpace(-A_log.exp(), D).
     """
     rate = -torch.arange(1, num_heads + 1, dtype=torch.float64)
     return Attention(Dot(scale=1.0), transition=StateSpace(rate, torch.ones(num_heads) if skip else None))

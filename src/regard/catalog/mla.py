@@ -3,7 +3,9 @@
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import LatentDot, RoPE, causal
+from regard.encodings import RoPE
+from regard.masks import causal
+from regard.scores import LatentDot
 
 
 @explained
@@ -12,7 +14,7 @@ def mla(num_heads: int, query_dim: int, key_dim: int, rotary_dim: int = 0, base:
 
     The first `rotary_dim` channels of queries (B, H, I, query_dim) and keys (B, 1, J, key_dim) are rotated. The
     other channels of a key are the latent, which is also the value. `regard.nn.MultiHeadLatentAttention` has the
-    projections, and `regard.LatentCache` the cache.
+    projections, and `regard.caches.LatentCache` the cache.
     """
     score = LatentDot(num_heads, query_dim - rotary_dim, key_dim - rotary_dim, rotary_dim)
     return Attention(score, position=RoPE(rotary_dim, base) if rotary_dim else None, mask=causal())

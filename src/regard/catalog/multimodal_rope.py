@@ -7,7 +7,8 @@ import torch
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import AxialRoPE, causal
+from regard.encodings import AxialRoPE
+from regard.masks import causal
 
 
 @explained

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import neighborhood as neighborhood_mask
+from regard.masks import neighborhood as neighborhood_mask
 
 
 @explained

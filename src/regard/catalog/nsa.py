@@ -4,7 +4,9 @@ from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.composites import GateFactors, Grouped, Sum
-from regard.pieces import CompressedBlocks, MeanGroups, causal, window
+from regard.masks import causal, window
+from regard.pieces.key_groups import MeanGroups
+from regard.selections import CompressedBlocks
 
 
 @explained

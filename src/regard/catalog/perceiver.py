@@ -9,7 +9,8 @@ from regard.composites import ThroughLatents
 def perceiver(head_dim: int, num_heads: int, num_latents: int = 64) -> ThroughLatents:
     """A few learned latents read all tokens, and the queries read the latents: a product of two maps.
 
-    A Perceiver has layers between the two, which are not linear. `regard.ProductMap` multiplies any two of its maps.
+    A Perceiver has layers between the two, which are not linear. `regard.maps.ProductMap` multiplies any two of its
+    maps.
     """
     return ThroughLatents(num_latents, head_dim, num_heads)
 

@@ -3,7 +3,9 @@
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import FeatureScore, RandomFeatures, SumNormalizer, causal
+from regard.masks import causal
+from regard.normalizers import SumNormalizer
+from regard.scores import FeatureScore, RandomFeatures
 
 
 @explained

@@ -4,7 +4,8 @@ from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.composites import Grouped
-from regard.pieces import MeanGroups, causal
+from regard.masks import causal
+from regard.pieces.key_groups import MeanGroups
 
 
 @explained

@@ -3,7 +3,9 @@
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import Dot, PoPE, causal
+from regard.encodings import PoPE
+from regard.masks import causal
+from regard.scores import Dot
 
 
 @explained

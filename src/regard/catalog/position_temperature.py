@@ -3,7 +3,8 @@
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import PositionTemperature, causal
+from regard.encodings import PositionTemperature
+from regard.masks import causal
 
 
 @explained

@@ -3,7 +3,8 @@
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import Chain, QKNorm, RoPE, causal
+from regard.encodings import Chain, QKNorm, RoPE
+from regard.masks import causal
 
 
 @explained

@@ -5,7 +5,9 @@ import torch
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import Decay, Dot, RoPE
+from regard.encodings import RoPE
+from regard.scores import Dot
+from regard.transitions import Decay
 
 
 @explained

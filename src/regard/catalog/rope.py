@@ -3,7 +3,8 @@
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import RoPE, Scaling, causal
+from regard.encodings import RoPE, Scaling
+from regard.masks import causal
 
 
 @explained

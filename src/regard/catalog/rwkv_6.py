@@ -5,7 +5,8 @@ import torch
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import ChannelDecay, Dot
+from regard.scores import Dot
+from regard.transitions import ChannelDecay
 
 
 @explained
@@ -13,7 +14,7 @@ def rwkv_6(num_heads: int, head_dim: int) -> Attention:
     """A memory with a decay a channel that the query reads before its own token enters; that one gets a bonus instead.
 
     The call has `log_decay` (B, H, J, D). The bonus of a trained layer (its u, or time_faaaa) is
-    rg.ChannelDecay(bonus=u).
+    rg.transitions.ChannelDecay(bonus=u).
     """
     return Attention(Dot(scale=1.0), transition=ChannelDecay(bonus=torch.full((num_heads, head_dim), 0.5)))
 

@@ -5,15 +5,16 @@ import torch
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import RWKV7, Dot
+from regard.scores import Dot
+from regard.transitions import RWKV7
 
 
 @explained
 def rwkv_7(num_heads: int, head_dim: int) -> Attention:
     """A delta rule where decay, what is erased, how much, and what is written are all chosen apart, channel by channel.
 
-    The call has `log_decay`, `address` and `rate`, (B, H, J, D) each; see rg.RWKV7. The bonus of a trained layer is
-    its r_k.
+    The call has `log_decay`, `address` and `rate`, (B, H, J, D) each; see rg.transitions.RWKV7. The bonus of a trained
+    layer is its r_k.
     """
     return Attention(Dot(scale=1.0), transition=RWKV7(bonus=torch.full((num_heads, head_dim), 0.5)))
 

@@ -1,9 +1,9 @@
 """Shaw's relative positions."""
 
 from regard.attention import Attention
+from regard.biases import ShawBias
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import ShawBias
 
 
 @explained

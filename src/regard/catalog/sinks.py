@@ -3,7 +3,8 @@
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import LearnedSink, causal
+from regard.masks import causal
+from regard.normalizers import LearnedSink
 
 
 @explained
@@ -21,6 +22,6 @@ MECHANISM = CatalogEntry(
     cost="the same as masked; H parameters",
     tiny={"num_heads": 4},
     disagree="the sinks of StreamingLLM (arXiv:2309.17453) are the first tokens, which stay in the cache and get "
-    "weight like other keys. regard.RingCache has them.",
+    "weight like other keys. regard.caches.RingCache has them.",
     also_called=("attention sinks", "StreamingLLM"),
 )

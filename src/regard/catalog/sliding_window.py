@@ -3,7 +3,7 @@
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import causal, window
+from regard.masks import causal, window
 
 
 @explained

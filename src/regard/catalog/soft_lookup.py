@@ -3,7 +3,8 @@
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import Dot, Hardmax, Softmax
+from regard.normalizers import Hardmax, Softmax
+from regard.scores import Dot
 
 
 @explained

@@ -1,9 +1,10 @@
 """Soft-capped attention."""
 
 from regard.attention import Attention
+from regard.biases import Softcap
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import Softcap, causal
+from regard.masks import causal
 
 
 @explained

@@ -4,7 +4,7 @@ from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
 from regard.errors import RegardError
-from regard.pieces import Entmax15, Normalizer, Softmax, Sparsemax
+from regard.normalizers import Entmax15, Normalizer, Softmax, Sparsemax
 
 _NORMALIZERS: dict[float, Normalizer] = {1.0: Softmax(), 1.5: Entmax15(), 2.0: Sparsemax()}
 

@@ -1,9 +1,11 @@
 """T5's relative bias."""
 
 from regard.attention import Attention
+from regard.biases import T5Bias
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import Dot, T5Bias, causal
+from regard.masks import causal
+from regard.scores import Dot
 
 
 @explained

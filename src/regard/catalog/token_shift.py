@@ -3,7 +3,10 @@
 from regard.attention import Attention
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import Dot, TokenShift, Unnormalized, causal, window
+from regard.masks import causal, window
+from regard.normalizers import Unnormalized
+from regard.scores import Dot
+from regard.transitions import TokenShift
 
 
 @explained

@@ -1,9 +1,10 @@
 """Transformer-XL's relative positions."""
 
 from regard.attention import Attention
+from regard.biases import TransformerXLBias
 from regard.catalog.entry import CatalogEntry
 from regard.checks import explained
-from regard.pieces import TransformerXLBias, causal
+from regard.masks import causal
 
 
 @explained

@@ -16,9 +16,10 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from regard.diagnosis import CheckFinding, check
+from regard.diagnosis import check
 from regard.diagnosis.failures import place_of
 from regard.diagnosis.progress import USUAL_CALLS, mistakes_of
+from regard.diagnosis.report import CheckFinding
 from regard.errors import RegardError, nearest
 
 

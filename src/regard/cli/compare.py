@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.errors import RegardError
-from regard.stats import TextReading, differences
+from regard.stats.text_differences import text_differences
+from regard.stats.text_reading import TextReading
 
 #: Heads in the table, and in the summary.
 NUM_HEADS, FEW_HEADS = 20, 5
@@ -25,7 +26,7 @@ def print_differences(console: Console, readings: Sequence[TextReading], count: 
     table.add_column("differs in")
     for title in (*letters, "spread"):
         table.add_column(title, justify="right", style="cyan" if title == "spread" else "")
-    for head in differences(readings)[:count]:
+    for head in text_differences(readings)[:count]:
         numbers = (f"{value:.2f}" for value in (*head.values, head.spread))
         table.add_row(str(head.layer), str(head.head), head.statistic, *numbers)
     console.print(table)

@@ -19,7 +19,8 @@ from regard.hf.text_reader import TextReader
 from regard.profiling.corpus import NotSaved, profile_corpus
 from regard.profiling.corpus_profile import CorpusProfile
 from regard.profiling.documents import Documents, open_corpus
-from regard.stats import CAVEAT, HeadTable
+from regard.stats import CAVEAT
+from regard.stats.head_table import HeadTable
 from regard.stats.numbering import head_name
 from regard.viewer import Sheet, page_reductions, save_run
 

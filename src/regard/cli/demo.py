@@ -19,7 +19,7 @@ from regard.errors import RegardError
 from regard.hf.text_reader import TextReader, TextResult
 from regard.seq2seq.decoding.translation import translate
 from regard.seq2seq.evaluation.pair_maps import read_pair
-from regard.seq2seq.models.systems import system
+from regard.seq2seq.models.systems import find_system
 from regard.seq2seq.runs.run import load_pretrained, pretrained_runs
 from regard.stats import CAVEAT
 from regard.viewer import Sheet, page_reductions, write_page
@@ -90,7 +90,7 @@ def _translation() -> tuple[list[Sheet], str]:
         return [], f"No translation on the page: {error}"
     if not runs:
         return [], "No translation on the page: this package has no trained translator."
-    named = {system(run.model.settings()["name"]).title: run for run in runs if run.model.cross_attention}
+    named = {find_system(run.model.settings()["name"]).title: run for run in runs if run.model.cross_attention}
     if not named:
         return [], "No translation on the page: the translators of this package have no attention."
     first = next(iter(named.values()))

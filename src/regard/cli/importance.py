@@ -13,8 +13,8 @@ from regard.hf import importance, pruning_curve
 from regard.hf.heads.pruning_curve import ORDERS, TENTHS
 from regard.hf.text_reader import TextReader, TextResult
 from regard.seq2seq.comparison.curves import ORDERS as ORDER_TITLES
-from regard.stats import TextReading
 from regard.stats.numbering import head_name
+from regard.stats.text_reading import TextReading
 
 #: Heads named in a line.
 NUM_NAMED = 3

@@ -11,10 +11,13 @@ from rich.text import Text
 
 from regard.errors import RegardError
 from regard.hf.text_reader import TextResult
-from regard.stats import CAVEAT, Finding, LayerProfile, Role, RoleTable, TextReading
+from regard.stats import CAVEAT
 from regard.stats.layer_kinds import kind_lines
 from regard.stats.numbering import head_name
-from regard.stats.roles import KINDS, QUERIES
+from regard.stats.profile import LayerProfile
+from regard.stats.roles import KINDS, QUERIES, Role, RoleTable
+from regard.stats.text_reading import TextReading
+from regard.stats.warnings import Finding
 
 #: Width of one block of the table of heads, in characters.
 BLOCK = 38

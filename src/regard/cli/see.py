@@ -21,7 +21,9 @@ from regard.cli.summary import print_ending, print_probe, print_statements, prin
 from regard.cli.texts import read_texts
 from regard.errors import RegardError
 from regard.hf.text_reader import TextReader, TextResult, no_reductions
-from regard.stats import RoleTable, TextReading, differences
+from regard.stats.roles import RoleTable
+from regard.stats.text_differences import text_differences
+from regard.stats.text_reading import TextReading
 from regard.viewer import Sheet, Story, page_reductions, save_run, write_page
 from regard.viewer.story import story_of
 
@@ -163,7 +165,7 @@ def _as_data(results: Sequence[TextResult], options: Options, probe: RoleTable |
     if len(results) > 1:
         data = {
             "texts": texts,
-            "differences": [vars(head) for head in differences([result.reading for result in results])],
+            "differences": [vars(head) for head in text_differences([result.reading for result in results])],
         }
     return data if probe is None else data | {"probe": roles_data(probe)}
 

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from regard.attribution import Attribution, attribute
+from regard.attribution import attribute
+from regard.attribution.result import Attribution
 from regard.cli.see import Options
 from regard.cli.steps import shown_steps
 from regard.cli.texts import read_texts

@@ -14,12 +14,13 @@ from regard.cli.outputs import check_folder
 from regard.cli.see import Options, save_page
 from regard.cli.steps import shown_steps
 from regard.cli.texts import read_texts
-from regard.edits import EditSequence, KnockOut, where
+from regard.edits import EditSequence, KnockOut
+from regard.edits.selection import Where
 from regard.edits.values import AttentionEdit
 from regard.errors import RegardError
 from regard.hf.edit_effects import SENTENCE, EditResult, edit_effect
 from regard.hf.text_reader import TextReader
-from regard.stats import RoleTable
+from regard.stats.roles import RoleTable
 from regard.viewer import Sheet, page_reductions
 from regard.viewer.questions import edited_sheet
 
@@ -35,7 +36,7 @@ def run(knock_out: Sequence[str], options: Options) -> None:
     if given:
         raise RegardError(f"see: {given[0]} shows maps. --knock-out goes with --model, --length, --save and --json.")
     check_folder("see", "--save", options.save)
-    edits = EditSequence(tuple(KnockOut(where(text)) for text in knock_out))
+    edits = EditSequence(tuple(KnockOut(Where.parse(text)) for text in knock_out))
     texts, errors = read_texts(options.texts), Console(stderr=True)
     with shown_steps(errors, f"Reading with {options.model}"):
         reader = TextReader.load(options.model)

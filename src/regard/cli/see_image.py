@@ -15,8 +15,8 @@ from regard.cli.see import Options, save_page
 from regard.cli.steps import shown_steps
 from regard.errors import MissingPackage, RegardError
 from regard.hf.image_reader import ImageReader
-from regard.stats import Role
 from regard.stats.numbering import head_name
+from regard.stats.roles import Role
 from regard.viewer import Sheet, picture_sheets
 from regard.viewer.picture_sheets import places_of
 

@@ -1,25 +1,33 @@
 """Attentions that are made of several: sums, products, and keys that stand for many tokens."""
 
+from typing import TYPE_CHECKING
+
 from regard.composites.composite import Composite
 from regard.composites.factors import ConstantFactors, DifferenceFactors, Factors, GateFactors, HeadGate
 from regard.composites.grouped import Grouped
 from regard.composites.latents import ThroughLatents
 from regard.composites.memory import SegmentMemory
 from regard.composites.nystrom import Nystrom
-from regard.composites.plan import CompositePlan
 from regard.composites.sum import Sum
+from regard.other_libraries import answers_for
+from regard.pieces.key_groups import KeyGroups, MeanGroups, ProjectedGroups
 
 __all__ = [
     "Composite",
-    "CompositePlan",
     "ConstantFactors",
     "DifferenceFactors",
     "Factors",
     "GateFactors",
     "Grouped",
     "HeadGate",
+    "KeyGroups",
+    "MeanGroups",
     "Nystrom",
+    "ProjectedGroups",
     "SegmentMemory",
     "Sum",
     "ThroughLatents",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = answers_for(__name__, __all__)

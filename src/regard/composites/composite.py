@@ -44,10 +44,10 @@ class Composite(nn.Module, ABC):
     """The base of attentions that are made of several: `attend` gives the output and one map of the whole.
 
     >>> import torch, regard as rg
-    >>> class Twice(rg.Composite):
+    >>> class Twice(rg.composites.Composite):
     ...     def run(self, call):
     ...         seen = call.attend(rg.Attention(), call.query, call.key, call.value, call.positions)
-    ...         return 2 * seen.output, rg.SumMap([seen.weights], [2.0])
+    ...         return 2 * seen.output, rg.maps.SumMap([seen.weights], [2.0])
     >>> x = torch.zeros(1, 1, 3, 4)
     >>> Twice()(x, x, x).weights[0, 0, 0]
     tensor([0.6667, 0.6667, 0.6667])

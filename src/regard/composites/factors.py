@@ -20,11 +20,11 @@ class Factors(nn.Module, ABC):
     """Base of all factors: calling one gives a factor for each part, a number or a tensor (B | 1, H | 1, I | 1, 1).
 
     >>> import torch, regard as rg
-    >>> class Halves(rg.Factors):
+    >>> class Halves(rg.composites.Factors):
     ...     def forward(self, tensors):
     ...         return [0.5, 0.5]
     >>> x = torch.zeros(1, 1, 2, 4)
-    >>> rg.Sum([rg.Attention(mask=rg.causal()), rg.Attention()], Halves())(x, x, x).weights[0, 0]
+    >>> rg.composites.Sum([rg.Attention(mask=rg.causal()), rg.Attention()], Halves())(x, x, x).weights[0, 0]
     tensor([[0.7500, 0.2500],
             [0.5000, 0.5000]])
     """
@@ -42,7 +42,7 @@ class ConstantFactors(Factors):
     """Numbers that never change.
 
     >>> import regard as rg
-    >>> rg.ConstantFactors(1.0, -0.5)({})
+    >>> rg.composites.ConstantFactors(1.0, -0.5)({})
     (1.0, -0.5)
     """
 
@@ -63,7 +63,7 @@ class DifferenceFactors(Factors):
     (Ye et al. 2024, Differential Transformer, arXiv:2410.05258, eq. 2). All heads of a layer share one lambda.
 
     >>> import regard as rg
-    >>> one, factor = rg.DifferenceFactors(head_dim=64, initial=0.8)({})
+    >>> one, factor = rg.composites.DifferenceFactors(head_dim=64, initial=0.8)({})
     >>> one, abs(factor.item() + 0.8) < 0.5
     (1.0, True)
     """
@@ -86,7 +86,7 @@ class HeadGate(Factors):
     """g and 1 - g with a learned g = sigmoid(b) for each head (Munkhdalai et al. 2024, arXiv:2404.07143, eq. 10).
 
     >>> import regard as rg
-    >>> [factor.flatten().tolist() for factor in rg.HeadGate(num_heads=2)({})]
+    >>> [factor.flatten().tolist() for factor in rg.composites.HeadGate(num_heads=2)({})]
     [[0.5, 0.5], [0.5, 0.5]]
     """
 
@@ -107,7 +107,8 @@ class GateFactors(Factors):
     """A gate for each part and row, given with the call as `gates` (B, H, I, num_parts).
 
     >>> import torch, regard as rg
-    >>> two = rg.Sum([rg.Attention(mask=rg.causal()), rg.Attention()], rg.GateFactors(num_parts=2))
+    >>> gates = rg.composites.GateFactors(num_parts=2)
+    >>> two = rg.composites.Sum([rg.Attention(mask=rg.causal()), rg.Attention()], gates)
     >>> x = torch.zeros(1, 1, 2, 4)
     >>> two(x, x, x, gates=torch.tensor([[[[1.0, 0.0], [0.5, 0.5]]]])).weights[0, 0]
     tensor([[1.0000, 0.0000],

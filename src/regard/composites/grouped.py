@@ -11,7 +11,7 @@ from regard.checks import checked
 from regard.composites.composite import Call, Composite
 from regard.maps.attention_map import AttentionMap
 from regard.maps.key_group_map import KeyGroupMap
-from regard.pieces import causal
+from regard.masks import causal
 from regard.pieces.grid import Grid
 from regard.pieces.key_groups import KeyGroups
 from regard.pieces.mask import Mask, sees_no_later_key
@@ -27,7 +27,7 @@ class Grouped(Composite):
 
     >>> import torch, regard as rg
     >>> q, k, v = torch.randn(3, 1, 2, 12, 8)
-    >>> weights = rg.Grouped(rg.Attention(), rg.MeanGroups(size=4))(q, k, v).weights
+    >>> weights = rg.composites.Grouped(rg.Attention(), rg.composites.MeanGroups(size=4))(q, k, v).weights
     >>> weights.shape, weights.by_group.shape
     ((1, 2, 12, 12), (1, 2, 12, 3))
     """

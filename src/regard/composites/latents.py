@@ -23,7 +23,7 @@ class ThroughLatents(Composite):
 
     >>> import torch, regard as rg
     >>> q, k, v = torch.randn(3, 1, 2, 100, 8)
-    >>> weights = rg.ThroughLatents(num_latents=4, head_dim=8, num_heads=2)(q, k, v).weights
+    >>> weights = rg.composites.ThroughLatents(num_latents=4, head_dim=8, num_heads=2)(q, k, v).weights
     >>> weights.shape, [factor.shape for factor in weights.factors]
     ((1, 2, 100, 100), [(1, 2, 100, 4), (1, 2, 4, 100)])
     """

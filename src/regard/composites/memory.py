@@ -13,8 +13,10 @@ from regard.checks import Size, checked
 from regard.composites.composite import Call, Composite
 from regard.maps.attention_map import AttentionMap
 from regard.maps.scored_map import ScoredMap
-from regard.pieces import FeatureMap, FeatureScore, SumNormalizer, block_local, causal
+from regard.masks import block_local, causal
+from regard.normalizers import SumNormalizer
 from regard.pieces.mask import Mask
+from regard.scores import FeatureMap, FeatureScore
 from regard.shapes import Sizes, at_least_float32
 
 
@@ -28,7 +30,7 @@ class SegmentMemory(Composite):
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 4, 8)
-    >>> rg.SegmentMemory(size=2)(x, x, x).weights[0, 0]
+    >>> rg.composites.SegmentMemory(size=2)(x, x, x).weights[0, 0]
     tensor([[0.0000, 0.0000, 0.0000, 0.0000],
             [0.0000, 0.0000, 0.0000, 0.0000],
             [0.5000, 0.5000, 0.0000, 0.0000],

@@ -26,7 +26,7 @@ class Nystrom(Composite):
 
     >>> import torch, regard as rg
     >>> q, k, v = torch.randn(3, 1, 2, 12, 8)
-    >>> seen = rg.Nystrom(num_landmarks=4)(q, k, v)
+    >>> seen = rg.composites.Nystrom(num_landmarks=4)(q, k, v)
     >>> torch.allclose(seen.weights.dense() @ v, seen.output, atol=1e-5), seen.weights.is_signed
     (True, True)
     """

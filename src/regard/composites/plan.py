@@ -23,7 +23,8 @@ class CompositePlan:
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 2, 100, 8)
-    >>> plan = rg.plan(x, x, x, attention=rg.ThroughLatents(num_latents=4, head_dim=8, num_heads=2), engine="dense")
+    >>> latents = rg.composites.ThroughLatents(num_latents=4, head_dim=8, num_heads=2)
+    >>> plan = rg.plan(x, x, x, attention=latents, engine="dense")
     >>> [part.cost.pairs for part in plan.parts]  # 2 heads, 4 latents, 100 tokens
     [800, 800]
     """

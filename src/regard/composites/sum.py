@@ -26,7 +26,7 @@ class Sum(Composite):
     slice m of both. All parts share the values.
 
     >>> import torch, regard as rg
-    >>> difference = rg.Sum([rg.Attention(), rg.Attention()], [1.0, -0.5], splits_channels=True)
+    >>> difference = rg.composites.Sum([rg.Attention(), rg.Attention()], [1.0, -0.5], splits_channels=True)
     >>> q, k, v = torch.randn(1, 2, 5, 16), torch.randn(1, 2, 5, 16), torch.randn(1, 2, 5, 8)
     >>> seen = difference(q, k, v)
     >>> torch.allclose(seen.weights.dense().sum(-1), torch.tensor(0.5), atol=1e-5), seen.weights.is_signed

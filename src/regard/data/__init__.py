@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 from regard.data.batches import Batch, Batches, Epoch
 from regard.data.corpus import Corpus, Pair, encode_pairs
 from regard.data.loading import load_corpus
-from regard.data.retrieval import Nearest, nearest, without_near
+from regard.data.retrieval import Nearest, nearest_pairs, without_near
 from regard.data.splits import split_pairs
 from regard.data.synthetic import synthetic_pairs
 from regard.data.tokenizer import SentencePiece, Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
 from regard.data.vocabulary import BOS, EOS, PAD, UNK
-from regard.other_libraries import missing_here
+from regard.other_libraries import answers_for
 
 __all__ = [
     "BOS",
@@ -29,7 +29,7 @@ __all__ = [
     "encode_pairs",
     "load_corpus",
     "load_tokenizer",
-    "nearest",
+    "nearest_pairs",
     "split_pairs",
     "synthetic_pairs",
     "train_tokenizer",
@@ -37,6 +37,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name):
-        raise missing_here(__name__, name, __all__)
+    __getattr__ = answers_for(__name__, __all__)

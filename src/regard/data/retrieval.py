@@ -13,7 +13,7 @@ from regard.data.corpus import Corpus
 from regard.data.words import cut, word_characters
 from regard.errors import RegardError
 
-__all__ = ["NEAR", "NOVEL", "Nearest", "nearest", "without_near"]
+__all__ = ["NEAR", "NOVEL", "Nearest", "nearest_pairs", "without_near"]
 
 #: Test sentences below this are called novel.
 NOVEL = 0.3
@@ -27,8 +27,8 @@ NEAR_REASON = "of test too near to training"
 class Nearest:
     """For every test sentence, the number of the most similar training sentence, and their similarity; (tests,) each.
 
-    >>> from regard.data import nearest
-    >>> result = nearest(["he went home", "the dog sees a cat"], ["the dog sees a cat", "zebras"])
+    >>> from regard.data import nearest_pairs
+    >>> result = nearest_pairs(["he went home", "the dog sees a cat"], ["the dog sees a cat", "zebras"])
     >>> targets = ["er ging heim", "der Hund sieht eine Katze"]
     >>> result.index[0].item(), result.similarity.tolist(), result.copies(targets)[0]
     (1, [1.0, 0.0], 'der Hund sieht eine Katze')
@@ -47,14 +47,14 @@ class Nearest:
 
 
 @checked
-def nearest(train: Sequence[str], test: Sequence[str]) -> Nearest:
+def nearest_pairs(train: Sequence[str], test: Sequence[str]) -> Nearest:
     """The nearest training sentence of each test sentence, by Jaccard similarity.
 
     J(a, b) = |A ∩ B| / |A ∪ B|, where A and B are the sets of words and pairs of neighboring words. Words are runs of
     letters and digits in lower case. Scripts without spaces are cut as for alignments. Of equally similar training
     sentences the first is taken. A test sentence without a common word has similarity 0.
 
-    >>> result = nearest(["the dog sees a cat", "he went home"], ["The dog sees a bird.", "zebras"])
+    >>> result = nearest_pairs(["the dog sees a cat", "he went home"], ["The dog sees a bird.", "zebras"])
     >>> result.index.tolist(), result.similarity.round(2).tolist(), result.novel()
     ([0, 0], [0.64, 0.0], [1])
     """
@@ -94,7 +94,7 @@ def without_near(corpus: Corpus, above: float = NEAR) -> Corpus:
     'letters: 1 training, 1 validation, 1 test pairs; left out: 1 of test too near to training.'
     """
     sources = ([pair.source for pair in split] for split in (corpus.train, corpus.test))
-    keep = nearest(*sources).similarity <= above
+    keep = nearest_pairs(*sources).similarity <= above
     test = tuple(pair for pair, kept in zip(corpus.test, keep.tolist(), strict=True) if kept)
     if not test:
         raise RegardError(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
+from regard.biases import Bias
 from regard.catalog import CatalogEntry
 from regard.checks import fits, words
 from regard.diagnosis import invariance, numerics
@@ -36,8 +37,11 @@ from regard.diagnosis.scores import axis_finding, roles_finding, scale_finding, 
 from regard.diagnosis.signatures import build, name_of
 from regard.diagnosis.variants import Variant, term_finding, variant_of_measured, variants_of
 from regard.diagnosis.weights import Measurement, measurable_caller, measure
+from regard.encodings import Encoding
 from regard.errors import RegardError, nearest
-from regard.pieces import Bias, Encoding, Mask, Normalizer, Score
+from regard.masks import Mask
+from regard.normalizers import Normalizer
+from regard.scores import Score
 
 #: Orders of axes of functions that also run without the first axes.
 WIDER = {"nd": ("bhnd", "bnd"), "bnd": ("bhnd",)}

@@ -13,15 +13,16 @@ from torch import Tensor
 
 from regard.attention import Attention
 from regard.attention_output import AttentionOutput
-from regard.cache import GrowingCache
+from regard.caches import GrowingCache
 from regard.catalog.entry import call_tensors
 from regard.composites import Composite
 from regard.engine import ENGINES, Problem
 from regard.engine.reference import reference
 from regard.errors import RegardError
 from regard.maps import Distance, Entropy, KeyTotals, Pool, Similarity, TopLinks
-from regard.pieces import Grid, Mask, mask_mod, padding
+from regard.masks import Mask, mask_mod, padding
 from regard.pieces.call_tensors import needs_of
+from regard.pieces.grid import Grid
 from regard.positions import Positions
 from regard.shapes import Sizes
 

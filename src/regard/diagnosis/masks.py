@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.diagnosis.calling import Caller
 from regard.diagnosis.report import CheckFinding
 from regard.diagnosis.weights import Measurement, close, measure
-from regard.pieces import Mask, mask_tensor
+from regard.masks import Mask, mask_tensor
 
 #: The senses of a mask: True may attend, True may not attend, and numbers that are added to the scores.
 SENSES = ("keep", "drop", "additive")

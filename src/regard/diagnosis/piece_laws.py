@@ -10,13 +10,17 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention
+from regard.biases import Bias
 from regard.catalog import CatalogEntry
 from regard.diagnosis.laws import LAWS, Example, agrees_with_the_reference, gradients_agree_with_dense, is_defined
 from regard.diagnosis.progress import CheckProgress
 from regard.diagnosis.report import CheckFinding, CheckReport
+from regard.encodings import Encoding
 from regard.engine import ENGINES
 from regard.errors import RegardError
-from regard.pieces import Bias, Encoding, Mask, Normalizer, Score
+from regard.masks import Mask
+from regard.normalizers import Normalizer
+from regard.scores import Score
 
 Piece = Attention | CatalogEntry | Bias | Mask | Normalizer | Encoding | Score
 #: Heads, widths of queries and keys, and lengths that are tried for an `Attention` of unknown sizes.

@@ -98,7 +98,7 @@ def _cells(weights: AttentionMap | Tensor, batch: int, heads: Any, largest: int 
 
 
 def _cell_of(length: int, count: int) -> Tensor:
-    """The cell of each token, as a matrix of 0 and 1; the cells are those of `regard.Pool`."""
+    """The cell of each token, as a matrix of 0 and 1; the cells are those of `regard.maps.Pool`."""
     return one_hot(torch.arange(length) * count // length, count).float()
 
 

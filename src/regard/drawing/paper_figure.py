@@ -18,8 +18,8 @@ from regard.drawing.scale import ScaleName, WeightScale
 from regard.errors import RegardError, nearest
 from regard.maps import AttentionMap
 from regard.maps.share_map import ShareMap
-from regard.stats import TextReading
 from regard.stats.numbering import layer_numbers
+from regard.stats.text_reading import TextReading
 
 if TYPE_CHECKING:
     from regard.drawing.canvas import PaperFigure
@@ -198,7 +198,7 @@ def _material(source: Any, tokens: Any) -> Material:
     if B != 1:
         raise RegardError(
             f"figure: the maps have {B} texts, and a figure shows one. Choose it: "
-            "rg.figure(rg.TextReading.of(title, seen.maps, tokens, batch=0))."
+            "rg.figure(rg.types.TextReading.of(title, seen.maps, tokens, batch=0))."
         )
     maps = {name: weights if weights.has_shares else weights.shares() for name, weights in maps.items()}
     named = chosen_panels("figure", next(iter(maps.values())), tokens, 0, 0, 1).queries  # checks the tokens

@@ -1,7 +1,9 @@
 """Edits of attention, as values: which pairs of queries and keys, and what happens to their scores and weights."""
 
+from typing import TYPE_CHECKING
+
 from regard.edits.reading import edit_from_json
-from regard.edits.selection import Where, where
+from regard.edits.selection import Where
 from regard.edits.values import (
     ActivationPatch,
     AddToScores,
@@ -11,6 +13,7 @@ from regard.edits.values import (
     ReplaceWeights,
     ScaleWeights,
 )
+from regard.other_libraries import answers_for
 
 __all__ = [
     "ActivationPatch",
@@ -22,5 +25,7 @@ __all__ = [
     "ScaleWeights",
     "Where",
     "edit_from_json",
-    "where",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = answers_for(__name__, __all__)

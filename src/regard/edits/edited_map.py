@@ -21,7 +21,7 @@ class EditedMap(ChangedMap):
     >>> import torch, regard as rg
     >>> from regard.edits.layer_edits import LayerEdit
     >>> from regard.edits.pairs import Pairs
-    >>> x, half = torch.zeros(1, 1, 2, 4), rg.ScaleWeights(rg.Where(keys=0), 0.5)
+    >>> x, half = torch.zeros(1, 1, 2, 4), rg.edits.ScaleWeights(rg.Where(keys=0), 0.5)
     >>> pairs = Pairs(keys=half.where.indices("keys"))
     >>> EditedMap(rg.Attention()(x, x, x).weights, LayerEdits((LayerEdit(half, pairs),)))[0, 0, 1]
     tensor([0.2500, 0.5000])

@@ -31,7 +31,7 @@ def edit_from_json(text: str) -> AttentionEdit:
     """The edit of a text that `edit.to_json()` wrote. A file of tensors that the text names is read.
 
     >>> import regard as rg
-    >>> rg.edit_from_json(rg.AddToScores(rg.where("L1.H0: it -> animal"), 2.0).to_json())
+    >>> rg.edits.edit_from_json(rg.edits.AddToScores(rg.Where.parse("L1.H0: it -> animal"), 2.0).to_json())
     AddToScores(Where(heads='L1.H0', queries='it', keys='animal'), 2.0)
     """
     try:

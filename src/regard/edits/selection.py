@@ -34,14 +34,14 @@ class Where:
     `keys` are numbers of tokens in the whole sequence, from 0 on, or words of the text; the second "it" is "it#2". A
     word of several tokens selects all of them. A slice without an end also selects tokens that are generated later.
     `roles` are names of roles ("induction"): the heads that have one. Words and roles are looked up when the edit
-    begins: `rg.edit(model, edit, tokens=..., roles=...)`. `rg.where` reads the same from a short text.
+    begins: `rg.edit(model, edit, tokens=..., roles=...)`. `rg.Where.parse` reads the same from a short text.
 
     Padding on the left counts: the first token of a padded text has the number of its column.
 
     >>> import regard as rg
     >>> rg.Where(layers=5, heads=[3, 4], queries="it", keys=slice(0, 4))
     Where(layers=5, heads=[3, 4], queries='it', keys=slice(0, 4))
-    >>> rg.where("L5.H3: it -> animal", tokens=["the", "animal", "was", "tired", "and", "it", "slept"])
+    >>> rg.Where.parse("L5.H3: it -> animal", tokens=["the", "animal", "was", "tired", "and", "it", "slept"])
     Where(heads='L5.H3', queries=5, keys=1)
     """
 
@@ -65,6 +65,37 @@ class Where:
 
     def __hash__(self) -> int:
         return hash(repr(self))
+
+    @classmethod
+    @checked
+    def parse(
+        cls,
+        text: str,
+        tokens: Sequence[str] | None = None,
+        targets: Sequence[str] | None = None,
+        roles: RoleTable | Mapping[str, Any] | None = None,
+    ) -> Where:
+        """Read a selection from a short text: "heads: queries -> keys".
+
+        Heads are L5.H3, L5 (a whole layer), a role (induction), several of them with commas, or * for all. Queries and
+        keys are words of the text, numbers of tokens (#4), several of them with commas, or * for all. A part may be
+        left out. The second "it" is it#2. With `tokens` words become numbers at once; `targets` are the tokens of the
+        queries, if they differ. With `roles`, a table of `regard.roles` or a mapping, roles become heads.
+
+        >>> import regard as rg
+        >>> rg.Where.parse("L5.H3, L6.H1: it -> *"), rg.Where.parse("L2"), rg.Where.parse("#4 -> #0, #1")
+        (Where(heads=['L5.H3', 'L6.H1'], queries='it'), Where(layers=2), Where(queries=4, keys=[0, 1]))
+        """
+        heads, colon, pairs = text.partition(":")
+        if not colon and "->" in text:
+            heads, pairs = "", text
+        queries, arrow, keys = pairs.partition("->")
+        if "->" in keys or (colon and not arrow and pairs.strip()):
+            raise RegardError(f"Where.parse({text!r}): a selection is {SHORT}.")
+        selected = replace(_selected_heads(text, _parts(heads)), queries=_words(queries), keys=_words(keys))
+        if not any(getattr(selected, field.name) is not None for field in fields(selected)) and "*" not in text:
+            raise RegardError(f"Where.parse({text!r}): a selection is {SHORT}; * selects all.")
+        return selected.found(tokens, targets, roles)
 
     def found(
         self, tokens: Sequence[str] | None = None, targets: Sequence[str] | None = None, roles: Roles | None = None
@@ -118,39 +149,9 @@ class Where:
         if any(isinstance(one, str) for one in listed(value)):
             raise RegardError(
                 f"edit: {self!r} names words. Give the tokens of the text: rg.edit(model, edit, tokens=[...]), or "
-                "rg.where('L5.H3: it -> animal', tokens)."
+                "rg.Where.parse('L5.H3: it -> animal', tokens)."
             )
         return Indices(tuple(range_of(one) for one in listed(value) if not isinstance(one, str)))
-
-
-@checked
-def where(
-    text: str,
-    tokens: Sequence[str] | None = None,
-    targets: Sequence[str] | None = None,
-    roles: RoleTable | Mapping[str, Any] | None = None,
-) -> Where:
-    """Read a selection from a short text: "heads: queries -> keys".
-
-    Heads are L5.H3, L5 (a whole layer), a role (induction), several of them with commas, or * for all. Queries and keys
-    are words of the text, numbers of tokens (#4), several of them with commas, or * for all. A part may be left out.
-    The second "it" is it#2. With `tokens` words become numbers at once; `targets` are the tokens of the queries, if
-    they differ. With `roles`, a table of `regard.roles` or a mapping, roles become heads.
-
-    >>> import regard as rg
-    >>> rg.where("L5.H3, L6.H1: it -> *"), rg.where("L2"), rg.where("#4 -> #0, #1")
-    (Where(heads=['L5.H3', 'L6.H1'], queries='it'), Where(layers=2), Where(queries=4, keys=[0, 1]))
-    """
-    heads, colon, pairs = text.partition(":")
-    if not colon and "->" in text:
-        heads, pairs = "", text
-    queries, arrow, keys = pairs.partition("->")
-    if "->" in keys or (colon and not arrow and pairs.strip()):
-        raise RegardError(f"where({text!r}): a selection is {SHORT}.")
-    selected = replace(_selected_heads(text, _parts(heads)), queries=_words(queries), keys=_words(keys))
-    if not any(getattr(selected, field.name) is not None for field in fields(selected)) and "*" not in text:
-        raise RegardError(f"where({text!r}): a selection is {SHORT}; * selects all.")
-    return selected.found(tokens, targets, roles)
 
 
 def _selected_heads(text: str, parts: list[str]) -> Where:
@@ -162,12 +163,12 @@ def _selected_heads(text: str, parts: list[str]) -> Where:
     unknown = [part for part in parts if not HEAD.fullmatch(part) and not LAYER.fullmatch(part) and part not in roles]
     if unknown:
         raise RegardError(
-            f"where({text!r}): {unknown[0]!r} is no head (L5.H3), no layer (L5) and no role. "
+            f"Where.parse({text!r}): {unknown[0]!r} is no head (L5.H3), no layer (L5) and no role. "
             f"{nearest(unknown[0], MEANINGS)}"
         )
     if bool(heads) + bool(layers) + bool(roles) > 1:
         raise RegardError(
-            f"where({text!r}): give heads, or layers, or roles. Edits join with &: KnockOut(where('L5')) & "
+            f"Where.parse({text!r}): give heads, or layers, or roles. Edits join with &: KnockOut(Where.parse('L5')) & "
             "AddToScores(...)."
         )
     return Where(layers=_single(layers), heads=_single(heads), roles=_single(roles))

@@ -34,10 +34,10 @@ class AttentionEdit:
     queries, keys or values acts before the attention, one of the output after it.
 
     >>> import regard as rg
-    >>> first = rg.KnockOut(rg.Where(layers=1, keys=0)) & rg.ScaleWeights(rg.Where(heads="L0.H2"), 0.5)
+    >>> first = rg.KnockOut(rg.Where(layers=1, keys=0)) & rg.edits.ScaleWeights(rg.Where(heads="L0.H2"), 0.5)
     >>> first
     KnockOut(Where(layers=1, keys=0)) & ScaleWeights(Where(heads='L0.H2'), 0.5)
-    >>> rg.edit_from_json(first.to_json()) == first
+    >>> rg.edits.edit_from_json(first.to_json()) == first
     True
     """
 
@@ -69,7 +69,7 @@ class EditSequence(AttentionEdit):
     """Several edits, applied in order; made by `&`. Without edits it changes nothing.
 
     >>> import regard as rg
-    >>> len(rg.EditSequence() & rg.KnockOut(rg.Where(keys=0)))
+    >>> len(rg.edits.EditSequence() & rg.KnockOut(rg.Where(keys=0)))
     1
     """
 
@@ -114,7 +114,7 @@ class KnockOut(Selecting):
     1; sinks take part. A row that loses all its keys has weights 0 and output 0. Without, the other weights stay.
 
     >>> import regard as rg
-    >>> rg.KnockOut(rg.where("L5.H3: #4 -> #2"), renormalize=False)
+    >>> rg.KnockOut(rg.Where.parse("L5.H3: #4 -> #2"), renormalize=False)
     KnockOut(Where(heads='L5.H3', queries=4, keys=2), renormalize=False)
     """
 
@@ -128,7 +128,7 @@ class ScaleWeights(Selecting):
     """w_ij -> factor w_ij for the selected pairs, after the softmax; the row is not normalized again.
 
     >>> import regard as rg
-    >>> rg.ScaleWeights(rg.Where(layers=0, keys=0), 0.5)
+    >>> rg.edits.ScaleWeights(rg.Where(layers=0, keys=0), 0.5)
     ScaleWeights(Where(layers=0, keys=0), 0.5)
     """
 
@@ -146,7 +146,7 @@ class AddToScores(Selecting):
     normalized (PASTA, Zhang et al. 2024, arXiv:2311.02262, with amount = -log(alpha) on the other keys).
 
     >>> import regard as rg
-    >>> rg.AddToScores(rg.Where(heads="L1.H0", keys=[2, 3]), 2.0)
+    >>> rg.edits.AddToScores(rg.Where(heads="L1.H0", keys=[2, 3]), 2.0)
     AddToScores(Where(heads='L1.H0', keys=[2, 3]), 2.0)
     """
 
@@ -172,7 +172,7 @@ class ReplaceWeights(Selecting):
     may have no weight on keys that the mask forbids, and must have the length of the run.
 
     >>> import torch, regard as rg
-    >>> rg.ReplaceWeights(rg.Where(heads="L1.H0"), "uniform")
+    >>> rg.edits.ReplaceWeights(rg.Where(heads="L1.H0"), "uniform")
     ReplaceWeights(Where(heads='L1.H0'), 'uniform')
     """
 
@@ -203,7 +203,7 @@ class ActivationPatch(Selecting):
     share a key head (grouped-query attention) can only be patched together in "key" and "value".
 
     >>> import torch, regard as rg
-    >>> rg.ActivationPatch(rg.Where(heads="L1.H0", queries=3), source=torch.zeros(1, 2, 5, 4))
+    >>> rg.edits.ActivationPatch(rg.Where(heads="L1.H0", queries=3), source=torch.zeros(1, 2, 5, 4))
     ActivationPatch(Where(heads='L1.H0', queries=3), source=tensor of shape (1, 2, 5, 4))
     """
 

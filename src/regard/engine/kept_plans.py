@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import EMPTY, Attention, Prepared
-from regard.cache import Memory
+from regard.caches import Memory
 from regard.engine.kernel.library import SETTING
 from regard.engine.kernel.structures import PLAIN, have_addresses
 from regard.engine.plan import ENGINES, ExecutionPlan

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import EMPTY, Attention, Prepared, choose_keys, hides_gradients, snapshot_around
-from regard.cache import Memory
+from regard.caches import Memory
 from regard.engine.transforms import is_transformed
 from regard.pieces.call_tensors import CallTensors
 from regard.pieces.contents import Originals, PieceTemplate, is_small, split_tensors, tensor_snapshot, tensors_of

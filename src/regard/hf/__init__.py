@@ -1,5 +1,7 @@
 """Attention maps, heads and backends of Hugging Face models. transformers is imported when it is first used."""
 
+from typing import TYPE_CHECKING
+
 from regard.hf.backend import register
 from regard.hf.capture import Generation, WatchedAttention, WatchedStep, watch
 from regard.hf.edit_effects import EditResult, edit_effect
@@ -18,6 +20,7 @@ from regard.hf.heads.projections import composition, head_weights
 from regard.hf.models import load_model
 from regard.hf.text_probes import CacheCost
 from regard.hf.text_reader import TextReader, TextResult
+from regard.other_libraries import answers_for
 
 __all__ = [
     "CacheCost",
@@ -45,3 +48,6 @@ __all__ = [
     "streaming",
     "watch",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = answers_for(__name__, __all__)

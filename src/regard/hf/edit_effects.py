@@ -30,7 +30,7 @@ class EditResult:
 
     >>> import regard as rg
     >>> reader = rg.TextReader.load("minilm")
-    >>> effect = rg.edit_effect(reader, "The cat sat.", rg.KnockOut(rg.where("cat -> the")))
+    >>> effect = rg.hf.edit_effect(reader, "The cat sat.", rg.KnockOut(rg.Where.parse("cat -> the")))
     >>> effect.kind, effect.before.shape, 0 < effect.change < 1
     ('sentence embedding', torch.Size([6, 384]), True)
     """
@@ -110,7 +110,7 @@ def edit_effect(
     >>> import regard as rg
     >>> reader = TextReader.load("minilm")
     >>> text = "The animal did not cross the street because it was tired."
-    >>> effect = edit_effect(reader, text, rg.KnockOut(rg.where("L2.H1: it -> animal")))
+    >>> effect = edit_effect(reader, text, rg.KnockOut(rg.Where.parse("L2.H1: it -> animal")))
     >>> effect.kind, effect.moved(1)[0][0]
     ('sentence embedding', 'it')
     """

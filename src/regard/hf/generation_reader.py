@@ -13,8 +13,7 @@ from regard.errors import RegardError
 from regard.hf.capture import Generation, watch
 from regard.hf.text_reader import TextReader, TextResult, chosen_maps, in_one_line, no_reductions
 from regard.maps import AttentionMap, Reduction
-from regard.stats import TextReading
-from regard.stats.text_reading import HeadLink
+from regard.stats.text_reading import HeadLink, TextReading
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,9 @@ from regard.data.bible import load_bible
 from regard.errors import RegardError
 from regard.hf.editing import streaming
 from regard.hf.heads.layout import ModelHeads
-from regard.stats import (
-    KeyHeadSplit,
-    RoleTable,
-    SyntaxSentence,
-    WatchedNeedle,
-    WatchedSentence,
-    cache_split,
-    retrieval_roles,
-    syntax_roles,
-)
+from regard.stats import SyntaxSentence, WatchedNeedle, WatchedSentence, cache_split, retrieval_roles, syntax_roles
+from regard.stats.cache_split import KeyHeadSplit
+from regard.stats.roles import RoleTable
 
 #: A sentence of which the end is the answer, its end, and the question.
 NEEDLES = (

@@ -19,11 +19,7 @@ from regard.hf.text_probes import DEPTHS, CacheCost, cost_of, needle_table, spli
 from regard.hf.token_labels import token_labels
 from regard.maps import AttentionMap, Reduction
 from regard.stats import (
-    KeyHeadSplit,
-    ModelProfile,
-    RoleTable,
     SyntaxSentence,
-    TextReading,
     layer_numbers,
     mask_findings,
     probe_tokens,
@@ -33,7 +29,10 @@ from regard.stats import (
     syntax_sentences,
     text_statistics,
 )
-from regard.stats.roles import QUERIES, SYNTAX_KINDS
+from regard.stats.cache_split import KeyHeadSplit
+from regard.stats.profile import ModelProfile
+from regard.stats.roles import QUERIES, SYNTAX_KINDS, RoleTable
+from regard.stats.text_reading import TextReading
 
 #: Number of different tokens of a probe, which contains each of them twice.
 PROBE = 100
@@ -205,7 +204,9 @@ class TextReader:
     def cache_split(
         self, text: str, sinks: int = 4, window: int = 256, least: float = 0.1, length: int | None = None
     ) -> KeyHeadSplit:
-        """Which heads need the whole cache on this text, and which live from its ends: see `regard.cache_split`."""
+        """Which heads need the whole cache on this text, and which live from its ends: see
+        `regard.stats.cache_split`.
+        """
         self._check_causal("cache_split")
         return split_of(self, self.tokenize(text, length), sinks, window, least)
 
@@ -228,7 +229,7 @@ class TextReader:
     def next_token_loss(self, text: str, length: int | None = None) -> Callable[[Any], Tensor]:
         """A function of a model: the mean loss in nats of predicting each token of the text from those before it.
 
-        Only causal language models have this loss. With it, `rg.importance` and `rg.pruning_curve` need no data.
+        Only causal language models have this loss. With it, `rg.importance` and `rg.hf.pruning_curve` need no data.
         """
         if not _predicts_next_token(self.model):
             raise RegardError(

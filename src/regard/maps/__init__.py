@@ -1,5 +1,7 @@
 """The weights of an attention on demand, and statistics that stream over them."""
 
+from typing import TYPE_CHECKING
+
 from regard.maps import call_map, share_map  # noqa: F401  tell AttentionMap the families
 from regard.maps.attention_map import AttentionMap
 from regard.maps.divergence import Divergence
@@ -24,6 +26,8 @@ from regard.maps.ring_map import RingMap
 from regard.maps.ring_transported_map import RingTransportedMap
 from regard.maps.sum_map import SumMap
 from regard.maps.transported_map import TransportedMap
+from regard.maps.value_weighted_map import ValueWeightedMap
+from regard.other_libraries import answers_for
 
 __all__ = [
     "AttentionMap",
@@ -48,4 +52,8 @@ __all__ = [
     "Tile",
     "TopLinks",
     "TransportedMap",
+    "ValueWeightedMap",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = answers_for(__name__, __all__)

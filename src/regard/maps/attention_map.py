@@ -365,7 +365,7 @@ class AttentionMap(TensorInterface, ABC):
 
         >>> import torch, regard as rg
         >>> seen = rg.Attention()(*(torch.randn(1, 2, 5, 4) for _ in range(3)))
-        >>> entropy, received = seen.weights.summarize(rg.Entropy(), rg.KeyTotals())
+        >>> entropy, received = seen.weights.summarize(rg.maps.Entropy(), rg.maps.KeyTotals())
         """
         is_live = self._is_read_live
         with torch.set_grad_enabled(is_live):

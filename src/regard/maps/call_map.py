@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import EMPTY, Attention, checked_attention
-from regard.cache import Memory
+from regard.caches import Memory
 from regard.engine.problem import Problem
 from regard.engine.rows import recomputed_statistic
 from regard.errors import RegardError, errors_named

@@ -48,7 +48,7 @@ class Divergence(Reduction[Tensor]):
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 2, 4)
     >>> weights = rg.Attention()(x, x, x).weights  # one half on each key
-    >>> weights.summarize(rg.Divergence(to=torch.tensor([[0.5, 0.5], [1.0, 0.0]])))[0]  # 0 and log 2
+    >>> weights.summarize(rg.maps.Divergence(to=torch.tensor([[0.5, 0.5], [1.0, 0.0]])))[0]  # 0 and log 2
     tensor([[[0.0000, 0.6931]]])
     """
 

@@ -32,7 +32,7 @@ class GradientMap(AttentionMap):
     >>> q, k, v = torch.randn(3, 1, 2, 5, 4)
     >>> seen = rg.Attention(mask=rg.causal())(q, k, v)
     >>> gradient = torch.randn(1, 2, 5, 4)
-    >>> links = rg.GradientMap(seen.weights, gradient, v)
+    >>> links = rg.maps.GradientMap(seen.weights, gradient, v)
     >>> links, torch.allclose(links.dense().sum(-1), (gradient * seen.output).sum(-1), atol=1e-5)
     (AttentionMap(1 x 2 heads x 5 queries x 5 keys, signed), True)
     """
@@ -146,7 +146,7 @@ class PositiveMap(ChangedMap):
 
     >>> import torch, regard as rg
     >>> from regard.maps.gradient_map import PositiveMap
-    >>> PositiveMap(rg.MatrixMap(torch.tensor([[[[1.0, -2.0]]]])))[0, 0, 0]
+    >>> PositiveMap(rg.maps.MatrixMap(torch.tensor([[[[1.0, -2.0]]]])))[0, 0, 0]
     tensor([1., 0.])
     """
 

@@ -15,7 +15,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.gradients import LiveRows, Rows, given, joined_rows
 from regard.maps.indices import Index, indices
 from regard.maps.scored_map import CHANGED
-from regard.pieces import causal
+from regard.masks import causal
 from regard.pieces.contents import Originals, split_tensors, tensor_snapshot, versions_of
 from regard.pieces.grid import Grid
 from regard.pieces.key_groups import GroupMask, KeyGroups
@@ -31,7 +31,7 @@ class KeyGroupMap(AttentionMap):
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 4, 8)
-    >>> weights = rg.Grouped(rg.Attention(), rg.MeanGroups(2))(x, x, x).weights
+    >>> weights = rg.composites.Grouped(rg.Attention(), rg.composites.MeanGroups(2))(x, x, x).weights
     >>> weights[0, 0, 0], weights.by_group[0, 0, 0]
     (tensor([0.2500, 0.2500, 0.2500, 0.2500]), tensor([0.5000, 0.5000]))
     """

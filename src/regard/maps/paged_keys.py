@@ -20,7 +20,7 @@ class PagedKeys:
     `cache.key_cache[layer][:, None]` and the slots of each text.
 
     >>> import torch, regard as rg
-    >>> keys = rg.PagedKeys(torch.arange(6.0).view(3, 2, 1, 1), torch.tensor([[2, 0]]), torch.tensor([3]))
+    >>> keys = rg.maps.PagedKeys(torch.arange(6.0).view(3, 2, 1, 1), torch.tensor([[2, 0]]), torch.tensor([3]))
     >>> keys.gathered()[0].flatten().tolist()  # page 2, then page 0
     [4.0, 5.0, 0.0]
     """

@@ -33,7 +33,7 @@ class ProductMap(AttentionMap):
     >>> latents, x = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 3, 4)
     >>> read = rg.Attention()(latents, x, x)  # 2 latents read 3 tokens
     >>> write = rg.Attention()(x, latents, read.output)  # 3 tokens read the latents
-    >>> rg.ProductMap([write.weights, read.weights])[0, 0, 0]
+    >>> rg.maps.ProductMap([write.weights, read.weights])[0, 0, 0]
     tensor([0.3333, 0.3333, 0.3333])
     """
 
@@ -110,7 +110,7 @@ class MatrixMap(AttentionMap):
     """Weights that are a matrix (B, H, I, J) in memory, such as a pseudo-inverse between two other maps.
 
     >>> import torch, regard as rg
-    >>> rg.MatrixMap(torch.eye(3)[None, None])[0, 0, 1]
+    >>> rg.maps.MatrixMap(torch.eye(3)[None, None])[0, 0, 1]
     tensor([0., 1., 0.])
     """
 

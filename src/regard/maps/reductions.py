@@ -64,7 +64,7 @@ class Reduction(ABC, Generic[ReductionResult]):
     """The base class of all statistics that are computed tile by tile. A new statistic is one subclass.
 
     >>> import torch, regard as rg
-    >>> class Strongest(rg.Reduction):
+    >>> class Strongest(rg.maps.Reduction):
     ...     def init(self, shape, device):
     ...         return [torch.zeros(shape[:2], device=device)]
     ...     def add(self, state, tile):
@@ -134,7 +134,7 @@ class Entropy(Reduction[Tensor]):
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 3, 8)
-    >>> (entropy,) = rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.Entropy())
+    >>> (entropy,) = rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.maps.Entropy())
     >>> entropy.exp().round(decimals=4)  # the effective number of keys
     tensor([[[1., 2., 3.]]])
     """
@@ -177,7 +177,7 @@ class RowLinks(NamedTuple):
 
     >>> import torch, regard as rg
     >>> x = 20 * torch.eye(3).expand(1, 1, 3, 3)
-    >>> weights, keys = rg.Attention()(x, x, x).weights.summarize(rg.TopLinks(1))[0]
+    >>> weights, keys = rg.Attention()(x, x, x).weights.summarize(rg.maps.TopLinks(1))[0]
     >>> keys.flatten().tolist(), weights.shape
     ([0, 1, 2], torch.Size([1, 1, 3, 1]))
     """
@@ -193,7 +193,7 @@ class TopLinks(Reduction[RowLinks]):
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 1, 2, 8)
-    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.TopLinks(2))[0].keys[0, 0, 0]
+    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.maps.TopLinks(2))[0].keys[0, 0, 0]
     tensor([ 0, -1])
     """
 
@@ -247,7 +247,7 @@ class KeyTotals(Reduction[Tensor]):
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 2, 8)
-    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.KeyTotals())[0]
+    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.maps.KeyTotals())[0]
     tensor([[[1.5000, 0.5000]]])
     """
 
@@ -264,7 +264,7 @@ class Distance(Reduction[Tensor]):
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 3, 8)
-    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.Distance())[0]
+    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.maps.Distance())[0]
     tensor([[[0.0000, 0.5000, 1.0000]]])
     """
 
@@ -291,7 +291,7 @@ class SignedMass(Reduction[Signs]):
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 2, 8)
-    >>> (mass,) = rg.Attention()(x, x, x).weights.summarize(rg.SignedMass())
+    >>> (mass,) = rg.Attention()(x, x, x).weights.summarize(rg.maps.SignedMass())
     >>> mass.positive, mass.negative  # weights of a softmax are not negative
     (tensor([[[1., 1.]]]), tensor([[[0., 0.]]]))
     """
@@ -314,7 +314,7 @@ class MassOn(Reduction[Tensor]):
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 4, 8)
-    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.MassOn([0, 1]))[0]
+    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.maps.MassOn([0, 1]))[0]
     tensor([[[1.0000, 1.0000, 0.6667, 0.5000]]])
     """
 
@@ -362,7 +362,7 @@ class Pool(Reduction[Tensor]):
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 4, 8)
-    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.Pool(2, 2))[0][0, 0]
+    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.maps.Pool(2, 2))[0][0, 0]
     tensor([[1.0000, 0.0000],
             [0.5833, 0.4167]])
     """
@@ -414,7 +414,7 @@ class Similarity(Reduction[Tensor]):
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 1, 4, 8).expand(1, 2, 4, 8)  # two equal heads
-    >>> rg.Attention()(x, x, x).weights.summarize(rg.Similarity())[0].round(decimals=4)
+    >>> rg.Attention()(x, x, x).weights.summarize(rg.maps.Similarity())[0].round(decimals=4)
     tensor([[[1., 1.],
              [1., 1.]]])
     """

@@ -44,7 +44,7 @@ class RingMap(ScoredMap):
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one
     >>> x = torch.zeros(1, 1, 4, 8)
     >>> weights = rg.Attention()(x, x, x, engine="ring").weights
-    >>> weights.shape, weights.summarize(rg.KeyTotals())[0].tolist()
+    >>> weights.shape, weights.summarize(rg.maps.KeyTotals())[0].tolist()
     ((1, 1, 4, 4), [[[1.0, 1.0, 1.0, 1.0]]])
     >>> dist.destroy_process_group()
     """

@@ -31,7 +31,7 @@ class RingTransportedMap(AttentionMap):
 
     >>> import torch, torch.distributed as dist, regard as rg
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # a group of one
-    >>> one, attention = torch.ones(1, 1, 3, 1), rg.Attention(rg.Dot(1.0), transition=rg.Decay(-1.0))
+    >>> one, attention = torch.ones(1, 1, 3, 1), rg.Attention(rg.Dot(1.0), transition=rg.transitions.Decay(-1.0))
     >>> attention(one, one, one, engine="ring").weights[0, 0, 2]
     tensor([0.1353, 0.3679, 1.0000])
     >>> dist.destroy_process_group()

@@ -32,7 +32,7 @@ class SumMap(AttentionMap):
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 2, 4)
     >>> near, all_keys = (rg.Attention(mask=mask)(x, x, x).weights for mask in (rg.causal(), None))
-    >>> rg.SumMap([near, all_keys], factors=[1.0, -0.5])[0, 0]
+    >>> rg.maps.SumMap([near, all_keys], factors=[1.0, -0.5])[0, 0]
     tensor([[ 0.7500, -0.2500],
             [ 0.2500,  0.2500]])
     """

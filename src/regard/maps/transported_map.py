@@ -36,7 +36,7 @@ class TransportedMap(AttentionMap):
 
     >>> import torch, regard as rg
     >>> q, k, v = torch.randn(3, 1, 2, 6, 4)
-    >>> seen = rg.Attention(transition=rg.Delta())(q, k, v, beta=torch.ones(1, 2, 6))
+    >>> seen = rg.Attention(transition=rg.transitions.Delta())(q, k, v, beta=torch.ones(1, 2, 6))
     >>> torch.allclose(seen.weights.dense() @ v, seen.output, atol=1e-5), seen.weights.is_signed
     (True, True)
     """

@@ -14,7 +14,7 @@ from regard.nn.projected_kv import ProjectedKV, Rows, select_rows
 from regard.nn.recurrent import Cell, Cells, CellStates, RecurrentEncoder
 from regard.nn.roles import attention_for
 from regard.nn.transformer import Decoder, DecoderCache, Encoder, Transformer, TransformerConfig
-from regard.other_libraries import missing_here
+from regard.other_libraries import answers_for
 
 __all__ = [
     "Attends",
@@ -47,6 +47,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name):
-        raise missing_here(__name__, name, __all__)
+    __getattr__ = answers_for(__name__, __all__)

@@ -7,10 +7,10 @@ from torch import Tensor
 from regard.attention import Attention
 from regard.checks import Size, checked
 from regard.errors import RegardError
+from regard.masks import Mask
 from regard.nn.listener import Attends
 from regard.nn.module_output import ModuleOutput
 from regard.nn.projected_kv import ProjectedKV, read
-from regard.pieces import Mask
 from regard.positions import Positions
 from regard.shapes import Sizes
 

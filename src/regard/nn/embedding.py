@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.checks import Size, checked
+from regard.encodings import Encoding, RoPE, Sinusoidal
 from regard.engine.ring import Ring
 from regard.errors import RegardError
 from regard.nn.dropout import Dropout
-from regard.pieces import Encoding, RoPE, Sinusoidal
 from regard.spans import Spans
 
 
@@ -25,7 +25,7 @@ class Embedding(nn.Module):
     sqrt(C), as recurrent networks do. `std` is the initial standard deviation of the vectors after the factor.
 
     >>> import torch, regard as rg
-    >>> rg.nn.Embedding(100, 16, rg.Sinusoidal())(torch.tensor([[5, 7, 0]])).shape
+    >>> rg.nn.Embedding(100, 16, rg.encodings.Sinusoidal())(torch.tensor([[5, 7, 0]])).shape
     torch.Size([1, 3, 16])
     """
 
@@ -69,7 +69,7 @@ class PositionalEncoding(nn.Module):
     >>> import torch, regard as rg
     >>> encoding = rg.nn.PositionalEncoding(16, dropout=0.1).eval()
     >>> x = torch.randn(2, 5, 16)
-    >>> torch.allclose(encoding(x) - x, rg.Sinusoidal().table(torch.arange(5), 16).float(), atol=1e-6)
+    >>> torch.allclose(encoding(x) - x, rg.encodings.Sinusoidal().table(torch.arange(5), 16).float(), atol=1e-6)
     True
     """
 

@@ -7,10 +7,10 @@ from torch.nn import functional as F
 
 from regard.checks import Size, checked
 from regard.errors import RegardError, nearest
+from regard.masks import Mask
 from regard.nn.dropout import Dropout
 from regard.nn.multi_head import MultiHeadAttention
 from regard.nn.projected_kv import ProjectedKV
-from regard.pieces import Mask
 
 ACTIVATIONS = ("relu", "gelu", "swiglu")
 NORMS = ("pre", "post")

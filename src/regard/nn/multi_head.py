@@ -12,10 +12,10 @@ from regard.attention import Attention
 from regard.checks import Size, checked, explained
 from regard.composites import Composite
 from regard.errors import RegardError
+from regard.masks import Mask, causal
 from regard.nn.listener import Attends
 from regard.nn.module_output import ModuleOutput
 from regard.nn.projected_kv import ProjectedKV, read
-from regard.pieces import Mask, causal
 from regard.pieces.call_tensors import refuse_needs
 from regard.pieces.mask import sees_no_later_key
 from regard.pieces.mask_conventions import mask_remedy
@@ -26,11 +26,11 @@ class MultiHeadAttention(Attends):
     """sum_h head_h W_h, head_h = attend(x Q_h, y K_h, z V_h) (Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2).
 
     `attention` is the attention of every head: any score, position, bias, mask and normalizer; by default the softmax
-    of scaled dot products. A composite of several attentions runs too, such as `regard.Sum`: its parts have the masks,
-    so calls take none. If `num_key_value_heads` is below `num_heads`, groups of query heads share a key and value head
-    (grouped-query attention; 1 is multi-query attention). `key_dim` and `value_dim` are the widths of the inputs
-    for keys and values, by default `embed_dim`. `dropout` and `is_causal` are for the default attention: the share of
-    dropped weights, and the mask `regard.causal()` in every call. An `attention` of yours has its own. Without
+    of scaled dot products. A composite of several attentions runs too, such as `regard.composites.Sum`: its parts have
+    the masks, so calls take none. If `num_key_value_heads` is below `num_heads`, groups of query heads share a key and
+    value head (grouped-query attention; 1 is multi-query attention). `key_dim` and `value_dim` are the widths of the
+    inputs for keys and values, by default `embed_dim`. `dropout` and `is_causal` are for the default attention: the
+    share of dropped weights, and the mask `regard.causal()` in every call. An `attention` of yours has its own. Without
     `output_projection` the heads are only joined. With `output_gate` each channel of the joined heads is multiplied by
     sigmoid(x G) (Qiu et al. 2025, arXiv:2505.06708), which does not change the weights.
 

@@ -19,11 +19,13 @@ from regard.engine.rows import attend_rows
 from regard.errors import RegardError
 from regard.maps import AttentionMap
 from regard.maps.scored_map import STALE, ScoredMap
+from regard.masks import Mask, causal
 from regard.nn.listener import Attends, listeners
 from regard.nn.module_output import ModuleOutput
-from regard.pieces import Grid, Mask, Softmax, causal
+from regard.normalizers import Softmax
 from regard.pieces.contents import versions_of
 from regard.pieces.data_masks import RealKeys
+from regard.pieces.grid import Grid
 from regard.pieces.mask import sees_no_later_key
 from regard.positions import Positions
 from regard.shapes import Sizes, grouped_values, to_device, without_autocast

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from regard.attention import Attention
+from regard.biases import ALiBi, Bias, T5Bias
 from regard.catalog import mechanism
 from regard.checks import Size, checked
+from regard.encodings import Encoding, RoPE
 from regard.errors import RegardError, nearest
-from regard.pieces import ALiBi, Bias, Dot, Encoding, Mask, RoPE, T5Bias, causal
+from regard.masks import Mask, causal
+from regard.scores import Dot
 
 ROLES = ("encoder", "decoder", "cross")
 #: How positions are used. The first two are added to the embeddings; the next three act inside self-attention.

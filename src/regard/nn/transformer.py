@@ -9,13 +9,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.checks import Size, checked
+from regard.encodings import Encoding, LearnedPositions, Sinusoidal
 from regard.errors import RegardError
+from regard.masks import Mask
 from regard.nn.embedding import Embedding
 from regard.nn.layers import DecoderLayer, EncoderLayer, FeedForward
 from regard.nn.multi_head import MultiHeadAttention
 from regard.nn.projected_kv import ProjectedKV
 from regard.nn.roles import ROLES, attention_for
-from regard.pieces import Encoding, LearnedPositions, Mask, Sinusoidal
 
 Mechanism = str | Mapping[str, Any]
 

@@ -33,7 +33,7 @@ class AxialRoPE(Encoding):
     >>> import torch, regard as rg
     >>> where = torch.tensor([[5, 5, 6], [0, 1, 0]])  # rows and columns of three patches
     >>> q = torch.randn(1, 1, 3, 4, dtype=torch.float64)
-    >>> turned = rg.AxialRoPE.grid(where, head_dim=4).encode(q, torch.arange(3))
+    >>> turned = rg.encodings.AxialRoPE.grid(where, head_dim=4).encode(q, torch.arange(3))
     >>> rows = rg.RoPE(2).encode(q[:, :, 2:, [0, 2]], torch.tensor([6]))  # patch 2: its first pair by its row
     >>> torch.allclose(turned[:, :, 2:, [0, 2]], rows)
     True
@@ -72,7 +72,8 @@ class AxialRoPE(Encoding):
 
         >>> import torch, regard as rg
         >>> where = torch.zeros(3, 5, dtype=torch.long)
-        >>> rg.AxialRoPE.sections(where, (2, 1, 1)).axes, rg.AxialRoPE.sections(where, (2, 1, 1), alternate=True).axes
+        >>> sections = rg.encodings.AxialRoPE.sections
+        >>> sections(where, (2, 1, 1)).axes, sections(where, (2, 1, 1), alternate=True).axes
         ((0, 0, 1, 2), (0, 1, 2, 0))
         """
         total, count = sum(sections), len(sections)
@@ -97,7 +98,7 @@ class AxialRoPE(Encoding):
         has the rates a, a + A, a + 2 A, ... of a RoPE of the whole width (Pixtral).
 
         >>> import torch, regard as rg
-        >>> rg.AxialRoPE.grid(torch.zeros(2, 9, dtype=torch.long), head_dim=8).rates
+        >>> rg.encodings.AxialRoPE.grid(torch.zeros(2, 9, dtype=torch.long), head_dim=8).rates
         (1.0, 0.01, 1.0, 0.01)
         """
         count = num_axes if coordinates is None else coordinates.shape[-2]

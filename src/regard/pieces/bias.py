@@ -33,7 +33,7 @@ class Bias(ABC):
     so it is computed once for each diagonal.
 
     >>> import torch, regard as rg
-    >>> class Halved(rg.Bias):
+    >>> class Halved(rg.biases.Bias):
     ...     def transform(self, score, grid, rows, cols):
     ...         return score / 2
     >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
@@ -59,7 +59,7 @@ class AdditiveBias(Bias):
     """score + term. A new additive bias defines only `term`.
 
     >>> import math, torch, regard as rg
-    >>> class PreferFirst(rg.AdditiveBias):
+    >>> class PreferFirst(rg.biases.AdditiveBias):
     ...     def term(self, grid, rows, cols):
     ...         return math.log(2) * (grid.j == 0)
     >>> x = torch.zeros(1, 1, 3, 8)  # without the bias, each weight is 1 / 3
@@ -81,8 +81,8 @@ class Softcap(Bias):
     """s -> cap tanh(s / cap): scores stay within +-cap (Gemma 2, arXiv:2408.00118). Not additive.
 
     >>> import torch, regard as rg
-    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(1, 3), 1, 1, 1)
-    >>> rg.Softcap(50.0).transform(torch.tensor([[[[-1e9, 0.0, 1e9]]]]), grid, None, None)
+    >>> grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(1, 3), 1, 1, 1)
+    >>> rg.biases.Softcap(50.0).transform(torch.tensor([[[[-1e9, 0.0, 1e9]]]]), grid, None, None)
     tensor([[[[-50., 0., 50.]]]])
     """
 
@@ -115,7 +115,7 @@ class ALiBi(AdditiveBias):
     mask, later keys have the same penalty as earlier keys.
 
     >>> import regard as rg
-    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(1, 3), 1, 8, 1)
+    >>> grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(1, 3), 1, 8, 1)
     >>> rg.ALiBi(8).term(grid, None, None)[0, :3, 0, 0].tolist()  # the first key, 2 positions back, in 3 heads
     [-1.0, -0.5, -0.25]
     """
@@ -155,8 +155,8 @@ class T5Bias(nn.Module, AdditiveBias):
     distance 0 (decoders). T5 uses the score `Dot(scale=1.0)`.
 
     >>> import torch, regard as rg
-    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(5, 5), 1, 2, 5)
-    >>> term = rg.T5Bias(num_heads=2).term(grid, None, None)
+    >>> grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(5, 5), 1, 2, 5)
+    >>> term = rg.biases.T5Bias(num_heads=2).term(grid, None, None)
     >>> term.shape, torch.equal(term[..., :-1, :-1], term[..., 1:, 1:])  # it depends on j - i only
     (torch.Size([1, 2, 5, 5]), True)
     """
@@ -201,7 +201,7 @@ class ShawBias(nn.Module, AdditiveBias):
 
     >>> import torch, regard as rg
     >>> q, k = torch.randn(1, 1, 5, 4), torch.zeros(1, 1, 5, 4)
-    >>> row = rg.Attention(bias=rg.ShawBias(head_dim=4, reach=2))(q, k, k).weights[0, 0, 0]
+    >>> row = rg.Attention(bias=rg.biases.ShawBias(head_dim=4, reach=2))(q, k, k).weights[0, 0, 0]
     >>> torch.allclose(row[2:], row[2])  # keys 2, 3 and 4 ahead have one vector
     True
     """
@@ -243,7 +243,7 @@ class TransformerXLBias(nn.Module, AdditiveBias):
     paper's. A tile projects only its own distances, so no n x n tensor is kept.
 
     >>> import torch, regard as rg
-    >>> bias = rg.TransformerXLBias(num_heads=2, head_dim=8)
+    >>> bias = rg.biases.TransformerXLBias(num_heads=2, head_dim=8)
     >>> sum(p.numel() for p in bias.parameters())  # u, v and W: 2 * (8 + 8 + 8 * 8)
     160
     >>> rg.Attention(bias=bias)(*torch.randn(3, 1, 2, 5, 8)).output.shape
@@ -362,9 +362,9 @@ class LearnedTable(nn.Module, AdditiveBias):
     """A learned number for each head and distance; beyond `reach` the outermost is used (Swin, arXiv:2103.14030).
 
     >>> import torch, regard as rg
-    >>> bias = rg.LearnedTable(num_heads=1, reach=1)
+    >>> bias = rg.biases.LearnedTable(num_heads=1, reach=1)
     >>> bias.table.data[0] = torch.tensor([1.0, 2.0, 3.0])  # before, here, after
-    >>> bias.term(rg.Grid.whole(rg.Positions.aligned_to_end(3, 3), 1, 1, 3), None, None)[0, 0].tolist()
+    >>> bias.term(rg.types.Grid.whole(rg.types.Positions.aligned_to_end(3, 3), 1, 1, 3), None, None)[0, 0].tolist()
     [[2.0, 3.0, 3.0], [1.0, 2.0, 3.0], [1.0, 1.0, 2.0]]
     """
 

@@ -42,7 +42,7 @@ def check_call_tensors(
     """The tensors with all axes of the call, after checks. `known`: the other arguments of the operation.
 
     >>> import torch, regard as rg
-    >>> class Forget(rg.Bias):
+    >>> class Forget(rg.biases.Bias):
     ...     needs = {"log_forget": "B H J"}
     ...     def transform(self, score, grid, rows, cols):
     ...         return score

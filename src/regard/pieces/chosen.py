@@ -37,7 +37,7 @@ class chosen_keys(Mask):
     position of the first query. The mask keeps a copy of the ids, as 4-byte integers: 4 I K bytes for each head.
 
     >>> import torch, regard as rg
-    >>> mask = rg.causal() & rg.chosen_keys(torch.tensor([[[[0, -1], [0, 1], [2, 0]]]]))
+    >>> mask = rg.causal() & rg.masks.chosen_keys(torch.tensor([[[[0, -1], [0, 1], [2, 0]]]]))
     >>> mask.dense(3).int().tolist()
     [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
     """

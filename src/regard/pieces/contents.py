@@ -77,7 +77,7 @@ def split_tensors(piece: Any) -> tuple[list[Tensor], PieceTemplate]:
     """Each tensor that a piece depends on, listed once, and the piece without them.
 
     >>> import torch, regard as rg
-    >>> tensors, template = split_tensors(rg.LearnedTable(num_heads=2, reach=3))
+    >>> tensors, template = split_tensors(rg.biases.LearnedTable(num_heads=2, reach=3))
     >>> [tuple(t.shape) for t in tensors], template.around([torch.zeros(2, 7)]).table.sum().item()
     ([(2, 7)], 0.0)
     """
@@ -90,7 +90,7 @@ def tensors_of(piece: Any) -> list[Tensor]:
     """Each tensor that a piece depends on, listed once.
 
     >>> import torch, regard as rg
-    >>> [tuple(t.shape) for t in tensors_of((rg.LearnedSink(2), rg.Dot(scale=torch.tensor(0.5))))]
+    >>> [tuple(t.shape) for t in tensors_of((rg.normalizers.LearnedSink(2), rg.Dot(scale=torch.tensor(0.5))))]
     [(2,), ()]
     """
     return split_tensors(piece)[0]

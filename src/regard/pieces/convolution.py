@@ -23,11 +23,12 @@ class ConvolutionFilter(nn.Module, Bias):
     transforms if the filter is long.
 
     >>> import torch, regard as rg
-    >>> class Halving(rg.ConvolutionFilter):
+    >>> class Halving(rg.transitions.ConvolutionFilter):
     ...     def taps(self):
     ...         return 0.5 ** torch.arange(3.0)[None]  # one head: 1, 1/2, 1/4
     >>> one = torch.ones(1, 1, 5, 1)
-    >>> attention = rg.Attention(rg.Dot(1.0), bias=Halving(), mask=rg.causal(), normalizer=rg.Unnormalized())
+    >>> unnormalized = rg.normalizers.Unnormalized()
+    >>> attention = rg.Attention(rg.Dot(1.0), bias=Halving(), mask=rg.causal(), normalizer=unnormalized)
     >>> attention(one, one, one).weights[0, 0, 4]
     tensor([0.0000, 0.0000, 0.2500, 0.5000, 1.0000])
     """
@@ -59,7 +60,8 @@ class Taps(ConvolutionFilter):
 
     >>> import torch, regard as rg
     >>> one, taps = torch.ones(1, 1, 3, 1), torch.tensor([[1.0, 0.5]])
-    >>> attention = rg.Attention(rg.Dot(1.0), bias=rg.Taps(taps), mask=rg.causal(), normalizer=rg.Unnormalized())
+    >>> filtered = {"bias": rg.transitions.Taps(taps), "normalizer": rg.normalizers.Unnormalized()}
+    >>> attention = rg.Attention(rg.Dot(1.0), mask=rg.causal(), **filtered)
     >>> attention(2 * one, one, one).weights[0, 0]
     tensor([[2., 0., 0.],
             [1., 2., 0.],
@@ -99,9 +101,9 @@ class TokenShift(ConvolutionFilter):
     one channel a head; before the first token are zeros. RWKV-6 computes m from the token, which is no convolution.
 
     >>> import torch, regard as rg
-    >>> one, shift = torch.ones(1, 1, 3, 1), rg.TokenShift(num_heads=1)
+    >>> one, shift = torch.ones(1, 1, 3, 1), rg.transitions.TokenShift(num_heads=1)
     >>> shift.share.data[:] = 0.75
-    >>> attention = rg.Attention(rg.Dot(1.0), bias=shift, mask=rg.causal(), normalizer=rg.Unnormalized())
+    >>> attention = rg.Attention(rg.Dot(1.0), bias=shift, mask=rg.causal(), normalizer=rg.normalizers.Unnormalized())
     >>> attention(one, one, one).weights[0, 0, 2].tolist()
     [0.0, 0.25, 0.75]
     """

@@ -30,7 +30,7 @@ def padding(real: Tensor | Sequence[int]) -> Mask:
     True means padding: pass `~key_padding_mask`.
 
     >>> import torch, regard as rg
-    >>> rg.padding([3, 1]).allowed(rg.Grid.whole(rg.Positions.of(0, 1, 4), 2, 1, 1))[:, 0, 0].int().tolist()
+    >>> rg.padding([3, 1]).allowed(rg.types.Grid.whole(rg.types.Positions.of(0, 1, 4), 2, 1, 1))[:, 0, 0].int().tolist()
     [[1, 1, 1, 0], [1, 0, 0, 0]]
     """
     try:
@@ -143,7 +143,7 @@ class documents(Mask):
     (cross-attention between packed pairs).
 
     >>> import regard as rg
-    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(4, 4), 1, 1, 4)
+    >>> grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(4, 4), 1, 1, 4)
     >>> (rg.causal() & rg.documents([3, 1])).allowed(grid)[0, 0].int().tolist()
     [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 1]]
     """
@@ -226,8 +226,8 @@ class global_tokens(Mask):
     """i or j is in `positions`: these tokens attend to all tokens, and all attend to them (Longformer, ETC).
 
     >>> import regard as rg
-    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(3, 3), 1, 1, 3)
-    >>> rg.global_tokens([0]).allowed(grid)[0, 0].int().tolist()
+    >>> grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(3, 3), 1, 1, 3)
+    >>> rg.masks.global_tokens([0]).allowed(grid)[0, 0].int().tolist()
     [[1, 1, 1], [1, 0, 0], [1, 0, 0]]
     """
 
@@ -270,8 +270,8 @@ class random_blocks(Mask):
     the mask is the same on every machine, in every layer and in every call.
 
     >>> import regard as rg
-    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(8, 8), 1, 1, 8)
-    >>> rg.random_blocks(size=2, count=3, length=8).allowed(grid)[0, 0].sum(-1).tolist()  # 3 blocks of 2 keys
+    >>> grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(8, 8), 1, 1, 8)
+    >>> rg.masks.random_blocks(size=2, count=3, length=8).allowed(grid)[0, 0].sum(-1).tolist()  # 3 blocks of 2 keys
     [6, 6, 6, 6, 6, 6, 6, 6]
     """
 
@@ -340,8 +340,8 @@ def bigbird(
     last block is global too, and in eval mode every random block is block 0.
 
     >>> import regard as rg
-    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(80, 80), 1, 1, 80)
-    >>> keys = rg.bigbird(80, block=4).allowed(grid)[0, 0].sum(-1)
+    >>> grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(80, 80), 1, 1, 80)
+    >>> keys = rg.masks.bigbird(80, block=4).allowed(grid)[0, 0].sum(-1)
     >>> keys[0].item(), bool(keys[4:].max() <= (3 + 1 + 3) * 4)  # the first block is global
     (80, True)
     """
@@ -362,7 +362,7 @@ class mask_mod(Mask):
 
     >>> import regard as rg
     >>> even = rg.mask_mod(lambda b, h, i, j: j % 2 == 0)
-    >>> (rg.causal() & even).allowed(rg.Grid.whole(rg.Positions.of(0, 3, 3), 1, 1, 3))[0, 0].int().tolist()
+    >>> (rg.causal() & even).allowed(rg.types.Grid.whole(rg.types.Positions.of(0, 3, 3), 1, 1, 3))[0, 0].int().tolist()
     [[1, 0, 0], [1, 0, 0], [1, 0, 1]]
     """
 

@@ -24,9 +24,9 @@ class KERPLEBias(nn.Module, AdditiveBias):
     With b = 1 the power form is ALiBi with learned slopes. The distance has no sign.
 
     >>> import torch, regard as rg
-    >>> bias = rg.KERPLEBias(num_heads=1)
+    >>> bias = rg.biases.KERPLEBias(num_heads=1)
     >>> bias.amplitude.data[:], bias.rate.data[:] = 2.0, 1.0
-    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(1, 4), 1, 1, 1)
+    >>> grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(1, 4), 1, 1, 1)
     >>> bias.term(grid, None, None).flatten().detach()  # -2 log of 4, 3, 2 and 1
     tensor([-2.7726, -2.1972, -1.3863, -0.0000])
     """
@@ -68,8 +68,8 @@ class FIREBias(nn.Module, AdditiveBias):
     compiled engines can run it; the dense and blocked ones run both.
 
     >>> import torch, regard as rg
-    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(5, 5), 1, 2, 5)
-    >>> term = rg.FIREBias(num_heads=2, threshold=2).term(grid, None, None)[0]
+    >>> grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(5, 5), 1, 2, 5)
+    >>> term = rg.biases.FIREBias(num_heads=2, threshold=2).term(grid, None, None)[0]
     >>> term.shape, torch.allclose(term[:, 2, 0], term[:, 4, 0])  # the first key has the argument 1 for i >= 2
     (torch.Size([2, 5, 5]), True)
     """

@@ -27,7 +27,7 @@ class TwoSidedPosition(Encoding):
     """Base of encodings that differ between queries and keys. They are no encodings of embeddings.
 
     >>> import torch, regard as rg
-    >>> rg.ScalableSoftmax(2).encode(torch.zeros(1, 2, 3, 4), torch.arange(3))
+    >>> rg.encodings.ScalableSoftmax(2).encode(torch.zeros(1, 2, 3, 4), torch.arange(3))
     Traceback (most recent call last):
         ...
     regard.errors.RegardError: ScalableSoftmax encodes queries and keys differently, so it acts inside an attention:
@@ -52,7 +52,7 @@ class Chain(nn.Module, TwoSidedPosition):
     """Several encodings, in order: each encodes what the one before returns.
 
     >>> import torch, regard as rg
-    >>> chain = rg.Chain(rg.QKNorm(8), rg.RoPE(8))  # as in Qwen 3
+    >>> chain = rg.encodings.Chain(rg.encodings.QKNorm(8), rg.RoPE(8))  # as in Qwen 3
     >>> q = torch.randn(1, 2, 3, 8)
     >>> normed = torch.nn.functional.rms_norm(q, (8,), eps=1e-6)
     >>> torch.allclose(chain.encode_query(q, torch.arange(3)), rg.RoPE(8).encode(normed, torch.arange(3)), atol=1e-6)
@@ -113,7 +113,7 @@ class QKNorm(nn.Module, TwoSidedPosition):
     Gemma 3 stores g - 1. With RoPE the norm comes first: `Chain(QKNorm(head_dim), RoPE(head_dim))`.
 
     >>> import torch, regard as rg
-    >>> norm = rg.QKNorm(4)
+    >>> norm = rg.encodings.QKNorm(4)
     >>> norm.encode_query(torch.tensor([[[[1.0, -1.0, 7.0, 7.0]]]]), torch.arange(1)).detach()  # the rms is 5
     tensor([[[[ 0.2000, -0.2000,  1.4000,  1.4000]]]])
     """
@@ -166,7 +166,7 @@ class ScalableSoftmax(nn.Module, TwoSidedPosition):
 
     >>> import torch, regard as rg
     >>> q = torch.ones(1, 1, 3, 2)
-    >>> rg.ScalableSoftmax(1).encode_query(q, torch.tensor([0, 9, 99]))[0, 0, :, 0].detach()
+    >>> rg.encodings.ScalableSoftmax(1).encode_query(q, torch.tensor([0, 9, 99]))[0, 0, :, 0].detach()
     tensor([0.0000, 0.9901, 1.9802])
     """
 
@@ -201,7 +201,7 @@ class PositionTemperature(TwoSidedPosition):
 
     >>> import torch, regard as rg
     >>> q = torch.ones(1, 1, 4, 1)
-    >>> rg.PositionTemperature(floor=100).encode_query(q, torch.tensor([0, 98, 99, 999])).flatten()
+    >>> rg.encodings.PositionTemperature(floor=100).encode_query(q, torch.tensor([0, 98, 99, 999])).flatten()
     tensor([1.0000, 1.0000, 1.0693, 1.2398])
     """
 
@@ -229,7 +229,7 @@ class PoPE(nn.Module, TwoSidedPosition):
 
     >>> import torch, regard as rg
     >>> q = torch.zeros(1, 1, 1, 2)  # softplus(0) = log 2
-    >>> rg.PoPE(num_heads=1, head_dim=2).encode_query(q, torch.tensor([0])).detach()
+    >>> rg.encodings.PoPE(num_heads=1, head_dim=2).encode_query(q, torch.tensor([0])).detach()
     tensor([[[[0.6931, 0.6931, 0.0000, 0.0000]]]])
     """
 

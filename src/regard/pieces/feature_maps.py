@@ -24,11 +24,12 @@ class FeatureMap(ABC):
     """phi: turns queries and keys into non-negative features, (..., D) -> (..., W).
 
     >>> import torch, regard as rg
-    >>> class Positive(rg.FeatureMap):
+    >>> class Positive(rg.scores.FeatureMap):
     ...     def __call__(self, query, key):
     ...         return query.relu() + 1, key.relu() + 1
     >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
-    >>> rg.Attention(rg.FeatureScore(Positive()), normalizer=rg.SumNormalizer())(q, k, v).output.shape
+    >>> linear = rg.Attention(rg.scores.FeatureScore(Positive()), normalizer=rg.normalizers.SumNormalizer())
+    >>> linear(q, k, v).output.shape
     torch.Size([1, 2, 5, 8])
     """
 
@@ -41,7 +42,7 @@ class EluPlusOne(FeatureMap):
     """phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, arXiv:2006.16236, eq. 7); W = D.
 
     >>> import torch, regard as rg
-    >>> rg.EluPlusOne()(torch.tensor([0.0, 2.0]), torch.tensor([-1e9, 4.0]))
+    >>> rg.scores.EluPlusOne()(torch.tensor([0.0, 2.0]), torch.tensor([-1e9, 4.0]))
     (tensor([1., 3.]), tensor([0., 5.]))
     """
 
@@ -59,7 +60,7 @@ class RandomFeatures(nn.Module, FeatureMap):
     changes earlier outputs. Here only a constant of each query is subtracted, which the normalizer cancels exactly.
 
     >>> import torch, regard as rg
-    >>> features = rg.RandomFeatures(head_dim=8, num_features=64, seed=0)
+    >>> features = rg.scores.RandomFeatures(head_dim=8, num_features=64, seed=0)
     >>> query, key = features(torch.randn(1, 1, 5, 8), torch.randn(1, 1, 7, 8))
     >>> query.shape, key.shape, bool((query >= 0).all() and (key >= 0).all())
     (torch.Size([1, 1, 5, 64]), torch.Size([1, 1, 7, 64]), True)
@@ -110,7 +111,8 @@ class FeatureScore(nn.Module, Score):
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 2, 5, 8)
-    >>> weights = rg.Attention(rg.FeatureScore(), normalizer=rg.SumNormalizer())(x, x, x).weights.dense()
+    >>> linear = rg.Attention(rg.scores.FeatureScore(), normalizer=rg.normalizers.SumNormalizer())
+    >>> weights = linear(x, x, x).weights.dense()
     >>> torch.allclose(weights.sum(-1), torch.ones(1, 2, 5)), bool((weights >= 0).all())
     (True, True)
     """

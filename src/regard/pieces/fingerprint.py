@@ -32,9 +32,9 @@ def fingerprint(part: Any, tensors: list[Tensor]) -> Hashable:
     """The fingerprint of a piece, or of a tuple of pieces. `tensors` receives each tensor in it once.
 
     >>> import regard as rg
-    >>> fingerprint(rg.Softmax(sink=0.5), [])
+    >>> fingerprint(rg.normalizers.Softmax(sink=0.5), [])
     (<class 'regard.pieces.normalizer.Softmax'>, 1.0, 0.5)
-    >>> prints = [fingerprint(rg.LearnedTable(heads, reach=3), []) for heads in (2, 2, 4)]
+    >>> prints = [fingerprint(rg.biases.LearnedTable(heads, reach=3), []) for heads in (2, 2, 4)]
     >>> prints[0] == prints[1], prints[0] == prints[2]
     (True, False)
     """

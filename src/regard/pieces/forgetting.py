@@ -29,7 +29,7 @@ class ForgettingBias(AdditiveBias):
 
     >>> import math, torch, regard as rg
     >>> x = torch.zeros(1, 1, 4, 8)  # all scores are equal
-    >>> attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
+    >>> attention = rg.Attention(bias=rg.biases.ForgettingBias(), mask=rg.causal())
     >>> gates = torch.tensor([1.0, 1.0, 0.5, 1.0])  # token 2 halves the weights of the tokens before it
     >>> attention(x, x, x, log_forget=gates.log()[None, None]).weights[0, 0, 3]
     tensor([0.1667, 0.1667, 0.3333, 0.3333])

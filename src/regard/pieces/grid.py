@@ -32,7 +32,7 @@ class Grid:
     same positions on the host, if the host knows them: to read the tensors it would have to wait for the device.
 
     >>> import regard as rg
-    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(2, 3), B=1, H=1, I=2)
+    >>> grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(2, 3), B=1, H=1, I=2)
     >>> grid.i.flatten().tolist(), grid.distance[0, 0].tolist()  # j - i
     ([1, 2], [[-1, 0, 1], [-2, -1, 0]])
     """

@@ -25,13 +25,13 @@ class KeyGroups(ABC):
     A weight on group m is a weight C_mj on each of its tokens, so the map over tokens is W C. `unfolded` computes it.
 
     >>> import torch, regard as rg
-    >>> class Pairs(rg.KeyGroups):  # the sum of tokens 2 m and 2 m + 1
+    >>> class Pairs(rg.composites.KeyGroups):  # the sum of tokens 2 m and 2 m + 1
     ...     def keys(self, x):
     ...         return x[:, :, 0::2] + x[:, :, 1::2]
     ...     def unfolded(self, weights, columns, num_keys):
     ...         return weights[..., columns // 2]
     >>> q, k, v = torch.randn(3, 1, 2, 6, 8)
-    >>> seen = rg.Grouped(rg.Attention(), Pairs())(q, k, v)
+    >>> seen = rg.composites.Grouped(rg.Attention(), Pairs())(q, k, v)
     >>> torch.allclose(seen.weights.dense() @ v, seen.output, atol=1e-5), seen.weights.by_group.shape
     (True, (1, 2, 6, 3))
     """
@@ -84,7 +84,7 @@ class MeanGroups(KeyGroups):
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 6, 4)
-    >>> weights = rg.Grouped(rg.Attention(mask=rg.causal()), rg.MeanGroups(2))(x, x, x).weights
+    >>> weights = rg.composites.Grouped(rg.Attention(mask=rg.causal()), rg.composites.MeanGroups(2))(x, x, x).weights
     >>> weights[0, 0, 4]  # the groups (0, 1) and (2, 3); token 5 is not there yet
     tensor([0.2500, 0.2500, 0.2500, 0.2500, 0.0000, 0.0000])
     """
@@ -236,7 +236,7 @@ class ProjectedGroups(nn.Module, KeyGroups):
     Linformer, arXiv:2006.04768, section 4). Every group stands for later tokens too, so it cannot be causal.
 
     >>> import torch, regard as rg
-    >>> groups = rg.ProjectedGroups(length=64, num_groups=4)
+    >>> groups = rg.composites.ProjectedGroups(length=64, num_groups=4)
     >>> groups.keys(torch.randn(1, 2, 10, 8)).shape, [tuple(p.shape) for p in groups.parameters()]
     (torch.Size([1, 2, 4, 8]), [(4, 64), (4, 64)])
     """

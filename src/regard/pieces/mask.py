@@ -38,10 +38,10 @@ class Mask(ABC):
     It has no truth value, because `and`, `or` and `not` would silently drop a mask.
 
     >>> import regard as rg
-    >>> class every_other(rg.Mask):
+    >>> class every_other(rg.masks.Mask):
     ...     def allowed(self, grid):
     ...         return grid.distance % 2 == 0
-    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(3, 3), 1, 1, 3)
+    >>> grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(3, 3), 1, 1, 3)
     >>> (rg.causal() & every_other()).allowed(grid)[0, 0].int().tolist()
     [[1, 0, 0], [0, 1, 0], [1, 0, 1]]
     """
@@ -77,7 +77,7 @@ class Mask(ABC):
 
         >>> import torch, regard as rg
         >>> rows = rg.padding([3, 1]).select(torch.tensor([1, 0, 0]))
-        >>> rows.allowed(rg.Grid.whole(rg.Positions.of(0, 1, 4), 3, 1, 1))[:, 0, 0].int().tolist()
+        >>> rows.allowed(rg.types.Grid.whole(rg.types.Positions.of(0, 1, 4), 3, 1, 1))[:, 0, 0].int().tolist()
         [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]]
         """
         if self.relative or not self.batched:
@@ -343,7 +343,7 @@ def sees_no_later_key(mask: Mask | None) -> bool:
     """Whether the structure of the mask proves that no query may attend to a later key.
 
     >>> import regard as rg
-    >>> masks = rg.causal() & rg.padding([3]), rg.causal() | rg.prefix(2), ~rg.causal(), ~~rg.causal(), None
+    >>> masks = rg.causal() & rg.padding([3]), rg.causal() | rg.masks.prefix(2), ~rg.causal(), ~~rg.causal(), None
     >>> [sees_no_later_key(mask) for mask in masks]
     [True, False, False, True, False]
     """
@@ -362,7 +362,7 @@ class causal(Mask):
     With torch's `is_causal=True` they would attend to 1 and 2 keys.
 
     >>> import regard as rg
-    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(2, 5), 1, 1, 2)
+    >>> grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(2, 5), 1, 1, 2)
     >>> rg.causal().allowed(grid)[0, 0].int().tolist()
     [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
     """
@@ -389,7 +389,7 @@ class window(Mask):
     x-transformers, jax and local-attention allow w + 1 keys for the same number.
 
     >>> import regard as rg
-    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(4, 4), 1, 1, 4)
+    >>> grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(4, 4), 1, 1, 4)
     >>> rg.window(2).allowed(grid)[0, 0].int().tolist()
     [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
     """
@@ -414,8 +414,8 @@ class dilated(Mask):
     """j = i + m * `dilation`, |m| < `size`: a window with gaps (Longformer, arXiv:2004.05150, 3.1).
 
     >>> import regard as rg
-    >>> grid = rg.Grid.whole(rg.Positions.of(3, 1, 7), 1, 1, 1)  # one query, at position 3 of 7
-    >>> rg.dilated(size=2, dilation=3).allowed(grid)[0, 0, 0].int().tolist()
+    >>> grid = rg.types.Grid.whole(rg.types.Positions.of(3, 1, 7), 1, 1, 1)  # one query, at position 3 of 7
+    >>> rg.masks.dilated(size=2, dilation=3).allowed(grid)[0, 0, 0].int().tolist()
     [1, 0, 0, 1, 0, 0, 1]
     """
 
@@ -445,8 +445,8 @@ class prefix(Mask):
     """j < `length`: every query may attend to the first keys. `causal() | prefix(p)` is a prefix LM (Raffel 2020).
 
     >>> import regard as rg
-    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(4, 4), 1, 1, 4)
-    >>> (rg.causal() | rg.prefix(2)).allowed(grid)[0, 0].int().tolist()
+    >>> grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(4, 4), 1, 1, 4)
+    >>> (rg.causal() | rg.masks.prefix(2)).allowed(grid)[0, 0].int().tolist()
     [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
     """
 
@@ -473,8 +473,8 @@ class block_local(Mask):
     A window moves with the query; a block does not.
 
     >>> import regard as rg
-    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(4, 4), 1, 1, 4)
-    >>> rg.block_local(2).allowed(grid)[0, 0].int().tolist()
+    >>> grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(4, 4), 1, 1, 4)
+    >>> rg.masks.block_local(2).allowed(grid)[0, 0].int().tolist()
     [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
     """
 

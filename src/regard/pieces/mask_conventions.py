@@ -46,7 +46,7 @@ def mask_remedy(value: object, mask: str = "mask_tensor") -> str:
         return "Lengths are integers: regard.padding(mask.long())."
     return (
         f"It holds numbers from {float(value.min()):.4g} to {float(value.max()):.4g}. If they are added to the scores, "
-        "they are a bias: regard.LearnedTable or your own AdditiveBias."
+        "they are a bias: regard.biases.LearnedTable or your own AdditiveBias."
     )
 
 

@@ -35,9 +35,9 @@ class neighborhood(Mask):
     and is not shifted. The semantics are those of NATTEN. Each argument is one number for all axes or one for each.
 
     >>> import regard as rg
-    >>> rg.neighborhood((5,), 3).dense(5).int().tolist()
+    >>> rg.masks.neighborhood((5,), 3).dense(5).int().tolist()
     [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0], [0, 0, 1, 1, 1], [0, 0, 1, 1, 1]]
-    >>> rg.neighborhood((8, 8), 3).dense(64)[0].nonzero().flatten().tolist()  # the query in the first corner
+    >>> rg.masks.neighborhood((8, 8), 3).dense(64)[0].nonzero().flatten().tolist()  # the query in the first corner
     [0, 1, 2, 8, 9, 10, 16, 17, 18]
     """
 
@@ -168,7 +168,7 @@ class sliding_tiles(Mask):
     whole tiles need no mask inside.
 
     >>> import regard as rg
-    >>> mask = rg.sliding_tiles((4, 4), tile=(2, 2), size=(1, 2))
+    >>> mask = rg.masks.sliding_tiles((4, 4), tile=(2, 2), size=(1, 2))
     >>> mask.dense(16)[0].nonzero().flatten().tolist()  # its own tile, and the next one of the same row
     [0, 1, 2, 3, 4, 5, 6, 7]
     >>> mask.order[:8].tolist()  # tokens of a picture, row by row, in the order of the tiles

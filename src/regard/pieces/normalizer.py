@@ -36,8 +36,8 @@ class Normalizer(ABC):
 
     >>> import torch, regard as rg
     >>> scores, columns = torch.zeros(1, 1, 1, 4), torch.arange(4)
-    >>> row_statistic = rg.Softmax().row_statistic(scores, columns)  # of the whole row
-    >>> rg.Softmax().weights(scores[..., :2], row_statistic, columns[:2])  # of any part
+    >>> row_statistic = rg.normalizers.Softmax().row_statistic(scores, columns)  # of the whole row
+    >>> rg.normalizers.Softmax().weights(scores[..., :2], row_statistic, columns[:2])  # of any part
     tensor([[[[0.2500, 0.2500]]]])
     """
 
@@ -184,7 +184,8 @@ class Softmax(Normalizer):
 
     >>> import torch, regard as rg
     >>> scores, columns = torch.tensor([[[[1.0, 3.0]]]]).log(), torch.arange(2)
-    >>> [rg.Softmax(sink=sink).normalize_rows(scores, columns)[0] for sink in (None, 0.0)]  # a sink of 0 adds 1
+    >>> from regard.normalizers import Softmax
+    >>> [Softmax(sink=sink).normalize_rows(scores, columns)[0] for sink in (None, 0.0)]  # a sink of 0 adds 1
     [tensor([[[[0.2500, 0.7500]]]]), tensor([[[[0.2000, 0.6000]]]])]
     """
 
@@ -261,7 +262,8 @@ class LearnedSink(nn.Module, Normalizer):
 
     >>> import torch, regard as rg
     >>> scores, columns = torch.tensor([[[[1.0, 3.0]]]]).log(), torch.arange(2)
-    >>> rg.LearnedSink(num_heads=1).normalize_rows(scores, columns)[0].detach()  # the sink begins at 0 and takes 1 / 5
+    >>> sink = rg.normalizers.LearnedSink(num_heads=1)
+    >>> sink.normalize_rows(scores, columns)[0].detach()  # the sink begins at 0 and takes 1 / 5
     tensor([[[[0.2000, 0.6000]]]])
     """
 
@@ -323,7 +325,7 @@ class Sparsemax(Normalizer):
     The Euclidean projection of the scores on the simplex: low scores get weight exactly 0.
 
     >>> import torch, regard as rg
-    >>> rg.Sparsemax().normalize_rows(torch.tensor([[[[0.0, 0.5, -1.0]]]]), torch.arange(3))[0]  # t = -0.25
+    >>> rg.normalizers.Sparsemax().normalize_rows(torch.tensor([[[[0.0, 0.5, -1.0]]]]), torch.arange(3))[0]  # t = -0.25
     tensor([[[[0.2500, 0.7500, 0.0000]]]])
     """
 
@@ -350,7 +352,7 @@ class Entmax15(Normalizer):
     Halfway between softmax and sparsemax: alpha-entmax with alpha = 1.5.
 
     >>> import torch, regard as rg
-    >>> rg.Entmax15().normalize_rows(torch.tensor([[[[0.0, 0.4, -2.0]]]]), torch.arange(3))[0]  # t = -0.6
+    >>> rg.normalizers.Entmax15().normalize_rows(torch.tensor([[[[0.0, 0.4, -2.0]]]]), torch.arange(3))[0]  # t = -0.6
     tensor([[[[0.3600, 0.6400, 0.0000]]]])
     """
 
@@ -391,7 +393,7 @@ class TopK(Normalizer):
     a score with another last bit. A row with fewer than k allowed keys keeps them all.
 
     >>> import torch, regard as rg
-    >>> rg.TopK(2).normalize_rows(torch.tensor([[[[1.0, 0.5, 3.0]]]]).log(), torch.arange(3))[0]
+    >>> rg.normalizers.TopK(2).normalize_rows(torch.tensor([[[[1.0, 0.5, 3.0]]]]).log(), torch.arange(3))[0]
     tensor([[[[0.2500, 0.0000, 0.7500]]]])
     """
 
@@ -421,7 +423,7 @@ class Hardmax(Normalizer):
     """1 on the highest score of the row, 0 elsewhere: softmax at temperature 0. If scores are equal, the first wins.
 
     >>> import torch, regard as rg
-    >>> rg.Hardmax().normalize_rows(torch.tensor([[[[1.0, 3.0, 3.0]]]]), torch.arange(3))[0]
+    >>> rg.normalizers.Hardmax().normalize_rows(torch.tensor([[[[1.0, 3.0, 3.0]]]]), torch.arange(3))[0]
     tensor([[[[0., 1., 0.]]]])
     """
 
@@ -450,7 +452,7 @@ class SumNormalizer(Normalizer):
     """w_ij = s_ij / sum_j s_ij, for scores that are not negative (linear attention, arXiv:2006.16236, eq. 4).
 
     >>> import torch, regard as rg
-    >>> rg.SumNormalizer().normalize_rows(torch.tensor([[[[1.0, 0.0, 3.0]]]]), torch.arange(3))[0]
+    >>> rg.normalizers.SumNormalizer().normalize_rows(torch.tensor([[[[1.0, 0.0, 3.0]]]]), torch.arange(3))[0]
     tensor([[[[0.2500, 0.0000, 0.7500]]]])
     """
 
@@ -475,9 +477,9 @@ class Sigmoid(Normalizer):
 
     >>> import math, torch, regard as rg
     >>> scores = torch.tensor([[[[0.0, math.log(3.0)]]]])
-    >>> rg.Sigmoid().normalize_rows(scores, torch.arange(2))[0]  # 1 / 2 and 3 / 2 in place of exp(score)
+    >>> rg.normalizers.Sigmoid().normalize_rows(scores, torch.arange(2))[0]  # 1 / 2 and 3 / 2 in place of exp(score)
     tensor([[[[0.3333, 0.6000]]]])
-    >>> rg.Sigmoid(offset=0.0).normalize_rows(scores, torch.arange(2))[0]
+    >>> rg.normalizers.Sigmoid(offset=0.0).normalize_rows(scores, torch.arange(2))[0]
     tensor([[[[0.5000, 0.7500]]]])
     """
 
@@ -504,7 +506,7 @@ class Unnormalized(Normalizer):
     """w_ij = s_ij: the scores are the weights, of any sign and any sum. For convolutions, for instance.
 
     >>> import torch, regard as rg
-    >>> rg.Unnormalized().normalize_rows(torch.tensor([[[[2.0, -1.0]]]]), torch.arange(2))[0]
+    >>> rg.normalizers.Unnormalized().normalize_rows(torch.tensor([[[[2.0, -1.0]]]]), torch.arange(2))[0]
     tensor([[[[ 2., -1.]]]])
     """
 

@@ -22,7 +22,7 @@ class Encoding(ABC):
     """Base of all positional encodings: `encode` adds its position to each vector, or rotates the vector by it.
 
     >>> import torch, regard as rg
-    >>> class Count(rg.Encoding):
+    >>> class Count(rg.encodings.Encoding):
     ...     def encode(self, x, positions):
     ...         return x + positions[:, None]
     >>> Count().encode(torch.zeros(1, 1, 3, 1), torch.arange(4, 7)).flatten()
@@ -57,7 +57,8 @@ class Encoding(ABC):
         """The learned tensors: none, unless the encoding is also an `nn.Module`.
 
         >>> import regard as rg
-        >>> [sum(p.numel() for p in x.parameters()) for x in (rg.Sinusoidal(), rg.LearnedPositions(512, 64))]
+        >>> both = rg.encodings.Sinusoidal(), rg.encodings.LearnedPositions(512, 64)
+        >>> [sum(p.numel() for p in x.parameters()) for x in both]
         [0, 32768]
         """
         return nn.Module.parameters(self) if isinstance(self, nn.Module) else iter(())
@@ -106,7 +107,7 @@ class Scaling(ABC):
     A scaling with a `magnitude` also multiplies the rotated channels of queries and keys by this number.
 
     >>> import regard as rg
-    >>> class Halved(rg.Scaling):
+    >>> class Halved(rg.encodings.Scaling):
     ...     def __call__(self, frequencies):
     ...         return frequencies / 2
     >>> rg.RoPE(4).frequencies().tolist(), rg.RoPE(4, scaling=Halved()).frequencies().tolist()
@@ -126,7 +127,7 @@ class LinearScaling(Scaling):
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 1, 2, 8)
-    >>> scaled = rg.RoPE(8, scaling=rg.LinearScaling(4.0)).encode(x, torch.tensor([40, 80]))
+    >>> scaled = rg.RoPE(8, scaling=rg.encodings.LinearScaling(4.0)).encode(x, torch.tensor([40, 80]))
     >>> torch.allclose(scaled, rg.RoPE(8).encode(x, torch.tensor([10, 20])))
     True
     """
@@ -145,7 +146,8 @@ class NTKScaling(Scaling):
     "Dynamic NTK" takes the factor from the length of the text: `NTKScaling.for_length`.
 
     >>> import torch, regard as rg
-    >>> rg.NTKScaling(4.0)(torch.tensor([1.0, 0.1, 0.01])) / torch.tensor([1.0, 0.1, 0.01])  # 4^0, 4^-0.5, 4^-1
+    >>> frequencies = torch.tensor([1.0, 0.1, 0.01])
+    >>> rg.encodings.NTKScaling(4.0)(frequencies) / frequencies  # 4^0, 4^-0.5, 4^-1
     tensor([1.0000, 0.5000, 0.2500])
     """
 
@@ -160,7 +162,7 @@ class NTKScaling(Scaling):
         given once.
 
         >>> import regard as rg
-        >>> [rg.NTKScaling.for_length(n, trained_length=64, factor=2.0).factor for n in (10, 64, 128)]
+        >>> [rg.encodings.NTKScaling.for_length(n, trained_length=64, factor=2.0).factor for n in (10, 64, 128)]
         [1.0, 1.0, 3.0]
         """
         return cls(factor * max(length, trained_length) / trained_length - (factor - 1))
@@ -181,7 +183,7 @@ class Llama3Scaling(Scaling):
 
     >>> import torch, regard as rg
     >>> frequencies = torch.tensor([1.0, 1e-5])  # 1,304 and 0.013 turns in the trained length
-    >>> rg.Llama3Scaling(factor=8.0)(frequencies) / frequencies
+    >>> rg.encodings.Llama3Scaling(factor=8.0)(frequencies) / frequencies
     tensor([1.0000, 0.1250])
     """
 
@@ -284,9 +286,9 @@ class Sinusoidal(Encoding):
     `Attention` they are added to queries and keys; for embeddings, `table` returns them.
 
     >>> import torch, regard as rg
-    >>> rg.Sinusoidal().table(torch.tensor([0]), 4).tolist()
+    >>> rg.encodings.Sinusoidal().table(torch.tensor([0]), 4).tolist()
     [[0.0, 1.0, 0.0, 1.0]]
-    >>> rg.Sinusoidal().encode(torch.zeros(1, 1, 5, 8), torch.arange(5)).shape
+    >>> rg.encodings.Sinusoidal().encode(torch.zeros(1, 1, 5, 8), torch.arange(5)).shape
     torch.Size([1, 1, 5, 8])
     """
 
@@ -297,7 +299,7 @@ class Sinusoidal(Encoding):
 
         >>> import torch, regard as rg
         >>> x = torch.randn(2, 5, 8)
-        >>> torch.nn.Linear(8, 8)(x + rg.Sinusoidal().table(torch.arange(5), 8)).shape
+        >>> torch.nn.Linear(8, 8)(x + rg.encodings.Sinusoidal().table(torch.arange(5), 8)).shape
         torch.Size([2, 5, 8])
         """
         return self._sines(positions, head_dim, widest_float(positions.device)).to(dtype or torch.get_default_dtype())
@@ -317,7 +319,7 @@ class LearnedPositions(nn.Module, Encoding):
     """Add a learned vector for each position 0 ... length - 1 (Gehring et al. 2017, arXiv:1705.03122).
 
     >>> import torch, regard as rg
-    >>> positions = rg.LearnedPositions(length=16, head_dim=4)
+    >>> positions = rg.encodings.LearnedPositions(length=16, head_dim=4)
     >>> encoded = positions.encode(torch.zeros(1, 1, 2, 4), torch.tensor([3, 7]))
     >>> torch.equal(encoded[0, 0], positions.table[[3, 7]])
     True

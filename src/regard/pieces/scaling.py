@@ -28,10 +28,10 @@ class YaRNScaling(Scaling):
 
     >>> import torch, regard as rg
     >>> frequencies = rg.RoPE(16).frequencies()
-    >>> rg.YaRNScaling(4.0, trained_length=4096)(frequencies) / frequencies
+    >>> rg.encodings.YaRNScaling(4.0, trained_length=4096)(frequencies) / frequencies
     tensor([1.0000, 1.0000, 1.0000, 0.8125, 0.6250, 0.4375, 0.2500, 0.2500],
            dtype=torch.float64)
-    >>> round(rg.YaRNScaling(4.0, trained_length=4096).magnitude, 4)
+    >>> round(rg.encodings.YaRNScaling(4.0, trained_length=4096).magnitude, 4)
     1.1386
     """
 
@@ -79,7 +79,7 @@ class LongRoPEScaling(Scaling):
     call, and does not rotate the keys of a cache again when a text passes that length. Here you give the list.
 
     >>> import torch, regard as rg
-    >>> scaling = rg.LongRoPEScaling((1.0, 2.0), extension=4.0, trained_length=64)
+    >>> scaling = rg.encodings.LongRoPEScaling((1.0, 2.0), extension=4.0, trained_length=64)
     >>> rg.RoPE(4, scaling=scaling).frequencies().tolist(), round(scaling.magnitude, 4)
     ([1.0, 0.005], 1.1547)
     """
@@ -112,7 +112,7 @@ class ProportionalScaling(Scaling):
     The usual partial rotation, `RoPE(head_dim)` of fewer channels, has the frequencies of the smaller width.
 
     >>> import torch, regard as rg
-    >>> rg.RoPE(8, scaling=rg.ProportionalScaling(0.5)).frequencies().tolist()
+    >>> rg.RoPE(8, scaling=rg.encodings.ProportionalScaling(0.5)).frequencies().tolist()
     [1.0, 0.1, 0.0, 0.0]
     """
 

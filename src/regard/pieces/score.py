@@ -28,13 +28,13 @@ class Score(ABC):
     of at least 0, which `SumNormalizer` requires.
 
     >>> import torch, regard as rg
-    >>> class Near(rg.Score):
+    >>> class Near(rg.scores.Score):
     ...     def tile(self, query, key, grid):
     ...         return -(query[:, :, :, None] - key[:, :, None]).square().sum(-1)
     ...     def check(self, sizes, key_dim):
     ...         rg.Dot().check(sizes, key_dim)
     >>> x = torch.randn(1, 2, 5, 8)  # every vector is nearest to itself
-    >>> torch.equal(rg.Attention(Near(), normalizer=rg.Hardmax())(x, x, x).output, x)
+    >>> torch.equal(rg.Attention(Near(), normalizer=rg.normalizers.Hardmax())(x, x, x).output, x)
     True
     """
 
@@ -137,7 +137,7 @@ class Cosine(Score):
 
     >>> import torch, regard as rg
     >>> q, k = torch.tensor([[[[3.0, 4.0]]]]), torch.tensor([[[[3.0, 4.0], [30.0, 40.0]]]])
-    >>> rg.Attention(rg.Cosine())(q, k, k).weights.dense()  # the longer key has the same weight
+    >>> rg.Attention(rg.scores.Cosine())(q, k, k).weights.dense()  # the longer key has the same weight
     tensor([[[[0.5000, 0.5000]]]])
     """
 
@@ -163,7 +163,7 @@ class Bilinear(nn.Module, Score):
     product. There is no factor 1 / sqrt(D), as in the paper.
 
     >>> import torch, regard as rg
-    >>> score = rg.Bilinear(query_dim=4, key_dim=6, num_heads=2)
+    >>> score = rg.scores.Bilinear(query_dim=4, key_dim=6, num_heads=2)
     >>> q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 6)
     >>> score.weight.shape, rg.Attention(score)(q, k, k).output.shape
     (torch.Size([2, 4, 6]), torch.Size([1, 2, 3, 6]))
@@ -204,7 +204,7 @@ class LatentDot(nn.Module, Score):
     the "absorbed" form, so the keys of the heads are never computed.
 
     >>> import torch, regard as rg
-    >>> score = rg.LatentDot(num_heads=4, content_dim=8, latent_dim=16, rotary_dim=2)
+    >>> score = rg.scores.LatentDot(num_heads=4, content_dim=8, latent_dim=16, rotary_dim=2)
     >>> q, key = torch.randn(1, 4, 3, 10), torch.randn(1, 1, 5, 18)
     >>> rg.Attention(score)(q, key, key[..., 2:]).output.shape
     torch.Size([1, 4, 3, 16])
@@ -263,12 +263,12 @@ class Additive(TanhScore):
     this name in Keras has no projections.
 
     >>> import torch, regard as rg
-    >>> score = rg.Additive(query_dim=4, key_dim=6, hidden=8)
+    >>> score = rg.scores.Additive(query_dim=4, key_dim=6, hidden=8)
     >>> sum(p.numel() for p in score.parameters())  # 4 * 8 + 6 * 8 + 8
     88
     >>> rg.Attention(score)(torch.randn(1, 2, 3, 4), *torch.randn(2, 1, 2, 5, 6)).output.shape
     torch.Size([1, 2, 3, 6])
-    >>> rg.Additive(4, 6, hidden=8, bias=True).query.bias.shape
+    >>> rg.scores.Additive(4, 6, hidden=8, bias=True).query.bias.shape
     torch.Size([8])
     """
 
@@ -294,7 +294,7 @@ class Concat(TanhScore):
     computed as such, without a tensor of size I x J x (D + D'). b is there with `bias=True` only; the paper has none.
 
     >>> import torch, regard as rg
-    >>> concat, additive = rg.Concat(4, 6, hidden=8), rg.Additive(4, 6, hidden=8)
+    >>> concat, additive = rg.scores.Concat(4, 6, hidden=8), rg.scores.Additive(4, 6, hidden=8)
     >>> additive.query.weight.data, additive.key.weight.data = concat.projection.weight.data.split([4, 6], 1)
     >>> additive.direction = concat.direction
     >>> q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 6)

@@ -38,10 +38,10 @@ class Selection(ABC):
     query the same keys whichever queries are beside it, so that decoding equals one call.
 
     >>> import torch, regard as rg
-    >>> class Nearest(rg.Selection):  # the own key and the first
+    >>> class Nearest(rg.selections.Selection):  # the own key and the first
     ...     def choose(self, query, key, positions, mask):
     ...         rows = positions.query(slice(0, query.shape[2]))
-    ...         return rg.chosen_keys(torch.stack((rows, rows * 0), -1)[None, None], start=positions.start)
+    ...         return rg.masks.chosen_keys(torch.stack((rows, rows * 0), -1)[None, None], start=positions.start)
     >>> x = torch.randn(1, 2, 4, 8)
     >>> rg.Attention(selection=Nearest())(x, x, x).weights[0, 0].gt(0).int().tolist()
     [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]]
@@ -220,7 +220,7 @@ class TokenIndexer(Selection):
     own loss.
 
     >>> import torch, regard as rg
-    >>> attention = rg.Attention(mask=rg.causal(), selection=rg.TokenIndexer(k=3))
+    >>> attention = rg.Attention(mask=rg.causal(), selection=rg.selections.TokenIndexer(k=3))
     >>> q, k, v = torch.randn(3, 1, 4, 10, 8)
     >>> index = {"index_query": torch.randn(1, 2, 10, 4), "index_key": torch.randn(1, 1, 10, 4)}
     >>> seen = attention(q, k, v, **index, index_weights=torch.rand(1, 10, 2))
@@ -270,7 +270,7 @@ class BlockIndexer(Selection):
     choice has no gradient.
 
     >>> import torch, regard as rg
-    >>> attention = rg.Attention(mask=rg.causal(), selection=rg.BlockIndexer(size=2, k=2))
+    >>> attention = rg.Attention(mask=rg.causal(), selection=rg.selections.BlockIndexer(size=2, k=2))
     >>> q, k, v = torch.randn(3, 1, 4, 10, 8)
     >>> index = {"index_query": torch.randn(1, 4, 10, 4), "index_key": torch.randn(1, 1, 10, 4)}
     >>> attention(q, k, v, **index).weights.dense().gt(0).sum(-1)[0, 0].tolist()
@@ -320,7 +320,7 @@ class BlockMeans(Selection):
     gradient; queries and keys learn through the chosen pairs.
 
     >>> import torch, regard as rg
-    >>> attention = rg.Attention(mask=rg.causal(), selection=rg.BlockMeans(size=4, k=2))
+    >>> attention = rg.Attention(mask=rg.causal(), selection=rg.selections.BlockMeans(size=4, k=2))
     >>> q, k, v = torch.randn(3, 1, 2, 16, 8)
     >>> attention(q, k, v).weights.dense().gt(0).sum(-1)[0, 0].tolist()
     [1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8]
@@ -362,7 +362,7 @@ class CompressedBlocks(Selection):
     causal attention. The choice has no gradient: in NSA the compressed branch itself gives one to the same keys.
 
     >>> import torch, regard as rg
-    >>> attention = rg.Attention(mask=rg.causal(), selection=rg.CompressedBlocks(size=4, k=3, local=1))
+    >>> attention = rg.Attention(mask=rg.causal(), selection=rg.selections.CompressedBlocks(size=4, k=3, local=1))
     >>> q, k, v = torch.randn(1, 4, 16, 8), torch.randn(1, 2, 16, 8), torch.randn(1, 2, 16, 8)
     >>> attention(q, k, v).weights.dense().gt(0).sum(-1)[0, 0].tolist()
     [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 9, 10, 11, 12]
@@ -402,7 +402,7 @@ class HashBuckets(Selection):
 
     >>> import torch, regard as rg
     >>> x = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [2.0, 0.0]]).view(1, 1, 3, 2)  # 0 and 2 have one direction
-    >>> attention = rg.Attention(selection=rg.HashBuckets(num_buckets=2))
+    >>> attention = rg.Attention(selection=rg.selections.HashBuckets(num_buckets=2))
     >>> attention(x, x, x).weights.dense()[0, 0].gt(0).int().tolist()
     [[0, 0, 1], [0, 1, 0], [1, 0, 0]]
     """

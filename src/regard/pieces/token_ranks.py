@@ -26,7 +26,7 @@ class TokenRanks:
         """Padding and packed documents are read from the masks that `&` joins; other masks have neither.
 
         >>> import regard as rg
-        >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(5, 5), 1, 1, 5)
+        >>> grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(5, 5), 1, 1, 5)
         >>> real = torch.tensor([[False, True, True, True, True]])
         >>> TokenRanks.of(rg.documents([3, 2]) & rg.padding(real), grid).rank.tolist()
         [[0, 0, 1, 0, 1]]

@@ -37,8 +37,8 @@ class Steps:
 
     >>> import torch, regard as rg
     >>> one = torch.ones(1, 1, 3, 1)
-    >>> steps = rg.Steps(one, one, log_decay=torch.tensor(0.5).log().expand(1, 1, 3, 1))
-    >>> rg.TransportedMap.of_steps(steps)[0, 0, 2]
+    >>> steps = rg.transitions.Steps(one, one, log_decay=torch.tensor(0.5).log().expand(1, 1, 3, 1))
+    >>> rg.maps.TransportedMap.of_steps(steps)[0, 0, 2]
     tensor([0.2500, 0.5000, 1.0000])
     """
 
@@ -110,10 +110,10 @@ class Transition(ABC):
     decays of their own.
 
     >>> import torch, regard as rg
-    >>> class Halving(rg.Transition):
+    >>> class Halving(rg.transitions.Transition):
     ...     def prepare(self, query, key):
     ...         log_half = torch.tensor(0.5).log().expand(*key.shape[:3], 1)
-    ...         return rg.Steps(query, key, log_decay=log_half)
+    ...         return rg.transitions.Steps(query, key, log_decay=log_half)
     >>> one = torch.ones(1, 1, 3, 1)
     >>> rg.Attention(rg.Dot(1.0), transition=Halving())(one, one, one).weights[0, 0, 2]
     tensor([0.2500, 0.5000, 1.0000])
@@ -194,7 +194,7 @@ class Decay(Transition):
 
     >>> import torch, regard as rg
     >>> one = torch.ones(1, 1, 3, 1)
-    >>> attention = rg.Attention(rg.Dot(1.0), transition=rg.Decay(torch.tensor(0.5).log()))
+    >>> attention = rg.Attention(rg.Dot(1.0), transition=rg.transitions.Decay(torch.tensor(0.5).log()))
     >>> attention(one, one, one).weights[0, 0, 2]
     tensor([0.2500, 0.5000, 1.0000])
     """
@@ -226,7 +226,7 @@ class ChannelDecay(Transition):
 
     >>> import torch, regard as rg
     >>> one, decay = torch.ones(1, 1, 3, 2), torch.tensor([1.0, 0.5]).log().expand(1, 1, 3, 2)
-    >>> attention = rg.Attention(rg.Dot(1.0), transition=rg.ChannelDecay())
+    >>> attention = rg.Attention(rg.Dot(1.0), transition=rg.transitions.ChannelDecay())
     >>> attention(one, one, one, log_decay=decay).weights[0, 0, 2]
     tensor([1.2500, 1.5000, 2.0000])
     """
@@ -257,7 +257,7 @@ class StateSpace(Transition):
 
     >>> import torch, regard as rg
     >>> one = torch.ones(1, 1, 3, 1)
-    >>> attention = rg.Attention(rg.Dot(1.0), transition=rg.StateSpace(torch.tensor([0.5]).log()))
+    >>> attention = rg.Attention(rg.Dot(1.0), transition=rg.transitions.StateSpace(torch.tensor([0.5]).log()))
     >>> attention(one, one, one, step=torch.tensor([[[1.0, 2.0, 1.0]]])).weights[0, 0, 2]
     tensor([0.1250, 1.0000, 1.0000])
     """
@@ -304,7 +304,7 @@ class Delta(DeltaRule):
     keys longer than sqrt(2 / beta) let the state grow. The paper's code also offers sums to 1 in place of lengths.
 
     >>> import torch, regard as rg
-    >>> attention = rg.Attention(rg.Dot(1.0), transition=rg.Delta(unit=False))
+    >>> attention = rg.Attention(rg.Dot(1.0), transition=rg.transitions.Delta(unit=False))
     >>> one, beta = torch.ones(1, 1, 3, 1), torch.tensor([[[1.0, 0.25, 0.5]]])
     >>> attention(one, one, one, beta=beta).weights[0, 0, 2]
     tensor([0.3750, 0.1250, 0.5000])
@@ -326,7 +326,7 @@ class GatedDelta(DeltaRule):
     in `Delta`.
 
     >>> import torch, regard as rg
-    >>> attention = rg.Attention(rg.Dot(1.0), transition=rg.GatedDelta(unit=False))
+    >>> attention = rg.Attention(rg.Dot(1.0), transition=rg.transitions.GatedDelta(unit=False))
     >>> one, beta = torch.ones(1, 1, 3, 1), torch.tensor([[[1.0, 0.25, 0.5]]])
     >>> half = torch.full((1, 1, 3), 0.5).log()
     >>> attention(one, one, one, log_decay=half, beta=beta).weights[0, 0, 2]
@@ -348,7 +348,7 @@ class KimiDelta(DeltaRule):
     2025, arXiv:2510.26692). The memory decays first, and what is left of it is erased. `unit` as in `Delta`.
 
     >>> import torch, regard as rg
-    >>> attention = rg.Attention(rg.Dot(1.0), transition=rg.KimiDelta(unit=False))
+    >>> attention = rg.Attention(rg.Dot(1.0), transition=rg.transitions.KimiDelta(unit=False))
     >>> one, beta = torch.ones(1, 1, 3, 1), torch.tensor([[[1.0, 0.25, 0.5]]])
     >>> half = torch.full((1, 1, 3, 1), 0.5).log()
     >>> attention(one, one, one, log_decay=half, beta=beta).weights[0, 0, 2]
@@ -379,7 +379,7 @@ class RWKV7(Transition):
 
     >>> import torch, regard as rg
     >>> one, half = torch.ones(1, 1, 3, 1), torch.full((1, 1, 3, 1), 0.5)
-    >>> attention = rg.Attention(rg.Dot(1.0), transition=rg.RWKV7())
+    >>> attention = rg.Attention(rg.Dot(1.0), transition=rg.transitions.RWKV7())
     >>> attention(one, one, one, log_decay=half.log(), address=one, rate=half / 2).weights[0, 0, 2]
     tensor([0.0625, 0.2500, 1.0000])
     """

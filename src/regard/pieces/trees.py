@@ -34,9 +34,9 @@ class tree(Mask):
     Positional encodings need the depth of each token instead: `context` + `depths`.
 
     >>> import regard as rg
-    >>> rg.tree([-1, 0, 0, 1]).dense(4).int().tolist()  # tokens 1 and 2 are two continuations of token 0
+    >>> rg.masks.tree([-1, 0, 0, 1]).dense(4).int().tolist()  # tokens 1 and 2 are two continuations of token 0
     [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
-    >>> rg.tree([-1, 0, 0, 1]).depths
+    >>> rg.masks.tree([-1, 0, 0, 1]).depths
     (0, 1, 1, 2)
     """
 
@@ -150,7 +150,7 @@ def shared_prefix(prefix: Count, lengths: Sequence[int]) -> Mask:
     sequence: rotate queries and keys by their own places before the call.
 
     >>> import regard as rg
-    >>> rg.shared_prefix(2, [1, 2]).dense(5).int().tolist()
+    >>> rg.masks.shared_prefix(2, [1, 2]).dense(5).int().tolist()
     [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 0, 1, 0], [1, 1, 0, 1, 1]]
     """
     listed = integers("shared_prefix", "lengths", lengths)

@@ -10,7 +10,7 @@ from typing import Any
 from regard.errors import RegardError
 from regard.hf.text_reader import TextReader
 from regard.profiling.documents import Unreadable
-from regard.stats import HeadTable
+from regard.stats.head_table import HeadTable
 from regard.whole_files import write_whole
 
 #: The file of a profile inside its folder.

@@ -14,7 +14,6 @@ from regard.errors import MissingPackage
 from regard.other_libraries import missing_here
 from regard.seq2seq.decoding import (
     Alignment,
-    Hypothesis,
     Search,
     Translation,
     TranslationOptions,
@@ -31,13 +30,11 @@ from regard.seq2seq.models import (
     FixedVectorTranslator,
     HybridTranslator,
     LuongTranslator,
-    Memory,
-    State,
     System,
     TransformerTranslator,
     Translator,
     build,
-    system,
+    find_system,
 )
 from regard.seq2seq.runs import Run, load_pretrained, load_run, pretrained_runs
 
@@ -46,12 +43,11 @@ if TYPE_CHECKING:
     from regard.seq2seq.comparison.results import Comparison, compare
     from regard.seq2seq.comparison.run_evaluation import (
         PairSelection,
-        RunComparison,
         compare_runs,
         corpus_of,
         evaluate_run,
     )
-    from regard.seq2seq.comparison.study import Entry, Study
+    from regard.seq2seq.comparison.study import Study
     from regard.seq2seq.runs.config import Config, make_config, read_config
     from regard.seq2seq.training.session import Trained, resume_training, train
 
@@ -63,13 +59,11 @@ _LAZY = {
     "Trained": "training.session",
     "resume_training": "training.session",
     "train": "training.session",
-    "Entry": "comparison.study",
     "Study": "comparison.study",
     "make_study": "comparison.design",
     "Comparison": "comparison.results",
     "compare": "comparison.results",
     "PairSelection": "comparison.run_evaluation",
-    "RunComparison": "comparison.run_evaluation",
     "compare_runs": "comparison.run_evaluation",
     "corpus_of": "comparison.run_evaluation",
     "evaluate_run": "comparison.run_evaluation",
@@ -83,18 +77,13 @@ __all__ = [
     "BahdanauTranslator",
     "Comparison",
     "Config",
-    "Entry",
     "Evaluation",
     "FixedVectorTranslator",
     "HybridTranslator",
-    "Hypothesis",
     "LuongTranslator",
-    "Memory",
     "PairSelection",
     "Run",
-    "RunComparison",
     "Search",
-    "State",
     "Study",
     "System",
     "Trained",
@@ -111,6 +100,7 @@ __all__ = [
     "corpus_of",
     "evaluate",
     "evaluate_run",
+    "find_system",
     "greedy",
     "load_pretrained",
     "load_run",
@@ -120,7 +110,6 @@ __all__ = [
     "read_config",
     "resume_training",
     "score",
-    "system",
     "train",
     "translate",
 ]

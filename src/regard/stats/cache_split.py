@@ -49,7 +49,7 @@ class LayerSplit:
     `needs_all` (key heads,) says which key heads keep all keys: those with a query head of at least `least` beyond.
 
     >>> import torch
-    >>> from regard.stats import LayerSplit
+    >>> from regard.types import LayerSplit
     >>> LayerSplit(0, torch.tensor([0.0, 0.3, 0.01, 0.02]), group=2, least=0.1).needs_all
     tensor([ True, False])
     """
@@ -79,7 +79,7 @@ class KeyHeadSplit:
     `layers` are by module path, `num_tokens` is that of the text.
 
     >>> import torch
-    >>> from regard.stats import KeyHeadSplit, LayerSplit
+    >>> from regard.types import KeyHeadSplit, LayerSplit
     >>> layer = LayerSplit(0, torch.tensor([0.0, 0.3]), group=1, least=0.1)
     >>> split = KeyHeadSplit(sinks=4, window=60, least=0.1, layers={"layers.0": layer}, num_tokens=256)
     >>> split.share(256), split.num_full_heads, split.num_key_value_heads
@@ -190,7 +190,7 @@ def cache_split(
     >>> near = torch.stack([torch.zeros(40, 40), torch.eye(40)])[None] * 50          # head 0 is even, head 1 is local
     >>> identity = torch.eye(40).expand(1, 2, 40, 40)
     >>> seen = rg.Attention(score=rg.Dot(scale=1.0), mask=rg.causal())(near, identity, identity)
-    >>> print(rg.cache_split({"layers.0": seen.weights}, sinks=1, window=8).sentence)
+    >>> print(rg.stats.cache_split({"layers.0": seen.weights}, sinks=1, window=8).sentence)
     1 of 2 heads put at least 10 % of their weight beyond the first 1 and the last 8 tokens. If 1 of 2 key heads
     keep all keys, and the others 1 + 8, the cache of 40 tokens takes 61 %.
     """

@@ -28,7 +28,7 @@ class HeadMatrices:
     x W_V W_O, without biases. Heads that share a key or value have it repeated. `layer` is the number of the layer.
 
     >>> import torch
-    >>> from regard.stats import HeadMatrices
+    >>> from regard.types import HeadMatrices
     >>> x = torch.randn(2, 8, 4)
     >>> HeadMatrices(0, query=x, key=x, value=x, output=x.mT).num_heads
     2
@@ -62,7 +62,7 @@ class HeadPair:
     `expected` is the root mean square of the score of random matrices, and `null` the largest score of all pairs of the
     model in several random rotations.
 
-    >>> from regard.stats import HeadPair
+    >>> from regard.types import HeadPair
     >>> HeadPair("K", (0, 4), (1, 7), score=0.31, expected=0.05, null=0.09).sentence
     'L1.H7: its keys read what L0.H4 writes (K-composition 0.31; 0.05 expected and at most 0.09 by chance).'
     """
@@ -91,13 +91,13 @@ class HeadPair:
 
 @dataclass(frozen=True, eq=False)
 class CompositionScores:
-    """The composition scores of all pairs of heads: `composition(layers, "K")`, `rg.composition(model, "K")`.
+    """The composition scores of all pairs of heads: `composition(layers, "K")`, `rg.hf.composition(model, "K")`.
 
     `scores` (N, N) has the head that writes on its rows and the head that reads on its columns, in the order of
     `heads`; it is NaN where the reader is not of a later layer. `nulls` has the largest score of each random rotation.
 
     >>> import torch
-    >>> from regard.stats import CompositionScores
+    >>> from regard.types import CompositionScores
     >>> scores = torch.tensor([[torch.nan, 0.5], [torch.nan, torch.nan]])
     >>> [pair.score for pair in CompositionScores("K", [(0, 0), (1, 0)], scores, 0.1, torch.tensor([0.2])).labeled]
     [0.5]
@@ -171,7 +171,8 @@ def head_composition(layers: Sequence[HeadMatrices], kind: str = "K", *, rotatio
     queries and keys, MLPs between, and rotary positions, which turn W_QK with the distance.
 
     >>> import torch
-    >>> from regard.stats import HeadMatrices, head_composition
+    >>> from regard.stats import head_composition
+    >>> from regard.types import HeadMatrices
     >>> basis = torch.eye(16)
     >>> copy = HeadMatrices(0, *[basis[None, :, :4]] * 3, output=basis[None, 4:8])    # writes into the channels 4 to 7
     >>> match = HeadMatrices(1, basis[None, :, :4], basis[None, :, 4:8], basis[None, :, :4], basis[None, :4])

@@ -12,7 +12,7 @@ from regard.errors import RegardError
 from regard.maps import AttentionMap
 from regard.maps.indices import indices
 
-#: Rows of every head that `divergence` holds at once.
+#: Rows of every head that `head_divergence` holds at once.
 ROWS = 16
 
 
@@ -29,7 +29,7 @@ def sample_rows(num_queries: Count, count: Count = 64, seed: int = 0) -> Tensor:
 
 @checked
 @torch.no_grad()
-def divergence(
+def head_divergence(
     maps: Mapping[str, AttentionMap] | Sequence[AttentionMap],
     rows: Sequence[int] | Tensor | None = None,
     batch: Count = 0,
@@ -43,18 +43,20 @@ def divergence(
 
     >>> import torch, regard as rg
     >>> x = torch.randn(1, 2, 5, 4)
-    >>> divergence([rg.Attention()(x, x, x).weights]).shape
+    >>> head_divergence([rg.Attention()(x, x, x).weights]).shape
     torch.Size([2, 2])
     """
     layers = list(maps.values()) if isinstance(maps, Mapping) else list(maps)
     if not layers or len({layer.shape[2:] for layer in layers}) > 1:
         raise RegardError(
-            "divergence: heads are compared row by row. Give at least one map, and maps with the same numbers of "
+            "head_divergence: heads are compared row by row. Give at least one map, and maps with the same numbers of "
             f"queries and keys; got {[tuple(layer.shape) for layer in layers]}."
         )
-    chosen = sample_rows(layers[0].shape[2]) if rows is None else indices("divergence", "row", rows, layers[0].shape[2])
+    chosen = (
+        sample_rows(layers[0].shape[2]) if rows is None else indices("head_divergence", "row", rows, layers[0].shape[2])
+    )
     if not len(chosen):
-        raise RegardError("divergence: there are no rows. Give at least one query.")
+        raise RegardError("head_divergence: there are no rows. Give at least one query.")
     layers = [layer if layer.has_shares else layer.shares() for layer in layers]
     total = torch.zeros((), dtype=torch.float32)
     for part in chosen.split(ROWS):
@@ -78,7 +80,7 @@ def head_groups(distance: Tensor, threshold: float) -> list[tuple[int, ...]]:
     """Group heads by average linkage: join the two nearest groups until all distances exceed `threshold`.
 
     The distance between two groups is the mean over their pairs (UPGMA, Sokal & Michener 1958). `distance`
-    is (N, N): `divergence(maps)`, or 1 - cosine. Largest groups first; a head without
+    is (N, N): `head_divergence(maps)`, or 1 - cosine. Largest groups first; a head without
     similar heads is a group of its own.
 
     >>> head_groups(torch.tensor([[0.0, 0.1, 0.9], [0.1, 0.0, 0.8], [0.9, 0.8, 0.0]]), 0.5)
@@ -105,7 +107,7 @@ def head_map(distance: Tensor, dimensions: Size = 2) -> Tensor:
 
     With C = I - 1/n, -1/2 C D^2 C = V diag(l) V', and the coordinates are V sqrt(l) of the largest eigenvalues
     (Torgerson 1952). The entry of largest magnitude on each axis is positive. Give a metric:
-    `divergence(maps).sqrt()`.
+    `head_divergence(maps).sqrt()`.
 
     >>> coordinates = head_map(torch.tensor([[0.0, 3.0, 4.0], [3.0, 0.0, 5.0], [4.0, 5.0, 0.0]]))
     >>> torch.cdist(coordinates, coordinates)[1, 2].round(decimals=4)
@@ -126,6 +128,6 @@ def _square(name: str, distance: Tensor) -> Tensor:
     if distance.ndim != 2 or distance.shape[0] != distance.shape[1] or not len(distance):
         raise RegardError(
             f"{name}: distances are a square (N, N), one row for each head, got {tuple(distance.shape)}. "
-            "Give divergence(maps), or 1 - map.similarity()[0] for the first text of one map."
+            "Give head_divergence(maps), or 1 - map.similarity()[0] for the first text of one map."
         )
     return distance

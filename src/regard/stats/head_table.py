@@ -20,7 +20,7 @@ class LayerTable:
     For each statistic, `means` holds (H,) or (H, ...) and `counts` (H,) the number of queries that were averaged.
 
     >>> import torch
-    >>> from regard.stats import LayerTable
+    >>> from regard.types import LayerTable
     >>> first = LayerTable("layer", {"reach": torch.tensor([1.0])}, {"reach": torch.tensor([3.0])})
     >>> second = LayerTable("layer", {"reach": torch.tensor([5.0])}, {"reach": torch.tensor([1.0])})
     >>> first.merge(second).means["reach"]  # (3 * 1 + 1 * 5) / 4
@@ -52,7 +52,8 @@ class HeadTable:
     queries, and one document still changes the means of a large corpus.
 
     >>> import torch, regard as rg
-    >>> from regard.stats import HeadTable, profile
+    >>> from regard.stats import profile
+    >>> from regard.types import HeadTable
     >>> def table(n):
     ...     x = torch.zeros(1, 1, n, 4)
     ...     return HeadTable.of(profile({"layer": rg.Attention()(x, x, x).weights}, ["a"] * n))

@@ -28,7 +28,7 @@ class LayerLocality:
     there, and 0.2 more than equal weights do.
 
     >>> import torch
-    >>> from regard.stats import LayerLocality
+    >>> from regard.types import LayerLocality
     >>> near, chance = torch.tensor([0.95, 0.4]), torch.full((2,), 0.3)
     >>> print(LayerLocality(2, 8, torch.tensor([1.5, 9.0]), near, chance).sentence)
     Layer 2: 1 of 2 heads is local; mean distance 5.2 tokens, 68 % of the weight within 8 tokens (30 % by chance).
@@ -61,7 +61,8 @@ class ModelLocality:
     """The locality of every layer: `print(locality(seen.maps).table())`.
 
     >>> import torch
-    >>> from regard.stats import LayerLocality, Locality
+    >>> from regard.stats import Locality
+    >>> from regard.types import LayerLocality
     >>> layer = LayerLocality(0, 8, torch.ones(2), torch.tensor([0.95, 0.4]), torch.full((2,), 0.3))
     >>> ModelLocality([layer]).local_heads
     [(0, 0)]

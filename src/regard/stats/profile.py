@@ -16,7 +16,7 @@ from regard.maps import AttentionMap, KeyTotals, Reduction, RowLinks, Similarity
 from regard.maps.head_mean import HeadMean
 from regard.maps.scored_map import ScoredMap
 from regard.maps.share_map import ShareMap
-from regard.pieces import Dot
+from regard.scores import Dot
 from regard.shapes import spread_indices
 from regard.stats.numbering import layer_numbers
 from regard.stats.statistics import STATISTICS, Allowed, HeadStatistic
@@ -35,7 +35,8 @@ MOST_HEADS = 128
 class Link:
     """A link of a head: `query` attends to `key` (both are indices) with `weight`.
 
-    >>> from regard.stats import Link, Profile
+    >>> from regard.stats import Profile
+    >>> from regard.types import Link
     >>> ModelProfile(["the", "cat"], ["the", "cat"], [], []).describe(Link(query=1, key=0, weight=0.75))
     'cat -> the 0.75'
     """

@@ -95,7 +95,7 @@ class Role:
     score on shuffled input, `chance` the score of a head with equal weights, `offset` the offset of "positional".
     `label` is whether the head has the role. Of a long text `queries` counts those of the sample (`RoleTable.sampled`).
 
-    >>> from regard.stats import Role
+    >>> from regard.types import Role
     >>> Role("previous", layer=2, head=4, score=0.93, null=0.91, label=True, chance=0.05).sentence
     'L2.H4 attends to the previous token (0.93; 0.91 on shuffled text, 0.05 by chance).'
     """
@@ -125,7 +125,7 @@ class RoleTable:
 
     `sampled` is (number of queries that were read, number of all queries) if a random sample was read, otherwise None.
 
-    >>> from regard.stats import Role, RoleTable
+    >>> from regard.types import Role, RoleTable
     >>> roles = [Role("previous", 0, head, score, null=0.9, label=score > 0.5) for head, score in enumerate((0.1, 0.9))]
     >>> table = RoleTable(roles)
     >>> [role.head for role in table.labeled], [role.score for role in table.of("previous")]

@@ -29,7 +29,7 @@ class HeadStatistic(ABC):
     >>> class Last(HeadStatistic):
     ...     name, meaning = "last", "share of the weight on the last token"
     ...     def reductions(self, weights, special):
-    ...         return (rg.MassOn([-1]),)
+    ...         return (rg.maps.MassOn([-1]),)
     >>> x = torch.zeros(1, 2, 4, 8)
     >>> maps = {"layer": rg.Attention()(x, x, x).weights}
     >>> profile(maps, list("abcd"), statistics=[Last()]).layers[0].values

@@ -20,10 +20,11 @@ class TextDifference:
     """One head: the statistic that differs most between the texts, its value on each text, and their range.
 
     >>> import torch, regard as rg
-    >>> from regard.stats import TextReading, differences
+    >>> from regard.stats.text_differences import text_differences
+    >>> from regard.types import TextReading
     >>> q, k = 20 * torch.eye(4).expand(1, 1, 4, 4), torch.eye(4).expand(1, 1, 4, 4)
     >>> maps = [rg.Attention()(query, k, k).weights for query in (q, q.flip(2))]
-    >>> (head,) = differences([TextReading.of("", {"layers.0": weights}) for weights in maps])
+    >>> (head,) = text_differences([TextReading.of("", {"layers.0": weights}) for weights in maps])
     >>> head.statistic, [round(value) for value in head.values], round(head.spread)
     ('itself', [1, 0], 1)
     """
@@ -36,15 +37,15 @@ class TextDifference:
 
 
 @checked
-def differences(readings: Sequence[TextReading]) -> list[TextDifference]:
+def text_differences(readings: Sequence[TextReading]) -> list[TextDifference]:
     """One `TextDifference` for every head, the largest spread first. All readings must be of the same layers of one
     model.
 
     >>> import torch, regard as rg
-    >>> from regard.stats import TextReading
+    >>> from regard.types import TextReading
     >>> x = torch.zeros(1, 1, 3, 4)
     >>> reading = TextReading.of("", {"layers.0": rg.Attention()(x, x, x).weights})
-    >>> [head.spread for head in differences([reading, reading])]
+    >>> [head.spread for head in text_differences([reading, reading])]
     [0.0]
     """
     if not readings or len({len(reading.profile.layers) for reading in readings}) > 1:

@@ -19,7 +19,7 @@ class HeadLink:
     """A link, with the head and the number of the layer in the model that it belongs to.
 
     >>> import torch, regard as rg
-    >>> from regard.stats import TextReading
+    >>> from regard.types import TextReading
     >>> q, k = 20 * torch.eye(4).roll(2, 1).expand(1, 1, 4, 4), torch.eye(4).expand(1, 1, 4, 4)
     >>> reading = TextReading.of("", {"layers.5": rg.Attention()(q, k, k).weights})
     >>> (strongest,) = reading.notable(query=0)
@@ -41,7 +41,7 @@ class TextReading:
     about masks, and `model` is the name of the model, if it is known.
 
     >>> import torch, regard as rg
-    >>> from regard.stats import TextReading
+    >>> from regard.types import TextReading
     >>> x = torch.zeros(1, 1, 4, 8)
     >>> maps = {"layer": rg.Attention()(x, x, x).weights}
     >>> reading = TextReading.of("A title", maps, ["the", "un", "##lock", "key"])

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from regard.other_libraries import missing_here
+from regard.other_libraries import answers_for
 from regard.stats import PatchGrid
 from regard.viewer.page import write_page
 from regard.viewer.picture_sheets import picture_sheets
@@ -23,6 +23,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name):
-        raise missing_here(__name__, name, __all__)
+    __getattr__ = answers_for(__name__, __all__)

@@ -20,9 +20,11 @@ from regard.drawing.picture import LARGEST, canvas, heatmap, name_tokens, write_
 from regard.drawing.ramp import colormap
 from regard.errors import RegardError
 from regard.maps import AttentionMap
-from regard.stats import LayerProfile, ModelProfile, Offsets, Role, RoleTable, TextReading
+from regard.stats import Offsets
 from regard.stats.numbering import head_name, layer_numbers
-from regard.stats.roles import KINDS
+from regard.stats.profile import LayerProfile, ModelProfile
+from regard.stats.roles import KINDS, Role, RoleTable
+from regard.stats.text_reading import TextReading
 from regard.viewer.cards import cards_of
 from regard.viewer.lead import lead_of
 from regard.viewer.sentences import joined

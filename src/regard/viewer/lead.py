@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from regard.stats import LayerProfile, Link, ModelProfile, TextReading
-from regard.stats.text_reading import plain
+from regard.stats.profile import LayerProfile, Link, ModelProfile
+from regard.stats.text_reading import TextReading, plain
 from regard.viewer.sentences import HEAD, PLAIN, Part, layer_name, percent, token, weight_of
 
 #: What these words refer to depends on the sentence.

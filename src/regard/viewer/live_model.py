@@ -16,7 +16,7 @@ from regard.hf.generation_reader import read_generation
 from regard.hf.text_reader import TextReader
 from regard.maps import AttentionMap, Reduction
 from regard.seq2seq.evaluation.pair_maps import read_pair
-from regard.seq2seq.models.systems import system
+from regard.seq2seq.models.systems import find_system
 from regard.seq2seq.runs.run import SETTINGS, Run, load_pretrained, load_run, pretrained_runs
 from regard.viewer.live_request import CHARACTERS, EDITS, STEPS, LiveRequest
 from regard.viewer.questions import attribution_sheet, edited_sheet, generation_sheets
@@ -134,7 +134,7 @@ def translator_model(name: str, run: Run) -> LiveModel:
     >>> model.read("Peace be with you.", lambda: None)[0].about["tokens"][-1]
     '</s>'
     """
-    title = system(run.model.settings()["name"]).title
+    title = find_system(run.model.settings()["name"]).title
 
     def read(text: str, check: Check) -> list[Sheet]:
         _check_length(len(run.source_tokenizer.encode(text)), TOKENS)

@@ -7,8 +7,8 @@
 | {"text", "generate": N} | the text as the model continues it by at most N tokens |
 | {"text", "attribute": {"method": "weight-gradient", "target": null}} | which weights made the prediction of a token |
 
-An edit is the short form of `rg.where`, with numbers of tokens in place of words. Every part is bounded, and a field
-that the model does not know is refused, so no page shows the weights of another request than its own.
+An edit is the short form of `rg.Where.parse`, with numbers of tokens in place of words. Every part is bounded, and a
+field that the model does not know is refused, so no page shows the weights of another request than its own.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 
 from regard.checks import checked
 from regard.errors import RegardError
-from regard.stats import TextReading
+from regard.stats.text_reading import TextReading
 from regard.viewer.embedded import embedded
 from regard.viewer.sheet import COMMON, Sheet, sheets_of
 from regard.viewer.story import Story, story_of
@@ -44,7 +44,7 @@ def write_page(
     >>> import tempfile, torch, regard as rg
     >>> from pathlib import Path
     >>> x = torch.zeros(1, 1, 3, 4)
-    >>> reading = rg.TextReading.of("zeros", {"layers.0": rg.Attention()(x, x, x).weights}, ["a", "b", "c"])
+    >>> reading = rg.types.TextReading.of("zeros", {"layers.0": rg.Attention()(x, x, x).weights}, ["a", "b", "c"])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     page = rg.viewer.write_page(Path(folder) / "page.html", [reading])
     ...     page.name, page.read_text().startswith("<!doctype html>")

@@ -11,7 +11,9 @@ from regard.hf.capture.model_inputs import ModelInputs
 from regard.hf.image_grids import image_grids, is_vision, leading_names, patch_names
 from regard.hf.window_maps import is_windowed, whole_map
 from regard.maps import AttentionMap
-from regard.stats import PatchGrid, RoleTable, TextReading, patch_roles
+from regard.stats import PatchGrid, patch_roles
+from regard.stats.roles import RoleTable
+from regard.stats.text_reading import TextReading
 from regard.viewer.pictures import images_of, picture, sound
 from regard.viewer.sheet import Sheet, page_reductions
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from regard.attribution import Attribution, FaithfulnessCurves, attribute
-from regard.edits import EditSequence, KnockOut, where
+from regard.attribution import attribute
+from regard.attribution.faithfulness import FaithfulnessCurves
+from regard.attribution.result import Attribution
+from regard.edits import EditSequence, KnockOut
+from regard.edits.selection import Where
 from regard.hf.edit_effects import EditResult, edit_effect
 from regard.hf.editing import edit
 from regard.hf.generation_reader import GenerationResult
 from regard.hf.text_reader import TextReader, in_one_line
 from regard.maps import AttentionMap, Reduction
-from regard.stats import TextReading
+from regard.stats.text_reading import TextReading
 from regard.viewer.live_request import EDIT
 from regard.viewer.sheet import Sheet, page_reductions
 
@@ -30,8 +33,8 @@ def edited_sheet(
 ) -> Sheet:
     """The sheet of a text that a model reads without some weights; `about["effect"]` says what changes.
 
-    An edit is a short form of `rg.where`. The maps are the weights inside the edit, as they then are. `length` and
-    `roles` are those of `edit_effect`.
+    An edit is a short form of `rg.Where.parse`. The maps are the weights inside the edit, as they then are. `length`
+    and `roles` are those of `edit_effect`.
 
     >>> import regard as rg
     >>> reader = rg.TextReader.load("minilm")
@@ -39,7 +42,7 @@ def edited_sheet(
     >>> sheet.about["title"], float(sheet.maps[2][0, 1, 2, 1])
     ('The cat sat. (without L2.H1: cat → the)', 0.0)
     """
-    knocked_out = EditSequence(tuple(KnockOut(where(short)) for short in edits))
+    knocked_out = EditSequence(tuple(KnockOut(Where.parse(short)) for short in edits))
     effect = edit_effect(reader, text, knocked_out, length, roles)
     named = [(short, edit_in_words(short, effect.tokens)) for short in edits]
     title = in_one_line(text)

@@ -8,7 +8,7 @@ from regard.data.words import cut
 from regard.errors import MissingPackage, RegardError, nearest
 from regard.seq2seq.comparison.curves import curves
 from regard.seq2seq.evaluation.pair_maps import read_alignments, read_pair
-from regard.seq2seq.models.systems import system
+from regard.seq2seq.models.systems import find_system
 from regard.seq2seq.runs.run import CONFIG, PRETRAINED, SETTINGS, pretrained_runs
 from regard.seq2seq.runs.run import load_run as load_translator
 from regard.viewer.report.folder import COMPARISON, read_study, read_trial
@@ -56,7 +56,7 @@ def translator_sheets(folder: Path) -> list[Sheet]:
     run = load_translator(folder)
     if not run.config:
         raise RegardError(f"view: {folder / CONFIG} is missing, so the corpus is not known.")
-    name, pairs = system(run.model.settings()["name"]).title, read_corpus(make_config(run.config).data).test
+    name, pairs = find_system(run.model.settings()["name"]).title, read_corpus(make_config(run.config).data).test
     chosen = chosen_sentences([0.0] * len(pairs), [len(cut(pair.source)) for pair in pairs])
     charts = curves({name: [read_trial(folder, name, 0)]})
     return [Sheet.of(*arguments, charts) for n in chosen for arguments in read_pair({name: run}, pairs[n], parts=True)]

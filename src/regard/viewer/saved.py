@@ -47,7 +47,7 @@ def save_run(
     >>> import tempfile, torch, regard as rg
     >>> from pathlib import Path
     >>> x = torch.zeros(1, 1, 3, 4)
-    >>> reading = rg.TextReading.of("zeros", {"layers.0": rg.Attention()(x, x, x).weights}, ["a", "b", "c"])
+    >>> reading = rg.types.TextReading.of("zeros", {"layers.0": rg.Attention()(x, x, x).weights}, ["a", "b", "c"])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     run = rg.viewer.save_run(Path(folder) / "seen", [rg.viewer.Sheet.of(reading)])
     ...     [sheet.about["title"] for sheet in rg.viewer.load_run(run)]
@@ -97,7 +97,7 @@ def load_run(folder: str | os.PathLike[str]) -> list[Sheet]:
     >>> import tempfile, torch, regard as rg
     >>> from pathlib import Path
     >>> x = torch.zeros(1, 1, 3, 4)
-    >>> reading = rg.TextReading.of("zeros", {"layers.0": rg.Attention()(x, x, x).weights}, ["a", "b", "c"])
+    >>> reading = rg.types.TextReading.of("zeros", {"layers.0": rg.Attention()(x, x, x).weights}, ["a", "b", "c"])
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     rg.viewer.load_run(rg.viewer.save_run(folder, [rg.viewer.Sheet.of(reading)]))[0].maps
     [AttentionMap(1 x 1 heads x 3 queries x 3 keys)]

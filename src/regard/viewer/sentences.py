@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from regard.stats import LayerProfile, TextReading
 from regard.stats.numbering import head_name
+from regard.stats.profile import LayerProfile
+from regard.stats.text_reading import TextReading
 
 #: The kinds of parts of a sentence.
 PLAIN, TOKEN, HEAD = "", "token", "head"

@@ -13,20 +13,12 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.maps import AttentionMap, Pool, Reduction
 from regard.maps.pyramid import Pyramid, coarser
-from regard.stats import (
-    CAVEAT,
-    STATISTICS,
-    LayerProfile,
-    ModelProfile,
-    Offsets,
-    RoleTable,
-    TextReading,
-    divergence,
-    head_map,
-    sample_rows,
-)
+from regard.stats import CAVEAT, STATISTICS, Offsets, head_map, sample_rows
+from regard.stats.head_distances import head_divergence
 from regard.stats.layer_kinds import layer_note
-from regard.stats.roles import MEANINGS, QUERIES, ROLE_CAVEAT
+from regard.stats.profile import LayerProfile, ModelProfile
+from regard.stats.roles import MEANINGS, QUERIES, ROLE_CAVEAT, RoleTable
+from regard.stats.text_reading import TextReading
 from regard.stats.warning_lines import warning_lines
 from regard.viewer.cards import cards_of
 from regard.viewer.lead import lead_of
@@ -86,7 +78,7 @@ class Sheet:
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 3, 4)
-    >>> reading = rg.TextReading.of("zeros", {"layers.0": rg.Attention()(x, x, x).weights}, ["a", "b", "c"])
+    >>> reading = rg.types.TextReading.of("zeros", {"layers.0": rg.Attention()(x, x, x).weights}, ["a", "b", "c"])
     >>> sheet = rg.viewer.Sheet.of(reading)
     >>> sheet.about["title"], sheet.maps, sheet.ready
     ('zeros', [AttentionMap(1 x 1 heads x 3 queries x 3 keys)], [None])
@@ -252,7 +244,7 @@ def _places(maps: Sequence[AttentionMap]) -> list[list[float]] | None:
     """A point for each head on a plane: near points are similar maps. None if the heads cannot be compared."""
     _, _, I, J = maps[0].shape
     try:
-        distance = divergence(maps, sample_rows(I, max(8, min(64, COMPARED // J))))
+        distance = head_divergence(maps, sample_rows(I, max(8, min(64, COMPARED // J))))
     except RegardError:
         return None
     return [[_short(value) for value in point] for point in head_map(distance.sqrt())]

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from regard.errors import MissingPackage, RegardError
 from regard.maps import AttentionMap
-from regard.stats import TextReading
+from regard.stats.text_reading import TextReading
 from regard.viewer.page import write_page
 from regard.viewer.picture_sheets import picture_sheets
 from regard.viewer.saved import save_run
 from regard.viewer.sheet import Sheet, page_reductions, sheets_of
 
 if TYPE_CHECKING:
-    from regard.attribution import Attribution
+    from regard.attribution.result import Attribution
     from regard.hf.capture.model_maps import WatchedAttention
 
 #: The parts of a model, in the order of their tabs.

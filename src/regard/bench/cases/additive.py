@@ -23,8 +23,8 @@ def cases(setting: BenchSettings) -> Iterator[Case]:
         return
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        additive = rg.Attention(rg.Additive(WIDTH, WIDTH, WIDTH))
-        concat = rg.Attention(rg.Concat(WIDTH, WIDTH, WIDTH))
+        additive = rg.Attention(rg.scores.Additive(WIDTH, WIDTH, WIDTH))
+        concat = rg.Attention(rg.scores.Concat(WIDTH, WIDTH, WIDTH))
     yield _case(setting, "bahdanau", additive, 2048, learns=False)
     yield _case(setting, "bahdanau", additive, 1024, learns=True)
     yield _case(setting, "luong_concat", concat, 1024, learns=True)

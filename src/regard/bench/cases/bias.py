@@ -23,13 +23,13 @@ def attentions() -> dict[str, tuple[str, rg.Attention]]:
         torch.manual_seed(0)
         return {
             "alibi": ("ALiBi, causal", rg.Attention(bias=rg.ALiBi(HEADS), mask=rg.causal())),
-            "t5": ("T5", rg.Attention(rg.Dot(scale=1.0), bias=rg.T5Bias(HEADS))),
-            "shaw": ("Shaw, reach 16", rg.Attention(bias=rg.ShawBias(WIDTH, 16))),
+            "t5": ("T5", rg.Attention(rg.Dot(scale=1.0), bias=rg.biases.T5Bias(HEADS))),
+            "shaw": ("Shaw, reach 16", rg.Attention(bias=rg.biases.ShawBias(WIDTH, 16))),
             "transformer_xl": (
                 "Transformer-XL",
-                rg.Attention(bias=rg.TransformerXLBias(HEADS, WIDTH), mask=rg.causal()),
+                rg.Attention(bias=rg.biases.TransformerXLBias(HEADS, WIDTH), mask=rg.causal()),
             ),
-            "softcap": ("softcap 50, causal", rg.Attention(bias=rg.Softcap(50.0), mask=rg.causal())),
+            "softcap": ("softcap 50, causal", rg.Attention(bias=rg.biases.Softcap(50.0), mask=rg.causal())),
         }
 
 

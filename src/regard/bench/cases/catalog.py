@@ -61,7 +61,7 @@ def inputs_of(name: str, setting: BenchSettings) -> tuple[Tensor, ...]:
     return tuple(x.to(setting.device, setting.dtype) for x in (*example, *(tensors[key] for key in sorted(tensors))))
 
 
-def called(name: str, *inputs: Tensor) -> Callable[..., rg.AttentionOutput]:
+def called(name: str, *inputs: Tensor) -> Callable[..., rg.types.AttentionOutput]:
     """The mechanism by `regard.attend`."""
     attention, _ = _attention(name)
     names = sorted(mechanism(name).tensors(attention, *inputs[:3]))

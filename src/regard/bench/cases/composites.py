@@ -91,7 +91,7 @@ def nsa_inputs(setting: BenchSettings) -> tuple[Tensor, ...]:
     return *tensors, gates.sigmoid()
 
 
-def gated(attention: Any, *inputs: Tensor) -> Callable[..., rg.AttentionOutput]:
+def gated(attention: Any, *inputs: Tensor) -> Callable[..., rg.types.AttentionOutput]:
     """`regard.attend` with the gates of the call."""
     return lambda q, k, v, gates: attention(q, k, v, gates=gates)
 

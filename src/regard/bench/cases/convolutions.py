@@ -44,14 +44,16 @@ def taps_of(channels: int, size: int) -> Tensor:
     return numbers * 0.1 ** torch.linspace(0, 1, size)
 
 
-def convolved(taps: Tensor) -> Callable[..., rg.AttentionOutput]:
+def convolved(taps: Tensor) -> Callable[..., rg.types.AttentionOutput]:
     """Between two gates, by `regard.attend`."""
     mask = rg.causal() & rg.window(taps.shape[1])
-    attention = rg.Attention(rg.Dot(1.0), bias=rg.Taps(taps), mask=mask, normalizer=rg.Unnormalized())
+    attention = rg.Attention(
+        rg.Dot(1.0), bias=rg.transitions.Taps(taps), mask=mask, normalizer=rg.normalizers.Unnormalized()
+    )
     return lambda q, k, v: attention(q, k, v)
 
 
-def short(*inputs: Tensor) -> Callable[..., rg.AttentionOutput]:
+def short(*inputs: Tensor) -> Callable[..., rg.types.AttentionOutput]:
     """The convolution of LFM2 by `regard.attend`."""
     return convolved(taps_of(CHANNELS, 3))
 
@@ -67,7 +69,7 @@ def short_in_torch(*inputs: Tensor) -> Callable[..., Tensor]:
     return run
 
 
-def long(*inputs: Tensor) -> Callable[..., rg.AttentionOutput]:
+def long(*inputs: Tensor) -> Callable[..., rg.types.AttentionOutput]:
     """The convolution of Hyena by `regard.attend`."""
     return convolved(taps_of(LONG_CHANNELS, LONG_LENGTH))
 

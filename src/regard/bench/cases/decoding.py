@@ -90,16 +90,20 @@ def _ring(setting: BenchSettings) -> Iterator[Case]:
         work=f"{STEPS} tokens through a ring of {window:,} after {SEEN:,}, {heads} heads of {width}",
         inputs=inputs,
         mechanism="sliding_window",
-        ours=partial(steps, rg.RingCache(window), SEEN),
+        ours=partial(steps, rg.caches.RingCache(window), SEEN),
         peers=(
-            Side(f"itself after {window:,} tokens", partial(steps, rg.RingCache(window), window), (Aim("time", 1.1),)),
+            Side(
+                f"itself after {window:,} tokens",
+                partial(steps, rg.caches.RingCache(window), window),
+                (Aim("time", 1.1),),
+            ),
             Side(f"a growing cache after {SEEN:,} tokens", partial(steps, rg.GrowingCache(), SEEN)),
         ),
         weighs=False,
     )
     short = Side(
         f"half of them, {SEEN // 2:,}",
-        partial(filling, rg.RingCache(window), SEEN // 2),
+        partial(filling, rg.caches.RingCache(window), SEEN // 2),
         (Aim("memory", 1.1),),
         differs="constant memory is 1 x",
     )
@@ -111,18 +115,18 @@ def _ring(setting: BenchSettings) -> Iterator[Case]:
         work=f"a ring of {window:,} takes in {SEEN:,} tokens, {heads} heads of {width}",
         inputs=inputs,
         mechanism="sliding_window",
-        ours=partial(filling, rg.RingCache(window), SEEN),
+        ours=partial(filling, rg.caches.RingCache(window), SEEN),
         peers=(short, growing),
     )
 
 
-def _filled(cache: rg.Cache, seen: int, key: Tensor, value: Tensor) -> rg.Cache:
+def _filled(cache: rg.caches.Cache, seen: int, key: Tensor, value: Tensor) -> rg.caches.Cache:
     while cache.length < seen:
         cache = cache.extend(key, value).cache
     return cache
 
 
-def filling(cache: rg.Cache, seen: int, *inputs: Tensor) -> Callable[..., Tensor]:
+def filling(cache: rg.caches.Cache, seen: int, *inputs: Tensor) -> Callable[..., Tensor]:
     """Take in so many tokens, chunk by chunk, without asking."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -132,7 +136,7 @@ def filling(cache: rg.Cache, seen: int, *inputs: Tensor) -> Callable[..., Tensor
 
 
 @torch.no_grad()
-def steps(cache: rg.Cache, seen: int, query: Tensor, key: Tensor, value: Tensor) -> Callable[..., Tensor]:
+def steps(cache: rg.caches.Cache, seen: int, query: Tensor, key: Tensor, value: Tensor) -> Callable[..., Tensor]:
     """Token by token after `seen` tokens. Each run continues where the run before ended."""
     attention = rg.Attention(mask=rg.causal() & rg.window(RING[2]))
     filled = _filled(cache, seen, key, value)

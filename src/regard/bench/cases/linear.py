@@ -19,7 +19,7 @@ SOFTMAX = "softmax attention, another function, which linear attention replaces"
 
 
 @dataclass(frozen=True)
-class SoftmaxAndExp(rg.FeatureMap):
+class SoftmaxAndExp(rg.scores.FeatureMap):
     """phi(q) = softmax(q), phi(k) = exp(k): the features of linear-attention-transformer."""
 
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,12 +29,16 @@ class SoftmaxAndExp(rg.FeatureMap):
 def cases(setting: BenchSettings) -> Iterator[Case]:
     """Causal at 16,384 tokens, with --full also at 65,536."""
     gpu = setting.device == "cuda"
-    plain = rg.Attention(rg.FeatureScore(rg.EluPlusOne()), mask=rg.causal(), normalizer=rg.SumNormalizer())
+    plain = rg.Attention(
+        rg.scores.FeatureScore(rg.scores.EluPlusOne()), mask=rg.causal(), normalizer=rg.normalizers.SumNormalizer()
+    )
     for n in (16_384, 65_536) if gpu else (4096, 16_384, 65_536) if setting.full else (4096, 16_384):
         yield _linear(setting, plain, n)
     if gpu:
         return
-    softmax = rg.Attention(rg.FeatureScore(SoftmaxAndExp()), mask=rg.causal(), normalizer=rg.SumNormalizer())
+    softmax = rg.Attention(
+        rg.scores.FeatureScore(SoftmaxAndExp()), mask=rg.causal(), normalizer=rg.normalizers.SumNormalizer()
+    )
     side = Side(
         "linear-attention-transformer",
         partial(packages.linear_transformer, 64),
@@ -46,7 +50,9 @@ def cases(setting: BenchSettings) -> Iterator[Case]:
     )
     yield _case(setting, "linear", "linear, softmax(q) and exp(k)", softmax, 16_384, (side,))
     performer = rg.Attention(
-        rg.FeatureScore(rg.RandomFeatures(WIDTH, FEATURES)), mask=rg.causal(), normalizer=rg.SumNormalizer()
+        rg.scores.FeatureScore(rg.scores.RandomFeatures(WIDTH, FEATURES)),
+        mask=rg.causal(),
+        normalizer=rg.normalizers.SumNormalizer(),
     )
     theirs = Side(
         "performer-pytorch",

@@ -13,7 +13,8 @@ from torch import Tensor
 import regard as rg
 from regard.bench.case import Aim, BenchSettings, Case, Side
 from regard.bench.peers.package import TRANSFORMERS
-from regard.stats import ModelProfile, profile
+from regard.stats import profile
+from regard.stats.profile import ModelProfile
 
 LENGTH, WINDOW, WORDS = 16_384, 1024, 1000
 #: Tokens of the text whose profile is computed.

@@ -79,7 +79,7 @@ def _padded(setting: BenchSettings) -> Case:
     )
 
 
-def small(mask: rg.Mask) -> Example:
+def small(mask: rg.masks.Mask) -> Example:
     """A mask on 24 tokens, two entries and four heads."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 4, 24, 8, dtype=torch.float64, generator=generator) for _ in range(3))

@@ -26,15 +26,15 @@ def cases(setting: BenchSettings) -> Iterator[Case]:
         return
     lengths = document_lengths(63)
     packed = (*lengths, LENGTH - sum(lengths)) if sum(lengths) < LENGTH else _cut(lengths)
-    masks: dict[str, tuple[str, rg.Mask, Callable[[], Any] | None]] = {
+    masks: dict[str, tuple[str, rg.masks.Mask, Callable[[], Any] | None]] = {
         "causal & window 256": ("sliding_window", rg.causal() & rg.window(256), None),
         "causal & window 1,024": ("sliding_window", rg.causal() & rg.window(1024), None),
         "packed documents": ("masked, packed", rg.causal() & rg.documents(packed), small_packed),
-        "Longformer": ("longformer", rg.window(257) | rg.global_tokens(range(16)), None),
-        "BigBird": ("bigbird", rg.bigbird(LENGTH), None),
-        "dilated": ("dilated", rg.dilated(64, 2), None),
-        "block-local": ("block_local", rg.block_local(256), None),
-        "prefix": ("prefix", rg.causal() | rg.prefix(512), small_prefix),
+        "Longformer": ("longformer", rg.window(257) | rg.masks.global_tokens(range(16)), None),
+        "BigBird": ("bigbird", rg.masks.bigbird(LENGTH), None),
+        "dilated": ("dilated", rg.masks.dilated(64, 2), None),
+        "block-local": ("block_local", rg.masks.block_local(256), None),
+        "prefix": ("prefix", rg.causal() | rg.masks.prefix(512), small_prefix),
     }
     for name, (mechanism, mask, example) in masks.items():
         peers = ()
@@ -75,7 +75,7 @@ def planned(attention: rg.Attention, row: Tensor) -> Callable[[Tensor], tuple[()
     return run
 
 
-def _block_mask(mask: rg.Mask, row: Tensor) -> Callable[[Tensor], tuple[()]]:
+def _block_mask(mask: rg.masks.Mask, row: Tensor) -> Callable[[Tensor], tuple[()]]:
     def run(row: Tensor) -> tuple[()]:
         sdpa.block_mask(mask, THEIRS, "cpu")
         return ()

@@ -58,9 +58,9 @@ def delta_inputs(setting: BenchSettings, n: int, heads: int = HEADS) -> tuple[Te
     return q, k, v, -0.1 * F.softplus(decay), beta.sigmoid()
 
 
-def delta(*inputs: Tensor) -> Callable[..., rg.AttentionOutput]:
+def delta(*inputs: Tensor) -> Callable[..., rg.types.AttentionOutput]:
     """Gated DeltaNet by `regard.attend`."""
-    attention = rg.Attention(transition=rg.GatedDelta())
+    attention = rg.Attention(transition=rg.transitions.GatedDelta())
     return lambda q, k, v, decay, beta: attention(q, k, v, log_decay=decay, beta=beta)
 
 
@@ -77,8 +77,8 @@ def _next_delta(setting: BenchSettings) -> Case:
 
 def next_delta(*inputs: Tensor) -> Callable[..., Tensor]:
     """One token after many, from a state of ones."""
-    attention = rg.Attention(transition=rg.GatedDelta())
-    cache = rg.RecurrentCache(torch.ones(1, HEADS, WIDTH, WIDTH), 100)
+    attention = rg.Attention(transition=rg.transitions.GatedDelta())
+    cache = rg.caches.RecurrentCache(torch.ones(1, HEADS, WIDTH, WIDTH), 100)
 
     def run(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
         return attention(q, k, v, log_decay=decay, beta=beta, cache=cache).output
@@ -109,7 +109,7 @@ def state_space_inputs(setting: BenchSettings, n: int) -> tuple[Tensor, ...]:
 
 def state_space(*inputs: Tensor) -> Callable[..., Tensor]:
     """Mamba-2 by `regard.attend`, with one B and C for all heads."""
-    attention = rg.Attention(rg.Dot(1.0), transition=rg.StateSpace(-torch.ones(SSM[0])))
+    attention = rg.Attention(rg.Dot(1.0), transition=rg.transitions.StateSpace(-torch.ones(SSM[0])))
 
     def run(c: Tensor, b: Tensor, x: Tensor, step: Tensor) -> Tensor:
         c, b = (t.expand(-1, SSM[0], -1, -1) for t in (c, b))

@@ -30,7 +30,7 @@ def cases(setting: BenchSettings) -> Iterator[Case]:
         work=f"MoBA, {BLOCKS} blocks of {SIZE}, n = {LENGTH:,}, {HEADS} heads of {WIDTH}",
         inputs=setting.inputs(*shapes),
         mechanism="moba",
-        attention=rg.Attention(mask=rg.causal(), selection=rg.BlockMeans(SIZE, BLOCKS)),
+        attention=rg.Attention(mask=rg.causal(), selection=rg.selections.BlockMeans(SIZE, BLOCKS)),
         peers=(Side("SDPA, dense mask, and its choice", partial(selected.moba, SIZE, BLOCKS), (Aim("faster", 1),)),),
     )
     build = partial(selected.indexer, KEYS)
@@ -51,8 +51,8 @@ def _without_ties(shapes: tuple[tuple[int, ...], ...], setting: BenchSettings) -
     return q, k, v, *(x.abs() for x in index)
 
 
-def indexed(*inputs: Tensor) -> Callable[..., rg.AttentionOutput]:
+def indexed(*inputs: Tensor) -> Callable[..., rg.types.AttentionOutput]:
     """DeepSeek sparse attention by `regard.attend`."""
-    attention = rg.Attention(mask=rg.causal(), selection=rg.TokenIndexer(KEYS))
+    attention = rg.Attention(mask=rg.causal(), selection=rg.selections.TokenIndexer(KEYS))
     names = "index_query", "index_key", "index_weights"
     return lambda q, k, v, *index: attention(q, k, v, **dict(zip(names, index, strict=True)))

@@ -26,7 +26,7 @@ def cases(setting: BenchSettings) -> Iterator[Case]:
                     yield _case(setting, name, mask, n, learns)
 
 
-def _case(setting: BenchSettings, name: str, mask: rg.Mask | None, n: int, learns: bool) -> Case:
+def _case(setting: BenchSettings, name: str, mask: rg.masks.Mask | None, n: int, learns: bool) -> Case:
     kernel = sdpa.sdpa if mask is None else sdpa.causal
     aims = (Aim("time", 1 / 0.99),) if setting.device == "cuda" else _aims(setting, learns)
     peers = [Side("SDPA", kernel, aims, tolerance=_tolerance(setting))]

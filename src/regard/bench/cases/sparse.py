@@ -21,17 +21,17 @@ def cases(setting: BenchSettings) -> Iterator[Case]:
     """Each mask against a dense mask, with --full also against compiled FlexAttention."""
     if setting.device == "cuda":
         return
-    longformer = rg.window(BOTH_SIDES // 2 + 1) | rg.global_tokens(range(NUM_GLOBAL))
+    longformer = rg.window(BOTH_SIDES // 2 + 1) | rg.masks.global_tokens(range(NUM_GLOBAL))
     build = partial(transformers.longformer, BOTH_SIDES, NUM_GLOBAL)
     for learns in (False, True):
         aims = (Aim("faster", 1.5),) if learns else _faster(setting)
         theirs = Side("transformers' Longformer", build, aims, TRANSFORMERS)
         yield _case(setting, "longformer", "Longformer, window 257 + 16 global", longformer, (theirs,), learns)
     yield _bigbird(setting)
-    yield _case(setting, "dilated", "dilated, 64 on each side, every second", rg.dilated(64, 2))
-    yield _case(setting, "block_local", "block-local, blocks of 256", rg.block_local(256))
+    yield _case(setting, "dilated", "dilated, 64 on each side, every second", rg.masks.dilated(64, 2))
+    yield _case(setting, "block_local", "block-local, blocks of 256", rg.masks.block_local(256))
     yield from _branches_and_pictures(setting)
-    prefix = rg.causal() | rg.prefix(512)
+    prefix = rg.causal() | rg.masks.prefix(512)
     yield _case(setting, "prefix", "prefix of 512, then causal", prefix, example=small_prefix)
 
 
@@ -39,12 +39,12 @@ def _branches_and_pictures(setting: BenchSettings) -> Iterator[Case]:
     """Trees, continuations of one prefix, an image and a video."""
     trunk, branch = 2048, 96
     parents = [-1 if token % branch == 0 else token - 1 for token in range(LENGTH - trunk)]
-    yield _case(setting, "tree", "tree, 64 branches of 96 after 2,048", rg.tree(parents, context=trunk))
-    continuations = rg.shared_prefix(trunk, [256] * 24)
+    yield _case(setting, "tree", "tree, 64 branches of 96 after 2,048", rg.masks.tree(parents, context=trunk))
+    continuations = rg.masks.shared_prefix(trunk, [256] * 24)
     yield _case(setting, "shared_prefix", "shared prefix of 2,048, 24 continuations of 256", continuations)
-    image = rg.neighborhood((64, 128), 13)
+    image = rg.masks.neighborhood((64, 128), 13)
     yield _case(setting, "neighborhood", "neighborhood of 13 x 13 in an image of 64 x 128", image, aim=2)
-    video = rg.sliding_tiles((16, 16, 32), 4, (3, 3, 3))
+    video = rg.masks.sliding_tiles((16, 16, 32), 4, (3, 3, 3))
     yield _case(setting, "sliding_tiles", "sliding tiles, 3 x 3 x 3 of 4 x 4 x 8 tiles", video)
 
 
@@ -54,14 +54,14 @@ def _faster(setting: BenchSettings) -> tuple[Aim, ...]:
 
 def small_prefix():
     """A prefix of five tokens."""
-    return small(rg.causal() | rg.prefix(5))
+    return small(rg.causal() | rg.masks.prefix(5))
 
 
 def _case(
     setting: BenchSettings,
     mechanism: str,
     what: str,
-    mask: rg.Mask,
+    mask: rg.masks.Mask,
     peers: tuple[Side, ...] = (),
     learns: bool = False,
     example=None,
@@ -90,7 +90,7 @@ def _case(
 def _bigbird(setting: BenchSettings) -> Case:
     """BigBird with the random blocks of transformers if it is installed; there the last block is global, too."""
     if find_spec("transformers") is None:
-        mask = rg.bigbird(LENGTH, BLOCK)
+        mask = rg.masks.bigbird(LENGTH, BLOCK)
         return _case(setting, "bigbird", "BigBird, blocks of 64", mask)
     mask = _bigbird_mask()
     build: Build = partial(transformers.bigbird, BLOCK, mask.left.right.table)  # type: ignore[attr-defined]
@@ -99,8 +99,8 @@ def _bigbird(setting: BenchSettings) -> Case:
 
 
 @cache
-def _bigbird_mask() -> rg.Mask:
-    mask = rg.bigbird(LENGTH, BLOCK) | rg.global_tokens(range(LENGTH - BLOCK, LENGTH))
+def _bigbird_mask() -> rg.masks.Mask:
+    mask = rg.masks.bigbird(LENGTH, BLOCK) | rg.masks.global_tokens(range(LENGTH - BLOCK, LENGTH))
     random = mask.left.right  # type: ignore[attr-defined]
     random.__dict__["table"] = transformers.bigbird_table(BLOCK, LENGTH, random.count)
     return mask

@@ -23,7 +23,7 @@ def cases(setting: BenchSettings) -> Iterator[Case]:
             yield _case(setting, name, mask, n)
 
 
-def _case(setting: BenchSettings, name: str, mask: rg.Mask | None, n: int) -> Case:
+def _case(setting: BenchSettings, name: str, mask: rg.masks.Mask | None, n: int) -> Case:
     kernel = sdpa.sdpa if mask is None else sdpa.causal
     no_statistics = "it computes no statistics"
     flex = Side("FlexAttention, only forward", partial(sdpa.flex, mask), differs=no_statistics, compiles=True)
@@ -52,7 +52,7 @@ def streaming(attention: rg.Attention, *inputs: Tensor) -> Callable[..., tuple[T
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         entropy, top, received, cells = weights.summarize(
-            rg.Entropy(), rg.TopLinks(TOP), rg.KeyTotals(), rg.Pool(CELLS, CELLS)
+            rg.maps.Entropy(), rg.maps.TopLinks(TOP), rg.maps.KeyTotals(), rg.maps.Pool(CELLS, CELLS)
         )
         return entropy, top.weights, received, cells
 

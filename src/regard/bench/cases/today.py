@@ -50,7 +50,7 @@ def cases(setting: BenchSettings) -> Iterator[Case]:
     for name, attention in attentions().items():
         yield _case(setting, name, attention, _peer(name, attention))
     gates = Side("SDPA, dense bias of each call", forgets_in_torch, (Aim("time", 1.5), SMALL), needs=3 * DENSE)
-    attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
+    attention = rg.Attention(bias=rg.biases.ForgettingBias(), mask=rg.causal())
     yield _case(setting, "forgetting", attention, gates, ours=forgets)
 
 
@@ -88,7 +88,7 @@ def encoded(attention: rg.Attention, *inputs: Tensor) -> Callable[..., Tensor]:
     is_causal = attention.mask is not None
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k = position.encode_both(q, k, rg.Positions.aligned_to_end(LENGTH, LENGTH))
+        q, k = position.encode_both(q, k, rg.types.Positions.aligned_to_end(LENGTH, LENGTH))
         return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)  # type: ignore[arg-type]
 
     return run
@@ -111,7 +111,7 @@ def gates_of(keys: Tensor) -> Tensor:
 
 def forgets(*inputs: Tensor) -> Callable[..., Tensor]:
     """Forgetting attention with these gates."""
-    attention = rg.Attention(bias=rg.ForgettingBias(), mask=rg.causal())
+    attention = rg.Attention(bias=rg.biases.ForgettingBias(), mask=rg.causal())
     return lambda q, k, v: attention(q, k, v, log_forget=gates_of(k)).output
 
 

@@ -27,7 +27,7 @@ def cases(setting: BenchSettings) -> Iterator[Case]:
         yield _case(setting, 256, 4096, (Side("SDPA, dense mask", partial(sdpa.dense, _mask(256))),), learns=True)
 
 
-def _mask(size: int) -> rg.Mask:
+def _mask(size: int) -> rg.masks.Mask:
     return rg.causal() & rg.window(size)
 
 

@@ -28,7 +28,7 @@ def _given(layer: Any, names: tuple[str, str, str]) -> Callable[[Tensor, Tensor,
     return give
 
 
-def diffllama(attention: rg.Sum, *inputs: Tensor) -> Callable[..., Tensor]:
+def diffllama(attention: rg.composites.Sum, *inputs: Tensor) -> Callable[..., Tensor]:
     """The layer of DiffLlama without its norm; its heads are all of map 1, then all of map 2."""
     from transformers import DiffLlamaConfig
     from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention
@@ -40,7 +40,7 @@ def diffllama(attention: rg.Sum, *inputs: Tensor) -> Callable[..., Tensor]:
     layer: Any = DiffLlamaAttention(config, 0).eval()
     give = _given(layer, ("q_proj", "k_proj", "v_proj"))
     layer.groupnorm, layer.o_proj, factors = nn.Identity(), nn.Identity(), attention.factors
-    assert isinstance(factors, rg.DifferenceFactors)
+    assert isinstance(factors, rg.composites.DifferenceFactors)
     layer.lambda_init = factors.initial
     layer.lambda_q1.data, layer.lambda_k1.data = factors.of_first.data
     layer.lambda_q2.data, layer.lambda_k2.data = factors.of_second.data
@@ -54,7 +54,7 @@ def diffllama(attention: rg.Sum, *inputs: Tensor) -> Callable[..., Tensor]:
     return run
 
 
-def segments(attention: rg.Sum, size: int, *inputs: Tensor) -> Callable[..., Tensor]:
+def segments(attention: rg.composites.Sum, size: int, *inputs: Tensor) -> Callable[..., Tensor]:
     """Infini-attention segment by segment: SDPA in each, and the memory of the paper."""
     factors: Any = attention.factors
     gate = factors.logits.sigmoid()[:, None, None]
@@ -71,18 +71,18 @@ def segments(attention: rg.Sum, size: int, *inputs: Tensor) -> Callable[..., Ten
     return run
 
 
-def projected(attention: rg.Grouped, *inputs: Tensor) -> Callable[..., Tensor]:
+def projected(attention: rg.composites.Grouped, *inputs: Tensor) -> Callable[..., Tensor]:
     """SDPA to projected keys and values."""
     groups: Any = attention.groups
     return lambda q, k, v: sdpa(q, groups.of_keys @ k, groups.of_values @ v)
 
 
-def through_latents(attention: rg.ThroughLatents, *inputs: Tensor) -> Callable[..., Tensor]:
+def through_latents(attention: rg.composites.ThroughLatents, *inputs: Tensor) -> Callable[..., Tensor]:
     """SDPA from the latents, and SDPA to the latents."""
     return lambda q, k, v: sdpa(q, latents := attention.latents.expand(len(q), -1, -1, -1), sdpa(latents, k, v))
 
 
-def nystromformer(attention: rg.Nystrom, *inputs: Tensor) -> Callable[..., Tensor]:
+def nystromformer(attention: rg.composites.Nystrom, *inputs: Tensor) -> Callable[..., Tensor]:
     """The layer of Nystromformer without its convolution; each head starts its inverse by itself."""
     from transformers import NystromformerConfig
     from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
@@ -100,14 +100,14 @@ def nystromformer(attention: rg.Nystrom, *inputs: Tensor) -> Callable[..., Tenso
     return run
 
 
-def nsa(attention: rg.Sum, *inputs: Tensor) -> Callable[..., Tensor]:
+def nsa(attention: rg.composites.Sum, *inputs: Tensor) -> Callable[..., Tensor]:
     """The three branches with dense masks in SDPA; the selection itself is that of Regard, made beforehand."""
     q, k = inputs[:2]
     grouped, selected, near = attention.parts
-    positions = rg.Positions.aligned_to_end(q.shape[2], k.shape[2])
+    positions = rg.types.Positions.aligned_to_end(q.shape[2], k.shape[2])
     selection: Any = selected.selection
     chosen = selection.choose(q, k, positions, rg.causal()) & rg.causal()
-    grid = rg.Grid.whole(positions, q.shape[0], q.shape[1], q.shape[2])
+    grid = rg.types.Grid.whole(positions, q.shape[0], q.shape[1], q.shape[2])
     masks = [mask.allowed(grid) for mask in (chosen, near.mask)]  # type: ignore[union-attr]
     groups: Any = grouped.groups
     ends = torch.arange(groups.count(k.shape[2])) * groups.step + groups.size - 1

@@ -24,16 +24,16 @@ def causal(*inputs: Tensor) -> Callable[..., Tensor]:
     return sdpa(is_causal=True)
 
 
-def dense(mask: rg.Mask, *inputs: Tensor) -> Callable[..., Tensor]:
+def dense(mask: rg.masks.Mask, *inputs: Tensor) -> Callable[..., Tensor]:
     """The mask as a boolean tensor (I, J), or (B, 1, I, J) if it depends on the batch."""
     return sdpa(attn_mask=dense_mask(mask, *inputs))
 
 
-def dense_mask(mask: rg.Mask, query: Tensor, key: Tensor, *others: Tensor) -> Tensor:
+def dense_mask(mask: rg.masks.Mask, query: Tensor, key: Tensor, *others: Tensor) -> Tensor:
     """The mask of all pairs: True = may attend, as in torch."""
     (B, _, I, _), J = query.shape, key.shape[2]
-    positions = rg.Positions.aligned_to_end(I, J)
-    grid, parts = rg.Grid.whole(positions, B, 1, I, query.device), []
+    positions = rg.types.Positions.aligned_to_end(I, J)
+    grid, parts = rg.types.Grid.whole(positions, B, 1, I, query.device), []
     for start in range(0, I, 1024):
         tile = mask.allowed(grid.tile(slice(start, start + 1024), slice(None)))
         parts.append(tile.expand(tile.shape[0], 1, min(1024, I - start), J))
@@ -61,7 +61,7 @@ def one_call_an_entry(lengths: tuple[int, ...], *inputs: Tensor) -> Callable[...
     return run
 
 
-def flex(mask: rg.Mask | None, query: Tensor, key: Tensor, value: Tensor) -> Callable[..., Tensor]:
+def flex(mask: rg.masks.Mask | None, query: Tensor, key: Tensor, value: Tensor) -> Callable[..., Tensor]:
     """FlexAttention, compiled, with a block mask made before, as in its tutorial."""
     return partial(_flex(), block_mask=None if mask is None else block_mask(mask, query.shape[2], query.device.type))
 
@@ -73,27 +73,27 @@ def _flex() -> Callable[..., Any]:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def block_mask(mask: rg.Mask, length: int, device: str) -> Any:
+def block_mask(mask: rg.masks.Mask, length: int, device: str) -> Any:
     """`create_block_mask` of the mask, with a mask_mod written by hand for each kind of mask."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     return create_block_mask(pair_rule(mask, device), None, None, length, length, device=device)
 
 
-def pair_rule(mask: rg.Mask, device: str) -> Callable[..., Tensor]:
+def pair_rule(mask: rg.masks.Mask, device: str) -> Callable[..., Tensor]:
     """The mask_mod of FlexAttention for a mask. Its constants are tensors, so it is compiled once."""
     rules: dict[type, Callable[[Any], Callable[..., Tensor]]] = {
         rg.causal: lambda m: lambda b, h, i, j: j <= i,
         rg.window: lambda m: _within(m.size, device),
-        rg.prefix: lambda m: _below(m.length, device),
-        rg.block_local: lambda m: _near_blocks(m, device),
-        rg.random_blocks: lambda m: _drawn_blocks(m, device),
-        rg.dilated: lambda m: _with_gaps(m, device),
+        rg.masks.prefix: lambda m: _below(m.length, device),
+        rg.masks.block_local: lambda m: _near_blocks(m, device),
+        rg.masks.random_blocks: lambda m: _drawn_blocks(m, device),
+        rg.masks.dilated: lambda m: _with_gaps(m, device),
         rg.documents: lambda m: _same(_numbers(m.lengths, device)),
-        rg.global_tokens: lambda m: _either(_marked(m.positions, device)),
-        rg.tree: lambda m: _ancestors(m, device),
-        rg.neighborhood: lambda m: _near_points(m.shape, m.size, 1, device),
-        rg.sliding_tiles: lambda m: _near_points(m.near.shape, m.size, m.area, device),
+        rg.masks.global_tokens: lambda m: _either(_marked(m.positions, device)),
+        rg.masks.tree: lambda m: _ancestors(m, device),
+        rg.masks.neighborhood: lambda m: _near_points(m.shape, m.size, 1, device),
+        rg.masks.sliding_tiles: lambda m: _near_points(m.near.shape, m.size, m.area, device),
     }
     if type(mask) in rules:
         return rules[type(mask)](mask)
@@ -211,8 +211,8 @@ def bias_tensor(attention: rg.Attention, query: Tensor, key: Tensor) -> Tensor:
 
 def _changed(attention: rg.Attention, scores: Tensor, query: Tensor, key: Tensor) -> Tensor:
     H, I, J = scores.shape[1:]
-    positions = rg.Positions.aligned_to_end(I, J)
-    grid = rg.Grid.whole(positions, query.shape[0], H, I, query.device)
+    positions = rg.types.Positions.aligned_to_end(I, J)
+    grid = rg.types.Grid.whole(positions, query.shape[0], H, I, query.device)
     for piece in attention.bias:
         scores = piece.transform(scores, grid, *piece.prepare(query, key, positions)).to(query.dtype)
     if attention.mask is not None:

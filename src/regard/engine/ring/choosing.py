@@ -54,7 +54,7 @@ def _of_all_ranks(
     for mask in masks:
         if not isinstance(mask, chosen_keys):
             raise RegardError(
-                f"attend: in a ring {type(selection).__name__}.choose must return regard.chosen_keys(ids), got "
+                f"attend: in a ring {type(selection).__name__}.choose must return regard.masks.chosen_keys(ids), got "
                 f"{type(mask).__name__}."
             )
         own.append(mask.ids)

@@ -208,7 +208,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
 
     def patch_source(self, part: str, name: str | int) -> Tensor:
         """The "query", "key", "value" or "output" of all heads of a module over its calls, for
-        `regard.ActivationPatch`.
+        `regard.edits.ActivationPatch`.
 
         Outputs (B, H, n, E) are those of heads, before the output projection.
         """

@@ -99,11 +99,11 @@ def checked_reductions(reductions: Iterable[Reduction] | None, keep: str) -> tup
     reductions = FOLDS if reductions is None else tuple(reductions)
     if not reductions:
         raise RegardError(
-            "watch(keep='statistics', reductions=[]): name at least one reduction, such as regard.Entropy()."
+            "watch(keep='statistics', reductions=[]): name at least one reduction, such as regard.maps.Entropy()."
         )
     for reduction in reductions:
         if not isinstance(reduction, Reduction):
             raise RegardError(
-                f"watch(reductions=...): expected reductions such as regard.Entropy(), got {reduction!r}."
+                f"watch(reductions=...): expected reductions such as regard.maps.Entropy(), got {reduction!r}."
             )
     return reductions

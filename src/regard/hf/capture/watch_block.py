@@ -70,7 +70,7 @@ def watch(
     `torch.no_grad()`, of a teacher perhaps, has a detached map.
 
     With `keep="statistics"` the `reductions` (by default entropy, strongest link, distance and weight received) are
-    computed while the model runs, and queries and keys are discarded: `seen.statistics[name].of(regard.Entropy)`.
+    computed while the model runs, and queries and keys are discarded: `seen.statistics[name].of(regard.maps.Entropy)`.
 
     After `generate()`, `seen.generation` has one map of prompt and output for each layer. `on_step` is called after
     each forward pass with a `WatchedStep`: the maps of its new rows, while the model generates. An error in it ends

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.attention_output import AttentionOutput, attend, attend_listeners
-from regard.cache import Cache
+from regard.caches import Cache
 from regard.composites.composite import Composite
 from regard.edits.edited_map import EditedMap
 from regard.edits.layer_edits import LayerEdits

@@ -43,7 +43,7 @@ class EditedRun:
     and modules that compute their weights themselves.
 
     >>> import regard as rg
-    >>> rg.EditedRun(rg.KnockOut(rg.Where(keys=0)), {"h.0.attn": 2})
+    >>> rg.hf.EditedRun(rg.KnockOut(rg.Where(keys=0)), {"h.0.attn": 2})
     EditedRun(KnockOut(Where(keys=0)): h.0.attn 2 calls)
     """
 
@@ -87,7 +87,7 @@ def edit(
     >>> import torch, transformers, regard as rg
     >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
     >>> model, ids = transformers.GPT2LMHeadModel(config).eval(), torch.tensor([[3, 1, 4, 1, 5]])
-    >>> with rg.edit(model, rg.KnockOut(rg.where("L1.H0: #4 -> #2"))), rg.watch(model) as seen:
+    >>> with rg.edit(model, rg.KnockOut(rg.Where.parse("L1.H0: #4 -> #2"))), rg.watch(model) as seen:
     ...     _ = model(ids)
     >>> seen[1][0, :, 4].gt(0).int().tolist()
     [[1, 1, 0, 1, 1], [1, 1, 1, 1, 1]]

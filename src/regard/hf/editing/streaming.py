@@ -43,8 +43,8 @@ def streaming(model: nn.Module, split: KeyHeadSplit) -> Iterator[None]:
     >>> ids = torch.arange(8)[None]
     >>> with torch.no_grad(), rg.watch(model) as seen:
     ...     _ = model(ids)
-    >>> split = rg.cache_split(seen.maps, sinks=1, window=2)
-    >>> with torch.no_grad(), rg.streaming(model, split.without_full()), rg.watch(model) as streamed:
+    >>> split = rg.stats.cache_split(seen.maps, sinks=1, window=2)
+    >>> with torch.no_grad(), rg.hf.streaming(model, split.without_full()), rg.watch(model) as streamed:
     ...     _ = model(ids)
     >>> streamed[0][0, 0, 7].gt(0).int().tolist()
     [1, 0, 0, 0, 0, 0, 1, 1]
@@ -65,7 +65,7 @@ class FarPairs(Pairs):
     """All pairs of some heads whose key is none of the first `sinks`, and `window` or more positions before the query.
 
     >>> import torch, regard as rg
-    >>> grid = rg.Grid.whole(rg.Positions.aligned_to_end(4, 4), 1, 1, 4)
+    >>> grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(4, 4), 1, 1, 4)
     >>> FarPairs(Indices.of(0), sinks=1, window=2).cells(grid)[0, 0].int().tolist()
     [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 1, 0, 0]]
     """

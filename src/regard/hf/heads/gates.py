@@ -43,7 +43,7 @@ def gated(
     >>> import torch, transformers, regard as rg
     >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=4, vocab_size=9)
     >>> model = transformers.GPT2Model(config).eval()
-    >>> with torch.no_grad(), rg.gated(model, {"h.0.attn": [1.0, 0.0]}):
+    >>> with torch.no_grad(), rg.hf.gated(model, {"h.0.attn": [1.0, 0.0]}):
     ...     model(torch.tensor([[1, 2, 3]])).last_hidden_state.shape
     torch.Size([1, 3, 4])
     """

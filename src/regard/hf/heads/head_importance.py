@@ -23,7 +23,7 @@ class HeadImportance:
     `num_heads` are the arguments of `importance` that say where the heads are.
 
     >>> import torch, regard as rg
-    >>> found = rg.HeadImportance({"a": torch.tensor([0.3, 0.1]), "b": torch.tensor([0.4, 0.2])}, batches=1)
+    >>> found = rg.hf.HeadImportance({"a": torch.tensor([0.3, 0.1]), "b": torch.tensor([0.4, 0.2])}, batches=1)
     >>> found.ranking()
     [('a', 1), ('b', 1), ('a', 0), ('b', 0)]
     >>> found.least(2)

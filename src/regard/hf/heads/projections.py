@@ -45,7 +45,7 @@ def composition(
 
     >>> import torch, transformers, regard as rg
     >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
-    >>> scores = rg.composition(transformers.GPT2Model(config), "K")
+    >>> scores = rg.hf.composition(transformers.GPT2Model(config), "K")
     >>> scores.heads, scores.scores.shape
     ([(0, 0), (0, 1), (1, 0), (1, 1)], torch.Size([4, 4]))
     """

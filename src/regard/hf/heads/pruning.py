@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
+from regard.biases import ShawBias, Softcap
 from regard.composites import Composite
 from regard.errors import RegardError
 from regard.hf.heads.layout import COUNTS, Heads, ModelHeads
 from regard.nn import MultiHeadAttention
-from regard.pieces import Bilinear, LearnedSink, ShawBias, Softcap
+from regard.normalizers import LearnedSink
 from regard.pieces.contents import tensors_of
+from regard.scores import Bilinear
 
 #: Attention classes whose forward reads the number of heads from the weights or from attributes that `prune` sets.
 #: Tests compare each with gates of zero. Classes that read the configuration instead cannot be pruned.
@@ -145,7 +147,7 @@ def _check(heads: Heads, numbers: list[int]) -> None:
 def _remedy(heads: Heads, numbers: list[int]) -> str:
     gates = [float(head not in numbers) for head in range(heads.num_heads)]
     shown = gates if len(gates) <= 16 else "zeros for these heads, ones for the others"
-    return f"regard.gated(model, {{{heads.name!r}: {shown}}}) switches the heads off without removing them."
+    return f"regard.hf.gated(model, {{{heads.name!r}: {shown}}}) switches the heads off without removing them."
 
 
 def _check_groups(heads: Heads, numbers: list[int]) -> None:

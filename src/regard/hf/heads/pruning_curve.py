@@ -22,7 +22,7 @@ class CurvePoint:
     """The quality of a model with `removed` heads gated to zero, which is a `share` of all heads, in one order.
 
     >>> import regard as rg
-    >>> rg.CurvePoint("random", share=0.5, removed=2, quality=-1.25)
+    >>> rg.hf.CurvePoint("random", share=0.5, removed=2, quality=-1.25)
     CurvePoint(order='random', share=0.5, removed=2, quality=-1.25)
     """
 
@@ -37,8 +37,8 @@ class QualityCurve:
     """The result of `pruning_curve`: points in the order of measurement; `complete` is False after an interrupt.
 
     >>> import regard as rg
-    >>> points = [rg.CurvePoint("random", share, round(4 * share), 1 - share) for share in (0.0, 0.5)]
-    >>> rg.QualityCurve(4, points, complete=True).qualities("random")
+    >>> points = [rg.hf.CurvePoint("random", share, round(4 * share), 1 - share) for share in (0.0, 0.5)]
+    >>> rg.hf.QualityCurve(4, points, complete=True).qualities("random")
     {0.0: 1.0, 0.5: 0.5}
     """
 
@@ -89,7 +89,7 @@ def pruning_curve(
     >>> model = transformers.GPT2LMHeadModel(config).eval()
     >>> ids = torch.tensor([[1, 2, 3, 4]])
     >>> loss = lambda model, ids=ids: model(ids, labels=ids).loss
-    >>> rg.pruning_curve(model, lambda m: -float(loss(m)), rg.importance(model, loss, [ids]), shares=[0, 0.5])
+    >>> rg.hf.pruning_curve(model, lambda m: -float(loss(m)), rg.importance(model, loss, [ids]), shares=[0, 0.5])
     QualityCurve(6 points, 2 heads, complete)
     """
     shares, orders = _check(importance, shares, order)

@@ -10,7 +10,7 @@ from typing import Any
 from regard.errors import RegardError, nearest
 from regard.seq2seq.comparison.study import DEFAULT, Entry, Study
 from regard.seq2seq.comparison.sweeps import SHORT, entries
-from regard.seq2seq.models.systems import system
+from regard.seq2seq.models.systems import find_system
 from regard.seq2seq.runs.config import read_config
 
 #: Values of a preset, used where `make_study` gets none.
@@ -82,7 +82,7 @@ def make_study(
 
 def _entries(names: Sequence[str], sweep: str | None, values: Sequence[str]) -> tuple[Entry, ...]:
     for name in names:
-        system(name)  # raises an error for an unknown name
+        find_system(name)  # raises an error for an unknown name
     if sweep is None:
         return tuple(Entry(name, name) for name in names or DEFAULT)
     if len(names) > 1:

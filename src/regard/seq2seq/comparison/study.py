@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from regard.data.corpus import Corpus
-from regard.data.retrieval import NOVEL, nearest, without_near
+from regard.data.retrieval import NOVEL, nearest_pairs, without_near
 from regard.errors import RegardError
 from regard.seq2seq.comparison.processes import cores
-from regard.seq2seq.models.systems import build, system
+from regard.seq2seq.models.systems import build, find_system
 from regard.seq2seq.runs.config import Config, Model, differences, make_config
 from regard.seq2seq.runs.files import read_json
 from regard.seq2seq.runs.run import COMPARISON, PACKAGES, SOURCE, TARGET
@@ -65,7 +65,7 @@ class Entry:
         '1 head'
         """
         if self.label == self.name:
-            return system(self.name).title
+            return find_system(self.name).title
         sweep, _, value = self.label.rpartition("-")
         if sweep == "heads":
             return "1 head" if value == "1" else f"{value} heads"
@@ -325,7 +325,7 @@ def retrieval(corpus: Corpus, tokenizer: str | None = None) -> dict[str, Any]:
     """The retrieval baseline: the BLEU of copying the target of the most similar training source."""
     from regard.seq2seq.evaluation.scores import Training, score
 
-    neighbors = nearest([pair.source for pair in corpus.train], [pair.source for pair in corpus.test])
+    neighbors = nearest_pairs([pair.source for pair in corpus.train], [pair.source for pair in corpus.test])
     copies = neighbors.copies([pair.target for pair in corpus.train])
     similarities = neighbors.similarity.tolist()
     texts = [pair.target for pair in corpus.test], [pair.source for pair in corpus.test]

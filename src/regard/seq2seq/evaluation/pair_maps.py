@@ -17,7 +17,7 @@ from regard.maps.stored import tabled
 from regard.seq2seq.decoding.alignment import Links
 from regard.seq2seq.decoding.search import evaluating
 from regard.seq2seq.evaluation.dependence import source_gradients
-from regard.stats import TextReading
+from regard.stats.text_reading import TextReading
 
 if TYPE_CHECKING:
     from regard.data.corpus import Pair

@@ -15,7 +15,7 @@ from regard.checks import checked
 from regard.data.batches import Batches
 from regard.data.corpus import encode_pairs
 from regard.data.length_limits import pairs_within
-from regard.data.retrieval import NEAR, NOVEL, nearest
+from regard.data.retrieval import NEAR, NOVEL, nearest_pairs
 from regard.data.words import cut
 from regard.errors import RegardError
 from regard.seq2seq.decoding.alignment import align, alignment_error_rate
@@ -184,7 +184,7 @@ class Training:
     @staticmethod
     def of(train: Sequence[Pair], pairs: Sequence[Pair], tokenizer: str | None = None) -> Training:
         """The facts for a training split and the pairs of a test."""
-        neighbors = nearest([pair.source for pair in train], [pair.source for pair in pairs])
+        neighbors = nearest_pairs([pair.source for pair in train], [pair.source for pair in pairs])
         targets = [pair.target for pair in train]
         frequencies = word_frequencies(targets, tokenizer or bleu_tokenizer(pair.target for pair in pairs))
         return Training(frequencies, neighbors.similarity.tolist(), neighbors.copies(targets))

@@ -2,7 +2,7 @@
 
 from regard.seq2seq.models.hybrid import HybridTranslator
 from regard.seq2seq.models.recurrent import BahdanauTranslator, FixedVectorTranslator, LuongTranslator
-from regard.seq2seq.models.systems import SYSTEMS, System, build, system
+from regard.seq2seq.models.systems import SYSTEMS, System, build, find_system
 from regard.seq2seq.models.transformer import TransformerTranslator
 from regard.seq2seq.models.translator import Memory, State, Translator
 
@@ -18,5 +18,5 @@ __all__ = [
     "TransformerTranslator",
     "Translator",
     "build",
-    "system",
+    "find_system",
 ]

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.checks import Size, checked
+from regard.encodings import Sinusoidal
 from regard.nn import Cells, Embedding, MultiHeadAttention, RecurrentEncoder, Residual, attention_for
-from regard.pieces import Sinusoidal
 from regard.seq2seq.models.translator import Memory, State, Translator, real_tokens
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.checks import Size, checked
+from regard.masks import Mask
 from regard.nn import (
     Cells,
     CrossAttention,
@@ -21,7 +22,6 @@ from regard.nn import (
     RecurrentEncoder,
     attention_for,
 )
-from regard.pieces import Mask
 from regard.seq2seq.models.translator import Memory, State, Translator, real_tokens
 
 Mechanism = str | Mapping[str, Any]

@@ -72,16 +72,16 @@ def build(name: str, *, source_size: Size, target_size: Size, width: Size = 128,
     >>> model.settings()
     {'name': 'luong_general', 'source_size': 20, 'target_size': 30, 'width': 16, 'input_feeding': False}
     """
-    return system(name).build(source_size, target_size, width, **options)
+    return find_system(name).build(source_size, target_size, width, **options)
 
 
 @checked
-def system(name: str) -> System:
+def find_system(name: str) -> System:
     """The system with this name; the error for an unknown name suggests the nearest known one.
 
-    >>> system("luong_concat").title
+    >>> find_system("luong_concat").title
     'Luong concat'
-    >>> system("luong_conkat")  # doctest: +ELLIPSIS
+    >>> find_system("luong_conkat")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
     regard.errors.RegardError: build: there is no system 'luong_conkat'. Did you mean 'luong_concat'? ...

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from regard.data.vocabulary import PAD
 from regard.errors import RegardError
+from regard.masks import Mask, padding
 from regard.nn import MultiHeadAttention, ProjectedKV, Rows, select_rows
-from regard.pieces import Mask, padding
 from regard.shapes import to_device
 
 

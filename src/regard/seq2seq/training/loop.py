@@ -21,7 +21,7 @@ from regard.seq2seq.evaluation import clock
 from regard.seq2seq.evaluation.validation import Score, Validation, negative_log_likelihood
 from regard.seq2seq.models.loss import translation_loss
 from regard.seq2seq.models.sharding import all_rows, gathered_weights, is_sharded, own_rows, shard, sharded_like
-from regard.seq2seq.models.systems import system
+from regard.seq2seq.models.systems import find_system
 from regard.seq2seq.runs.config import Config
 from regard.seq2seq.runs.run import METRICS, STATE, WEIGHTS, MetricsFile, named_weights, put_weights, save_weights
 from regard.seq2seq.training.averaging import Averaging
@@ -65,7 +65,7 @@ class Task:
         training, model = self.config.training, self.config.model
         peak = training.learning_rate
         if peak == "auto":
-            peak = 1.0 if training.schedule == "noam" else system(model.system).learning_rate
+            peak = 1.0 if training.schedule == "noam" else find_system(model.system).learning_rate
         return Schedule(training.schedule, float(peak), training.warmup, model.width)
 
 

@@ -18,7 +18,7 @@ from regard.errors import RegardError
 from regard.seq2seq.decoding.translation import LIMIT
 from regard.seq2seq.evaluation.metrics import bleu_tokenizer, check_tokenizer
 from regard.seq2seq.evaluation.validation import bleu_of
-from regard.seq2seq.models.systems import build, system
+from regard.seq2seq.models.systems import build, find_system
 from regard.seq2seq.runs.config import Config, Data, Training, differences, make_config
 from regard.seq2seq.runs.guards import LOCK
 from regard.seq2seq.runs.run import (
@@ -217,7 +217,7 @@ def _model(config: Config, source_size: int, target_size: int) -> Any:
     section = config.model
     options = {name: getattr(section, name) for name in ("layers", "num_heads", "dropout")}
     if options["dropout"] == "auto":
-        options["dropout"] = system(section.system).dropout
+        options["dropout"] = find_system(section.system).dropout
     options = {name: value for name, value in options.items() if value != "auto"} | section.options
     return build(section.system, source_size=source_size, target_size=target_size, width=section.width, **options)
 

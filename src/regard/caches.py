@@ -12,17 +12,20 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from regard.checks import Count, Size, checked
 from regard.errors import RegardError
+from regard.other_libraries import answers_for
 from regard.pieces.call_tensors import CallTensors
 from regard.pieces.mask import Mask, prefix, window
 from regard.positions import Positions
 from regard.spans import Spans
+
+__all__ = ["Cache", "GrowingCache", "LatentCache", "RecurrentCache", "RingCache"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +222,7 @@ class RingCache(Cache):
 
     >>> import torch, regard as rg
     >>> q, k, v = torch.randn(3, 1, 2, 8, 16)
-    >>> seen = rg.Attention(mask=rg.causal())(q, k, v, cache=rg.RingCache(size=3, sinks=1))
+    >>> seen = rg.Attention(mask=rg.causal())(q, k, v, cache=rg.caches.RingCache(size=3, sinks=1))
     >>> seen.weights[0, 0, 7].gt(0).int().tolist(), seen.cache.length
     ([1, 0, 0, 0, 0, 1, 1, 1], 8)
     """
@@ -265,9 +268,9 @@ class RecurrentCache(Cache):
     """Keeps only the sum over keys, for kernel scores: constant memory, but no weights of earlier keys.
 
     >>> import torch, regard as rg
-    >>> attention = rg.Attention(rg.FeatureScore(), mask=rg.causal(), normalizer=rg.SumNormalizer())
+    >>> attention = rg.Attention(rg.scores.FeatureScore(), mask=rg.causal(), normalizer=rg.normalizers.SumNormalizer())
     >>> q, k, v = torch.randn(3, 1, 2, 6, 8)
-    >>> cache = attention(q[:, :, :5], k[:, :, :5], v[:, :, :5], cache=rg.RecurrentCache()).cache
+    >>> cache = attention(q[:, :, :5], k[:, :, :5], v[:, :, :5], cache=rg.caches.RecurrentCache()).cache
     >>> last = attention(q[:, :, 5:], k[:, :, 5:], v[:, :, 5:], cache=cache).output
     >>> torch.allclose(last, attention(q, k, v).output[:, :, 5:], atol=1e-5)
     True
@@ -308,7 +311,7 @@ class LatentCache(Cache):
 
     >>> import torch, regard as rg
     >>> q, key = torch.randn(1, 8, 6, 20), torch.randn(1, 1, 6, 20)  # 4 rotated channels, a latent of 16
-    >>> seen = rg.Attention(mask=rg.causal())(q, key, key[..., 4:], cache=rg.LatentCache())
+    >>> seen = rg.Attention(mask=rg.causal())(q, key, key[..., 4:], cache=rg.caches.LatentCache())
     >>> seen.cache.length, seen.cache.store.buffer.value.numel(), seen.output.shape
     (6, 0, torch.Size([1, 8, 6, 16]))
     """
@@ -334,3 +337,7 @@ class LatentCache(Cache):
                 f"{tuple(key.shape)} and values {tuple(value.shape)} that differ from them. Give key[..., rotated:] as "
                 "the values, or use GrowingCache."
             )
+
+
+if not TYPE_CHECKING:
+    __getattr__ = answers_for(__name__, __all__)

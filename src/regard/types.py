@@ -1,0 +1,70 @@
+"""Types: what functions return, and the values that pieces of your own receive."""
+
+from typing import TYPE_CHECKING
+
+from regard.attention_output import AttentionOutput
+from regard.attribution.edge_patching import HeadEdges
+from regard.attribution.faithfulness import FaithfulnessCurves
+from regard.attribution.result import Attribution
+from regard.catalog import CatalogEntry
+from regard.composites.plan import CompositePlan
+from regard.diagnosis.report import CheckFinding, CheckReport
+from regard.engine.plan import ExecutionPlan
+from regard.engine.ring import RankLost, RingPlan
+from regard.other_libraries import answers_for
+from regard.pieces.grid import Grid
+from regard.positions import Positions
+from regard.profiling.corpus_profile import CorpusProfile
+from regard.spans import Spans
+from regard.stats.cache_split import KeyHeadSplit, LayerSplit
+from regard.stats.composition import CompositionScores, HeadMatrices, HeadPair
+from regard.stats.head_table import HeadTable, LayerTable
+from regard.stats.locality import LayerLocality, ModelLocality
+from regard.stats.patterns import LayerPatterns
+from regard.stats.profile import LayerProfile, Link, ModelProfile
+from regard.stats.roles import Role, RoleTable
+from regard.stats.text_differences import TextDifference
+from regard.stats.text_reading import HeadLink, TextReading
+from regard.stats.time_warping import TimeAlignment
+from regard.stats.warnings import Finding
+
+__all__ = [
+    "AttentionOutput",
+    "Attribution",
+    "CatalogEntry",
+    "CheckFinding",
+    "CheckReport",
+    "CompositePlan",
+    "CompositionScores",
+    "CorpusProfile",
+    "ExecutionPlan",
+    "FaithfulnessCurves",
+    "Finding",
+    "Grid",
+    "HeadEdges",
+    "HeadLink",
+    "HeadMatrices",
+    "HeadPair",
+    "HeadTable",
+    "KeyHeadSplit",
+    "LayerLocality",
+    "LayerPatterns",
+    "LayerProfile",
+    "LayerSplit",
+    "LayerTable",
+    "Link",
+    "ModelLocality",
+    "ModelProfile",
+    "Positions",
+    "RankLost",
+    "RingPlan",
+    "Role",
+    "RoleTable",
+    "Spans",
+    "TextDifference",
+    "TextReading",
+    "TimeAlignment",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = answers_for(__name__, __all__)
