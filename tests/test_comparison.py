@@ -21,7 +21,7 @@ pytest.importorskip("sacrebleu")
 
 from regard import seq2seq
 from regard.cli.study import StudyOptions, command_of, seeds_of, study_of
-from regard.data import nearest
+from regard.data import nearest_pairs
 from regard.errors import RegardError
 from regard.seq2seq.comparison import pruning, trials, workers
 from regard.seq2seq.comparison import study as comparison
@@ -150,7 +150,7 @@ def test_near_duplicates_can_be_left_out_of_the_test_alone(tmp_path):
     whole, strict = (study_of(replace(wish, without_near=flag)) for flag in (False, True))
     all_pairs, kept = whole.corpus(), strict.corpus()
     assert kept.train == all_pairs.train and kept.valid == all_pairs.valid
-    similar = nearest([pair.source for pair in kept.train], [pair.source for pair in all_pairs.test]).similarity
+    similar = nearest_pairs([pair.source for pair in kept.train], [pair.source for pair in all_pairs.test]).similarity
     assert kept.test == tuple(pair for pair, each in zip(all_pairs.test, similar, strict=True) if each <= 0.5)
     assert 0 < len(kept.test) < len(all_pairs.test)
     folder = tmp_path / "out"

@@ -145,7 +145,7 @@ TYPED = [
 
 @pytest.mark.parametrize("typed", TYPED)
 def test_an_edit_prints_as_one_types_it_and_returns_from_json(typed):
-    edit = eval(typed, vars(rg) | {name: getattr(rg, name) for name in rg.__all__})
+    edit = eval(typed, {name: getattr(rg.edits, name) for name in rg.edits.__all__})
     again = rg.edits.edit_from_json(edit.to_json())
     assert repr(edit) == repr(again) == typed and edit == again and hash(edit) == hash(again)
     assert len(edit & again) == 2 * len(edit.parts)

@@ -136,7 +136,7 @@ MISTAKES = {
     "a Shaw reach below 0": (lambda: rg.biases.ShawBias(8, -1), "reach must be an integer of at least 0"),
     "no heads": (lambda: rg.ALiBi(0), "num_heads must be an integer of at least 1"),
     "a number of positions": (lambda: attend(q, k, k, positions=3), r"positions=3.*got int.*Positions\.of\(3"),
-    "positions of a number": (lambda: rg.types.Positions(0, 5), r"regard\.Spans\.of\(\(0, 5\)\)"),
+    "positions of a number": (lambda: rg.types.Positions(0, 5), r"regard\.types\.Spans\.of\(\(0, 5\)\)"),
     "a start between two": (lambda: rg.types.Positions.of(1.5, 2, 3), "start must be an integer"),
     "a predicate of two": (lambda: rg.mask_mod(lambda i, j: j <= i), r"takes \(i, j\).*called with.*\(b, h, i, j\)"),
     "a predicate that is none": (lambda: rg.mask_mod(torch.ones(2, 2)), "got Tensor|expected a function"),
@@ -166,7 +166,7 @@ MISTAKES = {
         "attn_mask: it is called mask",
     ),
     "flash-attn's causal flag": (lambda: attend(q, k, k, causal=True), "it is called is_causal"),
-    "torch's width": (lambda: rg.nn.MultiHeadAttention(embed_dim=8, num_heads=2), "embed_dim: it is called width"),
+    "another width": (lambda: rg.nn.MultiHeadAttention(d_model=8, num_heads=2), "d_model: it is called embed_dim"),
     "torch's layout": (lambda: rg.nn.MultiHeadAttention(8, 2, batch_first=True), "batch_first: inputs are always"),
     "torch's causal flag of a layer": (
         lambda: rg.nn.MultiHeadAttention(8, 2, attention=rg.Attention(), is_causal=True),

@@ -139,7 +139,7 @@ def test_modules_that_the_loss_does_not_reach_are_missing_with_the_reason():
 
 def result():
     values = {"a": torch.tensor([3.0, 0.0, 4.0, 0.5]), "b": torch.tensor([0.1, 0.2])}
-    return rg.hf.HeadImportance(values, 1, groups={"a": 2, "b": 1})
+    return rg.hf.ImportanceScores(values, 1, groups={"a": 2, "b": 1})
 
 
 def test_layers_are_normalized_by_their_l2_norm():
@@ -147,7 +147,7 @@ def test_layers_are_normalized_by_their_l2_norm():
     expected = torch.tensor([3.0, 0.0, 4.0, 0.5]) / (9 + 16 + 0.25) ** 0.5
     torch.testing.assert_close(normal.values["a"], expected)
     torch.testing.assert_close(normal.values["b"].norm(), torch.tensor(1.0))
-    assert rg.hf.HeadImportance({"a": torch.zeros(2)}, 1).normalized().values["a"].tolist() == [0, 0]
+    assert rg.hf.ImportanceScores({"a": torch.zeros(2)}, 1).normalized().values["a"].tolist() == [0, 0]
 
 
 def test_the_ranking_is_ascending():
@@ -166,7 +166,7 @@ def test_the_least_leave_every_layer_its_best():
 def test_the_table_has_a_line_for_each_module():
     lines = result().table().splitlines()
     assert len(lines) == 3 and lines[1].split() == ["a", "3", "0", "4", "0.5"]
-    assert repr(result()) == "HeadImportance(6 heads of 2 modules, 1 batches)"
+    assert repr(result()) == "ImportanceScores(6 heads of 2 modules, 1 batches)"
 
 
 # Gates
@@ -240,7 +240,7 @@ def test_the_random_order_is_nested_and_belongs_to_its_seed():
     def points(seed, found=found):
         return rg.hf.pruning_curve(model, lambda m: weighted(m, data[0]), found, order="random", seed=seed).points
 
-    other = rg.hf.HeadImportance({name: torch.rand(4) for name in found.values}, 1)
+    other = rg.hf.ImportanceScores({name: torch.rand(4) for name in found.values}, 1)
     assert points(1) == points(1, other)
     assert points(1) == points(1) != points(2)
     assert [point.removed for point in points(1)] == [0, 1, 2, 2, 3, 4, 5, 6, 6, 7, 8]
@@ -341,6 +341,6 @@ def test_compiled_models_are_refused():
 )
 def test_bad_curves_are_refused(options, message):
     model = transformers.GPT2Model(transformers.GPT2Config(**GPT2)).eval()
-    fine = {"quality": lambda model: 1, "importance": rg.hf.HeadImportance({"h.0.attn": torch.ones(4)}, 1)}
+    fine = {"quality": lambda model: 1, "importance": rg.hf.ImportanceScores({"h.0.attn": torch.ones(4)}, 1)}
     with pytest.raises(rg.RegardError, match=message):
         rg.hf.pruning_curve(model, **fine | options)

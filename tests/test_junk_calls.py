@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import regard as rg
+from public_names import PUBLIC, named
 from test_mistakes import CALLS, MAP, MAPS, TOKENS, WRONG, q
 
 SEED = 31
@@ -55,7 +56,7 @@ OTHERS = {
     "KimiDelta": {"unit": True},
     "RWKV7": {"bonus": None},
     "StateSpace": {"rate": torch.ones(4), "skip": None},
-    "DifferenceFactors": {"width": 8, "initial": 0.8},
+    "DifferenceFactors": {"head_dim": 8, "initial": 0.8},
     "GateFactors": {"num_parts": 2},
     "ConstantFactors": {"numbers": 0.5},
     "Chain": {"parts": rg.RoPE(8)},
@@ -70,7 +71,7 @@ OTHERS = {
     "MeanGroups": {"size": 2, "stride": 1},
     "ProjectedGroups": {"length": 8, "num_groups": 2, "is_shared": True},
     "Nystrom": {"num_landmarks": 2, "iterations": 2},
-    "ThroughLatents": {"num_latents": 2, "width": 8, "num_heads": 4},
+    "ThroughLatents": {"num_latents": 2, "head_dim": 8, "num_heads": 4},
     "SegmentMemory": {"size": 2, "features": rg.scores.EluPlusOne()},
     "scaled_dot_product_attention": {
         "query": q,
@@ -80,9 +81,9 @@ OTHERS = {
         "is_causal": True,
         "scale": 0.5,
     },
-    "PoPE": {"num_heads": 4, "width": 8, "base": 100.0},
+    "PoPE": {"num_heads": 4, "head_dim": 8, "base": 100.0},
     "PositionTemperature": {"floor": 2, "factor": 0.1, "first": 1},
-    "QKNorm": {"width": 8, "num_heads": 4, "num_key_value_heads": 4, "joint": True, "learned": True, "eps": 1e-6},
+    "QKNorm": {"head_dim": 8, "num_heads": 4, "num_key_value_heads": 4, "joint": True, "learned": True, "eps": 1e-6},
     "ScalableSoftmax": {"num_heads": 4},
     "Sigmoid": {"offset": 1.0},
     "Spans": {"intervals": ((0, 2),)},
@@ -108,7 +109,7 @@ OTHERS = {
     "check": {"subject": rg.causal(), "mask": "keep", "scale": 1.0, "seed": 0, "limit": 60.0, "progress": None},
     "combine": {"outputs": [SEEN, SEEN], "factors": [0.5, 0.5]},
     "contact_maps": {"weights": MAP, "special": [0], "batch": 0},
-    "differences": {"readings": []},
+    "text_differences": {"readings": []},
     "edit": {"model": NET, "edits": rg.KnockOut(rg.Where(keys=0)), "tokens": TOKENS, "targets": None, "roles": None},
     "edit_from_json": {"text": rg.KnockOut(rg.Where(keys=0)).to_json()},
     "faithfulness": {"model": NET, "inputs": X, "relevance": torch.ones(6), "target": None},
@@ -133,12 +134,12 @@ OTHERS = {
     "warping_path": {"gains": torch.rand(3, 4)},
     "watch": {"model": NET, "layers": None, "keep": "qk", "verify": True, "reductions": None},
     "weight_table": {"weights": MAP, "tokens": TOKENS, "head": 0, "batch": 0, "digits": 2},
-    "where": {"text": "head=0.1", "tokens": TOKENS, "targets": None, "roles": None},
+    "Where.parse": {"text": "head=0.1", "tokens": TOKENS, "targets": None, "roles": None},
 }
 
 
 def call(name, arguments):
-    function = getattr(rg, name)
+    function = named(name)
     parameters = inspect.signature(function).parameters
     is_variadic = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters.values()) and name != "check"
     with warnings.catch_warnings(action="ignore"):
@@ -176,13 +177,13 @@ OF_THE_MODEL = {("faithfulness", "inputs"), ("attribute", "inputs")}
 #: Values that only Regard makes, and what needs a model of Hugging Face, optional packages, files or processes.
 NAMES = """
 AttentionMap AttentionOutput Attribution CacheCost KeyHeadSplit CheckFinding CheckReport CompositePlan
-Composition CorpusProfile CurvePoint Difference EditResult EditedRun Edits Faithfulness Finding Generation
-GradientMap Grid HeadEdges HeadLink HeadPair HeadTable HeadMatrices Importance KeyGroupMap LayerLocality
-LayerProfile LayerSplit LayerTable Link Links Locality MatrixMap Mechanism Patterns Plan ProductMap Profile
-QualityCurve PruningResult RankLost RegardError RingMap RingPlan RingTransportedMap Role RoleTable Steps
-SumMap SyntaxSentence TextReader TextReading TextResult Tile TransportedMap ValueWeightedMap TimeAlignment
-WatchedAttention WatchedNeedle WatchedSentence WatchedStep Ring edit_effect profile_corpus pruning_curve
-register show syntax_roles
+CompositionScores CorpusProfile CurvePoint TextDifference EditResult EditedRun EditSequence FaithfulnessCurves
+Finding Generation GradientMap Grid HeadEdges HeadLink HeadPair HeadTable HeadMatrices ImportanceScores KeyGroupMap
+LayerLocality LayerProfile LayerSplit LayerTable Link RowLinks ModelLocality MatrixMap CatalogEntry LayerPatterns
+ExecutionPlan ProductMap ModelProfile QualityCurve PruningResult RankLost RegardError RingMap RingPlan
+RingTransportedMap Role RoleTable Steps SumMap SyntaxSentence TextReader TextReading TextResult Tile TransportedMap
+ValueWeightedMap TimeAlignment WatchedAttention WatchedNeedle WatchedSentence WatchedStep Ring edit_effect
+profile_corpus pruning_curve register show syntax_roles
 """
 MADE_BY_REGARD = set(NAMES.split())
 
@@ -190,16 +191,16 @@ MADE_BY_REGARD = set(NAMES.split())
 def test_every_public_name_has_junk_calls_or_a_reason():
     takes = {
         name
-        for name in rg.__all__
-        if name not in MADE_BY_REGARD and not inspect.isabstract(getattr(rg, name)) and callable(getattr(rg, name))
+        for name in PUBLIC
+        if name not in MADE_BY_REGARD and not inspect.isabstract(PUBLIC[name]) and callable(PUBLIC[name])
     }
     free = {name for name in takes if not _parameters(name)}
     assert takes - free - set(CALLS) - set(OTHERS) == set()
-    assert not MADE_BY_REGARD & (set(CALLS) | set(OTHERS)) and set(rg.__all__) >= MADE_BY_REGARD
+    assert not MADE_BY_REGARD & (set(CALLS) | set(OTHERS)) and set(PUBLIC) >= MADE_BY_REGARD
 
 
 def _parameters(name):
-    parameters = inspect.signature(getattr(rg, name)).parameters.values()
+    parameters = inspect.signature(named(name)).parameters.values()
     return [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) or name == "Chain"]
 
 

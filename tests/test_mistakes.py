@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import regard as rg
+from public_names import named
 
 q = torch.randn(2, 4, 6, 8)
 MAP = rg.Attention()(q, q, q).weights
@@ -103,19 +104,19 @@ CALLS = {
     "Concat": ({"query_dim": 8, "key_dim": 8, "hidden": 4, "bias": True}, used("score")),
     "Cosine": ({"factor": 2.0}, used("score")),
     "Dot": ({"scale": 0.5}, used("score")),
-    "LearnedPositions": ({"length": 9, "width": 8}, used("position")),
-    "RoPE": ({"width": 8, "base": 100.0}, used("position")),
+    "LearnedPositions": ({"length": 9, "embed_dim": 8}, used("position")),
+    "RoPE": ({"head_dim": 8, "base": 100.0}, used("position")),
     "LinearScaling": ({"factor": 2.0}, None),
     "NTKScaling": ({"factor": 2.0}, None),
     "Llama3Scaling": ({"factor": 2.0, "low": 1.0, "high": 4.0, "trained_length": 16}, None),
     "Sinusoidal": ({"base": 100.0}, used("position")),
     "LearnedTable": ({"num_heads": 4, "reach": 3}, used("bias")),
-    "ShawBias": ({"width": 8, "reach": 3}, used("bias")),
+    "ShawBias": ({"head_dim": 8, "reach": 3}, used("bias")),
     "Softcap": ({"cap": 5.0}, used("bias")),
     "T5Bias": ({"num_heads": 4, "num_buckets": 8, "max_distance": 16}, used("bias")),
-    "TransformerXLBias": ({"num_heads": 4, "width": 8}, used("bias")),
+    "TransformerXLBias": ({"num_heads": 4, "head_dim": 8}, used("bias")),
     "FeatureScore": ({"features": rg.scores.EluPlusOne()}, None),
-    "RandomFeatures": ({"width": 8, "num_features": 4, "seed": 1}, None),
+    "RandomFeatures": ({"head_dim": 8, "num_features": 4, "seed": 1}, None),
     "Softmax": ({"temperature": 2.0, "sink": 0.5}, used("normalizer")),
     "LearnedSink": ({"num_heads": 4}, used("normalizer")),
     "TopK": ({"k": 2}, used("normalizer")),
@@ -177,10 +178,9 @@ CALLS = {
         str,
     ),
     "mechanism": ({"name": "longformer"}, None),
-    "divergence": ({"maps": MAPS, "rows": [1, 2], "batch": 0}, None),
+    "head_divergence": ({"maps": MAPS, "rows": [1, 2], "batch": 0}, None),
     "head_groups": ({"distance": torch.zeros(3, 3), "threshold": 0.5}, None),
     "head_map": ({"distance": torch.rand(4, 4), "dimensions": 2}, None),
-    "layer_number": ({"name": "layers.3.attention"}, None),
     "layer_numbers": ({"names": ["layers.3"], "given": [4]}, None),
     "mask_findings": ({"maps": MAPS, "causal": False, "real": [6, 6], "numbers": [0, 1]}, None),
     "patterns": ({"weights": MAP, "segments": [2, 4], "batch": 0}, None),
@@ -203,30 +203,30 @@ CALLS = {
     "text_statistics": ({"tokens": TOKENS, "chosen": [1]}, None),
     "value_weighted": ({"map": MAP, "value": q, "projection": torch.randn(5, 32)}, None),
     "nn.MultiHeadAttention": (
-        {"width": 8, "num_heads": 2, "num_key_value_heads": 1, "attention": rg.Attention(), "bias": True},
+        {"embed_dim": 8, "num_heads": 2, "num_key_value_heads": 1, "attention": rg.Attention(), "bias": True},
         attended,
     ),
     "nn.MultiHeadAttention of a tutorial": (
-        {"width": 8, "num_heads": 2, "dropout": 0.1, "output_projection": False},
+        {"embed_dim": 8, "num_heads": 2, "dropout": 0.1, "output_projection": False},
         attended,
     ),
-    "nn.MultiHeadAttention with a gate": ({"width": 8, "num_heads": 2, "output_gate": True}, attended),
+    "nn.MultiHeadAttention with a gate": ({"embed_dim": 8, "num_heads": 2, "output_gate": True}, attended),
     "nn.MultiHeadLatentAttention": (
-        {"width": 8, "num_heads": 2, "latent_dim": 4, "head_dim": 3, "rotary_dim": 2, "value_dim": 3},
+        {"embed_dim": 8, "num_heads": 2, "latent_dim": 4, "head_dim": 3, "rotary_dim": 2, "value_dim": 3},
         attended,
     ),
-    "nn.FeedForward": ({"width": 8, "hidden": 4, "activation": "relu", "dropout": 0.0, "bias": False}, attended),
-    "nn.PositionalEncoding": ({"width": 8, "dropout": 0.1, "position": rg.encodings.Sinusoidal()}, attended),
-    "nn.Embedding": ({"size": 9, "width": 8, "dropout": 0.0, "std": 1.0, "padding": 0}, None),
+    "nn.FeedForward": ({"embed_dim": 8, "hidden": 4, "activation": "relu", "dropout": 0.0, "bias": False}, attended),
+    "nn.PositionalEncoding": ({"embed_dim": 8, "dropout": 0.1, "position": rg.encodings.Sinusoidal()}, attended),
+    "nn.Embedding": ({"size": 9, "embed_dim": 8, "dropout": 0.0, "std": 1.0, "padding": 0}, None),
     "nn.Dropout": ({"p": 0.1}, attended),
-    "nn.Residual": ({"width": 8, "norm": "pre", "dropout": 0.0, "bias": False}, None),
+    "nn.Residual": ({"embed_dim": 8, "norm": "pre", "dropout": 0.0, "bias": False}, None),
     "nn.TransformerConfig": (
-        {"width": 8, "num_heads": 2, "num_key_value_heads": 1, "norm": "pre", "positions": "rope"},
+        {"embed_dim": 8, "num_heads": 2, "num_key_value_heads": 1, "norm": "pre", "positions": "rope"},
         None,
     ),
-    "nn.RecurrentEncoder": ({"input_width": 8, "width": 8, "layers": 1, "cell": "gru", "dropout": 0.0}, None),
-    "nn.Cells": ({"input_width": 8, "width": 4, "layers": 1, "kind": "lstm", "dropout": 0.0}, None),
-    "nn.attention_for": ({"role": "encoder", "name": "full", "num_heads": 2, "width": 8, "positions": "rope"}, None),
+    "nn.RecurrentEncoder": ({"input_size": 8, "hidden_size": 8, "layers": 1, "cell": "gru", "dropout": 0.0}, None),
+    "nn.Cells": ({"input_size": 8, "hidden_size": 4, "layers": 1, "kind": "lstm", "dropout": 0.0}, None),
+    "nn.attention_for": ({"role": "encoder", "name": "full", "num_heads": 2, "head_dim": 8, "positions": "rope"}, None),
     "nn.select_rows": ({"value": torch.zeros(2, 3), "index": torch.tensor([1, 0])}, None),
     "seq2seq.Search": ({"beam": 2, "length_penalty": 1.0, "n_best": 1, "max_length": 4, "no_repeat": 1}, None),
     "seq2seq.build": ({"name": "transformer", "source_size": 9, "target_size": 9, "width": 8, "num_heads": 2}, None),
@@ -253,8 +253,8 @@ CALLS = {
 
 
 def called(name):
-    owner, _, rest = name.partition(" ")[0].rpartition(".")
-    return getattr(MAP if owner == "map" else getattr(rg, owner) if owner else rg, rest)
+    path = name.partition(" ")[0]
+    return getattr(MAP, path.removeprefix("map.")) if path.startswith("map.") else named(path)
 
 
 CASES = [(name, argument) for name in CALLS for argument in CALLS[name][0]]

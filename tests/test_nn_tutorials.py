@@ -160,12 +160,12 @@ MISTAKES = {
         lambda: MultiHeadAttention(d_model=8, nhead=2),
         r"d_model: .* width\. nhead: .* num_heads\.",
     ),
-    "heads first by name": (lambda: MultiHeadAttention(num_heads=2, embed_dim=8), "embed_dim: it is called width"),
-    "heads first by place": (lambda: MultiHeadAttention(8, d_model=512), "d_model: it is called width"),
+    "heads first by name": (lambda: MultiHeadAttention(num_heads=2, n_embd=8), "n_embd: it is called embed_dim"),
+    "heads first by place": (lambda: MultiHeadAttention(8, d_model=512), "d_model: it is called embed_dim"),
     "heads before the width": (lambda: MultiHeadAttention(8, 512), r"width comes first: MultiHeadAttention\(512, 8\)"),
     "names of a book": (
         lambda: MultiHeadAttention(d_in=8, d_out=8, context_length=9, num_heads=2, qkv_bias=True),
-        r"d_in: it is called width\..*qkv_bias: it is called bias",
+        r"d_in: it is called embed_dim\..*qkv_bias: it is called bias",
     ),
     "a causal module with its own attention": (
         lambda: MultiHeadAttention(8, 2, attention=rg.Attention(), is_causal=True),

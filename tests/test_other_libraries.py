@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import regard as rg
-from regard.other_libraries import CALLS, OF_MAPS, OF_WATCHED
+from regard.other_libraries import CALLS, OF_MAPS, OF_WATCHED, ROOMS
 
 OWNERS = {"WatchedAttention": rg.hf.WatchedAttention, "AttentionMap": rg.AttentionMap, "Tensor": torch.Tensor}
 ROOTS = {"rg": rg, "seen": rg.hf.WatchedAttention, "weights": rg.AttentionMap}
@@ -98,9 +98,8 @@ def test_another_case_a_room_or_a_slip_answers_with_the_name(owner, name, answer
 
 
 def test_no_name_of_another_library_hides_another_case_of_ours():
-    ours = {
-        name.replace("_", "").lower() for room in (rg, rg.nn, rg.viewer, rg.data, rg.seq2seq) for name in room.__all__
-    }
+    rooms = [rg, *(getattr(rg, room) for room in ROOMS)]
+    ours = {name.replace("_", "").lower() for room in rooms for name in room.__all__ if name not in ROOMS}
     assert not ours & {name.replace("_", "").lower() for name in CALLS}
 
 

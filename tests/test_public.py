@@ -20,12 +20,12 @@ MODULES = sorted(name for name in WALKED if "cli" not in name and not name.endsw
 LAYERS = [
     {"errors", "checks", "names", "closures", "context", "live", "version", "versions", "whole_files"}
     | {"shapes", "spans", "positions", "cluster", "upper_layers", "other_libraries"},
-    {"pieces", "attention"},
-    {"cache", "engine"},
+    {"pieces", "attention"} | {"masks", "scores", "encodings", "biases", "normalizers", "selections", "transitions"},
+    {"caches", "engine"},
     {"maps", "composites", "catalog", "attention_output", "call_options", "combine", "nn", "torch_attention"},
     {"stats", "edits", "hf", "seq2seq", "data", "drawing", "diagnosis"},
     {"profiling", "attribution"},
-    {"viewer", "bench", "cli", "api"},
+    {"viewer", "bench", "cli", "types", "api"},
 ]
 #: The same inside packages, by name.
 ROOMS = {

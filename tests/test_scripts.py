@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import Pair, WordTokenizer, nearest, train_tokenizer
+from regard.data import Pair, WordTokenizer, nearest_pairs, train_tokenizer
 from regard.data.words import cut, script_without_spaces
 from regard.seq2seq import build
 from regard.seq2seq.decoding.alignment import align, attention_of
@@ -101,7 +101,7 @@ def test_every_number_is_of_the_tokenizer_that_is_named(texts, tokenizer, monkey
 @pytest.mark.parametrize("texts", [*SPACELESS, HINDI], ids=lambda texts: texts[0])
 def test_sentences_are_near_by_their_words(texts):
     near = texts[2][:-1] + texts[0][-2:] if texts in SPACELESS else "बिल्ली ने रोटी खाई।"
-    found = nearest(texts, [near])
+    found = nearest_pairs(texts, [near])
     assert found.index.tolist() == [2] and 0.2 < found.similarity[0] < 1
     assert max(Pair(text, "x").words for text in texts) > 2
 

@@ -58,8 +58,8 @@ def test_row_03_dropout_causality_and_bias():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"d_model": 512, "num_heads": 8}, "d_model: it is called width"),
-        ({"embed_dim": 512, "num_heads": 8}, "embed_dim: it is called width"),
+        ({"d_model": 512, "num_heads": 8}, "d_model: it is called embed_dim"),
+        ({"hidden_size": 512, "num_heads": 8}, "hidden_size: it is called embed_dim"),
         ({"width": 512, "nhead": 8}, "nhead: it is called num_heads"),
         ({"width": 512, "h": 8}, "h: it is called num_heads"),
     ],

@@ -1,4 +1,4 @@
-"""The reference: one page a package, with every public name. mkdocstrings fills in the docstrings."""
+"""The reference: one page a room, with every public name. mkdocstrings fills in the docstrings."""
 
 from __future__ import annotations
 
@@ -10,35 +10,43 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Title of a page, and the package whose public names it has.
-REFERENCE = {
-    "Attend": "regard.api",
-    "Pieces": "regard.pieces",
-    "Composites": "regard.composites",
-    "Maps": "regard.maps",
-    "Pictures": "regard.drawing",
-    "Models": "regard.hf",
-    "EditSequence": "regard.edits",
-    "Statistics": "regard.stats",
-    "Attribution": "regard.attribution",
-    "Corpora": "regard.profiling",
-    "Diagnosis": "regard.diagnosis",
-    "Modules": "regard.nn",
-    "Translators": "regard.seq2seq",
-    "Texts": "regard.data",
-    "Viewer": "regard.viewer",
+#: Title of a page, and the module whose public names it has: `regard` itself, then its rooms.
+REFERENCE = {"Attend": "regard.api"} | {
+    title: f"regard.{room}"
+    for title, room in {
+        "Masks": "masks",
+        "Scores": "scores",
+        "Encodings": "encodings",
+        "Biases": "biases",
+        "Normalizers": "normalizers",
+        "Selections": "selections",
+        "Transitions": "transitions",
+        "Composites": "composites",
+        "Caches": "caches",
+        "Maps": "maps",
+        "Models": "hf",
+        "Edits": "edits",
+        "Statistics": "stats",
+        "Types": "types",
+        "Modules": "nn",
+        "Translators": "seq2seq",
+        "Texts": "data",
+        "Viewer": "viewer",
+    }.items()
 }
-#: Those that are used by their own names; the names of the others are names of `regard`.
-SEPARATE = {"regard.nn", "regard.stats", "regard.seq2seq", "regard.data", "regard.viewer"}
 #: What a page begins with: the names that most readers look for. The others follow in alphabetical order.
 FIRST = {
-    "regard.api": "attend plan scaled_dot_product_attention Attention AttentionOutput mechanism mechanisms",
-    "regard.pieces": "Dot causal window padding mask_tensor RoPE ALiBi Softmax",
+    "regard.api": "attend plan scaled_dot_product_attention Attention mechanism mechanisms",
+    "regard.masks": "causal window padding documents mask_tensor",
+    "regard.scores": "Dot",
+    "regard.encodings": "RoPE Sinusoidal",
+    "regard.biases": "ALiBi T5Bias",
+    "regard.normalizers": "Softmax",
     "regard.composites": "Sum Grouped",
     "regard.maps": "AttentionMap",
-    "regard.edits": "Where where KnockOut ScaleWeights Steer ReplaceWeights Patch Edit",
+    "regard.edits": "Where KnockOut ScaleWeights AddToScores ReplaceWeights ActivationPatch AttentionEdit",
     "regard.hf": "watch WatchedAttention Generation WatchedStep edit load_model register importance prune",
-    "regard.attribution": "attribute Attribution Target faithfulness",
+    "regard.types": "AttentionOutput ExecutionPlan Attribution",
     "regard.stats": "profile roles findings",
     "regard.nn": "MultiHeadAttention CrossAttention EncoderLayer DecoderLayer Transformer TransformerConfig",
     "regard.seq2seq": "build SYSTEMS train translate align evaluate_run compare",
@@ -59,7 +67,7 @@ def pages() -> Iterator[tuple[str, str]]:
     for title, path in REFERENCE.items():
         module = importlib.import_module(path)
         names = [name for name in module.__all__ if path != "regard.api" or name not in others]
-        used = path if path in SEPARATE else "regard"
+        used = "regard" if path == "regard.api" else path
         parts = [f"# {title}", (module.__doc__ or "").strip(), f"Names of `{used}`."]
         for name in _ordered(names, FIRST.get(path, "").split()):
             parts += [_entry(module, name), _in_use(name, examples)]

@@ -15,10 +15,10 @@ class RegardError(ValueError):
     that catches `ValueError` keeps working.
 
     >>> import regard as rg
-    >>> rg.RoPE(width=3)
+    >>> rg.RoPE(head_dim=3)
     Traceback (most recent call last):
         ...
-    regard.errors.RegardError: RoPE(width=3): channels turn in pairs, so the width must be even.
+    regard.errors.RegardError: RoPE(head_dim=3): channels turn in pairs, so the width must be even.
     """
 
 

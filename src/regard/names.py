@@ -11,12 +11,12 @@ _TENSOR = "a mask is a piece, with True = may attend: <regard.mask_tensor(tensor
 _PADDING = "a mask is a piece, with True = real: <regard.padding(real)>; torch's means the opposite"
 _WINDOW = "a mask is a piece: <regard.causal() & regard.window(size)>"
 _WEIGHTS = "every weight can be read: output, weights = attend(...) or module(...), or regard.watch(model)"
-_WIDTH = "it is called width"
+_SIZE = "it is called embed_dim or head_dim or hidden_size or width"
 _HEADS = "it is called num_heads"
 _BIAS = "it is called bias"
 _HIDDEN = "it is FeedForward's hidden, and feed_forward of TransformerConfig"
-_HEAD_WIDTH = "heads have the width width / num_heads"
-_LENGTH = "masks and sinusoids fit any length; a learned table is regard.encodings.LearnedPositions(length, width)"
+_HEAD_WIDTH = "heads have embed_dim / num_heads channels"
+_LENGTH = "masks and sinusoids fit any length; a learned table is regard.encodings.LearnedPositions(length, embed_dim)"
 _DROPOUT = "dropout is a number of the container: Attention(dropout=0.1)"
 _MODULE = "modules are moved afterwards: module.to(device, dtype)"
 _EXTRA_KEY = "a key of zeros is Softmax(sink=0.0); there are no learned extra keys"
@@ -48,18 +48,19 @@ OTHER_NAMES = {
     "past_key_values": "earlier keys are a cache: attend(..., cache=regard.GrowingCache())",
     "backend": "it is called engine",
     "attn_implementation": "it is called engine",
-    "embed_dim": _WIDTH,
-    "d_model": _WIDTH,
-    "hidden_size": _WIDTH,
-    "dim": _WIDTH,
-    "d_in": _WIDTH,
-    "d_out": _WIDTH,
-    "emb_dim": _WIDTH,
-    "emb_size": _WIDTH,
-    "embed_size": _WIDTH,
-    "embedding_dim": _WIDTH,
-    "hidden_dim": _WIDTH,
-    "n_embd": _WIDTH,
+    "embed_dim": _SIZE,
+    "width": _SIZE,
+    "d_model": _SIZE,
+    "hidden_size": _SIZE,
+    "dim": _SIZE,
+    "d_in": _SIZE,
+    "d_out": _SIZE,
+    "emb_dim": _SIZE,
+    "emb_size": _SIZE,
+    "embed_size": _SIZE,
+    "embedding_dim": _SIZE,
+    "hidden_dim": _SIZE,
+    "n_embd": _SIZE,
     "nhead": _HEADS,
     "n_head": _HEADS,
     "n_heads": _HEADS,
@@ -67,7 +68,7 @@ OTHER_NAMES = {
     "heads": _HEADS,
     "num_attention_heads": _HEADS,
     "num_kv_heads": "it is called num_key_value_heads",
-    "num_key_value_heads": "it is called num_key_value_heads",
+    "num_key_heads": "it is called num_key_value_heads",
     "kdim": "it is called key_dim",
     "vdim": "it is called value_dim",
     "head_dim": _HEAD_WIDTH,
@@ -84,7 +85,7 @@ OTHER_NAMES = {
     "context_length": _LENGTH,
     "block_size": _LENGTH,
     "norm_first": 'it is norm="pre" or norm="post"',
-    "batch_first": "inputs are always (batch, length, width), batch first",
+    "batch_first": "inputs are always (batch, length, embed_dim), batch first",
     "add_bias_kv": _EXTRA_KEY,
     "add_zero_attn": _EXTRA_KEY,
     "theta": "it is called base",
@@ -111,8 +112,8 @@ _CALLED = "it is called "
 def explanation(given: Iterable[str], known: Iterable[str]) -> str:
     """A remedy for each argument that a function does not have; empty if it has all of them.
 
-    >>> explanation(["theta", "dim"], ["width", "base"])
-    'theta: it is called base. dim: it is called width. '
+    >>> explanation(["theta", "dim"], ["head_dim", "base"])
+    'theta: it is called base. dim: it is called head_dim. '
     """
     known = list(known)
     return "".join(_remedy(name, known) for name in given if name not in known)
@@ -126,7 +127,10 @@ def _remedy(name: str, known: list[str]) -> str:
     if name == "attn_mask" and {"mask", "is_causal"} <= {*known}:
         return f"{name}: it is called mask, with True = may attend. "
     text = OF_FIGURES.get(name, "") if "vmax" in known else OTHER_NAMES.get(name, "")
-    if text and (not text.startswith(_CALLED) or text.removeprefix(_CALLED) in known):
+    if text.startswith(_CALLED):
+        called = [other for other in text.removeprefix(_CALLED).split(" or ") if other in known]
+        text = f"{_CALLED}{called[0]}" if called else ""
+    if text:
         return f"{name}: {_placed(text, known)}. "
     close = difflib.get_close_matches(name, known, n=1)
     return f"Did you mean {close[0]!r}? " if close else ""

@@ -20,7 +20,7 @@ _GRADIENT = "rg.attribute(model, inputs, target)"
 _INTEGRATED = 'rg.attribute(model, inputs, target, "integrated-gradients")'
 _RELEVANCE = 'rg.attribute(model, inputs, target, "attn-lrp")'
 _CACHE = "rg.Attention(mask=rg.causal())(query, key, value, cache=rg.GrowingCache())"
-_LAYER = "rg.nn.TransformerConfig(width, num_heads).encoder(layers=6)"
+_LAYER = "rg.nn.TransformerConfig(embed_dim, num_heads).encoder(layers=6)"
 
 #: Names of torch, transformers, BertViz, TransformerLens, nnsight, captum, inseq and flash-attn -> code with rg.
 CALLS = {
@@ -69,6 +69,16 @@ CALLS = {
     "induction_heads": "rg.TextReader(model, tokenizer).read(text)",
     "detect_heads": "rg.TextReader(model, tokenizer).read(text)",
     "head_detector": "rg.TextReader(model, tokenizer).read(text)",
+    # names that Regard had
+    "Fold": "rg.maps.Reduction",
+    "explain": "rg.plan(query, key, value)",
+    "KernelScore": "rg.scores.FeatureScore()",
+    "Patch": 'rg.edits.ActivationPatch(rg.Where.parse("L3.H2"), source=clean)',
+    "Steer": 'rg.edits.AddToScores(rg.Where.parse("L3.H2"), 2.0)',
+    "Edits": "rg.edits.EditSequence()",
+    "Links": "rg.maps.RowLinks",
+    "Position": "rg.encodings.Encoding",
+    "differences": "rg.stats.text_differences(readings)",
     # captum and inseq
     "IntegratedGradients": _INTEGRATED,
     "LayerIntegratedGradients": _INTEGRATED,
@@ -113,9 +123,9 @@ CALLS = {
     "key_padding_mask": "rg.padding(real)",
     "attention_mask": "rg.padding(real)",
     "attn_mask": "rg.mask_tensor(tensor)",
-    "RotaryEmbedding": "rg.RoPE(width)",
-    "RotaryPositionalEmbedding": "rg.RoPE(width)",
-    "apply_rotary_pos_emb": "rg.Attention(position=rg.RoPE(width))(query, key, value)",
+    "RotaryEmbedding": "rg.RoPE(head_dim)",
+    "RotaryPositionalEmbedding": "rg.RoPE(head_dim)",
+    "apply_rotary_pos_emb": "rg.Attention(position=rg.RoPE(head_dim))(query, key, value)",
     "RelativePositionBias": "rg.biases.T5Bias(num_heads)",
     # caches
     "KVCache": _CACHE,
@@ -123,18 +133,18 @@ CALLS = {
     "StaticCache": _CACHE,
     "SlidingWindowCache": "rg.caches.RingCache(size)",
     # modules
-    "MHA": "rg.nn.MultiHeadAttention(width, num_heads)",
-    "GroupedQueryAttention": "rg.nn.MultiHeadAttention(width, num_heads, num_key_value_heads=2)",
-    "GQA": "rg.nn.MultiHeadAttention(width, num_heads, num_key_value_heads=2)",
-    "MultiQueryAttention": "rg.nn.MultiHeadAttention(width, num_heads, num_key_value_heads=1)",
-    "MQA": "rg.nn.MultiHeadAttention(width, num_heads, num_key_value_heads=1)",
-    "SelfAttention": "rg.nn.MultiHeadAttention(width, num_heads)",
-    "CausalSelfAttention": "rg.nn.MultiHeadAttention(width, num_heads, is_causal=True)",
+    "MHA": "rg.nn.MultiHeadAttention(embed_dim, num_heads)",
+    "GroupedQueryAttention": "rg.nn.MultiHeadAttention(embed_dim, num_heads, num_key_value_heads=2)",
+    "GQA": "rg.nn.MultiHeadAttention(embed_dim, num_heads, num_key_value_heads=2)",
+    "MultiQueryAttention": "rg.nn.MultiHeadAttention(embed_dim, num_heads, num_key_value_heads=1)",
+    "MQA": "rg.nn.MultiHeadAttention(embed_dim, num_heads, num_key_value_heads=1)",
+    "SelfAttention": "rg.nn.MultiHeadAttention(embed_dim, num_heads)",
+    "CausalSelfAttention": "rg.nn.MultiHeadAttention(embed_dim, num_heads, is_causal=True)",
     "TransformerEncoder": _LAYER,
     "TransformerEncoderLayer": _LAYER,
-    "TransformerDecoder": "rg.nn.TransformerConfig(width, num_heads).decoder(layers=6)",
-    "TransformerDecoderLayer": "rg.nn.TransformerConfig(width, num_heads).decoder(layers=6)",
-    "MLP": "rg.nn.FeedForward(width, hidden)",
+    "TransformerDecoder": "rg.nn.TransformerConfig(embed_dim, num_heads).decoder(layers=6)",
+    "TransformerDecoderLayer": "rg.nn.TransformerConfig(embed_dim, num_heads).decoder(layers=6)",
+    "MLP": "rg.nn.FeedForward(embed_dim, hidden)",
 }
 #: Names that a watched run does not have -> code with `seen`, the run.
 OF_WATCHED = {

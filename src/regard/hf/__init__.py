@@ -8,7 +8,7 @@ from regard.hf.edit_effects import EditResult, edit_effect
 from regard.hf.editing import EditedRun, edit, streaming
 from regard.hf.heads import (
     CurvePoint,
-    HeadImportance,
+    ImportanceScores,
     PruningResult,
     QualityCurve,
     gated,
@@ -28,7 +28,7 @@ __all__ = [
     "EditResult",
     "EditedRun",
     "Generation",
-    "HeadImportance",
+    "ImportanceScores",
     "PruningResult",
     "QualityCurve",
     "TextReader",

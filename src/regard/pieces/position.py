@@ -294,21 +294,21 @@ class Sinusoidal(Encoding):
 
     base: float = 10_000.0
 
-    def table(self, positions: Tensor, head_dim: int, dtype: torch.dtype | None = None) -> Tensor:
-        """(n,) positions -> (n, head_dim), rounded once to `dtype`; by default to torch's default dtype.
+    def table(self, positions: Tensor, embed_dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        """(n,) positions -> (n, embed_dim), rounded once to `dtype`; by default to torch's default dtype.
 
         >>> import torch, regard as rg
         >>> x = torch.randn(2, 5, 8)
         >>> torch.nn.Linear(8, 8)(x + rg.encodings.Sinusoidal().table(torch.arange(5), 8)).shape
         torch.Size([2, 5, 8])
         """
-        return self._sines(positions, head_dim, widest_float(positions.device)).to(dtype or torch.get_default_dtype())
+        return self._sines(positions, embed_dim, widest_float(positions.device)).to(dtype or torch.get_default_dtype())
 
-    def _sines(self, positions: Tensor, head_dim: int, dtype: torch.dtype) -> Tensor:
+    def _sines(self, positions: Tensor, embed_dim: int, dtype: torch.dtype) -> Tensor:
         """The table with angles, sines and cosines of `dtype`."""
-        m = torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu")
-        angle = angles(positions, self.base ** (-m / head_dim), dtype)
-        return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)[:, :head_dim]
+        m = torch.arange(0, embed_dim, 2, dtype=torch.float64, device="cpu")
+        angle = angles(positions, self.base ** (-m / embed_dim), dtype)
+        return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)[:, :embed_dim]
 
     def encode(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self._sines(positions, x.shape[-1], at_least_float32(x).dtype).to(x.dtype)
@@ -319,22 +319,22 @@ class LearnedPositions(nn.Module, Encoding):
     """Add a learned vector for each position 0 ... length - 1 (Gehring et al. 2017, arXiv:1705.03122).
 
     >>> import torch, regard as rg
-    >>> positions = rg.encodings.LearnedPositions(length=16, head_dim=4)
+    >>> positions = rg.encodings.LearnedPositions(length=16, embed_dim=4)
     >>> encoded = positions.encode(torch.zeros(1, 1, 2, 4), torch.tensor([3, 7]))
     >>> torch.equal(encoded[0, 0], positions.table[[3, 7]])
     True
     """
 
-    def __init__(self, length: Size, head_dim: Size) -> None:
+    def __init__(self, length: Size, embed_dim: Size) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.randn(length, head_dim) * 0.02)
+        self.table = nn.Parameter(torch.randn(length, embed_dim) * 0.02)
 
     def encode(self, x: Tensor, positions: Tensor) -> Tensor:
-        head_dim = self.table.shape[1]
-        if x.shape[-1] != head_dim:
+        embed_dim = self.table.shape[1]
+        if x.shape[-1] != embed_dim:
             raise RegardError(
-                f"LearnedPositions: made for width {head_dim}, got {x.shape[-1]}. Create it with "
-                f"head_dim={x.shape[-1]}."
+                f"LearnedPositions: made for width {embed_dim}, got {x.shape[-1]}. Create it with "
+                f"embed_dim={x.shape[-1]}."
             )
         if positions.device.type == "cpu" and len(positions) and has_numbers(positions):
             self.check(Spans(((int(positions.min()), int(positions.max()) + 1),)))

@@ -61,7 +61,7 @@ class ModelLocality:
     """The locality of every layer: `print(locality(seen.maps).table())`.
 
     >>> import torch
-    >>> from regard.stats import Locality
+    >>> from regard.types import ModelLocality
     >>> from regard.types import LayerLocality
     >>> layer = LayerLocality(0, 8, torch.ones(2), torch.tensor([0.95, 0.4]), torch.full((2,), 0.3))
     >>> ModelLocality([layer]).local_heads

@@ -35,7 +35,7 @@ MOST_HEADS = 128
 class Link:
     """A link of a head: `query` attends to `key` (both are indices) with `weight`.
 
-    >>> from regard.stats import Profile
+    >>> from regard.types import ModelProfile
     >>> from regard.types import Link
     >>> ModelProfile(["the", "cat"], ["the", "cat"], [], []).describe(Link(query=1, key=0, weight=0.75))
     'cat -> the 0.75'

@@ -15,7 +15,7 @@ from regard.hf.heads.layout import ModelHeads
 
 
 @dataclass(frozen=True, eq=False)
-class HeadImportance:
+class ImportanceScores:
     """|d loss / d gate| of every head, by module path.
 
     `values[name]` is (H,). `missing` names the modules without values, with the reason. `groups[name]` is the number of
@@ -23,7 +23,7 @@ class HeadImportance:
     `num_heads` are the arguments of `importance` that say where the heads are.
 
     >>> import torch, regard as rg
-    >>> found = rg.hf.HeadImportance({"a": torch.tensor([0.3, 0.1]), "b": torch.tensor([0.4, 0.2])}, batches=1)
+    >>> found = rg.hf.ImportanceScores({"a": torch.tensor([0.3, 0.1]), "b": torch.tensor([0.4, 0.2])}, batches=1)
     >>> found.ranking()
     [('a', 1), ('b', 1), ('a', 0), ('b', 0)]
     >>> found.least(2)
@@ -37,7 +37,7 @@ class HeadImportance:
     output: str | None = None
     num_heads: int | None = None
 
-    def normalized(self) -> HeadImportance:
+    def normalized(self) -> ImportanceScores:
         """Divide each layer by its l2 norm, as Michel et al. do to compare heads of different layers."""
         norms = {name: value.norm().clamp_min(torch.finfo(value.dtype).tiny) for name, value in self.values.items()}
         return replace(self, values={name: value / norms[name] for name, value in self.values.items()})
@@ -85,7 +85,7 @@ class HeadImportance:
 
     def __repr__(self) -> str:
         heads = sum(len(value) for value in self.values.values())
-        return f"HeadImportance({heads} heads of {len(self.values)} modules, {self.batches} batches)"
+        return f"ImportanceScores({heads} heads of {len(self.values)} modules, {self.batches} batches)"
 
 
 def importance(
@@ -94,7 +94,7 @@ def importance(
     batches: Iterable[Any],
     output: str | None = None,
     num_heads: int | None = None,
-) -> HeadImportance:
+) -> ImportanceScores:
     """I_h = mean over batches of |d loss / d g_h| at g = 1, where head_h -> g_h head_h.
 
     The derivative with respect to a head mask (Michel et al., 2019, arXiv:1905.10650): the first-order change of the
@@ -117,7 +117,7 @@ def importance(
     >>> ids = torch.tensor([[1, 2, 3, 4]])
     >>> found = rg.importance(model, lambda model, ids: model(ids, labels=ids).loss, [ids])
     >>> found, found.values["transformer.h.1.attn"].shape
-    (HeadImportance(4 heads of 2 modules, 1 batches), torch.Size([2]))
+    (ImportanceScores(4 heads of 2 modules, 1 batches), torch.Size([2]))
     """
     if isinstance(batches, Mapping | Tensor | str):
         raise RegardError(f"importance: batches is a {type(batches).__name__}; give a list of batches: [batch].")
@@ -135,7 +135,7 @@ def importance(
     idle = dict.fromkeys((name for name in totals if name not in ran), "the loss does not depend on it")
     values = {name: (total.detach() / count).cpu() for name, total in totals.items() if name in ran}
     groups = {name: heads.by_name[name].group for name in values}
-    return HeadImportance(values, count, heads.unknown | idle, groups, output, num_heads)
+    return ImportanceScores(values, count, heads.unknown | idle, groups, output, num_heads)
 
 
 def _ones(num_heads: int, weight: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import nn
 
 from regard.errors import RegardError, nearest
 from regard.hf.heads.gates import gated
-from regard.hf.heads.head_importance import HeadImportance
+from regard.hf.heads.head_importance import ImportanceScores
 
 ORDERS = ("importance", "random", "reversed")
 TENTHS = tuple(tenth / 10 for tenth in range(11))
@@ -71,7 +71,7 @@ class QualityCurve:
 def pruning_curve(
     model: nn.Module,
     quality: Callable[[Any], float],
-    importance: HeadImportance,
+    importance: ImportanceScores,
     shares: Sequence[float] = TENTHS,
     order: Sequence[str] = ORDERS,
     seed: int = 0,
@@ -111,8 +111,8 @@ def pruning_curve(
     return curve
 
 
-def _check(importance: HeadImportance, shares: Sequence[float], order: str | Sequence[str]) -> tuple[list, list[str]]:
-    if not isinstance(importance, HeadImportance):
+def _check(importance: ImportanceScores, shares: Sequence[float], order: str | Sequence[str]) -> tuple[list, list[str]]:
+    if not isinstance(importance, ImportanceScores):
         raise RegardError(f"pruning_curve: expected the result of importance(), got {type(importance).__name__}.")
     for share in shares:
         if not 0 <= share <= 1:
@@ -124,7 +124,7 @@ def _check(importance: HeadImportance, shares: Sequence[float], order: str | Seq
     return list(dict.fromkeys(shares)), list(dict.fromkeys(orders))
 
 
-def _ordered(importance: HeadImportance, order: str, seed: int) -> list[tuple[str, int]]:
+def _ordered(importance: ImportanceScores, order: str, seed: int) -> list[tuple[str, int]]:
     """All heads in the order of removal; the random order does not depend on the importance."""
     if order == "random":
         heads = [(name, head) for name, value in importance.values.items() for head in range(len(value))]
@@ -133,7 +133,9 @@ def _ordered(importance: HeadImportance, order: str, seed: int) -> list[tuple[st
     return importance.ranking()[:: 1 if order == "importance" else -1]
 
 
-def _measure(model: nn.Module, quality: Callable[[Any], float], importance: HeadImportance, heads: frozenset) -> float:
+def _measure(
+    model: nn.Module, quality: Callable[[Any], float], importance: ImportanceScores, heads: frozenset
+) -> float:
     gates = {name: torch.ones(len(value)) for name, value in importance.values.items()}
     for name, head in heads:
         gates[name][head] = 0

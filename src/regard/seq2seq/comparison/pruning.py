@@ -12,7 +12,7 @@ from regard.data.batches import Batch, Batches
 from regard.data.corpus import encode_pairs
 from regard.data.length_limits import pairs_within
 from regard.hf.heads.gates import gated
-from regard.hf.heads.head_importance import HeadImportance, importance
+from regard.hf.heads.head_importance import ImportanceScores, importance
 from regard.hf.heads.pruning_curve import ORDERS, pruning_curve
 from regard.seq2seq.comparison.inspection import spread
 from regard.seq2seq.decoding.translation import LIMIT
@@ -76,7 +76,7 @@ def _loss(model: Any, batch: Batch) -> Tensor:
 
 
 def _single(
-    run: Run, found: HeadImportance, quality: Score, whole: float, one_more: Callable[[], None]
+    run: Run, found: ImportanceScores, quality: Score, whole: float, one_more: Callable[[], None]
 ) -> list[dict[str, Any]]:
     """BLEU without one head, for every head."""
     rows = []

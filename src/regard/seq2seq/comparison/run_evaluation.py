@@ -103,7 +103,7 @@ class RunComparison:
 
     `paired.difference` is the BLEU of the first run minus that of the second.
 
-    >>> from regard.seq2seq import RunComparison, score
+    >>> from regard.seq2seq import score
     >>> from regard.seq2seq.evaluation.scores import paired_comparison
     >>> references, sources = ["the dog sees a cat", "a cat sees the dog"], ["a", "b"]
     >>> evaluations = score(references, references, sources), score(["no", "yes"], references, sources)

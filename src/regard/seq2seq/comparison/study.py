@@ -43,7 +43,6 @@ FIXED = (
 class Entry:
     """A system of a comparison: its name in `SYSTEMS`, its label in the comparison, and its options.
 
-    >>> from regard.seq2seq import Entry
     >>> Entry("bahdanau", "bahdanau").title
     'Bahdanau'
     >>> variants = [Entry("transformer", f"heads-{count}", {"num_heads": count}) for count in (1, 4)]
@@ -111,7 +110,7 @@ class Study:
         beam: Beam width of the test translations; 1 is greedy search.
 
     >>> from pathlib import Path
-    >>> from regard.seq2seq import Entry, Study, make_config
+    >>> from regard.seq2seq import make_config
     >>> config = make_config({"data": {"corpus": "copy"}, "training": {"steps": 9}})
     >>> study = Study("copy", config, (Entry("bahdanau", "bahdanau"), Entry("none", "none")), seeds=(1, 2))
     >>> [trial.name for trial in study.trials(Path("comparisons/copy"))]

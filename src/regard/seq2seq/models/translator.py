@@ -56,7 +56,6 @@ class State:
     the last attentional vector, or the keys and values of earlier tokens.
 
     >>> import torch
-    >>> from regard.seq2seq import State
     >>> State((torch.tensor([[1.0], [2.0]]),), length=3).select(torch.tensor([1, 1, 0]))
     State(carried=(tensor([[2.], [2.], [1.]]),), length=3)
     """

@@ -1,0 +1,92 @@
+"""The front door: few names, each in one room, and an answer for every name that is not there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections import defaultdict
+from types import ModuleType
+
+import pytest
+
+import regard as rg
+from imports import FILES
+from public_names import PUBLIC
+from regard.other_libraries import ROOMS
+
+
+def names_of_the_source():
+    """Every public name of a class, function, constant or room in src."""
+    names = set(ROOMS)
+    for path in FILES.values():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return {name for name in names if not name.startswith("_")}
+
+
+def has(name):
+    """Whether `regard` yields the name; a file of the package, which Python adds once it is imported, is no name."""
+    value = getattr(rg, name, None)
+    return value is not None and (name in ROOMS or not isinstance(value, ModuleType))
+
+
+def test_the_top_level_has_at_most_sixty_names():
+    yielded = {name for name in names_of_the_source() if has(name)}
+    yielded -= {"ROOMS", "importers", "missing_here"}  # which `regard/__init__.py` imports for itself
+    assert yielded == set(rg.__all__) and len(yielded) <= 60
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_has_at_most_forty_names_and_each_is_there(room):
+    names = getattr(rg, room).__all__
+    assert len(set(names)) == len(names) <= 40
+    assert all(getattr(rg, room).__dict__.get(name) is not None or getattr(getattr(rg, room), name) for name in names)
+    assert importlib.import_module(f"regard.{room}").__doc__
+
+
+def test_no_two_names_differ_by_case_alone():
+    spelled = defaultdict(set)
+    for name in PUBLIC:
+        spelled[name.replace("_", "").lower()].add(name)
+    assert [names for names in spelled.values() if len(names) > 1] == []
+    for room in (rg.nn, rg.data, rg.seq2seq, rg.viewer):
+        assert len({name.replace("_", "").lower() for name in room.__all__}) == len(room.__all__)
+
+
+def test_a_name_of_a_room_is_one_object_everywhere():
+    for room in ROOMS:
+        for name in getattr(rg, room).__all__:
+            if name in rg.__all__:
+                assert getattr(rg, name) is getattr(getattr(rg, room), name)
+
+
+#: Names of before the rooms -> a part of the answer.
+BEFORE = {
+    "Fold": "rg.maps.Reduction",
+    "KernelScore": "rg.scores.FeatureScore",
+    "Patch": "rg.edits.ActivationPatch",
+    "Steer": "rg.edits.AddToScores",
+    "where": "rg.Where",
+    "Edits": "rg.edits.EditSequence",
+    "Links": "rg.maps.RowLinks",
+    "divergence": "rg.maps.Divergence",
+    "differences": "rg.stats.text_differences",
+    "explain": "rg.plan",
+    "Entropy": "rg.maps.Entropy",
+    "prefix": "rg.masks.prefix",
+    "Positions": "rg.types.Positions",
+    "Softmax": "rg.normalizers.Softmax",
+    "edit_effect": "rg.hf.edit_effect",
+    "Position": "rg.encodings.Encoding",
+}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_a_name_of_before_answers_with_its_place(name):
+    with pytest.raises(AttributeError) as error:
+        getattr(rg, name)
+    assert BEFORE[name] in str(error.value)
