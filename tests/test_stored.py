@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -120,3 +121,13 @@ def test_what_is_no_map_is_refused(tmp_path):
             load_map(tmp_path / name)
     with pytest.raises(rg.RegardError, match="damaged"):
         load_map(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parent / "saved_maps").iterdir()), ids=lambda path: path.stem)
+def test_maps_that_version_1_wrote_open_with_the_names_of_today(path):
+    from safetensors import safe_open
+
+    with safe_open(str(path), "pt") as file:
+        assert file.metadata()["version"] == "1"
+        expected = file.get_tensor("expected")  # the dense weights, as that version computed them
+    torch.testing.assert_close(load_map(path).dense(), expected, atol=1e-6, rtol=1e-5)

@@ -36,7 +36,16 @@ from regard.spans import Spans
 from regard.whole_files import whole_file
 
 #: The version of the file format; files of later versions are refused.
-VERSION = 1
+VERSION = 2
+#: Names of version 1 that have changed: of modules, of classes, and of their fields.
+RENAMED = {
+    "regard.pieces.kernel": "regard.pieces.feature_maps",
+    "regard.pieces.mask_data": "regard.pieces.data_masks",
+    "KernelScore": "FeatureScore",
+    "width": "head_dim",
+    "query_width": "query_dim",
+    "rotated_width": "rotary_dim",
+}
 #: A file may name objects of these classes, if they are defined in this package.
 KINDS = (Score, Bias, Mask, Normalizer, Encoding, Scaling, FeatureMap, Spans)
 #: The only module of another package that pieces contain.
@@ -222,12 +231,13 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
         return tensors[value["tensor"]]
     if "float" in value:
         return float(value["float"])
-    return _build(value["piece"], {name: _decode(each, tensors) for name, each in value["fields"].items()})
+    inside = {RENAMED.get(name, name): _decode(each, tensors) for name, each in value["fields"].items()}
+    return _build(value["piece"], inside)
 
 
 def _build(path: str, inside: dict[str, Any]) -> Any:
     """A piece of this package from its name and fields; a file can name no other class."""
-    module, _, name = path.partition(":")
+    module, _, name = (RENAMED.get(part, part) for part in path.partition(":"))
     kind = getattr(import_module(module), name, None) if module.startswith("regard.") else None
     kind = nn.Linear if path == LINEAR else kind
     if not (kind is nn.Linear or (isinstance(kind, type) and issubclass(kind, KINDS))):
