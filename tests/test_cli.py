@@ -40,7 +40,7 @@ def test_help_is_quick_and_needs_no_torch():
     result = python(code)
     assert result.returncode == 0, result.stderr
     assert float(result.stderr) < 5  # 0.2 s of processor time
-    for command in ("demo", "list", "show", "plan", "see"):
+    for command in ("demo", "list", "info", "plan", "analyze"):
         assert f"\n  {command}" in result.stdout
 
 
@@ -100,7 +100,7 @@ def test_a_length_that_no_machine_holds_is_refused(name):
 
 
 def test_mistakes_are_one_line_and_ctrl_c_is_silent(monkeypatch):
-    result = run("show", "slidin_window", status=2)
+    result = run("info", "slidin_window", status=2)
     assert result.stdout == "" and "Did you mean 'sliding_window'?" in result.stderr
 
     def interrupt():
@@ -122,7 +122,7 @@ def test_list_names_every_mechanism():
 
 @pytest.mark.parametrize("name", mechanisms())
 def test_show_tells_and_draws(name):
-    printed, entry = run("show", name).stdout, mechanism(name)
+    printed, entry = run("info", name).stdout, mechanism(name)
     words = " ".join(printed.split())
     assert entry.name in printed and entry.formula.split()[0] in printed
     assert "paper" in words and "parameters" in words and "█" in printed
@@ -205,20 +205,20 @@ def model(reader, monkeypatch):
 
 
 def test_see_prints_heads_words_and_warnings(model):
-    printed = run("see", SENTENCE).stdout
+    printed = run("analyze", SENTENCE).stdout
     lines = printed.splitlines()
     assert lines[0] == SENTENCE and lines[1].startswith("16 tokens, 6 layers x 12 heads; ")
     looks = " ".join(printed.split())
     assert "“it” (token 10) attends most to " in looks and "“animal” (L3.H1, 0.68)" in looks
     assert "Left out: the word itself, its neighbors, the first token and special tokens." in looks
-    table = run("see", SENTENCE, "--table").stdout
+    table = run("analyze", SENTENCE, "--table").stdout
     assert "What “it” (token 10) attends to" in table and "“animal” (L3.H1, " in " ".join(table.split())
     assert "not why it decided" in printed and "not why it decided" in table
     assert "entropy: in nats" in table and "reach: mean distance in tokens" in table
 
 
 def test_see_as_json_has_the_weights_of_the_model(model, reader):
-    told = json.loads(run("see", SENTENCE, "--json", "--word", "street", "--layers", "0,2").stdout)
+    told = json.loads(run("analyze", SENTENCE, "--json", "--word", "street", "--layers", "0,2").stdout)
     assert [layer["name"] for layer in told["layers"]] == [f"encoder.layer.{n}.attention.self" for n in (0, 2)]
     assert told["words"][0]["query"] == told["tokens"].index("street") and told["error"] < 1e-4
     reader.model.set_attn_implementation("eager")
@@ -238,9 +238,9 @@ def test_see_as_json_has_the_weights_of_the_model(model, reader):
 def test_see_reads_files_and_standard_input_and_saves(model, tmp_path):
     file = tmp_path / "text.txt"
     file.write_bytes(b"\xef\xbb\xbfIt rains.\n")
-    assert run("see", str(file), "--save", str(tmp_path / "page")).stdout.startswith("It rains.\n")
+    assert run("analyze", str(file), "--save", str(tmp_path / "page")).stdout.startswith("It rains.\n")
     assert (tmp_path / "page" / "index.html").stat().st_size > 10_000
-    assert run("see", "-", stdin="Caf\u00e9.\n").stdout.startswith("Caf\u00e9.\n")
+    assert run("analyze", "-", stdin="Caf\u00e9.\n").stdout.startswith("Caf\u00e9.\n")
 
 
 @pytest.mark.parametrize(
@@ -261,26 +261,26 @@ def test_see_reads_files_and_standard_input_and_saves(model, tmp_path):
     ],
 )
 def test_see_refuses(model, arguments, said):
-    result = run("see", *arguments, status=2)
+    result = run("analyze", *arguments, status=2)
     assert said in result.stderr and result.stdout == ""
 
 
 def test_see_refuses_what_is_no_text(model, tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
-    assert "not UTF-8 text (byte 3 is 0xe9)" in run("see", str(tmp_path / "latin.txt"), status=2).stderr
-    assert "is a folder" in run("see", str(tmp_path), status=2).stderr
-    assert "not UTF-8" in run("see", "-", stdin=b"\xff\xfe", status=2).stderr
+    assert "not UTF-8 text (byte 3 is 0xe9)" in run("analyze", str(tmp_path / "latin.txt"), status=2).stderr
+    assert "is a folder" in run("analyze", str(tmp_path), status=2).stderr
+    assert "not UTF-8" in run("analyze", "-", stdin=b"\xff\xfe", status=2).stderr
 
 
 def test_see_refuses_a_broken_model_folder(tmp_path):
     pytest.importorskip("transformers")
-    assert "load_model" in run("see", "a", "--model", str(tmp_path / "none"), status=2).stderr
+    assert "load_model" in run("analyze", "a", "--model", str(tmp_path / "none"), status=2).stderr
     (tmp_path / "config.json").write_text("{")
-    assert "load_model" in run("see", "a", "--model", str(tmp_path), status=2).stderr
+    assert "load_model" in run("analyze", "a", "--model", str(tmp_path), status=2).stderr
 
 
 def test_a_long_text_is_cut_where_asked(model):
-    told = json.loads(run("see", "word " * 600, "--length", "12", "--layers", "0", "--json").stdout)
+    told = json.loads(run("analyze", "word " * 600, "--length", "12", "--layers", "0", "--json").stdout)
     assert len(told["tokens"]) == 12 and told["special"] == [0, 11]
 
 

@@ -1,4 +1,4 @@
-"""What `regard see --attribute` prints, and what it refuses."""
+"""What `regard analyze --attribute` prints, and what it refuses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SENTENCE = "the cat sat on the mat"
 
 
 def run(*arguments, status=0):
-    result = CliRunner().invoke(app, ["see", *arguments], env={"COLUMNS": "100"})
+    result = CliRunner().invoke(app, ["analyze", *arguments], env={"COLUMNS": "100"})
     assert result.exit_code == status, result.output
     assert "Traceback" not in result.output
     return result

@@ -1,4 +1,4 @@
-"""`regard see --corpus`: what counts as a document, what is refused, and that an interrupted run loses nothing."""
+"""`regard analyze --corpus`: what counts as a document, what is refused, and that an interrupted run loses nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEXTS = ["The cat sat on the mat.", "It rains, and it rains.", "", "A dog barks.
 
 
 def run(*arguments, status=0):
-    result = CliRunner().invoke(app, ["see", *map(str, arguments), "--corpus"], env={"COLUMNS": "100"})
+    result = CliRunner().invoke(app, ["analyze", *map(str, arguments), "--corpus"], env={"COLUMNS": "100"})
     assert result.exit_code == status, result.output
     assert "Traceback" not in result.output
     return result

@@ -1,4 +1,4 @@
-"""`regard see TEXT --knock-out "L5.H3: it -> animal"`: what the model predicts without these weights."""
+"""`regard analyze TEXT --knock-out "L5.H3: it -> animal"`: what the model predicts without these weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(reader, monkeypatch):
     def see(*arguments, model=None, status=0):
         own = reader if model is None else TextReader(model.eval(), reader.tokenizer)
         monkeypatch.setattr("regard.hf.text_reader.TextReader.load", staticmethod(lambda name: own))
-        result = CliRunner().invoke(app, ["see", *arguments], env={"COLUMNS": "100"})
+        result = CliRunner().invoke(app, ["analyze", *arguments], env={"COLUMNS": "100"})
         assert result.exit_code == status, result.output
         return " ".join(result.output.split())
 

@@ -1,4 +1,4 @@
-"""`regard see --generate`: what it prints, what it saves, and what it refuses."""
+"""`regard analyze --generate`: what it prints, what it saves, and what it refuses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reader(kind, **changes):
 
 
 def run(*arguments, status=0):
-    result = CliRunner().invoke(app, ["see", *map(str, arguments)], env={"COLUMNS": "160"})
+    result = CliRunner().invoke(app, ["analyze", *map(str, arguments)], env={"COLUMNS": "160"})
     assert result.exit_code == status, result.output
     assert "Traceback" not in result.output
     return result.output

@@ -1,4 +1,4 @@
-"""`regard see --image`: what it prints, what it saves, and what it refuses."""
+"""`regard analyze --image`: what it prints, what it saves, and what it refuses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def run(*arguments, status=0):
-    result = CliRunner().invoke(app, ["see", *map(str, arguments)], env={"COLUMNS": "140"})
+    result = CliRunner().invoke(app, ["analyze", *map(str, arguments)], env={"COLUMNS": "140"})
     assert result.exit_code == status, result.output
     assert "Traceback" not in result.output
     return result.output

@@ -49,9 +49,9 @@ def refused(*arguments, **options):
 
 
 WRITERS = [
-    ("see", "hello", "--save"),
-    ("see", "hello", "--figures"),
-    ("see", "{file}", "--corpus", "--save"),
+    ("analyze", "hello", "--save"),
+    ("analyze", "hello", "--figures"),
+    ("analyze", "{file}", "--corpus", "--save"),
     ("demo", "--out"),
     ("train", "--data", "copy", "--steps", "1", "--out"),
     ("compare", "--data", "copy", "--steps", "1", "--out"),
@@ -95,7 +95,7 @@ def test_a_picture_of_another_kind_is_refused_before_the_benchmarks(place):
     assert "does not end in .png" in refused("bench", "--only", "window", "--picture", place / "a.xyz")
 
 
-@pytest.mark.parametrize("arguments", [("see", "hello", "--figures", "new"), ("bench", "--picture", "a.png")])
+@pytest.mark.parametrize("arguments", [("analyze", "hello", "--figures", "new"), ("bench", "--picture", "a.png")])
 def test_without_matplotlib_pictures_are_refused_before_the_work(arguments, place, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setattr("regard.cli.outputs.find_spec", lambda name: None)

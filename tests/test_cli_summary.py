@@ -1,4 +1,6 @@
-"""The summary of `regard see` on maps that were made: which heads it names as most focused, and at what they look."""
+"""The summary of `regard analyze` on maps that were made: which heads it names as most focused, and at what they
+look.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`regard see --save` and `regard view`: a saved text is served until Ctrl-C, and errors name their remedy."""
+"""`regard analyze --save` and `regard view`: a saved text is served until Ctrl-C, and errors name their remedy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(*arguments, status=0):
 
 @pytest.mark.slow
 def test_what_see_keeps_view_serves(tmp_path):
-    said = run("see", SENTENCE, "--layers", "0,3", "--save", str(tmp_path / "kept")).stderr
+    said = run("analyze", SENTENCE, "--layers", "0,3", "--save", str(tmp_path / "kept")).stderr
     assert f"regard view {tmp_path / 'kept'} serves it" in " ".join(said.split())
     assert (tmp_path / "kept" / "index.html").stat().st_size > 300_000
     command = [sys.executable, "-m", "regard.cli.main", "view", str(tmp_path / "kept"), "--port", "0"]
@@ -50,7 +50,7 @@ def test_what_see_keeps_view_serves(tmp_path):
 
 
 def test_mistakes_name_their_remedy(tmp_path, monkeypatch):
-    assert "regard see TEXT --save DIR" in run("view", str(tmp_path), "--port", "0", status=2).stderr
+    assert "regard analyze TEXT --save DIR" in run("view", str(tmp_path), "--port", "0", status=2).stderr
     monkeypatch.setattr("regard.cli.view.open_folder", lambda folder: [])
     short = ("--host", "0.0.0.0", "--token", "short")
     assert "--token" in " ".join(run("view", str(tmp_path), "--port", "0", *short, status=2).stderr.split())

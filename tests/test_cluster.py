@@ -55,7 +55,7 @@ def ray():
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.setenv("RAY_worker_niceness", "0")  # beside other tests, workers of Ray's 15 would hardly be scheduled
-        with cluster("see") as ray:
+        with cluster("analyze") as ray:
             yield ray
 
 
@@ -134,7 +134,7 @@ def test_a_worker_with_another_model_of_the_same_name_is_refused(ray, key):
 @pytest.mark.example
 def test_more_workers_than_processors_are_refused(ray):
     with pytest.raises(RegardError, match=r"999 workers of 1 threads need 999 processors.*fewer --workers"):
-        workers_that_fit(ray, "see", 999, 1)
+        workers_that_fit(ray, "analyze", 999, 1)
 
 
 @pytest.mark.example
@@ -143,7 +143,17 @@ def test_the_command_keeps_what_can_be_viewed(ray, tmp_path):
     told = {}
     for engine in ("local", "ray"):
         folder = tmp_path / engine
-        arguments = ["see", tmp_path / "corpus.txt", "--corpus", "--layers", "4", "--engine", engine, "--save", folder]
+        arguments = [
+            "analyze",
+            tmp_path / "corpus.txt",
+            "--corpus",
+            "--layers",
+            "4",
+            "--engine",
+            engine,
+            "--save",
+            folder,
+        ]
         result = CliRunner().invoke(app, [*map(str, arguments), "--json"])
         assert result.exit_code == 0, result.output
         told[engine] = json.loads(result.stdout)
@@ -241,7 +251,10 @@ def test_a_cluster_that_is_not_there_is_named(monkeypatch):
         address = f"127.0.0.1:{free.getsockname()[1]}"
     monkeypatch.setenv("RAY_ADDRESS", address)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with pytest.raises(RegardError, match=rf"RAY_ADDRESS={address} cannot be joined.*ray start --head"), cluster("see"):
+    with (
+        pytest.raises(RegardError, match=rf"RAY_ADDRESS={address} cannot be joined.*ray start --head"),
+        cluster("analyze"),
+    ):
         pass
 
 
@@ -253,7 +266,10 @@ def test_a_cluster_that_does_not_start_is_a_mistake_with_its_reason(monkeypatch)
     monkeypatch.setattr(
         "regard.cluster._ray", lambda operation: SimpleNamespace(is_initialized=lambda: False, init=init)
     )
-    with pytest.raises(RegardError, match=r"see: Ray cannot start here \(The current node timed out"), cluster("see"):
+    with (
+        pytest.raises(RegardError, match=r"analyze: Ray cannot start here \(The current node timed out"),
+        cluster("analyze"),
+    ):
         pass
 
 
@@ -262,7 +278,7 @@ def test_what_is_written_to_standard_output_in_a_cluster_goes_to_standard_error(
     monkeypatch.setattr("regard.cluster._ray", lambda operation: joined)
     for _ in range(2):
         print("before")
-        with pytest.raises(KeyError), cluster("see") as ray:
+        with pytest.raises(KeyError), cluster("analyze") as ray:
             assert ray is joined
             os.write(1, b"a worker died\n")  # as Ray's core does, past Python
             print("and so it was")
@@ -273,7 +289,7 @@ def test_what_is_written_to_standard_output_in_a_cluster_goes_to_standard_error(
 
 def test_without_ray_it_is_said_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(RegardError, match=r"pip install 'regard\[ray\]'"), cluster("see"):
+    with pytest.raises(RegardError, match=r"pip install 'regard\[ray\]'"), cluster("analyze"):
         pass
 
 
@@ -282,5 +298,5 @@ def test_without_ray_it_is_said_how_to_install_it(monkeypatch):
     [(["--workers", "2"], "--workers are those of --engine ray"), (["--engine", "rey"], "Did you mean 'ray'")],
 )
 def test_engines_of_a_corpus_are_checked(tmp_path, arguments, said):
-    result = CliRunner().invoke(app, ["see", str(tmp_path), "--corpus", *arguments])
+    result = CliRunner().invoke(app, ["analyze", str(tmp_path), "--corpus", *arguments])
     assert result.exit_code == 2 and said in " ".join(result.stderr.split())

@@ -1,4 +1,4 @@
-"""What watching, `regard see`, `see --corpus` and the page compute of a long text: compiled passes, and no tile."""
+"""What watching, `regard analyze`, `see --corpus` and the page compute of a long text: compiled passes, and no tile."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_statistics_of_a_watch(model, monkeypatch):
 
 @pytest.mark.usefixtures("no_tiles")
 def test_a_profile_of_a_text_and_of_a_corpus(model, monkeypatch):
-    """`regard see` and `see --corpus` compute these."""
+    """`regard analyze` and `see --corpus` compute these."""
     _, seen = watched(model)
 
     def profiled():

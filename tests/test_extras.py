@@ -82,7 +82,7 @@ main({arguments})
     "arguments",
     [
         ["plan", "rope", "--length", "64"],
-        ["see", "The cat sat because it was tired.", "--layers", "0", "--save", "seen", "--figures", "seen"],
+        ["analyze", "The cat sat because it was tired.", "--layers", "0", "--save", "seen", "--figures", "seen"],
         ["train", "--data", "copy", "--steps", "1", "--out", "run", "data.size=60", "model.width=8"],
     ],
     ids=lambda arguments: arguments[0],

@@ -75,7 +75,7 @@ def test_a_port_in_use_names_the_port_that_is_always_free():
 def test_view_says_whether_a_folder_is_missing_or_empty(tmp_path):
     (tmp_path / "a.txt").touch()
     for path, rule in ((tmp_path / "no", "there is no folder"), (tmp_path / "a.txt", "is a file")):
-        with pytest.raises(rg.RegardError, match=f"view: .*{rule}.*regard see TEXT --save DIR"):
+        with pytest.raises(rg.RegardError, match=f"view: .*{rule}.*regard analyze TEXT --save DIR"):
             open_folder(path)
 
 

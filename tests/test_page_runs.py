@@ -191,7 +191,7 @@ def test_alignments_of_a_translation_are_a_text():
 @pytest.mark.parametrize("named", ["nothing", "nowhere"])
 def test_a_folder_without_any_of_it_is_refused(named, tmp_path):
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(RegardError, match=r"regard see TEXT --save DIR`, `regard train` or `regard compare`"):
+    with pytest.raises(RegardError, match=r"regard analyze TEXT --save DIR`, `regard train` or `regard compare`"):
         open_folder(tmp_path / named)
 
 

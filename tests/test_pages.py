@@ -48,7 +48,7 @@ NOT_RUN = {
 }
 #: Commands that train for minutes train for one step instead: how they begin.
 SHORTENED = "regard train --source my.en --target my.fr"
-#: An option that draws for half a minute is left out: tests/test_cli_see.py.
+#: An option that draws for half a minute is left out: tests/test_cli_analyze.py.
 PICTURES = r" --figures \S+"
 #: Commands of one page that are the beginning of another.
 BEFORE = {"docs/page.md": ["regard train --source my.en --target my.fr"]}

@@ -97,7 +97,7 @@ def test_see_needs_a_folder_for_a_story_and_reads_it_first(tmp_path):
 
     (tmp_path / "story.json").write_text("[]")
     for options, words in ((("--save", str(tmp_path / "kept")), "needs 1 to 50 steps"), ((), "--story needs --save")):
-        result = CliRunner().invoke(app, ["see", "A text.", "--story", str(tmp_path / "story.json"), *options])
+        result = CliRunner().invoke(app, ["analyze", "A text.", "--story", str(tmp_path / "story.json"), *options])
         assert result.exit_code == 2 and words in " ".join(result.stderr.split())
 
 

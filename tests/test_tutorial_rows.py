@@ -292,7 +292,7 @@ def test_row_18_weights_as_text():
 
 def test_row_19_see_draws_them(tmp_path):
     pytest.importorskip("transformers")
-    done = CliRunner().invoke(app, ["see", "It rains.", "--layers", "0", "--figures", str(tmp_path)])
+    done = CliRunner().invoke(app, ["analyze", "It rains.", "--layers", "0", "--figures", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "heads.png" in {path.name for path in tmp_path.iterdir()}
 

@@ -62,7 +62,7 @@ export function recorder(context: Context, uses: Uses): { element: HTMLElement; 
           { class: "main-button", disabled: steps.length >= 50 }),
         ...(steps.length ? [button("Play", () => uses.play(story)),
           button("Save story.json", () => download(new Blob([JSON.stringify(story, null, 1)],
-            { type: "application/json" }), "story.json"), { title: "For regard see --story and regard view --story" }),
+            { type: "application/json" }), "story.json"), { title: "For regard analyze --story and regard view --story" }),
           canSavePage() && button("Save as one page", () => download(pageWithStory(story), "story.html")),
           button("Print", () => void uses.print(story), { title: "One view a page" })] : []),
         button("Close", uses.closed, { class: "quiet" })));

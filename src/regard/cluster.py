@@ -22,7 +22,7 @@ PATIENCE = 5
 def cluster(operation: str) -> Iterator[Any]:
     """The module `ray`, joined to a cluster.
 
-    >>> with cluster("see") as ray:  # doctest: +SKIP
+    >>> with cluster("analyze") as ray:  # doctest: +SKIP
     ...     ray.cluster_resources()["CPU"]
     2.0
     """

@@ -104,7 +104,7 @@ def list_() -> None:
 
 
 @app.command(cls=Command)
-def show(name: Name) -> None:
+def info(name: Name) -> None:
     """Show one mechanism: formula, paper, parameters, cost, and a picture of its weights."""
     from regard.cli.catalog import show_mechanism
 
@@ -158,7 +158,7 @@ def plan(
 
 
 @app.command(cls=Command)
-def see(
+def analyze(
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="TEXT|FILE|-...", help="Texts, UTF-8 files, or - for standard input.")
     ] = None,
@@ -221,40 +221,40 @@ def see(
 ) -> None:
     """Show what every head of a model attends to in a text, in several texts, or in a corpus."""
     from regard.cli import corpus as profiling
-    from regard.cli import see as seeing
+    from regard.cli import analyze as analyzing
 
     if not texts and image is None:
         raise typer.BadParameter("give at least one, or --image FILE.", param_hint="'TEXT|FILE|-...'")
     ways = {"--image": image, "--corpus": corpus, "--knock-out": knock_out, "--generate": generate}
     ways["--attribute"] = attribute
     if len(given := [way for way, value in ways.items() if value]) > 1:
-        raise RegardError(f"see: {given[0]} and {given[1]} are different ways to see; give one of them.")
+        raise RegardError(f"analyze: {given[0]} and {given[1]} are different analyses; give one of them.")
     texts = texts or []
     if "-" in texts and sys.stdin.isatty():
         typer.echo("Reading from the keyboard; end with Ctrl-D.", err=True)
     shown = {"probe": probe, "as_json": json, "table": table, "importance": importance, "verify_all": verify_all}
     shown["all_figures"] = all_figures
-    options = seeing.Options(texts, model, layers, length, tuple(word or ()), save, figures, **shown, story=story)
+    options = analyzing.Options(texts, model, layers, length, tuple(word or ()), save, figures, **shown, story=story)
     if image is not None:
-        from regard.cli import see_image
+        from regard.cli import analyze_image
 
-        see_image.run(image, options)
+        analyze_image.run(image, options)
     elif attribute is not None or target is not None:
-        from regard.cli import see_attribution
+        from regard.cli import analyze_attribution
 
-        see_attribution.run(options, attribute, target)
+        analyze_attribution.run(options, attribute, target)
     elif knock_out:
-        from regard.cli import see_edits
+        from regard.cli import analyze_edits
 
-        see_edits.run(knock_out, options)
+        analyze_edits.run(knock_out, options)
     elif generate is not None:
-        from regard.cli import see_generation
+        from regard.cli import analyze_generation
 
-        see_generation.run(generate, options)
+        analyze_generation.run(generate, options)
     elif corpus:
         profiling.run(options, field, engine, workers)
     else:
-        seeing.run(options)
+        analyzing.run(options)
 
 
 @app.command(cls=Command)
@@ -263,7 +263,7 @@ def view(
         Path | None,
         typer.Argument(
             metavar="[DIR|TRANSLATOR]",
-            help="A folder of `regard see --save`, `train` or `compare`, or a translator of the package.",
+            help="A folder of `regard analyze --save`, `train` or `compare`, or a translator of the package.",
         ),
     ] = None,
     model: Annotated[

@@ -1,4 +1,4 @@
-"""`regard list` and `regard show`: print the catalog, or one mechanism with its weights."""
+"""`regard list` and `regard info`: print the catalog, or one mechanism with its weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 from regard.catalog import CatalogEntry, mechanism, mechanisms
 from regard.cli.draw import draw, drawn_size
 
-#: Characters before each row of the picture of `regard show`.
+#: Characters before each row of the picture of `regard info`.
 INDENT = 2
 #: Printed below the list: the meaning of the letters.
 LETTERS = (

@@ -41,4 +41,4 @@ def check_words(readings: Sequence[TextReading], words: Sequence[str]) -> None:
     """Refuse a word that is in none of the texts."""
     for word in words:
         if all(reading.find(word) is None for reading in readings):
-            raise RegardError(f"see: none of the {len(readings)} texts has the word {word!r}.")
+            raise RegardError(f"analyze: none of the {len(readings)} texts has the word {word!r}.")

@@ -1,4 +1,4 @@
-"""`regard see --corpus` prints the statistics of every head over all documents of a corpus."""
+"""`regard analyze --corpus` prints the statistics of every head over all documents of a corpus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from regard.cli.see import Options, check_outputs
+from regard.cli.analyze import Options, check_outputs
 from regard.cli.steps import shown_steps
 from regard.cluster import check_engine
 from regard.errors import RegardError
@@ -53,7 +53,7 @@ def run(options: Options, field: str, engine: str = "local", workers: int | None
         profile, unsaved = error.profile, error
     if profile.table is None:
         reasons = f" The first: {profile.broken[0][1]}" if profile.broken else " All documents are empty."
-        raise RegardError(f"see: no document of {options.texts[0]} could be read.{reasons}")
+        raise RegardError(f"analyze: no document of {options.texts[0]} could be read.{reasons}")
     if options.as_json:
         print(json.dumps(profile.to_json() | {"caveat": CAVEAT}, ensure_ascii=False, indent=1), flush=True)
     else:
@@ -66,14 +66,14 @@ def run(options: Options, field: str, engine: str = "local", workers: int | None
 
 def _check(options: Options, engine: str, workers: int | None) -> None:
     if len(options.texts) != 1 or options.texts[0] == "-":
-        raise RegardError("see: --corpus takes one file or folder. Put the documents into one file, one per line.")
+        raise RegardError("analyze: --corpus takes one file or folder. Put the documents into one file, one per line.")
     for name, attribute in OF_SINGLE_TEXTS.items():
         if getattr(options, attribute):
-            raise RegardError(f"see: --{name} is for single texts, not for a corpus. Leave it out.")
-    check_engine("see", engine)
+            raise RegardError(f"analyze: --{name} is for single texts, not for a corpus. Leave it out.")
+    check_engine("analyze", engine)
     check_outputs(options)
     if workers is not None and engine == "local":
-        raise RegardError("see: --workers are those of --engine ray. Leave it out, or name that engine.")
+        raise RegardError("analyze: --workers are those of --engine ray. Leave it out, or name that engine.")
 
 
 def _with_bar(

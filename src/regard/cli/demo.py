@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from regard.cli.analyze import default_words
 from regard.cli.outputs import check_folder
-from regard.cli.see import default_words
 from regard.cli.summary import print_summary
 from regard.data.corpus import Pair
 from regard.engine.kernel.library import described

@@ -21,17 +21,17 @@ EXTRAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 #: Command -> the extra that it always needs.
 COMMANDS = {
-    **dict.fromkeys(("list", "show", "plan", "check"), "cli"),
-    **{"demo": "demo", "see": "hf", "view": "view", "bench": "bench"},
+    **dict.fromkeys(("list", "info", "plan", "check"), "cli"),
+    **{"demo": "demo", "analyze": "hf", "view": "view", "bench": "bench"},
     **dict.fromkeys(("data", "train", "translate", "align", "evaluate", "compare"), "lab"),
 }
 #: Command, option or argument, the values that need an extra, and the extra.
 OPTIONS: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
-    ("see", "model", lambda model: model == "minilm", "demo"),
-    ("see", "figures", bool, "view"),
-    ("see", "image", bool, "view"),
-    ("see", "corpus", lambda texts: any(map(_is_dataset, texts)), "corpus"),
-    ("see", "engine", lambda engine: engine == "ray", "ray"),
+    ("analyze", "model", lambda model: model == "minilm", "demo"),
+    ("analyze", "figures", bool, "view"),
+    ("analyze", "image", bool, "view"),
+    ("analyze", "corpus", lambda texts: any(map(_is_dataset, texts)), "corpus"),
+    ("analyze", "engine", lambda engine: engine == "ray", "ray"),
     ("view", "model", bool, "demo"),
     ("view", "folder", lambda folder: _is_of_translators(Path(folder)), "lab"),
     ("data", "names", lambda names: any(map(_is_dataset, names)), "corpus"),
@@ -44,7 +44,7 @@ OPTIONS: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
 def extra_of(command: str, options: Mapping[str, Any], module: str = "typer") -> str:
     """The smallest extra for a command with its options, with `module` among its packages.
 
-    >>> extra_of("see", {"model": "folder"}), extra_of("see", {"model": "folder", "figures": "pictures"})
+    >>> extra_of("analyze", {"model": "folder"}), extra_of("analyze", {"model": "folder", "figures": "pictures"})
     ('hf', 'demo')
     >>> extra_of("compare", {"engine": "local"}), extra_of("compare", {"engine": "ray"})
     ('lab', 'ray')
@@ -84,7 +84,7 @@ def named(
 def read_options(arguments: Sequence[str]) -> dict[str, Any]:
     """The options of a command line that decide about its extra, where typer is not installed to read them.
 
-    >>> options = read_options(["see", "--corpus", "texts.parquet", "--model=folder"])
+    >>> options = read_options(["analyze", "--corpus", "texts.parquet", "--model=folder"])
     >>> options["model"], options["corpus"], options["texts"]
     ('folder', True, ['texts.parquet'])
     """

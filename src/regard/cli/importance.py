@@ -1,4 +1,4 @@
-"""`regard see --importance` adds the importance of each head and a pruning curve to the result of a text."""
+"""`regard analyze --importance` adds the importance of each head and a pruning curve to the result of a text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def with_importance(reader: TextReader, text: str, result: TextResult, length: i
             remedy = f" Name the layers of attention: --layers {','.join(known)}" if known else ""
             other = f"it is a {layer.kind} layer, and only heads of attention are removed.{remedy}"
             reason = importances.missing.get(layer.name, other)
-            raise RegardError(f"see: the importance of {layer.name} is not known: {reason}.")
+            raise RegardError(f"analyze: the importance of {layer.name} is not known: {reason}.")
     layers = [replace(layer, values=layer.values | {"importance": importances.values[layer.name]}) for layer in layers]
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("Removing heads", total=len(ORDERS) * len(TENTHS))

@@ -14,7 +14,7 @@ from regard.errors import MissingPackage, RegardError
 def check_folder(operation: str, option: str, folder: Path | None) -> None:
     """Refuse a folder that cannot be created or written. None: the option was not given.
 
-    >>> check_folder("see", "--save", Path(__file__))  # doctest: +ELLIPSIS
+    >>> check_folder("analyze", "--save", Path(__file__))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
     regard.errors.RegardError: see: --save ...outputs.py: that is a file. Give a folder, or the name of a new one.

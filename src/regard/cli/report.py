@@ -178,7 +178,9 @@ def locate(reading: TextReading, word: str) -> int:
     """The index of the first token of a word; a word that the text does not have is refused."""
     query = reading.find(word)
     if query is None:
-        raise RegardError(f"see: the text has no word {word!r}. Its tokens: {' '.join(reading.profile.tokens[:60])}")
+        raise RegardError(
+            f"analyze: the text has no word {word!r}. Its tokens: {' '.join(reading.profile.tokens[:60])}"
+        )
     return query
 
 

@@ -16,10 +16,10 @@ REMEDY = "Give a text, a UTF-8 file, or - for standard input."
 def read_texts(sources: Sequence[str]) -> list[str]:
     """The texts in their order; empty ones are refused."""
     if sources.count("-") > 1:
-        raise RegardError("see: standard input can be read once. Give - once, and the other texts as files.")
+        raise RegardError("analyze: standard input can be read once. Give - once, and the other texts as files.")
     texts = [_read_text(source) for source in sources]
     if not all(text.strip() for text in texts):
-        raise RegardError("see: the text is empty. Give at least one word, a file, or - for standard input.")
+        raise RegardError("analyze: the text is empty. Give at least one word, a file, or - for standard input.")
     return texts
 
 
@@ -30,9 +30,9 @@ def _read_text(source: str) -> str:
         with open(source, "rb") as file:
             return _decode(file.read(), source)
     if os.path.isdir(source):
-        raise RegardError(f"see: {source} is a folder. {REMEDY}")
+        raise RegardError(f"analyze: {source} is a folder. {REMEDY}")
     if looks_like_path(source):
-        raise RegardError(f"see: there is no file {source}. {REMEDY}")
+        raise RegardError(f"analyze: there is no file {source}. {REMEDY}")
     return source
 
 
@@ -41,6 +41,6 @@ def _decode(content: bytes, name: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise RegardError(
-            f"see: {name} is not UTF-8 text (byte {error.start} is 0x{content[error.start]:02x}). Convert it, for "
+            f"analyze: {name} is not UTF-8 text (byte {error.start} is 0x{content[error.start]:02x}). Convert it, for "
             "example with: iconv -f latin1 -t utf-8"
         ) from None

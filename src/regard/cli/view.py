@@ -47,7 +47,8 @@ def opened(folder: Path | None, model: str | None) -> tuple[list[Sheet], LiveMod
     """The texts of a folder or of a packaged translator, and the model that reads typed texts."""
     if folder is None and model is None:
         raise RegardError(
-            f"view: give a folder that `regard see --save`, `train` or `compare` wrote, a translator of the package "
+            "view: give a folder that `regard analyze --save`, `train` or `compare` wrote, a translator of the "
+            "package "
             f"({', '.join(pretrained_runs())}), or a model that reads what you type, such as --model minilm."
         )
     place = None if folder is None else folder_of(folder)

@@ -46,7 +46,7 @@ class ImageReader:
 
         if not (Path(folder) / "config.json").is_file():
             raise RegardError(
-                f"see: --image: {folder} has no config.json. Give the folder of a vision model: --model DIR."
+                f"analyze: --image: {folder} has no config.json. Give the folder of a vision model: --model DIR."
             )
         try:
             config = hf.AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -57,7 +57,7 @@ class ImageReader:
         except Exception as error:  # transformers and safetensors raise errors of different types
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise RegardError(
-                f"see: --image: cannot load {folder}: {lines[0][:200]} Give a folder with the model and its image "
+                f"analyze: --image: cannot load {folder}: {lines[0][:200]} Give a folder with the model and its image "
                 "processor, both saved with save_pretrained."
             ) from error
         return ImageReader(model.eval(), processor, str(folder))
@@ -87,7 +87,7 @@ class ImageReader:
     def _inputs(self, image: Any, text: str | None) -> dict[str, Any]:
         reads_text = hasattr(self.processor, "tokenizer")
         if text is not None and not reads_text:
-            raise RegardError(f"see: --image: {type(self.model).__name__} reads no text. Give --image alone.")
+            raise RegardError(f"analyze: --image: {type(self.model).__name__} reads no text. Give --image alone.")
         try:
             if not reads_text:
                 return dict(self.processor(images=image, return_tensors="pt"))
@@ -99,7 +99,7 @@ class ImageReader:
             raise
         except Exception as error:  # processors raise errors of many types
             raise RegardError(
-                f"see: --image: the processor of {self.name} refused the image or the text: {error}"
+                f"analyze: --image: the processor of {self.name} refused the image or the text: {error}"
             ) from error
 
     def _watch(self, inputs: dict[str, Any]) -> WatchedAttention:

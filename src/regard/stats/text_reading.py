@@ -109,7 +109,9 @@ class TextReading:
             )
         if len({*ordinary}) == 1:
             return "Roles need a text with different tokens; all tokens of this one are the same."
-        return "Roles were not computed for this text. They need its model: `regard see TEXT --model NAME` finds them."
+        return (
+            "Roles were not computed for this text. They need its model: `regard analyze TEXT --model NAME` finds them."
+        )
 
     def rows(self, query: int) -> list[Tensor]:
         """The exact weights of one query, (H, J) for each layer."""

@@ -158,7 +158,7 @@ def _check_length(num_tokens: int, most: int) -> None:
     if num_tokens > most:
         raise RegardError(
             f"The text has {num_tokens} tokens; the page reads at most {most}. Type a shorter one, or read it with "
-            "`regard see FILE --save DIR`."
+            "`regard analyze FILE --save DIR`."
         )
 
 

@@ -30,7 +30,7 @@ def folder_of(place: Path) -> Path:
 
 
 def open_folder(folder: Path) -> list[Sheet]:
-    """The texts of a folder that `regard see --save`, `regard train` or `regard compare` wrote."""
+    """The texts of a folder that `regard analyze --save`, `regard train` or `regard compare` wrote."""
     if (folder / MANIFEST).exists():
         return load_run(folder)
     if (folder / COMPARISON).exists():
@@ -40,7 +40,7 @@ def open_folder(folder: Path) -> list[Sheet]:
     problem = "is a file" if folder.is_file() else "has nothing to show"
     rule = f"{folder} {problem}" if folder.exists() else f"there is no folder {folder}"
     raise RegardError(
-        f"view: {rule}. Give a folder that `regard see TEXT --save DIR`, `regard train` or `regard compare` wrote."
+        f"view: {rule}. Give a folder that `regard analyze TEXT --save DIR`, `regard train` or `regard compare` wrote."
     )
 
 

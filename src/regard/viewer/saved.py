@@ -105,7 +105,7 @@ def load_run(folder: str | os.PathLike[str]) -> list[Sheet]:
     folder = Path(folder)
     manifest = read_json(folder / MANIFEST)
     if manifest.get("format") != FORMAT or type(manifest.get("version")) is not int:
-        raise RegardError(f"view: {folder} is not a saved run. `regard see TEXT --save DIR` writes a run.")
+        raise RegardError(f"view: {folder} is not a saved run. `regard analyze TEXT --save DIR` writes a run.")
     if manifest["version"] > VERSION:
         raise RegardError(
             f"view: {folder} has format version {manifest['version']}; this version of regard reads up to {VERSION}."
@@ -117,7 +117,7 @@ def load_run(folder: str | os.PathLike[str]) -> list[Sheet]:
             '{"folder": a name in this folder, "layers": a number}.'
         )
     if not texts:
-        raise RegardError(f"view: {folder} has no text. `regard see TEXT --save DIR` writes a run.")
+        raise RegardError(f"view: {folder} has no text. `regard analyze TEXT --save DIR` writes a run.")
     return list(_sheets(folder, texts))
 
 

@@ -1,4 +1,4 @@
-"""`regard see TEXT --knock-out "L5.H3: it -> animal"` prints what the model predicts without these weights."""
+"""`regard analyze TEXT --knock-out "L5.H3: it -> animal"` prints what the model predicts without these weights."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from regard.cli.analyze import Options, save_page
 from regard.cli.outputs import check_folder
-from regard.cli.see import Options, save_page
 from regard.cli.steps import shown_steps
 from regard.cli.texts import read_texts
 from regard.edits import EditSequence, KnockOut
@@ -24,7 +24,7 @@ from regard.stats.roles import RoleTable
 from regard.viewer import Sheet, page_reductions
 from regard.viewer.questions import edited_sheet
 
-#: The options of `regard see` that say nothing about an edit, by their fields.
+#: The options of `regard analyze` that say nothing about an edit, by their fields.
 OF_MAPS = {"words": "--word", "verify_all": "--verify-all", "all_figures": "--all-figures"} | {
     name: f"--{name}" for name in ("layers", "figures", "probe", "table", "importance", "story")
 }
@@ -34,8 +34,10 @@ def run(knock_out: Sequence[str], options: Options) -> None:
     """Read each text without and with the edit, and print the difference."""
     given = [option for name, option in OF_MAPS.items() if getattr(options, name)]
     if given:
-        raise RegardError(f"see: {given[0]} shows maps. --knock-out goes with --model, --length, --save and --json.")
-    check_folder("see", "--save", options.save)
+        raise RegardError(
+            f"analyze: {given[0]} shows maps. --knock-out goes with --model, --length, --save and --json."
+        )
+    check_folder("analyze", "--save", options.save)
     edits = EditSequence(tuple(KnockOut(Where.parse(text)) for text in knock_out))
     texts, errors = read_texts(options.texts), Console(stderr=True)
     with shown_steps(errors, f"Reading with {options.model}"):

@@ -1,4 +1,4 @@
-"""What `regard see` says of roles and masks, the pictures it writes, and several texts side by side."""
+"""What `regard analyze` says of roles and masks, the pictures it writes, and several texts side by side."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LONG = (
 
 
 def run(*arguments, status=0):
-    result = CliRunner().invoke(app, ["see", *arguments], env={"COLUMNS": "100"})
+    result = CliRunner().invoke(app, ["analyze", *arguments], env={"COLUMNS": "100"})
     assert result.exit_code == status, result.output
     assert "Traceback" not in result.output
     return result
@@ -88,7 +88,7 @@ def test_steps_of_a_long_text_are_lines_without_a_terminal(tmp_path, monkeypatch
     folder = tmp_path / "out[/b]"
     options = "--layers", "0", "--save", str(folder)
     assert "Running" not in run(SENTENCE, *options).stderr
-    monkeypatch.setattr("regard.cli.see.LONG", len(SENTENCE) - 1)
+    monkeypatch.setattr("regard.cli.analyze.LONG", len(SENTENCE) - 1)
     steps = run(SENTENCE, *options).stderr.splitlines()
     assert steps[:2] == ["Reading with minilm", "Running the model on 16 tokens"]
     at = steps.index(f"Saving to {folder}")

@@ -1,4 +1,6 @@
-"""`regard see --attribute METHOD` prints which tokens made a prediction, and the test of faithfulness beside them."""
+"""`regard analyze --attribute METHOD` prints which tokens made a prediction, and the test of faithfulness beside
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from rich.text import Text
 
 from regard.attribution import attribute
 from regard.attribution.result import Attribution
-from regard.cli.see import Options
+from regard.cli.analyze import Options
 from regard.cli.steps import shown_steps
 from regard.cli.texts import read_texts
 from regard.errors import RegardError
@@ -31,7 +33,8 @@ def run(options: Options, method: str | None, target: str | None) -> None:
         reader = TextReader.load(options.model)
         if not hasattr(reader.model, "get_output_embeddings") or reader.model.get_output_embeddings() is None:
             raise RegardError(
-                f"see: {reader.model_name} predicts no token, so there is nothing to attribute. Give a language model: "
+                f"analyze: {reader.model_name} predicts no token, so there is nothing to attribute. Give a language "
+                "model: "
                 "--model smollm2. In Python, rg.attribute takes a function of the output as its target."
             )
         results = [_attributed(reader, text, method, target, options) for text in texts]
@@ -45,14 +48,14 @@ def run(options: Options, method: str | None, target: str | None) -> None:
 
 def _check(options: Options, method: str | None) -> None:
     if method is None:
-        raise RegardError("see: --target needs --attribute METHOD, which explains this token.")
+        raise RegardError("analyze: --target needs --attribute METHOD, which explains this token.")
     if method == "edge-patching":
-        raise RegardError("see: edge-patching compares two texts: rg.attribute(..., corrupted=...) in Python.")
+        raise RegardError("analyze: edge-patching compares two texts: rg.attribute(..., corrupted=...) in Python.")
     given = {"--save": options.save, "--figures": options.figures, "--probe": options.probe, "--table": options.table}
     given |= {"--importance": options.importance, "--word": options.words}
     unread = [name for name, value in given.items() if value]
     if unread:
-        raise RegardError(f"see: --attribute prints tokens and links, and does not read {', '.join(unread)}.")
+        raise RegardError(f"analyze: --attribute prints tokens and links, and does not read {', '.join(unread)}.")
 
 
 def _attributed(reader: TextReader, text: str, method: str, target: str | None, options: Options) -> Attribution:

@@ -1,4 +1,6 @@
-"""`regard see --generate N` lets a model continue a text, and prints what each generated token was predicted from."""
+"""`regard analyze --generate N` lets a model continue a text, and prints what each generated token was predicted
+from.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from regard.cli.analyze import Options, save_page
 from regard.cli.outputs import check_folder
 from regard.cli.report import facts
-from regard.cli.see import Options, save_page
 from regard.cli.steps import shown_steps
 from regard.cli.texts import read_texts
 from regard.errors import RegardError
@@ -26,7 +28,7 @@ from regard.viewer.questions import generation_sheets
 
 #: Links that are printed.
 NUM_LINKS = 6
-#: The options of `regard see` that do not go with --generate, by their fields.
+#: The options of `regard analyze` that do not go with --generate, by their fields.
 OTHERS = {"words": "--word", "all_figures": "--all-figures"} | {
     name: f"--{name}" for name in ("figures", "probe", "importance", "story")
 }
@@ -55,14 +57,15 @@ def run(num_tokens: int, options: Options) -> None:
 
 
 def _check(options: Options) -> None:
-    check_folder("see", "--save", options.save)
+    check_folder("analyze", "--save", options.save)
     given = [option for name, option in OTHERS.items() if getattr(options, name)]
     if given:
         raise RegardError(
-            f"see: {given[0]} does not go with --generate. First generate, then read the whole text without --generate."
+            f"analyze: {given[0]} does not go with --generate. First generate, then read the whole text without "
+            "--generate."
         )
     if len(options.texts) != 1:
-        raise RegardError(f"see: --generate continues one text, got {len(options.texts)}.")
+        raise RegardError(f"analyze: --generate continues one text, got {len(options.texts)}.")
 
 
 def print_generation(console: Console, result: GenerationResult, table: bool) -> None:

@@ -1,4 +1,4 @@
-"""`regard see --image` reads an image with a vision or image-text model, and saves the page with the picture."""
+"""`regard analyze --image` reads an image with a vision or image-text model, and saves the page with the picture."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from regard.cli.analyze import Options, save_page
 from regard.cli.outputs import check_folder
-from regard.cli.see import Options, save_page
 from regard.cli.steps import shown_steps
 from regard.errors import MissingPackage, RegardError
 from regard.hf.image_reader import ImageReader
@@ -22,7 +22,7 @@ from regard.viewer.picture_sheets import places_of
 
 #: Lines about roles and about strongest links.
 NUM_LINES = 6
-#: The options of `regard see` that say nothing about an image, by their fields.
+#: The options of `regard analyze` that say nothing about an image, by their fields.
 OF_TEXTS = {"words": "--word", "verify_all": "--verify-all", "all_figures": "--all-figures"} | {
     name: f"--{name}" for name in ("layers", "length", "figures", "probe", "table", "importance", "story")
 }
@@ -45,24 +45,24 @@ def run(image: Path, options: Options) -> None:
 
 
 def _check(options: Options) -> None:
-    check_folder("see", "--save", options.save)
+    check_folder("analyze", "--save", options.save)
     given = [option for name, option in OF_TEXTS.items() if getattr(options, name)]
     if given:
-        raise RegardError(f"see: {given[0]} is about texts. With --image give --model DIR, --save DIR or --json.")
+        raise RegardError(f"analyze: {given[0]} is about texts. With --image give --model DIR, --save DIR or --json.")
     if len(options.texts) > 1:
-        raise RegardError(f"see: one image and at most one text can be read, got {len(options.texts)} texts.")
+        raise RegardError(f"analyze: one image and at most one text can be read, got {len(options.texts)} texts.")
 
 
 def _open(path: Path) -> Any:
     try:
         from PIL import Image
     except ModuleNotFoundError:
-        raise MissingPackage("see --image", "pillow", "view") from None
+        raise MissingPackage("analyze --image", "pillow", "view") from None
     try:
         return Image.open(path).convert("RGB")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not an image that pillow can read"
-        raise RegardError(f"see: --image {path} cannot be read: {reason}.") from error
+        raise RegardError(f"analyze: --image {path} cannot be read: {reason}.") from error
 
 
 def _print(console: Console, name: str, sheet: Sheet) -> None:

@@ -1,4 +1,4 @@
-"""`regard see` results one text or several with a model, and prints what every head attends to."""
+"""`regard analyze` results one text or several with a model, and prints what every head attends to."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Options:
             return sorted({int(part) for part in self.layers.split(",")})
         except ValueError:
             raise RegardError(
-                f"see: --layers takes numbers separated by commas, such as 0,1; got {self.layers!r}."
+                f"analyze: --layers takes numbers separated by commas, such as 0,1; got {self.layers!r}."
             ) from None
 
 
@@ -95,14 +95,14 @@ def check_outputs(options: Options) -> None:
     """Refuse folders that cannot be written, and a story that cannot be read, before the work."""
     if options.story is not None:
         if options.save is None:
-            raise RegardError("see: --story needs --save DIR, since a page plays the story.")
+            raise RegardError("analyze: --story needs --save DIR, since a page plays the story.")
         Story.read(options.story)
     if options.all_figures and options.figures is None:
-        raise RegardError("see: --all-figures needs --figures DIR, the folder of the figures.")
-    check_folder("see", "--save", options.save)
-    check_folder("see", "--figures", options.figures)
+        raise RegardError("analyze: --all-figures needs --figures DIR, the folder of the figures.")
+    check_folder("analyze", "--save", options.save)
+    check_folder("analyze", "--figures", options.figures)
     if options.figures is not None:
-        check_drawing("see", "--figures")
+        check_drawing("analyze", "--figures")
 
 
 def _check_words(results: Sequence[TextResult], words: Sequence[str]) -> None:
