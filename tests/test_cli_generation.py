@@ -98,7 +98,7 @@ def test_a_translation_links_to_the_source(translator, tmp_path):
     ("arguments", "said"),
     [
         (["--probe"], "--probe does not go with --generate"),
-        (["--corpus"], "--corpus and --generate are different ways to see"),
+        (["--corpus"], "--corpus and --generate are different analyses"),
         (["w9"], "continues one text, got 2"),
         (["--layers", "7"], "there is no layer 7; the model has layers 0 to 1"),
         (["--length", "99"], "length 99 is more than the 40 tokens"),
