@@ -265,7 +265,7 @@ class RingCache(Cache):
 @checked
 @dataclass(frozen=True, eq=False)
 class RecurrentCache(Cache):
-    """Keeps only the sum over keys, for kernel scores: constant memory, but no weights of earlier keys.
+    """Keeps only the sum over keys, for feature scores: constant memory, but no weights of earlier keys.
 
     >>> import torch, regard as rg
     >>> attention = rg.Attention(rg.scores.FeatureScore(), mask=rg.causal(), normalizer=rg.normalizers.SumNormalizer())

@@ -56,7 +56,7 @@ class CallOptions(NamedTuple):
             )
         mask, biases = attention.mask, attention.bias
         if self.mask is not None:
-            added, bias = _read(self.mask, sizes, positions, sizes.J + (earlier or 0))
+            added, bias = read_mask("attend", self.mask, sizes, positions, sizes.J + (earlier or 0))
             mask = _both(mask, added)
             biases = biases if bias is None else (*biases, bias)
         if _checked_flag(self.is_causal):
@@ -125,32 +125,34 @@ def _dropping(attention: Attention, share: object) -> Attention:
 # Masks of a call
 
 
-def _read(mask: object, sizes: Sizes, positions: Positions | None, num_keys: int) -> tuple[Mask | None, Bias | None]:
-    """A mask of a call: which pairs it allows (None: all), and what it adds to the scores (None: nothing)."""
+def read_mask(
+    call: str, mask: object, sizes: Sizes, positions: Positions | None, num_keys: int
+) -> tuple[Mask | None, Bias | None]:
+    """The mask of a call of `call`: which pairs it allows (None: all), and what it adds to scores (None: nothing)."""
     if isinstance(mask, Mask):
         return mask, None
     if not isinstance(mask, Tensor):
         got = f"the class {mask.__name__}" if isinstance(mask, type) else type(mask).__name__
-        raise RegardError(f"attend(mask=...): expected a mask or a tensor, got {got}. {mask_remedy(mask)}")
+        raise RegardError(f"{call}(mask=...): expected a mask or a tensor, got {got}. {mask_remedy(mask)}")
     if positions is not None and positions != Positions.aligned_to_end(sizes.I, sizes.J):
         raise RegardError(
-            "attend(mask=...): a tensor has a row for each query and a column for each key in their order, and this "
+            f"{call}(mask=...): a tensor has a row for each query and a column for each key in their order, and this "
             "call has positions of its own. Give a piece: regard.mask_tensor(mask) has a row for each position."
         )
-    tensor = _four_axes(mask, sizes, num_keys)
+    tensor = _four_axes(call, mask, sizes, num_keys)
     if 0 in (sizes.B, sizes.I, num_keys):
         return None, None
     if mask.dtype == torch.bool:
-        return _of_booleans(tensor, sizes, num_keys), None
-    return _of_numbers(mask, tensor, sizes, num_keys)
+        return _of_booleans(call, tensor, sizes, num_keys), None
+    return _of_numbers(call, mask, tensor, sizes, num_keys)
 
 
-def _four_axes(mask: Tensor, sizes: Sizes, num_keys: int) -> Tensor:
+def _four_axes(call: str, mask: Tensor, sizes: Sizes, num_keys: int) -> Tensor:
     """The tensor as (batch or 1, heads or 1, queries or 1, keys or 1)."""
     pairs, keys = (sizes.I, num_keys), (sizes.B, num_keys)
     if mask.shape == pairs == keys and sizes.B > 1:
         raise RegardError(
-            f"attend(mask=...): the shape {tuple(mask.shape)} is that of pairs (queries, keys) and of the keys of each "
+            f"{call}(mask=...): the shape {tuple(mask.shape)} is that of pairs (queries, keys) and of the keys of each "
             "batch entry. Say which: mask[None, None] for pairs, mask[:, None, None] for keys."
         )
     if mask.shape == pairs:
@@ -162,39 +164,39 @@ def _four_axes(mask: Tensor, sizes: Sizes, num_keys: int) -> Tensor:
         return mask
     remedy = " A (batch, queries, keys) mask becomes mask[:, None]." if mask.ndim == 3 else ""
     raise RegardError(
-        f"attend(mask=...): the mask has shape {tuple(mask.shape)}. Expected {pairs} (queries, keys), {keys} (batch, "
+        f"{call}(mask=...): the mask has shape {tuple(mask.shape)}. Expected {pairs} (queries, keys), {keys} (batch, "
         f"keys), or {whole} (batch, heads, queries, keys), where an axis may be 1.{remedy}"
     )
 
 
-def _of_booleans(allowed: Tensor, sizes: Sizes, num_keys: int) -> Mask:
+def _of_booleans(call: str, allowed: Tensor, sizes: Sizes, num_keys: int) -> Mask:
     """The mask of a boolean tensor with four axes, True = may attend."""
     if allowed.shape[1:3] == (1, 1):
         return padding(allowed[:, 0, 0].expand(sizes.B, num_keys))
     if means_may_not_attend(allowed):
         raise RegardError(
-            "attend(mask=...): every key after its query is True, and no query attends to itself or earlier keys, so "
+            f"{call}(mask=...): every key after its query is True, and no query attends to itself or earlier keys, so "
             "True seems to mean: may not attend, as in nn.MultiheadAttention. Here True = may attend: mask=~mask. If "
             "it is meant: mask=regard.mask_tensor(mask)."
         )
     return mask_tensor(allowed.expand(-1, -1, sizes.I, num_keys))
 
 
-def _of_numbers(mask: Tensor, added: Tensor, sizes: Sizes, num_keys: int) -> tuple[Mask | None, Bias | None]:
+def _of_numbers(call: str, mask: Tensor, added: Tensor, sizes: Sizes, num_keys: int) -> tuple[Mask | None, Bias | None]:
     """A tensor of numbers that are added to the scores: a mask if all are 0 or very negative, else a bias."""
     whole = added.expand(-1, -1, sizes.I, num_keys)
     positions = Positions.aligned_to_end(sizes.I, num_keys)
     if mask.requires_grad and mask.is_floating_point():
         return None, LearnedBias(whole, positions)
     if not mask.is_floating_point() or _is_doubtful(mask):
-        raise RegardError(f"attend(mask=...): got a tensor of {mask.dtype}. {mask_remedy(mask)}")
+        raise RegardError(f"{call}(mask=...): got a tensor of {mask.dtype}. {mask_remedy(mask)}")
     if not has_numbers(mask):
         return None, bias_of(added, positions, sizes.I, num_keys)
     if bool(((added == 0) | (added <= LARGEST_MASKED)).all()):
-        return (None if bool((added == 0).all()) else _of_booleans(added == 0, sizes, num_keys)), None
+        return (None if bool((added == 0).all()) else _of_booleans(call, added == 0, sizes, num_keys)), None
     hidden = added <= torch.finfo(added.dtype).min / 2
     bias = bias_of(added.masked_fill(hidden, 0), positions, sizes.I, num_keys)
-    return (_of_booleans(~hidden, sizes, num_keys) if bool(hidden.any()) else None), bias
+    return (_of_booleans(call, ~hidden, sizes, num_keys) if bool(hidden.any()) else None), bias
 
 
 def _is_doubtful(mask: Tensor) -> bool:

@@ -220,8 +220,8 @@ def analyze(
     json: Json = False,
 ) -> None:
     """Show what every head of a model attends to in a text, in several texts, or in a corpus."""
-    from regard.cli import corpus as profiling
     from regard.cli import analyze as analyzing
+    from regard.cli import corpus as profiling
 
     if not texts and image is None:
         raise typer.BadParameter("give at least one, or --image FILE.", param_hint="'TEXT|FILE|-...'")

@@ -1,4 +1,4 @@
-"""The linear engine: attention in linear time, for kernel scores and the `SumNormalizer`.
+"""The linear engine: attention in linear time, for feature scores and the `SumNormalizer`.
 
 sum_j phi(q_i).phi(k_j) v_j = phi(q_i) (sum_j phi(k_j) v_j^T). The sum in brackets, the state, is one W x E matrix.
 Causal attention runs over chunks: it scores the pairs inside a chunk, and adds the state of all earlier chunks.
@@ -34,7 +34,7 @@ LANES = 8
 
 
 class LinearEngine(Engine):
-    """Sums over keys, for kernel scores."""
+    """Sums over keys, for feature scores."""
 
     name = "linear"
     description = "sums over keys, once for all queries, in O(n) time and memory"

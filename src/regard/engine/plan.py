@@ -161,7 +161,7 @@ def _choose(problem: Problem) -> tuple[str, bool, str]:
         return "recurrent", False, "It is the engine of transitions."
     not_linear = _refusal("linear", problem)
     if not_linear is None:
-        return "linear", False, "It sums kernel scores over keys, and scores pairs only inside chunks."
+        return "linear", False, "It sums feature scores over keys, and scores pairs only inside chunks."
     if problem.state is None and _refusal("convolution", problem) is None:
         return "convolution", False, "It computes no single weights, and sums over distances once."
     if problem.state is not None:

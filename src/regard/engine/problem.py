@@ -28,7 +28,7 @@ class Problem:
     """The pieces, the tensors and their positions.
 
     `seed` decides which weights dropout drops, None for no dropout. `state` is the sum of the keys of earlier calls
-    (recurrent decoding of kernel scores). `call_tensors` are those that pieces need beside queries, keys and values.
+    (recurrent decoding of feature scores). `call_tensors` are those that pieces need beside queries, keys and values.
     `memory` is what a transition made of the first keys, before the first query: an engine may begin with it.
     `plan_cache` holds what engines compute while planning and use again while
     running.

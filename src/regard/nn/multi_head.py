@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
+from regard.call_options import read_mask
 from regard.checks import Size, checked, explained
 from regard.composites import Composite
 from regard.errors import RegardError
@@ -19,6 +20,8 @@ from regard.nn.projected_kv import ProjectedKV, read
 from regard.pieces.call_tensors import refuse_needs
 from regard.pieces.mask import sees_no_later_key
 from regard.pieces.mask_conventions import mask_remedy
+from regard.positions import Positions
+from regard.shapes import Sizes
 
 
 @checked
@@ -119,15 +122,15 @@ class MultiHeadAttention(Attends):
         key: Tensor | ProjectedKV | None = None,
         value: Tensor | None = None,
         *,
-        mask: Mask | None = None,
+        mask: Mask | Tensor | None = None,
         is_causal: bool = False,
         start: int | None = None,
     ) -> ModuleOutput:
         """The output (B, I, C) and the weights, for inputs of queries (B, I, C), and of keys and values (B, J, C').
 
         `key` defaults to `query`, and `value` to `key`. `key` may also be the result of `keys`. `mask` is added to that
-        of the attention (True = may attend), such as `regard.padding(real)`. `start` is the position of the first
-        query; by default the last query has the position of the last key.
+        of the attention: `regard.padding(real)`, or a tensor as `attend` takes it, (I, J) or (B, J), where True = may
+        attend. `start` is the position of the first query; by default the last query has the position of the last key.
 
         `is_causal` adds `regard.causal()` to the masks of this call: a pair must be allowed by all. In
         `nn.MultiheadAttention` it is only a hint: without `attn_mask` it raises an error, and with one it may replace
@@ -137,6 +140,8 @@ class MultiHeadAttention(Attends):
         """
         if isinstance(key, ProjectedKV) and not (value is None and mask is None):
             raise RegardError("MultiHeadAttention: projected keys hold their values and mask: keys(key, value, mask).")
+        if isinstance(mask, Tensor):
+            mask = self._mask_of(mask, query, query if key is None else key, start)
         keys = key if isinstance(key, ProjectedKV) else self.keys(query if key is None else key, value, mask)
         heads = self._heads(self.query, query)
         if is_causal:
@@ -145,6 +150,19 @@ class MultiHeadAttention(Attends):
             keys = keys.causal()
         seen = read(self, heads, keys, start)
         return seen.with_output(self._mixed(query, seen.output))
+
+    def _mask_of(self, mask: Tensor, query: Tensor, key: Any, start: int | None) -> Mask | None:
+        """The mask that a tensor of the call stands for."""
+        num_queries, num_keys = query.shape[1], key.shape[1]
+        sizes = Sizes(B=len(query), H=self.num_heads, G=self.num_key_value_heads, I=num_queries, J=num_keys, D=1, E=1)
+        positions = None if start is None else Positions.of(start, num_queries, num_keys)
+        allowed, bias = read_mask("MultiHeadAttention", mask, sizes, positions, num_keys)
+        if bias is not None:
+            raise RegardError(
+                "MultiHeadAttention(mask=...): the tensor has other numbers than 0 and very negative ones, so it is a "
+                "bias of the scores. Give the module attention=regard.Attention(bias=...)."
+            )
+        return allowed
 
     def keys(self, key: Tensor, value: Tensor | None = None, mask: Mask | None = None) -> ProjectedKV:
         """Project inputs (B, J, C') to keys and values, once for all later queries."""

@@ -1,4 +1,4 @@
-"""Kernel scores: s_ij = phi(q_i) . phi(k_j) with phi >= 0, for attention that costs O(n).
+"""Feature scores: s_ij = phi(q_i) . phi(k_j) with phi >= 0, for attention that costs O(n).
 
 With `SumNormalizer`, output_i = phi(q_i) (sum_j phi(k_j) v_j) / phi(q_i) . sum_j phi(k_j). The sum in brackets is one
 W x E matrix for all queries, so no pair is computed. `AttentionMap` still computes any weight on demand.
