@@ -109,13 +109,23 @@ OF_CLASS: dict[str, dict[str, Any]] = {
         "vq_config": {"base_channels": 32},
     },
     "dia_decoder": {"cross_hidden_size": 32},
+    "gemma3n": {"vision_soft_tokens_per_image": 16},
+    "gemma3n_vision": {"hidden_size": 2048, "model_args": {"channel_multiplier": 0.05, "msfa_output_resolution": 4}},
+    "timm_wrapper": {"architecture": "test_vit"},
     "moonshine_streaming": {"num_key_value_heads": 4},
     "sam2": {"prompt_encoder_config": {"patch_size": 16}},
     "sam2_vision_model": {"backbone_feature_sizes": [[8, 8], [4, 4], [2, 2]]},
     "sam_hq": {"prompt_encoder_config": {"image_embedding_size": 4}, "mask_decoder_config": {"vit_dim": 32}},
-    "sam3_tracker": {"vision_config": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]}},
+    "sam3_tracker": {
+        "vision_config": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]], "fpn_hidden_size": 32}
+    },
     "qwen2_5_omni": {"enable_audio_output": False},
     "qwen3_omni_moe": {"enable_audio_output": False},
+    "t5gemma2_text": {"dropout_rate": 0.0},
+    "t5gemma2_encoder": {"dropout_rate": 0.0},
+    "t5gemma2_decoder": {"dropout_rate": 0.0},
+    "pix2struct_text_model": {"initializer_range": 0.02},
+    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 32},
     "instructblipvideo": {"video_token_id": 5},
     "shieldgemma2": {"mm_tokens_per_image": 4, "yes_token_index": 1, "no_token_index": 2},
     "depth_pro": {"image_size": 32, "intermediate_hook_ids": [1, 0]},
@@ -346,9 +356,15 @@ def inputs_of(model: nn.Module) -> Iterator[dict[str, Any]]:
     without = {name: value for name, value in first.items() if name not in pictures}
     yield {name: value for name, value in first.items() if name == main or name in beside}
     yield first
+    if {"input_ids", "pixel_values", "input_features"} <= first.keys():  # pictures without a sound
+        yield {name: value for name, value in first.items() if name in ("input_ids", "pixel_values")}
     yield {name: value for name, value in first.items() if name == main or name in words}
     if "input_ids" in without:
         yield without
+    if {"input_values", "input_features"} <= first.keys():  # one of two kinds of sound
+        yield {name: value for name, value in first.items() if name not in ("input_features", "inputs")}
+    if "input_ids" in first and hasattr(config, "audio_length_per_tok"):  # a token for each frame of the sound
+        yield {**first, "input_ids": first["input_ids"][:, :6]}
     if "input_features" in first:  # time before frequencies
         yield {**{n: v for n, v in first.items() if n in beside}, "input_features": drawn["input_features"].mT}
     if "pixel_values" in first and first["pixel_values"].ndim == 4:
