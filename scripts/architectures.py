@@ -324,7 +324,8 @@ HEAD = """# Every architecture of transformers
 A script builds a small model with random weights from each of {total} configuration classes of transformers {version},
 runs it on drawn inputs under `rg.watch`, and compares every map with an oracle: the weights that the module returns in
 eager mode, or the output of the layer. "Not run" and "not built" are limits of the script: it did not find sizes or
-inputs that the class accepts, or a package is not installed. To run it again:
+inputs that the class accepts, or a package is not installed. `gemma3n` and `timm_wrapper` ran with timm 1.0.31. A class
+that runs by `generate` alone is run by its first part with a forward, such as `BarkModel.semantic`. To run it again:
 
 ```text
 python scripts/architectures.py run      # resumes; one process for each architecture

@@ -85,6 +85,10 @@ FOUR_STAGES = {"out_features": ["stage1", "stage2", "stage3", "stage4"], "out_in
 #: Layers that share their attention: the first lends its parameters to the second.
 HYBRIDS: dict[str, Any] = {"layers_block_type": ["linear_attention", "hybrid", "hybrid"], "num_hidden_layers": 3}
 HYBRIDS |= {"attention_hidden_size": 64, "attention_head_dim": 16}
+#: An EfficientNet of two convolutional blocks.
+FEW_CONVOLUTIONS: dict[str, Any] = {"width_coefficient": 1.0, "depth_coefficient": 1.0, "kernel_sizes": [3, 3]}
+FEW_CONVOLUTIONS |= {"in_channels": [32, 8], "out_channels": [8, 32], "strides": [1, 2], "num_block_repeats": [1, 1]}
+FEW_CONVOLUTIONS |= {"expand_ratios": [1, 6]}
 #: Settings of single classes, by their `model_type`, that no pattern gives.
 OF_CLASS: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
@@ -94,8 +98,38 @@ OF_CLASS: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "clap_audio_model": {"depths": [1, 1], "num_attention_heads": [2, 4], "num_hidden_layers": 2, "hidden_size": 192},
     "xmod": {"default_language": "en_XX"},
+    "align_vision_model": FEW_CONVOLUTIONS,
+    "efficientnet": FEW_CONVOLUTIONS | {"hidden_dim": 1280},
+    "mistral4": {"head_dim": 16},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "csm": {"codec_config": {"upsample_groups": 32}},
+    "chameleon": {"vocabulary_map": {"<image>": 5, "IMGIMGAZ": 6}, "vq_config": {"base_channels": 32}},
+    "emu3": {
+        "vocabulary_map": {"<image>": 5, "<|extra_200|>": 6, "<|visual token 000000|>": 7},
+        "vq_config": {"base_channels": 32},
+    },
+    "dia_decoder": {"cross_hidden_size": 32},
+    "gemma3n": {"vision_soft_tokens_per_image": 16},
+    "gemma3n_vision": {"hidden_size": 2048, "model_args": {"channel_multiplier": 0.05, "msfa_output_resolution": 4}},
+    "timm_wrapper": {"architecture": "test_vit"},
+    "moonshine_streaming": {"num_key_value_heads": 4},
+    "sam2": {"prompt_encoder_config": {"patch_size": 16}},
+    "sam2_vision_model": {"backbone_feature_sizes": [[8, 8], [4, 4], [2, 2]]},
+    "sam_hq": {"prompt_encoder_config": {"image_embedding_size": 4}, "mask_decoder_config": {"vit_dim": 32}},
+    "sam3_tracker": {
+        "vision_config": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]], "fpn_hidden_size": 32}
+    },
+    "qwen2_5_omni": {"enable_audio_output": False},
+    "qwen3_omni_moe": {"enable_audio_output": False},
+    "t5gemma2_text": {"dropout_rate": 0.0},
+    "t5gemma2_encoder": {"dropout_rate": 0.0},
+    "t5gemma2_decoder": {"dropout_rate": 0.0},
+    "pix2struct_text_model": {"initializer_range": 0.02},
+    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 32},
+    "instructblipvideo": {"video_token_id": 5},
+    "shieldgemma2": {"mm_tokens_per_image": 4, "yes_token_index": 1, "no_token_index": 2},
     "depth_pro": {"image_size": 32, "intermediate_hook_ids": [1, 0]},
-    "sam_hq_vision_model": {"output_channels": 32},
+    "sam_hq_vision_model": {"output_channels": 32, "num_pos_feats": 16},
     "musicgen": {"text_encoder": "t5", "audio_encoder": "encodec", "decoder": "musicgen_decoder"},
     "musicgen_melody": {"text_encoder": "t5", "audio_encoder": "encodec", "decoder": "musicgen_melody_decoder"},
 }
@@ -119,9 +153,27 @@ def small_models(key: str) -> Iterator[tuple[nn.Module, str] | Exception]:
             return
         for kind in kinds:
             try:
-                yield _built(kind, config), f"{kind.__name__}, profile {number}"
+                model = _built(kind, config)
             except Exception as problem:
                 yield problem
+                continue
+            yield from ((part, f"{kind.__name__}{name}, profile {number}") for name, part in _callable(model))
+            if not any(_callable(model)):
+                yield NotBuilt(f"{kind.__name__} has no forward: it runs by generate alone")
+
+
+def _callable(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The model, or its models that have a forward if it has none."""
+    if _has_forward(model):
+        yield "", model
+        return
+    for name, part in model.named_children():
+        if isinstance(part, transformers.PreTrainedModel) and _has_forward(part):
+            yield f".{name}", part
+
+
+def _has_forward(model: nn.Module) -> bool:
+    return type(model).forward is not nn.Module.forward
 
 
 def small_configs(key: str) -> Iterator[PretrainedConfig | Exception]:
@@ -304,14 +356,22 @@ def inputs_of(model: nn.Module) -> Iterator[dict[str, Any]]:
     without = {name: value for name, value in first.items() if name not in pictures}
     yield {name: value for name, value in first.items() if name == main or name in beside}
     yield first
+    if {"input_ids", "pixel_values", "input_features"} <= first.keys():  # pictures without a sound
+        yield {name: value for name, value in first.items() if name in ("input_ids", "pixel_values")}
     yield {name: value for name, value in first.items() if name == main or name in words}
     if "input_ids" in without:
         yield without
+    if {"input_values", "input_features"} <= first.keys():  # one of two kinds of sound
+        yield {name: value for name, value in first.items() if name not in ("input_features", "inputs")}
+    if "input_ids" in first and hasattr(config, "audio_length_per_tok"):  # a token for each frame of the sound
+        yield {**first, "input_ids": first["input_ids"][:, :6]}
     if "input_features" in first:  # time before frequencies
         yield {**{n: v for n, v in first.items() if n in beside}, "input_features": drawn["input_features"].mT}
     if "pixel_values" in first and first["pixel_values"].ndim == 4:
         yield {**{n: v for n, v in first.items() if n in beside}, "pixel_values": drawn["pixel_values_videos"]}
-        yield {**{n: v for n, v in first.items() if n in beside}, "pixel_values": first["pixel_values"][:, None]}
+        for frames in (1, 2):
+            repeated = torch.stack([first["pixel_values"]] * frames, 1)
+            yield {**{n: v for n, v in first.items() if n in beside}, "pixel_values": repeated}
     yield {name: value for name, value in first.items() if name == main}
     yield {name: value for name, value in first.items() if name in pictures}
     if main in names and main in first and first[main].is_floating_point():
@@ -326,6 +386,8 @@ def inputs_of(model: nn.Module) -> Iterator[dict[str, Any]]:
             yield {main: torch.randn(shape)}
     elif main in names and "num_codebooks" in vars(config):
         yield {main: drawn["input_ids"].repeat(config.num_codebooks, 1)}
+        for width in (config.num_codebooks, config.num_codebooks + 1):  # with a text token beside those of the sound
+            yield {main: torch.randint(3, 20, (2, 9, width))}
     elif main in names:
         for shape in ((2, 9, _width(config)), (2, 3, 32, 32), (2, 4000), (2, 1, 4000)):
             yield {main: torch.randn(shape)}
@@ -417,6 +479,8 @@ def _drawn(config: PretrainedConfig) -> dict[str, Any]:
         "entity_ids": torch.randint(3, largest, (2, 3)),
         "entity_position_ids": torch.tensor([[[0, 1, -1], [2, 3, -1], [4, -1, -1]]] * 2),
     }
+    if (delays := getattr(config, "delay_pattern", None)) is not None:  # a token for each channel of a sound
+        drawn["decoder_input_ids"] = torch.randint(3, largest, (2, 6, len(delays)))
     if (size := setting(config, "spec_size", None)) is not None:  # a sound as a picture
         drawn["input_features"] = torch.randn(2, 1, size * size // mels, mels)
     if isinstance(length := setting(config, "max_length", None), int) and hasattr(config, "time_stride"):

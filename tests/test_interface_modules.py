@@ -62,6 +62,81 @@ def bare(kind):
     return module
 
 
+class PlainAttention(nn.Module):
+    def forward(self, x, mask):
+        return nn.functional.scaled_dot_product_attention(x, x, x, mask)
+
+
+class SelfConditioned(nn.Module):
+    """Hands a mask on to its attention, and adds the expected embedding of the words that it predicts so far."""
+
+    def __init__(self, num_layers):
+        super().__init__()
+        self.layers = nn.ModuleList(PlainAttention() for _ in range(num_layers))
+        self.head, self.embedding = nn.Linear(8, 6), nn.Linear(6, 8)
+
+    def forward(self, x, attention_mask=None):
+        for layer in self.layers:
+            x = layer(x, attention_mask)
+            x = x + self.embedding(self.head(x).softmax(-1))
+        return x
+
+
+class Pooled(nn.Module):
+    """Attends over what its layers return, with `weights_of` (B, 1, J)."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.attention = PlainAttention(), nn.Linear(8, 1)
+
+    def forward(self, x, attention_mask=None):
+        x = self.layer(x, attention_mask)
+        return self.weights_of(x) @ x
+
+    def weights_of(self, x):
+        return self.attention(x).mT.softmax(-1)
+
+
+class PooledByVariable(Pooled):
+    def __init__(self):
+        super().__init__()
+        self.score, self.attention = self.attention, None
+
+    def weights_of(self, x):
+        attn = self.score(x).mT
+        return attn.softmax(-1)
+
+
+class PooledByParameter(PooledByVariable):
+    def __init__(self):
+        super().__init__()
+        self.attention_query = nn.Parameter(torch.randn(8, 1))
+
+    def weights_of(self, x):
+        return (x @ self.attention_query).mT.softmax(-1)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_container_that_hands_a_mask_to_its_attention_is_none_itself(num_layers):
+    model, x = SelfConditioned(num_layers).eval(), torch.randn(2, 5, 8)
+    names = [f"layers.{n}" for n in range(num_layers)]
+    with rg.watch(model) as seen, torch.no_grad():
+        model(x, attention_mask=torch.ones(5, 5).tril().bool())
+    assert seen.names == names and not seen.missing
+    assert list(attention_modules(model)) == names
+
+
+@pytest.mark.parametrize("kind", [Pooled, PooledByVariable, PooledByParameter])
+def test_a_container_that_attends_itself_is_attention(kind):
+    model, x = kind().eval(), torch.randn(2, 5, 8)
+    assert list(attention_modules(model)) == ["", "layer"]
+    with rg.watch(model) as seen, torch.no_grad():
+        model(x)
+    inner = model.layer(x, None)
+    assert seen.names == ["", "layer"] and not seen.missing
+    torch.testing.assert_close(seen[""].dense()[:, 0], model.weights_of(inner), atol=1e-6, rtol=0)
+
+
 def test_no_message_has_an_empty_list():
     with pytest.raises(rg.RegardError, match=r"edit: Linear has no attention modules\. Give the model"):
         rg.edit(nn.Linear(2, 2), rg.KnockOut(rg.Where(keys=0)))

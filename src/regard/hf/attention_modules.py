@@ -59,8 +59,23 @@ def _attends(module: nn.Module) -> bool:
         return True
     named = ATTENTION.search(type(module).__name__) is not None
     if "softmax" in names:
-        return named or _has_projections(module) or any(map(ATTENTION.search, names))
+        return named or _has_projections(module) or _code_names_attention(module)
     return named and _has_projections(module)
+
+
+def _code_names_attention(module: nn.Module) -> bool:
+    """Whether the code names attention; that of a container of attention, by its own variables, parts or parameters.
+
+    Arguments and buffers may only be handed on, such as a mask beside the softmax of a head over words.
+    """
+    if not any(map(ATTENTION.search, names_called(type(module)))):
+        return False
+    attending = [part for part in module.modules() if part is not module and _attends(part)]
+    if not attending or any(map(ATTENTION.search, _own_variables(type(module)))):
+        return True
+    parts = (name for name, part in module.named_children() if not any(inner in attending for inner in part.modules()))
+    own = {*parts, *(name for name, _ in module.named_parameters(recurse=False))}
+    return any(map(ATTENTION.search, own & names_called(type(module))))
 
 
 def is_called_attention(module: object) -> bool:
@@ -73,12 +88,32 @@ def _has_projections(module: nn.Module) -> bool:
     return children or any(PROJECTION.search(name) for name, _ in module.named_parameters(recurse=False))
 
 
-@cache
 def names_called(kind: type[nn.Module]) -> frozenset[str]:
     """All names in the code of a module's forward, and in the user's functions and methods that it calls."""
+    return _searched(kind)[0]
+
+
+@cache
+def _own_variables(kind: type[nn.Module]) -> frozenset[str]:
+    """The variables of the same code that are no arguments."""
+    codes = (code for function in _searched(kind)[1] for code in _codes_in(function.__code__))
+    return frozenset(name for code in codes for name in _assigned(code))
+
+
+def _assigned(code: CodeType) -> set[str]:
+    """The variables of a piece of code that are no arguments."""
+    stars = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + stars]
+    return {*code.co_varnames, *code.co_cellvars} - {*arguments}
+
+
+@cache
+def _searched(kind: type[nn.Module]) -> tuple[frozenset[str], frozenset[FunctionType]]:
+    """The names in the code of a module's forward and of the user's functions that it calls, and these functions."""
     names: set[str] = set()
-    _collect(inspect.unwrap(kind.forward), kind, names, set())
-    return frozenset(names)
+    functions: set[FunctionType] = set()
+    _collect(inspect.unwrap(kind.forward), kind, names, functions)
+    return frozenset(names), frozenset(functions)
 
 
 def _collect(function: Any, kind: type[nn.Module], names: set[str], visited: set[Any]) -> None:
@@ -100,10 +135,16 @@ def _collect(function: Any, kind: type[nn.Module], names: set[str], visited: set
 
 def _names_in(code: CodeType) -> Iterator[str]:
     """All names in a piece of code, including its variables and the functions that it defines."""
-    yield from (*code.co_names, *code.co_varnames, *code.co_freevars)
+    for part in _codes_in(code):
+        yield from (*part.co_names, *part.co_varnames, *part.co_freevars)
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    """A piece of code, and the functions that it defines."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names_in(constant)
+            yield from _codes_in(constant)
 
 
 def may_compute_weights(module: nn.Module) -> bool:
