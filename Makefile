@@ -31,7 +31,7 @@ demo: $(STAMPS)/demo ## Install what the demonstration needs, and run it
 	$(BIN)/regard demo $(ARGS)
 
 test: lint types ## Check format, lint and types, then run the tests (ARGS="-k causal" chooses some)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadgroup -q -m "not example" $(ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadgroup -q -m "not example" $(ARGS)
 
 quick: $(STAMPS)/dev ## Lint, types and tests of the files that differ from HEAD, within a minute (ARGS="--since main")
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/changed.py $(ARGS)
