@@ -23,6 +23,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have the home of the proc
     for name in CACHES:
         os.environ.pop(name, None)
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+if not torch.accelerator.is_available():  # a seed of absent devices is kept for later with its stack: a millisecond
+    for devices in (torch.cuda, torch.xpu, torch.mtia):
+        devices.manual_seed_all = lambda seed: None
 # A shell without job control starts background work with Ctrl-C ignored; the tests that send it would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # A drawn test that fails prints a line that draws the same example again.
@@ -32,15 +35,12 @@ settings.register_profile("mutation", parent=settings.get_profile("default"), de
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-def seed_torch(seed):
-    """`torch.manual_seed`. Without an accelerator it takes a millisecond: three kinds of devices note the stack."""
-    (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(seed)
-
-
 class TorchRandom:
     """torch's random numbers, which hypothesis seeds before each example, as it does Python's and NumPy's."""
 
-    seed, getstate, setstate = map(staticmethod, (seed_torch, torch.get_rng_state, torch.set_rng_state))
+    seed, getstate, setstate = (
+        staticmethod(function) for function in (torch.manual_seed, torch.get_rng_state, torch.set_rng_state)
+    )
 
 
 TORCH_RANDOM = TorchRandom()  # hypothesis holds only a weak reference
@@ -82,7 +82,7 @@ def small_blocks(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def seeded():
-    seed_torch(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture
