@@ -18,7 +18,7 @@ INSTALL = $(PIP) --editable '$(1)' || { \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv install demo test quick settings oldest newest versions mutation fuzz replay examples lint format types page screenshots notebooks kernels wheels bench gpu docs clean
+.PHONY: help venv install demo test tests quick settings oldest newest versions mutation fuzz replay examples lint format types page screenshots notebooks kernels wheels bench gpu docs clean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,8 +30,12 @@ install: $(STAMPS)/dev ## Install Regard with everything a contributor needs
 demo: $(STAMPS)/demo ## Install what the demonstration needs, and run it
 	$(BIN)/regard demo $(ARGS)
 
-test: lint types ## Check format, lint and types, then run the tests (ARGS="-k causal" chooses some)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadgroup -q -m "not example" $(ARGS)
+test: lint ## Check format, lint and types, and run the tests (ARGS="-k causal" chooses some)
+	@$(MAKE) --no-print-directory -j 2 types tests
+
+# Beside the types, which take a minute of one processor.
+tests: $(STAMPS)/dev
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadgroup -q -m "not example" $(ARGS)
 
 quick: $(STAMPS)/dev ## Lint, types and tests of the files that differ from HEAD, within a minute (ARGS="--since main")
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/changed.py $(ARGS)

@@ -112,5 +112,5 @@ def _pages_with_code() -> Iterator[tuple[str, str, str]]:
 def _in_use(name: str, pages: list[tuple[str, str, str]]) -> str:
     """Where a name can be seen at work: at most four pages, the guides before the examples."""
     called = re.compile(rf"(?:\.|import [^\n]*\b|# .*\ban? ){name}\b(?!=)")
-    links = [f"[{title}]({address})" for title, address, text in pages if called.search(text)]
+    links = [f"[{title}]({address})" for title, address, text in pages if name in text and called.search(text)]
     return f"*In use:* {' · '.join(links[:4])}\n" if links else ""
