@@ -10,6 +10,7 @@ import transformers
 from torch import nn
 
 import regard as rg
+from extras import older_than
 from miniatures import BERT, DECODERS, ENCODERS, GPT2, LLAMA, OTHERS, SEQ2SEQ, V, sharpened, tokens
 from regard.hf.heads.layout import ModelHeads
 from regard.hf.heads.pruning import PRUNABLE
@@ -67,6 +68,8 @@ def gates_of(model, removed):
 def test_a_pruned_model_computes_what_zeroed_heads_do(case, backend):
     """In float64, but for the norms that a model computes in float32."""
     model, inputs = case.make(backend).double(), doubles(case.inputs())
+    if case.name == "MixtralModel" and not older_than("5.1"):
+        model.set_experts_implementation("eager")  # torch's product of groups has no float64
     removed = chosen(model)
     expected, plain = run(zeroed(model, removed), inputs), run(model, inputs)
     with rg.gated(model, gates_of(model, removed)):
