@@ -24,7 +24,7 @@ from regard.versions import numbers
 
 #: What transformers says of a name or an option that it has not yet.
 NAMES = (
-    r"module '?transformers\b.* has no attribute|.*AttentionInterface'.* has no attribute 'get_interface'"
+    r"<?module '?transformers\b.* has no attribute|.*AttentionInterface'.* has no attribute 'get_interface'"
     r"|\w+ does not support an attention impl|Unknown quantization backend"
 )
 #: How Regard refuses what an older transformers cannot do, and the version that can.

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,8 +55,24 @@ def ray():
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.setenv("RAY_worker_niceness", "0")  # beside other tests, workers of Ray's 15 would hardly be scheduled
+        patch_slow_start(patch)
         with cluster("analyze") as ray:
             yield ray
+
+
+def patch_slow_start(patch):
+    """Let Ray's agents take minutes to start: for ports that were not given, its node waits 15 s and then ends."""
+    from ray._private.parameter import RayParams
+
+    names = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in names]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        ports = {name: one.getsockname()[1] for name, one in zip(names, sockets, strict=True)}
+    init = RayParams.__init__
+    patch.setattr(RayParams, "__init__", lambda self, *args, **options: init(self, *args, **options | ports))
+    patch.setenv("RAY_agent_register_timeout_ms", "300000")
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 
 import numpy as np
 import pytest
@@ -295,5 +296,7 @@ def _say_rows(model):
     model.embeddings.position_embeddings.zero_()
     model.embeddings.position_embeddings[0, 1:, :6] = torch.eye(6).repeat_interleave(6, 0)
     for name, parameter in model.named_parameters():
-        if "layers.0" in name and ("q_proj" in name or "k_proj" in name or "query" in name or "key" in name):
+        if re.search(r"layers?\.0\b", name) and (
+            "q_proj" in name or "k_proj" in name or "query" in name or "key" in name
+        ):
             parameter.copy_(3 * torch.eye(16) if parameter.ndim == 2 else torch.zeros(16))

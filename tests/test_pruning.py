@@ -10,6 +10,7 @@ import transformers
 from torch import nn
 
 import regard as rg
+from extras import older_than
 from miniatures import BERT, DECODERS, ENCODERS, GPT2, LLAMA, OTHERS, SEQ2SEQ, V, sharpened, tokens
 from regard.hf.heads.layout import ModelHeads
 from regard.hf.heads.pruning import PRUNABLE
@@ -52,24 +53,32 @@ def run(model, inputs):
         return model(**inputs)[0]
 
 
+def doubles(inputs):
+    return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
+
+
 def gates_of(model, removed):
     found = ModelHeads.of(model, "test").by_name
     return {name: [float(h not in gone) for h in range(found[name].num_heads)] for name, gone in removed.items()}
 
 
-@pytest.mark.parametrize("case", [m for m in MODELS if m.name not in REFUSED], ids=str)
-def test_a_pruned_model_computes_what_zeroed_heads_do(case):
-    for backend in case.backends:
-        model, inputs = case.make(backend), case.inputs()
-        removed = chosen(model)
-        expected, plain = run(zeroed(model, removed), inputs), run(model, inputs)
-        with rg.hf.gated(model, gates_of(model, removed)):
-            torch.testing.assert_close(run(model, inputs), expected, atol=1e-5, rtol=0)
-        report = rg.prune(model, removed)
-        torch.testing.assert_close(run(model, inputs), expected, atol=1e-5, rtol=0)
-        assert (expected - plain).abs().max() > 1e-2
-        assert report.model is model and report.in_place and report.removed == removed
-        assert report.parameters_after == sum(p.numel() for p in model.parameters()) < report.parameters_before
+@pytest.mark.parametrize(
+    ("case", "backend"), [(m, backend) for m in MODELS if m.name not in REFUSED for backend in m.backends], ids=str
+)
+def test_a_pruned_model_computes_what_zeroed_heads_do(case, backend):
+    """In float64, but for the norms that a model computes in float32."""
+    model, inputs = case.make(backend).double(), doubles(case.inputs())
+    if case.name == "MixtralModel" and not older_than("5.1"):
+        model.set_experts_implementation("eager")  # torch's product of groups has no float64
+    removed = chosen(model)
+    expected, plain = run(zeroed(model, removed), inputs), run(model, inputs)
+    with rg.hf.gated(model, gates_of(model, removed)):
+        torch.testing.assert_close(run(model, inputs), expected, atol=1e-6, rtol=0)
+    report = rg.prune(model, removed)
+    torch.testing.assert_close(run(model, inputs), expected, atol=1e-6, rtol=0)
+    assert (expected - plain).abs().max() > 1e-2
+    assert report.model is model and report.in_place and report.removed == removed
+    assert report.parameters_after == sum(p.numel() for p in model.parameters()) < report.parameters_before
 
 
 @pytest.mark.parametrize("case", [m for m in MODELS if m.name in REFUSED], ids=str)
@@ -198,7 +207,7 @@ def test_the_report_is_a_table():
     ],
 )
 def test_bad_heads_are_refused_and_nothing_is_cut(heads, message):
-    model = bert()
+    model = bert("eager")  # before transformers 5, BERT's class for SDPA is another
     with pytest.raises(rg.RegardError, match=message):
         rg.prune(model, heads)
     assert all(layer.attention.self.query.weight.shape == (16, 16) for layer in model.encoder.layer)
@@ -213,11 +222,11 @@ def test_quantized_and_adapted_weights_are_refused():
     class Linear4bit(nn.Linear):
         pass
 
-    model = bert()
+    model = bert("eager")
     model.encoder.layer[0].attention.self.key = Linear4bit(16, 16)
     with pytest.raises(rg.RegardError, match=r"key is a Linear4bit.*prune before quantizing"):
         rg.prune(model, {0: [1]})
-    model = bert()
+    model = bert("eager")
     model.encoder.layer[0].attention.output.dense.to("meta")
     with pytest.raises(rg.RegardError, match="no weights of a floating type in memory"):
         rg.prune(model, {0: [1]})
@@ -227,7 +236,7 @@ def test_parameters_of_single_heads_are_refused():
     model = transformers.CohereModel(transformers.CohereConfig(**LLAMA, use_qk_norm=True))
     with pytest.raises(rg.RegardError, match=r"q_norm.weight \(4, 8\) may belong to single heads"):
         rg.prune(model, {0: [0, 1]})
-    model = bert()
+    model = bert("eager")
     model.encoder.layer[0].attention.self.sinks = nn.Parameter(torch.zeros(4))
     with pytest.raises(rg.RegardError, match=r"sinks \(4,\) may belong"):
         rg.prune(model, {0: [0]})

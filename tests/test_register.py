@@ -153,7 +153,8 @@ def test_training_with_checkpoints_gives_the_same_gradients():
     for checkpoints in (False, True):
         net.zero_grad()
         if checkpoints:
-            net.activation_checkpointing_enable()
+            is_named_so = hasattr(net, "activation_checkpointing_enable")  # from a later transformers than 5.15 on
+            (net.activation_checkpointing_enable if is_named_so else net.gradient_checkpointing_enable)()
         (net(input_ids=ids, use_cache=False)[0] * toward).sum().backward()
         grads.append(net.layers[0].self_attn.q_proj.weight.grad.clone())
     torch.testing.assert_close(*grads)

@@ -307,8 +307,16 @@ EXPORTED = (
 @torch.no_grad()
 def test_an_exported_attention_is_that_of_other_inputs_of_its_sizes(name):
     attention, *tensors = mechanisms()[name].example()
+    if name == "sinks" and not exports_logsumexp():
+        attention, tensors = attention.float(), [t.float() for t in tensors]
     model, others = Alone(attention), [t.flip(2) * 1.5 for t in tensors]
     torch.testing.assert_close(torch.export.export(model, tuple(tensors)).module()(*others), model(*others))
+
+
+def exports_logsumexp():
+    """Whether torch knows the type of a log-sum-exp of float64; torch 2.8 exports float32, and raises at the call."""
+    x = torch.empty(1, 1, 2, 8, dtype=torch.float64, device="meta")
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x)[1].dtype == torch.float64
 
 
 def test_random_blocks_that_were_first_used_in_an_export_are_the_same_as_ever():

@@ -167,6 +167,27 @@ def test_eager_attention_that_is_not_observed_is_refused_in_words(monkeypatch):
     assert versions.hidden_eager(model) == ""
 
 
+def test_heads_that_must_fill_the_width_of_the_model_are_not_pruned():
+    """CLIP before transformers 5: the pruned model would fail at its first call."""
+    pytest.importorskip("transformers")
+    from transformers import CLIPVisionConfig, CLIPVisionModel
+    from transformers.models.clip.modeling_clip import CLIPAttention
+
+    class Old(CLIPAttention):
+        def forward(self, hidden_states, **options):
+            batch_size, seq_length, embed_dim = hidden_states.shape
+            return hidden_states.reshape(batch_size, seq_length, embed_dim), None
+
+    Old.__name__, Old.__module__ = CLIPAttention.__name__, CLIPAttention.__module__
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = CLIPVisionModel(CLIPVisionConfig(**sizes, image_size=8, patch_size=4))
+    (module,) = (part for part in model.modules() if isinstance(part, CLIPAttention))
+    module.__class__, width = Old, module.q_proj.weight.shape
+    with pytest.raises(RegardError, match=r"cannot be pruned: this transformers reshapes.*regard\.gated"):
+        rg.prune(model, {0: [1]})
+    assert module.q_proj.weight.shape == width
+
+
 @pytest.mark.parametrize(("kind", "name", "expected"), [("GPT2", "LMHeadModel", True), ("Bert", "LMHeadModel", False)])
 def test_a_causal_model_has_a_loss_whatever_its_configuration_says_of_decoders(kind, name, expected):
     """Before transformers 5, every configuration says `is_decoder=False`; of encoders it is true."""

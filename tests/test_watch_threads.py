@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import AttentionInterface
 
 import regard as rg
+from extras import needs_transformers
 from miniatures import BERT, sharpened
 from regard.versions import backend_lookup
 
@@ -313,6 +314,7 @@ def test_attend_that_runs_in_one_thread_hides_no_call_of_another():
     assert shapes(seen) == [(1, H, 3, 3)]
 
 
+@needs_transformers("5.1", "BERT calls the attention interface")
 def test_a_backend_that_runs_in_one_thread_hides_no_call_of_another(monkeypatch):
     running, done = threading.Event(), threading.Event()
     sdpa = transformers.AttentionInterface()["sdpa"]

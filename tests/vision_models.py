@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import transformers
 
+from extras import older_than
 from miniatures import BART, BERT, LLAMA, sharpened
 
 TOWER = {"patch_size": 4, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -15,6 +16,8 @@ TOWER = {"patch_size": 4, "hidden_size": 16, "num_hidden_layers": 2, "num_attent
 HEIGHT, WIDTH, ROWS, COLUMNS = 8, 12, 2, 3
 SQUARE = TOWER | {"image_size": 8}
 IMAGE = 40  # the token of an image in a text
+#: transformers 4 names this option otherwise, and takes no kinds of tokens.
+ROPE = "rope_scaling" if older_than("5.0") else "rope_parameters"
 
 
 @dataclass
@@ -77,7 +80,7 @@ def with_texts() -> list[Vision]:
     ids = {"input_ids": _ids(5, 6, [IMAGE] * 4, 7, 8), "pixel_values": pixels(8, 8)}
     mrope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
     qwen = transformers.Qwen2VLConfig(
-        text_config=LLAMA | {"rope_parameters": mrope, "num_attention_heads": 2},
+        text_config=LLAMA | {ROPE: mrope, "num_attention_heads": 2},
         vision_config={"depth": 2, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "mlp_ratio": 1, "patch_size": 4},
         image_token_id=IMAGE,
         video_token_id=41,
@@ -89,8 +92,9 @@ def with_texts() -> list[Vision]:
         "input_ids": text,
         "pixel_values": torch.randn(24, 3 * 2 * 16),
         "image_grid_thw": torch.tensor([[1, 4, 6]]),
-        "mm_token_type_ids": (text == IMAGE).long(),
     }
+    if not older_than("5.0"):
+        patches["mm_token_type_ids"] = (text == IMAGE).long()
     return [
         Vision("LlavaForConditionalGeneration", transformers.LlavaConfig(
             vision_config=clip, text_config=llama, image_token_index=IMAGE, vision_feature_layer=-1), ids, (2, 2, 2)),

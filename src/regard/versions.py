@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -97,6 +98,15 @@ def check_register() -> None:
             f"register: it needs transformers 5.15 or newer, and {__version__} is installed. rg.watch and rg.edit work "
             "with this version. Upgrade it: pip install 'transformers>=5.15,<6'."
         )
+
+
+def fills_width(kind: type[nn.Module]) -> bool:
+    """Whether an attention class reshapes its heads to the width of the model, which fewer heads do not have.
+
+    CLIP, SigLIP and StableLM did. Goes with transformers >= 5.12.
+    """
+    code = unwrap(kind.forward).__code__
+    return "embed_dim" in code.co_varnames or "hidden_size" in code.co_names
 
 
 def mask_sizes(cache: Any, num_queries: int, layer: int) -> tuple[int, int]:

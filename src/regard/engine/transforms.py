@@ -70,7 +70,8 @@ def uncompiled(function: Function, reason: str = GRAPH) -> Function:
         if not runs:
             if torch.compiler.is_dynamo_compiling():
                 torch._dynamo.graph_break(msg=reason)
-            runs.append(torch.compiler.disable(function, reason=reason))
+            disabled = torch.compiler.disable(function, reason=reason)  # torch 2.8 warns if this breaks inside append
+            runs.append(disabled)
         return runs[0](*args, **kwargs)
 
     return run  # type: ignore[return-value]

@@ -19,6 +19,7 @@ from regard.nn import MultiHeadAttention
 from regard.normalizers import LearnedSink
 from regard.pieces.contents import tensors_of
 from regard.scores import Bilinear
+from regard.versions import fills_width
 
 #: Attention classes whose forward reads the number of heads from the weights or from attributes that `prune` sets.
 #: Tests compare each with gates of zero. Classes that read the configuration instead cannot be pruned.
@@ -165,6 +166,8 @@ def _check_groups(heads: Heads, numbers: list[int]) -> None:
 
 def _obstacle(heads: Heads) -> str | None:
     """The reason why the projections of a module cannot be pruned; None if they can."""
+    if not isinstance(heads.module, MultiHeadAttention) and fills_width(type(heads.module)):
+        return "this transformers reshapes its heads to the width of the model, which fewer heads do not have"
     layout = _layout(heads)
     if layout is None:
         return f"its projections have the unknown names {_names(heads.module)}"
