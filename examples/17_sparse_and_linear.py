@@ -24,7 +24,7 @@ built = {
     "longformer": rg.mechanism("longformer").build(size=129),
     "bigbird": rg.mechanism("bigbird").build(length=N),
     "linear": rg.mechanism("linear").build(is_causal=False),
-    "performer": rg.mechanism("performer").build(width=64, num_features=128),
+    "performer": rg.mechanism("performer").build(head_dim=64, num_features=128),
 }
 
 # %%
@@ -47,7 +47,7 @@ for name, attention in built.items():
 for size in (0.5, 1.0, 2.0):
     q, k = size * torch.randn(2, 1, 4, 256, 32)
     exact = rg.Attention()(q, k, k).weights.dense()
-    drawn = [rg.mechanism("performer").build(width=32, num_features=m) for m in (16, 64, 256, 1024)]
+    drawn = [rg.mechanism("performer").build(head_dim=32, num_features=m) for m in (16, 64, 256, 1024)]
     off = [float((a(q, k, k).weights.dense() - exact).abs().sum(-1).mean()) / 2 for a in drawn]
     print(f"scores of deviation {size**2:4.2f}: {', '.join(f'{x:.3f}' for x in off)} with 16, 64, 256, 1,024 features")
     assert 0.35 < off[-1] / off[-2] < 0.65 if size == 0.5 else off[-1] > 0.3

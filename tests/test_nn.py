@@ -456,11 +456,11 @@ def test_a_role_keeps_transitions_and_selections(name, slot):
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("retnet", {"num_heads": 2, "width": 8}),
+        ("retnet", {"num_heads": 2, "head_dim": 8}),
         ("moba", {"size": 2, "k": 2}),
         ("short_convolution", {"num_heads": 2}),
         ("pooled_keys", {"size": 3}),
-        ("differential", {"width": 4}),
+        ("differential", {"head_dim": 4}),
         ("infini", {"num_heads": 2, "size": 3}),
     ],
 )
@@ -497,3 +497,46 @@ def test_a_composite_in_a_module_takes_no_mask_of_a_call():
     for whole, reason in ((module, "Nystrom is made of several"), (retnet, "Decay has a number for each head")):
         with pytest.raises(rg.RegardError, match=reason):
             rg.prune(nn.Sequential(whole), {"0": [1]})
+
+
+# Tensors as masks: those that `attend` takes, against torch's module
+
+
+@pytest.mark.parametrize("kind", ["pairs", "keys", "four axes", "added", "added keys"])
+@pytest.mark.parametrize(("queries", "keys"), [(5, 5), (1, 6), (4, 7)])
+def test_a_tensor_is_a_mask_of_a_module_as_in_torch(kind, queries, keys):
+    """Booleans are opposite in torch's module; one key of each query stays, so no row is empty."""
+    theirs = randomized(nn.MultiheadAttention(C, H, batch_first=True))
+    ours = MultiHeadAttention.from_torch(theirs)
+    x, y = torch.randn(3, queries, C).double(), torch.randn(3, keys, C).double()
+    allowed = torch.rand(3, 1, queries, keys) < 0.6
+    if "keys" in kind:
+        allowed = allowed[:, :, :1].expand(-1, -1, queries, -1).clone()
+    elif kind != "four axes":
+        allowed = allowed[:1].expand(3, -1, -1, -1).clone()
+    allowed[..., 0] = True
+    mask = {"pairs": allowed[0, 0], "keys": allowed[:, 0, 0], "four axes": allowed}.get(kind)
+    if mask is None:
+        mask = allowed[0, 0] if kind == "added" else allowed[:, 0, 0]
+        mask = torch.zeros(mask.shape).double().masked_fill(~mask, -torch.inf)
+    hidden = ~allowed.expand(3, H, -1, -1).reshape(3 * H, queries, keys)
+    output, weights = ours(x, y, y, mask=mask)
+    expected, shares = theirs(x, y, y, attn_mask=hidden, average_attn_weights=False)
+    close(output, expected)
+    close(weights.dense(), shares)
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        (torch.ones(5, 5).tril().int(), "torch.int32"),
+        (torch.ones(5, 5, dtype=torch.bool).triu(1), "True seems to mean: may not attend"),
+        (torch.linspace(-1, 1, 25).view(5, 5), "a bias of the scores"),
+        (torch.ones(3, 3, dtype=torch.bool), "has shape (3, 3)"),
+        (torch.ones(2, 5, 5, dtype=torch.bool), "becomes mask[:, None]"),
+    ],
+)
+def test_a_tensor_that_is_no_mask_of_the_call_is_refused(mask, said):
+    with pytest.raises(rg.RegardError, match="MultiHeadAttention") as error:
+        MultiHeadAttention(C, H)(torch.randn(2, 5, C), mask=mask)
+    assert said in str(error.value)

@@ -217,7 +217,7 @@ def test_performer_is_normalized_feature_products(attention, q, k, v):
     return weighed(similar / similar.sum(-1, keepdims=True), v)
 
 
-@oracle("performer", arguments={"width": 8, "num_features": 16, "is_causal": True})
+@oracle("performer", arguments={"head_dim": 8, "num_features": 16, "is_causal": True})
 def test_performer_causal_is_the_recurrence_with_its_features(attention, q, k, v):
     return recurrence(positive_features(attention, q), positive_features(attention, k), v)
 

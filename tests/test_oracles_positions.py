@@ -44,14 +44,14 @@ def test_rope_is_llama(attention, q, k, v):
     return attends_as(LlamaAttention(config, 0), projections, q, k, v, angles, future(24))
 
 
-@oracle("rope", FLOAT32, arguments={"width": 8, "interleaved": True})
+@oracle("rope", FLOAT32, arguments={"head_dim": 8, "interleaved": True})
 def test_rope_interleaved_is_gpt_j(attention, q, k, v):
     sin, cos = gptj.create_sinusoidal_positions(24, 8).double().chunk(2, dim=-1)
     q, k = (gptj.apply_rotary_pos_emb(x.transpose(1, 2), sin[None], cos[None]).transpose(1, 2) for x in (q, k))
     return by_torch(q, k, v, is_causal=True)
 
 
-@oracle("rope", arguments={"width": 8, "interleaved": True})
+@oracle("rope", arguments={"head_dim": 8, "interleaved": True})
 def test_rope_interleaved_is_multiplication_by_complex_numbers(attention, q, k, v):
     turns = torch.polar(torch.ones(24, 4).double(), torch.arange(24.0).double().outer(0.1 ** torch.arange(4).double()))
     q, k = (

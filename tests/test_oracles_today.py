@@ -47,7 +47,7 @@ def test_qk_norm_is_that_of_qwen_3(attention, q, k, v):
     return attends_as(layer, q, k, v, Qwen3RotaryEmbedding(config)(q, torch.arange(16)[None]), future(16))
 
 
-@oracle("qk_norm", FLOAT32, {"width": 8, "num_heads": 2, "num_key_value_heads": 1, "joint": True})
+@oracle("qk_norm", FLOAT32, {"head_dim": 8, "num_heads": 2, "num_key_value_heads": 1, "joint": True})
 def test_joint_qk_norm_is_that_of_olmo_2(attention, q, k, v):
     config = Olmo2Config(**SMALL, num_key_value_heads=1, rms_norm_eps=1e-6)
     layer, norm = Olmo2Attention(config, 0), attention.position.parts[0]

@@ -80,7 +80,7 @@ def test_lightning_is_the_module_of_minimax(q, k, v):
     return 2 * output.unflatten(-1, (4, 8)).transpose(1, 2)
 
 
-@oracle("mamba_1", FLOAT32, width=8)
+@oracle("mamba_1", FLOAT32, head_dim=8)
 def test_mamba_1_is_the_selective_scan_of_transformers(q, k, v, step):
     """transformers shares B and C among all channels, so each channel of the example is run alone."""
     from transformers.models.mamba.modeling_mamba import mamba_selective_scan

@@ -60,8 +60,8 @@ def test_row_03_dropout_causality_and_bias():
     [
         ({"d_model": 512, "num_heads": 8}, "d_model: it is called embed_dim"),
         ({"hidden_size": 512, "num_heads": 8}, "hidden_size: it is called embed_dim"),
-        ({"width": 512, "nhead": 8}, "nhead: it is called num_heads"),
-        ({"width": 512, "h": 8}, "h: it is called num_heads"),
+        ({"embed_dim": 512, "nhead": 8}, "nhead: it is called num_heads"),
+        ({"embed_dim": 512, "h": 8}, "h: it is called num_heads"),
     ],
 )
 def test_row_04_names_of_arguments(arguments, said):

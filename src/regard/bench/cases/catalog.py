@@ -15,15 +15,15 @@ from regard.catalog import mechanism
 LENGTH, HEADS, WIDTH = 2048, 4, 64
 #: Mechanism -> the arguments of its `build` at this size.
 BUILDS: dict[str, dict[str, int]] = {
-    "retnet": {"num_heads": HEADS, "width": WIDTH},
+    "retnet": {"num_heads": HEADS, "head_dim": WIDTH},
     "lightning": {"num_heads": HEADS},
     "gla": {},
     "hgrn_2": {},
-    "rwkv_6": {"num_heads": HEADS, "width": WIDTH},
+    "rwkv_6": {"num_heads": HEADS, "head_dim": WIDTH},
     "deltanet": {},
     "kimi_delta": {},
-    "rwkv_7": {"num_heads": HEADS, "width": WIDTH},
-    "mamba_1": {"num_heads": HEADS, "width": WIDTH},
+    "rwkv_7": {"num_heads": HEADS, "head_dim": WIDTH},
+    "mamba_1": {"num_heads": HEADS, "head_dim": WIDTH},
     "minimax_sparse": {"size": 128, "k": 4},
     "reformer": {},
     "pooled_keys": {"size": 32, "stride": 16},
@@ -48,8 +48,8 @@ def cases(setting: BenchSettings) -> Iterator[Case]:
 def _attention(name: str) -> tuple[rg.Attention, dict[str, int]]:
     """The mechanism, and the sizes of its queries and values."""
     entry = mechanism(name)
-    widths = {key: size for key, size in entry.sizes.items() if key == "value_dim" or entry.sizes.get("width") == 1}
-    sizes = {"batch": 1, "heads": HEADS, "key_heads": HEADS, "queries": LENGTH, "keys": LENGTH, "width": WIDTH}
+    widths = {key: size for key, size in entry.sizes.items() if key == "value_dim" or entry.sizes.get("head_dim") == 1}
+    sizes = {"batch": 1, "heads": HEADS, "key_heads": HEADS, "queries": LENGTH, "keys": LENGTH, "head_dim": WIDTH}
     return entry.build(**(entry.tiny | BUILDS[name])), sizes | widths  # type: ignore[return-value]
 
 

@@ -32,7 +32,7 @@ def cases(setting: BenchSettings) -> Iterator[Case]:
     yield _case(
         setting, "linformer", linformer, Side("projections and SDPA", partial(peers.projected, linformer), SAME)
     )
-    latents = _built("perceiver", width=WIDTH, num_heads=HEADS, num_latents=256)
+    latents = _built("perceiver", head_dim=WIDTH, num_heads=HEADS, num_latents=256)
     yield _case(setting, "perceiver", latents, Side("SDPA twice", partial(peers.through_latents, latents), SAME))
     nystrom = _built("nystrom", num_landmarks=64)
     theirs = Side("Nystromformer", partial(peers.nystromformer, nystrom), SAME, TRANSFORMERS, tolerance=1e-3)
@@ -60,7 +60,7 @@ def _case(setting: BenchSettings, name: str, attention: Any, side: Side) -> Case
 
 
 def _differential(setting: BenchSettings) -> Case:
-    attention = _built("differential", width=WIDTH // 2)
+    attention = _built("differential", head_dim=WIDTH // 2)
     return _case(
         setting, "differential", attention, Side("DiffLlama", partial(peers.diffllama, attention), SAME, TRANSFORMERS)
     )

@@ -25,14 +25,14 @@ def attentions() -> dict[str, rg.Attention]:
     tokens = torch.arange(LENGTH)
     coordinates = torch.stack((tokens // 64, tokens % 64))
     arguments = {
-        "qk_norm": {"width": WIDTH},
+        "qk_norm": {"head_dim": WIDTH},
         "scalable_softmax": {"num_heads": HEADS},
         "position_temperature": {"floor": 256},
-        "yarn": {"width": WIDTH, "factor": 4.0, "trained_length": 512},
+        "yarn": {"head_dim": WIDTH, "factor": 4.0, "trained_length": 512},
         "longrope": {"factors": [1.0 + m / 8 for m in range(WIDTH // 2)], "extension": 4.0, "trained_length": 512},
         "multimodal_rope": {"coordinates": torch.stack((tokens, *coordinates)), "sections": (8, 12, 12)},
-        "axial_rope": {"coordinates": coordinates, "width": WIDTH},
-        "pope": {"num_heads": HEADS, "width": WIDTH},
+        "axial_rope": {"coordinates": coordinates, "head_dim": WIDTH},
+        "pope": {"num_heads": HEADS, "head_dim": WIDTH},
         "kerple": {"num_heads": HEADS},
         "fire": {"num_heads": HEADS},
         "sigmoid": {},
