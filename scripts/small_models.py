@@ -116,9 +116,7 @@ OF_CLASS: dict[str, dict[str, Any]] = {
     "sam2": {"prompt_encoder_config": {"patch_size": 16}},
     "sam2_vision_model": {"backbone_feature_sizes": [[8, 8], [4, 4], [2, 2]]},
     "sam_hq": {"prompt_encoder_config": {"image_embedding_size": 4}, "mask_decoder_config": {"vit_dim": 32}},
-    "sam3_tracker": {
-        "vision_config": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]], "fpn_hidden_size": 32}
-    },
+    "sam3_tracker": {"vision_config": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]], "fpn_hidden_size": 32}},
     "qwen2_5_omni": {"enable_audio_output": False},
     "qwen3_omni_moe": {"enable_audio_output": False},
     "t5gemma2_text": {"dropout_rate": 0.0},
