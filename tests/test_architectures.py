@@ -41,6 +41,7 @@ def test_the_page_is_made_from_the_data_and_names_no_wrong_map(architectures, mo
         ("longformer", "measured"),
         ("gpt_neo", "eager"),
         pytest.param("videomae", "eager", marks=needs_transformers("5.1", "eager attention is seen")),
+        pytest.param("bark", "eager", marks=needs_transformers("5.1", "eager attention is seen")),
         pytest.param("musicgen_decoder", "eager", marks=needs_transformers("5.1", "it is built without its encoders")),
     ],
 )
