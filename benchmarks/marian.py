@@ -33,7 +33,7 @@ def translator(size: int, width: int, layers: int, num_heads: int) -> Transforme
         "transformer",
         source_size=size,
         target_size=size,
-        head_dim=width,
+        width=width,
         layers=layers,
         num_heads=num_heads,
         norm="post",

@@ -97,7 +97,7 @@ def training() -> Iterator[Goal]:
         for threads in (1, 2):
             work = f"training step, {attention} with input feeding, {threads} thread{'s'[: threads - 1]}"
             yield Goal(work, both(threads=threads), 1.3, "x JoeyNMT", at_most=False)
-    model = build("bahdanau", source_size=WORDS, target_size=WORDS, head_dim=WIDTH)
+    model = build("bahdanau", source_size=WORDS, target_size=WORDS, width=WIDTH)
     other = joey.peer(luong("bahdanau"), "bahdanau")
     ratio = compare(over(trainer(model), batches), over(joey.trainer(other), theirs))
     yield Goal("training step, Bahdanau's own decoder, which asks before the cell", ratio, 1.3, "x JoeyNMT", False)
@@ -106,7 +106,7 @@ def training() -> Iterator[Goal]:
 def luong(attention: str) -> LuongTranslator:
     """The decoder that JoeyNMT has: the current state asks, and the attentional vector is fed back."""
     torch.manual_seed(0)
-    model = build("luong_general", source_size=WORDS, target_size=WORDS, head_dim=WIDTH, attention=attention)
+    model = build("luong_general", source_size=WORDS, target_size=WORDS, width=WIDTH, attention=attention)
     assert isinstance(model, LuongTranslator)
     joey.tie_to(model)
     return model

@@ -211,7 +211,7 @@ def translator_cases() -> Iterator[tuple[str, Record]]:
     """Three training steps of every translator, then its logits token by token."""
     for name in SYSTEMS:
         torch.manual_seed(0)
-        model = build(name, source_size=VOCABULARY, target_size=VOCABULARY, head_dim=16, num_heads=2)
+        model = build(name, source_size=VOCABULARY, target_size=VOCABULARY, width=16, num_heads=2)
         source = torch.tensor([[5, 6, 7, 8, 3], [9, 3, 0, 0, 0]])
         target = torch.tensor([[2, 4, 9, 3, 0], [2, 7, 5, 6, 3]])
         optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.01), []

@@ -45,7 +45,7 @@ def close(found, expected):
 def translators(name, options, dtype):
     """The same translator on the CPU and on the device, with weights large enough to choose between tokens."""
     torch.manual_seed(1)
-    here = build(name, source_size=V, target_size=W, head_dim=16, **options).to(dtype)
+    here = build(name, source_size=V, target_size=W, width=16, **options).to(dtype)
     with torch.no_grad():
         for p in here.parameters():
             p.mul_(2.0)
@@ -178,7 +178,7 @@ def test_a_report_says_of_a_translator_what_it_says_on_the_cpu(name):
     sentences = [Pair("w1 w2 w3", "w4 w5"), Pair("w6 w7", "w8 w9 w10"), Pair("w2", "w11")]
     encoded = [(words.encode(pair.source), words.encode(pair.target)) for pair in sentences]
     torch.manual_seed(1)
-    here = build(name, source_size=len(words), target_size=len(words), head_dim=16)
+    here = build(name, source_size=len(words), target_size=len(words), width=16)
     with no_float64():
         reports = []
         for model in (here, moved(copy.deepcopy(here))):

@@ -54,7 +54,7 @@ class System:
 
 def bahdanau():
     torch.manual_seed(1)
-    return build("bahdanau", source_size=len(SOURCE), target_size=len(TARGET), head_dim=8).eval()
+    return build("bahdanau", source_size=len(SOURCE), target_size=len(TARGET), width=8).eval()
 
 
 def test_pieces_become_words_by_sums_over_the_source_and_means_over_the_target():
@@ -123,7 +123,7 @@ def test_what_cannot_be_aligned():
         align(model, (SOURCE, TARGET), [[4]], [[4]], reading="inptu")
     with pytest.raises(RegardError, match="no attention module 'brigde'"):
         align(model, (SOURCE, TARGET), [[4]], [[4]], name="brigde")
-    none = build("none", source_size=9, target_size=9, head_dim=8)
+    none = build("none", source_size=9, target_size=9, width=8)
     assert attention_of(none, torch.tensor([[4, 3]]), torch.tensor([[2, 4]])) == {}
     with pytest.raises(RegardError, match="has no attention to the source"):
         align(none, (SOURCE, TARGET), [[4]], [[4]])
@@ -190,7 +190,7 @@ def test_shares_on_the_end_and_on_punctuation_are_those_of_the_maps():
 
 @pytest.mark.parametrize("name", ["none", "bahdanau", "transformer"])
 def test_gradients_to_source_positions_against_finite_differences(name):
-    model = build(name, source_size=12, target_size=9, head_dim=8).double().eval()
+    model = build(name, source_size=12, target_size=9, width=8).double().eval()
     source, target = torch.tensor([[4, 9, 7, 3, 0], [5, 3, 0, 0, 0]]), torch.tensor([[2, 4, 6, 3], [2, 5, 3, 0]])
     found = source_gradients(model, source, target)
     assert found.shape == (2, 3, 5)
@@ -240,7 +240,7 @@ def test_source_words_are_counted_as_they_are_written(text, words):
 def test_links_of_cut_words_count_in_the_printed_text():
     tokenizer = train_tokenizer(LINES, 12, "bpe")
     torch.manual_seed(0)
-    model = build("bahdanau", source_size=len(tokenizer), target_size=len(tokenizer), head_dim=8).eval()
+    model = build("bahdanau", source_size=len(tokenizer), target_size=len(tokenizer), width=8).eval()
     sources = ["a☃b cab", "cb\u200bab a b", "☃☃ ba"]
     search = Search(beam=1, min_length=4, max_length=9)
     found = list(translate(model, tokenizer, tokenizer, sources, TranslationOptions(search, reading="output")))

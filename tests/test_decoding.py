@@ -203,7 +203,7 @@ MODELS |= {
 
 def real_model(name, options):
     heads = {"num_heads": 2} if SYSTEMS[name].has_heads else {}
-    model = build(name, source_size=11, target_size=9, head_dim=8, **heads, **options).double().eval()
+    model = build(name, source_size=11, target_size=9, width=8, **heads, **options).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2)  # fresh weights look everywhere and say everything nearly alike

@@ -186,7 +186,7 @@ TOKENS = WordTokenizer(["a", "b", "c", "d"])
 class System:
     def __init__(self, name="bahdanau"):
         torch.manual_seed(2)
-        self.model = build(name, source_size=len(TOKENS), target_size=len(TOKENS), head_dim=8).eval()
+        self.model = build(name, source_size=len(TOKENS), target_size=len(TOKENS), width=8).eval()
         self.source_tokenizer = self.target_tokenizer = TOKENS
 
 

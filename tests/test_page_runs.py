@@ -31,7 +31,7 @@ SOURCE, TARGET = WordTokenizer.train([PAIR.source]), WordTokenizer.train([PAIR.t
 
 def system_of(name, source=SOURCE, target=TARGET):
     torch.manual_seed(3)
-    model = build(name, source_size=len(source), target_size=len(target), head_dim=8).eval()
+    model = build(name, source_size=len(source), target_size=len(target), width=8).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(4)  # so that it looks at something

@@ -118,7 +118,7 @@ def test_alignments_are_of_words_and_not_of_sentences(texts, kind):
     size = {"bpe": 70, "unigram": 30}[kind]
     tokenizer = train_tokenizer(texts * 3, size, kind)
     torch.manual_seed(3)
-    model = build("bahdanau", source_size=len(tokenizer), target_size=len(tokenizer), head_dim=8).eval()
+    model = build("bahdanau", source_size=len(tokenizer), target_size=len(tokenizer), width=8).eval()
     source, target = texts[1], texts[3]
     x, y = tokenizer.encode(source), tokenizer.encode(target)
     (found,) = align(model, (tokenizer, tokenizer), [x], [y])
@@ -142,14 +142,14 @@ def test_alignments_are_of_words_and_not_of_sentences(texts, kind):
 
 def test_words_that_a_vocabulary_of_words_was_given_are_not_cut_further():
     words = WordTokenizer(["私は", "学生です"])
-    model = build("bahdanau", source_size=6, target_size=6, head_dim=8).eval()
+    model = build("bahdanau", source_size=6, target_size=6, width=8).eval()
     (found,) = align(model, (words, words), [words.encode("私は 学生です")], [words.encode("学生です")])
     assert found.source == ("私は", "学生です") and found.target == ("学生です",)
 
 
 def test_unknown_words_of_a_text_without_spaces_are_replaced_in_their_places():
     tokenizer = train_tokenizer(JAPANESE * 3, 70, "bpe")
-    model = build("bahdanau", source_size=len(tokenizer), target_size=len(tokenizer), head_dim=8).eval()
+    model = build("bahdanau", source_size=len(tokenizer), target_size=len(tokenizer), width=8).eval()
     with torch.no_grad():  # nothing but UNK, and then the end
         output = next(m for m in model.modules() if isinstance(m, torch.nn.Linear) and m.out_features == len(tokenizer))
         output.weight.zero_()

@@ -44,7 +44,7 @@ every = pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 
 def made(name, options):
     torch.manual_seed(1)
-    return build(name, source_size=V, target_size=W, head_dim=C, **options).double().eval()
+    return build(name, source_size=V, target_size=W, width=C, **options).double().eval()
 
 
 def pairs():
@@ -172,7 +172,7 @@ def test_a_pruned_model_is_saved_and_read_as_it_is(name, options, heads, tmp_pat
         write_settings,
     )
 
-    model = build(name, source_size=V, target_size=W, head_dim=C, layers=2, **options).eval()
+    model = build(name, source_size=V, target_size=W, width=C, layers=2, **options).eval()
     rg.prune(model, {f"transformer.{path}": numbers for path, numbers in heads.items()})
     write_settings(tmp_path, model, {})
     save_weights(model, {}, tmp_path / WEIGHTS, {})
@@ -188,19 +188,19 @@ def test_a_pruned_model_is_saved_and_read_as_it_is(name, options, heads, tmp_pat
     twice.load_state_dict(again.state_dict())
     close(twice.eval()(source, target), again(source, target), atol=0)
     with pytest.raises(rg.RegardError, match=r"'transformer.encoder.layers.9.* has no attention heads"):
-        build(name, source_size=V, target_size=W, head_dim=C, heads_left={"transformer.encoder.layers.9": 1})
+        build(name, source_size=V, target_size=W, width=C, heads_left={"transformer.encoder.layers.9": 1})
 
 
 def test_every_system_takes_the_common_options():
     for name, system in SYSTEMS.items():
-        model = build(name, source_size=V, target_size=W, head_dim=C, layers=1, num_heads=2, dropout=0.1)
+        model = build(name, source_size=V, target_size=W, width=C, layers=1, num_heads=2, dropout=0.1)
         assert (model.source_size, model.target_size, system.name) == (V, W, name)
         assert system.title and system.meaning.endswith(".")
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_mixed_precision_runs_and_is_near(name):
-    model, (source, target) = build(name, source_size=V, target_size=W, head_dim=C, layers=2, num_heads=2), pairs()
+    model, (source, target) = build(name, source_size=V, target_size=W, width=C, layers=2, num_heads=2), pairs()
     exact = model(source, target).detach()
     with torch.autocast("cpu", torch.bfloat16):
         rough = model(source, target)

@@ -38,7 +38,7 @@ from regard.whole_files import whole_file
 #: The version of the file format; files of later versions are refused.
 VERSION = 2
 #: Names of version 1 that have changed: of modules, of classes, and of their fields.
-RENAMED = {
+RENAMED: dict[str, str] = {
     "regard.pieces.kernel": "regard.pieces.feature_maps",
     "regard.pieces.mask_data": "regard.pieces.data_masks",
     "KernelScore": "FeatureScore",
@@ -231,7 +231,7 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
         return tensors[value["tensor"]]
     if "float" in value:
         return float(value["float"])
-    inside = {RENAMED.get(name, name): _decode(each, tensors) for name, each in value["fields"].items()}
+    inside = {str(RENAMED.get(name, name)): _decode(each, tensors) for name, each in value["fields"].items()}
     return _build(value["piece"], inside)
 
 

@@ -122,7 +122,11 @@ def _luong(kind: str, meaning: str) -> System:
     return System(name, f"Luong {kind}", make, meaning, _options(LuongTranslator))
 
 
-_TRANSFORMER = tuple(dict.fromkeys((*_options(TransformerTranslator.of), *_options(TransformerConfig))))
+_TRANSFORMER = tuple(
+    name
+    for name in dict.fromkeys((*_options(TransformerTranslator.of), *_options(TransformerConfig)))
+    if name != "embed_dim"  # which is the width of a translator
+)
 
 #: The systems by name: `SYSTEMS["bahdanau"]`. A further system is one more entry.
 SYSTEMS: dict[str, System] = {
