@@ -20,11 +20,8 @@ torch.manual_seed(0)
 q, k = torch.randn(2, 1, 4, 32, 16, dtype=torch.float64)
 shifted = rg.types.Positions(1000, rg.types.Spans.of((1000, 1032)))
 positions = {"sinusoidal": rg.encodings.Sinusoidal(), "RoPE": rg.RoPE(16)}
-biases = {
-    "ALiBi": rg.ALiBi(4),
-    "T5": rg.biases.T5Bias(4, bidirectional=False).double(),
-    "Shaw": rg.biases.ShawBias(16, 8).double(),
-}
+biases = {"ALiBi": rg.ALiBi(4), "T5": rg.biases.T5Bias(4, bidirectional=False).double()}
+biases["Shaw"] = rg.biases.ShawBias(16, 8).double()
 for name in (*positions, *biases):
     attention = rg.Attention(mask=rg.causal(), position=positions.get(name), bias=biases.get(name, ()))
     here, there = (attention(q, k, k, positions=p).weights.dense() for p in (None, shifted))
@@ -70,8 +67,7 @@ for name, options in variants.items():
 # %%
 # Loss in nats a character, within the training length and at the end of 512. ALiBi, T5 and Shaw stay the same: ALiBi
 # gives far keys almost no weight, the others treat them like the farthest known key. Sinusoids fail at once. RoPE
-# fails a little later: it is relative, but far pairs get angles that never occurred in training. (T5 starts with
-# random biases, and has learned least after so few steps.)
+# fails a little later: far pairs get angles that never occurred in training. (T5 starts at random, and learned least.)
 for name, curve in curves.items():
     print(f"{name:10}: loss at 32 to 63 {curve[1]:.2f}, 64 to 127 {curve[2:4].mean():.2f}, 480 to 511 {curve[-1]:.2f}")
 rise = {name: float(curve[-4:].mean() - curve[1]) for name, curve in curves.items()}

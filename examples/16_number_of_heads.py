@@ -58,9 +58,7 @@ for H in heads:
         print(f", step {step}: {seen.min():.0f} to {seen.max():.0f}", end="\n" if step == steps else "")
     with torch.no_grad(), rg.watch(models[0]) as seen:
         models[0](torch.randint(symbols, (100, length)))
-    maps[H] = seen[0].summarize(rg.stats.Offsets())[0].mean(0)[:, :9] / (
-        length - torch.arange(9)
-    )  # (heads, 0 to 8 back)
+    maps[H] = seen[0].summarize(rg.stats.Offsets())[0].mean(0)[:, :9] / (length - torch.arange(9))  # 0 to 8 back
 
 # %%
 # The line is the mean of three seeds, the band their range. One head is not limited to one position: it mixes two with

@@ -270,7 +270,7 @@ def test_a_coarse_logsumexp_is_left_to_tiles():
 
 @torch.no_grad()
 def test_additive_scores_compare_heads_on_tiles():
-    seen = rg.Attention(rg.scores.Additive(4, 4, 8))(*inputs(150, heads=(1, 1), head_dim=4)).weights
+    seen = rg.Attention(rg.scores.Additive(4, 4, 8))(*inputs(150, heads=(1, 1), width=4)).weights
     with mock.patch.object(compiled_reductions, "add_products", side_effect=AssertionError):
         states = seen.reduction_states(some_reductions(2, 1, 150, 150, 4))
     check(states, seen.dense().double(), seen.grid.distance, 1e-4)

@@ -82,7 +82,7 @@ def test_view_says_whether_a_folder_is_missing_or_empty(tmp_path):
 @pytest.mark.parametrize("columns", [30, 40, 49])
 def test_a_narrow_terminal_shows_whole_rows_of_weights(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
-    lines = CliRunner().invoke(app, ["show", "masked"], env={"COLUMNS": str(columns)}).output.splitlines()
+    lines = CliRunner().invoke(app, ["info", "masked"], env={"COLUMNS": str(columns)}).output.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("Weights of head 0"))
     picture = [line.rstrip() for line in lines[start + 1 :] if "·" in line and "masked" not in line]
     shown = (columns - 2) // 2

@@ -85,7 +85,7 @@ def test_without_a_gpu_one_sentence_says_how_to_run_it_dry(monkeypatch, capsys, 
 
 def setting(dtype="float32"):
     bits = part("bits")
-    return bits.Setting(HERE, bits.SMALL, 24, dtype, "math")
+    return bits.BenchSettings(HERE, bits.SMALL, 24, dtype, "math")
 
 
 @pytest.fixture

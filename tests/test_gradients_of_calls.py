@@ -247,7 +247,7 @@ def test_saved_tensors_can_be_kept_elsewhere(engine):
 def test_a_learned_scale_decodes_as_it_was_trained():
     inner = rg.Attention(rg.Dot(scale=learned(2, 1, 1)), mask=rg.causal())
     attention = rg.nn.MultiHeadAttention(8, 2, attention=inner).double()
-    x = inputs(head_dim=8, heads=1, learn=False)[0][:, 0]
+    x = inputs(width=8, heads=1, learn=False)[0][:, 0]
     past, outputs = None, []
     for token in x.split(1, dim=1):
         output, past = attention.advance(token, past)

@@ -30,7 +30,7 @@ PEERS = {"keras", "linear_attention_transformer", "local_attention", "performer_
 #: Command line -> its extra. MODEL is the folder of MiniLM, FOLDER one of `datasets`.
 COMMANDS = {
     "list": "cli",
-    "show longformer": "cli",
+    "info longformer": "cli",
     "plan sliding_window --length 64": "cli",
     "check attention.py:attention": "cli",
     "analyze corpus.txt --length 12 --model MODEL": "hf",

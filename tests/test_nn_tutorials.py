@@ -158,7 +158,7 @@ def test_dropout_is_that_of_the_attention():
 MISTAKES = {
     "a width and a number of heads": (
         lambda: MultiHeadAttention(d_model=8, nhead=2),
-        r"d_model: .* width\. nhead: .* num_heads\.",
+        r"d_model: .* embed_dim\. nhead: .* num_heads\.",
     ),
     "heads first by name": (lambda: MultiHeadAttention(num_heads=2, n_embd=8), "n_embd: it is called embed_dim"),
     "heads first by place": (lambda: MultiHeadAttention(8, d_model=512), "d_model: it is called embed_dim"),
@@ -202,7 +202,7 @@ MISTAKES = {
     ),
     "a length of sinusoids": (
         lambda: PositionalEncoding(d_model=8, max_len=5000),
-        r"d_model: .* width\. max_len: .*any length",
+        r"d_model: .* embed_dim\. max_len: .*any length",
     ),
     "rotations that are added": (lambda: PositionalEncoding(8, position=rg.RoPE(8)), r"regard\.Attention\(position="),
     "vectors of another width": (

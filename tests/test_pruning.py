@@ -41,7 +41,7 @@ def zeroed(model, removed):
     found = ModelHeads.of(model, "test").by_name
     with torch.no_grad():
         for name, numbers in removed.items():
-            output, width = found[name].output, found[name].width
+            output, width = found[name].output, found[name].head_dim
             inputs = output.weight if isinstance(output, nn.Linear) else output.weight.T
             for head in numbers:
                 inputs[:, head * width : (head + 1) * width] = 0

@@ -57,7 +57,7 @@ def test_first_derivatives_may_keep_their_graph():
 
 
 def test_second_derivatives_of_the_dense_engine_are_slopes_of_the_first():
-    leaves = inputs(n=4, heads=1, head_dim=2)
+    leaves = inputs(n=4, heads=1, width=2)
 
     def first(*leaves):
         output = rg.Attention(mask=rg.causal())(*leaves, engine="dense").output
@@ -192,7 +192,7 @@ def test_a_mask_that_is_first_used_in_a_transform_keeps_nothing_of_it(mask):
 
 
 def test_hessians_by_torch_func_are_those_of_autograd():
-    q, k, v = inputs(n=4, heads=1, head_dim=2, learn=False)
+    q, k, v = inputs(n=4, heads=1, width=2, learn=False)
 
     def loss(q):
         return rg.Attention(mask=rg.causal(), bias=rg.ALiBi(1))(q, k, v, engine="auto").output.square().sum()

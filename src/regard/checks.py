@@ -65,7 +65,7 @@ def explained(target: Checked) -> Checked:
         ...
     regard.errors.RegardError: Attention: got an unexpected keyword argument 'is_causal'. is_causal: a mask is a piece:
       Attention(mask=regard.causal()). Attention(score: Score | None = None, *,
-      position: Position | None = None, bias: Bias | Iterable[Bias] = (), mask: Mask | None = None,
+      position: Encoding | None = None, bias: Bias | Iterable[Bias] = (), mask: Mask | None = None,
       normalizer: Normalizer | None = None, dropout: float = 0.0, transition: Transition | None = None,
       selection: Selection | None = None)
     """
