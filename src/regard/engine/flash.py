@@ -274,8 +274,8 @@ class FlashRows:
 
         The kernel multiplies the -inf of hidden keys by the scale, so the flag needs a positive one.
         """
-        p = self.problem
-        is_positive = p.scale is None or p.scale >= torch.finfo(torch.float32).tiny
+        p, scale = self.problem, self.problem.scale
+        is_positive = scale is None or scale >= torch.finfo(torch.float32).tiny
         return is_positive and not p.attention.bias and starts_causal(block, p.positions)
 
     def _inputs(self, tile: Prepared, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
