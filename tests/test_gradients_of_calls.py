@@ -281,11 +281,25 @@ def plain(q, k, v, scale=None):
 
 
 @pytest.mark.parametrize("engine", ["dense", "fused", "blocked"])
-@pytest.mark.parametrize("scale", [None, 1.0, 0.3])
+@pytest.mark.parametrize("scale", [None, 1.0, 0.3, 0.0, -0.5])
 def test_gradients_of_grouped_heads_without_a_mask(engine, scale):
     q, k, v = (torch.randn(2, heads, 9, 5, dtype=torch.float64, requires_grad=True) for heads in (6, 2, 2))
     output = rg.Attention(rg.Dot(scale=scale))(q, k, v, engine=engine).output
     agree(output, plain(q, k, v, scale), (q, k, v))
+
+
+@pytest.mark.parametrize("engine", ["dense", "fused", "blocked", "auto"])
+@pytest.mark.parametrize("scale", [0.0, -0.5, 1e-42, 1e-60])
+@pytest.mark.parametrize("key_heads", [2, 6])
+def test_a_scale_that_is_not_positive_keeps_the_causal_mask(engine, scale, key_heads):
+    """torch's kernel multiplies the hidden scores, which are -inf, by the scale: its causal flag would give NaN."""
+    q, k, v = (
+        torch.randn(2, heads, 9, 5, dtype=torch.float64, requires_grad=True) for heads in (6, key_heads, key_heads)
+    )
+    output = rg.Attention(rg.Dot(scale=scale), mask=rg.causal())(q, k, v, engine=engine).output
+    keys, values = (t.repeat_interleave(6 // key_heads, 1) for t in (k, v))
+    hidden = torch.ones(9, 9).triu(1).bool()
+    agree(output, (q @ keys.mT * scale).masked_fill(hidden, -torch.inf).softmax(-1) @ values, (q, k, v))
 
 
 def linear_attention(q, k, v, is_causal):

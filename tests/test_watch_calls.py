@@ -89,6 +89,10 @@ def test_drawn_calls_have_the_weights_of_the_formula_and_unchanged_outputs(seed)
     torch.manual_seed(seed)
     tensors, options = drawn_call(random.Random(seed))
     plain = sdpa(*tensors, **options)
+    if options.get("is_causal") and options.get("scale") == 0.0 and plain.isnan().any():  # a fault of torch's kernel
+        with pytest.raises(rg.RegardError, match=r"WRONG, error nan"), rg.watch():
+            sdpa(*tensors, **options)
+        return
     with rg.watch() as seen:
         output = sdpa(*tensors, **options)
     assert_identical_bits(plain, output)

@@ -270,8 +270,13 @@ class FlashRows:
         return self.problem.scale
 
     def is_causal(self, block: Block) -> bool:
-        """Whether the causal flag of the kernel is the mask of this block."""
-        return not self.problem.attention.bias and starts_causal(block, self.problem.positions)
+        """Whether the causal flag of the kernel is the mask of this block.
+
+        The kernel multiplies the -inf of hidden keys by the scale, so the flag needs a positive one.
+        """
+        p, scale = self.problem, self.problem.scale
+        is_positive = scale is None or scale >= torch.finfo(torch.float32).tiny
+        return is_positive and not p.attention.bias and starts_causal(block, p.positions)
 
     def _inputs(self, tile: Prepared, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         inputs = tile.query, tile.key, value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from regard.engine.blocked import Blocked
-from regard.engine.blocks import Block, starts_causal, whole
+from regard.engine.blocks import Block, whole
 from regard.engine.dense import flops_per_pair
 from regard.engine.flash import FlashRows
 from regard.engine.problem import Cost, Engine, Problem, Result
@@ -52,7 +52,7 @@ def block_of(problem: Problem) -> Block:
 
 def is_top_left(problem: Problem) -> bool:
     """Whether mask and positions are those of the causal flag of the kernel."""
-    return not problem.attention.bias and starts_causal(block_of(problem), problem.positions)
+    return FlashRows(problem).is_causal(block_of(problem))
 
 
 def mask_bytes(problem: Problem, block: Block) -> int:
