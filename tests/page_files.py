@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from functools import cache
 from pathlib import Path
 
 from regard.data import load_corpus
@@ -29,6 +32,14 @@ class SelfAttention(torch.nn.Module):
 
 def bring_files(folder):
     """The files that a reader brings: a text, a corpus, sentence pairs, a function of attention."""
+    shutil.copytree(brought().name, folder, symlinks=True, dirs_exist_ok=True)
+
+
+@cache
+def brought():
+    """A folder with these files. Making them takes seconds, so each process makes them once."""
+    made = tempfile.TemporaryDirectory(prefix="brought", ignore_cleanup_errors=True)
+    folder = Path(made.name)
     pairs = load_corpus("grammar").train[:120]
     for name, chosen in (("my", pairs), ("new", pairs[:3])):
         (folder / f"{name}.en").write_text("".join(f"{pair.source}\n" for pair in chosen))
@@ -43,6 +54,7 @@ def bring_files(folder):
     (folder / "attention.py").write_text(ATTENTION)
     (folder / "examples").symlink_to(ROOT / "examples")
     bring_gpt2(folder / "gpt2")
+    return made
 
 
 def bring_gpt2(folder):
