@@ -16,7 +16,7 @@ from regard.hf.models import load_model
 
 torch.manual_seed(0)
 width, base = 64, 10_000.0
-waves = rg.encodings.Sinusoidal().table(torch.arange(512), width)
+waves = rg.encodings.Sinusoidal().table(torch.arange(512), width, torch.float64)
 # %%
 # The formula, by hand: channel 2m is sin(position / 10000^(2m / D)), channel 2m + 1 its cosine.
 by_hand = [[(math.sin, math.cos)[c % 2](p / base ** (2 * (c // 2) / width)) for c in range(width)] for p in (0, 1, 100)]

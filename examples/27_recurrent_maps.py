@@ -72,7 +72,7 @@ figure, axes = plt.subplots(2, figsize=(8, 4.2), layout="constrained", sharex=Tr
 text = (last.sort(1).values.diff(dim=1).ne(0).sum(1) + same.any(-1).sum(1)).argmax()  # different keys, written again
 for axis, (name, layer) in zip(axes, layers.items(), strict=True):
     layer(keys[text, None], values[text, None])
-    image = axis.imshow(layer.seen.weights[0, 0, WRITES:, :WRITES], cmap="RdBu_r", vmin=-1, vmax=1)
+    image = axis.imshow(layer.seen.weights[0, 0, WRITES:, :WRITES].detach(), cmap="RdBu_r", vmin=-1, vmax=1)
     axis.scatter(last[text], range(QUESTIONS), marker="s", s=250, facecolors="none", edgecolors="black")
     axis.set(title=name, yticks=range(QUESTIONS), yticklabels=[f"{chr(97 + k)}?" for k in keys[text, WRITES:]])
 written = [f"{chr(97 + k)}={v}" for k, v in zip(keys[text, :WRITES], values[text, :WRITES], strict=True)]
