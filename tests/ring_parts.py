@@ -92,7 +92,7 @@ def whole_chunks_use_the_fused_backward_pass():
 @case
 def the_same_weights_are_dropped_as_in_one_process():
     """Whatever the number of ranks, the layout and the way of a chunk: the seed is that of rank 0."""
-    n, kernel_scores = (
+    n, feature_scores = (
         130,
         rg.Attention(
             rg.scores.FeatureScore(), normalizer=rg.normalizers.SumNormalizer(), mask=rg.causal(), dropout=0.4
@@ -101,7 +101,7 @@ def the_same_weights_are_dropped_as_in_one_process():
     torch.manual_seed(4)
     masks = rg.causal(), rg.window(9) | rg.masks.global_tokens([0, 60]), rg.documents([50, 80]), rg.padding([n - 3, 2])
     attentions = [rg.Attention(mask=mask, bias=rg.biases.T5Bias(4), dropout=0.3) for mask in masks]
-    attentions += [rg.Attention(normalizer=rg.normalizers.LearnedSink(4), dropout=0.7), kernel_scores]
+    attentions += [rg.Attention(normalizer=rg.normalizers.LearnedSink(4), dropout=0.7), feature_scores]
     q, k, v = some(2, 4, n, 6), some(2, 2, n, 6, seed=1), some(2, 2, n, 5, seed=2)
     for attention, layout in itertools.product(attentions, LAYOUTS):
         for kernel, dtype, relative in ((True, torch.float32, 2e-5), (False, torch.float64, 1e-10)):

@@ -16,7 +16,7 @@ from regard.maps.scored_map import ScoredMap
 
 HIGHEST = load()
 pytestmark = pytest.mark.skipif(HIGHEST is None, reason="the library of the kernels is not built")
-FOLDS = (
+REDUCTIONS = (
     rg.maps.Entropy(),
     rg.maps.TopLinks(3),
     rg.maps.KeyTotals(),
@@ -77,7 +77,7 @@ def test_reductions_are_those_of_tiles(name, monkeypatch):
         monkeypatch.setattr(load(), "level", 1)
     weights = ATTENTIONS[name]()(*tensors(), engine="blocked").weights
     assert uses_kernel(weights)
-    check_equal(weights.summarize(*FOLDS), by_tiles(monkeypatch, weights, FOLDS))
+    check_equal(weights.summarize(*REDUCTIONS), by_tiles(monkeypatch, weights, REDUCTIONS))
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)
@@ -107,7 +107,7 @@ def test_keys_of_the_strongest_links_hold_their_weights():
 
 def test_selected_heads_keep_their_own_bias(monkeypatch):
     weights = rg.Attention(bias=rg.ALiBi(4))(*tensors()).weights.select(None, [3, 1])
-    check_equal(weights.summarize(*FOLDS), by_tiles(monkeypatch, weights, FOLDS))
+    check_equal(weights.summarize(*REDUCTIONS), by_tiles(monkeypatch, weights, REDUCTIONS))
 
 
 def test_a_fold_of_the_users_own_runs_beside(monkeypatch):
@@ -126,7 +126,7 @@ def test_a_fold_of_the_users_own_runs_beside(monkeypatch):
 def test_keys_with_gaps_have_their_own_distances(monkeypatch):
     positions = rg.types.Positions(300, rg.types.Spans.of((0, 100), (150, 300)))
     weights = rg.Attention(mask=rg.causal() & rg.window(190))(*tensors(), positions=positions).weights
-    check_equal(weights.summarize(*FOLDS), by_tiles(monkeypatch, weights, FOLDS))
+    check_equal(weights.summarize(*REDUCTIONS), by_tiles(monkeypatch, weights, REDUCTIONS))
 
 
 def test_threads_change_no_bit():

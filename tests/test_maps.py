@@ -77,7 +77,7 @@ def test_one_pass_gives_what_single_passes_give():
     assert torch.equal(together[2].weights, alone[2].weights) and torch.equal(together[2].keys, alone[2].keys)
 
 
-FOLDS = [
+REDUCTIONS = [
     *(
         rg.maps.Entropy(),
         rg.maps.TopLinks(3),
@@ -91,7 +91,7 @@ FOLDS = [
 ]
 
 
-@pytest.mark.parametrize("reduction", FOLDS, ids=lambda f: type(f).__name__)
+@pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda f: type(f).__name__)
 def test_states_of_disjoint_tiles_merge(reduction):
     seen, _ = seen_and_dense("sliding_window")
     states = [reduction.init(seen.weights.shape, torch.device("cpu")) for _ in range(3)]

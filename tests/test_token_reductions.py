@@ -70,10 +70,10 @@ def test_heads_with_equal_rows_agree_with_none():
     assert rg.Attention()(x, x, x).weights.summarize(Agreement())[0].tolist() == [[[0.0] * 2] * 2]
 
 
-FOLDS = {"Offsets": Offsets(-2, 3), "SameToken": SameToken(torch.arange(11) % 3), "Agreement": Agreement((0,), 2)}
+REDUCTIONS = {"Offsets": Offsets(-2, 3), "SameToken": SameToken(torch.arange(11) % 3), "Agreement": Agreement((0,), 2)}
 
 
-@pytest.mark.parametrize("reduction", FOLDS.values(), ids=FOLDS)
+@pytest.mark.parametrize("reduction", REDUCTIONS.values(), ids=REDUCTIONS)
 def test_states_of_disjoint_tiles_merge(reduction, small_blocks):
     weights = weights_of()
     states = [reduction.init(weights.shape, torch.device("cpu")) for _ in range(2)]

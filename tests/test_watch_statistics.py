@@ -15,7 +15,7 @@ import regard as rg
 from miniatures import LLAMA, padding, sharpened, tokens
 from watching import assert_verified, watched
 
-FOLDS = (rg.maps.Entropy(), rg.maps.TopLinks(2), rg.maps.KeyTotals(), rg.maps.Pool(3, 3), rg.maps.Similarity())
+REDUCTIONS = (rg.maps.Entropy(), rg.maps.TopLinks(2), rg.maps.KeyTotals(), rg.maps.Pool(3, 3), rg.maps.Similarity())
 
 
 def llama(backend="sdpa"):
@@ -37,10 +37,10 @@ class Rows(rg.maps.Reduction):
 def test_statistics_are_those_of_the_maps():
     model, inputs = llama(), {"input_ids": tokens(9), "attention_mask": padding("left")}
     _, kept = watched(model, inputs)
-    _, seen = watched(model, inputs, keep="statistics", reductions=FOLDS)
+    _, seen = watched(model, inputs, keep="statistics", reductions=REDUCTIONS)
     assert list(seen.statistics) == list(kept)
     for name, weights in kept.items():
-        for reduction, wanted in zip(FOLDS, weights.summarize(*FOLDS), strict=True):
+        for reduction, wanted in zip(REDUCTIONS, weights.summarize(*REDUCTIONS), strict=True):
             torch.testing.assert_close(seen.statistics[name].of(reduction), wanted, rtol=0, atol=0)
             torch.testing.assert_close(seen.statistics[name].of(type(reduction)), wanted, rtol=0, atol=0)
     assert_checks(seen)
@@ -79,7 +79,7 @@ def test_a_map_needs_queries_and_keys():
         _ = kept.statistics
     for wrong, match in (
         ({"keep": "statistics", "reductions": ["entropy"]}, "reductions must be a list of Reductions"),
-        ({"reductions": FOLDS}, "only"),
+        ({"reductions": REDUCTIONS}, "only"),
     ):
         with pytest.raises(rg.RegardError, match=match):
             watched(llama(), {"input_ids": tokens(5)}, **wrong)

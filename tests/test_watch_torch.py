@@ -385,7 +385,7 @@ def test_layers_of_torch_project_at_the_first_look(monkeypatch):
 
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_projections_that_are_not_those_of_the_kernel_are_caught(which, monkeypatch):
-    """Verification reductions the projections into the queries and the output; each of them still counts."""
+    """Verification folds the projections into the queries and the output; each of them still counts."""
     of = ProjectionInputs.of
 
     def wrong(module, inputs):

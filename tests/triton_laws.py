@@ -17,7 +17,7 @@ from regard.engine.gpu import statistics
 from regard.maps import compiled_reductions, gpu_reductions
 from regard.maps.scored_map import ScoredMap
 
-FOLDS = (
+REDUCTIONS = (
     rg.maps.Entropy(),
     rg.maps.TopLinks(3),
     rg.maps.KeyTotals(),
@@ -101,7 +101,7 @@ def maps(attention, query, key, value, **options):
     return mine, precise
 
 
-def check(mine, precise, reductions=FOLDS):
+def check(mine, precise, reductions=REDUCTIONS):
     """The kernel computes every reduction, and they are those of the formulas."""
     assert (terms := mine._compiled_terms()) is not None
     states = {reduction: reduction.init(mine.shape, mine.device) for reduction in reductions}
@@ -178,7 +178,7 @@ def test_positions_of_a_cache_and_keys_with_gaps():
     later = rg.types.Positions(100, rg.types.Spans.of((70, 160)))
     check(*maps(rg.Attention(mask=rg.causal() & rg.window(50), bias=rg.ALiBi(2)), *tensors(), positions=later))
     gaps = rg.types.Positions(90, rg.types.Spans.of((0, 40), (60, 110)))
-    reductions = tuple(reduction for reduction in FOLDS if not isinstance(reduction, rg.maps.Distance))
+    reductions = tuple(reduction for reduction in REDUCTIONS if not isinstance(reduction, rg.maps.Distance))
     check(*maps(rg.Attention(mask=rg.causal() & rg.window(70)), *tensors(), positions=gaps), reductions)
 
 
@@ -192,7 +192,7 @@ def test_forbidden_keys_of_any_number_change_nothing():
     for number in (0.0, torch.nan, torch.inf):
         key[1, :, 37:] = number
         weights = attention(query, key, value, engine="dense").weights
-        states.append(weights.summarize(*FOLDS[2:]))
+        states.append(weights.summarize(*REDUCTIONS[2:]))
     assert all(torch.equal(a, b) for other in states[1:] for a, b in zip(states[0], other, strict=True))
 
 
@@ -270,7 +270,7 @@ def unknown(monkeypatch):
 @pytest.mark.usefixtures("unknown")
 def test_a_right_program_is_verified_once():
     weights = rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2))(*tensors(), engine="dense").weights
-    weights.summarize(*FOLDS)
+    weights.summarize(*REDUCTIONS)
     assert list(gpu_reductions.FAULTS.values()) == [None]
 
 
@@ -290,10 +290,10 @@ def test_a_wrong_program_is_found_and_not_used(wrong, monkeypatch):
     monkeypatch.setattr(gpu_reductions, "add_statistics", broken)
     said = "NotImplementedError: no such instruction" if wrong == "error" else "is not that of the dense formula"
     with pytest.warns(UserWarning, match=f"Triton kernel for statistics is not used: .*{said}.*Tiles compute them"):
-        found = weights.summarize(*FOLDS)
-    again = weights.summarize(*FOLDS)  # without another warning
+        found = weights.summarize(*REDUCTIONS)
+    again = weights.summarize(*REDUCTIONS)  # without another warning
     monkeypatch.setattr(gpu_reductions, "DEVICES", set())
-    for ours, second, tiled in zip(found, again, weights.summarize(*FOLDS), strict=True):
+    for ours, second, tiled in zip(found, again, weights.summarize(*REDUCTIONS), strict=True):
         results = zip(*map(parts, (ours, second, tiled)), strict=True)
         assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in results)
 

@@ -17,7 +17,7 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.rows import Job, Row
 
 HEADS, WIDTH = 8, 64
-FOLDS = (rg.maps.Entropy(), rg.maps.TopLinks(4), rg.maps.KeyTotals(), rg.maps.Distance(), rg.maps.Pool(16, 16))
+REDUCTIONS = (rg.maps.Entropy(), rg.maps.TopLinks(4), rg.maps.KeyTotals(), rg.maps.Distance(), rg.maps.Pool(16, 16))
 #: Fields of each kind of row.
 FIELDS = {
     "statistics are right": {"entropy", "top", "received", "distance", "cells", "logsumexp", "used", "holds"},
@@ -117,7 +117,7 @@ def right_statistics(machine: Machine, name: str, dtype: str, n: int) -> Row:
 
     form, (query, key, value) = FORMS[name], problem(machine, n, dtype)
     weights = form.attention(n)(query, key, value).weights
-    entropy, top, received, distance, cells = weights.summarize(*FOLDS)
+    entropy, top, received, distance, cells = weights.summarize(*REDUCTIONS)
     terms = weights._compiled_terms()
     logsumexp = None if terms is None else gpu_reductions.gpu_logsumexp(terms)
     scores = form.scores(query, key)
@@ -155,7 +155,7 @@ def statistics_times(machine: Machine, name: str, n: int) -> Row:
     _ = weights.row_statistic
     runs = (
         partial(gpu_reductions.gpu_logsumexp, terms),
-        partial(weights.summarize, *FOLDS),
+        partial(weights.summarize, *REDUCTIONS),
         partial(F.scaled_dot_product_attention, *inputs, is_causal=name == "causal"),
         partial(flex_by_hand(machine, name, n), *inputs),
     )

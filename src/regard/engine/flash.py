@@ -36,7 +36,7 @@ def flash(
     broadcasts. The kernel needs keys and values of one width: the narrower are padded with zeros, which changes
     neither scores nor outputs. An empty row has output 0 and log-sum-exp -inf (the CPU kernel returns 0).
     """
-    if _reductions(query, key, causal, mask):
+    if _folds(query, key, causal, mask):
         return _folded(query, key, value, scale, mask)
     out_width = value.shape[-1]
     width = max(query.shape[-1], out_width)
@@ -71,7 +71,7 @@ def flash_gradients(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value from the output and log-sum-exp of `flash`; those of shared heads are sums."""
-    if _reductions(query, key, causal, mask):
+    if _folds(query, key, causal, mask):
         G = key.shape[1]
         grad, grouped_query, output = (group(x, G) for x in (grad, query, output))
         logsumexp = group(logsumexp[..., None], G)[..., 0]
@@ -94,7 +94,7 @@ def _for_all_heads(x: Tensor, query: Tensor) -> Tensor:
     return x if shares_key_heads() else x.repeat_interleave(query.shape[1] // x.shape[1], 1)
 
 
-def _reductions(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None) -> bool:
+def _folds(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None) -> bool:
     """Whether query heads that share a key head become rows of one head; if not, the kernel shares the key head."""
     return query.shape[1] != key.shape[1] and not causal and (mask is None or query.shape[2] == mask.shape[1] == 1)
 

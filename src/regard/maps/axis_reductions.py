@@ -148,14 +148,14 @@ def extreme(weights: Reducible, axes: tuple[int, ...], is_largest: bool) -> Tens
 
 
 def _reduced(
-    weights: Reducible, axes: tuple[int, ...], fold_of: Callable[[int], Reduction[Tensor]], operation: AxisOperation
+    weights: Reducible, axes: tuple[int, ...], along: Callable[[int], Reduction[Tensor]], operation: AxisOperation
 ) -> Tensor:
     """A reduction over keys or queries leaves O(n) numbers, which torch reduces; tiles are reduced over batch and
     heads.
     """
     axis = max(axes)
     if axis >= QUERY:
-        return operation(weights.summarize(fold_of(axis))[0].unsqueeze(axis), axes)
+        return operation(weights.summarize(along(axis))[0].unsqueeze(axis), axes)
     return _by_parts(weights, axes, QUERY, lambda tile: [operation(tile, axes)])[0]
 
 

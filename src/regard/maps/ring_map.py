@@ -37,7 +37,7 @@ class RingMap(ScoredMap):
 
     Every call is collective: all ranks ask for the same weights or statistics in the same order, and all get the
     answer. If their requests differ, every rank raises an error that shows each request. For a tile, the ranks that
-    hold its rows and columns send them. For a statistic, keys go around the ring once more; each rank reductions the
+    hold its rows and columns send them. For a statistic, keys go around the ring once more; each rank reduces the
     tiles of its own queries, and the states are merged. `row_statistic` has this rank's queries only.
 
     >>> import torch, torch.distributed as dist, regard as rg

@@ -13,7 +13,7 @@ from regard.maps import AttentionMap, Distance, Entropy, KeyTotals, Reduction, T
 from regard.maps.reductions import State
 
 #: The default reductions; their results take O(n) memory.
-FOLDS: tuple[Reduction, ...] = (Entropy(), TopLinks(1), Distance(), KeyTotals())
+REDUCTIONS: tuple[Reduction, ...] = (Entropy(), TopLinks(1), Distance(), KeyTotals())
 
 
 @dataclass(eq=False)
@@ -96,7 +96,7 @@ def checked_reductions(reductions: Iterable[Reduction] | None, keep: str) -> tup
                 "keep='statistics'. Later, ask any map for them: seen[name].summarize(*reductions)."
             )
         return ()
-    reductions = FOLDS if reductions is None else tuple(reductions)
+    reductions = REDUCTIONS if reductions is None else tuple(reductions)
     if not reductions:
         raise RegardError(
             "watch(keep='statistics', reductions=[]): name at least one reduction, such as regard.maps.Entropy()."
