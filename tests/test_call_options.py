@@ -74,6 +74,31 @@ def test_very_negative_numbers_are_a_mask_and_others_beside_them_a_bias(hidden, 
         torch.testing.assert_close((output, weights.dense()), formula(*tensors, allowed, bias))
 
 
+NUMBERS = {
+    "a row of equal numbers": lambda: torch.full((5, 7), -2e4).double(),
+    "near -2,000": lambda: torch.full((5, 7), -2e3).double() + torch.rand(5, 7),
+    "a slope": lambda: -1e3 * (torch.arange(5)[:, None] - torch.arange(7)).abs().double(),
+    "0 and -2,000": lambda: torch.zeros(5, 7).double().masked_fill(torch.rand(5, 7) < 0.5, -2e3),
+    "a row without 0": lambda: torch.zeros(5, 7).double().masked_fill(torch.arange(5)[:, None] == 2, -1e9),
+    "a row of the least number": lambda: torch.zeros(5, 7).masked_fill(torch.arange(5)[:, None] == 2, -3.4e38).double(),
+    "a row of -inf beside a bias": lambda: torch.randn(5, 7).double().masked_fill(torch.rand(5, 7) < 0.5, -torch.inf),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("size", [1.0, 1e3])
+@pytest.mark.parametrize("learned", [False, True])
+def test_numbers_are_added_to_the_scores_as_torch_adds_them(name, size, learned):
+    """Weights depend on differences within a row, so no single number says that its key is hidden."""
+    q, k, v = inputs()
+    mask = NUMBERS[name]()
+    expected = F.scaled_dot_product_attention(size * q, *(x.repeat_interleave(2, 1) for x in (k, v)), attn_mask=mask)
+    found = rg.attend(size * q, k, v, mask=mask.clone().requires_grad_(learned)).output
+    torch.testing.assert_close(found, expected)
+    found = rg.scaled_dot_product_attention(size * q, k, v, mask, enable_gqa=True)
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_mask_of_two_axes_is_of_pairs_or_of_keys():
     tensors = inputs(batch=3)
     pairs, keys = torch.rand(5, 7) < 0.7, torch.rand(3, 7) < 0.7

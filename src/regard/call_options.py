@@ -17,7 +17,7 @@ from regard.errors import RegardError
 from regard.pieces.bias import Bias
 from regard.pieces.data_masks import mask_tensor, padding
 from regard.pieces.mask import Mask, causal, conjuncts
-from regard.pieces.mask_conventions import LARGEST_MASKED, mask_remedy, means_may_not_attend
+from regard.pieces.mask_conventions import hides, mask_remedy, means_may_not_attend
 from regard.pieces.score import Dot
 from regard.pieces.tensor_bias import LearnedBias, bias_of
 from regard.positions import Positions
@@ -183,7 +183,7 @@ def _of_booleans(call: str, allowed: Tensor, sizes: Sizes, num_keys: int) -> Mas
 
 
 def _of_numbers(call: str, mask: Tensor, added: Tensor, sizes: Sizes, num_keys: int) -> tuple[Mask | None, Bias | None]:
-    """A tensor of numbers that are added to the scores: a mask if all are 0 or very negative, else a bias."""
+    """A tensor of numbers that are added to the scores: those that hide their key are a mask, the others a bias."""
     whole = added.expand(-1, -1, sizes.I, num_keys)
     positions = Positions.aligned_to_end(sizes.I, num_keys)
     if mask.requires_grad and mask.is_floating_point():
@@ -192,10 +192,9 @@ def _of_numbers(call: str, mask: Tensor, added: Tensor, sizes: Sizes, num_keys: 
         raise RegardError(f"{call}(mask=...): got a tensor of {mask.dtype}. {mask_remedy(mask)}")
     if not has_numbers(mask):
         return None, bias_of(added, positions, sizes.I, num_keys)
-    if bool(((added == 0) | (added <= LARGEST_MASKED)).all()):
-        return (None if bool((added == 0).all()) else _of_booleans(call, added == 0, sizes, num_keys)), None
-    hidden = added <= torch.finfo(added.dtype).min / 2
-    bias = bias_of(added.masked_fill(hidden, 0), positions, sizes.I, num_keys)
+    hidden = hides(added)
+    rest = added.masked_fill(hidden, 0)
+    bias = bias_of(rest, positions, sizes.I, num_keys) if bool(rest.any()) else None
     return (_of_booleans(call, ~hidden, sizes, num_keys) if bool(hidden.any()) else None), bias
 
 

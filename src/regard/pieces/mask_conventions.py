@@ -7,8 +7,10 @@ from torch import Tensor
 
 from regard.shapes import has_numbers
 
-#: An additive mask has at most this number where a query may not attend: -1e4 in half precision, -1e9, or -inf.
-LARGEST_MASKED = -1e3
+#: An additive mask of 0 and one other number has at most this number where a query may not attend.
+LARGEST_MASKED = -1e4
+#: A number that is this far below the largest of its row hides its key, whatever the other numbers are.
+FAR_BELOW = -1e8
 #: What a kept and an excluded number mean, for each kind of mask.
 KEPT = {"mask_tensor": "may attend", "padding": "real"}
 EXCLUDED = {"mask_tensor": "may not attend", "padding": "padding"}
@@ -48,6 +50,22 @@ def mask_remedy(value: object, mask: str = "mask_tensor") -> str:
         f"It holds numbers from {float(value.min()):.4g} to {float(value.max()):.4g}. If they are added to the scores, "
         "they are a bias: regard.biases.LearnedTable or your own AdditiveBias."
     )
+
+
+def hides(added: Tensor) -> Tensor:
+    """Where numbers (..., keys) that are added to scores leave their key no weight; as many axes, True = hidden.
+
+    Softmax reads differences within a row. So a row of equal numbers hides nothing, unless they are -inf.
+
+    >>> import torch
+    >>> hides(torch.tensor([[0.0, -1e4], [-1e4, -1e4]])), hides(torch.tensor([-2000.0, -1999.0, -torch.inf]))
+    (tensor([[False,  True],
+            [False, False]]), tensor([False, False,  True]))
+    """
+    lowest = added.amin()
+    is_mask = bool(lowest <= LARGEST_MASKED) and bool(((added == 0) | (added == lowest)).all())
+    far = LARGEST_MASKED if is_mask else max(FAR_BELOW, torch.finfo(added.dtype).min / 2)
+    return added.isneginf() | (added - added.amax(-1, keepdim=True) <= far)
 
 
 def _is_of_keys(value: Tensor) -> bool:
