@@ -27,8 +27,8 @@ def work(monkeypatch):
     monkeypatch.setattr(TextReader, "load", staticmethod(begun))
     monkeypatch.setattr("regard.bench.roofline.measured", begun)
     monkeypatch.setattr("regard.cli.bench.measured", begun)
-    monkeypatch.setattr("regard.cli.view.open_folder", begun)
-    monkeypatch.setattr("regard.cli.data.fetch_wheel", begun)
+    monkeypatch.setattr("regard.lab.pages.open_folder", begun)
+    monkeypatch.setattr("regard.lab.commands.data.fetch_wheel", begun)
 
 
 @pytest.fixture

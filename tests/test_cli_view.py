@@ -51,7 +51,7 @@ def test_what_see_keeps_view_serves(tmp_path):
 
 def test_mistakes_name_their_remedy(tmp_path, monkeypatch):
     assert "regard analyze TEXT --save DIR" in run("view", str(tmp_path), "--port", "0", status=2).stderr
-    monkeypatch.setattr("regard.cli.view.open_folder", lambda folder: [])
+    monkeypatch.setattr("regard.lab.pages.open_folder", lambda folder: [])
     short = ("--host", "0.0.0.0", "--token", "short")
     assert "--token" in " ".join(run("view", str(tmp_path), "--port", "0", *short, status=2).stderr.split())
 
@@ -60,14 +60,14 @@ def test_ctrl_c_says_that_the_server_ended(tmp_path, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("regard.cli.view.open_folder", lambda folder: [])
+    monkeypatch.setattr("regard.lab.pages.open_folder", lambda folder: [])
     monkeypatch.setattr("regard.viewer.server.serve", interrupted)
     assert "The server ended." in run("view", str(tmp_path), "--port", "0", status=130).stderr
 
 
 def test_a_page_for_other_machines_has_a_token(tmp_path, monkeypatch):
     tokens = []
-    monkeypatch.setattr("regard.cli.view.open_folder", lambda folder: [])
+    monkeypatch.setattr("regard.lab.pages.open_folder", lambda folder: [])
     monkeypatch.setattr("regard.viewer.server.serve", lambda sheets, _, host, token, *__, **___: tokens.append(token))
     for options in (("--host", "0.0.0.0"), ("--host", "0.0.0.0"), ("--host", "127.0.0.1")):
         run("view", str(tmp_path), "--port", "0", *options)
@@ -87,7 +87,7 @@ def test_view_opens_a_packaged_translator_by_name_and_a_model_of_texts(monkeypat
     monkeypatch.setattr(
         "regard.viewer.server.serve", lambda sheets, *_, model, **__: served.append((sheets, model.about))
     )
-    monkeypatch.setattr("regard.cli.view.open_folder", without_lab)
+    monkeypatch.setattr("regard.lab.pages.open_folder", without_lab)
     run("view", "bahdanau-en-fr", "--port", "0")
     run("view", "--model", "minilm", "--port", "0")
     (translated, translator), (read, model) = served
@@ -105,7 +105,7 @@ def without_lab(folder):
 
 
 def test_the_demo_shows_the_translators_that_there_are(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.seq2seq.runs.run.PRETRAINED", tmp_path / "box")
+    monkeypatch.setattr("regard.lab.runs.run.PRETRAINED", tmp_path / "box")
     sheets, said = demo._translation()
     assert not sheets and said == "No translation on the page: this package has no trained translator."
     made_run(tmp_path / "box" / "none-en-fr", "none")
