@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import joey, marian
-from regard.bench.measure import Goal, in_turn
+from benchmarks.measure import Goal, in_turn
 from regard.lab import LuongTranslator, Translator, beam_search, build
 from regard.lab.data import EOS, PAD, Batch, Batches, encode_pairs, load_corpus, train_tokenizer
 from regard.lab.decoding import Hypothesis

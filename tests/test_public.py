@@ -28,7 +28,7 @@ LAYERS = [
     {"maps", "composites", "catalog", "attention_output", "call_options", "combine", "nn", "torch_attention"},
     {"stats", "edits", "hf", "drawing", "diagnosis"},
     {"profiling", "attribution"},
-    {"viewer", "bench", "cli", "types", "api"},
+    {"viewer", "cli", "types", "api"},
     {"lab"},
 ]
 #: The layer of the public names of `regard`.

@@ -1,7 +1,9 @@
 """Claims 1, 3, 4, 19, 20, 33 and 36 once more: other sizes, other libraries, other readings of the sentence."""
 
+import sys
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from random import Random
 
 import torch
@@ -10,8 +12,10 @@ from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import regard as rg
-from regard.bench.measure import added_memory
 from regard.hf.models import load_model
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks/ is not in the package
+from benchmarks.measure import added_memory
 
 torch.manual_seed(1)
 torch.set_num_threads(1)

@@ -471,26 +471,3 @@ def compare(
     given = {name: value for name, value in locals().items() if name != "overrides"}
     comparison = lab("compare")
     comparison.run(comparison.StudyOptions(tuple(overrides or ()), **given))
-
-
-@app.command(cls=Command)
-def bench(
-    only: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Only these groups; --list prints their names.")
-    ] = None,
-    full: Annotated[bool, typer.Option("--full", help="All lengths up to 65,536 and all peers; takes hours.")] = False,
-    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Device of the measurements.")] = "cpu",
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all numbers to this file.")] = None,
-    picture: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw time and memory against length.")
-    ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Print the cases and peers without measuring.")] = False,
-) -> None:
-    """Measure every mechanism and its alternatives: exactness, time and memory, in ten minutes at most."""
-    from regard.cli import bench as benching
-
-    settings = benching.BenchOptions(only, full, device, json, picture)
-    if list_:
-        benching.show_cases(settings)
-    else:
-        benching.run(settings)
