@@ -24,7 +24,7 @@ LAYERS = [
     {"errors", "checks", "names", "closures", "context", "live", "version", "versions", "whole_files"}
     | {"shapes", "spans", "positions", "cluster", "upper_layers", "other_libraries", "texts"},
     {"pieces", "attention"} | {"masks", "scores", "encodings", "biases", "normalizers", "selections", "transitions"},
-    {"caches", "engine"},
+    {"caches", "engine", "reference"},
     {"maps", "composites", "catalog", "attention_output", "call_options", "combine", "nn", "torch_attention"},
     {"stats", "edits", "hf", "drawing", "diagnosis"},
     {"profiling", "attribution"},

@@ -25,7 +25,8 @@ sys.path.pop(0)
 PAGES = dict(reference.pages())
 ENTRIES = {path: re.findall(r"^::: ([\w.]+)$", text, re.M) for path, text in PAGES.items()}
 #: Packages whose names are not for users: commands and their parts, and the engines behind `attend`.
-INSIDE = {"catalog", "cli", "engine", "pieces", "texts"} | {"attribution", "diagnosis", "drawing", "profiling"}
+INSIDE = {"catalog", "cli", "engine", "pieces", "reference", "texts"}
+INSIDE |= {"attribution", "diagnosis", "drawing", "profiling"}
 
 
 def documented():

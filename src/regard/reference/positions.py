@@ -1,4 +1,4 @@
-"""The definitions of encodings in NumPy, for the reference engine."""
+"""Encodings: what positions do to queries and keys, (n, D) -> (n, D)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.engine.reference_masks import Array, Place, undefined
-from regard.engine.reference_transitions import array
 from regard.pieces import axial, encodings, position, scaling
-
-# Positions: (n, D), (n,) -> (n, D)
+from regard.reference.basics import Array, Place, array, undefined
 
 
 @singledispatch

@@ -1,42 +1,15 @@
-"""The definition of every mask in NumPy, pair by pair from positions: a part of the reference engine.
-
-Like all of the reference engine it reads the fields of the pieces and shares no code with them.
-"""
+"""Masks: positions -> which query may attend to which key, pair by pair."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import singledispatch
-from typing import Any
 
 import numpy as np
 import torch
 
-from regard.errors import RegardError
 from regard.pieces import chosen, data_masks, key_groups, mask, neighborhoods, trees
-
-Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Batch entry, head, and the positions of queries (I, 1) and keys (1, J)."""
-
-    b: int
-    h: int
-    i: Array
-    j: Array
-
-
-def undefined(slot: str, piece: object) -> RegardError:
-    """The error for a piece without a definition in NumPy."""
-    return RegardError(
-        f"reference: no definition of the {slot} {type(piece).__name__} in NumPy. Register one with "
-        f"@regard.engine.reference.{slot}.register, or use engine='dense'."
-    )
-
-
-# Masks: positions -> (I, J), True = may attend
+from regard.reference.basics import Array, Place, undefined
 
 
 @singledispatch

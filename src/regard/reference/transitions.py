@@ -1,4 +1,4 @@
-"""The definition of every transition in NumPy: one D x D matrix for each token. A part of the reference engine."""
+"""Transitions: what each token does to the memory of a recurrent layer, one D x D matrix for each token."""
 
 from __future__ import annotations
 
@@ -7,15 +7,9 @@ from functools import singledispatch
 from typing import Any
 
 import numpy as np
-import torch
 
-from regard.engine.reference_masks import Array, undefined
 from regard.pieces import transition
-
-
-def array(x: Any) -> Array:
-    """Any tensor or sequence as float64."""
-    return np.asarray(x.detach().cpu().double() if isinstance(x, torch.Tensor) else x, dtype=np.float64)
+from regard.reference.basics import Array, array, undefined
 
 
 @dataclass(frozen=True)
