@@ -18,6 +18,7 @@ pytest.importorskip("uvicorn")
 
 from fabricated import fabricate
 from regard.cli.app import app
+from regard.cli.demo import SENTENCES
 from regard.errors import MissingPackage
 from regard.lab.pages import translations
 from test_page_runs import made_run
@@ -93,7 +94,7 @@ def test_view_opens_a_packaged_translator_by_name_and_a_model_of_texts(monkeypat
     (translated, translator), (read, model) = served
     assert translator["kind"] == "translation" and translated[0].about["aligned"] == "output"
     assert translated[0].about["title"] == translations.TRANSLATED
-    assert model["kind"] == "text" and read[0].about["title"] == demo.SENTENCES[0]
+    assert model["kind"] == "text" and read[0].about["title"] == SENTENCES[0]
     said = " ".join(run("view", "bahdanau-en-f", "--port", "0", status=2).stderr.split())
     assert "Did you mean 'bahdanau-en-fr'? Known names: bahdanau-en-fr, none-en-fr, transformer-en-fr." in said
     said = " ".join(run("view", "--port", "0", status=2).stderr.split())
