@@ -89,7 +89,7 @@ wheels: $(STAMPS)/compiler ## Make a wheel for each system in dist/, with its ke
 	  echo "$$target" && REGARD_TARGET=$$target $(WHEEL) || exit 1; done
 	@echo "any other system" && REGARD_KERNEL=off $(WHEEL) && ls dist
 
-bench: $(STAMPS)/bench ## Run the benchmarks (ARGS="NAME..." chooses some)
+bench: $(STAMPS)/bench ## Measure mechanisms and goals (ARGS="--list" names them, ARGS="NAME..." chooses some)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 gpu: $(STAMPS)/dev ## Measure on a GPU, in parts, and write the tables of the pages (ARGS="bits", ARGS="--pretend" needs none)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.data import BOS, EOS, PAD, UNK, Batch
+from regard.lab import LuongTranslator
+from regard.lab.data import BOS, EOS, PAD, UNK, Batch
 from regard.nn import Cell
-from regard.seq2seq import LuongTranslator
 
 INSTALL = "pip install --no-deps joeynmt==2.3.0 subword-nmt==0.3.8 importlib_metadata==8.7.0 zipp==3.23.0"
 

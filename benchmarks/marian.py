@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.data import BOS, EOS, PAD
 from regard.encodings import Sinusoidal
+from regard.lab import TransformerTranslator, build
+from regard.lab.data import BOS, EOS, PAD
 from regard.nn import DecoderLayer, EncoderLayer, MultiHeadAttention
-from regard.seq2seq import TransformerTranslator, build
 
 #: What neither may say, so that every translation has the length that is asked for.
 BARRED = [PAD, BOS, EOS]

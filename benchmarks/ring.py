@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 import regard as rg
-from regard.bench import measure
-from regard.bench.measure import Goal
+from benchmarks import measure
+from benchmarks.measure import Goal
 
 RANKS, HEADS, WIDTH = 4, 4, 64
 LENGTHS = (8_192, 16_384, 32_768)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from benchmarks import joey, marian
-from regard.bench.measure import Goal, in_turn
-from regard.data import EOS, PAD, Batch, Batches, encode_pairs, load_corpus, train_tokenizer
-from regard.seq2seq import LuongTranslator, Translator, beam_search, build
-from regard.seq2seq.decoding import Hypothesis
-from regard.seq2seq.models.loss import translation_loss
+from benchmarks.measure import Goal, in_turn
+from regard.lab import LuongTranslator, Translator, beam_search, build
+from regard.lab.data import EOS, PAD, Batch, Batches, encode_pairs, load_corpus, train_tokenizer
+from regard.lab.decoding import Hypothesis
+from regard.lab.models.loss import translation_loss
 
 WORDS, WIDTH, SENTENCES = 2000, 128, 32
 #: Tokens of every translation where lengths are forced.

@@ -14,8 +14,8 @@ import torch
 
 import regard as rg
 from benchmarks import in_browser
+from benchmarks.measure import Goal, added_memory
 from benchmarks.texts import HEADS, LAYERS, LENGTH, long_text
-from regard.bench.measure import Goal, added_memory
 from regard.types import TextReading
 from regard.viewer import Sheet, load_run, save_run, write_page
 from regard.viewer.answers import TILE, Answers

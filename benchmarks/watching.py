@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from regard.bench.measure import Goal, added_memory, in_turn
+from benchmarks.measure import Goal, added_memory, in_turn
 from regard.stats import profile
 
 

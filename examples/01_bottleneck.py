@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import torch
 
 import regard as rg
-from regard.seq2seq.evaluation.dependence import source_gradients
+from regard.lab.evaluation.dependence import source_gradients
 
 longest, letters, first = 15, 20, 4  # ids 0 to 3 stand for padding, unknown, begin and end
 
@@ -19,13 +19,13 @@ longest, letters, first = 15, 20, 4  # ids 0 to 3 stand for padding, unknown, be
 # %%
 # A task that needs only memory: copy random letters. By chance 1 letter in 20 is right.
 def batch(length, count):
-    text, end = torch.randint(first, first + letters, (count, length)), torch.full((count, 1), rg.data.EOS)
-    return torch.cat((text, end), 1), torch.cat((torch.full((count, 1), rg.data.BOS), text, end), 1)
+    text, end = torch.randint(first, first + letters, (count, length)), torch.full((count, 1), rg.lab.data.EOS)
+    return torch.cat((text, end), 1), torch.cat((torch.full((count, 1), rg.lab.data.BOS), text, end), 1)
 
 
 def train(name, steps):
     torch.manual_seed(0)
-    model = rg.seq2seq.build(name, source_size=first + letters, target_size=first + letters, width=48)
+    model = rg.lab.build(name, source_size=first + letters, target_size=first + letters, width=48)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, steps)
     for _ in range(steps):
@@ -46,7 +46,7 @@ exact = {name: [] for name in systems}
 for length in range(1, longest + 1):
     source, _ = batch(length, 100)
     for name, model in models[600].items():
-        copies = rg.seq2seq.greedy(model, source)
+        copies = rg.lab.greedy(model, source)
         right = [best.tokens == tuple(row[:-1].tolist()) for (best, *_), row in zip(copies, source, strict=True)]
         exact[name].append(sum(right) / len(right))
 for name, shares in exact.items():

@@ -17,22 +17,22 @@ torch.manual_seed(0)
 
 # %%
 # In this language adjectives follow nouns and verbs come last. Each word translates one word. We hold out 200 pairs.
-pairs = rg.data.synthetic_pairs("grammar", 12_200)
+pairs = rg.lab.data.synthetic_pairs("grammar", 12_200)
 texts = zip(*((pair.source, pair.target) for pair in pairs), strict=True)
-tokenizers = [rg.data.train_tokenizer(text, kind="words") for text in texts]
-ids = rg.data.encode_pairs(pairs, *tokenizers)
+tokenizers = [rg.lab.data.train_tokenizer(text, kind="words") for text in texts]
+ids = rg.lab.data.encode_pairs(pairs, *tokenizers)
 print(f"{pairs[1].source}  ->  {pairs[1].target}")
 
 # %%
 # A bidirectional encoder, Bahdanau's decoder, and a plain training loop.
-model = rg.seq2seq.build("bahdanau", source_size=len(tokenizers[0]), target_size=len(tokenizers[1]), width=64)
+model = rg.lab.build("bahdanau", source_size=len(tokenizers[0]), target_size=len(tokenizers[1]), width=64)
 optimizer, steps = torch.optim.Adam(model.parameters(), lr=0.01), 400
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, steps)
-batches = rg.data.Batches(ids[:-200], sentences=32).start_at()
+batches = rg.lab.data.Batches(ids[:-200], sentences=32).start_at()
 for _ in range(steps):
     _, batch = next(batches)
     logits = model.logits(model(batch.source, batch.target_input))
-    loss = F.cross_entropy(logits.mT, batch.target_output, ignore_index=rg.data.PAD)
+    loss = F.cross_entropy(logits.mT, batch.target_output, ignore_index=rg.lab.data.PAD)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step(), optimizer.zero_grad(), schedule.step()
@@ -43,8 +43,8 @@ print(f"{steps} steps; loss of the last batch {loss:.3f} nats a word")
 # tanh(W s + U h_j) gives the weights. The weighted mean of the h_j, the context, goes into the cell and the output.
 # The cell is PyTorch's own with the model's parameters. Weights and outputs must equal the model's.
 example = max(range(len(ids) - 200, len(ids)), key=lambda number: len(ids[number][0]))
-sentence, score, layer = rg.data.Batch.of([ids[example]]), model.bridge.attention.score, model.cells.layers[0]
-seen = rg.seq2seq.attention_of(model, sentence.source, sentence.target_input)[model.cross_attention]
+sentence, score, layer = rg.lab.data.Batch.of([ids[example]]), model.bridge.attention.score, model.cells.layers[0]
+seen = rg.lab.attention_of(model, sentence.source, sentence.target_input)[model.cross_attention]
 numbers = torch.cat((layer.input.weight, layer.fed), 1), layer.recurrent, layer.input.bias, torch.zeros(256)
 cell = torch.nn.LSTMCell(128, 64)
 cell.load_state_dict(dict(zip(cell.state_dict(), numbers, strict=True)))
@@ -62,7 +62,7 @@ print(f"{t + 1} steps by hand equal the model's; the last weights:", *(f"{weight
 
 # %%
 # No training data says which words belong together. How often is the largest weight on the translated word?
-alignments = rg.seq2seq.align(model, tokenizers, *zip(*ids[-200:], strict=True))
+alignments = rg.lab.align(model, tokenizers, *zip(*ids[-200:], strict=True))
 right = sum(len(each.links() & pair.gold) for each, pair in zip(alignments, pairs[-200:], strict=True))
 words = sum(len(target) for _, target in ids[-200:])
 print(f"largest weight on the translated word: {right} of {words} target words, {100 * right / words:.1f} %")

@@ -52,7 +52,7 @@ assert torch.allclose(same, by_hand, atol=1e-6)
 # letter 3 changes, Bahdanau's row 3 does not: its query s_{t-1} has not read letter 3. Luong's query h_t has.
 def batch(count):
     text = torch.randint(4, 20, (count, 8))  # ids 0 to 3 stand for padding, unknown, begin and end
-    return text, torch.cat((torch.full((count, 1), rg.data.BOS), text.flip(1)), 1)
+    return text, torch.cat((torch.full((count, 1), rg.lab.data.BOS), text.flip(1)), 1)
 
 
 source, target = batch(100)
@@ -61,12 +61,12 @@ _, axes = plt.subplot_mosaic("0144;2344", figsize=(11, 5.6), layout="constrained
 colors = {"bahdanau": "#000000", "luong_dot": "#0072B2", "luong_general": "#D55E00", "luong_concat": "#009E73"}
 names = [["<s>", *map(chr, target[0, 1:-1] + 93)], [chr(letter) for letter in source[0] + 93]]
 for place, (name, color) in enumerate(colors.items()):
-    model = rg.seq2seq.build(name, source_size=20, target_size=20, width=32)
+    model = rg.lab.build(name, source_size=20, target_size=20, width=32)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for letters, answer in (batch(32) for _ in range(150)):
         loss = F.cross_entropy(model.logits(model(letters, answer[:, :-1])).mT, answer[:, 1:])
         optimizer.zero_grad(), loss.backward(), optimizer.step()
-    seen = [rg.seq2seq.attention_of(model, source, read[:, :-1])[model.cross_attention] for read in (target, other)]
+    seen = [rg.lab.attention_of(model, source, read[:, :-1])[model.cross_attention] for read in (target, other)]
     weights, changed = (each.dense()[:, 0] for each in seen)
     share, moved = weights.flip(2).diagonal(0, 1, 2).mean(), (weights - changed).abs().amax(-1).mean(0)
     print(f"{name}: loss {loss:.2f} nats a letter, weight on the right letter {share:.2f};", end=" ")

@@ -28,18 +28,18 @@ for queries, keys, attention in ((x, x, plain), (x, x, masked), (x, y, plain)):
 
 # %%
 # In 400 steps, a translator with one layer on each side learns to write words of 3 to 9 letters backwards.
-model = rg.seq2seq.build("transformer", source_size=30, target_size=30, width=64, layers=1, num_heads=2)
+model = rg.lab.build("transformer", source_size=30, target_size=30, width=64, layers=1, num_heads=2)
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 for _ in range(400):
     words = torch.randint(4, 30, (64, int(torch.randint(3, 10, ())))).tolist()
-    batch = rg.data.Batch.of([(word, word[::-1]) for word in words])
+    batch = rg.lab.data.Batch.of([(word, word[::-1]) for word in words])
     logits = model.logits(model(batch.source, batch.target_input))
-    loss = F.cross_entropy(logits.flatten(0, 1), batch.target_output.flatten(), ignore_index=rg.data.PAD)
+    loss = F.cross_entropy(logits.flatten(0, 1), batch.target_output.flatten(), ignore_index=rg.lab.data.PAD)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
 tests = torch.randint(4, 30, (100, 8)).tolist()
-outputs = rg.seq2seq.greedy(model.eval(), rg.data.Batch.of([(word, []) for word in tests]).source)
+outputs = rg.lab.greedy(model.eval(), rg.lab.data.Batch.of([(word, []) for word in tests]).source)
 right = sum(list(best[0].tokens) == word[::-1] for best, word in zip(outputs, tests, strict=True))
 print(f"{right} of 100 new words of 8 letters are written backwards without a mistake")
 assert right >= 60
@@ -47,7 +47,7 @@ assert right >= 60
 # %%
 # `rg.watch` shows the map of each role. Where the mask forbids a pair, the weight is exactly 0.
 letters = list("reading")
-batch = rg.data.Batch.of([([ord(c) - 93 for c in letters], [ord(c) - 93 for c in letters[::-1]])])
+batch = rg.lab.data.Batch.of([([ord(c) - 93 for c in letters], [ord(c) - 93 for c in letters[::-1]])])
 with torch.no_grad(), rg.watch(model) as seen:
     outputs = model(batch.source, batch.target_input)
 target, source = ["<s>", *letters[::-1]], [*letters, "</s>"]

@@ -33,7 +33,7 @@ for name in (*positions, *biases):
 # Five decoders that differ only in their positions: 2 layers, width 64, trained on English verses as bytes.
 # `TransformerConfig` adds sinusoids to the embeddings and uses the others inside each self-attention. T5's buckets
 # end at 32, because training would never change those for larger distances.
-verses = " ".join(pair.source for pair in rg.data.load_corpus("bible-en-fr").train)
+verses = " ".join(pair.source for pair in rg.lab.data.load_corpus("bible-en-fr").train)
 text = torch.from_numpy(np.frombuffer(verses.encode("ascii", "ignore"), np.uint8).astype(np.int64))
 train, test = text[:-100_000], text[-100_000:]
 variants = {

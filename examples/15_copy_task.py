@@ -33,15 +33,15 @@ for engine in ("dense", "fused", "blocked"):
 # The whole model in float64: each parameter is changed a little, and the loss must change as backward says. The check
 # can fail: one gradient that is wrong by a thousandth makes it fail.
 def batch_of(words):
-    return rg.data.Batch.of([(word, word) for word in words])
+    return rg.lab.data.Batch.of([(word, word) for word in words])
 
 
 def loss_of(batch):
     logits = model.logits(model(batch.source, batch.target_input)).mT
-    return torch.nn.functional.cross_entropy(logits, batch.target_output, ignore_index=rg.data.PAD)
+    return torch.nn.functional.cross_entropy(logits, batch.target_output, ignore_index=rg.lab.data.PAD)
 
 
-model = rg.seq2seq.build("transformer", source_size=30, target_size=30, width=64, layers=1, num_heads=4).double()
+model = rg.lab.build("transformer", source_size=30, target_size=30, width=64, layers=1, num_heads=4).double()
 batch, parameters = batch_of(torch.randint(4, 30, (4, 7)).tolist()), tuple(model.parameters())
 strict = {"fast_mode": True, "atol": 1e-8, "rtol": 1e-5, "raise_exception": False}
 assert torch.autograd.gradcheck(lambda *_: loss_of(batch), parameters, **strict)
@@ -64,12 +64,12 @@ for _ in range(300):
 copied = {}
 for length in (4, 8, 14):
     words = torch.randint(4, 30, (100, length)).tolist()
-    outputs = rg.seq2seq.greedy(model.eval(), batch_of(words).source)
+    outputs = rg.lab.greedy(model.eval(), batch_of(words).source)
     copied[length] = sum(list(best[0].tokens) == word for best, word in zip(outputs, words, strict=True))
 print(f"loss {losses[0]:.2f}, after 300 steps {losses[-1]:.3f}; copies without a mistake, of 100, by length: {copied}")
 assert losses[-1] < 0.3 < 2.5 < losses[0] and min(copied[4], copied[8]) >= 70 and copied[14] <= 20
 example = batch_of([[ord(letter) - 93 for letter in "copyist"]])
-weights = rg.seq2seq.attention_of(model, example.source, example.target_input)[model.cross_attention].dense()[0].mean(0)
+weights = rg.lab.attention_of(model, example.source, example.target_input)[model.cross_attention].dense()[0].mean(0)
 assert weights[:-1].argmax(-1).tolist() == list(range(7))
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 left.semilogy(losses, color="#0072B2")

@@ -48,28 +48,28 @@ assert took[1] < 0.8 * took[8]
 # %%
 # Quality: translators of short sentences after the same number of steps. Heads are only 8 wide here, so sharing costs
 # quality; 2 key heads are not always better than 1. In large models it costs little (Ainslie et al., table 1).
-pairs = [pair for pair in rg.data.synthetic_pairs("grammar", 17_000) if len(pair.target.split()) <= 10]
+pairs = [pair for pair in rg.lab.data.synthetic_pairs("grammar", 17_000) if len(pair.target.split()) <= 10]
 texts = zip(*((pair.source, pair.target) for pair in pairs), strict=True)
-words = [rg.data.train_tokenizer(text, kind="words") for text in texts]
-ids = rg.data.encode_pairs(pairs, *words)
+words = [rg.lab.data.train_tokenizer(text, kind="words") for text in texts]
+ids = rg.lab.data.encode_pairs(pairs, *words)
 
 
 def loss_of(model, batch):
     logits = model.logits(model(batch.source, batch.target_input))
-    return F.cross_entropy(logits.mT, batch.target_output, ignore_index=rg.data.PAD)
+    return F.cross_entropy(logits.mT, batch.target_output, ignore_index=rg.lab.data.PAD)
 
 
 losses, sizes = {}, {"source_size": len(words[0]), "target_size": len(words[1]), "width": 64, "layers": 1}
 for groups in (8, 2, 1):
     torch.manual_seed(0)
-    model = rg.seq2seq.build("transformer", **sizes, num_heads=8, num_key_value_heads=groups)
-    optimizer, batches = torch.optim.Adam(model.parameters(), lr=4e-3), rg.data.Batches(ids[:-200], sentences=64)
+    model = rg.lab.build("transformer", **sizes, num_heads=8, num_key_value_heads=groups)
+    optimizer, batches = torch.optim.Adam(model.parameters(), lr=4e-3), rg.lab.data.Batches(ids[:-200], sentences=64)
     for batch in batches.epoch():
         optimizer.zero_grad()
         loss_of(model, batch).backward()
         optimizer.step()
     with torch.no_grad():
-        losses[groups] = loss_of(model.eval(), rg.data.Batch.of(ids[-200:])).item()
+        losses[groups] = loss_of(model.eval(), rg.lab.data.Batch.of(ids[-200:])).item()
     print(f"{groups} key heads: test loss {losses[groups]:.3f} nats after {len(batches.epoch())} steps")
 assert losses[8] + 0.1 < min(losses[2], losses[1])
 figure, axes = plt.subplots(1, 3, figsize=(9, 3.2), layout="constrained")

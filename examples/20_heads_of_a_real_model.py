@@ -35,7 +35,7 @@ def score_heads(segments):
     return seen, tokenizer.convert_ids_to_tokens(ids[0]), scores
 
 
-verses = [pair.source for pair in rg.data.load_corpus("bible-en-fr").train[:14]]
+verses = [pair.source for pair in rg.lab.data.load_corpus("bible-en-fr").train[:14]]
 shuffled = random.sample(words := " ".join(verses).split(), len(words))
 texts = {
     "prose": verses,

@@ -19,35 +19,35 @@ bands = {
     "reversed": ((80, 71, 66, 54, 18, 14, 13, 14, 14, 14, 14), (87, 78, 71, 66, 54, 46, 27, 24, 24, 24, 15)),
 }
 torch.manual_seed(0)
-pairs = [pair for pair in rg.data.synthetic_pairs("grammar", 18_000) if len(pair.target.split()) <= 10]
+pairs = [pair for pair in rg.lab.data.synthetic_pairs("grammar", 18_000) if len(pair.target.split()) <= 10]
 texts = zip(*((pair.source, pair.target) for pair in pairs), strict=True)
-words = [rg.data.train_tokenizer(text, kind="words") for text in texts]
-ids = rg.data.encode_pairs(pairs, *words)
-train, valid, test = ids[:-500], ids[-500:-150], rg.data.Batch.of(ids[-150:])
-model = rg.seq2seq.build("transformer", source_size=len(words[0]), target_size=len(words[1]), width=64, num_heads=4)
+words = [rg.lab.data.train_tokenizer(text, kind="words") for text in texts]
+ids = rg.lab.data.encode_pairs(pairs, *words)
+train, valid, test = ids[:-500], ids[-500:-150], rg.lab.data.Batch.of(ids[-150:])
+model = rg.lab.build("transformer", source_size=len(words[0]), target_size=len(words[1]), width=64, num_heads=4)
 
 
 # %%
 # A short training. The quality of a model is the percentage of words in the test set that it predicts right.
 def loss_of(model, batch):
     logits = model.logits(model(batch.source, batch.target_input))
-    return F.cross_entropy(logits.mT, batch.target_output, ignore_index=rg.data.PAD)
+    return F.cross_entropy(logits.mT, batch.target_output, ignore_index=rg.lab.data.PAD)
 
 
 @torch.no_grad()
 def quality(model):
     right = model.logits(model(test.source, test.target_input)).argmax(-1) == test.target_output
-    return 100 * float(right[test.target_output != rg.data.PAD].float().mean())
+    return 100 * float(right[test.target_output != rg.lab.data.PAD].float().mean())
 
 
-steps, batches = 220, rg.data.Batches(train, sentences=64).start_at()
+steps, batches = 220, rg.lab.data.Batches(train, sentences=64).start_at()
 optimizer = torch.optim.Adam(model.parameters())
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=steps, pct_start=0.1)
 for _ in range(steps):
     optimizer.zero_grad(), loss_of(model, next(batches)[1]).backward(), optimizer.step(), schedule.step()
 whole = quality(model.eval())
 # Importance on validation pairs, then the three orders. Heads are gated to zero, so the model keeps its shape.
-importance = rg.importance(model, loss_of, rg.data.Batches(valid, sentences=32, shuffle=False).epoch())
+importance = rg.importance(model, loss_of, rg.lab.data.Batches(valid, sentences=32, shuffle=False).epoch())
 curve = rg.hf.pruning_curve(model, quality, importance)
 points = {order: curve.qualities(order) for order in bands}
 for order, left in points.items():

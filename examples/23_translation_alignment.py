@@ -13,28 +13,28 @@ import torch
 from torch.nn import functional as F
 
 import regard as rg
-from regard.seq2seq.decoding.alignment import alignment_error_rate
+from regard.lab.decoding.alignment import alignment_error_rate
 
 torch.set_num_threads(1)
-corpus = rg.data.load_corpus("grammar", size=16_000)
+corpus = rg.lab.data.load_corpus("grammar", size=16_000)
 texts = zip(*((pair.source, pair.target) for pair in corpus.train), strict=True)
-words = [rg.data.train_tokenizer(text, kind="words") for text in texts]
-train, tested = (rg.data.encode_pairs(split, *words) for split in (corpus.train, corpus.test[:100]))
-test, gold = rg.data.Batch.of(tested), [pair.gold for pair in corpus.test[:100]]
+words = [rg.lab.data.train_tokenizer(text, kind="words") for text in texts]
+train, tested = (rg.lab.data.encode_pairs(split, *words) for split in (corpus.train, corpus.test[:100]))
+test, gold = rg.lab.data.Batch.of(tested), [pair.gold for pair in corpus.test[:100]]
 
 
 # %%
 # A short training of each: Luong's attention in a recurrent network, and a Transformer.
 def trained(name, steps, rate, **options):
     torch.manual_seed(0)
-    model = rg.seq2seq.build(name, source_size=len(words[0]), target_size=len(words[1]), width=64, **options)
-    optimizer, batches = torch.optim.Adam(model.parameters()), rg.data.Batches(train, sentences=64).start_at()
+    model = rg.lab.build(name, source_size=len(words[0]), target_size=len(words[1]), width=64, **options)
+    optimizer, batches = torch.optim.Adam(model.parameters()), rg.lab.data.Batches(train, sentences=64).start_at()
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
     for _ in range(steps):
         batch = next(batches)[1]
         optimizer.zero_grad()
         logits = model.logits(model(batch.source, batch.target_input))
-        F.cross_entropy(logits.mT, batch.target_output, ignore_index=rg.data.PAD).backward()
+        F.cross_entropy(logits.mT, batch.target_output, ignore_index=rg.lab.data.PAD).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
@@ -56,9 +56,9 @@ alignments, rates = {}, {}
 for name, model in models.items():
     with torch.no_grad():
         right = model.logits(model(test.source, test.target_input)).argmax(-1) == test.target_output
-    print(f"{name}: {right[test.target_output != rg.data.PAD].float().mean():.1%} of words right", end="")
+    print(f"{name}: {right[test.target_output != rg.lab.data.PAD].float().mean():.1%} of words right", end="")
     for reading in ("output", "input"):
-        aligned = rg.seq2seq.align(model, words, *zip(*tested, strict=True), reading=reading)
+        aligned = rg.lab.align(model, words, *zip(*tested, strict=True), reading=reading)
         rates[name, reading] = alignment_error_rate([each.links() for each in aligned], gold)
         alignments[name, reading] = aligned
         print(f"; AER {rates[name, reading]:.3f} read at the {reading}", end="")

@@ -11,14 +11,14 @@ import torch
 from torch.nn import functional as F
 
 import regard as rg
-from regard.seq2seq.decoding.alignment import alignment_error_rate
+from regard.lab.decoding.alignment import alignment_error_rate
 
 torch.set_num_threads(1)
-corpus = rg.data.load_corpus("grammar", size=8_000)
+corpus = rg.lab.data.load_corpus("grammar", size=8_000)
 texts = zip(*((pair.source, pair.target) for pair in corpus.train), strict=True)
-words = [rg.data.train_tokenizer(text, kind="words") for text in texts]
-train, tested = (rg.data.encode_pairs(split, *words) for split in (corpus.train, corpus.test[:100]))
-test, gold = rg.data.Batch.of(tested), [pair.gold for pair in corpus.test[:100]]
+words = [rg.lab.data.train_tokenizer(text, kind="words") for text in texts]
+train, tested = (rg.lab.data.encode_pairs(split, *words) for split in (corpus.train, corpus.test[:100]))
+test, gold = rg.lab.data.Batch.of(tested), [pair.gold for pair in corpus.test[:100]]
 steps = 200
 
 
@@ -35,14 +35,14 @@ def true_rows(batch):
 
 def trained(strength):
     torch.manual_seed(0)
-    model = rg.seq2seq.build("transformer", source_size=len(words[0]), target_size=len(words[1]), width=64)
-    optimizer, batches = torch.optim.Adam(model.parameters()), rg.data.Batches(train, sentences=48).start_at()
+    model = rg.lab.build("transformer", source_size=len(words[0]), target_size=len(words[1]), width=64)
+    optimizer, batches = torch.optim.Adam(model.parameters()), rg.lab.data.Batches(train, sentences=48).start_at()
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.004, total_steps=steps, pct_start=0.1)
     for _ in range(steps):
         batch = next(batches)[1]
         with rg.watch(model, layers=model.cross_attention, verify=False, grad=True) as seen:
             logits = model.logits(model(batch.source, batch.target_input))
-        loss = F.cross_entropy(logits.mT, batch.target_output, ignore_index=rg.data.PAD)
+        loss = F.cross_entropy(logits.mT, batch.target_output, ignore_index=rg.lab.data.PAD)
         if strength:
             head = seen[model.cross_attention].select(None, 0)
             loss = loss + strength * head.summarize(rg.maps.Divergence(to=true_rows(batch)))[0].mean()
@@ -58,7 +58,7 @@ for strength in (0.0, 0.3):
     model = trained(strength)
     with torch.no_grad(), rg.watch(model, layers=model.cross_attention) as seen:
         predicted = model.logits(model(test.source, test.target_input)).argmax(-1)
-    right = (predicted == test.target_output)[test.target_output != rg.data.PAD].float().mean()
+    right = (predicted == test.target_output)[test.target_output != rg.lab.data.PAD].float().mean()
     rows = maps[strength] = seen[model.cross_attention].select(None, 0).dense()[:, 0]
     found = [{(int(rows[n, t, : len(x)].argmax()), t) for t in range(len(y))} for n, (x, y) in enumerate(tested)]
     results[strength] = alignment_error_rate(found, gold), 100 * float(right)

@@ -19,7 +19,7 @@ torch.manual_seed(0)
 torch.set_num_threads(1)
 model, tokenizer = load_model("minilm")
 layer, length, heads, width, k = 3, 96, 4, 8, 8
-verses = [pair.source for pair in rg.data.load_corpus("bible-en-fr").train[:400]]
+verses = [pair.source for pair in rg.lab.data.load_corpus("bible-en-fr").train[:400]]
 tokens = [token for ids in tokenizer(verses, add_special_tokens=False).input_ids for token in ids]
 ids = torch.tensor(tokens[: 48 * length]).view(48, length)  # 40 texts to learn from, 8 to test
 

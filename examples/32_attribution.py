@@ -14,17 +14,18 @@ import regard as rg
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-corpus = rg.data.load_corpus("grammar", size=12_000)
+corpus = rg.lab.data.load_corpus("grammar", size=12_000)
 texts = zip(*((pair.source, pair.target) for pair in corpus.train), strict=True)
-words = [rg.data.train_tokenizer(text, kind="words") for text in texts]
-train, tested = (rg.data.encode_pairs(split, *words) for split in (corpus.train, corpus.test[:16]))
-model = rg.seq2seq.build("transformer", source_size=len(words[0]), target_size=len(words[1]), width=64, num_heads=4)
-optimizer, batches, steps = torch.optim.Adam(model.parameters()), rg.data.Batches(train, sentences=64).start_at(), 300
+words = [rg.lab.data.train_tokenizer(text, kind="words") for text in texts]
+train, tested = (rg.lab.data.encode_pairs(split, *words) for split in (corpus.train, corpus.test[:16]))
+model = rg.lab.build("transformer", source_size=len(words[0]), target_size=len(words[1]), width=64, num_heads=4)
+optimizer, steps = torch.optim.Adam(model.parameters()), 300
+batches = rg.lab.data.Batches(train, sentences=64).start_at()
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=steps, pct_start=0.1)
 for _ in range(steps):
     batch = next(batches)[1]
     logits = model.logits(model(batch.source, batch.target_input))
-    loss = F.cross_entropy(logits.mT, batch.target_output, ignore_index=rg.data.PAD)
+    loss = F.cross_entropy(logits.mT, batch.target_output, ignore_index=rg.lab.data.PAD)
     optimizer.zero_grad(), loss.backward(), optimizer.step(), schedule.step()
 model.eval()
 
@@ -33,7 +34,7 @@ model.eval()
 # One row of a batch for each word of a translation: all read the same sentence, and each explains its own word. So one
 # call attributes a whole sentence. A row of the result has a number for each source word.
 def rows_of(pair, method):
-    sentence = rg.data.Batch.of([pair])
+    sentence = rg.lab.data.Batch.of([pair])
     source, target, wanted = sentence.source, sentence.target_input, sentence.target_output[0]
     places = torch.arange(len(wanted) - 1)  # without the end of the sentence
     copies = source.expand(len(places), -1), target.expand(len(places), -1)
@@ -59,7 +60,7 @@ assert correct["weight-gradient"] / total > 2 * chance and correct["chefer"] / t
 # %%
 # Is the attribution faithful? The source words are removed in its order. If the probability of the target word falls no
 # faster than with random orders, the scores explain nothing, however good they look.
-sentence = rg.data.Batch.of(tested[:1])
+sentence = rg.lab.data.Batch.of(tested[:1])
 word = int(sentence.target_output[0, 2])
 found = rg.attribute(model, (sentence.source, sentence.target_input), rg.Target(word, position=2), "weight-gradient")
 print(found.test)

@@ -16,27 +16,27 @@ import regard as rg
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-corpus = rg.data.load_corpus("grammar", size=16_000)
+corpus = rg.lab.data.load_corpus("grammar", size=16_000)
 texts = zip(*((pair.source, pair.target) for pair in corpus.train), strict=True)
-source_words, target_words = (rg.data.train_tokenizer(text, kind="words") for text in texts)
-encoded = rg.data.encode_pairs(corpus.train, source_words, target_words)
+source_words, target_words = (rg.lab.data.train_tokenizer(text, kind="words") for text in texts)
+encoded = rg.lab.data.encode_pairs(corpus.train, source_words, target_words)
 
 # %%
 # A BART of transformers with one layer of 4 heads on each side learns a small language, whose alignments are known.
-tokens = {"pad_token_id": rg.data.PAD, "bos_token_id": rg.data.BOS, "eos_token_id": rg.data.EOS}
-tokens |= {"decoder_start_token_id": rg.data.BOS, "forced_eos_token_id": None, "max_position_embeddings": 64}
+tokens = {"pad_token_id": rg.lab.data.PAD, "bos_token_id": rg.lab.data.BOS, "eos_token_id": rg.lab.data.EOS}
+tokens |= {"decoder_start_token_id": rg.lab.data.BOS, "forced_eos_token_id": None, "max_position_embeddings": 64}
 side = {"layers": 1, "attention_heads": 4, "ffn_dim": 128}
 sizes = {f"{part}_{name}": value for part in ("encoder", "decoder") for name, value in side.items()}
 sizes |= {"vocab_size": max(len(source_words), len(target_words)), "d_model": 64}
 model = BartForConditionalGeneration(BartConfig(dropout=0.0, init_std=0.1, **tokens, **sizes))
 optimizer = torch.optim.Adam(model.parameters())
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.004, total_steps=600, pct_start=0.1)
-batches = rg.data.Batches(encoded, sentences=64).start_at()
+batches = rg.lab.data.Batches(encoded, sentences=64).start_at()
 for _ in range(600):
     batch = next(batches)[1]
-    given = {"input_ids": batch.source, "attention_mask": batch.source != rg.data.PAD}
+    given = {"input_ids": batch.source, "attention_mask": batch.source != rg.lab.data.PAD}
     logits = model(**given, decoder_input_ids=batch.target_input, use_cache=False).logits
-    loss = F.cross_entropy(logits.mT, batch.target_output, ignore_index=rg.data.PAD)
+    loss = F.cross_entropy(logits.mT, batch.target_output, ignore_index=rg.lab.data.PAD)
     optimizer.zero_grad(), loss.backward(), optimizer.step(), schedule.step()
 model.eval()
 print(f"loss {loss:.2f}")
@@ -44,7 +44,7 @@ print(f"loss {loss:.2f}")
 # %%
 # The beam that leads while it is written. A row is that of the word that the model reads in this pass.
 pair = next(pair for pair in corpus.test if len(pair.source.split()) == 9)
-source = torch.tensor([[*source_words.encode(pair.source), rg.data.EOS]])
+source = torch.tensor([[*source_words.encode(pair.source), rg.lab.data.EOS]])
 names = [*pair.source.split(), "(end)"]
 
 

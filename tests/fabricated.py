@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from regard.seq2seq.evaluation.scores import Evaluation, Training, score, word_frequencies
+from regard.lab.evaluation.scores import Evaluation, Training, score, word_frequencies
 
 WORDS = [
     *("le", "la", "roi", "jour", "dieu", "terre", "fils", "homme", "main", "eau"),

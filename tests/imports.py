@@ -22,7 +22,7 @@ FILES = {module_name(path): path for path in sorted(SOURCE.rglob("*.py"))}
 
 
 def imports(source: str) -> set[str]:
-    """The names below `regard` that a source text imports, such as "regard.data.files" or "regard.data.files.lines"."""
+    """The names below `regard` that a source text imports: "regard.texts.files" or "regard.texts.files.lines"."""
     return {name for node in ast.walk(ast.parse(source)) for name in _names(node) if name.startswith("regard.")}
 
 
@@ -37,7 +37,7 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 
 def imported_files(name: str) -> set[str]:
-    """The files that a file imports: `from regard.data import Pair` is the front door of `data`."""
+    """The files that a file imports: `from regard.lab.data import Pair` is the front door of `data`."""
     names = imports(FILES[name].read_text())
     return {found if found in FILES else found.rpartition(".")[0] for found in names} & set(FILES) - {name}
 

@@ -17,7 +17,7 @@ import regard as rg
 from regard.attention import scores
 from regard.engine.kernel import library
 from regard.engine.problem import Problem
-from regard.engine.reference import reference
+from regard.reference import reference
 from regard.shapes import Sizes
 from rounding import FLOAT32, score_errors, unit_roundoff
 

@@ -7,7 +7,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from regard.data import load_corpus
+from regard.lab.data import load_corpus
 
 ROOT = Path(__file__).parents[1]
 ATTENTION = """

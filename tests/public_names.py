@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import regard as rg
-from regard.other_libraries import ROOMS
+from regard.other_libraries import INNER_ROOMS, ROOMS
 
 #: Rooms whose names are always typed with the room: `rg.nn.Transformer`.
-APART = ("nn", "data", "seq2seq", "viewer")
+APART = ("nn", "viewer", "lab")
 #: Name -> value, of `regard` and of the rooms of attention, models and results.
 PUBLIC = {
     name: getattr(room, name)
@@ -17,7 +19,7 @@ PUBLIC = {
 
 
 def named(path: str) -> object:
-    """The value of a name: "causal", "prefix", "nn.Transformer", "Where.parse"."""
+    """The value of a name: "causal", "prefix", "nn.Transformer", "lab.data.Pair", "Where.parse"."""
     room, _, name = path.rpartition(".")
-    owner = getattr(rg, room) if room in ROOMS else PUBLIC.get(room)
+    owner = attrgetter(room)(rg) if room in (*ROOMS, *INNER_ROOMS) else PUBLIC.get(room)
     return getattr(owner, name) if room else PUBLIC[name]

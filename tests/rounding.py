@@ -21,7 +21,7 @@ import torch
 
 import regard as rg
 from regard.attention import scores
-from regard.engine.reference import reference
+from regard.reference import reference
 
 FLOAT32 = 2.0**-24
 #: Roundings of one vector: the table, the product and the sum of a position; the product of a projection.

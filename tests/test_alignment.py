@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from regard.data import WordTokenizer, train_tokenizer
-from regard.data.vocabulary import BOS, EOS, UNK
 from regard.errors import RegardError
-from regard.seq2seq import build
-from regard.seq2seq.decoding.alignment import (
+from regard.lab import build
+from regard.lab.data import WordTokenizer, train_tokenizer
+from regard.lab.data.vocabulary import BOS, EOS, UNK
+from regard.lab.decoding.alignment import (
     Alignment,
     align,
     alignment_error_rate,
@@ -21,9 +21,9 @@ from regard.seq2seq.decoding.alignment import (
     write_pharaoh,
     written_words,
 )
-from regard.seq2seq.decoding.search import Search
-from regard.seq2seq.decoding.translation import TranslationOptions, translate
-from regard.seq2seq.evaluation.dependence import attention_shares, punctuation, source_gradients
+from regard.lab.decoding.search import Search
+from regard.lab.decoding.translation import TranslationOptions, translate
+from regard.lab.evaluation.dependence import attention_shares, punctuation, source_gradients
 
 
 class InPieces(WordTokenizer):
@@ -157,7 +157,7 @@ def test_unknown_words_become_the_source_words_they_look_at():
 
 
 def pairs(*texts):
-    from regard.data import Pair
+    from regard.lab.data import Pair
 
     return [Pair(*text.split(" > ")) for text in texts]
 

@@ -153,15 +153,16 @@ def test_the_best_heads_of_a_trained_translator_have_the_least_alignment_error()
     """A Transformer learns the reordering grammar, whose alignments are known. Oracle: the error rate of each head."""
     from torch.nn import functional as F
 
-    from regard import data, seq2seq
-    from regard.seq2seq.decoding.alignment import alignment_error_rate, attention_of
+    from regard import lab
+    from regard.lab import data
+    from regard.lab.decoding.alignment import alignment_error_rate, attention_of
 
     torch.manual_seed(0)
     corpus = data.load_corpus("grammar", size=16_000)
     texts = zip(*((pair.source, pair.target) for pair in corpus.train), strict=True)
     words = [data.train_tokenizer(text, kind="words") for text in texts]
     train, tested = (data.encode_pairs(split, *words) for split in (corpus.train, corpus.test[:60]))
-    model = seq2seq.build("transformer", source_size=len(words[0]), target_size=len(words[1]), width=64)
+    model = lab.build("transformer", source_size=len(words[0]), target_size=len(words[1]), width=64)
     optimizer, batches = torch.optim.Adam(model.parameters()), data.Batches(train, sentences=64).start_at()
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.004, total_steps=300, pct_start=0.1)
     for _ in range(300):

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import regard as rg
-from regard import seq2seq
+from regard import lab
 
 
 def translator(system="transformer", **options):
     torch.manual_seed(3)
-    return seq2seq.build(system, source_size=30, target_size=30, width=16, **options).eval().double()
+    return lab.build(system, source_size=30, target_size=30, width=16, **options).eval().double()
 
 
 SOURCE, TARGET = torch.tensor([[7, 12, 9, 21, 3]]), torch.tensor([[2, 11, 8]])
@@ -50,7 +50,7 @@ def test_links_of_a_translator_are_weights_times_their_gradients():
 def test_a_translator_without_a_source_token_is_one_that_pads_it():
     model = translator(num_heads=4)
     test = rg.faithfulness(model, (SOURCE, TARGET), torch.tensor([0.0, 3, 1, 2, 0]), 9, points=4)
-    padded = SOURCE.index_fill(1, torch.tensor([1, 3]), rg.data.PAD)
+    padded = SOURCE.index_fill(1, torch.tensor([1, 3]), rg.lab.data.PAD)
     expected = model.logits(model(padded, TARGET))[0, -1].softmax(-1)[9].detach()
     assert float(test.deletion[2]) == pytest.approx(float(expected), abs=1e-6)
 

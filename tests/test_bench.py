@@ -1,4 +1,4 @@
-"""`regard bench`: what it refuses to report, what it leaves out by name, and what it tells of what it measured."""
+"""Benchmarks: what they refuse to report, what they leave out by name, and what they tell of what they measured."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from importlib.metadata import version
 
 import pytest
 import torch
+from benchmarks import case as bench_case
+from benchmarks import measure
+from benchmarks.__main__ import app
+from benchmarks.case import Aim, BenchSettings, Case, Side, allowed_pairs, prepared, random_inputs
+from benchmarks.cases import GROUPS, cases, selected
+from benchmarks.mechanisms import interleaved
+from benchmarks.peers import sdpa
+from benchmarks.peers.package import Package
+from benchmarks.report import Report, picture, print_rows
+from benchmarks.roofline import Machine, measured
+from benchmarks.runner import Line, Row, Runner, compare, tensors_of
 from torch import nn
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import regard as rg
 from extras import needs_transformers
-from regard.bench import case as bench_case
-from regard.bench import measure
-from regard.bench.case import Aim, BenchSettings, Case, Side, allowed_pairs, prepared, random_inputs
-from regard.bench.cases import GROUPS, cases, selected
-from regard.bench.peers import sdpa
-from regard.bench.peers.package import Package
-from regard.bench.report import Report, picture, print_rows
-from regard.bench.roofline import Machine, measured
-from regard.bench.runner import Line, Row, Runner, compare, tensors_of
 from regard.catalog import mechanism
-from regard.cli.app import app
-from regard.cli.bench import interleaved
 from regard.diagnosis.laws import broken_law
 from regard.engine.blocked import Blocked
 from regard.engine.dense import Dense
@@ -152,7 +152,7 @@ def test_a_wrong_gradient_is_a_red_law(monkeypatch):
 
 def test_laws_are_asked_once_a_mechanism(monkeypatch):
     asked = []
-    monkeypatch.setattr("regard.bench.runner.broken_law", lambda small: asked.append(small) or "")
+    monkeypatch.setattr("benchmarks.runner.broken_law", lambda small: asked.append(small) or "")
     runner = Runner(MACHINE, pair_seconds=0.0)
     assert [row.broken for row in runner.run([case(), case(), case(mechanism="masked")])] == ["", "", ""]
     assert len(asked) == 2
@@ -273,7 +273,7 @@ def test_every_case_has_a_law_that_is_known(full):
 
 
 def test_the_module_peer_is_the_same_step():
-    from regard.bench.cases import module
+    from benchmarks.cases import module
 
     x, wanted = torch.randn(2, 5, module.WIDTH), torch.randn(2, 5, module.WIDTH)
     for _ in range(2):
@@ -284,7 +284,7 @@ def test_the_module_peer_is_the_same_step():
 
 
 def test_statistics_of_the_peer_are_ours(monkeypatch):
-    from regard.bench.cases import statistics
+    from benchmarks.cases import statistics
 
     monkeypatch.setattr(statistics, "CELLS", 8)
     inputs = random_inputs(((1, 2, 64, 8),) * 3, "cpu", torch.float32)
@@ -296,7 +296,7 @@ def test_statistics_of_the_peer_are_ours(monkeypatch):
 
 @needs_transformers("5.23", "its functions are the peers")
 def test_recurrent_peers_are_ours(monkeypatch):
-    from regard.bench.cases import recurrent
+    from benchmarks.cases import recurrent
 
     monkeypatch.setattr(recurrent, "HEADS", 2)
     monkeypatch.setattr(recurrent, "WIDTH", 8)
@@ -316,7 +316,7 @@ def test_recurrent_peers_are_ours(monkeypatch):
 
 
 def test_peers_of_convolutions_are_ours(monkeypatch):
-    from regard.bench.cases import convolutions
+    from benchmarks.cases import convolutions
 
     for name in ("CHANNELS", "LENGTH", "LONG_CHANNELS", "LONG_LENGTH"):
         monkeypatch.setattr(convolutions, name, 5 if "CHANNELS" in name else 40)
@@ -330,7 +330,7 @@ def test_peers_of_convolutions_are_ours(monkeypatch):
 @needs_transformers("5.23", "its modules are the peers")
 @torch.no_grad()
 def test_peers_of_composites_are_ours(monkeypatch):
-    from regard.bench.cases import composites
+    from benchmarks.cases import composites
 
     monkeypatch.setattr(composites, "LENGTH", 64)
     monkeypatch.setattr(composites, "SEGMENT", 24)
@@ -385,7 +385,7 @@ def some_rows():
 
 
 def test_reports_survive_files(tmp_path):
-    report = Report(MACHINE, "regard bench", "abc", some_rows(), {"torch": "2"})
+    report = Report(MACHINE, "python -m benchmarks", "abc", some_rows(), {"torch": "2"})
     report.save(tmp_path / "bench.json")
     assert Report.load(tmp_path / "bench.json") == report
     assert report.summary == "2 of 2 goals hold. 1 cases were not timed."
@@ -470,21 +470,21 @@ runner = CliRunner()
 @pytest.fixture
 def few(monkeypatch):
     """The command on two tiny cases."""
-    monkeypatch.setattr("regard.cli.bench.measured", lambda *given: MACHINE)
-    monkeypatch.setattr("regard.cli.bench.PAIR", 0.0)
+    monkeypatch.setattr("benchmarks.mechanisms.measured", lambda *given: MACHINE)
+    monkeypatch.setattr("benchmarks.mechanisms.PAIR", 0.0)
     few = [case(Side("SDPA", sdpa.sdpa, (Aim("time", 1e9),))), case(work="the second")]
-    monkeypatch.setattr("regard.cli.bench.cases", lambda setting, only: few)
+    monkeypatch.setattr("benchmarks.mechanisms.cases", lambda setting, only: few)
     return few
 
 
 def test_the_command_tells_progress_and_writes_what_it_measured(few, tmp_path):
-    result = runner.invoke(app, ["bench", "--json", str(tmp_path / "b.json")], env={"COLUMNS": "110"})
+    result = runner.invoke(app, ["--only", "softmax", "--json", str(tmp_path / "b.json")], env={"COLUMNS": "110"})
     assert result.exit_code == 0, result.output
     assert "softmax: plain, n = 12" in result.stderr and "softmax: the second" in result.stderr
     assert "plain, n = 12" in result.stdout and "1 of 1 goals hold." in result.stdout
     saved = json.loads((tmp_path / "b.json").read_text())
     assert [row["work"] for row in saved["rows"]] == ["plain, n = 12", "the second"]
-    assert saved["versions"]["torch"] == version("torch") and saved["command"] == "regard bench"
+    assert saved["versions"]["torch"] == version("torch") and saved["command"] == "python -m benchmarks --only softmax"
 
 
 def test_ctrl_c_keeps_what_was_measured(few, monkeypatch, tmp_path):
@@ -496,7 +496,7 @@ def test_ctrl_c_keeps_what_was_measured(few, monkeypatch, tmp_path):
         return original(self, one)
 
     monkeypatch.setattr(Runner, "measure", measure_one)
-    result = runner.invoke(app, ["bench", "--json", str(tmp_path / "b.json")])
+    result = runner.invoke(app, ["--only", "softmax", "--json", str(tmp_path / "b.json")])
     assert result.exit_code == 130 and "Interrupted" in result.stdout and "plain, n = 12" in result.stdout
     saved = Report.load(tmp_path / "b.json")
     assert saved.interrupted and [row.work for row in saved.rows] == ["plain, n = 12"]
@@ -515,12 +515,48 @@ def test_ctrl_c_keeps_what_was_measured(few, monkeypatch, tmp_path):
     ],
 )
 def test_mistakes_are_one_line(arguments, said):
-    result = runner.invoke(app, ["bench", *arguments])
+    result = runner.invoke(app, arguments)
     assert result.exit_code == 2 and said in result.stderr and "Traceback" not in result.output
 
 
 def test_the_list_names_cases_and_peers_and_measures_nothing():
-    result = runner.invoke(app, ["bench", "--list", "--only", "window,planning"], env={"COLUMNS": "200"})
+    result = runner.invoke(app, ["--list", "--only", "window,planning"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     assert "causal & window 256, n = 16,384" in result.stdout and "create_block_mask" in result.stdout
     assert "local-attention" in result.stdout and "GFLOP" not in result.output
+    result = runner.invoke(app, ["--list", "ring"])
+    assert result.exit_code == 0 and "bytes that travel" in result.stdout and "local-attention" not in result.stdout
+
+
+def test_a_missed_goal_of_a_suite_is_the_exit_status(monkeypatch):
+    for limit, status, said in ((2.0, 0, "All goals hold."), (0.5, 1, "1 goals were missed.")):
+        monkeypatch.setattr("benchmarks.watching.goals", lambda limit=limit: [measure.Goal("a work", 1.0, limit, "x")])
+        result = runner.invoke(app, ["watching"])
+        assert result.exit_code == status and said in result.stdout, result.output
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch):
+    """What the command says of an output that it refuses before it measures."""
+
+    def run(*arguments):
+        result = runner.invoke(app, ["--only", "window", *map(str, arguments)])
+        assert result.exit_code == 2 and result.stdout == "", (result.exception, result.output)
+        return " ".join(result.stderr.split())
+
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("benchmarks.mechanisms.measured", lambda *_: pytest.fail("it measures"))
+    return run
+
+
+@pytest.mark.parametrize("option", ["--json", "--picture"])
+@pytest.mark.parametrize(("name", "said"), [("folder", "is a folder"), ("missing/a.png", "there is no folder")])
+def test_a_file_that_cannot_be_is_refused_before_the_work(option, name, said, refused):
+    assert said in refused(option, name)
+
+
+def test_a_picture_of_another_kind_or_without_matplotlib_is_refused_before_the_work(refused, monkeypatch):
+    assert "does not end in .png" in refused("--picture", "a.xyz")
+    monkeypatch.setattr("regard.cli.outputs.find_spec", lambda name: None)
+    assert "matplotlib is not installed. pip install" in refused("--picture", "a.png")

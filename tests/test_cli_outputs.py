@@ -25,10 +25,8 @@ def begun(*_, **__):
 def work(monkeypatch):
     """Every command stops where its work begins."""
     monkeypatch.setattr(TextReader, "load", staticmethod(begun))
-    monkeypatch.setattr("regard.bench.roofline.measured", begun)
-    monkeypatch.setattr("regard.cli.bench.measured", begun)
-    monkeypatch.setattr("regard.cli.view.open_folder", begun)
-    monkeypatch.setattr("regard.cli.data.fetch_wheel", begun)
+    monkeypatch.setattr("regard.lab.pages.open_folder", begun)
+    monkeypatch.setattr("regard.lab.commands.data.fetch_wheel", begun)
 
 
 @pytest.fixture
@@ -85,21 +83,10 @@ def test_a_folder_that_can_be_is_not_refused_and_not_made(writer, name, place):
     assert sorted(path.name for path in place.iterdir()) == ["file", "folder"] and not any((place / "folder").iterdir())
 
 
-@pytest.mark.parametrize("option", ["--json", "--picture"])
-@pytest.mark.parametrize(("name", "said"), [("folder", "is a folder"), ("missing/a.png", "there is no folder")])
-def test_a_file_that_cannot_be_is_refused_before_the_benchmarks(option, name, said, place):
-    assert said in refused("bench", "--only", "window", option, place / name)
-
-
-def test_a_picture_of_another_kind_is_refused_before_the_benchmarks(place):
-    assert "does not end in .png" in refused("bench", "--only", "window", "--picture", place / "a.xyz")
-
-
-@pytest.mark.parametrize("arguments", [("analyze", "hello", "--figures", "new"), ("bench", "--picture", "a.png")])
-def test_without_matplotlib_pictures_are_refused_before_the_work(arguments, place, monkeypatch):
+def test_without_matplotlib_figures_are_refused_before_the_work(place, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setattr("regard.cli.outputs.find_spec", lambda name: None)
-    assert "matplotlib is not installed. pip install" in refused(*arguments)
+    assert "matplotlib is not installed. pip install" in refused("analyze", "hello", "--figures", "new")
 
 
 def test_a_port_that_is_taken_is_told_before_a_page_is_opened(place):

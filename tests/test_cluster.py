@@ -24,11 +24,11 @@ from regard import RegardError
 from regard.cli.app import app
 from regard.cluster import cluster, workers_that_fit
 from regard.hf.text_reader import TextReader
+from regard.lab.comparison.processes import ClusterProcess, LocalProcess
+from regard.lab.comparison.study import EVALUATION
 from regard.profiling.corpus import ThisProcess, merge_results
 from regard.profiling.corpus_profile import CorpusKey, CorpusProfile
 from regard.profiling.workers import RayWorkers, Worker
-from regard.seq2seq.comparison.processes import ClusterProcess, LocalProcess
-from regard.seq2seq.comparison.study import EVALUATION
 
 pytestmark = [
     pytest.mark.slow,

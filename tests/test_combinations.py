@@ -15,7 +15,7 @@ import regard as rg
 from drawn import CLOSE, WIDTHS, drawn_tensor, examples, leaves, problems
 from regard.engine.plan import plan
 from regard.engine.problem import Problem
-from regard.engine.reference import reference
+from regard.reference import reference
 from regard.shapes import Sizes
 from regard.spans import Spans
 from rounding import budget

@@ -19,17 +19,17 @@ pytest.importorskip("lightning")
 pytest.importorskip("pydantic")
 pytest.importorskip("sacrebleu")
 
-from regard import seq2seq
-from regard.cli.study import StudyOptions, command_of, seeds_of, study_of
-from regard.data import nearest_pairs
+from regard import lab
 from regard.errors import RegardError
-from regard.seq2seq.comparison import pruning, trials, workers
-from regard.seq2seq.comparison import study as comparison
-from regard.seq2seq.comparison.study import Entry, check_study, open_study, read_study
-from regard.seq2seq.comparison.sweeps import SWEEPS
-from regard.seq2seq.comparison.trials import run_trial
-from regard.seq2seq.evaluation.scores import Evaluation
-from regard.seq2seq.runs.run import load_run
+from regard.lab.commands.study import StudyOptions, command_of, seeds_of, study_of
+from regard.lab.comparison import pruning, trials, workers
+from regard.lab.comparison import study as comparison
+from regard.lab.comparison.study import Entry, check_study, open_study, read_study
+from regard.lab.comparison.sweeps import SWEEPS
+from regard.lab.comparison.trials import run_trial
+from regard.lab.data import nearest_pairs
+from regard.lab.evaluation.scores import Evaluation
+from regard.lab.runs.run import load_run
 
 TINY = ("model.width=16", "data.size=60", "validation.sentences=4")
 
@@ -320,17 +320,17 @@ def test_pruning_removes_heads_in_three_orders_and_one_by_one(tmp_path, monkeypa
 
 def test_a_program_reads_a_comparison_and_evaluates_its_runs_again(whole, tmp_path):
     folder = shutil.copytree(whole[0], tmp_path / "c")
-    found = seq2seq.compare(tiny(), folder)  # all trials are finished, so none is run again
-    assert found.num_finished == 2 and not found.unfinished and seq2seq.Comparison.read(folder).num_finished == 2
+    found = lab.compare(tiny(), folder)  # all trials are finished, so none is run again
+    assert found.num_finished == 2 and not found.unfinished and lab.Comparison.read(folder).num_finished == 2
     runs = [load_run(folder / "trials" / f"{label}-1") for label in ("none", "bahdanau")]
     for run, (label, (before,)) in zip(runs, found.evaluations().items(), strict=True):
         assert run.path.name == f"{label}-1"
-        again = seq2seq.evaluate_run(run, beam=1)
+        again = lab.evaluate_run(run, beam=1)
         assert (again.hypotheses, again.bleu) == (before.hypotheses, before.bleu)
-    first = seq2seq.PairSelection("valid", first=3)
-    compared = seq2seq.compare_runs(*runs, first, beam=1)
+    first = lab.PairSelection("valid", first=3)
+    compared = lab.compare_runs(*runs, first, beam=1)
     assert [each.num_sentences for each in compared.evaluations] == [3, 3]
-    assert compared.evaluations[1].hypotheses == seq2seq.evaluate_run(runs[1], first, beam=1).hypotheses
+    assert compared.evaluations[1].hypotheses == lab.evaluate_run(runs[1], first, beam=1).hypotheses
     assert compared.paired.bleu == pytest.approx(tuple(each.bleu.score for each in compared.evaluations))
     assert found.report().exists()
 
@@ -338,15 +338,15 @@ def test_a_program_reads_a_comparison_and_evaluates_its_runs_again(whole, tmp_pa
 def test_a_program_trains_and_continues(tmp_path):
     config = tiny().config_of(Entry("bahdanau", "bahdanau"), seed=1)
     lines = []
-    trained = seq2seq.train(config, tmp_path / "run", on_step=lambda standing: lines.append(standing.step))
+    trained = lab.train(config, tmp_path / "run", on_step=lambda standing: lines.append(standing.step))
     assert lines == [*range(1, 7)] and trained.outcome.reason == "budget"
     with pytest.raises(RegardError, match="already holds a run"):
-        seq2seq.train(config, tmp_path / "run")
+        lab.train(config, tmp_path / "run")
     weights = trained.model.state_dict()
     for name, weight in load_run(tmp_path / "run").model.state_dict().items():
         assert torch.equal(weight, weights[name])
     changes = []
-    more = seq2seq.resume_training(
+    more = lab.resume_training(
         tmp_path / "run", ["training.steps=8"], on_start=lambda prepared: changes.append(prepared.changes)
     )
     assert more.outcome.progress.step == 8 and changes == [{"training.steps": (6, 8)}]
@@ -392,7 +392,7 @@ def race(tmp_path, monkeypatch):
 def test_compare_runs_the_trials_that_wait(race, tmp_path):
     race("none")  # only replaces the processes
     seen = []
-    found = seq2seq.compare(tiny(), tmp_path / "c", processes=2, show=lambda: seen.append(1))
+    found = lab.compare(tiny(), tmp_path / "c", processes=2, show=lambda: seen.append(1))
     assert found.num_finished == 2 and seen
 
 

@@ -16,11 +16,11 @@ import regard as rg
 from kernels import DTYPES, at_level, every_level, in_dtype, needs_kernel, problems, weight_errors
 from regard.engine.kernel import library
 from regard.engine.problem import Problem
-from regard.engine.reference import reference
 from regard.maps import compiled_reductions
 from regard.maps.pyramid import Pyramid
 from regard.maps.value_weighted_map import Carried
 from regard.pieces.normalizer import any_coarse
+from regard.reference import reference
 from regard.shapes import Sizes
 from regard.stats.mask_warnings import Future
 from regard.stats.statistics import Allowed, Offset, WeightOnKeys

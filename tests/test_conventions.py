@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 import regard as rg
-from regard.engine import reference, reference_masks, reference_positions, reference_transitions
 from regard.pieces.dropout import kept
+from regard.reference import attention, basics, biases, masks, normalizers, positions, scores, transitions
 
 
 def inputs(I, J, H=1, G=1, D=4):
@@ -121,7 +121,7 @@ def test_adding_to_the_scores_is_declared_and_softcap_does_not():
     assert "fused" not in rg.plan(q, k, v, attention=rg.Attention(bias=rg.ALiBi(1))).refused
 
 
-REFERENCE = (reference, reference_masks, reference_positions, reference_transitions)
+REFERENCE = (attention, basics, biases, masks, normalizers, positions, scores, transitions)
 
 
 def test_the_reference_borrows_no_computation_from_the_pieces():

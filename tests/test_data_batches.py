@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data import BOS, EOS, PAD, Batch, Batches
 from regard.errors import RegardError
+from regard.lab.data import BOS, EOS, PAD, Batch, Batches
 
 ids = st.lists(st.integers(4, 50), max_size=12)
 pairs_of = st.lists(st.tuples(ids, ids), min_size=1, max_size=60)

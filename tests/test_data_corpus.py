@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data import Pair, WordTokenizer, encode_pairs, load_corpus, split_pairs
-from regard.data.drift import suspicious_line
 from regard.errors import RegardError
+from regard.lab.data import Pair, WordTokenizer, encode_pairs, load_corpus, split_pairs
+from regard.lab.data.drift import suspicious_line
 
 TEXT = [(f"source sentence number {n}", f"phrase cible numéro {n}") for n in range(40)]
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from regard.data import load_corpus
-from regard.data.drift import suspicious_line
 from regard.errors import RegardError
+from regard.lab.data import load_corpus
+from regard.lab.data.drift import suspicious_line
 
 #: Lines around the true break that are near enough to look at.
 NEAR = 5

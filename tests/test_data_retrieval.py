@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data import load_corpus, nearest_pairs, without_near
 from regard.errors import RegardError
+from regard.lab.data import load_corpus, nearest_pairs, without_near
 
 words = st.sampled_from(["a", "b", "c", "d", "e", "F,", "g."])
 sentences = st.lists(st.lists(words, max_size=7).map(" ".join), max_size=12)

@@ -11,10 +11,10 @@ import zipfile
 
 import pytest
 
-from regard.data import load_corpus
-from regard.data.files import lines
-from regard.data.streams import utf8_stream
 from regard.errors import RegardError
+from regard.lab.data import load_corpus
+from regard.texts.files import lines
+from regard.texts.streams import utf8_stream
 
 LINES = [f"猫 {n} été\u2028x\tΟ σκύλος {n}" for n in range(40)]
 TEXT = "\n".join(LINES) + "\n"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from regard.data import WordTokenizer, load_corpus, synthetic_pairs
-from regard.data.synthetic import ADJECTIVES, ADVERBS, ARTICLES, BEINGS, LEXICON, PLACES, PREPOSITIONS, TASKS, VERBS
 from regard.errors import RegardError
+from regard.lab.data import WordTokenizer, load_corpus, synthetic_pairs
+from regard.lab.data.synthetic import ADJECTIVES, ADVERBS, ARTICLES, BEINGS, LEXICON, PLACES, PREPOSITIONS, TASKS, VERBS
 
 every = pytest.mark.parametrize("task", TASKS)
 ARTICLE_STEMS = {word: stem for one, many, stem in ARTICLES for word in (one, many)}

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data import BOS, EOS, PAD, UNK, SentencePiece, Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
-from regard.data.synthetic import synthetic_pairs
 from regard.errors import RegardError
+from regard.lab.data import BOS, EOS, PAD, UNK, SentencePiece, Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
+from regard.lab.data.synthetic import synthetic_pairs
 
 pytest.importorskip("sentencepiece")
 

@@ -10,11 +10,11 @@ import torch
 
 import regard as rg
 from decoding import Table, Traced, exhaustive, plain_beam
-from regard.data.vocabulary import BOS, EOS, PAD
 from regard.errors import RegardError
-from regard.seq2seq import SYSTEMS, build
-from regard.seq2seq.decoding.alignment import attention_of
-from regard.seq2seq.decoding.search import Hypothesis, Search, beam_search, evaluating, greedy, length_penalty
+from regard.lab import SYSTEMS, build
+from regard.lab.data.vocabulary import BOS, EOS, PAD
+from regard.lab.decoding.alignment import attention_of
+from regard.lab.decoding.search import Hypothesis, Search, beam_search, evaluating, greedy, length_penalty
 
 SOURCES = [[4, 5, 1, 3], [5, 3], [4, 4, 3], [5, 1, 4, 4, 5, 3]]
 ALPHAS = [0.0, 0.6, 1.0, 2.0, -0.5]

@@ -9,13 +9,13 @@ import random
 import pytest
 import torch
 
-from regard.data import Pair, WordTokenizer
 from regard.errors import RegardError
-from regard.seq2seq import build
-from regard.seq2seq.decoding.search import Search
-from regard.seq2seq.decoding.translation import TranslationOptions, translate
-from regard.seq2seq.evaluation.bootstrap import bleu, bleu_counts, bleu_interval, paired_bootstrap, resample
-from regard.seq2seq.evaluation.scores import (
+from regard.lab import build
+from regard.lab.data import Pair, WordTokenizer
+from regard.lab.decoding.search import Search
+from regard.lab.decoding.translation import TranslationOptions, translate
+from regard.lab.evaluation.bootstrap import bleu, bleu_counts, bleu_interval, paired_bootstrap, resample
+from regard.lab.evaluation.scores import (
     Evaluation,
     Training,
     by_frequency,
@@ -116,7 +116,7 @@ def test_the_p_value_of_one_sentence_in_which_systems_differ():
 
 def test_resamples_of_several_trainings_draw_sentences_and_seeds():
     """p by sacrebleu, from the corpora that are drawn written out."""
-    from regard.seq2seq.evaluation.bootstrap import SEED
+    from regard.lab.evaluation.bootstrap import SEED
 
     (first, references), (second, _), (third, _) = (texts(12, seed) for seed in (6, 7, 8))
     hypotheses = [[first, second[:6] + first[6:], first], [third[:5] + first[5:], second[:3] + first[3:]]]

@@ -18,7 +18,7 @@ from regard.catalog import mechanisms
 from regard.engine import flex
 from regard.engine.plan import plan
 from regard.engine.problem import Problem
-from regard.engine.reference import reference
+from regard.reference import reference
 from regard.shapes import Sizes
 from regard.versions import numbers
 

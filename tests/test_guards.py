@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from regard.errors import RegardError
-from regard.seq2seq.runs.guards import alone, stop_signals
+from regard.lab.runs.guards import alone, stop_signals
 
 
 def test_two_do_not_work_on_one_folder(tmp_path):
@@ -20,7 +20,7 @@ def test_two_do_not_work_on_one_folder(tmp_path):
 
 
 def test_the_lock_of_a_dead_process_is_none(tmp_path):
-    code = "from pathlib import Path; from regard.seq2seq.runs.guards import alone; "
+    code = "from pathlib import Path; from regard.lab.runs.guards import alone; "
     code += f"a = alone(Path({str(tmp_path)!r}), 'x'); a.__enter__(); "
     code += "import os, signal; print('held', flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)

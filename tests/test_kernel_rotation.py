@@ -14,7 +14,7 @@ import regard as rg
 from kernels import DTYPES, every_level, needs_kernel
 from regard.engine.kernel import rotation
 from regard.engine.problem import Problem
-from regard.engine.reference import reference
+from regard.reference import reference
 from regard.shapes import Sizes
 from rounding import unit_roundoff
 

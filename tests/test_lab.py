@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from regard import RegardError
 from regard.cli.app import app
-from regard.data.words import cut
-from regard.seq2seq.decoding.alignment import align, write_pharaoh
-from regard.seq2seq.runs.run import CONFIG, SETTINGS, SOURCE, TARGET, load_run
+from regard.lab.data.words import cut
+from regard.lab.decoding.alignment import align, write_pharaoh
+from regard.lab.runs.run import CONFIG, SETTINGS, SOURCE, TARGET, load_run
 
 pytest.importorskip("pydantic")
 QUICK = ("--steps", "3", "model.width=8", "training.log_steps=1", "validation.sentences=2")
@@ -74,11 +74,11 @@ def test_japanese_is_measured_by_its_own_tokenizer_and_every_report_says_which(j
 
 
 def test_a_comparison_counts_all_its_bleu_by_one_tokenizer(texts, tmp_path):
-    from regard.seq2seq.comparison.study import RETRIEVAL, STUDY, Entry, Study, open_study, read_study
-    from regard.seq2seq.comparison.trials import run_trial
-    from regard.seq2seq.runs.config import read_config
-    from regard.viewer.report.folder import read_study as read_report
-    from regard.viewer.report.numbers import numbers
+    from regard.lab.comparison.study import RETRIEVAL, STUDY, Entry, Study, open_study, read_study
+    from regard.lab.comparison.trials import run_trial
+    from regard.lab.report.folder import read_study as read_report
+    from regard.lab.report.numbers import numbers
+    from regard.lab.runs.config import read_config
 
     files = (f"data.source={texts / 'text.en'}", f"data.target={texts / 'text.ja'}")
     keys = ("training.steps=2", "model.width=8", "validation.bleu_tokenizer=char")
@@ -166,8 +166,8 @@ def test_going_on_says_what_it_changes_in_the_configuration(japanese, tmp_path):
 
 def test_a_pair_of_too_many_pieces_is_left_out_of_training_and_of_perplexity(tmp_path):
     """Its batch would be as wide as it is, in every row."""
-    from regard.seq2seq.runs.config import make_config
-    from regard.seq2seq.training.preparation import prepare
+    from regard.lab.runs.config import make_config
+    from regard.lab.training.preparation import prepare
 
     lines = [f"w{n} x y\tw{n} z" for n in range(60)]
     long = [n for n in range(60) if n % 12 == 5]
@@ -178,7 +178,7 @@ def test_a_pair_of_too_many_pieces_is_left_out_of_training_and_of_perplexity(tmp
     prepared = prepare(make_config(sections | {"model": {"width": 8}}), tmp_path / "run")
     batches = prepared.task.epochs(0)
     assert max(max(batch.source.shape[1], batch.target.shape[1]) for batch in [*batches, *prepared.task.valid]) <= 1001
-    from regard.seq2seq.training.preparation import read_corpus
+    from regard.lab.training.preparation import read_corpus
 
     whole = read_corpus(prepared.task.config.data)
     left_out = [pair.id for pair in whole.train + whole.valid if len(pair.source) > 1000]
@@ -194,10 +194,10 @@ def load_settings(run):
 
 @pytest.mark.parametrize("measure", ["bleu", "perplexity"])
 def test_the_bar_of_a_training_fits_80_columns_and_tells_the_time_on_the_wall(monkeypatch, measure):
-    from regard.cli import train
-    from regard.seq2seq.runs.config import Config
-    from regard.seq2seq.training import stream
-    from regard.seq2seq.training.schedule import Plateau
+    from regard.lab.commands import train
+    from regard.lab.runs.config import Config
+    from regard.lab.training import stream
+    from regard.lab.training.schedule import Plateau
 
     seconds = iter([1000.0, 1000.0 + 1800, 1000.0 + 3000])
     monkeypatch.setattr(stream.TimeLeft.__init__, "__defaults__", (lambda: next(seconds),))
@@ -216,8 +216,8 @@ def test_the_bar_of_a_training_fits_80_columns_and_tells_the_time_on_the_wall(mo
 
 
 def test_a_run_of_a_long_test_line_is_evaluated_without_it(japanese, tmp_path):
-    from regard.data import Pair
-    from regard.seq2seq.evaluation.scores import evaluate, perplexity
+    from regard.lab.data import Pair
+    from regard.lab.evaluation.scores import evaluate, perplexity
 
     run = load_run(japanese)
     pairs = [Pair("the dog.", "犬。"), Pair("the cat.", "猫" * 3000)]

@@ -11,7 +11,7 @@ import torch
 
 import regard as rg
 from kernels import needs_kernel
-from regard.engine import reference
+from regard import reference
 from regard.maps.dot import is_dot
 from regard.maps.stored import load_map, save_map
 

@@ -15,14 +15,15 @@ import torch
 
 import regard as rg
 from pages import maps_of, reading, served
-from regard.data import Pair
 from regard.errors import RegardError
-from regard.seq2seq import load_pretrained
-from regard.seq2seq.evaluation.pair_maps import read_pair
+from regard.lab import load_pretrained
+from regard.lab.data import Pair
+from regard.lab.evaluation.pair_maps import read_pair
+from regard.lab.pages.translations import translator_model
 from regard.types import TextReading
 from regard.viewer import Sheet
 from regard.viewer import typed_texts as typed_texts_module
-from regard.viewer.live_model import TOKENS, LiveModel, Stopped, text_model, translator_model
+from regard.viewer.live_model import TOKENS, LiveModel, Stopped, text_model
 from regard.viewer.live_request import BODY, CHARACTERS, EDITS, STEPS, LiveRequest, live_request
 from regard.viewer.typed_requests import WAITING
 from regard.viewer.typed_texts import TypedTexts

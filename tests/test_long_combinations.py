@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import regard as rg
 from drawn import CLOSE, examples, problems
 from regard.engine.plan import plan
-from regard.engine.reference import reference
+from regard.reference import reference
 
 pytestmark = pytest.mark.filterwarnings("ignore:attend.*whole plan")  # which rests on the pieces drawn
 LONGEST = 600

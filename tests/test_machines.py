@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from regard.seq2seq.runs.run import METRICS, STATE, read_metrics
+from regard.lab.runs.run import METRICS, STATE, read_metrics
 
 GUIDE = (Path(__file__).parents[1] / "docs" / "guides" / "machines.md").read_text()
 LAST_LINE = re.search(r"^(\[\d+, \d+\])\n```", GUIDE, re.M).group(1)

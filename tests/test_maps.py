@@ -10,12 +10,12 @@ import regard as rg
 from cataloged import SHARES
 from regard.catalog import mechanisms
 from regard.engine.problem import Problem
-from regard.engine.reference import reference
 from regard.maps import Tile
 from regard.maps.pyramid import Pyramid
 from regard.maps.reductions import greatest
 from regard.maps.scored_map import ScoredMap
 from regard.maps.stored import tabled
+from regard.reference import reference
 from regard.shapes import Sizes
 
 pytestmark = pytest.mark.usefixtures("small_blocks")

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import regard as rg
 from drawn import coins, grids, masks, placings, trees
 from regard.engine.blocks import blocks
-from regard.engine.reference_masks import Place
-from regard.engine.reference_masks import attends as attends_by_definition
 from regard.pieces.same_group import groups_mask
+from regard.reference.basics import Place
+from regard.reference.masks import attends as attends_by_definition
 from regard.shapes import Sizes
 from regard.spans import Spans
 

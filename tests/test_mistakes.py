@@ -228,18 +228,18 @@ CALLS = {
     "nn.Cells": ({"input_size": 8, "hidden_size": 4, "layers": 1, "kind": "lstm", "dropout": 0.0}, None),
     "nn.attention_for": ({"role": "encoder", "name": "full", "num_heads": 2, "head_dim": 8, "positions": "rope"}, None),
     "nn.select_rows": ({"value": torch.zeros(2, 3), "index": torch.tensor([1, 0])}, None),
-    "seq2seq.Search": ({"beam": 2, "length_penalty": 1.0, "n_best": 1, "max_length": 4, "no_repeat": 1}, None),
-    "seq2seq.build": ({"name": "transformer", "source_size": 9, "target_size": 9, "width": 8, "num_heads": 2}, None),
-    "seq2seq.find_system": ({"name": "none"}, None),
-    "seq2seq.score": ({"hypotheses": ["a b"], "references": ["a b"], "sources": ["a b"]}, None),
-    "data.synthetic_pairs": ({"task": "copy", "size": 5, "seed": 1}, None),
-    "data.split_pairs": (
-        {"pairs": [rg.data.Pair(f"a{n}", "b") for n in range(20)], "valid": 2, "test": 2, "seed": 1},
+    "lab.Search": ({"beam": 2, "length_penalty": 1.0, "n_best": 1, "max_length": 4, "no_repeat": 1}, None),
+    "lab.build": ({"name": "transformer", "source_size": 9, "target_size": 9, "width": 8, "num_heads": 2}, None),
+    "lab.find_system": ({"name": "none"}, None),
+    "lab.score": ({"hypotheses": ["a b"], "references": ["a b"], "sources": ["a b"]}, None),
+    "lab.data.synthetic_pairs": ({"task": "copy", "size": 5, "seed": 1}, None),
+    "lab.data.split_pairs": (
+        {"pairs": [rg.lab.data.Pair(f"a{n}", "b") for n in range(20)], "valid": 2, "test": 2, "seed": 1},
         None,
     ),
-    "data.train_tokenizer": ({"sentences": ["a b c", "b c"], "size": 6, "kind": "words"}, None),
-    "data.nearest_pairs": ({"train": ["a b", "c d"], "test": ["a"]}, None),
-    "data.load_tokenizer": ({"path": "nowhere"}, None),
+    "lab.data.train_tokenizer": ({"sentences": ["a b c", "b c"], "size": 6, "kind": "words"}, None),
+    "lab.data.nearest_pairs": ({"train": ["a b", "c d"], "test": ["a"]}, None),
+    "lab.data.load_tokenizer": ({"path": "nowhere"}, None),
     "map.__getitem__": ({"index": (0, 1, 2, 3)}, None),
     "map.tile": ({"batch": 0, "head": [1], "rows": slice(0, 2), "cols": [3], "budget": 10**6}, None),
     "map.top": ({"k": 2}, None),
@@ -277,7 +277,7 @@ def call(name, arguments):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_the_right_call_is_right(name):
-    if name == "data.load_tokenizer":
+    if name == "lab.data.load_tokenizer":
         with pytest.raises(rg.RegardError):
             call(name, CALLS[name][0])
     else:

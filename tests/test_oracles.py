@@ -8,7 +8,7 @@ import torch
 
 from oracles import ORACLES
 from regard.catalog import mechanisms
-from regard.engine.reference import array
+from regard.reference.basics import array
 
 
 def test_every_mechanism_has_an_oracle():

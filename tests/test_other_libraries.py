@@ -6,12 +6,13 @@ import ast
 import inspect
 import subprocess
 import sys
+from operator import attrgetter
 
 import pytest
 import torch
 
 import regard as rg
-from regard.other_libraries import CALLS, OF_MAPS, OF_WATCHED, ROOMS
+from regard.other_libraries import CALLS, INNER_ROOMS, OF_MAPS, OF_WATCHED, ROOMS
 
 OWNERS = {"WatchedAttention": rg.hf.WatchedAttention, "AttentionMap": rg.AttentionMap, "Tensor": torch.Tensor}
 ROOTS = {"rg": rg, "seen": rg.hf.WatchedAttention, "weights": rg.AttentionMap}
@@ -78,7 +79,7 @@ def test_a_name_of_another_library_answers_with_a_call(name):
         (rg, "wtach", "Did you mean rg.watch?"),
         (rg, "MultiheadAttention", "Did you mean rg.nn.MultiHeadAttention?"),
         (rg, "MultiHeadAttention", "Did you mean rg.nn.MultiHeadAttention?"),
-        (rg, "beam_search", "Did you mean rg.seq2seq.beam_search?"),
+        (rg, "beam_search", "Did you mean rg.lab.beam_search?"),
         (rg, "Performer", 'Did you mean rg.mechanism("performer")?'),
         (rg, "zzz", "module 'regard' has no attribute 'zzz'"),
         (rg, "_zzz", "module 'regard' has no attribute '_zzz'"),
@@ -86,8 +87,8 @@ def test_a_name_of_another_library_answers_with_a_call(name):
         (rg.nn, "MultiheadAttention", "Did you mean rg.nn.MultiHeadAttention?"),
         (rg.nn, "TransformerEncoder", ".encoder(layers=6)"),
         (rg.viewer, "write_pages", "Did you mean rg.viewer.write_page?"),
-        (rg.data, "Corpuss", "Did you mean rg.data.Corpus or"),
-        (rg.seq2seq, "beamsearch", "Did you mean rg.seq2seq.beam_search?"),
+        (rg.lab.data, "Corpuss", "Did you mean rg.lab.data.Corpus or"),
+        (rg.lab, "beamsearch", "Did you mean rg.lab.beam_search?"),
     ],
 )
 def test_another_case_a_room_or_a_slip_answers_with_the_name(owner, name, answer):
@@ -98,7 +99,7 @@ def test_another_case_a_room_or_a_slip_answers_with_the_name(owner, name, answer
 
 
 def test_no_name_of_another_library_hides_another_case_of_ours():
-    rooms = [rg, *(getattr(rg, room) for room in ROOMS)]
+    rooms = [rg, *(attrgetter(room)(rg) for room in (*ROOMS, *INNER_ROOMS))]
     ours = {name.replace("_", "").lower() for room in rooms for name in room.__all__ if name not in ROOMS}
     assert not ours & {name.replace("_", "").lower() for name in CALLS}
 

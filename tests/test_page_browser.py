@@ -10,8 +10,8 @@ import pytest
 from fabricated import fabricate
 from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, settled, texts, weight
 from pages import HOSTILE, WORDS, painted, served, until
+from regard.lab.pages.runs import open_folder
 from regard.viewer import write_page
-from regard.viewer.runs import open_folder
 
 pytest.importorskip("playwright.sync_api")
 pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]

@@ -12,12 +12,12 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from benchmarks.measure import added_memory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard as rg
 from pages import reading, served, translation
-from regard.bench.measure import added_memory
 from regard.maps.pyramid import averaged, cells
 from regard.viewer import Sheet
 from regard.viewer.answers import TILE, Answers, NoAnswer, cells_of_tile, levels

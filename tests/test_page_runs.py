@@ -13,17 +13,17 @@ pytest.importorskip("pydantic")
 pytest.importorskip("sacrebleu")
 
 from fabricated import fabricate
-from regard.data import BOS, EOS, Pair, WordTokenizer
-from regard.data.tokenizer import SentencePiece
 from regard.errors import RegardError
-from regard.seq2seq import SYSTEMS, align, build
-from regard.seq2seq.comparison.curves import curves
-from regard.seq2seq.decoding.alignment import attention_of
-from regard.seq2seq.evaluation.dependence import source_gradients
-from regard.seq2seq.evaluation.pair_maps import read_alignments, read_pair
+from regard.lab import SYSTEMS, align, build
+from regard.lab.comparison.curves import curves
+from regard.lab.data import BOS, EOS, Pair, WordTokenizer
+from regard.lab.data.tokenizer import SentencePiece
+from regard.lab.decoding.alignment import attention_of
+from regard.lab.evaluation.dependence import source_gradients
+from regard.lab.evaluation.pair_maps import read_alignments, read_pair
+from regard.lab.pages.runs import open_folder
 from regard.viewer import Sheet
 from regard.viewer.page import payload
-from regard.viewer.runs import open_folder
 
 PAIR = Pair("the dog sees a cat", "la hundo vidas", gold=frozenset({(0, 0), (1, 1), (2, 2), (4, 0)}))
 SOURCE, TARGET = WordTokenizer.train([PAIR.source]), WordTokenizer.train([PAIR.target])
@@ -40,9 +40,9 @@ def system_of(name, source=SOURCE, target=TARGET):
 
 def made_run(folder, name, **data):
     """A run of the grammar with fresh weights."""
-    from regard.seq2seq.runs.config import make_config
-    from regard.seq2seq.runs.run import METRICS, WEIGHTS, save_weights, write_metrics
-    from regard.seq2seq.training.preparation import prepare
+    from regard.lab.runs.config import make_config
+    from regard.lab.runs.run import METRICS, WEIGHTS, save_weights, write_metrics
+    from regard.lab.training.preparation import prepare
 
     sections = {"data": {"corpus": "grammar", "size": 60}, "tokenizer": {"kind": "words"}}
     prepared = prepare(make_config(sections | {"model": {"system": name, "width": 8}}), folder)
@@ -213,9 +213,9 @@ def test_folders_that_are_not_whole_are_refused(tmp_path):
 
 def test_a_run_without_the_lab_names_what_is_missing(tmp_path, monkeypatch):
     run = made_run(tmp_path / "run", "bahdanau")
-    monkeypatch.delitem(sys.modules, "regard.seq2seq.comparison.study", raising=False)
-    monkeypatch.delitem(sys.modules, "regard.seq2seq.training.preparation", raising=False)
-    monkeypatch.delitem(sys.modules, "regard.seq2seq.training.loop", raising=False)
+    monkeypatch.delitem(sys.modules, "regard.lab.comparison.study", raising=False)
+    monkeypatch.delitem(sys.modules, "regard.lab.training.preparation", raising=False)
+    monkeypatch.delitem(sys.modules, "regard.lab.training.loop", raising=False)
     monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
     with pytest.raises(RegardError, match=r"lightning\S* is not installed.*regard\[lab\]"):
         open_folder(run)

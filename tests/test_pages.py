@@ -40,7 +40,7 @@ NOT_RUN = {
     r"^regard train --data bible-en-fr ": "minutes",
     r"training\.devices=2": "two processes of Lightning, half a minute each: tests/test_training_processes.py",
     r"--model smollm2": "needs the package of SmolLM2",
-    r"^regard bench": "ten minutes: tests/test_bench.py",
+    r"python -m benchmarks": "ten minutes: tests/test_bench.py",
     r"^regard demo$": "the demonstration: tests/test_cli.py",
     r"^python scripts/box_model\.py ": "needs the runs of an hour of training",
     r"^python docs/claims/sentence_length\.py ": "needs the runs of a comparison",

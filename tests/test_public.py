@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
 
@@ -20,14 +22,19 @@ WALKED = (m.name for m in pkgutil.walk_packages([str(SOURCE)], "regard."))
 MODULES = sorted(name for name in WALKED if "cli" not in name and not name.endswith(".libregard"))
 LAYERS = [
     {"errors", "checks", "names", "closures", "context", "live", "version", "versions", "whole_files"}
-    | {"shapes", "spans", "positions", "cluster", "upper_layers", "other_libraries"},
+    | {"shapes", "spans", "positions", "cluster", "upper_layers", "other_libraries", "texts"},
     {"pieces", "attention"} | {"masks", "scores", "encodings", "biases", "normalizers", "selections", "transitions"},
-    {"caches", "engine"},
+    {"caches", "engine", "reference"},
     {"maps", "composites", "catalog", "attention_output", "call_options", "combine", "nn", "torch_attention"},
-    {"stats", "edits", "hf", "seq2seq", "data", "drawing", "diagnosis"},
+    {"stats", "edits", "hf", "drawing", "diagnosis"},
     {"profiling", "attribution"},
-    {"viewer", "bench", "cli", "types", "api"},
+    {"viewer", "cli", "types", "api"},
+    {"lab"},
 ]
+#: The layer of the public names of `regard`.
+TOP = next(n for n, names in enumerate(LAYERS) if "api" in names)
+#: The files that name the lab: the front door, and the table of its commands.
+NAMES_LAB = ("regard", "regard.cli.lab")
 #: The same inside packages, by name.
 ROOMS = {
     "hf": [
@@ -42,7 +49,10 @@ ROOMS = {
         {"image_reader", "edit_effects", "generation_reader"},
         {"__init__"},
     ],
-    "seq2seq": [{"models"}, {"decoding"}, {"evaluation"}, {"runs"}, {"training"}, {"comparison"}, {"__init__"}],
+    "lab": [
+        *({"data"}, {"models"}, {"decoding"}, {"evaluation"}, {"runs"}, {"training"}, {"report"}, {"comparison"}),
+        *({"__init__"}, {"pages"}, {"commands"}),
+    ],
 }
 
 
@@ -87,7 +97,7 @@ def test_a_package_imports_only_from_the_layers_below(path):
         assert parts in (("__init__",), ("__main__",))
         return
     for imported in {name.split(".")[1] for name in imports(path.read_text())} - {"__version__"}:
-        above = next((n for n, names in enumerate(LAYERS) if imported in names), len(LAYERS) - 1)  # a public name: api
+        above = next((n for n, names in enumerate(LAYERS) if imported in names), TOP)
         assert above <= level, f"{path.name} (layer {level}) imports regard.{imported} (layer {above})"
         assert {parts[0], imported} != {"engine", "catalog"}, "engine and catalog do not know each other"
 
@@ -102,8 +112,22 @@ def test_a_room_of_a_package_imports_only_from_those_below(path):
     layers, inside = ROOMS[package], f"regard.{package}."
     level = next(n for n, names in enumerate(layers) if room in names)
     for imported in {name.split(".")[2] for name in imports(path.read_text()) if name.startswith(inside)}:
-        below = next((n for n, names in enumerate(layers) if imported in names), len(layers) - 1)  # of __init__
+        front = next(n for n, names in enumerate(layers) if "__init__" in names)  # where public names are
+        below = next((n for n, names in enumerate(layers) if imported in names), front)
         assert below < level or imported == room, f"{room} imports {inside}{imported}, which is not below it"
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("regard.lab")])
+def test_nothing_outside_of_the_lab_imports_it(name):
+    text = FILES[name].read_text()
+    found = {each for each in imports(text) if re.match(r"regard\.lab\b", each)}
+    found |= {node.value for node in ast.walk(ast.parse(text)) if is_module_of_the_lab(node)}
+    assert not found or name in NAMES_LAB, f"{name} names {sorted(found)}"
+
+
+def is_module_of_the_lab(node):
+    """Whether a node is a string such as "regard.lab.pages"."""
+    return isinstance(node, ast.Constant) and re.fullmatch(r"regard\.lab(\.\w+)*", str(node.value)) is not None
 
 
 def test_the_tests_of_imports_see_functions_strings_and_circles():

@@ -16,7 +16,7 @@ from fabricated import fabricate
 
 sacrebleu = pytest.importorskip("sacrebleu")
 pytest.importorskip("matplotlib")
-report = pytest.importorskip("regard.viewer.report")
+report = pytest.importorskip("regard.lab.report")
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
@@ -46,7 +46,7 @@ def texts(folder):
 
 def rows_of(markdown, first):
     """The cells of the rows of the Markdown table whose head begins with a name and holds `first`."""
-    from regard.viewer.report.markdown import cells
+    from regard.lab.report.markdown import cells
 
     lines = markdown.splitlines()
     start = next(n for n, line in enumerate(lines) if line.startswith("| system") and first in line)
@@ -82,7 +82,7 @@ def test_three_seeds_tell_systems_apart(tmp_path):
     fabricate(tmp_path, {"none": 0.55, "luong_general": 0.2}, seeds=(1, 2, 3), sentences=30)
     page = report.write_report(tmp_path).read_text()
     data = json.loads((tmp_path / "report.json").read_text())
-    from regard.seq2seq.evaluation.bootstrap import RESAMPLES
+    from regard.lab.evaluation.bootstrap import RESAMPLES
 
     references = texts(tmp_path)["references"]
     whole = [
@@ -118,7 +118,7 @@ def test_fewer_than_three_seeds_are_one_run_and_give_no_p(tmp_path, seeds):
 
 
 def findings_of(data):
-    from regard.viewer.report.sections import findings
+    from regard.lab.report.sections import findings
 
     return findings(data)
 
@@ -318,7 +318,7 @@ def test_figures_are_xml_with_title_and_description(folder):
 
 
 def test_an_alignment_shows_every_weight(folder):
-    from regard.viewer.report.alignments import alignment_figure
+    from regard.lab.report.alignments import alignment_figure
 
     weights = [[0.25, 0.75, 0.0], [1.0, 0.0, 0.0]]
     alignment = {"source": ["a", "b<", "c"], "target": ["x", "y"], "weights": weights, "gold": [[1, 0]]}
@@ -339,8 +339,8 @@ def test_writing_again_changes_nothing_and_leaves_no_drafts(folder):
 
 
 def test_json_holds_the_numbers_of_the_tables(folder, found):
-    from regard.viewer.report.sections import document
-    from regard.viewer.report.tables import main_table
+    from regard.lab.report.sections import document
+    from regard.lab.report.tables import main_table
 
     data = {name: value for name, value in found.items() if name != "by_label"}
     assert json.loads(json.dumps(data, allow_nan=False)) == data

@@ -11,14 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import Pair, WordTokenizer, nearest_pairs, train_tokenizer
-from regard.data.words import cut, script_without_spaces
-from regard.seq2seq import build
-from regard.seq2seq.decoding.alignment import align, attention_of
-from regard.seq2seq.decoding.search import Search
-from regard.seq2seq.decoding.translation import TranslationOptions, translate
-from regard.seq2seq.evaluation import metrics
-from regard.seq2seq.evaluation.scores import Evaluation, paired_comparison, score
+from regard.lab import build
+from regard.lab.data import Pair, WordTokenizer, nearest_pairs, train_tokenizer
+from regard.lab.data.words import cut, script_without_spaces
+from regard.lab.decoding.alignment import align, attention_of
+from regard.lab.decoding.search import Search
+from regard.lab.decoding.translation import TranslationOptions, translate
+from regard.lab.evaluation import metrics
+from regard.lab.evaluation.scores import Evaluation, paired_comparison, score
 
 pytest.importorskip("pydantic")
 
@@ -164,9 +164,9 @@ def test_unknown_words_of_a_text_without_spaces_are_replaced_in_their_places():
 def test_pieces_and_pictures_of_text_without_spaces():
     from rich.cells import cell_len
 
-    from regard.cli.translate import picture
-    from regard.seq2seq.decoding.alignment import Alignment
-    from regard.seq2seq.evaluation.pair_maps import _labels
+    from regard.lab.commands.translate import picture
+    from regard.lab.decoding.alignment import Alignment
+    from regard.lab.evaluation.pair_maps import _labels
 
     tokenizer = train_tokenizer(JAPANESE * 3, 70, "bpe")
     labels = _labels(tokenizer, tokenizer.encode(JAPANESE[0]))

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from regard import RegardError
-from regard.seq2seq.models.loss import smoothed_cross_entropy, translation_loss
-from regard.seq2seq.runs.config import Config, make_config, read_config
-from regard.seq2seq.training.averaging import Averaging
-from regard.seq2seq.training.schedule import SCHEDULES, Plateau, Schedule, cosine, inverse_square_root, noam, trapezoid
-from regard.seq2seq.training.stream import UpdateBatches, update_batches
+from regard.lab.models.loss import smoothed_cross_entropy, translation_loss
+from regard.lab.runs.config import Config, make_config, read_config
+from regard.lab.training.averaging import Averaging
+from regard.lab.training.schedule import SCHEDULES, Plateau, Schedule, cosine, inverse_square_root, noam, trapezoid
+from regard.lab.training.stream import UpdateBatches, update_batches
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from regard.errors import RegardError
-from regard.seq2seq.runs.config import Config, read_config
-from regard.seq2seq.runs.run import METRICS, STATE, WEIGHTS, read_metrics, read_tensors
-from regard.seq2seq.training.fitting import fit
-from regard.seq2seq.training.preparation import prepare, reconfigured
-from regard.seq2seq.training.state import read_state
+from regard.lab.runs.config import Config, read_config
+from regard.lab.runs.run import METRICS, STATE, WEIGHTS, read_metrics, read_tensors
+from regard.lab.training.fitting import fit
+from regard.lab.training.preparation import prepare, reconfigured
+from regard.lab.training.state import read_state
 
 # 21 pairs of batches of 1 and 2 processes: the last batch of an epoch has no row for the second
 COMMON = (
@@ -45,9 +45,9 @@ import pathlib, sys, torch
 torch.set_num_threads(1)
 from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from regard.seq2seq.runs.config import read_config
-from regard.seq2seq.training.fitting import fit
-from regard.seq2seq.training.preparation import prepare
+from regard.lab.runs.config import read_config
+from regard.lab.training.fitting import fit
+from regard.lab.training.preparation import prepare
 folder, first, second, *common = sys.argv[1:]
 configure, sent = DDPStrategy.configure_ddp, []
 

@@ -14,13 +14,13 @@ import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_only
 
 from regard.errors import RegardError
-from regard.seq2seq.comparison.processes import LocalProcess
-from regard.seq2seq.runs.config import Training, read_config
-from regard.seq2seq.runs.files import write_tensors
-from regard.seq2seq.training import loop, ranks
-from regard.seq2seq.training.fitting import _trainer, fit
-from regard.seq2seq.training.preparation import prepare
-from regard.seq2seq.training.ranks import answers, process_number, together
+from regard.lab.comparison.processes import LocalProcess
+from regard.lab.runs.config import Training, read_config
+from regard.lab.runs.files import write_tensors
+from regard.lab.training import loop, ranks
+from regard.lab.training.fitting import _trainer, fit
+from regard.lab.training.preparation import prepare
+from regard.lab.training.ranks import answers, process_number, together
 
 #: Two tasks of SLURM on one machine, as `srun --ntasks=2` tells them; the first has the number 0.
 TASKS = {"SLURM_NTASKS": "2", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train", "SLURM_NODEID": "0"}

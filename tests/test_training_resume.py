@@ -20,15 +20,15 @@ from typer.testing import CliRunner
 
 from regard import RegardError
 from regard.cli.app import app
-from regard.seq2seq import SYSTEMS
-from regard.seq2seq.models.loss import Loss
-from regard.seq2seq.runs import run
-from regard.seq2seq.runs.config import read_config
-from regard.seq2seq.runs.files import read_tensors
-from regard.seq2seq.runs.run import METRICS, STATE, WEIGHTS, load_run, read_metrics
-from regard.seq2seq.training import preparation
-from regard.seq2seq.training.fitting import fit
-from regard.seq2seq.training.preparation import prepare, reconfigured
+from regard.lab import SYSTEMS
+from regard.lab.models.loss import Loss
+from regard.lab.runs import run
+from regard.lab.runs.config import read_config
+from regard.lab.runs.files import read_tensors
+from regard.lab.runs.run import METRICS, STATE, WEIGHTS, load_run, read_metrics
+from regard.lab.training import preparation
+from regard.lab.training.fitting import fit
+from regard.lab.training.preparation import prepare, reconfigured
 from regard.whole_files import write_whole
 
 TINY = (
@@ -150,7 +150,7 @@ def test_a_process_that_is_killed_goes_on_bit_for_bit(tmp_path):
 
 
 def test_a_loss_that_is_no_number_stops_with_the_last_good_weights(tmp_path, monkeypatch):
-    from regard.seq2seq.training import loop
+    from regard.lab.training import loop
 
     whole, calls = loop.translation_loss, []
 

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from regard import RegardError
 from regard.cli.app import app
-from regard.seq2seq.decoding.search import greedy
-from regard.seq2seq.runs.run import (
+from regard.lab.decoding.search import greedy
+from regard.lab.runs.run import (
     ENVIRONMENT,
     METRICS,
     PRETRAINED,
@@ -34,7 +34,7 @@ from regard.seq2seq.runs.run import (
     pretrained_runs,
     save_weights,
 )
-from regard.seq2seq.training.preparation import learn_tokenizer
+from regard.lab.training.preparation import learn_tokenizer
 
 QUICK = ("--steps", "3", "model.width=8", "training.log_steps=1", "validation.sentences=2")
 
@@ -103,7 +103,7 @@ def test_a_run_is_never_written_over(folder, texts):
 
 
 def test_two_trainings_do_not_share_a_folder(folder, texts, tmp_path):
-    from regard.seq2seq.runs.guards import alone
+    from regard.lab.runs.guards import alone
 
     files = "--source", texts / "text.fr", "--target", texts / "text.en"
     for run, wish in ((tmp_path / "new", files), (folder, ("--resume",))):
@@ -117,7 +117,7 @@ def test_two_trainings_do_not_share_a_folder(folder, texts, tmp_path):
 def test_a_training_of_seconds_is_not_0_minutes(reason, tmp_path, capsys):
     from rich.console import Console
 
-    from regard.cli.train import _conclude
+    from regard.lab.commands.train import _conclude
 
     _conclude(Console(width=200), tmp_path, reason, SimpleNamespace(rows=[], seconds=2.6, step=60))
     said = capsys.readouterr().out
@@ -125,7 +125,7 @@ def test_a_training_of_seconds_is_not_0_minutes(reason, tmp_path, capsys):
 
 
 def test_a_clock_has_no_sixtieth_second():
-    from regard.cli.train import clock
+    from regard.lab.commands.train import clock
 
     assert [clock(seconds) for seconds in (59.4, 59.6, 119.7, 3599.6)] == ["0:59 min", "1:00 min", "2:00 min", "1:00 h"]
 
@@ -248,7 +248,7 @@ def test_truncated_and_foreign_files_are_named(folder, tmp_path):
 
 def test_runs_of_the_package_share_tokenizers_and_other_runs_have_their_own(folder, tmp_path, monkeypatch):
     box = tmp_path / "box"
-    monkeypatch.setattr("regard.seq2seq.runs.run.PRETRAINED", box)
+    monkeypatch.setattr("regard.lab.runs.run.PRETRAINED", box)
     for parent in (box, tmp_path / "other"):
         shutil.copytree(folder, parent / "a")
         for name in (SOURCE, TARGET):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import regard as rg
-from regard.data import WordTokenizer
-from regard.seq2seq import SYSTEMS, build
+from regard.lab import SYSTEMS, build
+from regard.lab.data import WordTokenizer
 
 V, W, C = 20, 24, 16
 RECURRENT = [
@@ -162,7 +162,7 @@ PRUNED = [
 
 @pytest.mark.parametrize(("name", "options", "heads"), PRUNED)
 def test_a_pruned_model_is_saved_and_read_as_it_is(name, options, heads, tmp_path):
-    from regard.seq2seq.runs.run import (
+    from regard.lab.runs.run import (
         SOURCE,
         TARGET,
         WEIGHTS,

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import regard as rg
 from regard.cli.app import app
-from regard.data.bible import build_bible, write_bible
+from regard.lab.data.bible import build_bible, write_bible
 
 close = torch.testing.assert_close
 
@@ -350,15 +350,15 @@ def test_row_23_check_runs_the_laws_on_a_mechanism():
 
 
 def test_row_24_a_sweep_has_three_seeds():
-    study = rg.seq2seq.make_study("grammar", sweep="heads", values=["1", "4"])
+    study = rg.lab.make_study("grammar", sweep="heads", values=["1", "4"])
     assert study.seeds == (1, 2, 3)
-    assert rg.seq2seq.make_study("grammar", sweep="heads", seeds=[7]).seeds == (7,)
+    assert rg.lab.make_study("grammar", sweep="heads", seeds=[7]).seeds == (7,)
 
 
 @pytest.mark.parametrize("seeds", [(1,), (1, 2, 3)])
 def test_row_25_headlines_need_three_seeds(tmp_path, seeds):
     from fabricated import fabricate
-    from regard.viewer.report import write_report
+    from regard.lab.report import write_report
 
     fabricate(tmp_path, {"none": 0.6, "luong_general": 0.2}, seeds, 30)
     write_report(tmp_path)
@@ -367,7 +367,7 @@ def test_row_25_headlines_need_three_seeds(tmp_path, seeds):
 
 
 def test_row_26_the_quick_preset_stops_while_systems_still_differ():
-    study = rg.seq2seq.make_study(preset="quick")
+    study = rg.lab.make_study(preset="quick")
     assert study.config.training.budget == ("steps", 600) and study.seeds == (1, 2, 3)
 
 
@@ -377,9 +377,9 @@ def test_row_27_pairs_of_up_to_sixty_words(tmp_path, monkeypatch):
 
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
     with pytest.raises(rg.RegardError, match="regard data en-fr --max-words 60"):
-        rg.data.load_corpus("bible-en-fr", max_words=60)
+        rg.lab.data.load_corpus("bible-en-fr", max_words=60)
     write_bible(build_bible(bible_database(tmp_path / "bible.db"), "en", "fr", max_words=60), tmp_path, 60)
-    pairs = rg.data.load_corpus("bible-en-fr", max_words=60)
+    pairs = rg.lab.data.load_corpus("bible-en-fr", max_words=60)
     assert 50 < max(len(pair.source.split()) for pair in pairs.train) <= 60
 
 
@@ -407,7 +407,7 @@ def test_row_30_the_copy_task_at_its_defaults(corpus, tmp_path):
 
 
 def test_row_31_a_misspelt_name_is_an_error():
-    assert {"nn", "data", "seq2seq", "attend"} <= set(dir(rg))
+    assert {"nn", "lab", "attend"} <= set(dir(rg))
     with pytest.raises(AttributeError, match="atend"):
         rg.atend  # noqa: B018
     with pytest.raises(AttributeError, match="MultiHeadAttentio"):

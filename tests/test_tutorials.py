@@ -215,7 +215,7 @@ def test_the_other_names_are_there():
         value = rg
         for part in name.split("."):
             value = getattr(value, part)
-    template = rg.seq2seq.make_config({}).training
+    template = rg.lab.make_config({}).training
     for option in re.findall(r"`training\.(\w+)=", text):
         assert hasattr(template, option), option
     for mechanism in re.findall(r'rg\.mechanism\("(\w+)"\)', text):

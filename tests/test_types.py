@@ -11,6 +11,7 @@ import sys
 import tomllib
 from collections import defaultdict
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ import pytest
 import catalog_types
 import regard as rg
 from imports import SOURCE
-from regard.other_libraries import ROOMS
+from regard.other_libraries import INNER_ROOMS, ROOMS
 
 ROOT = SOURCE.parents[1]
 
@@ -28,8 +29,8 @@ MISTAKES = """\
 import regard as rg
 print(rg.atend)
 print(rg.nn.MultiHeadAttentio)
-print(rg.data.load_corpu)
-print(rg.seq2seq.trai)
+print(rg.lab.data.load_corpu)
+print(rg.lab.trai)
 print(rg.viewer.write_pag)
 print(rg.mechanism("rope").build(wdth=8))
 print(rg.mechanism("rope").biuld)
@@ -59,8 +60,8 @@ follow_imports = skip
 def all_names():
     """One line for each public name."""
     lines = [f"rg.{name}" for name in rg.__all__]
-    for package in ROOMS:
-        lines += [f"rg.{package}.{name}" for name in getattr(rg, package).__all__]
+    for package in (*ROOMS, *INNER_ROOMS):
+        lines += [f"rg.{package}.{name}" for name in attrgetter(package)(rg).__all__]
     return "\n".join(["import regard as rg", *(f"print({line})" for line in lines)])
 
 
@@ -136,5 +137,5 @@ def test_type_checkers_read_every_room():
 
 def test_dir_lists_the_rooms_and_every_public_name():
     assert set(dir(rg)) == {*rg.__all__, "__version__"}
-    for package in ROOMS:
-        assert set(getattr(rg, package).__all__) <= set(dir(getattr(rg, package)))
+    for package in (*ROOMS, *INNER_ROOMS):
+        assert set(attrgetter(package)(rg).__all__) <= set(dir(attrgetter(package)(rg)))

@@ -106,7 +106,7 @@ def test_the_wheel_holds_each_file_once_and_no_dead_link(wheel):
     large = Counter((file.CRC, file.file_size) for file in files if file.file_size > 1000)
     assert max(large.values()) == 1 and wheel.stat().st_size < LARGEST
     tokenizers = [file.filename for file in files if file.filename.endswith(".tokenizer")]
-    assert sorted(tokenizers) == [f"regard/seq2seq/pretrained/{side}.tokenizer" for side in ("source", "target")]
+    assert sorted(tokenizers) == [f"regard/lab/pretrained/{side}.tokenizer" for side in ("source", "target")]
     text = about.get_payload(decode=True).decode()
     assert about["Description-Content-Type"] == "text/markdown" and "# Regard" in text and not dead(text)
     addresses = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"]["custom"]

@@ -61,8 +61,8 @@ def watching(tokens: list[str]) -> list[str]:
 
 
 def translating(folder: Path) -> str:
-    corpus = rg.data.load_corpus("copy", size=40)
-    model = rg.seq2seq.build("bahdanau", source_size=9, target_size=9, width=8)
+    corpus = rg.lab.data.load_corpus("copy", size=40)
+    model = rg.lab.build("bahdanau", source_size=9, target_size=9, width=8)
     sheet: type[rg.viewer.Sheet] = rg.viewer.Sheet
     return f"{corpus.name} {type(model).__name__} {folder.name} {sheet.__name__}"
 

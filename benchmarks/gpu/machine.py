@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.bench.measure import in_turn
-from regard.bench.roofline import commit
+from benchmarks.measure import in_turn
+from benchmarks.roofline import commit
 
 GIB = 2**30
 

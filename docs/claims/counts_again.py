@@ -1,7 +1,9 @@
 """Claims 1, 3, 4, 19, 20, 33 and 36 once more: other sizes, other libraries, other readings of the sentence."""
 
+import sys
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from random import Random
 
 import torch
@@ -10,8 +12,10 @@ from transformers import T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import regard as rg
-from regard.bench.measure import added_memory
 from regard.hf.models import load_model
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks/ is not in the package
+from benchmarks.measure import added_memory
 
 torch.manual_seed(1)
 torch.set_num_threads(1)
@@ -87,7 +91,7 @@ def claim_19():
         assert (torch.einsum("nd,nkd->nk", q, unit).argmax(-1) == near).double().mean() > 0.999  # keys of equal length
         print(f"{same.double().mean():.0%} of rows at d = {d},", end=" ")
     model, tokenizer = load_model("minilm")
-    text = " ".join(pair.source for pair in rg.data.load_corpus("bible-en-fr").train[5000:5008])
+    text = " ".join(pair.source for pair in rg.lab.data.load_corpus("bible-en-fr").train[5000:5008])
     with torch.no_grad(), rg.watch(model) as seen:
         states = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states
     shares = []
@@ -134,13 +138,11 @@ def claim_20_steps():
     for name in ("bahdanau", "luong_dot", "luong_general", "luong_concat"):
         for seed in range(3):
             torch.manual_seed(seed)
-            model = rg.seq2seq.build(name, source_size=20, target_size=20, width=32)
+            model = rg.lab.build(name, source_size=20, target_size=20, width=32)
             source, target = torch.randint(4, 20, (1, 7)), torch.randint(4, 20, (1, 8))
             for word in range(7):
                 other = torch.where(torch.arange(8) == word, 23 - target, target)
-                maps = [
-                    rg.seq2seq.attention_of(model, source, words)[model.cross_attention] for words in (target, other)
-                ]
+                maps = [rg.lab.attention_of(model, source, words)[model.cross_attention] for words in (target, other)]
                 changed = (maps[0].dense() - maps[1].dense())[0, 0].any(-1)
                 later.setdefault(name, set()).add(int(changed.nonzero()[0]) - word)
     print("    the first changed row minus the changed word, 7 words, 3 seeds:", later)

@@ -19,7 +19,7 @@ weights = torch.stack([map_.dense()[0] for map_ in seen.maps.values()])
 print(f"MiniLM, {weights.numel():,} weights: smallest {weights.min():.1e}, exactly 0: {(weights == 0).sum()}")
 cold = torch.stack([(map_.dense()[0].double().log() / 0.02).softmax(-1).float() for map_ in seen.maps.values()])
 print(f"the same scores at temperature 0.02: exactly 0: {(cold == 0).float().mean():.0%}")
-verses = " ".join(pair.source for pair in rg.data.load_corpus("bible-en-fr").train[:16])
+verses = " ".join(pair.source for pair in rg.lab.data.load_corpus("bible-en-fr").train[:16])
 with torch.no_grad(), rg.watch(model) as seen_long:
     model(**tokenizer(verses, return_tensors="pt"))
 longer = torch.stack([map_.dense()[0] for map_ in seen_long.maps.values()])

@@ -1,12 +1,16 @@
 """A GRU and self-attention at n = 1,000 and d = 512: weights, operations, sequential steps, time, the next token."""
 
+import sys
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard as rg
-from regard.bench.measure import in_turn
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks/ is not in the package
+from benchmarks.measure import in_turn
 
 torch.manual_seed(0)
 torch.set_num_threads(1)

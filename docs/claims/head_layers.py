@@ -12,7 +12,7 @@ from packaged_models import installed
 import regard as rg
 
 torch.set_num_threads(1)
-pairs = rg.data.load_corpus("bible-en-fr").train
+pairs = rg.lab.data.load_corpus("bible-en-fr").train
 texts = {f"verses from {at:,}": " ".join(pair.source for pair in pairs[at : at + 14]) for at in (0, 5000, 12_000)}
 texts["French"] = " ".join(pair.target for pair in pairs[5000:5014])
 texts["code"] = inspect.getsource(torch.nn.Linear.__init__)

@@ -8,7 +8,7 @@ import regard as rg
 
 torch.set_num_threads(1)
 length = 32
-verses = " ".join(pair.source for pair in rg.data.load_corpus("bible-en-fr").train)
+verses = " ".join(pair.source for pair in rg.lab.data.load_corpus("bible-en-fr").train)
 text = torch.from_numpy(np.frombuffer(verses.encode("ascii", "ignore"), np.uint8).astype(np.int64))
 train, test = text[:-100_000], text[-100_000:]
 

@@ -32,6 +32,6 @@ assert list(counts.values()) == [0, width**2, 2 * width * hidden + hidden, 2 * w
 # Whole translators of the same width: what is around a score has more parameters than the score.
 whole = {}
 for name in build:
-    whole[name] = count(rg.seq2seq.build(name, source_size=1000, target_size=1000, width=128))
+    whole[name] = count(rg.lab.build(name, source_size=1000, target_size=1000, width=128))
     print(f"a translator of width 128 with two vocabularies of 1,000 words, {name}: {whole[name]:,} parameters")
 assert whole["luong_dot"] < whole["luong_general"] < whole["luong_concat"]

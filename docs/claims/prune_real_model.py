@@ -14,7 +14,7 @@ from regard.hf.models import load_model
 
 torch.set_num_threads(1)
 model, tokenizer = load_model("minilm")
-verses = [pair.source for pair in rg.data.load_corpus("bible-en-fr").train if len(pair.source.split()) >= 12]
+verses = [pair.source for pair in rg.lab.data.load_corpus("bible-en-fr").train if len(pair.source.split()) >= 12]
 
 
 def cosines(model, batch):

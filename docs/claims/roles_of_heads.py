@@ -9,7 +9,7 @@ from importlib.resources import files
 import torch
 
 import regard as rg
-from regard.data import load_corpus
+from regard.lab.data import load_corpus
 
 #: Least weight beyond sinks and window of heads that keep all keys, and least retrieval score.
 FAR, RETRIEVAL = (0.05, 0.1, 0.2, 0.3, 0.5), (0.1, 0.02, 0.0)
@@ -25,7 +25,7 @@ def main() -> None:
     for role in needles.labeled:
         print(role.sentence)
     compose(reader)
-    passage = files("regard").joinpath("data", "passage.txt").read_text(encoding="utf-8")
+    passage = files("regard").joinpath("texts", "passage.txt").read_text(encoding="utf-8")
     verses = " ".join(pair.source for pair in load_corpus("bible-en-fr").train[:300])
     curves: dict[str, list[tuple[float, float]]] = {}
     for least in FAR:

@@ -23,7 +23,7 @@ TITLES = {"none": "without attention", "luong_dot": "with attention (Luong dot)"
 
 def measure(folder):
     """The number of test sentences in each bucket of lengths, and the BLEU of every seed in it."""
-    evaluations = rg.seq2seq.Comparison.read(folder).evaluations()
+    evaluations = rg.lab.Comparison.read(folder).evaluations()
     bleu = {
         label: {bucket.label: [run.by_length[n].bleu for run in runs] for n, bucket in enumerate(runs[0].by_length)}
         for label, runs in evaluations.items()

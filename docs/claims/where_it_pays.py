@@ -6,11 +6,14 @@ prompt) measure these. `THREADS=2 python docs/claims/where_it_pays.py` measures 
 
 import os
 import sys
+from pathlib import Path
 
 import torch
 
 import regard as rg
-from regard.bench.measure import in_turn
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks/ is not in the package
+from benchmarks.measure import in_turn
 
 torch.manual_seed(0)
 torch.set_num_threads(int(os.environ.get("THREADS", "1")))

@@ -29,9 +29,9 @@ REFERENCE = {"Attend": "regard.api"} | {
         "Statistics": "stats",
         "Types": "types",
         "Modules": "nn",
-        "Translators": "seq2seq",
-        "Texts": "data",
         "Viewer": "viewer",
+        "Translators": "lab",
+        "Texts": "lab.data",
     }.items()
 }
 #: What a page begins with: the names that most readers look for. The others follow in alphabetical order.
@@ -49,8 +49,8 @@ FIRST = {
     "regard.types": "AttentionOutput ExecutionPlan Attribution",
     "regard.stats": "profile roles findings",
     "regard.nn": "MultiHeadAttention CrossAttention EncoderLayer DecoderLayer Transformer TransformerConfig",
-    "regard.seq2seq": "build SYSTEMS train translate align evaluate_run compare",
-    "regard.data": "load_corpus train_tokenizer",
+    "regard.lab": "build SYSTEMS train translate align evaluate_run compare",
+    "regard.lab.data": "load_corpus train_tokenizer",
     "regard.viewer": "write_page save_run",
 }
 

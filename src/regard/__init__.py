@@ -7,41 +7,38 @@
 The names of `regard` are those that most programs use; `dir(regard)` lists them. All others are in rooms:
 
     masks scores encodings biases normalizers selections transitions     the pieces of an `Attention`
-    composites caches maps edits stats hf types                          what is built of them, and what functions
-    return nn data seq2seq viewer                                               modules, texts, the translation lab, the
-    page
+    composites caches maps edits stats hf types                          what is built of them, and results
+    nn viewer lab                                                        modules, the page, the translation lab
 """
 
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from regard.other_libraries import ROOMS, missing_here
+from regard.other_libraries import INNER_ROOMS, ROOMS, missing_here
 from regard.upper_layers import importers
 from regard.version import __version__ as __version__
 
-importers.update({name: partial(import_module, f"regard.{name}") for name in (*ROOMS, "api")})
+importers.update({name: partial(import_module, f"regard.{name}") for name in (*ROOMS, *INNER_ROOMS, "api")})
 importers["attention"] = lambda: import_module("regard.attention_output")
 importers["widget"] = lambda: import_module("regard.viewer.widget")
 importers["drawing"] = lambda: import_module("regard.drawing")
-importers["report"] = lambda: import_module("regard.viewer.report")
 
 
 if TYPE_CHECKING:  # type checkers read the names; a `__getattr__` would make every misspelt name valid
     from regard import biases as biases
     from regard import caches as caches
     from regard import composites as composites
-    from regard import data as data
     from regard import edits as edits
     from regard import encodings as encodings
     from regard import hf as hf
+    from regard import lab as lab
     from regard import maps as maps
     from regard import masks as masks
     from regard import nn as nn
     from regard import normalizers as normalizers
     from regard import scores as scores
     from regard import selections as selections
-    from regard import seq2seq as seq2seq
     from regard import stats as stats
     from regard import transitions as transitions
     from regard import types as types

@@ -70,6 +70,8 @@ CALLS = {
     "detect_heads": "rg.TextReader(model, tokenizer).read(text)",
     "head_detector": "rg.TextReader(model, tokenizer).read(text)",
     # names that Regard had
+    "seq2seq": "rg.lab",
+    "data": "rg.lab.data",
     "Fold": "rg.maps.Reduction",
     "explain": "rg.plan(query, key, value)",
     "KernelScore": "rg.scores.FeatureScore()",
@@ -203,8 +205,10 @@ OF_MAPS = {
 ROOMS = (
     *("masks", "scores", "encodings", "biases", "normalizers", "selections", "transitions"),
     *("composites", "caches", "maps", "edits", "stats", "hf", "types"),
-    *("nn", "data", "seq2seq", "viewer"),
+    *("nn", "viewer", "lab"),
 )
+#: Rooms inside of rooms: `rg.lab.data.load_corpus`.
+INNER_ROOMS = ("lab.data",)
 
 
 def missing_here(room: str, name: str, public: Iterable[str]) -> AttributeError:
@@ -213,7 +217,7 @@ def missing_here(room: str, name: str, public: Iterable[str]) -> AttributeError:
     def known() -> Iterator[str]:
         yield from (f"{room}.{own}".removeprefix("regard.") for own in public)
         yield from upper_layer("api").__all__
-        for other in ROOMS:
+        for other in (*ROOMS, *INNER_ROOMS):
             yield from (f"{other}.{each}" for each in upper_layer(other).__all__)
         if room == "regard":
             yield from (f'mechanism("{each}")' for each in upper_layer("api").mechanisms())

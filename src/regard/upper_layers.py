@@ -13,8 +13,8 @@ importers: dict[str, Callable[[], Any]] = {}
 
 
 def upper_layer(name: str) -> Any:
-    """A module: "attention" has `attend`, "widget" shows maps, "drawing" draws them, "report" has `write_report`.
+    """A module: "attention" has `attend`, "widget" shows maps, "drawing" draws them.
 
-    "api" has the public names of `regard`, and "nn", "viewer", "data" and "seq2seq" those of its rooms.
+    "api" has the public names of `regard`, and "nn", "viewer", "lab" and "lab.data" those of its rooms.
     """
     return importers[name]()

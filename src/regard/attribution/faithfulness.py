@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.attribution.inputs import TextInputs, is_translator, padding_id, takes
+from regard.attribution.inputs import TextInputs, Translates, takes
 from regard.attribution.target import Explained, explained, predicts_next
 from regard.attribution.traced_run import check_model
 from regard.checks import Count, Size, checked
@@ -215,10 +215,8 @@ def _candidates(model: nn.Module, inputs: TextInputs, target: Explained, tokeniz
     """The indices of the tokens that may be removed."""
     ids = inputs.need_ids("faithfulness")[0].cpu()
     allowed = inputs.real()[0].cpu().clone()
-    if is_translator(model):
-        from regard.data import EOS
-
-        allowed &= ids != EOS
+    if isinstance(model, Translates):
+        allowed &= ids != model.end_id
     elif inputs.decoder_ids is None and target.positions:
         allowed[target.positions[0]] = False
         if predicts_next(model):
@@ -265,8 +263,8 @@ def _remover(
 
 def _replacement(model: nn.Module, tokenizer: Any) -> int | None:
     """The id that takes the place of a removed token, in a model that cannot hide it; None if the model can."""
-    if is_translator(model):
-        return padding_id()  # which no query may attend to
+    if isinstance(model, Translates):
+        return model.padding_id  # which no query may attend to
     if takes(model, "attention_mask"):
         return None
     for name in ("mask_token_id", "unk_token_id", "pad_token_id"):

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
 
-#: The arguments of a translator of `regard.seq2seq`.
+#: The arguments of a translator.
 SOURCE, TARGET = "source", "target"
+
+
+@runtime_checkable
+class Translates(Protocol):
+    """A model that is called with `source` and `target`, as those of `rg.lab`. `logits` projects what it returns."""
+
+    padding_id: int
+    end_id: int
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,16 +38,17 @@ class TextInputs:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    padding_id: int | None = None
 
     @staticmethod
     def of(model: nn.Module, inputs: Any, operation: str = "attribute") -> TextInputs:
         """Token ids (B, n), or the arguments of the model by name, as a tokenizer returns them.
 
-        Of a translator of `regard.seq2seq` they are `source` and `target`.
+        Of a translator (`Translates`) they are `source` and `target`.
         """
         options = _without_cache(model)
-        if is_translator(model):
-            return TextInputs((), _pair(inputs, operation))
+        if isinstance(model, Translates):
+            return TextInputs((), _pair(inputs, operation), model.padding_id)
         if isinstance(inputs, Tensor):
             ids = _checked_ids(operation, inputs)
             _check_decoder(model, {}, operation)
@@ -93,7 +103,7 @@ class TextInputs:
         mask = self.kwargs.get("decoder_attention_mask" if is_decoder else "attention_mask")
         assert ids is not None
         if self._name == SOURCE:
-            mask = ids != padding_id()
+            mask = ids != self.padding_id
         if not isinstance(mask, Tensor) or mask.shape != ids.shape:
             return torch.full((len(ids),), ids.shape[1] - 1)
         places = torch.arange(ids.shape[1], device=mask.device)
@@ -103,19 +113,19 @@ class TextInputs:
         """Which tokens are no padding, (B, n)."""
         ids, mask = self.need_ids("attribute"), self.kwargs.get("attention_mask")
         if self._name == SOURCE:
-            mask = ids != padding_id()
+            mask = ids != self.padding_id
         fits = isinstance(mask, Tensor) and mask.shape == ids.shape
         return mask != 0 if fits else torch.ones_like(ids, dtype=torch.bool)  # type: ignore[return-value]
 
     def run(self, model: nn.Module) -> Any:
         """Call the model; of a translator the result are its logits."""
         output = model(*self.args, **self.kwargs)
-        return model.logits(output) if is_translator(model) else output  # type: ignore[operator]
+        return model.logits(output) if isinstance(model, Translates) else output
 
     def repeated(self, count: int) -> TextInputs:
         """The same single sequence `count` times."""
         args = tuple(_repeated(x, count) for x in self.args)
-        return TextInputs(args, {name: _repeated(x, count) for name, x in self.kwargs.items()})
+        return replace(self, args=args, kwargs={name: _repeated(x, count) for name, x in self.kwargs.items()})
 
     def with_ids(self, ids: Tensor) -> TextInputs:
         """The same call with other tokens."""
@@ -138,26 +148,13 @@ def _check_decoder(model: nn.Module, given: Mapping[str, Any], operation: str) -
         )
 
 
-def is_translator(model: nn.Module) -> bool:
-    """Whether a model is a translator of `regard.seq2seq`, which is not imported for this."""
-    loaded = sys.modules.get("regard.seq2seq.models.translator")
-    return loaded is not None and isinstance(model, loaded.Translator)
-
-
 def check_tokenizer(model: nn.Module, tokenizer: Any, operation: str) -> None:
     """Refuse one tokenizer for the two vocabularies of a translator."""
-    if tokenizer is not None and is_translator(model):
+    if tokenizer is not None and isinstance(model, Translates):
         raise RegardError(
             f"{operation}: a translator has two vocabularies, and one tokenizer would give its source tokens wrong "
             "names. Leave `tokenizer` out, and give the target by its id: run.target_tokenizer.encode(text)."
         )
-
-
-def padding_id() -> int:
-    """The id of padding in the texts of a translator."""
-    from regard.data import PAD
-
-    return PAD
 
 
 def _pair(inputs: Any, operation: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from regard.cli.extras import named
+from regard.cli.lab import lab
 from regard.errors import MissingPackage, RegardError
 from regard.version import __version__
 
@@ -299,9 +300,7 @@ def data(
     seed: Annotated[int, typer.Option(help="Seed of synthetic pairs, and of the split of your own files.")] = 0,
 ) -> None:
     """List the corpora, print pairs of one, or download and build another language pair."""
-    from regard.cli.data import run
-
-    run(names or [], show, max_words, seed)
+    lab("data").run(names or [], show, max_words, seed)
 
 
 @app.command(cls=Command)
@@ -328,8 +327,7 @@ def train(
     ] = False,
 ) -> None:
     """Train a translator on a corpus, and save it in a folder for `regard translate`."""
-    from regard.cli import train as training
-
+    training = lab("train")
     if template:
         return training.print_template()
     options = {"source": source, "target": target, "data": data, "system": system, "out": out, "resume": resume}
@@ -359,8 +357,7 @@ def translate(
     ] = False,
 ) -> None:
     """Translate a text, a file or standard input, line by line."""
-    from regard.cli import translate as translating
-
+    translating = lab("translate")
     options = {"length_penalty": length_penalty, "batch": batch, "align": align, "reading": reading}
     settings = translating.TranslateOptions(
         arguments or [], model, beam, n_best, replace_unknown=replace_unknown, **options
@@ -378,8 +375,7 @@ def align(
     words: Annotated[bool, typer.Option("--words", help="Print the words of both sides before their links.")] = False,
 ) -> None:
     """Align the words of given sentence pairs by attention: links source-target, counted from 0."""
-    from regard.cli import align as aligning
-
+    aligning = lab("align")
     aligning.run(aligning.AlignOptions(run, source, target, reading, batch, words))
 
 
@@ -404,8 +400,7 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Measure a run on held-out sentences: BLEU in detail, and the difference to another run with its p value."""
-    from regard.cli import evaluate as evaluating
-
+    evaluating = lab("evaluate")
     settings = evaluating.EvaluateOptions(
         run, split, against, beam, batch, reading, first, json, without_near, bleu_tokenizer
     )
@@ -474,29 +469,5 @@ def compare(
 ) -> None:
     """Train several systems on the same pairs with the same budget, and write a report."""
     given = {name: value for name, value in locals().items() if name != "overrides"}
-    from regard.cli import comparison
-
+    comparison = lab("compare")
     comparison.run(comparison.StudyOptions(tuple(overrides or ()), **given))
-
-
-@app.command(cls=Command)
-def bench(
-    only: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Only these groups; --list prints their names.")
-    ] = None,
-    full: Annotated[bool, typer.Option("--full", help="All lengths up to 65,536 and all peers; takes hours.")] = False,
-    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Device of the measurements.")] = "cpu",
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all numbers to this file.")] = None,
-    picture: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw time and memory against length.")
-    ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Print the cases and peers without measuring.")] = False,
-) -> None:
-    """Measure every mechanism and its alternatives: exactness, time and memory, in ten minutes at most."""
-    from regard.cli import bench as benching
-
-    settings = benching.BenchOptions(only, full, device, json, picture)
-    if list_:
-        benching.show_cases(settings)
-    else:
-        benching.run(settings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import webbrowser
-from importlib.resources import files
 from pathlib import Path
 
 from rich.console import Console
@@ -11,18 +10,14 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from regard.cli.analyze import default_words
+from regard.cli.lab import lab
 from regard.cli.outputs import check_folder
 from regard.cli.summary import print_summary
-from regard.data.corpus import Pair
 from regard.engine.kernel.library import described
-from regard.errors import RegardError
 from regard.hf.text_reader import TextReader, TextResult
-from regard.seq2seq.decoding.translation import translate
-from regard.seq2seq.evaluation.pair_maps import read_pair
-from regard.seq2seq.models.systems import find_system
-from regard.seq2seq.runs.run import load_pretrained, pretrained_runs
 from regard.stats import CAVEAT
-from regard.viewer import Sheet, page_reductions, write_page
+from regard.texts.embedded import passage
+from regard.viewer import page_reductions, write_page
 from regard.viewer.sheet import sheets_of
 from regard.viewer.tour import tour
 
@@ -31,8 +26,6 @@ SENTENCES = (
     "The trophy didn't fit in the suitcase because it was too big.",
 )
 PASSAGE_LENGTH = 512
-#: A sentence, and the languages of the packaged translators that translate it.
-TRANSLATED, LANGUAGES = "And the king sent his servants into the city by night.", "en-fr"
 
 
 def run(out: Path, model: str, open_: bool = False) -> None:
@@ -68,7 +61,7 @@ def _read(out: Path, model: str) -> tuple[list[TextResult], Path, str]:
         progress.update(task, description=f"Reading {PASSAGE_LENGTH} tokens of Alice in Wonderland")
         results.append(_passage(reader))
         progress.update(task, description="Translating")
-        sheets, translation = _translation()
+        sheets, translation = lab("pages").translated_sheets()
         progress.update(task, description="Writing the page")
         sheets = [*sheets_of([result.reading for result in results]), *sheets]
         return results, write_page(out / "index.html", sheets, tour(sheets)), translation
@@ -78,30 +71,10 @@ def write_sentences(path: Path, model: str = "minilm") -> Path:
     """The page of the demo without the long passage, as one small file: the documentation shows it."""
     reader = TextReader.load(model)
     readings = [reader.read(sentence, also=page_reductions).reading for sentence in SENTENCES]
-    sheets = [*sheets_of(readings), *_translation()[0]]
+    sheets = [*sheets_of(readings), *lab("pages").translated_sheets()[0]]
     return write_page(path, sheets, tour(sheets))
 
 
-def _translation() -> tuple[list[Sheet], str]:
-    """Sheets of a sentence that the packaged translators align, and a sentence about them; or the reason for none."""
-    try:
-        runs = [load_pretrained(name) for name in pretrained_runs() if name.endswith(LANGUAGES)]
-    except RegardError as error:  # sentencepiece or safetensors may not be installed
-        return [], f"No translation on the page: {error}"
-    if not runs:
-        return [], "No translation on the page: this package has no trained translator."
-    named = {find_system(run.model.settings()["name"]).title: run for run in runs if run.model.cross_attention}
-    if not named:
-        return [], "No translation on the page: the translators of this package have no attention."
-    first = next(iter(named.values()))
-    (translation,) = translate(first.model, first.source_tokenizer, first.target_tokenizer, [TRANSLATED])
-    if not translation.text.strip():
-        return [], f"No translation on the page: {next(iter(named))} has an empty translation of {TRANSLATED!r}"
-    sheets = [Sheet.of(*reading) for reading in read_pair(named, Pair(TRANSLATED, translation.text))]
-    return sheets, f"{TRANSLATED} → {translation.text} Aligned on the page by: {', '.join(named)}."
-
-
 def _passage(reader: TextReader) -> TextResult:
-    text = files("regard").joinpath("data", "passage.txt").read_text(encoding="utf-8")
     title = "Alice's Adventures in Wonderland, the opening"
-    return reader.read(text, length=PASSAGE_LENGTH, title=title, also=page_reductions)
+    return reader.read(passage(), length=PASSAGE_LENGTH, title=title, also=page_reductions)

@@ -17,12 +17,12 @@ EXTRAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "lab": (("view",), ("lightning", "sentencepiece", "sacrebleu", "pydantic")),
     "corpus": (("demo", "lab"), ("datasets", "pyarrow")),
     "ray": (("corpus",), ("ray",)),
-    "bench": (("hf",), ("matplotlib",)),
+    "bench": (("hf", "lab"), ()),
 }
 #: Command -> the extra that it always needs.
 COMMANDS = {
     **dict.fromkeys(("list", "info", "plan", "check"), "cli"),
-    **{"demo": "demo", "analyze": "hf", "view": "view", "bench": "bench"},
+    **{"demo": "demo", "analyze": "hf", "view": "view"},
     **dict.fromkeys(("data", "train", "translate", "align", "evaluate", "compare"), "lab"),
 }
 #: Command, option or argument, the values that need an extra, and the extra.

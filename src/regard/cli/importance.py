@@ -12,7 +12,6 @@ from regard.errors import RegardError
 from regard.hf import importance, pruning_curve
 from regard.hf.heads.pruning_curve import ORDERS, TENTHS
 from regard.hf.text_reader import TextReader, TextResult
-from regard.seq2seq.comparison.curves import ORDERS as ORDER_TITLES
 from regard.stats.numbering import head_name
 from regard.stats.text_reading import TextReading
 
@@ -43,7 +42,7 @@ def with_importance(reader: TextReader, text: str, result: TextResult, length: i
             reader.model, lambda model: float(loss(model)), importances, progress=lambda _: progress.advance(task)
         )
     series = [
-        {"name": ORDER_TITLES[order], "points": [list(point) for point in curve.qualities(order).items()]}
+        {"name": ORDERS[order], "points": [list(point) for point in curve.qualities(order).items()]}
         for order in dict.fromkeys(point.order for point in curve.points)
     ]
     title = "Loss of the next token without heads"

@@ -9,13 +9,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from regard.cli.demo import SENTENCES, TRANSLATED
+from regard.cli.demo import SENTENCES
+from regard.cli.lab import lab
 from regard.cli.steps import shown_steps
 from regard.errors import MissingPackage, RegardError
-from regard.seq2seq.runs.run import SETTINGS, pretrained_runs
 from regard.viewer import Sheet
-from regard.viewer.live_model import LiveModel, live_model
-from regard.viewer.runs import folder_of, open_folder
+from regard.viewer.live_model import LiveModel
 from regard.viewer.saved import STORY
 from regard.viewer.story import story_of
 
@@ -45,16 +44,17 @@ def run(
 
 def opened(folder: Path | None, model: str | None) -> tuple[list[Sheet], LiveModel | None]:
     """The texts of a folder or of a packaged translator, and the model that reads typed texts."""
+    pages = lab("pages")
     if folder is None and model is None:
         raise RegardError(
             "view: give a folder that `regard analyze --save`, `train` or `compare` wrote, a translator of the "
             "package "
-            f"({', '.join(pretrained_runs())}), or a model that reads what you type, such as --model minilm."
+            f"({', '.join(pages.pretrained_runs())}), or a model that reads what you type, such as --model minilm."
         )
-    place = None if folder is None else folder_of(folder)
-    live = live_model(model) if model is not None else None
-    if place is not None and live is None and (place / SETTINGS).exists():
-        live = live_model(str(place))
+    place = None if folder is None else pages.folder_of(folder)
+    live = pages.live_model(model) if model is not None else None
+    if place is not None and live is None and pages.is_run(place):
+        live = pages.live_model(str(place))
     sheets = _texts(place, live) if place is not None else []
     return (sheets or _first_texts(live)), live
 
@@ -62,7 +62,7 @@ def opened(folder: Path | None, model: str | None) -> tuple[list[Sheet], LiveMod
 def _texts(folder: Path, live: LiveModel | None) -> list[Sheet]:
     """The texts of a folder. Without the packages that read a corpus, a translator begins with one sentence."""
     try:
-        return open_folder(folder)
+        return lab("pages").open_folder(folder)
     except MissingPackage:
         if live is None or live.kind != "translation":
             raise
@@ -77,7 +77,7 @@ def _kept_story(folder: Path | None) -> Path | None:
 def _first_texts(live: LiveModel | None) -> list[Sheet]:
     if live is None:
         return []
-    return live.read(TRANSLATED if live.kind == "translation" else SENTENCES[0], lambda: None)
+    return live.read(lab("pages").TRANSLATED if live.kind == "translation" else SENTENCES[0], lambda: None)
 
 
 def _tell(errors: Console, open_: bool, address: str) -> None:

@@ -17,13 +17,13 @@ from regard.caches import GrowingCache
 from regard.catalog.entry import call_tensors
 from regard.composites import Composite
 from regard.engine import ENGINES, Problem
-from regard.engine.reference import reference
 from regard.errors import RegardError
 from regard.maps import Distance, Entropy, KeyTotals, Pool, Similarity, TopLinks
 from regard.masks import Mask, mask_mod, padding
 from regard.pieces.call_tensors import needs_of
 from regard.pieces.grid import Grid
 from regard.positions import Positions
+from regard.reference import reference
 from regard.shapes import Sizes
 
 #: A mechanism with query, key and value that fit it: small, and in float64.

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from regard.data.fetching import cache_folder
 from regard.errors import RegardError
+from regard.texts.caches import cache_folder
 from regard.whole_files import DRAFT
 
 #: A model and its tokenizer.

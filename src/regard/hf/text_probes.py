@@ -7,18 +7,17 @@ import random
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 import torch
 
-from regard.data.bible import load_bible
 from regard.errors import RegardError
 from regard.hf.editing import streaming
 from regard.hf.heads.layout import ModelHeads
 from regard.stats import SyntaxSentence, WatchedNeedle, WatchedSentence, cache_split, retrieval_roles, syntax_roles
 from regard.stats.cache_split import KeyHeadSplit
 from regard.stats.roles import RoleTable
+from regard.texts.embedded import english_verses, passage
 
 #: A sentence of which the end is the answer, its end, and the question.
 NEEDLES = (
@@ -116,10 +115,9 @@ def needle_table(reader: Any, length: int, depths: Sequence[float], layers: Sequ
 
 def long_text(reader: Any, length: int) -> list[int]:
     """The first tokens of the texts of the package: a passage of Alice in Wonderland, then the World English Bible."""
-    ids = _ids(reader, files("regard").joinpath("data", "passage.txt").read_text(encoding="utf-8"))
+    ids = _ids(reader, passage())
     if len(ids) < length:
-        verses = [pair.source for pair in load_bible("en", "fr").train[: length // 4 + 100]]
-        ids += _ids(reader, " " + " ".join(verses))
+        ids += _ids(reader, " " + " ".join(english_verses(length // 4 + 100)))
     return ids[:length]
 
 

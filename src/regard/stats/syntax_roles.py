@@ -74,7 +74,7 @@ def syntax_sentences() -> tuple[SyntaxSentence, ...]:
     >>> sentence.text, sentence.pairs["subject"]
     ('Farmers sell milk because they need money.', ((1, 0),))
     """
-    lines = files("regard").joinpath("data", "syntax.tsv").read_text(encoding="utf-8").splitlines()
+    lines = files("regard").joinpath("texts", "syntax.tsv").read_text(encoding="utf-8").splitlines()
     _, *relations = lines[0].split("\t")
     sentences = []
     for line in lines[1:]:

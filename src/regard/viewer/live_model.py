@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from regard.data.corpus import Pair
 from regard.errors import RegardError
 from regard.hf.generation_reader import read_generation
 from regard.hf.text_reader import TextReader
 from regard.maps import AttentionMap, Reduction
-from regard.seq2seq.evaluation.pair_maps import read_pair
-from regard.seq2seq.models.systems import find_system
-from regard.seq2seq.runs.run import SETTINGS, Run, load_pretrained, load_run, pretrained_runs
 from regard.viewer.live_request import CHARACTERS, EDITS, STEPS, LiveRequest
 from regard.viewer.questions import attribution_sheet, edited_sheet, generation_sheets
 from regard.viewer.sheet import Sheet, page_reductions
@@ -60,15 +55,6 @@ class LiveModel:
         return {"name": self.name, "kind": self.kind, "fields": ["text", *self.questions], **limits}
 
 
-def live_model(name: str) -> LiveModel:
-    """The translator of the package with this name, the run of this folder, or the model that `load_model` finds."""
-    if name in pretrained_runs():
-        return translator_model(name, load_pretrained(name))
-    if (Path(name) / SETTINGS).exists():
-        return translator_model(Path(name).name, load_run(name))
-    return text_model(TextReader.load(name))
-
-
 def text_model(reader: TextReader) -> LiveModel:
     """The model of a `TextReader`. A text has at most 256 tokens, or what the model takes.
 
@@ -83,27 +69,27 @@ def text_model(reader: TextReader) -> LiveModel:
     @contextmanager
     def reading(text: str, check: Check) -> Iterator[Callable[[AttentionMap], Sequence[Reduction]]]:
         """Around a text that the model reads; yields the reductions of the page, which `check` can stop too."""
-        _check_length(len(reader.tokenizer(text, verbose=False)["input_ids"]), most)
-        with _stoppable(reader.model, check):
+        check_length(len(reader.tokenizer(text, verbose=False)["input_ids"]), most)
+        with stoppable(reader.model, check):
             yield lambda weights: check() or page_reductions(weights)
 
     def read(text: str, check: Check) -> list[Sheet]:
         with reading(text, check) as also:
-            return [_written(Sheet.of(reader.read(text, also=also).reading), text)]
+            return [written(Sheet.of(reader.read(text, also=also).reading), text)]
 
     def edited(request: LiveRequest, check: Check) -> list[Sheet]:
         with reading(request.text, check) as also:
-            return [_written(edited_sheet(reader, request.text, request.edits, also), request.text)]
+            return [written(edited_sheet(reader, request.text, request.edits, also), request.text)]
 
     def generated(request: LiveRequest, check: Check) -> list[Sheet]:
         with reading(request.text, check) as also:
             result = read_generation(reader, request.text, request.generate, also=also)
-            return [_written(sheet, request.text) for sheet in generation_sheets(result)]
+            return [written(sheet, request.text) for sheet in generation_sheets(result)]
 
     def attributed(request: LiveRequest, check: Check) -> list[Sheet]:
         assert request.attribute is not None
         with reading(request.text, check) as also:
-            return [_written(attribution_sheet(reader, request.text, *request.attribute, also), request.text)]
+            return [written(attribution_sheet(reader, request.text, *request.attribute, also), request.text)]
 
     questions = {"edits": edited}
     if _continues(reader.model):
@@ -126,35 +112,13 @@ def _continues(model: Any) -> bool:
     return callable(can_generate) and bool(can_generate()) and not getattr(model.config, "is_encoder_decoder", False)
 
 
-def translator_model(name: str, run: Run) -> LiveModel:
-    """A trained translator: it translates a text and reads both with teacher forcing, as `read_pair` does.
-
-    >>> from regard.seq2seq import load_pretrained
-    >>> model = translator_model("bahdanau-en-fr", load_pretrained("bahdanau-en-fr"))
-    >>> model.read("Peace be with you.", lambda: None)[0].about["tokens"][-1]
-    '</s>'
-    """
-    title = find_system(run.model.settings()["name"]).title
-
-    def read(text: str, check: Check) -> list[Sheet]:
-        _check_length(len(run.source_tokenizer.encode(text)), TOKENS)
-        with _stoppable(run.model, check):
-            (translation,) = run.translate([text])
-            if not translation.text.strip():
-                raise RegardError(f"{title} has an empty translation of this text. Type another one.")
-            readings = read_pair({title: run}, Pair(text, translation.text), parts=True)
-        unknown = run.source_tokenizer.unknown(text)
-        return [_written(Sheet.of(*reading), text, unknown) for reading in readings]
-
-    return LiveModel(name, "translation", read)
-
-
-def _written(sheet: Sheet, text: str, unknown: Sequence[str] = ()) -> Sheet:
+def written(sheet: Sheet, text: str, unknown: Sequence[str] = ()) -> Sheet:
     """The sheet with the text as it was typed, so that the page can change one of its words, and its unknown pieces."""
     return Sheet(sheet.about | {"written": text, "unknown": list(unknown)}, sheet.maps, sheet.ready)
 
 
-def _check_length(num_tokens: int, most: int) -> None:
+def check_length(num_tokens: int, most: int) -> None:
+    """Refuse a text that is too long for the page."""
     if num_tokens > most:
         raise RegardError(
             f"The text has {num_tokens} tokens; the page reads at most {most}. Type a shorter one, or read it with "
@@ -163,7 +127,7 @@ def _check_length(num_tokens: int, most: int) -> None:
 
 
 @contextmanager
-def _stoppable(model: nn.Module, check: Check) -> Iterator[None]:
+def stoppable(model: nn.Module, check: Check) -> Iterator[None]:
     """While the block runs, every module of the model calls `check` before it computes."""
     hooks = [module.register_forward_pre_hook(lambda *_: check()) for module in model.modules()]
     try:

@@ -20,7 +20,7 @@ from typing import Any
 from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps.stored import load_map, save_map
-from regard.seq2seq.runs.files import read_json
+from regard.texts.files import read_json
 from regard.viewer.saved_checks import check_text
 from regard.viewer.sheet import Sheet
 from regard.viewer.story import Story, story_of

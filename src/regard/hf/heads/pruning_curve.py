@@ -13,7 +13,8 @@ from regard.errors import RegardError, nearest
 from regard.hf.heads.gates import gated
 from regard.hf.heads.head_importance import ImportanceScores
 
-ORDERS = ("importance", "random", "reversed")
+#: Orders in which heads are removed, and what a chart calls them.
+ORDERS = {"importance": "least important first", "random": "at random", "reversed": "most important first"}
 TENTHS = tuple(tenth / 10 for tenth in range(11))
 
 
@@ -73,7 +74,7 @@ def pruning_curve(
     quality: Callable[[Any], float],
     importance: ImportanceScores,
     shares: Sequence[float] = TENTHS,
-    order: Sequence[str] = ORDERS,
+    order: Sequence[str] = (*ORDERS,),
     seed: int = 0,
     progress: Callable[[CurvePoint], None] | None = None,
 ) -> QualityCurve:

@@ -1,0 +1,133 @@
+"""Whole models with the engines of Regard, through `regard.register()`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import regard as rg
+from benchmarks.case import Aim, BenchSettings, Case, Side
+from benchmarks.peers.package import TRANSFORMERS
+from regard.stats import profile
+from regard.stats.profile import ModelProfile
+
+LENGTH, WINDOW, WORDS = 16_384, 1024, 1000
+#: Tokens of the text whose profile is computed.
+LONG = 32_768
+#: Texts of the encoder, and tokens of each.
+TEXTS = (32, 512)
+
+
+def cases(setting: BenchSettings) -> Iterator[Case]:
+    """Prefill of a Mistral-like model, and texts through an encoder; both need transformers on both sides."""
+    if setting.device == "cuda" or find_spec("transformers") is None:
+        return
+    yield Case(
+        group="model",
+        work=f"prefill of {LENGTH:,} tokens, Mistral of 2 layers, 8:2 heads of 64, width 512, window {WINDOW:,}",
+        inputs=partial(token_ids, 1, LENGTH),
+        mechanism="grouped_query",
+        ours=partial(mistral, "regard"),
+        peers=(Side("transformers, sdpa", partial(mistral, "sdpa"), setting.aims("faster", 6, 5), TRANSFORMERS),),
+    )
+    yield Case(
+        group="model",
+        work=f"{TEXTS[0]} texts of {TEXTS[1]} tokens, BERT of MiniLM's shape: 6 layers, 12 heads of 32",
+        inputs=partial(token_ids, *TEXTS),
+        mechanism="multi_head",
+        ours=partial(mini_lm, "regard"),
+        peers=(Side("transformers, sdpa", partial(mini_lm, "sdpa"), (Aim("faster", 1.0),), TRANSFORMERS),),
+    )
+    yield whole_profile(setting)
+
+
+def whole_profile(setting: BenchSettings) -> Case:
+    """The statistics of a long text beside its forward alone."""
+    bare = partial(llama, lambda model, ids: model(ids, use_cache=False).last_hidden_state)
+    return Case(
+        group="model",
+        work=f"forward and whole profile of {LONG:,} tokens, Llama of 2 layers, 4 heads of 64, width 256",
+        inputs=partial(token_ids, 1, LONG),
+        mechanism="multi_head",
+        ours=partial(llama, profiled),
+        peers=(
+            Side(
+                "the same forward alone",
+                bare,
+                setting.aims("time", 1.5, 2.0),
+                TRANSFORMERS,
+                differs="it computes no statistics",
+            ),
+        ),
+        weighs=False,
+    )
+
+
+def token_ids(batch: int, length: int) -> tuple[Tensor, ...]:
+    """Random tokens, the same at every call."""
+    return (torch.randint(0, WORDS, (batch, length), generator=torch.Generator().manual_seed(0)),)
+
+
+def mistral(backend: str, ids: Tensor) -> Callable[[Tensor], Any]:
+    """A model with random weights, the same for every backend."""
+    from transformers import MistralConfig, MistralModel
+
+    config = MistralConfig(
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        sliding_window=WINDOW,
+        vocab_size=WORDS,
+        max_position_embeddings=2 * LENGTH,
+    )
+    model = _drawn(MistralModel, config, backend)
+    return lambda ids: model(ids, use_cache=False).last_hidden_state
+
+
+def mini_lm(backend: str, ids: Tensor) -> Callable[[Tensor], Any]:
+    """An encoder with the sizes of MiniLM and random weights, the same for every backend."""
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        hidden_size=384, intermediate_size=1536, num_hidden_layers=6, num_attention_heads=12, vocab_size=WORDS
+    )
+    model = _drawn(BertModel, config, backend)
+    return lambda ids: model(ids).last_hidden_state
+
+
+def llama(run: Callable[[Any, Tensor], Any], ids: Tensor) -> Callable[[Tensor], Any]:
+    """A run of a decoder with random weights on torch's kernel."""
+    from transformers import LlamaConfig, LlamaModel
+
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=688,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=WORDS,
+        max_position_embeddings=LONG,
+    )
+    return partial(run, _drawn(LlamaModel, config, "sdpa"))
+
+
+def profiled(model: Any, ids: Tensor) -> ModelProfile:
+    """A watched forward, and every statistic, the strongest links and the similarity of all heads."""
+    with rg.watch(model) as seen:
+        model(ids, use_cache=False)
+    return profile(seen.maps, [str(token) for token in ids[0].tolist()])
+
+
+def _drawn(kind: Any, config: Any, backend: str) -> Any:
+    if backend == "regard":
+        rg.register()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return kind._from_config(config, attn_implementation=backend).eval()

@@ -1,1 +1,0 @@
-"""Measures Regard against other libraries: the cases, the runner and the report of `regard bench`."""

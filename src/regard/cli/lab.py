@@ -1,0 +1,22 @@
+"""The commands of the translation lab. Only this table names `regard.lab`: it stands above the command line."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+#: What a command uses -> its module.
+MODULES = {
+    "data": "regard.lab.commands.data",
+    "train": "regard.lab.commands.train",
+    "translate": "regard.lab.commands.translate",
+    "align": "regard.lab.commands.align",
+    "evaluate": "regard.lab.commands.evaluate",
+    "compare": "regard.lab.commands.comparison",
+    "pages": "regard.lab.pages",
+}
+
+
+def lab(name: str) -> Any:
+    """The module of the lab for a command; it is imported at the first use."""
+    return import_module(MODULES[name])

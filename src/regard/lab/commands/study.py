@@ -1,0 +1,124 @@
+"""The options of `regard compare`, and the study that they describe."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regard.errors import RegardError
+
+if TYPE_CHECKING:
+    from regard.lab import Study
+
+SWEEPS = ("heads", "positions", "attention", "prune", "scaled")
+
+#: Options that say where and how trials run; the others describe the study.
+HOW = ("out", "processes", "engine", "report")
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """The options of `regard compare`; None where an option is not given."""
+
+    overrides: tuple[str, ...] = ()
+    data: str | None = None
+    source: Path | None = None
+    target: Path | None = None
+    systems: str | None = None
+    seeds: str | None = None
+    minutes: float | None = None
+    steps: int | None = None
+    epochs: int | None = None
+    preset: str | None = None
+    heads: str | None = None
+    positions: str | None = None
+    attention: str | None = None
+    prune: bool = False
+    scaled: bool = False
+    train_words: int | None = None
+    without_near: bool = False
+    beam: int | None = None
+    processes: int | None = None
+    engine: str = "local"
+    out: Path | None = None
+    report: bool = False
+
+    @property
+    def describes_study(self) -> bool:
+        """Whether an option describes the study, and not only where and how trials run."""
+        about = {name: value for name, value in vars(self).items() if name not in HOW}
+        return any(value not in (None, (), False) for value in about.values())
+
+
+def study_of(settings: StudyOptions) -> Study:
+    """The study that the options describe."""
+    from regard.lab import make_study
+
+    sweep = _sweep(settings)
+    value = None if sweep is None else getattr(settings, sweep)
+    study = make_study(
+        _data(settings),
+        systems=None if settings.systems is None else _list(settings.systems),
+        seeds=None if settings.seeds is None else seeds_of(settings.seeds),
+        budget=_budget(settings),
+        sweep=sweep,
+        values=_list(value) if isinstance(value, str) else (),
+        preset=settings.preset,
+        overrides=settings.overrides,
+    )
+    words = study.train_words if settings.train_words is None else settings.train_words
+    return replace(study, train_words=words, without_near=settings.without_near, beam=settings.beam or 1)
+
+
+def _sweep(settings: StudyOptions) -> str | None:
+    sweeps = [name for name in SWEEPS if getattr(settings, name)]
+    if len(sweeps) > 1:
+        raise RegardError(f"compare: --{' and --'.join(sweeps)} are two questions. Run one comparison for each.")
+    return sweeps[0] if sweeps else None
+
+
+def _data(settings: StudyOptions) -> str | tuple[Path, Path] | None:
+    if settings.data is not None and settings.source is not None:
+        raise RegardError("compare: --data and --source are two corpora. Give one of them.")
+    if settings.source is None and settings.target is None:
+        return settings.data
+    if settings.source is None or settings.target is None:
+        raise RegardError("compare: --source and --target are two files that belong together. Give both.")
+    return settings.source, settings.target
+
+
+def _budget(settings: StudyOptions) -> tuple[str, float] | None:
+    budgets = {
+        unit: getattr(settings, unit) for unit in ("minutes", "steps", "epochs") if getattr(settings, unit) is not None
+    }
+    if len(budgets) > 1:
+        raise RegardError(f"compare: --{' and --'.join(budgets)} cannot both be the budget. Give one.")
+    return next(iter(budgets.items()), None)
+
+
+def seeds_of(text: str) -> tuple[int, ...]:
+    """The seeds of "1,2,5"; a number alone says how many: "3" is 1, 2, 3.
+
+    >>> seeds_of("3"), seeds_of("7,9")
+    ((1, 2, 3), (7, 9))
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() for part in parts) or (len(parts) == 1 and int(parts[0]) < 1):
+        raise RegardError(f"compare: --seeds {text} is not right. Give how many, as 3, or which, as 1,2,3.")
+    return tuple(range(1, int(parts[0]) + 1)) if len(parts) == 1 else tuple(map(int, parts))
+
+
+def command_of(settings: StudyOptions, folder: Path) -> str:
+    """The command that runs the same comparison again."""
+    words = ["regard", "compare"]
+    for name, value in vars(settings).items():
+        flag = "--" + name.replace("_", "-")
+        if name not in ("overrides", "out", "report") and value not in (None, False, "local"):
+            words += [flag] if value is True else [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+    return shlex.join([*words, "--out", str(folder), *settings.overrides])
+
+
+def _list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

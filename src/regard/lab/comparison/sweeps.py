@@ -1,0 +1,71 @@
+"""Sweeps: variants of one system, for example with different numbers of heads or different positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from regard.errors import RegardError, nearest
+from regard.lab.comparison.study import Entry
+
+#: The sweeps and their default values.
+SWEEPS: dict[str, tuple[str, ...]] = {
+    "heads": ("1", "4", "8", "16"),
+    "positions": ("sinusoidal", "learned", "rope", "alibi", "t5"),
+    "attention": ("full", "sliding_window", "bigbird", "linear", "performer"),
+    "prune": ("transformer",),
+    "scaled": ("scaled", "unscaled"),
+}
+#: Most words of a training pair in the sweep of positions, which tests on longer sentences.
+SHORT = 10
+
+
+def entries(sweep: str, values: Sequence[str] = (), name: str = "transformer") -> tuple[Entry, ...]:
+    """The variants of the system `name` in a sweep; `values` are by default those of `SWEEPS`.
+
+    >>> [entry.label for entry in entries("heads", ["1", "2"])]
+    ['heads-1', 'heads-2']
+    >>> entries("attention", ["linear"])[0].settings
+    {'attention': {'encoder': 'linear', 'decoder': 'linear'}}
+    """
+    if sweep not in SWEEPS:
+        raise RegardError(f"compare: there is no sweep {sweep!r}. {nearest(sweep, SWEEPS)}")
+    values = list(values) or list(SWEEPS[sweep])
+    if sweep == "prune":
+        return (Entry(name, name),)
+    return tuple(Entry(name, _label(sweep, value), _SETTINGS[sweep](value)) for value in values)
+
+
+def _label(sweep: str, value: str) -> str:
+    return value if sweep == "scaled" else f"{sweep}-{value}"
+
+
+def _heads(value: str) -> dict[str, Any]:
+    if not value.isdecimal() or int(value) < 1:
+        raise RegardError(
+            f"compare: --heads {value} is not a number of heads. Give whole numbers, as in --heads 1,4,8."
+        )
+    return {"num_heads": int(value)}
+
+
+def _positions(value: str) -> dict[str, Any]:
+    return {"positions": value}
+
+
+def _attention(value: str) -> dict[str, Any]:
+    """Only self-attention varies: patterns over positions do not suit cross-attention between two word orders."""
+    return {"attention": {"encoder": value, "decoder": value}}
+
+
+def _scaled(value: str) -> dict[str, Any]:
+    if value not in SWEEPS["scaled"]:
+        raise RegardError(f"compare: --scaled compares {' and '.join(SWEEPS['scaled'])}, not {value!r}.")
+    return {"scaled": value == "scaled"}
+
+
+_SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "heads": _heads,
+    "positions": _positions,
+    "attention": _attention,
+    "scaled": _scaled,
+}

@@ -1,0 +1,249 @@
+"""The charts of a report, made with matplotlib, narrow enough for a phone."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from regard.lab.report.svg import COLORS, INK, MARKERS, Figure, canvas, drawing
+
+#: Inches; about 450 pixels.
+WIDTH, HEIGHT = 4.7, 3.5
+
+Report = Mapping[str, Any]
+
+
+def styles(report: Report) -> dict[str, tuple[str, str]]:
+    """The color and the marker of every system, the same in all charts. The baseline has the color of the text."""
+    others = [each["label"] for each in report["systems"] if each["label"] != report["baseline"]]
+    cycle = len(COLORS) - 1
+    found = {label: (COLORS[1 + n % cycle], MARKERS[(1 + n) % len(MARKERS)]) for n, label in enumerate(others)}
+    return {report["baseline"]: (COLORS[0], MARKERS[0])} | found
+
+
+def finished(report: Report) -> list[Report]:
+    """The systems with at least one evaluated trial."""
+    return [each for each in report["systems"] if each["seeds"]]
+
+
+# Learning
+
+
+def learning_curves(report: Report, against: str) -> Figure | None:
+    """Validation curves by "step" or "minutes": the mean over seeds, and single seeds as thin lines."""
+    shown = [each for each in report["systems"] if any(len(curve["value"]) > 1 for curve in each["curves"])]
+    if not shown:
+        return None
+    of = shown[0]["curves"][0]["of"]
+    style = styles(report)
+    figure, axes = canvas(WIDTH, HEIGHT)
+    for each in shown:
+        lines = [_line(curve, against) for curve in each["curves"] if len(curve["value"]) > 1 and curve["of"] == of]
+        color, marker = style[each["label"]]
+        for xs, ys in lines if len(lines) > 1 else ():
+            axes.plot(xs, ys, color=color, linewidth=0.7, alpha=0.35)
+        xs, ys = mean_line(lines)
+        axes.plot(xs, ys, color=color, marker=marker, markersize=4, linewidth=1.7, label=each["title"])
+    if of == "perplexity":
+        axes.set_yscale("log")
+    axes.set(xlabel={"step": "steps", "minutes": "minutes of training"}[against], ylabel=f"validation {_measure(of)}")
+    if of == "bleu":
+        axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    _legend(figure, axes)
+    heading = f"Validation {_measure(of)} against {'steps' if against == 'step' else 'time'}"
+    ends = "; ".join(f"{e['title']} {_ends(e['curves'])}" for e in shown)
+    note = "Thin lines are single seeds. " if any(len(each["curves"]) > 1 for each in shown) else ""
+    return drawing(figure, f"learning-{against}", heading, f"{note}At the end: {ends}.")
+
+
+def _measure(of: str) -> str:
+    return {"bleu": "BLEU"}.get(of, of)
+
+
+def _ends(curves: Sequence[Report]) -> str:
+    return f"{statistics.fmean(curve['value'][-1] for curve in curves if curve['value']):.1f}"
+
+
+def _line(curve: Report, against: str) -> tuple[list[float], list[float]]:
+    return list(curve[against]), list(curve["value"])
+
+
+def mean_line(lines: Sequence[tuple[list[float], list[float]]]) -> tuple[list[float], list[float]]:
+    """The mean of curves where all of them have values, at the x values of the first curve.
+
+    >>> mean_line([([0, 2, 4], [0.0, 2.0, 4.0]), ([0, 1, 2], [2.0, 2.0, 4.0])])
+    ([0, 2], [1.0, 3.0])
+    """
+    import numpy
+
+    if len(lines) == 1:
+        return lines[0]
+    first, last = max(xs[0] for xs, _ in lines), min(xs[-1] for xs, _ in lines)
+    places = [x for x in lines[0][0] if first <= x <= last]
+    values = [numpy.interp(places, xs, ys) for xs, ys in lines]
+    return places, [float(value) for value in numpy.mean(values, 0)]
+
+
+# Quality by length and similarity
+
+
+def by_bucket(
+    report: Report, key: str, name: str, heading: str, axis: str, beyond: float | None = None
+) -> Figure | None:
+    """BLEU by bucket of sentences, with 95 % intervals and counts. Buckets `beyond` a length are shaded."""
+    shown = [each for each in finished(report) if each[key]]
+    labels = sorted({b["label"] for each in shown for b in each[key]}, key=_place)
+    if not labels:
+        return None
+    counts = {bucket["label"]: bucket["count"] for bucket in shown[0][key]}
+    style = styles(report)
+    figure, axes = canvas(WIDTH, HEIGHT + 0.2)
+    for number, each in enumerate(shown):
+        shift = 0.5 * ((number + 0.5) / len(shown) - 0.5)
+        _bucket_line(axes, each, labels, key, shift, style[each["label"]])
+    axes.set_xticks(range(len(labels)), [f"{_brief(label)}\n({counts.get(label, 0)})" for label in labels])
+    if beyond is not None and (after := [n for n, label in enumerate(labels) if _place(label) > beyond]):
+        axes.axvspan(after[0] - 0.5, len(labels) - 0.5, color=INK, alpha=0.07, linewidth=0)
+    axes.set(xlabel=f"{axis} (sentences)", ylabel="BLEU", ylim=(0, None), xlim=(-0.5, len(labels) - 0.5))
+    _legend(figure, axes)
+    said = "; ".join(f"{each['title']}: " + ", ".join(f"{b['bleu']:.1f}" for b in each[key]) for each in shown)
+    return drawing(figure, name, heading, f"{', '.join(labels)}. {said}.")
+
+
+def _bucket_line(
+    axes: Any, each: Report, labels: Sequence[str], key: str, shift: float, style: tuple[str, str]
+) -> None:
+    rows = {bucket["label"]: bucket for bucket in each[key]}
+    places = [n for n, label in enumerate(labels) if label in rows]
+    values = [rows[labels[n]] for n in places]
+    xs, color = [n + shift for n in places], style[0]
+    axes.vlines(xs, [v["low"] for v in values], [v["high"] for v in values], color=color, linewidth=1.2, alpha=0.55)
+    axes.plot(
+        xs,
+        [v["bleu"] for v in values],
+        color=color,
+        marker=style[1],
+        markersize=4.5,
+        linewidth=1.1,
+        label=each["title"],
+    )
+
+
+def _place(label: str) -> float:
+    digits = "".join(c if c.isdigit() or c == "." else " " for c in label).split()
+    return -1.0 if label.startswith("novel") or not digits else float(digits[0])
+
+
+def _brief(label: str) -> str:
+    return label.replace(" (", "\n(").replace(" to ", "–").replace("-", "–") if label[0].isdigit() else label.split()[0]
+
+
+# Quality against cost
+
+
+COSTS = {
+    "parameters": ("parameters", "parameters (millions)", 1e-6),
+    "tokens_per_second": ("training speed", "target tokens per second in training", 1.0),
+    "sentences_per_second": ("decoding speed", "sentences per second in decoding", 1.0),
+}
+
+
+def against_cost(report: Report, cost: str) -> Figure | None:
+    """BLEU (of the novel part if it is known) against one cost: a point per system."""
+    style, (heading, axis, unit) = styles(report), COSTS[cost]
+    points = []
+    for each in finished(report):
+        quality, spent = quality_of(each), each["cost"][cost]
+        spent = spent["mean"] if isinstance(spent, Mapping) else spent
+        if quality and spent is not None:
+            points.append((each, spent * unit, quality["mean"], quality["deviation"] or 0.0))
+    if len(points) < 2:
+        return None
+    figure, axes = canvas(WIDTH, HEIGHT)
+    for each, x, y, deviation in points:
+        color, marker = style[each["label"]]
+        axes.plot(x, y, color=color, marker=marker, markersize=8, linestyle="", label=each["title"])
+        if deviation:
+            axes.errorbar(x, y, deviation, color=color, capsize=3, linewidth=1.1)
+    _legend(figure, axes)
+    of = quality_name(report)
+    axes.set(xlabel=axis, ylabel=of, ylim=(0, None))
+    axes.margins(x=0.12, y=0.12)
+    said = "; ".join(f"{each['title']}: {x:.3g}, {y:.1f}" for each, x, y, _ in points)
+    return drawing(figure, f"cost-{cost.replace('_', '-')}", f"{of} against {heading}", f"{axis}, {of}: {said}.")
+
+
+def quality_of(system: Report) -> Report | None:
+    """The score that ranks systems: BLEU of the novel part if it is known, otherwise BLEU."""
+    return system["quality"]["bleu_novel"] or system["quality"]["bleu"]
+
+
+def quality_name(report: Report) -> str:
+    """The name of the score of `quality_of`."""
+    novel = any(each["quality"]["bleu_novel"] for each in finished(report))
+    return "BLEU on the novel part" if novel else "BLEU"
+
+
+# Attention and gradients
+
+
+def shares_looked_at(report: Report) -> Figure | None:
+    """The shares of the weight on the end-of-sentence token and on punctuation: bars per system."""
+    shown = [each for each in finished(report) if each["looks"]["share_eos"]]
+    if not shown:
+        return None
+    figure, axes = canvas(WIDTH, 1.1 + 0.36 * len(shown))
+    kinds = (("share_eos", "end of sentence", COLORS[1]), ("share_punctuation", "punctuation", COLORS[2]))
+    for number, (key, name, color) in enumerate(kinds):
+        rows = [n + 0.19 * (2 * number - 1) for n in range(len(shown))]
+        values = [(each["looks"][key] or {"mean": 0.0})["mean"] for each in shown]
+        axes.barh(rows, values, height=0.36, color=color, label=name)
+        for place, value in zip(rows, values, strict=True):
+            axes.text(value, place, f" {value:.2f}", va="center", fontsize=8, color=INK)
+    axes.set_yticks(range(len(shown)), [each["title"] for each in shown])
+    axes.invert_yaxis()
+    axes.set(xlabel="share of the cross-attention's weight")
+    axes.margins(x=0.12)
+    axes.grid(visible=False)
+    _legend(figure, axes)
+    said = "; ".join(f"{e['title']}: {e['looks']['share_eos']['mean']:.2f}" for e in shown)
+    return drawing(
+        figure, "shares", "Weight on the end of the sentence and on punctuation", f"End of sentence: {said}."
+    )
+
+
+def gradients(report: Report) -> Figure | None:
+    """How much the translation depends on each position of the source, relative to the mean over positions."""
+    shown = [each for each in finished(report) if each["gradient"]]
+    if not shown:
+        return None
+    style = styles(report)
+    figure, axes = canvas(WIDTH, HEIGHT)
+    for each in shown:
+        color, marker = style[each["label"]]
+        line = each["gradient"]
+        axes.plot(line["position"], line["relative"], color=color, marker=marker, markersize=4, label=each["title"])
+    axes.set(
+        xlabel="position in the source (0 first, 1 last)", ylabel="gradient, 1 = mean over positions", ylim=(0, None)
+    )
+    axes.axhline(1, color=INK, linewidth=0.8, alpha=0.5, linestyle=":")
+    _legend(figure, axes)
+    said = "; ".join(
+        f"{e['title']} from {e['gradient']['relative'][0]:.2f} to {e['gradient']['relative'][-1]:.2f}" for e in shown
+    )
+    return drawing(
+        figure, "gradient", "Gradient by position in the source", f"From the first to the last position: {said}."
+    )
+
+
+def _legend(figure: Any, axes: Any) -> None:
+    figure.legend(
+        *axes.get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+        fontsize=8.5,
+        labelcolor=INK,
+    )

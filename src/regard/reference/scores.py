@@ -1,0 +1,80 @@
+"""Scores: queries (I, D) and keys (J, D') -> (I, J)."""
+
+from __future__ import annotations
+
+import math
+from functools import singledispatch
+
+import numpy as np
+
+from regard.pieces import feature_maps, score
+from regard.reference.basics import Array, array, undefined
+
+
+@singledispatch
+def compare(piece: object, q: Array, k: Array, h: int) -> Array:
+    """Scores (I, J) of queries (I, D) and keys (J, D')."""
+    raise undefined("compare", piece)
+
+
+@compare.register
+def _(piece: score.Dot, q: Array, k: Array, h: int) -> Array:
+    return q @ k.T * (1 / math.sqrt(q.shape[1]) if piece.factor is None else piece.factor)
+
+
+@compare.register
+def _(piece: score.Cosine, q: Array, k: Array, h: int) -> Array:
+    norms = np.linalg.norm(q, axis=1)[:, None] * np.linalg.norm(k, axis=1)[None, :]
+    return piece.factor * (q @ k.T) / np.maximum(norms, 1e-300)
+
+
+@compare.register
+def _(piece: score.Bilinear, q: Array, k: Array, h: int) -> Array:
+    return q @ array(piece.weight[h % len(piece.weight)]) @ k.T
+
+
+@compare.register
+def _(piece: score.LatentDot, q: Array, k: Array, h: int) -> Array:
+    rotated, weight = piece.rotary_dim, array(piece.weight[h])
+    own_keys = np.concatenate([k[:, :rotated], k[:, rotated:] @ weight.T], axis=1)  # the expanded form
+    return q @ own_keys.T / np.sqrt(rotated + weight.shape[0])
+
+
+@compare.register
+def _(piece: score.Additive, q: Array, k: Array, h: int) -> Array:
+    hidden = (q @ array(piece.query.weight).T)[:, None] + (k @ array(piece.key.weight).T)[None]
+    if piece.query.bias is not None:
+        hidden = hidden + array(piece.query.bias)
+    return np.tanh(hidden) @ array(piece.direction)
+
+
+@compare.register
+def _(piece: score.Concat, q: Array, k: Array, h: int) -> Array:
+    pairs = np.concatenate([np.repeat(q[:, None], len(k), 1), np.repeat(k[None], len(q), 0)], axis=2)
+    hidden = pairs @ array(piece.projection.weight).T
+    if piece.projection.bias is not None:
+        hidden = hidden + array(piece.projection.bias)
+    return np.tanh(hidden) @ array(piece.direction)
+
+
+@compare.register
+def _(piece: feature_maps.FeatureScore, q: Array, k: Array, h: int) -> Array:
+    return features(piece.features, q) @ features(piece.features, k).T
+
+
+@singledispatch
+def features(piece: object, x: Array) -> Array:
+    """phi: (n, D) -> (n, W)."""
+    raise undefined("features", piece)
+
+
+@features.register
+def _(piece: feature_maps.EluPlusOne, x: Array) -> Array:
+    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
+
+
+@features.register
+def _(piece: feature_maps.RandomFeatures, x: Array) -> Array:
+    x = x / piece.head_dim**0.25
+    exponent = x @ array(piece.frequencies).T - (x**2).sum(1, keepdims=True) / 2
+    return np.exp(exponent) / math.sqrt(piece.num_features)

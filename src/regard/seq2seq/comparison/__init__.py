@@ -1,4 +1,0 @@
-"""Comparisons of systems: `study` says what is compared, `workers` runs the trials, one process for each.
-
-`import regard.seq2seq` does not load these modules, since they need Lightning.
-"""

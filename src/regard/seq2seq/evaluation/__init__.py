@@ -1,5 +1,0 @@
-"""The quality of translations: BLEU, chrF, TER and perplexity, with bootstrap intervals; and attribution."""
-
-from regard.seq2seq.evaluation.scores import Evaluation, evaluate, score
-
-__all__ = ["Evaluation", "evaluate", "score"]

@@ -1,5 +1,0 @@
-"""The folder of a training run: its configuration, weights and metrics, written whole and read back."""
-
-from regard.seq2seq.runs.run import Run, load_pretrained, load_run, pretrained_runs
-
-__all__ = ["Run", "load_pretrained", "load_run", "pretrained_runs"]

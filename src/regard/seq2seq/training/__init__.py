@@ -1,4 +1,0 @@
-"""Training of translators: `preparation` makes a task from a configuration, `fitting` trains it, `state` saves it.
-
-`import regard.seq2seq` does not load these modules, since they need Lightning.
-"""

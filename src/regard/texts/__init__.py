@@ -1,0 +1,1 @@
+"""Text files and streams, the texts of the package, and the cache of downloads."""
