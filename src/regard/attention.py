@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.checks import explained
 from regard.errors import RegardError
@@ -17,6 +17,7 @@ from regard.pieces.bias import Bias, State
 from regard.pieces.call_tensors import CallTensors, tensors_for
 from regard.pieces.contents import PieceTemplate, is_small, split_tensors, tensor_snapshot
 from regard.pieces.grid import Grid
+from regard.pieces.holder import HoldsPieces
 from regard.pieces.mask import Mask, causal
 from regard.pieces.mask_conventions import mask_remedy
 from regard.pieces.normalizer import Normalizer, Softmax
@@ -45,7 +46,7 @@ OPTIONAL = ("position", "mask", "transition", "selection")
 
 
 @explained
-class Attention(nn.Module):
+class Attention(HoldsPieces):
     """An attention mechanism: w_ij = normalize(bias(score(position(q_i), position(k_j)))) where mask allows.
 
     Each slot holds a piece: `score` compares a query with a key; `position` encodes the positions of both before;
@@ -72,6 +73,7 @@ class Attention(nn.Module):
     selection: Selection | None
     #: In a snapshot: the tensors that it shares with the original pieces. None if this is not a snapshot.
     shared: list[Tensor] | None = None
+    piece_order = ("score", "position", "bias", "mask", "normalizer", "transition", "selection")
 
     def __init__(
         self,
@@ -104,23 +106,13 @@ class Attention(nn.Module):
             self._check_transition()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Check the type of a piece. A module may replace a piece that is not a module, and the reverse."""
+        """Check the type of a piece."""
         if name in SLOTS:
             value = _slot(name, value, SLOTS[name], optional=name in OPTIONAL)
-            self._modules.pop(name, None)
         elif name == "bias":
             is_list = isinstance(value, Iterable) and not isinstance(value, Bias | Tensor)
             value = tuple(_slot("bias", piece, Bias) for piece in (value if is_list else (value,)))
-            self._register_biases(value)
         super().__setattr__(name, value)
-
-    def _register_biases(self, biases: tuple[Bias, ...]) -> None:
-        """Make the biases that are modules submodules of this module, in place of earlier biases."""
-        for name in [name for name in self._modules if name.startswith("bias_")]:
-            del self._modules[name]
-        for number, piece in enumerate(biases):
-            if isinstance(piece, nn.Module):
-                self.add_module(f"bias_{number}", piece)
 
     def _check_signs(self) -> None:
         if self.normalizer.needs_nonnegative and not self.score.nonnegative:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.attention import Attention
 from regard.maps.attention_map import AttentionMap
+from regard.pieces.holder import HoldsPieces
 from regard.pieces.mask import Mask
 from regard.positions import Positions
 from regard.upper_layers import upper_layer
@@ -40,7 +41,7 @@ class Call:
     attend: Callable[[Attention | Composite, Tensor, Tensor, Tensor, Positions], Attended]
 
 
-class Composite(nn.Module, ABC):
+class Composite(HoldsPieces, ABC):
     """The base of attentions that are made of several: `attend` gives the output and one map of the whole.
 
     >>> import torch, regard as rg

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
-from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.reductions import are_shares
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.bias import Bias
+from regard.pieces.contents import kind_of
 from regard.pieces.feature_maps import FeatureMap
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
@@ -207,19 +206,9 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
         return [_encode(each, tensors) for each in value]
     kind = type(value)
     if kind is nn.Linear or (isinstance(value, KINDS) and kind.__module__.startswith("regard.")):
-        inside = {name: _encode(each, tensors) for name, each in _fields(value)}
+        inside = {name: _encode(each, tensors) for name, each in kind_of(kind).parts(value).items() if name[0] != "_"}
         return {"piece": LINEAR if kind is nn.Linear else f"{kind.__module__}:{kind.__name__}", "fields": inside}
     raise _Unnamed(f"{kind.__name__} cannot be stored by name")
-
-
-def _fields(piece: Any) -> Iterable[tuple[str, Any]]:
-    """Everything that a piece contains: fields, parameters, buffers, modules."""
-    if isinstance(piece, nn.Module):
-        own = {name: value for name, value in vars(piece).items() if name[0] != "_" and name != "training"}
-        return {**own, **piece._parameters, **piece._buffers, **piece._modules}.items()
-    if is_dataclass(piece):
-        return [(field.name, getattr(piece, field.name)) for field in fields(piece)]
-    return vars(piece).items()
 
 
 def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:

@@ -13,11 +13,12 @@ from regard.encodings import Encoding, RoPE, Sinusoidal
 from regard.engine.ring import Ring
 from regard.errors import RegardError
 from regard.nn.dropout import Dropout
+from regard.pieces.holder import HoldsPieces
 from regard.spans import Spans
 
 
 @checked
-class Embedding(nn.Module):
+class Embedding(HoldsPieces):
     """sqrt(C) E[token] + p[position] (Vaswani et al. 2017, arXiv:1706.03762, sections 3.4 and 3.5).
 
     `position` is `Sinusoidal()`, `LearnedPositions(length, C)`, or None if positions act inside the attention (RoPE,
@@ -60,7 +61,7 @@ class Embedding(nn.Module):
 
 
 @checked
-class PositionalEncoding(nn.Module):
+class PositionalEncoding(HoldsPieces):
     """x + p[position]: sinusoids, or a learned table (Vaswani et al. 2017, arXiv:1706.03762, section 3.5).
 
     `position` is `Sinusoidal()` by default, which has no parameters and no greatest length, or

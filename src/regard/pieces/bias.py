@@ -7,7 +7,7 @@ kernel as a float mask. A change that adds nothing (softcap) is a `Bias` and nev
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from regard.checks import Count, Size, checked
 from regard.errors import RegardError
 from regard.pieces.grid import Grid, along_diagonals
+from regard.pieces.piece import Piece
 from regard.pieces.position import angles
 from regard.positions import Positions
 from regard.shapes import Sizes, at_least_float32, to_device, widest_float, without_autocast
@@ -25,7 +26,7 @@ from regard.shapes import Sizes, at_least_float32, to_device, widest_float, with
 State = tuple[Tensor | None, Tensor | None]
 
 
-class Bias(ABC):
+class Bias(Piece):
     """Base of all biases: `transform` turns scores into scores.
 
     `prepare` may compute two tensors of O(n) memory, one for the queries and one for the keys, both (B, H, n, W) with
@@ -51,7 +52,7 @@ class Bias(ABC):
     def transform(self, score: Tensor, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         """(B, H, I, J) -> (B, H, I, J)."""
 
-    def check(self, sizes: Sizes) -> None:  # noqa: B027 - most biases fit any size
+    def check(self, sizes: Sizes) -> None:
         """Refuse sizes that do not fit the bias."""
 
 

@@ -1,9 +1,13 @@
-"""The tensors that a piece depends on, and a copy of the piece around other tensors.
+"""What a piece consists of: the one traversal of the objects in it, and what is read with it.
 
-An engine that computes its own gradients must name every tensor that receives one. A map of weights must keep every
-tensor that its scores need. Both call `split_tensors`, which finds tensors in the fields of dataclasses, the parameters
-and buffers of modules, the attributes of other pieces, the items of containers, and the closures of functions and
-methods. `builders.py` has the other direction: it builds the piece again.
+`kind_of(type(value))` says how objects of a type come apart: `parts` are the objects inside, by name, and `build` makes
+an object again from its frame and its parts. A reader asks for the parts of a piece, of these parts, and so on:
+
+- `split_tensors`: the tensors that a piece depends on, and the piece again around other tensors. An engine that
+  computes its own gradients must name every tensor that receives one; a map must keep what its scores need.
+- `fingerprint`: what a kept plan depends on.
+- `learned_parts`: what `HoldsPieces` registers.
+- `engine/ring/digests.py` and `maps/stored.py`: what ranks compare, and what a file has.
 """
 
 from __future__ import annotations
@@ -11,45 +15,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from copy import copy
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import _lru_cache_wrapper, cache, cached_property, partial
-from types import FunctionType, MethodType
-from typing import Any
+from types import CellType, FunctionType, MemberDescriptorType, MethodType
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from regard.closures import closure_values, global_names
-from regard.pieces.bias import Bias
-from regard.pieces.builders import (
-    Assembly,
-    Builder,
-    CallBuilder,
-    FunctionBuilder,
-    ListBuilder,
-    ObjectBuilder,
-    TensorBuilder,
-    TupleBuilder,
-    slots_of,
-)
-from regard.pieces.data_masks import mask_mod
-from regard.pieces.feature_maps import FeatureMap
-from regard.pieces.mask import Composed, Mask, Selected
-from regard.pieces.normalizer import Normalizer
-from regard.pieces.position import Encoding, Scaling
-from regard.pieces.score import Score
-from regard.pieces.transition import Transition
+from regard.pieces.piece import Piece
 
-PIECES = (Score, Bias, Mask, Normalizer, Encoding, Scaling, FeatureMap, Transition)
-#: Masks of this package that hold other masks or functions. All other masks of this package never change.
-HOLDERS = (Composed, Selected, mask_mod)
 #: The most bytes of a tensor that `tensor_snapshot` copies.
 SMALL = 64 << 10
 #: Objects of these types hold no tensors.
 PLAIN = frozenset({int, float, complex, str, bytes, bool, type(None), type, range, slice})
-#: Containers longer than this are searched only if their first item is a tensor, a module or a piece.
+#: Containers longer than this are searched for tensors only if their first item is a tensor, a module or a piece.
 LONG = 256
-#: Types of objects that wrap functions, and the wrapped functions and objects of each.
-FUNCTION_WRAPPERS: dict[type, Any] = {
+#: Types of objects that wrap functions, and the arguments from which each is made again.
+WRAPPERS: dict[type, Any] = {
+    partial: lambda call: [call.func, *call.args],
     MethodType: lambda method: [method.__func__, method.__self__],
     property: lambda descriptor: [descriptor.fget, descriptor.fset, descriptor.fdel],
     staticmethod: lambda method: [method.__func__],
@@ -59,6 +43,264 @@ FUNCTION_WRAPPERS: dict[type, Any] = {
 #: Attributes of a module that hold its tensors and submodules, and the other attributes that every module has.
 OWNED = ("_parameters", "_buffers", "_modules")
 INTERNAL = frozenset(vars(nn.Module())) - set(OWNED)
+#: The attributes of a module that hold its hooks.
+HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks"))
+#: The attribute of `HoldsPieces` with the pieces that hold parameters, by slot.
+HELD = "_held"
+
+
+class Member(NamedTuple):
+    """The name of a part that the class of an object holds, not the object."""
+
+    name: str
+
+
+class Kind:
+    """How the objects of a type come apart. Those of this base have no parts."""
+
+    #: Whether the object may be a part of itself, because its attributes may be assigned later.
+    is_open = False
+    #: Whether it never changes, tensors included.
+    is_constant = False
+    #: Whether parts of the object can be exchanged, so that a copy is another object even without tensors.
+    is_exchanged = False
+
+    def __init__(self, of: type) -> None:
+        self.of = of
+
+    def parts(self, value: Any) -> dict[Any, Any]:
+        return {}
+
+    def frame(self, value: Any) -> Any:
+        """What an object is made from, besides its parts."""
+        return value
+
+    def start(self, members: dict[str, Any]) -> Any:
+        """A new object without its parts; None if it is made of them. `members`: parts of its class that are built."""
+
+    def build(self, new: Any, frame: Any, parts: dict[Any, Any]) -> Any:
+        return frame
+
+    def is_foreign(self, value: Any) -> bool:
+        """Whether it has code that is defined outside of this package and torch."""
+        return False
+
+
+class Container(Kind):
+    """Lists, queues, dictionaries, tuples, named tuples and sets."""
+
+    def parts(self, value: Any) -> dict[Any, Any]:
+        return dict(value) if isinstance(value, dict) else dict(enumerate(value))
+
+    def frame(self, value: Any) -> Any:
+        if isinstance(value, tuple | set | frozenset):
+            return type(value)
+        (empty := copy(value)).clear()
+        return empty
+
+    def build(self, new: Any, frame: Any, parts: dict[Any, Any]) -> Any:
+        if isinstance(frame, type):
+            return frame(*parts.values()) if hasattr(frame, "_fields") else frame(parts.values())
+        new = copy(frame)
+        (new.update if isinstance(new, dict) else new.extend)(parts if isinstance(new, dict) else parts.values())
+        return new
+
+
+class Wrapper(Kind):
+    """Partial functions, bound methods, properties, static, class and cached methods."""
+
+    def __init__(self, of: type) -> None:
+        self.of = next(kind for kind in WRAPPERS if issubclass(of, kind))
+
+    def parts(self, value: Any) -> dict[Any, Any]:
+        return dict(enumerate(WRAPPERS[self.of](value))) | getattr(value, "keywords", {})
+
+    def frame(self, value: Any) -> Any:
+        return cache if self.of is _lru_cache_wrapper else self.of
+
+    def build(self, new: Any, frame: Any, parts: dict[Any, Any]) -> Any:
+        arguments = [part for name, part in parts.items() if not isinstance(name, str)]
+        return frame(*arguments, **{name: part for name, part in parts.items() if isinstance(name, str)})
+
+
+class Function(Kind):
+    """Functions of the user: the values that they close over, their defaults, and the globals that they read."""
+
+    def parts(self, value: Any) -> dict[Any, Any]:
+        if not self.is_foreign(value):
+            return {}
+        used = {name: value.__globals__.get(name) for name in global_names(value.__code__)}
+        return {
+            "cells": tuple(closure_values(value).values()),
+            "defaults": value.__defaults__,
+            "keyword defaults": value.__kwdefaults__,
+            "globals": {name: part for name, part in used.items() if isinstance(part, Tensor | nn.Module)},
+        }
+
+    def build(self, new: Any, frame: Any, parts: dict[Any, Any]) -> Any:
+        variables = {**frame.__globals__, **parts["globals"]} if parts["globals"] else frame.__globals__
+        cells = tuple(map(CellType, parts["cells"]))
+        new = FunctionType(frame.__code__, variables, frame.__name__, parts["defaults"], cells)
+        new.__kwdefaults__ = parts["keyword defaults"]
+        new.__dict__.update(frame.__dict__)
+        return new
+
+    def is_foreign(self, value: Any) -> bool:
+        return _is_foreign(value)
+
+
+class Object(Kind):
+    """Any other object: its attributes, and what its class holds if the class is the user's."""
+
+    def __init__(self, of: type) -> None:
+        self.of = of
+        attributes = [item for owner in of.__mro__ for item in vars(owner).items()]
+        self.slots = frozenset(name for name, member in attributes if isinstance(member, MemberDescriptorType))
+        # computed from other attributes, so they would be wrong for other tensors
+        self.derived = frozenset(name for name, member in attributes if isinstance(member, cached_property))
+        self.names = tuple(field.name for field in fields(of)) if is_dataclass(of) else ()
+        self.is_frozen = is_dataclass(of) and getattr(of, "__dataclass_params__").frozen  # noqa: B009 - no public name
+        self.is_open = not self.is_frozen
+        self.is_exchanged = self.is_open and issubclass(of, Piece)
+        self.members = _class_members(of) if _is_foreign(of) else {}
+        self.is_ours = not _is_foreign(of)
+        self.is_constant = self.is_ours and not getattr(of, "holds_parts", True)
+
+    def parts(self, value: Any) -> dict[Any, Any]:
+        if self.is_ours and self.is_frozen:
+            return {name: getattr(value, name) for name in self.names}
+        attributes = getattr(value, "__dict__", {})
+        own = {name: getattr(value, name) for name in (*self.names, *self.slots) if hasattr(value, name)}
+        own |= {name: part for name, part in attributes.items() if name not in self.derived}
+        return own | self._class_parts(attributes)
+
+    def _class_parts(self, attributes: dict[str, Any]) -> dict[Member, Any]:
+        members = self.members.items()
+        return {Member(name): part for name, part in members if name not in attributes or not _is_method(name, part)}
+
+    def frame(self, value: Any) -> Any:
+        return None
+
+    def start(self, members: dict[str, Any]) -> Any:
+        methods = {name: part for name, part in members.items() if _is_method(name, part) and not self.slots}
+        if others := {name: part for name, part in members.items() if name not in methods}:
+            # Python looks up properties and special methods in the class only
+            new = object.__new__(
+                type(self.of)(self.of.__name__, (self.of,), {"__module__": self.of.__module__, **others})
+            )
+        else:
+            new = object.__new__(self.of)
+        if methods:
+            new.__dict__.update({name: MethodType(method, new) for name, method in methods.items()})
+        return new
+
+    def build(self, new: Any, frame: Any, parts: dict[Any, Any]) -> Any:
+        if not self.slots:
+            new.__dict__.update(parts)
+            return new
+        for name, part in parts.items():
+            if name in self.slots:
+                object.__setattr__(new, name, part)
+            else:
+                new.__dict__[name] = part
+        return new
+
+    def is_foreign(self, value: Any) -> bool:
+        return not self.is_ours
+
+
+class Module(Object):
+    """Modules: their parameters, buffers, submodules and other attributes, all of which can be exchanged."""
+
+    is_open = is_exchanged = True
+
+    def __init__(self, of: type) -> None:
+        super().__init__(of)
+        self.is_open = self.is_exchanged = True
+
+    def parts(self, value: Any) -> dict[Any, Any]:
+        attributes = vars(value)
+        owned = {name: part for names in OWNED for name, part in attributes[names].items()}
+        own = {name: part for name, part in attributes.items() if name not in INTERNAL and name not in OWNED}
+        if own.pop(HELD, None):
+            owned, own = value.without_registered(owned), value.with_held(own)
+        owned.update(own)
+        if self.members:
+            owned.update(self._class_parts(attributes))
+        return owned
+
+    def frame(self, value: Any) -> Any:
+        attributes = vars(value)
+        internal = {name: part for name, part in attributes.items() if name in INTERNAL}
+        owned = {names: tuple(attributes[names]) for names in OWNED}
+        if attributes.get(HELD):
+            owned = {names: tuple(value.without_registered(attributes[names])) for names in OWNED}
+        return internal, owned
+
+    def build(self, new: Any, frame: Any, parts: dict[Any, Any]) -> Any:
+        internal, owned = frame
+        attributes = new.__dict__
+        attributes.update(internal)
+        for names, of_owner in owned.items():
+            attributes[names] = {name: parts.pop(name) for name in of_owner}
+        attributes.update(parts)
+        return new
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether a class or a function is defined outside of this package and torch."""
+    return (value.__module__ or "").partition(".")[0] not in ("regard", "torch")
+
+
+def _is_method(name: str, member: Any) -> bool:
+    return isinstance(member, FunctionType) and not name.startswith("__")
+
+
+def _class_members(kind: type) -> dict[str, Any]:
+    """Functions, tensors and containers in the body of a class and of its bases, where the user wrote these classes.
+
+    A member that a subclass overrides appears once, as the subclass has it.
+    """
+    members: dict[str, Any] = {}
+    for owner in kind.__mro__:
+        if _is_foreign(owner) and owner.__module__ not in ("builtins", "abc", "typing"):
+            members = {**vars(owner), **members}
+    functions = (FunctionType, *WRAPPERS)
+    holders = (*functions, Tensor, list, tuple, dict)
+    return {n: x for n, x in members.items() if isinstance(x, functions if n.startswith("__") else holders)}
+
+
+@cache
+def kind_of(of: type) -> Kind:
+    """How objects of a type come apart."""
+    if issubclass(of, nn.Module):
+        return Module(of)
+    if issubclass(of, FunctionType):
+        return Function(of)
+    if issubclass(of, tuple(WRAPPERS)):
+        return Wrapper(of)
+    if issubclass(of, tuple | list | dict | deque | set | frozenset):
+        return Container(of)
+    if issubclass(of, Piece):
+        return Object(of)
+    is_made_elsewhere = of.__new__ is not object.__new__ or of.__module__.partition(".")[0] == "torch"
+    return Kind(of) if issubclass(of, Tensor) or is_made_elsewhere else Object(of)
+
+
+class Place(int):
+    """The number of a tensor in the list of `split_tensors`."""
+
+
+class Node:
+    """An object that is built again: its kind, its frame, its parts, and the names of those that are built too."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind, self.frame, self.parts, self.built = kind, None, {}, ()
+
+    def complete(self, frame: Any, parts: dict[Any, Any]) -> Node:
+        self.frame, self.parts = frame, parts
+        self.built = tuple(name for name, part in parts.items() if type(part) in (Node, Place))
+        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +312,72 @@ class PieceTemplate:
 
     def around(self, tensors: Iterable[Tensor]) -> Any:
         """The piece around other tensors, in the order of `split_tensors`."""
-        return Assembly(tensors).build(self.root)
+        tensors, objects = list(tensors), {}
+
+        def build(part: Any) -> Any:
+            if type(part) is Place:
+                return tensors[part]
+            if type(part) is not Node:
+                return part
+            if part not in objects:
+                members = {name.name: build(part.parts[name]) for name in part.built if type(name) is Member}
+                if (new := part.kind.start(members)) is not None:
+                    objects[part] = new  # first: its parts may refer to it
+                parts = part.parts.copy()
+                for name in part.built:
+                    if type(name) is Member:
+                        del parts[name]
+                    else:
+                        parts[name] = build(part.parts[name])
+                objects[part] = part.kind.build(new, part.frame, parts)
+            return objects[part]
+
+        return build(self.root)
+
+
+class _Splitter:
+    """Visits every object inside a piece once and numbers its tensors. `keeps` are types used as they are."""
+
+    def __init__(self, keeps: tuple[type, ...] = ()) -> None:
+        self.tensors: list[Tensor] = []
+        self.is_foreign = False
+        self.keeps = keeps
+        self._nodes: dict[int, Any] = {}
+        self._visited: list[Any] = []  # keeps the objects alive, so that no other object gets the same id
+
+    def read(self, value: Any) -> Any:
+        """A node of the value; the value itself if it holds no tensor and cannot be exchanged."""
+        if type(value) in PLAIN or isinstance(value, self.keeps):
+            return value
+        if id(value) not in self._nodes:
+            self._visited.append(value)
+            self._nodes[id(value)] = value  # used if the value holds itself
+            self._nodes[id(value)] = self._node(value)
+        return self._nodes[id(value)]
+
+    def _node(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            self.tensors.append(value)
+            return Place(len(self.tensors) - 1)
+        kind = kind_of(type(value))
+        if kind.is_constant or (isinstance(kind, Container) and len(value) > LONG and not _may_hold_tensors(value)):
+            return value
+        self.is_foreign |= kind.is_foreign(value)
+        node = Node(kind)
+        if kind.is_open:
+            self._nodes[id(value)] = node
+        parts = {name: self.read(part) for name, part in kind.parts(value).items()}
+        parts = {n: part for n, part in parts.items() if type(n) is not Member or type(part) in (Node, Place)}
+        node.complete(None, parts)
+        if not (node.built or kind.is_exchanged):
+            return value
+        node.frame = kind.frame(value)
+        return node
+
+
+def _may_hold_tensors(container: Any) -> bool:
+    first = next(iter(container.values() if isinstance(container, dict) else container))
+    return isinstance(first, Tensor | nn.Module | Piece)
 
 
 def split_tensors(piece: Any) -> tuple[list[Tensor], PieceTemplate]:
@@ -81,9 +388,9 @@ def split_tensors(piece: Any) -> tuple[list[Tensor], PieceTemplate]:
     >>> [tuple(t.shape) for t in tensors], template.around([torch.zeros(2, 7)]).table.sum().item()
     ([(2, 7)], 0.0)
     """
-    reader = _Reader()
-    root = reader.read(piece)
-    return reader.tensors, PieceTemplate(root, reader.is_foreign)
+    splitter = _Splitter()
+    root = splitter.read(piece)
+    return splitter.tensors, PieceTemplate(root, splitter.is_foreign)
 
 
 def tensors_of(piece: Any) -> list[Tensor]:
@@ -94,6 +401,41 @@ def tensors_of(piece: Any) -> list[Tensor]:
     [(2,), ()]
     """
     return split_tensors(piece)[0]
+
+
+def with_exchanged(piece: Any, new: dict[Tensor, Tensor]) -> Any:
+    """The piece with some tensors exchanged. Its modules stay the same."""
+    splitter = _Splitter(keeps=(nn.Module,))
+    root = splitter.read(piece)
+    return PieceTemplate(root, splitter.is_foreign).around([new.get(tensor, tensor) for tensor in splitter.tensors])
+
+
+def learned_parts(name: str, piece: Any) -> dict[str, nn.Parameter | nn.Module]:
+    """The parameters and the modules inside a piece, each once, named by their paths: `name_attribute_0_attribute`.
+
+    What a function closes over and what a class holds belongs to those who wrote them.
+    """
+    learned: dict[str, nn.Parameter | nn.Module] = {}
+    visited: list[Any] = []
+
+    def visit(name: str, part: Any) -> None:
+        if type(part) in PLAIN or any(part is known for known in visited):
+            return
+        visited.append(part)
+        if isinstance(part, nn.Parameter | nn.Module):
+            learned[name if name not in learned else f"{name}_"] = part
+            return
+        kind = kind_of(type(part))
+        if kind.is_constant or isinstance(kind, Function | Wrapper):
+            return
+        if isinstance(kind, Container) and len(part) > LONG and not _may_hold_tensors(part):
+            return
+        for inner, value in kind.parts(part).items():
+            if type(inner) is not Member:
+                visit(f"{name}_{inner}".replace(".", "_"), value)
+
+    visit(name, piece)
+    return learned
 
 
 def tensor_snapshot(tensor: Tensor) -> Tensor:
@@ -138,177 +480,3 @@ class Originals:
 def versions_of(tensors: Iterable[Tensor]) -> list[int]:
     """How often each tensor was changed in place; inference tensors do not count that."""
     return [tensor._version for tensor in tensors if not tensor.is_inference()]
-
-
-@dataclass(frozen=True)
-class _TypeFacts:
-    """How to read objects of a type.
-
-    `read_as` is the type that decides: `Tensor`, `nn.Module`, `tuple` for any container, ... None: use as it is.
-    `derived` are cached properties. They were computed from other attributes, so they would be wrong for other tensors.
-    """
-
-    read_as: Any
-    is_piece: bool
-    is_foreign: bool
-    is_frozen: bool
-    fields: tuple[str, ...]
-    slots: frozenset[str]
-    derived: frozenset[str]
-
-
-@cache
-def _facts_of(kind: type) -> _TypeFacts:
-    attributes = [item for owner in kind.__mro__ for item in vars(owner).items()]
-    return _TypeFacts(
-        _read_as(kind),
-        issubclass(kind, PIECES),
-        _package(kind) not in ("regard", "torch"),
-        is_dataclass(kind) and getattr(kind, "__dataclass_params__").frozen,  # noqa: B009 - it has no public name
-        tuple(getattr(kind, "__dataclass_fields__", ())),
-        slots_of(kind),
-        frozenset(name for name, attribute in attributes if isinstance(attribute, cached_property)),
-    )
-
-
-def _read_as(kind: type) -> Any:
-    for known in (Tensor, nn.Module, FunctionType, partial, *FUNCTION_WRAPPERS):
-        if issubclass(kind, known):
-            return known
-    if issubclass(kind, tuple | list | dict | deque | set | frozenset):
-        return tuple
-    if issubclass(kind, PIECES):
-        never_changes = issubclass(kind, Mask) and _package(kind) == "regard" and not issubclass(kind, HOLDERS)
-        return None if never_changes else object
-    return None if _package(kind) == "torch" or kind.__new__ is not object.__new__ else object
-
-
-class _Reader:
-    """Visits every object inside a piece once and numbers its tensors."""
-
-    def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
-        self.is_foreign = False
-        self._parts: dict[int, Any] = {}
-        self._visited: list[Any] = []  # keeps the objects alive, so that no other object gets the same id
-
-    def read(self, value: Any) -> Any:
-        """A builder of the value; the value itself if it holds no tensor and cannot be exchanged."""
-        if type(value) in PLAIN:
-            return value
-        if id(value) not in self._parts:
-            self._visited.append(value)
-            self._parts[id(value)] = value  # used if the value holds itself
-            self._parts[id(value)] = self._part(value)
-        return self._parts[id(value)]
-
-    def _part(self, value: Any) -> Any:
-        read_as = _facts_of(type(value)).read_as
-        if read_as is Tensor:
-            self.tensors.append(value)
-            return TensorBuilder(len(self.tensors) - 1)
-        if read_as is nn.Module:
-            return self._module(value)
-        if read_as is tuple:
-            return self._container(value)
-        if read_as is FunctionType:
-            return self._function(value)
-        if read_as is partial:
-            return self._call(value, partial, [value.func, *value.args], value.keywords)
-        if read_as in FUNCTION_WRAPPERS:
-            wrapper = cache if read_as is _lru_cache_wrapper else read_as
-            return self._call(value, wrapper, FUNCTION_WRAPPERS[read_as](value), {})
-        return value if read_as is None else self._object(value)
-
-    def _container(self, value: Any) -> Any:
-        items = list(value.values() if isinstance(value, dict) else value)
-        if not items or (len(items) > LONG and not isinstance(items[0], (Tensor, nn.Module, *PIECES))):
-            return value
-        parts = [self.read(item) for item in items]
-        if not _any_builder(parts):
-            return value
-        if isinstance(value, tuple | set | frozenset):
-            return TupleBuilder(type(value), parts)
-        (empty := copy(value)).clear()
-        return ListBuilder(empty, parts, list(value) if isinstance(value, dict) else None)
-
-    def _module(self, value: nn.Module) -> Any:
-        """Always a builder, because the attributes and parts of a module can be exchanged."""
-        new = self._parts[id(value)] = ObjectBuilder(type(value))
-        for name, attribute in vars(value).items():
-            if name in INTERNAL:
-                new.same[name] = attribute
-            elif name in OWNED:
-                new.parts[name] = ListBuilder({}, [self.read(item) for item in attribute.values()], list(attribute))
-            else:
-                new.add(name, self.read(attribute))
-        self._add_class_members(new, value)
-        return new
-
-    def _object(self, value: Any) -> Any:
-        facts = _facts_of(type(value))
-        new = ObjectBuilder(type(value))
-        if not facts.is_frozen:
-            self._parts[id(value)] = new
-        for name in dict.fromkeys((*facts.fields, *facts.slots, *getattr(value, "__dict__", ()))):
-            if name not in facts.derived and hasattr(value, name):
-                new.add(name, self.read(getattr(value, name)))
-        self._add_class_members(new, value)
-        if new.is_same and (facts.is_frozen or not facts.is_piece):
-            return value
-        return new
-
-    def _add_class_members(self, new: ObjectBuilder, value: Any) -> None:
-        """Add the tensors that the class of a value holds, and its methods and properties that close over tensors."""
-        if not _facts_of(type(value)).is_foreign:
-            return
-        self.is_foreign = True
-        attributes = getattr(value, "__dict__", None)
-        for name, member in _class_members(type(value)).items():
-            part = self.read(member)
-            if not isinstance(part, Builder):
-                continue
-            if attributes is not None and isinstance(member, FunctionType) and not name.startswith("__"):
-                if name not in attributes:
-                    new.methods[name] = part
-            else:
-                new.members[name] = part
-
-    def _function(self, value: FunctionType) -> Any:
-        if _package(value) in ("regard", "torch"):
-            return value
-        self.is_foreign = True
-        cells = [self.read(content) for content in closure_values(value).values()]
-        defaults, keyword_defaults = self.read(value.__defaults__), self.read(value.__kwdefaults__)
-        variables = {name: value.__globals__.get(name) for name in global_names(value.__code__)}
-        variables = {name: self.read(x) for name, x in variables.items() if isinstance(x, Tensor | nn.Module)}
-        if not _any_builder((*cells, defaults, keyword_defaults, *variables.values())):
-            return value
-        return FunctionBuilder(value, cells, defaults, keyword_defaults, variables)
-
-    def _call(self, value: Any, kind: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-        parts, keyword_parts = [self.read(argument) for argument in arguments], self.read(keywords)
-        return CallBuilder(kind, parts, keyword_parts) if _any_builder((*parts, keyword_parts)) else value
-
-
-def _any_builder(parts: Iterable[Any]) -> bool:
-    return any(isinstance(part, Builder) for part in parts)
-
-
-def _package(value: Any) -> str:
-    """The outermost package that defines a class or a function."""
-    return (value.__module__ or "").partition(".")[0]
-
-
-def _class_members(kind: type) -> dict[str, Any]:
-    """Functions, tensors and containers in the body of a class and of its bases, where the user wrote these classes.
-
-    A member that a subclass overrides appears once, as the subclass has it.
-    """
-    members: dict[str, Any] = {}
-    for owner in kind.__mro__:
-        if _package(owner) not in ("regard", "torch", "builtins", "abc", "typing"):
-            members = {**vars(owner), **members}
-    functions = (FunctionType, *FUNCTION_WRAPPERS)
-    holders = (*functions, Tensor, list, tuple, dict)
-    return {n: x for n, x in members.items() if isinstance(x, functions if n.startswith("__") else holders)}

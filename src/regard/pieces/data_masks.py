@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -367,6 +368,7 @@ class mask_mod(Mask):
     """
 
     predicate: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    holds_parts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_predicate(self.predicate)

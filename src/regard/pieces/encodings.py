@@ -9,6 +9,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 from regard.checks import Size, checked
 from regard.errors import RegardError
 from regard.pieces.call_tensors import needs_of, tensors_for
+from regard.pieces.holder import HoldsPieces
 from regard.pieces.position import Encoding, angles
 from regard.positions import Positions
 from regard.shapes import at_least_float32
@@ -48,7 +50,7 @@ class TwoSidedPosition(Encoding):
     def encode_key(self, x: Tensor, positions: Tensor) -> Tensor: ...
 
 
-class Chain(nn.Module, TwoSidedPosition):
+class Chain(HoldsPieces, TwoSidedPosition):
     """Several encodings, in order: each encodes what the one before returns.
 
     >>> import torch, regard as rg
@@ -59,6 +61,8 @@ class Chain(nn.Module, TwoSidedPosition):
     True
     """
 
+    registered_as: ClassVar[dict[str, str]] = {"parts": "part"}
+
     def __init__(self, *parts: Encoding) -> None:
         super().__init__()
         wrong = [part for part in parts if not isinstance(part, Encoding)]
@@ -66,9 +70,6 @@ class Chain(nn.Module, TwoSidedPosition):
             got = type(wrong[0]).__name__ if wrong else "none"
             raise RegardError(f"Chain(...): expected encodings, such as QKNorm(64) and RoPE(64), got {got}.")
         self.parts = parts
-        for number, part in enumerate(parts):
-            if isinstance(part, nn.Module):
-                self.add_module(f"part_{number}", part)
 
     def encode_query(self, x: Tensor, positions: Tensor) -> Tensor:
         for part in self.parts:

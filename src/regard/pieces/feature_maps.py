@@ -7,7 +7,7 @@ W x E matrix for all queries, so no pair is computed. `AttentionMap` still compu
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -16,11 +16,13 @@ from torch.nn import functional as F
 
 from regard.checks import Size, checked
 from regard.errors import RegardError
+from regard.pieces.holder import HoldsPieces
+from regard.pieces.piece import Piece
 from regard.pieces.score import Score, check_equal_widths
 from regard.shapes import Sizes
 
 
-class FeatureMap(ABC):
+class FeatureMap(Piece):
     """phi: turns queries and keys into non-negative features, (..., D) -> (..., W).
 
     >>> import torch, regard as rg
@@ -104,7 +106,7 @@ def orthogonal_gaussian(num_rows: int, head_dim: int, seed: int) -> Tensor:
 
 
 @checked
-class FeatureScore(nn.Module, Score):
+class FeatureScore(HoldsPieces, Score):
     """s_ij = phi(q_i) . phi(k_j) for a feature map phi; use it with `SumNormalizer`.
 
     `FeatureScore(EluPlusOne())` is linear attention, `FeatureScore(RandomFeatures(64))` the Performer.

@@ -5,23 +5,17 @@ Only pieces of this package have a fingerprint. Other code may keep a state that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import fields, is_dataclass
+from collections.abc import Hashable
 from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
 
-from regard.pieces.contents import INTERNAL
+from regard.pieces.contents import HOOKS, Module, Object, kind_of
 from regard.pieces.mask import Mask
 
 #: Objects of these types are their own fingerprint.
 NUMBERS = frozenset({int, float, bool, str, type(None)})
-#: The attributes of a module that hold its hooks.
-HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks"))
-
-#: Gives the fingerprint of an object, and appends the tensors in it to a list.
-Reader = Callable[[Any, list[Tensor]], Hashable]
 
 
 class NoFingerprint(Exception):
@@ -38,26 +32,32 @@ def fingerprint(part: Any, tensors: list[Tensor]) -> Hashable:
     >>> prints[0] == prints[1], prints[0] == prints[2]
     (True, False)
     """
-    return part if type(part) in NUMBERS else _reader_of(type(part))(part, tensors)
+    of = type(part)
+    if of in NUMBERS:
+        return part
+    if of is tuple:
+        return tuple([fingerprint(each, tensors) for each in part])
+    if of is Tensor or of is nn.Parameter:
+        return _of_tensor(part, tensors)
+    is_module, is_mask = _known(of)
+    parts, known = kind_of(of).parts(part), len(tensors)
+    found = of, *[fingerprint(each, tensors) for each in parts.values()]
+    if is_mask and len(tensors) > known:
+        raise NoFingerprint  # the numbers of a mask's tensors decide its spans
+    if is_module and any([vars(part)[name] for name in HOOKS]):
+        raise NoFingerprint
+    if is_module:
+        return *found, *parts, part.training
+    return (*found, *parts) if of is dict else found
 
 
 @cache
-def _reader_of(kind: type) -> Reader:
-    package = (kind.__module__ or "").partition(".")[0]
-    if kind in (Tensor, nn.Parameter):
-        return _of_tensor
-    if kind is tuple:
-        return _of_tuple
-    if kind is nn.Linear or (package == "regard" and issubclass(kind, nn.Module)):
-        return _of_module
-    names = tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
-    is_frozen = is_dataclass(kind) and getattr(kind, "__dataclass_params__").frozen  # noqa: B009 - it has no public name
-    if package != "regard" or not is_frozen:
-        return _refused
-    return _of_mask(kind, names) if issubclass(kind, Mask) else _of_fields(kind, names)
-
-
-def _refused(part: Any, tensors: list[Tensor]) -> Hashable:
+def _known(of: type) -> tuple[bool, bool]:
+    """Whether objects of a type are modules, and whether they are masks; an error if they have no fingerprint."""
+    kind, is_ours = kind_of(of), of.__module__.partition(".")[0] == "regard"
+    is_module = isinstance(kind, Module)
+    if of is nn.Linear or of is dict or (is_ours and (is_module or (isinstance(kind, Object) and kind.is_frozen))):
+        return is_module, issubclass(of, Mask)
     raise NoFingerprint
 
 
@@ -67,39 +67,3 @@ def _of_tensor(tensor: Tensor, tensors: list[Tensor]) -> Hashable:
             return Tensor, number
     tensors.append(tensor)
     return Tensor, tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
-
-
-def _of_tuple(parts: tuple[Any, ...], tensors: list[Tensor]) -> Hashable:
-    return tuple([fingerprint(part, tensors) for part in parts])
-
-
-def _of_fields(kind: type, names: tuple[str, ...]) -> Reader:
-    """A reader of frozen dataclasses, by the names of their fields."""
-    if not names:
-        return lambda piece, tensors: kind
-    return lambda piece, tensors: (kind, *[fingerprint(getattr(piece, name), tensors) for name in names])
-
-
-def _of_mask(kind: type, names: tuple[str, ...]) -> Reader:
-    """A reader of masks. The numbers of a mask's tensors decide its spans, so such a mask has no fingerprint."""
-    read = _of_fields(kind, names)
-
-    def of_mask(mask: Mask, tensors: list[Tensor]) -> Hashable:
-        found = read(mask, own := [])
-        return _refused(mask, own) if own else found
-
-    return of_mask
-
-
-def _of_module(module: nn.Module, tensors: list[Tensor]) -> Hashable:
-    """All attributes of a module: other code may set any of them."""
-    attributes = vars(module)
-    if any([attributes[name] for name in HOOKS]):
-        raise NoFingerprint
-    found: list[Hashable] = [type(module), module.training]
-    for name, value in attributes.items():
-        if name not in INTERNAL:
-            found.append(name)
-            items = tuple(value.items()) if type(value) is dict else value
-            found.append(fingerprint(items, tensors))
-    return tuple(found)

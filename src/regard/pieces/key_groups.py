@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -13,13 +13,14 @@ from regard.checks import Size, checked
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Composed, Mask, causal, conjuncts
+from regard.pieces.piece import Piece
 from regard.pieces.token_ranks import TokenRanks
 from regard.positions import Positions
 from regard.shapes import Sizes, at_least_float32, to_device
 from regard.spans import EMPTY, Spans
 
 
-class KeyGroups(ABC):
+class KeyGroups(Piece):
     """Base of all groupings: group m has the key sum_j A_mj k_j and the value sum_j C_mj v_j.
 
     A weight on group m is a weight C_mj on each of its tokens, so the map over tokens is W C. `unfolded` computes it.

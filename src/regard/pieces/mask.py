@@ -9,11 +9,11 @@ The last two answers are intervals of key positions, so they cost no n x n work.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import and_, is_, or_
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -22,12 +22,13 @@ from regard.errors import RegardError
 from regard.pieces.grid import Grid
 from regard.pieces.mask_checks import check_batch
 from regard.pieces.mask_conventions import mask_remedy
+from regard.pieces.piece import Piece
 from regard.positions import Positions
 from regard.shapes import Sizes, to_device
 from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans
 
 
-class Mask(ABC):
+class Mask(Piece):
     """Base of all masks. A new mask defines `allowed`; `any_allowed` and `all_allowed` make it fast.
 
     `relative`: the answer depends on j - i only, for every batch entry and head, so one tile serves a whole diagonal
@@ -49,6 +50,8 @@ class Mask(ABC):
     relative: bool = False
     keys_only: bool = False
     batched: bool = True
+    #: Whether it holds other masks or functions. Other masks of this package never change.
+    holds_parts: ClassVar[bool] = False
 
     @abstractmethod
     def allowed(self, grid: Grid) -> Tensor:
@@ -89,7 +92,7 @@ class Mask(ABC):
             )
         return Selected(self, index.clone())
 
-    def check(self, sizes: Sizes, positions: Positions) -> None:  # noqa: B027 - most masks fit any size
+    def check(self, sizes: Sizes, positions: Positions) -> None:
         """Raise a `RegardError` if the mask does not fit these sizes."""
 
     def own_sizes(self) -> tuple[int | None, int | None]:
@@ -170,6 +173,8 @@ def _mask(other: object, sign: str) -> Mask:
 
 class Composed(Mask):
     """A mask that other masks form: its `parts`, in the order of its arguments."""
+
+    holds_parts = True
 
     @property
     @abstractmethod
@@ -309,6 +314,7 @@ class Selected(Mask):
 
     mask: Mask
     index: Tensor
+    holds_parts: ClassVar[bool] = True
 
     @property
     def keys_only(self) -> bool:  # type: ignore[override]

@@ -8,7 +8,7 @@ to no key, all weights are 0: not NaN, and not a uniform average.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from regard.checks import Size, checked
 from regard.errors import RegardError
+from regard.pieces.piece import Piece
 from regard.shapes import Sizes, has_numbers, known_none
 
 RowStatistic = tuple[Tensor, ...]
@@ -26,7 +27,7 @@ RowStatistic = tuple[Tensor, ...]
 COARSE = 1024.0
 
 
-class Normalizer(ABC):
+class Normalizer(Piece):
     """Base of all normalizers.
 
     `row_sum` is the sum of the weights of a row that is not empty; None if it varies. `independent`: each key has its
@@ -90,7 +91,7 @@ class Normalizer(ABC):
         """The normalizer of some query heads (indices)."""
         return self
 
-    def check(self, sizes: Sizes) -> None:  # noqa: B027 - most normalizers fit any size
+    def check(self, sizes: Sizes) -> None:
         """Refuse sizes that do not fit the normalizer."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from regard.checks import Size, checked
 from regard.errors import RegardError
+from regard.pieces.piece import Piece
 from regard.positions import Positions
 from regard.shapes import at_least_float32, has_numbers, to_device, widest_float, without_transforms
 from regard.spans import Spans
 
 
-class Encoding(ABC):
+class Encoding(Piece):
     """Base of all positional encodings: `encode` adds its position to each vector, or rotates the vector by it.
 
     >>> import torch, regard as rg
@@ -50,7 +51,7 @@ class Encoding(ABC):
         at = positions.query(slice(0, query.shape[2]), query.device), positions.key(key.device)
         return self.encode_query(query, at[0]), self.encode_key(key, at[1])
 
-    def check(self, positions: Spans) -> None:  # noqa: B027 - most encodings know every position
+    def check(self, positions: Spans) -> None:
         """Refuse positions that the encoding does not have. `encode` does not check: it would wait for a device."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -101,7 +102,7 @@ def rotate_by(rotation: Rotation) -> None:
     _rotation = rotation
 
 
-class Scaling(ABC):
+class Scaling(Piece):
     """Base of all scalings: how RoPE's frequencies change for texts longer than those of training.
 
     A scaling with a `magnitude` also multiplies the rotated channels of queries and keys by this number.

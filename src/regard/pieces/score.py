@@ -7,7 +7,7 @@ engines can compute it.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -17,10 +17,11 @@ from torch.nn import functional as F
 from regard.checks import Count, Size, checked
 from regard.errors import RegardError
 from regard.pieces.grid import Grid
+from regard.pieces.piece import Piece
 from regard.shapes import Sizes, at_least_float32, grouped_scores
 
 
-class Score(ABC):
+class Score(Piece):
     """Base of all scores.
 
     A score that is a dot product defines `prepare` and `scale`. Any other score defines `tile`, and `floats_per_score`:

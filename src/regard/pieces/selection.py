@@ -8,7 +8,7 @@ loss of their own, for example DeepSeek-V3.2 with the divergence of the indexer'
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,6 +22,7 @@ from regard.pieces.chosen import NO_ID, chosen_keys
 from regard.pieces.grid import Grid
 from regard.pieces.key_blocks import KeyBlocks
 from regard.pieces.mask import Mask
+from regard.pieces.piece import Piece
 from regard.positions import Positions
 from regard.shapes import Sizes, at_least_float32, grouped_scores
 from regard.spans import Spans
@@ -30,7 +31,7 @@ from regard.spans import Spans
 BLOCK_BYTES = 24 << 20
 
 
-class Selection(ABC):
+class Selection(Piece):
     """Base of all selections. A new selection defines `choose`, and `needs` if it reads tensors of the call.
 
     `choose` gets the queries (B, H, I, D) and keys (B, G, J, D) after the positional encoding, their positions, and the
@@ -56,7 +57,7 @@ class Selection(ABC):
     def choose(self, query: Tensor, key: Tensor, positions: Positions, mask: Mask | None, **tensors: Tensor) -> Mask:
         """The mask of the chosen keys."""
 
-    def check(self, sizes: Sizes) -> None:  # noqa: B027 - most selections fit any size
+    def check(self, sizes: Sizes) -> None:
         """Refuse sizes that do not fit the selection."""
 
 

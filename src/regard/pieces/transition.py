@@ -10,7 +10,7 @@ negative, and a row has any sum. A transition computes k, g, u and w from the te
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import ClassVar
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from regard.checks import checked
 from regard.errors import RegardError
+from regard.pieces.piece import Piece
 from regard.pieces.score import Score
 from regard.positions import Positions
 from regard.shapes import Sizes, at_least_float32, pick, to_device
@@ -99,7 +100,7 @@ def with_heads(x: Tensor, num_heads: int) -> Tensor:
     return x.repeat_interleave(num_heads // x.shape[1], 1)
 
 
-class Transition(ABC):
+class Transition(Piece):
     """Base of all transitions: `prepare` computes the `Steps` of a call.
 
     A layer with a transition has a score that is a dot product, and no position of its own, bias, mask or normalizer:

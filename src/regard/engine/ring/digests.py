@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.closures import closure_values, global_names
+from regard.pieces.contents import Module, Wrapper, kind_of
 
 #: Words of 8 bytes that are hashed at a time.
 CHUNK = 1 << 20
@@ -87,15 +87,20 @@ class Contents:
             self._read_kind(thing)
 
     def _read_kind(self, thing: Any) -> None:
+        kind = kind_of(type(thing))
         if isinstance(thing, Tensor):
             self._read_tensor(thing)
         elif isinstance(thing, torch.device):  # ranks have devices of their own
             self.text.append(thing.type)
         elif isinstance(thing, ModuleType):
             self.text.append(thing.__name__)
-        elif isinstance(thing, nn.Module):
-            self._read_all([thing._parameters, thing._buffers, thing._modules, self._used(thing, _public(vars(thing)))])
-        elif isinstance(thing, CodeType | FunctionType | MethodType | functools.partial):
+        elif isinstance(kind, Module):
+            parts = {name: part for name, part in kind.parts(thing).items() if isinstance(name, str) and name[0] != "_"}
+            own = {name: parts.pop(name) for name in vars(thing) if name in parts}
+            self._read_all([parts, self._used(thing, own)])
+        elif isinstance(kind, Wrapper):
+            self._read_all(part for each in kind.parts(thing).items() for part in each)
+        elif isinstance(thing, CodeType | FunctionType):
             self.hidden = True
             self._read_function(thing)
         elif isinstance(thing, Mapping):
@@ -109,8 +114,6 @@ class Contents:
             self._read_object(thing, {each.name: getattr(thing, each.name) for each in dataclasses.fields(thing)})
         elif hasattr(thing, "__array__"):
             self._read_tensor(torch.as_tensor(thing))
-        elif hasattr(thing, "__wrapped__"):  # of functools.cache, whose own state is no part of the function
-            self.read(thing.__wrapped__)
         elif isinstance(held := getattr(thing, "__dict__", None), dict):
             self.hidden = True
             self._read_object(thing, held)
@@ -133,11 +136,7 @@ class Contents:
 
     def _read_function(self, function: Any) -> None:
         """A function by its code, defaults, closure and the globals that it names."""
-        if isinstance(function, functools.partial):
-            self._read_all((function.func, function.args, function.keywords))
-        elif isinstance(function, MethodType):
-            self._read_all((function.__func__, function.__self__))
-        elif isinstance(function, CodeType):
+        if isinstance(function, CodeType):
             self._read_all((function.co_code, function.co_names, function.co_consts))
         else:
             code = function.__code__
@@ -181,11 +180,6 @@ def _near(thing: Any, function: FunctionType) -> Any:
     if isinstance(thing, FunctionType) and thing.__module__ != function.__module__:
         return f"{thing.__module__}.{thing.__qualname__}"
     return thing
-
-
-def _public(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a module, without private ones and `training`."""
-    return {name: value for name, value in fields.items() if not name.startswith("_") and name != "training"}
 
 
 def _remembered(tensor: Tensor) -> int:

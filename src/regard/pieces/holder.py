@@ -1,0 +1,90 @@
+"""`HoldsPieces`: the base of modules that hold pieces. A parameter inside a piece is a parameter of the module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from regard.pieces.contents import HELD, learned_parts, with_exchanged
+from regard.pieces.piece import Piece
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A piece, or a tuple of pieces, and what was registered of it, by name."""
+
+    piece: Any
+    registered: dict[str, nn.Parameter | nn.Module]
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return {name: part for name, part in self.registered.items() if isinstance(part, nn.Parameter)}
+
+
+class HoldsPieces(nn.Module):
+    """A module whose attributes may be pieces, or tuples of pieces.
+
+    The one rule: whatever learns inside of an attribute is registered by its path, `score_factor` or `bias_0.table`.
+    If torch exchanges a parameter (`load_state_dict(assign=True)`, `functional_call`, a parametrization), the attribute
+    gives the piece around the new one.
+    """
+
+    #: Attributes whose pieces are registered under another name.
+    registered_as: ClassVar[dict[str, str]] = {}
+    #: The attributes that hold pieces, in the order in which their tensors are listed.
+    piece_order: tuple[str, ...] = ()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._release(name)
+        if isinstance(value, nn.Module) or not isinstance(value, Piece | tuple):
+            if value is None:
+                self._modules.pop(name, None)
+            super().__setattr__(name, value)
+            return
+        self._modules.pop(name, None)
+        learned = learned_parts(self.registered_as.get(name, name), value)
+        if learned:
+            vars(self).setdefault(HELD, {})[name] = held = Held(value, learned)
+            for path, part in learned.items():
+                (self._parameters if isinstance(part, nn.Parameter) else self._modules)[path] = part
+            if held.parameters:
+                vars(self).pop(name, None)
+                return
+        super().__setattr__(name, value)
+
+    def _release(self, name: str) -> None:
+        """Take back what was registered of an earlier piece."""
+        if name in vars(self).get(HELD, ()):
+            for path in vars(self)[HELD].pop(name).registered:
+                self._parameters.pop(path, None)
+                self._modules.pop(path, None)
+
+    def __getattr__(self, name: str) -> Any:
+        """A piece that holds parameters, around the parameters that are registered now."""
+        held = vars(self).get(HELD)
+        if not held or name not in held:
+            return super().__getattr__(name)
+        piece, old = held[name].piece, held[name].parameters
+        now = {path: getattr(self, path, part) for path, part in old.items()}
+        new: dict[Tensor, Tensor] = {part: now[path] for path, part in old.items() if now[path] is not part}
+        if new:
+            piece = with_exchanged(piece, new)
+            if all(type(part) is nn.Parameter for part in now.values()):
+                held[name] = Held(piece, held[name].registered | now)
+        return piece
+
+    def with_held(self, attributes: dict[str, Any]) -> dict[str, Any]:
+        """Attributes of this module together with those that hold parameters."""
+        new = {name: getattr(self, name) for name in vars(self)[HELD] if name not in attributes}
+        if not new:
+            return attributes
+        attributes |= new
+        order = {name: number for number, name in enumerate(self.piece_order)}
+        return {name: attributes[name] for name in sorted(attributes, key=lambda name: order.get(name, -1))}
+
+    def without_registered(self, owned: dict[str, Any]) -> dict[str, Any]:
+        """Parameters or modules of this module without those of pieces that hold parameters."""
+        held = {name for slot, each in vars(self)[HELD].items() if slot not in vars(self) for name in each.registered}
+        return {name: part for name, part in owned.items() if name not in held}
