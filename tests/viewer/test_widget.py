@@ -176,7 +176,7 @@ START = """([script, data]) => {
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(chromium() is None, reason="needs chromium: apt-get install chromium")
+@pytest.mark.skipif(chromium() is None, reason="needs chromium: apt-get install chromium-headless-shell")
 @pytest.mark.parametrize("live", [False, True])
 def test_the_widget_in_a_browser(live, monkeypatch):
     playwright = pytest.importorskip("playwright.sync_api")
