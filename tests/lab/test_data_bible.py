@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import sqlite3
 import subprocess
 import sys
 import zipfile
@@ -14,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bibles import bible_database
 from regard.data import load_corpus
-from regard.data.bible import EDITIONS, EMBEDDED, build_bible, clean, read_bible, write_bible
+from regard.data.bible import EMBEDDED, build_bible, clean, read_bible, write_bible
 from regard.data.fetching import WHEEL, Wheel, cache_folder, fetch_wheel, opened
 from regard.data.gale_church import PRIORS, align, cost
 from regard.errors import RegardError
@@ -100,21 +100,6 @@ def test_cleaning(text, psalm, expected):
 @pytest.fixture
 def database(tmp_path):
     return bible_database(tmp_path / "bible.db")
-
-
-def bible_database(path):
-    """A Bible of 300 verses of two sentences each, of up to 64 words, in the form of the wheel's."""
-    connection = sqlite3.connect(path)
-    connection.execute("create table bible(id, bbName, bNumber, cNumber, vNumber, vText)")
-    for n in range(300):
-        place = (n // 60 + 1, n // 20 + 1, n % 20 + 1)
-        english = f"Verse {n} begins{' very' * (n % 60)} well. It ends here: Amen."
-        french = f"Le verset {n} débute{' fort' * (n % 60)} bien. Il finit ici: Amen."
-        rows = [(n, EDITIONS[language].key, *place, text) for language, text in (("en", english), ("fr", french))]
-        connection.executemany("insert into bible values (?, ?, ?, ?, ?, ?)", rows)
-    connection.commit()
-    connection.close()
-    return path
 
 
 def test_building(database, tmp_path):

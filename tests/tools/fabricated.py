@@ -7,6 +7,8 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from regard.seq2seq.evaluation.scores import Evaluation, Training, score, word_frequencies
 
 WORDS = [
@@ -135,3 +137,19 @@ def _pruning(found: Evaluation):
 def _write(path, data):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data, ensure_ascii=False))
+
+
+def made_run(folder, name, **data):
+    """A run of the grammar with fresh weights."""
+    from regard.seq2seq.runs.config import make_config
+    from regard.seq2seq.runs.run import METRICS, WEIGHTS, save_weights, write_metrics
+    from regard.seq2seq.training.preparation import prepare
+
+    sections = {"data": {"corpus": "grammar", "size": 60}, "tokenizer": {"kind": "words"}}
+    prepared = prepare(make_config(sections | {"model": {"system": name, "width": 8}}), folder)
+    with torch.no_grad():
+        prepared.task.model.projection.bias[:4] = -9.0  # weights of chance say words, and not the end at once
+    save_weights(prepared.task.model, {}, folder / WEIGHTS, {})
+    rows = [{"step": n, "minutes": n / 4, "train_loss": 1 / n, "bleu": n if n > 1 else None} for n in (1, 2, 3)]
+    write_metrics(folder / METRICS, rows)
+    return folder

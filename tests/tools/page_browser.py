@@ -11,7 +11,7 @@ import regard as rg
 from pages import FLAGS, HOSTILE, UNUSUAL, chromium, reading, served, told, translation, until
 from regard.viewer import Sheet, write_page
 
-NEEDS_CHROMIUM = pytest.mark.skipif(chromium() is None, reason="needs chromium: apt-get install chromium-headless-shell")
+NEEDS_CHROMIUM = pytest.mark.skipif(chromium() is None, reason="needs a browser: chromium-headless-shell")
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("pydantic")
 pytest.importorskip("sacrebleu")
 
-from fabricated import fabricate
+from fabricated import fabricate, made_run
 from regard.data import BOS, EOS, Pair, WordTokenizer
 from regard.data.tokenizer import SentencePiece
 from regard.errors import RegardError
@@ -36,22 +36,6 @@ def system_of(name, source=SOURCE, target=TARGET):
         for weight in model.parameters():
             weight.mul_(4)  # so that it looks at something
     return SimpleNamespace(model=model, source_tokenizer=source, target_tokenizer=target)
-
-
-def made_run(folder, name, **data):
-    """A run of the grammar with fresh weights."""
-    from regard.seq2seq.runs.config import make_config
-    from regard.seq2seq.runs.run import METRICS, WEIGHTS, save_weights, write_metrics
-    from regard.seq2seq.training.preparation import prepare
-
-    sections = {"data": {"corpus": "grammar", "size": 60}, "tokenizer": {"kind": "words"}}
-    prepared = prepare(make_config(sections | {"model": {"system": name, "width": 8}}), folder)
-    with torch.no_grad():
-        prepared.task.model.projection.bias[:4] = -9.0  # weights of chance say words, and not the end at once
-    save_weights(prepared.task.model, {}, folder / WEIGHTS, {})
-    rows = [{"step": n, "minutes": n / 4, "train_loss": 1 / n, "bleu": n if n > 1 else None} for n in (1, 2, 3)]
-    write_metrics(folder / METRICS, rows)
-    return folder
 
 
 # One pair

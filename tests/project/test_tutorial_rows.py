@@ -373,7 +373,7 @@ def test_row_26_the_quick_preset_stops_while_systems_still_differ():
 
 def test_row_27_pairs_of_up_to_sixty_words(tmp_path, monkeypatch):
     """`regard data en-fr --max-words 60` builds and writes the real ones in this way, from a wheel of verses."""
-    from test_data_bible import bible_database
+    from bibles import bible_database
 
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
     with pytest.raises(rg.RegardError, match="regard data en-fr --max-words 60"):
