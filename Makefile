@@ -100,7 +100,7 @@ notebooks: $(STAMPS)/dev ## Run the notebooks of examples/ and store their outpu
 
 docs: $(STAMPS)/docs $(STAMPS)/dev ## Build the documentation into site/ and try its search; runs the examples that have changed
 	NO_MKDOCS_2_WARNING=1 PYTHONWARNINGS=ignore::DeprecationWarning OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build
-	$(BIN)/python -m pytest -q tests/test_search.py
+	$(BIN)/python -m pytest -q tests/project/test_search.py
 
 clean: ## Remove caches and what was built (.venv stays)
 	rm -rf build dist site docs/examples .pytest_cache .ruff_cache .hypothesis

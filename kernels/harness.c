@@ -1,6 +1,6 @@
 /* Runs calls of the kernels in a process of its own, for tests: under an emulator, or with a compiler's sanitizers.
 
-   Standard input holds calls one after the other, written by tests/kernel_harness.py, all numbers int64:
+   Standard input holds calls one after the other, written by tests/tools/kernel_harness.py, all numbers int64:
 
      function (its place in `functions`), number of buffers, number of pointers
      the size of each buffer in bytes

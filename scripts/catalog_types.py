@@ -2,7 +2,7 @@
 
     python scripts/catalog_types.py
 
-Run it after a mechanism was added, or after its parameters changed; tests/test_types.py asks for it.
+Run it after a mechanism was added, or after its parameters changed; tests/front/test_types.py asks for it.
 """
 
 from __future__ import annotations

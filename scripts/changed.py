@@ -50,16 +50,16 @@ def mentions(path: Path) -> dict[Path, int]:
     """Test file -> how often it names the module of a source file or one of its public names."""
     words = [re.escape(module_of(path)), *map(re.escape, public_names(path))]
     pattern = re.compile(r"\b(?:" + "|".join(words) + r")\b")
-    tests = sorted((ROOT / "tests").glob("test_*.py"))
+    tests = sorted((ROOT / "tests").rglob("test_*.py"))
     counts = {test: len(pattern.findall(test.read_text())) for test in tests}
     return {test: count for test, count in counts.items() if count}
 
 
 def tests_of(files: list[Path]) -> list[str]:
     """What pytest is asked to run: changed tests, examples in docstrings, then test files by number of mentions."""
-    changed = [path for path in files if path.parent.name == "tests" and path.name.startswith("test_")]
+    changed = [path for path in files if ROOT / "tests" in path.parents and path.name.startswith("test_")]
     sources = [path for path in files if path.is_relative_to(ROOT / "src")]
-    examples = [f"tests/test_public.py::test_examples_in_docstrings_run[{module_of(path)}]" for path in sources]
+    examples = [f"tests/front/test_public.py::test_examples_in_docstrings_run[{module_of(path)}]" for path in sources]
     counts: dict[Path, int] = {}
     for path in sources:
         for test, count in mentions(path).items():

@@ -1,7 +1,7 @@
 """Draws pairs of features and compares them with formulas and laws: `make fuzz`.
 
 Prints each draw that fails, with the command that repeats it, and one line for each pair. The pairs are in
-tests/feature_pairs.py. The first seed is drawn, printed, and may be given.
+tests/tools/feature_pairs.py. The first seed is drawn, printed, and may be given.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 import warnings
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "tools"))
 import torch
 
 import feature_pairs

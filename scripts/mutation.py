@@ -171,7 +171,7 @@ def lines_reached() -> dict[str, dict[str, float]]:
     known = json.loads(path.read_text()) if path.exists() else {"source": {}, "files": {}, "lines": {}}
     source = {str(f.relative_to(ROOT / "src")): f.read_text() for f in sorted((ROOT / "src").rglob("*.py"))}
     lines = _moved(known["lines"], known["source"], source)
-    now = {f"tests/{file.name}": sha256(file.read_bytes()).hexdigest() for file in _test_files()}
+    now = {file.relative_to(ROOT).as_posix(): sha256(file.read_bytes()).hexdigest() for file in _test_files()}
     changed = [name for name, digest in now.items() if known["files"].get(name) != digest]
     for line, tests in lines.items():
         lines[line] = {test: cost for test, cost in tests.items() if test.split("::")[0] in now.keys() - changed}
@@ -196,7 +196,7 @@ def _moved(lines: dict[str, Any], before: dict[str, str], after: dict[str, str])
 
 
 def _test_files() -> list[Path]:
-    files = sorted((ROOT / "tests").glob("test_*.py"))
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
     return [file for file in files if not any(fnmatch(file.name, f"test_{word}*") for word in IGNORED)]
 
 

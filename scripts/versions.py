@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 #: Extras that tests run; the peers of the benchmarks and what builds the documentation have no lower bounds.
 EXTRAS = ("cli", "hf", "corpus", "lab", "ray", "view", "demo")
 #: Slow tests, without which nothing of an extra would be run: those of Ray.
-SLOW = ("tests/test_cluster.py",)
+SLOW = ("tests/engine/test_cluster.py",)
 #: At the versions of constraints.txt, since they test and are not tested.
 TOOLS = ("pytest", "hypothesis", "pytest-xdist")
 #: The rows of the table: torch and transformers.

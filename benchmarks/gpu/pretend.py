@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-TESTS = Path(__file__).resolve().parents[2] / "tests"
+TESTS = Path(__file__).resolve().parents[2] / "tests" / "tools"
 
 
 def prepare() -> torch.device:

@@ -1,0 +1,55 @@
+"""Statistics by the Triton kernel: under Triton's interpreter, and compiled for GPUs that are not here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard as rg
+from regard.engine.gpu.statistics import is_installed
+from regard.maps import gpu_reductions
+
+TOOLS = Path(__file__).parents[1] / "tools"
+needs_triton = pytest.mark.skipif(not is_installed(), reason="Triton is not installed: pip install triton, on Linux")
+
+
+def run(*command: object, **settings: str) -> None:
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=TOOLS.parents[1],
+        capture_output=True,
+        text=True,
+        env=os.environ | settings,
+    )
+    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-5_000:]
+
+
+@needs_triton
+@pytest.mark.example
+def test_under_the_interpreter():
+    """Triton reads the setting when it is imported, and torch's compiler imports Triton."""
+    run(
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", TOOLS / "triton_laws.py", TRITON_INTERPRET="1"
+    )
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.example
+def test_it_compiles_for_gpus(tmp_path):
+    run(TOOLS / "triton_compile.py", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
+
+
+def test_without_triton_tiles_compute_them(monkeypatch):
+    monkeypatch.setenv("REGARD_KERNEL", "off")
+    monkeypatch.setattr(gpu_reductions, "DEVICES", {"cpu"})
+    monkeypatch.setattr(gpu_reductions, "is_installed", lambda: False)
+    weights = rg.Attention()(*torch.randn(3, 1, 2, 130, 8).unbind()).weights
+    assert weights._compiled_terms() is None
+    dense = weights.dense()
+    torch.testing.assert_close(weights.entropy(), -torch.xlogy(dense, dense).sum(-1), atol=1e-5, rtol=1e-5)

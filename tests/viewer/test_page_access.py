@@ -1,0 +1,139 @@
+"""Everybody can use the page: axe-core, a keyboard, a phone; every view, light and dark."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from page_browser import NEEDS_CHROMIUM, browser, file, opened, texts
+from pages import idle, until
+
+pytest.importorskip("playwright.sync_api")
+axe = pytest.importorskip("axe_playwright_python.base", reason="axe-core is not installed")
+pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
+
+STATE = Path(__file__).parents[2] / "frontend/src/state.ts"
+#: Every view of the page, and further looks of some.
+VIEWS = re.findall(r'"(\w+)"', re.search(r"VIEWS = \[(.*?)\]", STATE.read_text(), re.DOTALL)[1])
+LOOKS = ["text?way=heads", "text?way=model", "text?way=neurons", "alignment?text=3", "text?text=3", "statistics?text=4"]
+LOOKS += [
+    "map?figure=words%2Cmap",
+    "text?heads=0.1%2C1.2&key=3",
+    "statistics?table=head&find=it",
+    "learn?learn=masks",
+    "learn?learn=scores",
+    "map?layer=1&head=2&query=4&key=6&x=6.5&y=4.5&zoom=5.5",
+]
+THEMES = {"light": {}, "dark": {"runOnly": ["color-contrast"]}}  # colors differ between themes, and nothing else
+WIDTHS = [1440, 768, 390]
+#: Controls below 24 x 24 px that are too near to others, as WCAG 2.2 counts them; words in a text may be small.
+TARGETS = {"runOnly": {"type": "rule", "values": ["target-size"]}}
+WIDER = """() => [...document.querySelectorAll('body *')]
+    .filter((one) => one.getBoundingClientRect().right > innerWidth + 1)
+    .filter((one) => !one.closest('.scroll, .words, dialog, .spoken'))
+    .slice(0, 3).map((one) => one.outerHTML.slice(0, 120))"""
+
+
+@pytest.fixture(scope="module")
+def themed(browser, file):
+    """A page for each theme, with axe-core in it; both stay open."""
+    pages = {}
+    for theme in THEMES:
+        context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme=theme)
+        pages[theme] = context.new_page()
+        pages[theme].goto(file)
+        pages[theme].evaluate(axe.AXE_SCRIPT)
+    return pages
+
+
+def shown(page, file, link):
+    """Go to a view, and wait until it is drawn."""
+    page.goto(f"{file}#{link}")
+    page.wait_for_selector(".view > *")
+    idle(page)
+
+
+def violations(page, options):
+    found = page.evaluate("options => axe.run(document, options)", {"resultTypes": ["violations"]} | options)
+    return [
+        f"{rule['id']}: {node['html'][:150]} ({' '.join(node['failureSummary'].split())[:220]})"
+        for rule in found["violations"]
+        for node in rule["nodes"][:4]
+    ]
+
+
+@pytest.mark.parametrize("link", VIEWS + LOOKS)
+def test_axe_finds_nothing(themed, file, link):
+    for theme, options in THEMES.items():
+        shown(themed[theme], file, link)
+        found = violations(themed[theme], options)
+        assert not found, "\n".join([theme, *found])
+    too_wide = [wrong for width in WIDTHS for wrong in overflowing(themed["light"], width)]
+    assert not too_wide, "\n".join(too_wide)
+
+
+def overflowing(page, width):
+    """What is wider than a window of this width, and on a phone the targets that are too small; the window is reset."""
+    page.set_viewport_size({"width": width, "height": 900})
+    until(page, "width => innerWidth === width", width)
+    idle(page)
+    wider = page.evaluate("document.documentElement.scrollWidth") > width
+    wrong = [f"{width} px: {each}" for each in page.evaluate(WIDER)] if wider else []
+    wrong += violations(page, TARGETS) if width == min(WIDTHS) else []
+    page.set_viewport_size({"width": 1440, "height": 900})
+    return wrong
+
+
+def test_axe_finds_nothing_in_the_list_of_keys(themed, file):
+    page = themed["light"]
+    shown(page, file, "overview")
+    page.keyboard.press("?")
+    assert violations(page, {}) == []
+    page.keyboard.press("Escape")
+
+
+def test_axe_would_find_something(themed, file):
+    """The test itself: a picture without a name is seen."""
+    page = themed["light"]
+    shown(page, file, "statistics")
+    page.evaluate("document.querySelector('.view').append(Object.assign(new Image(), {src: 'data:,', className: 'x'}))")
+    assert any("image-alt" in each for each in violations(page, {}))
+    page.evaluate("document.querySelector('.x').remove()")
+
+
+# A keyboard
+
+REACHED = """() => { const one = document.activeElement; const box = one.getBoundingClientRect();
+    const style = getComputedStyle(one);
+    const name = one.getAttribute('aria-label') || (one.labels?.[0] ?? one).textContent.trim() || one.title;
+    return {tag: one.tagName, name: name.slice(0, 40), html: one.outerHTML.slice(0, 90),
+        drawn: box.width > 0 && box.height > 0,
+        outline: style.boxShadow !== 'none' || style.outlineStyle !== 'none'}; }"""
+
+
+@pytest.mark.parametrize("link", VIEWS)
+def test_every_control_is_reached_by_tab_and_seen(themed, file, link):
+    page = themed["light"]
+    shown(page, file, link)
+    page.evaluate("document.activeElement.blur()")
+    controls = page.evaluate(
+        "[...document.querySelectorAll('button, select, input, a[href], summary, [tabindex=\"0\"]')]"
+        ".filter((one) => one.tabIndex >= 0 && one.checkVisibility() && !one.disabled).length"
+    )
+    reached = []
+    for _ in range(min(controls, 60)):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate(REACHED))
+    unseen = [
+        each for each in reached if each["tag"] != "BODY" and not (each["drawn"] and each["outline"] and each["name"])
+    ]
+    assert not unseen and len(reached) >= min(controls, 10)
+
+
+def test_charts_are_used_by_keyboard(browser, file):
+    """What a pointer finds in a chart, the keyboard finds too: a mark can be focused, tells its value and is chosen."""
+    with opened(browser, f"{file}#statistics") as page:
+        marks = page.locator("figure [role=button], figure [tabindex='0']")
+        assert marks.count() > 0
