@@ -41,18 +41,19 @@ class HoldsPieces(nn.Module):
         if isinstance(value, nn.Module) or not isinstance(value, Piece | tuple):
             if value is None:
                 self._modules.pop(name, None)
-            super().__setattr__(name, value)
+            super().__setattr__(name, value)  # type: ignore[arg-type]
             return
         self._modules.pop(name, None)
         learned = learned_parts(self.registered_as.get(name, name), value)
         if learned:
             vars(self).setdefault(HELD, {})[name] = held = Held(value, learned)
             for path, part in learned.items():
-                (self._parameters if isinstance(part, nn.Parameter) else self._modules)[path] = part
+                owner: dict[str, Any] = self._parameters if isinstance(part, nn.Parameter) else self._modules
+                owner[path] = part
             if held.parameters:
                 vars(self).pop(name, None)
                 return
-        super().__setattr__(name, value)
+        super().__setattr__(name, value)  # type: ignore[arg-type]
 
     def _release(self, name: str) -> None:
         """Take back what was registered of an earlier piece."""
