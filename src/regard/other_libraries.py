@@ -12,9 +12,15 @@ from regard.upper_layers import upper_layer
 _WATCH = "with rg.watch(model, tokenizer) as seen: model(**inputs)"
 _READ = f"{_WATCH}, then seen[3]"
 _PAGE = f"{_WATCH}, then seen.show()"
-_EFFECT = f'{_WATCH}, then seen.logit_effect(3, token="word")'
+_SAVE = f'{_WATCH}, then seen.save("attention.html")'
+_EFFECT = (
+    'with rg.watch(model, tokenizer, keep="qkv") as seen: model(**inputs), then seen.logit_effect(3, token="word")'
+)
 _CALL = "rg.Attention(mask=rg.causal())(query, key, value)"
-_PATCH = 'with rg.edit(model, rg.edits.ActivationPatch(rg.Where.parse("L3.H2"), source=clean)): model(**inputs)'
+_PATCH = (
+    'with rg.watch(model, keep="qkv") as clean: model(**others), then with rg.edit(model, rg.edits.ActivationPatch('
+    'rg.Where.parse("L3.H2"), source=clean)): model(**inputs)'
+)
 _KNOCK = 'with rg.edit(model, rg.KnockOut(rg.Where.parse("L3.H2"))): model(**inputs)'
 _GRADIENT = "rg.attribute(model, inputs, target)"
 _INTEGRATED = 'rg.attribute(model, inputs, target, "integrated-gradients")'
@@ -29,6 +35,12 @@ CALLS = {
     "model_view": _PAGE,
     "neuron_view": _PAGE,
     "attention_patterns": _PAGE,
+    "view": _PAGE,
+    "viz_attention": _PAGE,
+    "render": _PAGE,
+    "html": _SAVE,
+    "to_html": _SAVE,
+    "save": _SAVE,
     "plot": "rg.heatmap(weights, tokens, head=0)",
     "imshow": "rg.heatmap(weights, tokens, head=0)",
     "plot_attention": "rg.heatmap(weights, tokens, head=0)",
@@ -48,6 +60,12 @@ CALLS = {
     "ActivationCache": _READ,
     "output_attentions": _READ,
     "attentions": _READ,
+    "attention_pattern": _READ,
+    "get_attention": _READ,
+    "get_attentions": _READ,
+    "register_hook": _READ,
+    "tokens": f"{_WATCH}, then seen.tokens_read()",
+    "to_df": f"{_WATCH}, then seen[3].dense()",
     "capture": _READ,
     "differentiable": "with rg.watch(model, grad=True) as seen: model(**inputs)",
     "run_with_hooks": _KNOCK,
@@ -100,7 +118,9 @@ CALLS = {
     "flash_attn_func": _CALL,
     "flash_attn_varlen_func": "rg.Attention(mask=rg.causal() & rg.documents(lengths))(query, key, value)",
     "flash_attn_with_kvcache": _CACHE,
+    "flash_attn_qkvpacked_func": _CALL,
     "flash_attention": _CALL,
+    "paged_attention": "rg.AttentionMap.of(rg.Attention(), query, key, logsumexp)",
     "memory_efficient_attention": _CALL,
     "dot_product_attention": _CALL,
     "sdpa": _CALL,
@@ -118,6 +138,8 @@ CALLS = {
     "look_ahead_mask": "rg.causal()",
     "generate_square_subsequent_mask": "rg.causal()",
     "LowerTriangularMask": "rg.causal()",
+    "causal_lower_right": "rg.causal()",
+    "to_local": "rg.causal() & rg.window(size)",
     "BlockDiagonalMask": "rg.documents(lengths)",
     "LocalAttention": "rg.causal() & rg.window(size)",
     "local_window": "rg.causal() & rg.window(size)",

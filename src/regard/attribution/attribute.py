@@ -25,7 +25,7 @@ from regard.attribution.traced_run import check_model
 from regard.checks import checked
 from regard.errors import RegardError, nearest
 from regard.hf.attention_modules import ChosenLayers, attention_modules
-from regard.hf.token_labels import token_label
+from regard.hf.token_labels import label_of
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,7 @@ def _labels(inputs: TextInputs, tokenizer: Any) -> tuple[str, ...]:
     """The tokens of the first sequence in readable form."""
     if tokenizer is None or inputs.ids is None:
         return ()
-    ids = inputs.ids[0].tolist()
-    return tuple(token_label(tokenizer, token) for token in tokenizer.convert_ids_to_tokens(ids))
+    return tuple(label_of(tokenizer, index) for index in inputs.ids[0].tolist())
 
 
 def _test(question: Question, found: MethodResult, tokenizer: Any, wanted: bool) -> FaithfulnessCurves | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.attribution.inputs import TextInputs
 from regard.checks import checked
 from regard.errors import RegardError
-from regard.hf.token_labels import token_label
+from regard.hf.token_labels import label_of
 
 #: A token by its id or by its text.
 Token = int | str
@@ -231,8 +231,7 @@ def _id_of_text(text: str, row: Tensor, model: nn.Module, tokenizer: Any) -> int
     single = [ids[0] for ids in pieces.values() if len(ids) == 1 and ids[0] != tokenizer.unk_token_id]
     if not single:
         parts = tokenizer.convert_ids_to_tokens(pieces[text])
-        best = tokenizer.convert_ids_to_tokens(row.topk(min(5, len(row))).indices.tolist())
-        known = (token_label(tokenizer, token) for token in best)
+        known = (label_of(tokenizer, index) for index in row.topk(min(5, len(row))).indices.tolist())
         raise RegardError(
             f"attribute(target={text!r}): this is no single token; the tokenizer splits it into {parts}. Give one of "
             f"them. The model finds these most probable here: {', '.join(map(repr, known))}."
@@ -247,4 +246,4 @@ def _label(token: int, logits: Tensor, model: nn.Module, tokenizer: Any) -> str:
         return f"class {names.get(token, token)!r}" if token in names else f"class {token}"
     if tokenizer is None:
         return f"token {token}"
-    return repr(token_label(tokenizer, tokenizer.convert_ids_to_tokens(token)))
+    return repr(label_of(tokenizer, token))

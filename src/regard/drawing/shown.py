@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from torch import Tensor
 
 from regard.checks import checked
 from regard.drawing.panels import as_weights
@@ -20,7 +23,10 @@ def show(
 
     `attentions` are the weights of each layer, (B, H, I, J) or (H, I, J): tensors of torch, or arrays of NumPy, JAX or
     TensorFlow, in a list or tuple, as `output_attentions=True` returns them and as BertViz takes them. One layer needs
-    no list. `tokens` are those of the keys, and of the queries if `queries` are not given. Entry `batch` is shown.
+    no list, and a stack (layers, B, H, I, J) is taken apart. `tokens` are those of the keys, and of the queries if
+    `queries` are not given. Entry `batch` is shown.
+
+    `rg.show(...).save("attention.html")` writes the page to one file, which opens without a network.
 
     Of a model of torch, `rg.watch(model, tokenizer)` and `seen.show()` show the same, without the slow backend.
 
@@ -28,12 +34,37 @@ def show(
     >>> rg.show([torch.eye(3).expand(1, 2, 3, 3)] * 4, ["a", "short", "text"])
     Regard(1 text)
     """
-    is_listed = isinstance(attentions, list | tuple)
-    layers = [layer for layer in attentions if layer is not None] if is_listed else [attentions]
+    layers = [layer for layer in _layers(attentions) if layer is not None]
     if not layers:
         raise RegardError(
             "show: there are no weights. Models of transformers return none with the fast backends: watch the model, "
             "`with rg.watch(model, tokenizer) as seen: model(**inputs)`, and seen.show()."
         )
-    maps = [layer if isinstance(layer, AttentionMap) else MatrixMap(as_weights("show", layer)) for layer in layers]
+    maps = [layer if isinstance(layer, AttentionMap) else MatrixMap(_weights(layer)) for layer in layers]
     return upper_layer("widget").show_maps(maps, tokens, queries, batch)
+
+
+def _layers(attentions: Any) -> Sequence[Any]:
+    """The weights of each layer: the items of a list, of a generator, of a stack, or of what transformers returns."""
+    attentions = getattr(attentions, "attentions", attentions)
+    if isinstance(attentions, list | tuple | Iterator):
+        layers = list(attentions)
+        if layers and all(isinstance(layer, str) for layer in layers):
+            raise RegardError("show: the first argument is a list of texts. Weights come first: show(weights, tokens).")
+        return layers
+    return list(attentions) if getattr(attentions, "ndim", 0) == 5 else [attentions]
+
+
+def _weights(layer: Any) -> Tensor:
+    """Weights that can be drawn; scores before the softmax are drawn too, with a warning."""
+    weights = as_weights("show", layer)
+    if not bool(weights.isfinite().all()):
+        raise RegardError(
+            "show: the weights hold NaN or infinite numbers. A softmax over a row that is wholly -inf gives NaN: see "
+            "that each query may attend to a key, or give weights.nan_to_num(0.0)."
+        )
+    if bool((weights < 0).any()):
+        warnings.warn(
+            "show: some weights are negative, so these may be scores. Weights are scores.softmax(-1).", stacklevel=5
+        )
+    return weights

@@ -15,7 +15,7 @@ from regard.edits.values import AttentionEdit
 from regard.errors import RegardError, first_few
 from regard.hf.editing import edit
 from regard.hf.text_reader import TextReader
-from regard.hf.token_labels import token_label
+from regard.hf.token_labels import label_of
 
 NEXT, MASKED, SENTENCE = "next token", "masked token", "sentence embedding"
 
@@ -157,4 +157,4 @@ def _states(output: Any) -> Tensor:
 
 
 def _shown(reader: TextReader, number: int) -> str:
-    return token_label(reader.tokenizer, reader.tokenizer.convert_ids_to_tokens(number))
+    return label_of(reader.tokenizer, number)

@@ -13,7 +13,7 @@ from regard.errors import RegardError
 from regard.hf.capture import WatchedAttention, watch
 from regard.hf.gguf import without_bars
 from regard.hf.image_grids import image_grids
-from regard.hf.token_labels import token_label
+from regard.hf.token_labels import label_of
 from regard.stats import shuffle_patches
 
 
@@ -68,10 +68,7 @@ class ImageReader:
         seen = self._watch(inputs)
         tokens = None
         if "input_ids" in inputs:
-            words = self.processor.tokenizer
-            tokens = [
-                token_label(words, token) for token in words.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
-            ]
+            tokens = [label_of(self.processor.tokenizer, index) for index in inputs["input_ids"][0].tolist()]
         null = None if tokens else self._shuffled(seen, inputs)
         return ImageResult(seen, tokens, null, self._as_read(inputs["pixel_values"]))
 

@@ -16,7 +16,7 @@ from regard.errors import RegardError
 from regard.hf.capture import WatchedAttention, watch
 from regard.hf.models import full_name, load_model, model_name
 from regard.hf.text_probes import DEPTHS, CacheCost, cost_of, needle_table, split_of, syntax_table
-from regard.hf.token_labels import token_labels
+from regard.hf.token_labels import token_labels, tokens_of
 from regard.maps import AttentionMap, Reduction
 from regard.stats import (
     SyntaxSentence,
@@ -152,7 +152,7 @@ class TextReader:
         truncated = longest is not None and num_tokens > longest
         inputs = self._inputs(text, longest if truncated else None)
         ids = inputs["input_ids"][0].tolist()
-        chosen, tokens = self.watched(inputs, layers), self.tokenizer.convert_ids_to_tokens(ids)
+        chosen, tokens = self.watched(inputs, layers), tokens_of(self.tokenizer, ids)
         statistics = text_statistics(tokens)
         special = self.special(ids)
         options = {"special": special, "statistics": statistics, "numbers": chosen.numbers, "kinds": chosen.seen.kinds}
@@ -309,7 +309,7 @@ class TextReader:
         ids = inputs["input_ids"][0].tolist()
         special = self.special(ids)
         order = shuffle_order(ids, special)
-        tokens = self.tokenizer.convert_ids_to_tokens(ids)
+        tokens = tokens_of(self.tokenizer, ids)
         shuffled = [tokens[place] for place in order]
         if len(ids) - len(special) <= QUERIES or shuffled == tokens:
             return None

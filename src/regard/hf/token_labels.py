@@ -33,9 +33,20 @@ def token_label(tokenizer: Any, token: str) -> str:
     return text.strip() or token
 
 
+def tokens_of(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """The tokens of these ids; <id> where the tokenizer knows none, as in a vocabulary padded to a round size."""
+    known = tokenizer.convert_ids_to_tokens(list(ids))
+    return [f"<{index}>" if token is None else token for token, index in zip(known, ids, strict=True)]
+
+
+def label_of(tokenizer: Any, index: int) -> str:
+    """The token of one id in readable form."""
+    return token_label(tokenizer, *tokens_of(tokenizer, [index]))
+
+
 def token_labels(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """The tokens of these ids in readable form; a piece that continues a word starts with ##, as in WordPiece."""
-    raw = tokenizer.convert_ids_to_tokens(ids)
+    raw = tokens_of(tokenizer, ids)
     spaced = any(token.startswith(WORD_STARTS) for token in raw)
     labels: list[str] = []
     for token, index in zip(raw, ids, strict=True):

@@ -211,8 +211,8 @@ def _check(name: str, weights: AttentionMap, queries: list[str], tokens: list[st
     if len(queries) != I or len(tokens) != J:
         raise RegardError(
             f"profile: the map of {name!r} has {I} queries and {J} keys, but {len(queries)} query tokens and "
-            f"{len(tokens)} key tokens were given. Give the tokens that the model read, with special tokens; for "
-            "cross-attention also query_tokens=."
+            f"{len(tokens)} key tokens were given. Give one token for each key, with special tokens, and "
+            "one for each query where the queries are another text."
         )
 
 

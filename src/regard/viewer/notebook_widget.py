@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from base64 import b64encode
 from functools import cached_property
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -14,6 +16,7 @@ from regard.errors import RegardError
 from regard.viewer.answers import Answers, NoAnswer
 from regard.viewer.figures import static_picture
 from regard.viewer.page import bundle, embed, payload
+from regard.viewer.saved import save_texts
 from regard.viewer.sheet import Sheet
 
 #: The most bytes of maps inside the widget.
@@ -35,6 +38,10 @@ class Regard(anywidget.AnyWidget):
 
     def __repr__(self) -> str:
         return f"Regard({len(self.answers.sheets)} text{'s' * (len(self.answers.sheets) != 1)})"
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write the page to one file, "attention.html"; a path without .html is a folder for `regard view`."""
+        return save_texts(path, self.answers.sheets)
 
     def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """The page, and a picture for places that run no widget: a notebook on GitHub, or one opened later."""

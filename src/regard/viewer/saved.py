@@ -13,24 +13,42 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps.stored import load_map, save_map
+from regard.stats.text_reading import TextReading
 from regard.texts.files import read_json
+from regard.viewer.page import write_page
 from regard.viewer.saved_checks import check_text
-from regard.viewer.sheet import Sheet
+from regard.viewer.sheet import Sheet, sheets_of
 from regard.viewer.story import Story, story_of
 from regard.whole_files import write_whole
 
 MANIFEST, STORY, FORMAT, VERSION = "manifest.json", "story.json", "regard run", 1
+#: Endings of pictures, which a page is not.
+PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg")
 #: The most layers of a text.
 MOST_LAYERS = 10_000
 #: The fields of a text in tokens.json. The other fields are in statistics.json.
 TOKENS = ("title", "tokens", "queries", "special")
+
+
+def save_texts(path: str | os.PathLike[str], texts: Sequence[TextReading | Sheet]) -> Path:
+    """The page of readings as one file, or as a folder for `regard view`."""
+    if not texts:
+        raise RegardError("save: there is no text to save.")
+    kind = Path(path).suffix.lower()
+    if kind in PICTURES:
+        raise RegardError(
+            f"save({str(path)!r}): a page is one .html file, or a folder. A picture of a head is "
+            f"heatmap(...).savefig({Path(path).name!r}); with seen, seen.heatmap(layer=0, head=0)."
+        )
+    sheets = sheets_of(texts)
+    return write_page(path, sheets) if kind in (".html", ".htm") else save_run(path, sheets)
 
 
 @checked

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.errors import MissingPackage, RegardError
+from regard.errors import MissingPackage, RegardError, errors_named
 from regard.maps import AttentionMap
 from regard.stats.text_reading import TextReading
-from regard.viewer.page import write_page
 from regard.viewer.picture_sheets import picture_sheets
-from regard.viewer.saved import save_run
+from regard.viewer.saved import save_texts as save_texts  # lower layers reach it here
 from regard.viewer.sheet import Sheet, page_reductions, sheets_of
 
 if TYPE_CHECKING:
@@ -61,14 +58,6 @@ def show_attribution(
             name = f"{title}: {found.method} of {found.target}" if is_pair else f"{found.method} of {found.target}"
             readings.append(_reading(name, maps, keys, queries, batch))
     return show_texts(readings)
-
-
-def save_texts(path: str | PathLike[str], texts: Sequence[TextReading | Sheet]) -> Path:
-    """The page of readings as one file, or as a folder for `regard view`."""
-    if not texts:
-        raise RegardError("save: there is no text to save.")
-    sheets = sheets_of(texts)
-    return write_page(path, sheets) if Path(path).suffix.lower() in (".html", ".htm") else save_run(path, sheets)
 
 
 def watched_texts(
@@ -131,6 +120,8 @@ def _reading(
     batch: int,
     seen: WatchedAttention | None = None,
 ) -> TextReading:
+    caller = "show" if seen is None else "seen"
     options = {"queries": queries, "batch": batch, "also": page_reductions}
     options |= {} if seen is None else {"model": seen.model, "kinds": seen.kinds}
-    return TextReading.of(title, maps, tokens, **options)
+    with errors_named("profile", caller):
+        return TextReading.of(title, maps, tokens, **options)

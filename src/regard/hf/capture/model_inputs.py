@@ -36,7 +36,9 @@ class ReadTexts:
         ids, targets = (given.get(name) for name in ("input_ids", "decoder_input_ids"))
         if not _are_ids(ids):
             ids = next((x for name, x in given.items() if _are_ids(x) and name not in NO_IDS), None)
-        if "decoder_input_ids" in given:
+        if targets is None:
+            targets = _read_of_labels(module, given.get("labels"))
+        if "decoder_input_ids" in given or targets is not None:
             source = ids if _are_ids(given.get("input_ids")) else self.ids
             return ReadTexts(source, _continued(self.target_ids, targets, length))
         return ReadTexts(_continued(self.ids, ids, length), self.target_ids)
@@ -46,6 +48,17 @@ def encoder_of(model: nn.Module) -> nn.Module | None:
     """The encoder of a translator of transformers, which `generate` calls before the model."""
     is_pair = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     return model.get_encoder() if is_pair and hasattr(model, "get_encoder") else None  # type: ignore[operator]
+
+
+def _read_of_labels(module: nn.Module, labels: object) -> Tensor | None:
+    """The ids that a decoder of transformers makes of the labels: one to the right, after the first token."""
+    shift = getattr(module, "prepare_decoder_input_ids_from_labels", None)
+    if shift is None or not _are_ids(labels):
+        return None
+    try:
+        return shift(labels=labels)
+    except Exception:  # code of the model; then its decoder reads tokens that nobody names
+        return None
 
 
 def _are_ids(tensor: object) -> bool:
