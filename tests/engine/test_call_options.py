@@ -198,6 +198,7 @@ REFUSED = {
         lambda: rg.Attention(rg.scores.Cosine())(*tensors, scale=1.0),
         "factor of a dot product",
     ),
+    "a scale of NaN": (lambda: rg.attend(*tensors, scale=float("nan")), "scale.*nan.*finite number"),
     "a scale in words": (lambda: rg.attend(*tensors, scale="linear"), "a number, or a tensor, got str"),
     "a share": (lambda: rg.attend(*tensors, dropout_p=1.5), r"in \[0, 1\)"),
     "two shares": (lambda: rg.Attention(dropout=0.1)(*tensors, dropout_p=0.1), "dropout=0.1 already"),

@@ -242,6 +242,16 @@ def test_multihead_attention(case, mode):
     torch.testing.assert_close(seen[0].dense(), by_need_weights(module, x, x, x, **given), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("made", [{"add_zero_attn": True}, {"add_bias_kv": True}], ids=str)
+@pytest.mark.parametrize("grad", [True, False])
+def test_with_a_causal_hint_torch_hides_the_keys_that_it_adds(made, grad):
+    module, x = sharpened(nn.MultiheadAttention(C, H, batch_first=True, **made).eval()), torch.randn(2, T, C)
+    with torch.set_grad_enabled(grad), rg.watch(module) as seen:
+        module(x, x, x, attn_mask=CAUSAL, is_causal=True, need_weights=False)
+    assert_verified(seen)
+    assert seen[0].shape[3] == T + 1 and not seen[0].dense()[..., T].any()
+
+
 @pytest.mark.parametrize("batched", [True, False])
 def test_cross_attention_with_other_widths(batched):
     module = sharpened(nn.MultiheadAttention(C, H, kdim=6, vdim=10, batch_first=True).eval())

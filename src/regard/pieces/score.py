@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +91,9 @@ def check_equal_widths(score: str, query_dim: int, key_dim: int) -> None:
 
 
 def check_factor(score: str, factor: float | Tensor | None, sizes: Sizes) -> None:
-    """Refuse a factor that is neither one number nor one number for each head."""
+    """Refuse a factor that is neither one finite number nor one number for each head."""
+    if isinstance(factor, float) and not isfinite(factor):
+        raise RegardError(f"{score}: the factor of the scores is {factor}. Give a finite number.")
     if isinstance(factor, Tensor) and (not factor.is_floating_point() or factor.shape not in ((), (sizes.H, 1, 1))):
         raise RegardError(
             f"{score}: a tensor must hold one floating-point number, or one for each head in the shape "

@@ -165,7 +165,12 @@ def _observed(
         padded = None if padded is None else padded[None]
     elif not batch_first:
         inputs, output = [x.transpose(0, 1) for x in inputs], output.transpose(0, 1)
-    call, kept = _call(module, layer, inputs, given["attn_mask"], padded, deferred)
+    masked, added = given["attn_mask"], (layer.bias_k is not None) + bool(layer.add_zero_attn)
+    if added and given["is_causal"] and padded is None and not given["need_weights"]:
+        # torch leaves out the mask and aligns the first query with the first of all keys, so the added ones are hidden
+        I, J = inputs[0].shape[1], inputs[1].shape[1]
+        masked = torch.ones(I, J + added, dtype=torch.bool, device=inputs[0].device).triu(1)
+    call, kept = _call(module, layer, inputs, masked, padded, deferred)
     return ObservedCall(call, output, lambda heads, *_: _merged(layer, heads), kept)
 
 
