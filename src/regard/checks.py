@@ -171,6 +171,10 @@ def _items_of(value: Any, origin: Any, arguments: tuple[Any, ...], place: str) -
 def _remedy(value: object, expected: Any) -> str:
     """The remedy for a wrong value, if the expected type has a method `remedy`."""
     options = (expected, *typing.get_args(expected))
+    if torch.nn.Module in options and isinstance(value, str):
+        return f"A model is loaded first: model, tokenizer = regard.load_model({value!r}). "
+    if torch.nn.Module in options and hasattr(value, "convert_ids_to_tokens"):
+        return "This is a tokenizer; the model comes first. "
     return next((f"{option.remedy(value)} " for option in options if hasattr(option, "remedy")), "")
 
 

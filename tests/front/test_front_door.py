@@ -140,6 +140,11 @@ def test_layers_in_the_place_of_the_tokenizer_are_refused(model, second):
         rg.watch(model, second)
 
 
+def test_a_tokenizer_in_the_place_of_the_model_is_refused(model):
+    with pytest.raises(rg.RegardError, match="This is a tokenizer; the model comes first"):
+        rg.watch(Words(), model)
+
+
 def test_an_object_that_is_no_tokenizer_is_refused(model):
     with pytest.raises(rg.RegardError, match="convert_ids_to_tokens"):
         rg.watch(model, model)

@@ -104,8 +104,8 @@ def watch(
     """
     if isinstance(tokenizer, int | str | list | tuple):
         raise RegardError(
-            f"watch(model, {tokenizer!r}): the second argument is the tokenizer. Give layers by name: "
-            f"watch(model, layers={tokenizer!r})."
+            f"watch(model, {tokenizer!r}): the second argument is the tokenizer. Give layers by name, watch(model, "
+            f"layers={tokenizer!r}), and the tokens of a text later, seen.save(path, tokens=...)."
         )
     if tokenizer is not None and not hasattr(tokenizer, "convert_ids_to_tokens"):
         raise RegardError(
