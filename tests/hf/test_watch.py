@@ -398,7 +398,9 @@ def test_refusals():
     with pytest.raises(rg.RegardError, match=r"model\._orig_mod"), rg.watch(torch.compile(model)):
         pass
     with (
-        pytest.raises(rg.RegardError, match=r"watch\(model='bert'\): model must be a Module, got str. A model is loaded first"),
+        pytest.raises(
+            rg.RegardError, match=r"watch\(model='bert'\): model must be a Module, got str. A model is loaded first"
+        ),
         rg.watch("bert"),
     ):
         pass
