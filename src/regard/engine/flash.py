@@ -16,7 +16,7 @@ from regard.engine.transforms import HIDDEN_GRADIENTS
 from regard.pieces.bias import AdditiveBias
 from regard.pieces.grid import Grid, along_diagonals
 from regard.pieces.mask import Mask
-from regard.pieces.normalizer import LearnedSink, RowStatistic, Softmax, any_coarse
+from regard.pieces.normalizer import LogSumExpNormalizer, RowStatistic, any_coarse, has_logsumexp
 from regard.shapes import at_least_float32, group, has_numbers, in_one_dtype
 from regard.versions import shares_key_heads
 
@@ -167,7 +167,7 @@ def _mark_empty(logsumexp: Tensor, suspects: Tensor, mask: Tensor) -> Tensor:
     return logsumexp
 
 
-def include_sink(normalizer: Softmax | LearnedSink, output: Tensor, logsumexp: Tensor) -> tuple[Tensor, Tensor]:
+def include_sink(normalizer: LogSumExpNormalizer, output: Tensor, logsumexp: Tensor) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of whole rows, once a sink takes its share of each row."""
     (with_sink,) = normalizer.with_sink((logsumexp,))
     if normalizer.row_sum is None:
@@ -294,9 +294,9 @@ class FlashRows:
         return output.to(dtype), (logsumexp,)
 
     @property
-    def _normalizer(self) -> Softmax | LearnedSink:
+    def _normalizer(self) -> LogSumExpNormalizer:
         normalizer = self.problem.attention.normalizer
-        assert isinstance(normalizer, Softmax | LearnedSink)
+        assert has_logsumexp(normalizer)
         return normalizer
 
     def floats_per_pair(self, block: Block) -> int:

@@ -23,7 +23,7 @@ from regard.engine.flash import include_sink
 from regard.engine.lowering import NoLowering, PairMask, PairScore, change_of, number, pairs_of
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.transforms import HIDDEN_GRADIENTS
-from regard.pieces.normalizer import LearnedSink, Softmax
+from regard.pieces.normalizer import has_logsumexp
 from regard.shapes import at_least_float32, to_device
 from regard.versions import flex_with_logsumexp
 
@@ -57,7 +57,7 @@ class Flex(Engine):
         assert isinstance(lowered, Lowered), lowered
         output, logsumexp = flex_with_logsumexp(call(problem.query.device), *lowered.tensors, **lowered.options)
         normalizer = problem.attention.normalizer
-        assert isinstance(normalizer, Softmax | LearnedSink)
+        assert has_logsumexp(normalizer)
         output, logsumexp = include_sink(normalizer, output, logsumexp)
         return Result(output.to(problem.value.dtype), (logsumexp.detach(),))
 

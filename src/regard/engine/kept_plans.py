@@ -28,7 +28,7 @@ from regard.engine.transforms import is_transformed
 from regard.pieces.call_tensors import CallTensors
 from regard.pieces.contents import split_tensors
 from regard.pieces.fingerprint import NoFingerprint, fingerprint
-from regard.pieces.normalizer import LearnedSink, any_coarse
+from regard.pieces.normalizer import any_coarse
 from regard.positions import Positions
 from regard.shapes import is_autocast
 
@@ -151,7 +151,7 @@ def _key(request: Request, piece_tensors: list[Tensor]) -> Hashable:
     if not _is_plain_call(query, key, value, *tensors.values(), *states):
         return None
     pieces_key = fingerprint(_slots(attention), piece_tensors)
-    sink = attention.normalizer.sink if isinstance(attention.normalizer, LearnedSink) else None
+    sink = getattr(attention.normalizer, "sink", None)
     return (
         pieces_key,
         None if seed is None else attention.dropout,

@@ -18,7 +18,7 @@ from regard.engine.transforms import is_transformed
 from regard.pieces.call_tensors import CallTensors
 from regard.pieces.contents import Originals, PieceTemplate, is_small, split_tensors, tensor_snapshot, tensors_of
 from regard.pieces.grid import Grid
-from regard.pieces.normalizer import LearnedSink, RowStatistic, Softmax
+from regard.pieces.normalizer import RowStatistic, has_logsumexp
 from regard.positions import Positions
 from regard.shapes import Sizes, grouped_scores, grouped_values
 
@@ -109,7 +109,7 @@ class Problem:
     def scale(self) -> float | None:
         """The factor of q.k if the weights are a softmax of scaled dot products, else None."""
         normalizer = self.attention.normalizer
-        if not isinstance(normalizer, Softmax | LearnedSink):
+        if not has_logsumexp(normalizer):
             return None
         scale = self.attention.score.scale(self.prepared.query.shape[-1])
         if scale is None or isinstance(scale, Tensor) or isinstance(normalizer.temperature, Tensor):

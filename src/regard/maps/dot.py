@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.maps.attention_map import AttentionMap
 from regard.maps.scored_map import ScoredMap
-from regard.pieces.normalizer import LearnedSink, Softmax, any_coarse
+from regard.pieces.normalizer import any_coarse, has_logsumexp
 from regard.pieces.score import scale_of_heads
 from regard.shapes import at_least_float32
 
@@ -25,7 +25,7 @@ def is_dot(weights: AttentionMap) -> TypeGuard[ScoredMap]:
         return False
     attention = weights.attention
     scale = attention.score.scale(weights._prepared.query.shape[-1])
-    plain = isinstance(attention.normalizer, Softmax | LearnedSink) and not attention.bias
+    plain = has_logsumexp(attention.normalizer) and not attention.bias
     one_mask = (
         attention.mask is None or attention.mask.allowed(weights.grid.tile(slice(0, 1), slice(0, 1))).shape[1] == 1
     )

@@ -24,7 +24,6 @@ from regard.maps.indices import Index, indices
 from regard.maps.reductions import Reduction, State, Tile, check_reductions
 from regard.pieces.contents import Originals, split_tensors, tensor_snapshot, versions_of
 from regard.pieces.grid import Grid
-from regard.pieces.log_weights import rows_with_logs
 from regard.pieces.normalizer import RowStatistic, add_log_sums, any_coarse, has_logsumexp
 from regard.positions import Positions
 from regard.shapes import Sizes, as_slice, at_least_float32, to_device
@@ -237,7 +236,8 @@ class ScoredMap(AttentionMap):
                 columns = keys.tensor(self.device)
                 i, j = _on_device(queries, self.device), as_slice(keys.tensor("cpu"))
                 s = scores(attention, own.tile(i, columns if j is None else j), self.grid.tile(i, keys))
-                weights = rows_with_logs(attention.normalizer, s, columns)
+                # without keys, as before the first whole group of keys, there is nothing to normalize
+                weights = attention.normalizer.rows_with_logs(s, columns) if s.shape[-1] else (s, None)
                 if torch.is_grad_enabled() and not weights[0].requires_grad and originals.template.is_foreign:
                     raise RegardError(NOT_DIFFERENTIABLE)
                 return weights

@@ -312,27 +312,29 @@ class PieceTemplate:
 
     def around(self, tensors: Iterable[Tensor]) -> Any:
         """The piece around other tensors, in the order of `split_tensors`."""
-        tensors, objects = list(tensors), {}
+        return _built(self.root, list(tensors), {})
 
-        def build(part: Any) -> Any:
-            if type(part) is Place:
-                return tensors[part]
-            if type(part) is not Node:
-                return part
-            if part not in objects:
-                members = {name.name: build(part.parts[name]) for name in part.built if type(name) is Member}
-                if (new := part.kind.start(members)) is not None:
-                    objects[part] = new  # first: its parts may refer to it
-                parts = part.parts.copy()
-                for name in part.built:
-                    if type(name) is Member:
-                        del parts[name]
-                    else:
-                        parts[name] = build(part.parts[name])
-                objects[part] = part.kind.build(new, part.frame, parts)
-            return objects[part]
 
-        return build(self.root)
+def _built(part: Any, tensors: list[Tensor], objects: dict[Node, Any]) -> Any:
+    """The object of a node, around the tensors; each node is built once. (A local function that calls itself would be
+    a cycle, which holds the tensors until the garbage collector runs.)
+    """
+    if type(part) is Place:
+        return tensors[part]
+    if type(part) is not Node:
+        return part
+    if part not in objects:
+        members = {n.name: _built(part.parts[n], tensors, objects) for n in part.built if type(n) is Member}
+        if (new := part.kind.start(members)) is not None:
+            objects[part] = new  # first: its parts may refer to it
+        parts = part.parts.copy()
+        for name in part.built:
+            if type(name) is Member:
+                del parts[name]
+            else:
+                parts[name] = _built(part.parts[name], tensors, objects)
+        objects[part] = part.kind.build(new, part.frame, parts)
+    return objects[part]
 
 
 class _Splitter:

@@ -87,6 +87,15 @@ class Normalizer(Piece):
         row_statistic = self.row_statistic(scores, columns)
         return *self.tile_weights(scores, row_statistic, columns), row_statistic
 
+    def rows_with_logs(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Weights of whole rows with gradients, and their logarithms where log(weights) would lose weights near 0.
+
+        >>> import torch, regard as rg
+        >>> rg.normalizers.Softmax().rows_with_logs(torch.tensor([[[[0.0, 200.0]]]]), torch.arange(2))
+        (tensor([[[[0., 1.]]]]), tensor([[[[-200.,    0.]]]]))
+        """
+        return self.normalize_rows(scores, columns)[0], None
+
     def of_heads(self, head: Tensor) -> Normalizer:
         """The normalizer of some query heads (indices)."""
         return self
@@ -174,9 +183,62 @@ def _finite(logsumexp: Tensor) -> Tensor:
     return logsumexp.masked_fill(logsumexp.isneginf(), 0.0)
 
 
+class LogSumExpNormalizer(Normalizer):
+    """Base of softmax with and without a sink: w_ij = exp(s_ij / T - r_i), where r_i is a log-sum-exp.
+
+    So the statistic of a row can be combined from those of its parts (`add_log_sums`), and every kernel runs it.
+    """
+
+    is_relative = True
+    has_shares = True  # type: ignore[assignment]
+    temperature: float = 1.0
+    sink: float | Tensor | None
+
+    @abstractmethod
+    def with_sink(self, logsumexp: RowStatistic) -> RowStatistic:
+        """The statistic from a log-sum-exp without the sink (B, H, I), in one number or two."""
+
+    def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
+        return self.with_sink(self.logsumexp(scores))
+
+    def logsumexp(self, scores: Tensor) -> RowStatistic:
+        """log sum_j exp(s_ij / T) over any part of the rows, (B, H, I). `add_log_sums` combines parts of a row."""
+        return log_sum_exp(self.tempered(scores))
+
+    def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
+        return softmax_weights(self.tempered(scores), row_statistic)
+
+    def log_weights(self, scores: Tensor, row_statistic: RowStatistic) -> Tensor:
+        return _log_softmax_weights(self.tempered(scores), row_statistic)
+
+    def rows_with_logs(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self.sink is None:
+            return self.normalize_rows(scores, columns)[0], _log_softmax(self.tempered(scores))
+        logs = self.tempered(scores)
+        for number in subtracted(self.row_statistic(scores, columns)):
+            logs = logs - number
+        return logs.exp(), logs
+
+    def tempered(self, scores: Tensor) -> Tensor:
+        if isinstance(self.temperature, Tensor):
+            masked = scores.isneginf()  # the gradient of -inf / temperature is NaN
+            return (scores.masked_fill(masked, 0.0) / self.temperature).masked_fill(masked, -torch.inf)
+        return scores if self.temperature == 1 else scores / self.temperature
+
+
+def _log_softmax(scores: Tensor) -> Tensor:
+    empty = scores.detach().amax(-1, keepdim=True).isneginf()
+    return torch.log_softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(empty, -torch.inf)
+
+
+def has_logsumexp(normalizer: Normalizer) -> TypeGuard[LogSumExpNormalizer]:
+    """Whether the statistic of a row is a log-sum-exp, which can be combined from those of the row's parts."""
+    return isinstance(normalizer, LogSumExpNormalizer)
+
+
 @checked
 @dataclass(frozen=True)
-class Softmax(Normalizer):
+class Softmax(LogSumExpNormalizer):
     """w_ij = exp(s_ij / T) / sum_j exp(s_ij / T); the statistic is the log of the sum, and its rounding remainder.
 
     T below 1 makes the row sharper, with `Hardmax` as its limit for T = 0; T above 1 makes it flatter. A `sink` adds
@@ -190,11 +252,8 @@ class Softmax(Normalizer):
     [tensor([[[[0.2500, 0.7500]]]]), tensor([[[[0.2000, 0.6000]]]])]
     """
 
-    is_relative = True
     temperature: float = 1.0
     sink: float | None = None
-
-    has_shares = True  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         if isinstance(self.sink, Tensor):
@@ -211,24 +270,10 @@ class Softmax(Normalizer):
     def row_sum(self) -> float | None:  # type: ignore[override]
         return 1.0 if self.sink is None else None
 
-    def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
-        return self.with_sink(self.logsumexp(scores))
-
-    def logsumexp(self, scores: Tensor) -> RowStatistic:
-        """log sum_j exp(s_ij / T) over any part of the rows, (B, H, I). `add_log_sums` combines parts of a row."""
-        return log_sum_exp(self.tempered(scores))
-
     def with_sink(self, logsumexp: RowStatistic) -> RowStatistic:
-        """The statistic from a log-sum-exp without the sink (B, H, I), in one number or two."""
         if self.sink is None:
             return logsumexp
         return _with_sink(logsumexp, torch.full_like(logsumexp[0], self.sink))
-
-    def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
-        return softmax_weights(self.tempered(scores), row_statistic)
-
-    def log_weights(self, scores: Tensor, row_statistic: RowStatistic) -> Tensor:
-        return _log_softmax_weights(self.tempered(scores), row_statistic)
 
     def normalize_rows(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, RowStatistic]:
         if self.sink is not None:
@@ -250,15 +295,9 @@ class Softmax(Normalizer):
         weights, row_statistic = self.normalize_rows(scores, columns)
         return weights, self.log_weights(scores, row_statistic), row_statistic
 
-    def tempered(self, scores: Tensor) -> Tensor:
-        if isinstance(self.temperature, Tensor):
-            masked = scores.isneginf()  # the gradient of -inf / temperature is NaN
-            return (scores.masked_fill(masked, 0.0) / self.temperature).masked_fill(masked, -torch.inf)
-        return scores if self.temperature == 1 else scores / self.temperature
-
 
 @checked
-class LearnedSink(nn.Module, Normalizer):
+class LearnedSink(nn.Module, LogSumExpNormalizer):
     """Softmax with a learned sink for each head: sum_j w_ij = 1 - exp(sink_h) / (...) (gpt-oss, arXiv:2508.10925).
 
     >>> import torch, regard as rg
@@ -269,28 +308,14 @@ class LearnedSink(nn.Module, Normalizer):
     """
 
     row_sum = None
-    is_relative = True
-    has_shares = True  # type: ignore[assignment]
-    temperature = 1.0
+    sink: Tensor
 
     def __init__(self, num_heads: Size) -> None:
         super().__init__()
         self.sink = nn.Parameter(torch.zeros(num_heads))
 
-    def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
-        return self.with_sink(self.logsumexp(scores))
-
-    def logsumexp(self, scores: Tensor) -> RowStatistic:
-        return log_sum_exp(scores)
-
     def with_sink(self, logsumexp: RowStatistic) -> RowStatistic:
         return _with_sink(logsumexp, self.sink.to(logsumexp[0].dtype).view(1, -1, 1).expand_as(logsumexp[0]))
-
-    def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
-        return softmax_weights(scores, row_statistic)
-
-    def log_weights(self, scores: Tensor, row_statistic: RowStatistic) -> Tensor:
-        return _log_softmax_weights(scores, row_statistic)
 
     def of_heads(self, head: Tensor) -> LearnedSink:
         some = LearnedSink(1)
@@ -312,11 +337,6 @@ def _with_sink(logsumexp: RowStatistic, sink: Tensor) -> RowStatistic:
     if len(logsumexp) == 1:
         return (torch.logaddexp(logsumexp[0], sink),)
     return add_log_sums(logsumexp, (sink, torch.zeros_like(sink)))
-
-
-def has_logsumexp(normalizer: Normalizer) -> TypeGuard[Softmax | LearnedSink]:
-    """Whether the statistic of a row is a log-sum-exp, which can be combined from those of the row's parts."""
-    return isinstance(normalizer, Softmax | LearnedSink)
 
 
 @dataclass(frozen=True)
@@ -500,6 +520,10 @@ class Sigmoid(Normalizer):
 
     def log_weights(self, scores: Tensor, row_statistic: RowStatistic) -> Tensor:
         return nn.functional.logsigmoid(scores - row_statistic[0].unsqueeze(-1))
+
+    def rows_with_logs(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor | None]:
+        row_statistic = self.row_statistic(scores, columns)
+        return self.weights(scores, row_statistic, columns), self.log_weights(scores, row_statistic)
 
 
 @dataclass(frozen=True)

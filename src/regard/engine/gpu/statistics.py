@@ -18,7 +18,7 @@ from regard.engine.problem import Problem
 from regard.pieces.bias import ShawBias
 from regard.pieces.data_masks import mask_mod
 from regard.pieces.mask import Mask, leaves
-from regard.pieces.normalizer import LearnedSink, Softmax
+from regard.pieces.normalizer import has_logsumexp
 from regard.shapes import to_device
 
 #: Queries of a tile, and keys that are computed together; half as many keys if a vector has more bytes than WIDE.
@@ -38,7 +38,7 @@ def terms_of(problem: Problem) -> KernelProblem | None:
     with masks of this package, and a number for each distance j - i before and after one soft cap.
     """
     attention, query, key = problem.attention, problem.prepared.query, problem.prepared.key
-    if problem.scale is None or not isinstance(attention.normalizer, Softmax | LearnedSink):
+    if problem.scale is None or not has_logsumexp(attention.normalizer):
         return None
     if query.dtype != key.dtype or query.dtype not in DTYPES or query.shape[-1] > LARGEST_WIDTH:
         return None

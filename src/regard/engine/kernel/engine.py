@@ -20,7 +20,7 @@ from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.transforms import HIDDEN_GRADIENTS, is_transformed
 from regard.pieces.bias import AdditiveBias, Bias, ShawBias, Softcap
 from regard.pieces.grid import Grid
-from regard.pieces.normalizer import LearnedSink, Softmax, any_coarse
+from regard.pieces.normalizer import any_coarse, has_logsumexp
 from regard.pieces.score import TanhScore
 
 #: Widest query and value that the kernels compute, and most hidden units of an additive score.
@@ -145,7 +145,7 @@ class KernelProblem:
             return HIDDEN_GRADIENTS
         if (unfit := self.unfit_bias()) is not None:
             return unfit
-        sink = attention.normalizer.sink if isinstance(attention.normalizer, Softmax | LearnedSink) else None
+        sink = attention.normalizer.sink if has_logsumexp(attention.normalizer) else None
         if sink is not None and any_coarse(sink):
             return "the sink is so large that float32 is too coarse for its share of the row"
         if (num_bytes := self.mask_bytes) > MASK_BYTES:
@@ -219,7 +219,7 @@ class KernelProblem:
     def scale(self) -> float | None:
         """The factor of dot products or additive scores under the softmax; None for other weights."""
         normalizer = self.problem.attention.normalizer
-        if self.direction is None or not isinstance(normalizer, Softmax | LearnedSink):
+        if self.direction is None or not has_logsumexp(normalizer):
             return self.problem.scale
         return None if isinstance(normalizer.temperature, Tensor) else 1 / normalizer.temperature
 
@@ -301,7 +301,7 @@ class KernelProblem:
 
     def _sink(self) -> Tensor | None:
         normalizer = self.problem.attention.normalizer
-        assert isinstance(normalizer, Softmax | LearnedSink)
+        assert has_logsumexp(normalizer)
         if normalizer.sink is None:
             return None
         device = self.problem.query.device
