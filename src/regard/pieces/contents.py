@@ -13,7 +13,7 @@ an object again from its frame and its parts. A reader asks for the parts of a p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
 from functools import _lru_cache_wrapper, cache, cached_property, partial
@@ -418,26 +418,26 @@ def learned_parts(name: str, piece: Any) -> dict[str, nn.Parameter | nn.Module]:
     What a function closes over and what a class holds belongs to those who wrote them.
     """
     learned: dict[str, nn.Parameter | nn.Module] = {}
-    visited: list[Any] = []
-
-    def visit(name: str, part: Any) -> None:
-        if type(part) in PLAIN or any(part is known for known in visited):
-            return
-        visited.append(part)
-        if isinstance(part, nn.Parameter | nn.Module):
-            learned[name if name not in learned else f"{name}_"] = part
-            return
-        kind = kind_of(type(part))
-        if kind.is_constant or isinstance(kind, Function | Wrapper):
-            return
-        if isinstance(kind, Container) and len(part) > LONG and not _may_hold_tensors(part):
-            return
-        for inner, value in kind.parts(part).items():
-            if type(inner) is not Member:
-                visit(f"{name}_{inner}".replace(".", "_"), value)
-
-    visit(name, piece)
+    for path, part in _learned(name, piece, []):
+        learned[path if path not in learned else f"{path}_"] = part
     return learned
+
+
+def _learned(name: str, part: Any, visited: list[Any]) -> Iterator[tuple[str, nn.Parameter | nn.Module]]:
+    if type(part) in PLAIN or any(part is known for known in visited):
+        return
+    visited.append(part)
+    if isinstance(part, nn.Parameter | nn.Module):
+        yield name, part
+        return
+    kind = kind_of(type(part))
+    if kind.is_constant or isinstance(kind, Function | Wrapper):
+        return
+    if isinstance(kind, Container) and len(part) > LONG and not _may_hold_tensors(part):
+        return
+    for inner, value in kind.parts(part).items():
+        if type(inner) is not Member:
+            yield from _learned(f"{name}_{inner}".replace(".", "_"), value, visited)
 
 
 def tensor_snapshot(tensor: Tensor) -> Tensor:
