@@ -57,11 +57,18 @@ def _poisoned(make):
     return empty
 
 
+#: The same functions in every test, because torch.compile remembers those of its first use.
+POISONED = [
+    (owner, name, _poisoned(getattr(owner, name)))
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty"))
+]
+
+
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch):
     """Memory that nobody wrote is NaN, so that reading it cannot pass for an answer."""
-    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
-        monkeypatch.setattr(owner, name, _poisoned(getattr(owner, name)))
+    for owner, name, poisoned in POISONED:
+        monkeypatch.setattr(owner, name, poisoned)
 
 
 @pytest.fixture(autouse=True)

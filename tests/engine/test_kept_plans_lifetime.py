@@ -64,6 +64,7 @@ def test_threads_share_plans(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="only where processes fork")
+@pytest.mark.filterwarnings("ignore:os.fork")  # of packages with threads, if another test imported one
 def test_a_forked_process_keeps_plans():
     attention, tensors = rg.Attention(mask=rg.causal()), inputs(9, 9, 9)
     results(attention, tensors)
