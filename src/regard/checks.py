@@ -111,14 +111,13 @@ def _checked(function: Any, name: str) -> Any:
             expected = annotations().get(parameter)
             if expected is None:
                 continue
-            if isinstance(value, HoldsMaps) and _takes_dict(expected):
-                bound.arguments[parameter] = value = value.maps
+            value = _as_dict(value, expected)
             is_variadic = signature.parameters[parameter].kind is inspect.Parameter.VAR_POSITIONAL
             wrong = [item for item in (value if is_variadic else [value]) if not fits(item, expected)]
             if wrong:
                 raise RegardError(_mistake(name, parameter, wrong[0], expected, signature))
-            if _is_integer(value) and not _names(expected, Tensor):
-                bound.arguments[parameter] = operator.index(value)
+            is_index = _is_integer(value) and not _names(expected, Tensor)
+            bound.arguments[parameter] = operator.index(value) if is_index else value
         return function(*bound.args, **bound.kwargs)
 
     return with_checks
@@ -254,6 +253,11 @@ def _is_plain(value: object, expected: Any) -> bool:
 def _names(expected: Any, kind: type) -> bool:
     """Whether an annotation allows a type."""
     return expected is kind or any(_names(option, kind) for option in typing.get_args(expected))
+
+
+def _as_dict(value: Any, expected: Any) -> Any:
+    """The maps of a result where a dict is expected; anything else as it is."""
+    return value.maps if isinstance(value, HoldsMaps) and _takes_dict(expected) else value
 
 
 def _takes_dict(expected: Any) -> bool:

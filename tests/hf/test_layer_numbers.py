@@ -90,7 +90,7 @@ def test_a_number_is_the_same_layer_for_watch_and_edit_in_every_wrapper(wrapper,
     model = WRAPPERS[wrapper](small_bert(num_layers))
     with rg.watch(model) as seen:
         model(IDS)
-    assert layer_numbers(seen.names) == layer_numbers(seen.maps) == list(range(num_layers))
+    assert layer_numbers(seen) == layer_numbers(seen.names) == layer_numbers(seen.maps) == list(range(num_layers))
     assert [layer_number(name) for name in seen.names] == layer_numbers(seen.names)
     for number, name in enumerate(seen.names):
         with rg.edit(model, rg.KnockOut(rg.Where(layers=number, keys=0))) as run, rg.watch(model) as edited:
@@ -157,7 +157,7 @@ def test_with_chosen_layers_a_number_is_that_of_the_layer_in_the_model():
         with rg.watch(model, layers=layers, keep="qkv") as seen:
             model(IDS)
         assert seen[3] is seen[whole.names[3]] is seen[-1] is list(seen)[-1] is seen.encoder[3]
-        assert seen[1] is seen[-2] is list(seen)[0] is seen.calls(1)[0]
+        assert seen[1] is seen[-2] is next(iter(seen)) is seen.calls(1)[0]
         assert torch.equal(seen[3].dense(), whole[3].dense())
         assert torch.equal(seen.head_part(3), whole.head_part(3))
         for number in (0, 2, 4):

@@ -335,4 +335,4 @@ def test_maps_without_queries_and_keys_say_what_they_are_made_of():
             with pytest.raises(rg.RegardError, match=rf"weights\.{name}: .*{made_of}"):
                 getattr(weights, name)
         with pytest.raises(rg.RegardError, match=r"weights\.value: .*keep='qkv'"):
-            weights.value
+            _ = weights.value

@@ -207,7 +207,7 @@ class AttentionMap(TensorInterface, ABC):
 
     @property
     def value(self) -> Tensor:
-        """The values (B, G, J, E) of the call, of a map of `rg.watch(model, keep="qkv")`: weights @ value is its output.
+        """The values (B, G, J, E) of the call, for a map of `rg.watch(model, keep="qkv")`; the output is W @ value.
 
         Query head h reads value head h // (H / G). With a cache, the values are those of all tokens so far. Values of
         a recurrent layer are those of its recurrence, before the norm, gate and projection that follow it. Other maps

@@ -197,8 +197,9 @@ class WatchedAttention(HoldsMaps):
         arXiv:2211.00593). It counts no effect through later layers. The logit is the result of the head, before a soft
         cap or a factor that some models apply to it.
 
-        `token` is an id, or a text of one token; its `tokenizer` is by default that of `watch(model, tokenizer)`. Models whose layers do not add their results to
-        one stream (a norm after attention, as in BERT and Gemma 2) are refused.
+        `token` is an id, or a text of one token; `tokenizer` is by default that of `watch(model, tokenizer)`. Models
+        whose layers do not add their results to one stream (a norm after attention, as in BERT and Gemma 2) are
+        refused.
 
         >>> import torch, transformers, regard as rg
         >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
@@ -509,8 +510,12 @@ class WatchedAttention(HoldsMaps):
         """How many modules were captured; if none, the reasons and the remedy."""
         if self.names:
             numbers = self._numbers
-            numbered = "numbered from 0" if numbers is None else f"layers {', '.join(map(str, dict.fromkeys(numbers)))}"
-            return f"{len(self)} attention modules were captured; they are {numbered}."
+            of = (
+                "; they are numbered from 0"
+                if numbers is None
+                else f", of layers {', '.join(map(str, sorted({*numbers})))}"
+            )
+            return f"{len(self)} attention modules were captured{of}."
         reasons = "".join(f" {name}: {reason}." for name, reason in list(self._missing.items())[:3])
         return f"nothing was captured. {REMEDY}{reasons}"
 
@@ -518,12 +523,14 @@ class WatchedAttention(HoldsMaps):
 def _number(name: Any) -> int:
     """The number of a layer, as a Python integer."""
     try:
-        return index(None if isinstance(name, bool) else name)
+        if not isinstance(name, bool):
+            return index(name)
     except TypeError:
-        raise NotCaptured(
-            f"seen[{name!r}]: a layer is a number, such as seen[3], or a module path, one of seen.names. seen[1:3] is a "
-            "list of maps."
-        ) from None
+        pass
+    raise NotCaptured(
+        f"seen[{name!r}]: a layer is a number, such as seen[3], or a module path, one of seen.names. seen[1:3] is a "
+        "list of maps."
+    )
 
 
 @contextmanager
