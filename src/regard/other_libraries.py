@@ -190,6 +190,11 @@ OF_WATCHED = {
 #: Names that a map does not have -> code with `weights`, the map.
 OF_MAPS = {
     "carries_gradients": "weights.requires_grad",
+    "q": "weights.query",
+    "queries": "weights.query",
+    "k": "weights.key",
+    "keys": "weights.key",
+    "v": "weights.value",
     "attentions": "weights.dense()",
     "weights": "weights.dense()",
     "pattern": "weights.dense()",

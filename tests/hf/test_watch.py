@@ -222,7 +222,7 @@ def test_nested_watches_and_two_models():
     assert getattr(AttentionInterface, LOOKUP) is before
     assert [len(outer.calls(0)), len(inner.calls(1)), len(other.calls(0))] == [2, 1, 1]
     assert inner.names == ["encoder.layer.1.attention.self"]
-    assert torch.equal(outer.calls(1)[0].dense(), inner[0].dense())
+    assert torch.equal(outer.calls(1)[0].dense(), inner[1].dense())
 
 
 def test_a_model_that_is_not_watched_is_left_alone():
