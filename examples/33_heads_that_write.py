@@ -49,7 +49,7 @@ print(f"right answers in training: {(logits.argmax(-1) == answers).float().mean(
 def ask(model, ids, tokens, right, wrong):
     with torch.no_grad(), rg.watch(model, keep="qkv") as seen:
         logits = model(ids).logits[0, -1]
-    effects = torch.stack([(seen.logit_effect(n, right) - seen.logit_effect(n, wrong))[0, :, -1] for n in seen])
+    effects = torch.stack([(seen.logit_effect(n, right) - seen.logit_effect(n, wrong))[0, :, -1] for n in seen.names])
     print(f"difference of the logits {logits[right] - logits[wrong]:.2f}; all heads wrote {effects.sum():.2f}")
     for number in effects.flatten().abs().topk(5).indices.tolist():
         layer, head = divmod(number, effects.shape[1])

@@ -34,6 +34,14 @@ Count = Annotated[int, AtLeast(0)]
 Checked = TypeVar("Checked", bound=Callable[..., Any])
 
 
+class HoldsMaps:
+    """A result with `maps`. It may be given where a function takes a dict of maps: `profile(seen, tokens)`."""
+
+    @property
+    def maps(self) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+
 def checked(target: Checked) -> Checked:
     """Check the arguments of a function, or of the constructor of a class, against their annotations at each call.
 
@@ -103,12 +111,13 @@ def _checked(function: Any, name: str) -> Any:
             expected = annotations().get(parameter)
             if expected is None:
                 continue
+            value = _as_dict(value, expected)
             is_variadic = signature.parameters[parameter].kind is inspect.Parameter.VAR_POSITIONAL
             wrong = [item for item in (value if is_variadic else [value]) if not fits(item, expected)]
             if wrong:
                 raise RegardError(_mistake(name, parameter, wrong[0], expected, signature))
-            if _is_integer(value) and not _names(expected, Tensor):
-                bound.arguments[parameter] = operator.index(value)
+            is_index = _is_integer(value) and not _names(expected, Tensor)
+            bound.arguments[parameter] = operator.index(value) if is_index else value
         return function(*bound.args, **bound.kwargs)
 
     return with_checks
@@ -248,6 +257,19 @@ def _is_plain(value: object, expected: Any) -> bool:
 def _names(expected: Any, kind: type) -> bool:
     """Whether an annotation allows a type."""
     return expected is kind or any(_names(option, kind) for option in typing.get_args(expected))
+
+
+def _as_dict(value: Any, expected: Any) -> Any:
+    """The maps of a result where a dict is expected; anything else as it is."""
+    return value.maps if isinstance(value, HoldsMaps) and _takes_dict(expected) else value
+
+
+def _takes_dict(expected: Any) -> bool:
+    """Whether an annotation allows a dict."""
+    origin = typing.get_origin(expected)
+    if origin in (typing.Union, types.UnionType):
+        return any(map(_takes_dict, typing.get_args(expected)))
+    return (origin or expected) in (dict, Mapping)
 
 
 def _is_integer(value: object) -> bool:

@@ -21,7 +21,7 @@ def dense_weights(model, seen):
     """dL/dw of each layer, by a model whose weights are leaves: w @ v through the output projection, by autograd."""
     slopes = {}
     for name in seen.names:
-        module, value = model.get_submodule(name), seen.values(name).double()
+        module, value = model.get_submodule(name), seen[name].value.double()
         weights = seen[name].dense().double().requires_grad_()
         joined = (weights @ value).transpose(1, 2).flatten(2)
         hook = module.output.register_forward_pre_hook(lambda _, args, joined=joined: (joined,))
@@ -100,7 +100,7 @@ def test_a_decoder_that_attends_once_a_step_has_slopes_of_its_weights(system):
     found = rg.attribute(model, (source, target), goal, test=False)
     with torch.no_grad(), rg.watch(model, keep="qkv") as seen:
         model(source, target)
-    links, weights, values = found[0].dense(), seen[0].dense(), seen.values(0)
+    links, weights, values = found[0].dense(), seen[0].dense(), seen[0].value
 
     def moved(i, j, size):
         rows = iter(range(10))

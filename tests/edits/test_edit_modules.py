@@ -199,7 +199,7 @@ def test_modules_of_regard(edit, change):
         ours(x)
     with rg.edit(ours, rg.edits.ActivationPatch(rg.Where(heads=1), source=torch.zeros(B, H, N, C // H, dtype=x.dtype))):
         gated = ours(x).output
-    heads = (seen[0].dense() @ seen.values(0)).transpose(1, 2)
+    heads = (seen[0].dense() @ seen[0].value).transpose(1, 2)
     heads[:, :, 1] = 0
     torch.testing.assert_close(gated, ours.output(heads.flatten(2)), rtol=1e-10, atol=1e-10)
 

@@ -158,7 +158,7 @@ def test_heads_are_pairs_of_a_layer_and_a_head(model):
     assert rg.Where(heads={(1, 3), (0, 2)}) == pairs
     with rg.watch(model) as seen, rg.edit(model, rg.KnockOut(rg.Where(heads=[(0, 2)], keys=0))), torch.no_grad():
         model(IDS)
-    gone = torch.stack([weights[0, :, :, 0].sum(-1) for weights in seen.values()]) == 0
+    gone = torch.stack([weights[0, :, :, 0].sum(-1) for weights in seen]) == 0
     assert gone.nonzero().tolist() == [[0, 2]]
 
 

@@ -117,7 +117,7 @@ def test_states_that_are_not_reordered_with_the_beams_are_shown_as_they_were():
             break
     else:
         pytest.fail("no beam came from another row in six texts")
-    for path in seen:
+    for path in seen.names:
         joined = seen.generation[path].dense()
         for n, rows in enumerate(out.beam_indices.tolist()):
             for step in range(1, 6):
@@ -226,13 +226,13 @@ def test_values_of_a_generation_are_those_of_one_pass():
                 one = seen.generation.sequence(n)
                 with rg.watch(model, keep="qkv") as whole, torch.no_grad():
                     model(one.tokens[:, :-1], use_cache=False)
-                for path in whole:
-                    torch.testing.assert_close(one.values(path), whole.values(path), atol=1e-5, rtol=0)
+                for path in whole.names:
+                    torch.testing.assert_close(one[path].value, whole[path].value, atol=1e-5, rtol=0)
     model = build("T5ForConditionalGeneration")
     with rg.watch(model, keep="qkv") as seen:
         model.generate(tokens(7), attention_mask=PADDED.flip(1), **SIX, num_beams=1)
     one = seen.generation.sequence(1)
-    assert one.cross.values(0).shape == (1, 4, 5, 8) and one.encoder.values(0).shape == (1, 4, 5, 8)
+    assert one.cross[0].value.shape == (1, 4, 5, 8) and one.encoder[0].value.shape == (1, 4, 5, 8)
 
 
 def test_statistics_of_a_generation_are_those_of_its_map():
@@ -386,7 +386,7 @@ def test_what_cannot_be_shown_says_why():
         model.generate(tokens(3), **SIX)
     with pytest.raises(rg.RegardError, match=r"2 calls of generate\(\).*seen.generations"):
         _ = seen.generation
-    assert torch.equal(seen.generations[0].tokens, first) and seen.generations[1][0].shape[2] == 8
+    assert torch.equal(seen.generations[0].tokens, first) and seen.generations[1][1].shape[2] == 8
     with pytest.raises(rg.RegardError, match="this module was not watched"):
         seen.generations[0]["model.layers.0.self_attn"]
     with pytest.raises(rg.RegardError, match="2 sequences were returned"):

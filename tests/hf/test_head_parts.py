@@ -60,8 +60,8 @@ def test_the_parts_of_the_heads_and_the_bias_sum_to_the_output_of_the_attention(
     model, inputs = built(name)
     _, seen = seen_with_values(model, inputs)
     result = RESULTS.get(name, lambda model, path: model.get_submodule(path))
-    expected = outputs_of({path: result(model, path) for path in seen}, lambda: model(**inputs))
-    for path, weights in seen.items():
+    expected = outputs_of({path: result(model, path) for path in seen.names}, lambda: model(**inputs))
+    for path, weights in seen.maps.items():
         parts, bias = seen.head_part(path), seen.bias_part(path)
         assert parts.shape[:3] == weights.shape[:3] and bias.shape == parts.shape[3:]
         torch.testing.assert_close(parts.sum(1) + bias, expected[path], atol=3e-5, rtol=1e-5)
@@ -75,8 +75,8 @@ def test_the_parts_of_the_heads_and_the_bias_sum_to_the_output_of_the_attention(
 def test_the_output_of_a_head_is_its_weights_times_its_values(name):
     model, inputs = built(name)
     _, seen = seen_with_values(model, inputs)
-    for path, weights in seen.items():
-        values = seen.values(path)
+    for path, weights in seen.maps.items():
+        values = seen[path].value
         group = weights.shape[1] // values.shape[1]
         expected = weights.dense() @ values.repeat_interleave(group, 1)
         torch.testing.assert_close(seen.head_output(path), expected, atol=1e-5, rtol=0)
@@ -150,7 +150,7 @@ def test_a_value_weighted_map_is_that_of_dense_arithmetic(name, tmp_path):
     model, inputs = built(name)
     _, seen = seen_with_values(model, inputs)
     path = seen.names[1]
-    weights, values = seen[path].dense(), seen.values(path)
+    weights, values = seen[path].dense(), seen[path].value
     B, H, I, J = weights.shape
     values = values.repeat_interleave(H // values.shape[1], 1)
     output = model.get_submodule(
@@ -182,7 +182,7 @@ def test_a_value_weighted_map_has_a_profile_and_roles():
     _, seen = seen_with_values(model, {"input_ids": ids})
     _, shuffled = seen_with_values(model, {"input_ids": ids[:, drawn]})
     words, other = ([f"t{number}" for number in order] for order in (range(30), drawn.tolist()))
-    lazy, null = ({name: of.value_weighted(name) for name in of} for of in (seen, shuffled))
+    lazy, null = ({name: of.value_weighted(name) for name in of.names} for of in (seen, shuffled))
     dense, dense_null = (
         {name: tabled(sent.dense() / sent.dense().sum(-1, keepdim=True)) for name, sent in maps.items()}
         for maps in (lazy, null)
@@ -206,7 +206,7 @@ def test_a_value_weighted_map_has_a_profile_and_roles():
 def test_signed_weights_have_norms_that_are_not_negative():
     model, inputs = built("Qwen3Next")
     _, seen = seen_with_values(model, inputs)
-    weights, values = seen[0].dense(), seen.values(0)
+    weights, values = seen[0].dense(), seen[0].value
     assert (weights < 0).any()
     sent = weights[..., None] * values.repeat_interleave(weights.shape[1] // values.shape[1], 1)[:, :, None]
     mine = seen.value_weighted(0)
@@ -263,9 +263,9 @@ def test_heads_mlps_biases_and_the_embedding_sum_to_the_logit(name, monkeypatch)
         return ((part - mean(part)) * scale * norm.weight.detach()) @ row
 
     total = sum(direct(part) for part in parts.values())
-    total = total + sum(direct(seen.bias_part(path).expand_as(x)) for path in seen)
+    total = total + sum(direct(seen.bias_part(path).expand_as(x)) for path in seen.names)
     total = total + (norm.bias.detach() @ row if name == "gpt2" else 0.0)
-    for path in seen:
+    for path in seen.names:
         effect = seen.logit_effect(path, token)
         of_parts = torch.stack([direct(part) for part in seen.head_part(path).unbind(1)], 1)
         torch.testing.assert_close(effect, of_parts, atol=1e-10, rtol=1e-10)
@@ -305,7 +305,7 @@ def test_a_watch_that_follows_several_threads_has_no_parts():
         model(**inputs)
         other = threading.Thread(target=contextvars.copy_context().run, args=(lambda: model(**inputs),))
         other.start(), other.join()
-    assert seen.values(0).shape == (2, 4, 5, 4)
+    assert seen[0].value.shape == (2, 4, 5, 4)
     for ask in (lambda: seen.head_part(0), lambda: seen.logit_effect(0, 3), lambda: seen.value_weighted(0)):
         with pytest.raises(rg.RegardError, match="ran in several threads under one watch"):
             ask()
@@ -333,6 +333,9 @@ def test_tokens_are_ids_or_texts_of_one_token():
     expected = seen.logit_effect(0, 7), seen.logit_effect(0, 8)
     assert torch.equal(seen.logit_effect(0, "a", tokenizer=Letters()), expected[0])
     assert torch.equal(seen.logit_effect(0, " b", tokenizer=Letters()), expected[1])
+    with rg.watch(model, Letters(), keep="qkv") as named, torch.no_grad():
+        model(tokens(5))
+    assert torch.equal(named.logit_effect(0, token="a"), expected[0])
     for token, message in (
         ("a", r"a text needs its tokenizer"),
         (V, rf"token {V} is not in the vocabulary: the head has {V} logits"),

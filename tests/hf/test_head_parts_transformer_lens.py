@@ -19,7 +19,7 @@ def test_a_small_gpt2(tmp_path):
         model(ids)
     for number in range(2):
         values, outputs = (cache[f"blocks.{number}.attn.hook_{name}"].transpose(1, 2) for name in "vz")
-        torch.testing.assert_close(seen.values(number), values, atol=1e-5, rtol=0)
+        torch.testing.assert_close(seen[number].value, values, atol=1e-5, rtol=0)
         torch.testing.assert_close(seen.head_output(number), outputs, atol=1e-5, rtol=0)
     results = cache.stack_head_results(layer=-1)  # layers times heads
     parts = torch.cat([seen.head_part(number)[0] for number in range(2)])

@@ -90,9 +90,9 @@ def test_a_number_is_the_same_layer_for_watch_and_edit_in_every_wrapper(wrapper,
     model = WRAPPERS[wrapper](small_bert(num_layers))
     with rg.watch(model) as seen:
         model(IDS)
-    assert layer_numbers(seen) == layer_numbers(seen.maps) == list(range(num_layers))
-    assert [layer_number(name) for name in seen] == layer_numbers(seen)
-    for number, name in enumerate(seen):
+    assert layer_numbers(seen) == layer_numbers(seen.names) == layer_numbers(seen.maps) == list(range(num_layers))
+    assert [layer_number(name) for name in seen.names] == layer_numbers(seen.names)
+    for number, name in enumerate(seen.names):
         with rg.edit(model, rg.KnockOut(rg.Where(layers=number, keys=0))) as run, rg.watch(model) as edited:
             model(IDS)
         assert list(run.calls) == [name]
@@ -102,7 +102,7 @@ def test_a_number_is_the_same_layer_for_watch_and_edit_in_every_wrapper(wrapper,
         assert list(run.calls) == [name]
         with rg.watch(model, layers=number) as one:
             model(IDS)
-        assert one.names == [name] and layer_numbers(one) == [number]
+        assert one.names == [name] and layer_numbers(one.names) == [number]
     with pytest.raises(rg.RegardError, match=f"layer {num_layers}"):
         rg.edit(model, rg.KnockOut(rg.Where(layers=num_layers)))
     with (
@@ -121,14 +121,14 @@ def test_gates_profiles_and_sources_of_patches_use_the_number_of_the_edit():
         model(IDS)
     profile = rg.profile(two.maps, list("abcdef"))
     assert [line.split()[0] for line in profile.table().splitlines()[1:]] == ["2", "2", "4", "4"]
-    with rg.edit(model, rg.edits.ActivationPatch(rg.Where(layers=3), "value", {3: seen.values(3)})) as run:
+    with rg.edit(model, rg.edits.ActivationPatch(rg.Where(layers=3), "value", {3: seen[3].value})) as run:
         assert torch.equal(model(IDS), plain)
     assert list(run.calls) == [seen.names[3]]
     with rg.edit(model, rg.edits.ReplaceWeights(rg.Where(layers=2), {2: torch.eye(6).expand(1, 2, 6, 6)})):
         assert not torch.equal(model(IDS), plain)
     with rg.hf.gated(model, {3: [0.0, 0.0]}), rg.watch(model, keep="qkv") as gated:
         model(IDS)
-    assert torch.equal(gated.values(3), seen.values(3)) and not torch.equal(gated.values(4), seen.values(4))
+    assert torch.equal(gated[3].value, seen[3].value) and not torch.equal(gated[4].value, seen[4].value)
 
 
 @torch.no_grad()
@@ -138,14 +138,84 @@ def test_stages_are_counted_through():
     image = torch.randn(1, 3, 16, 16)
     with rg.watch(model) as seen:
         model(image)
-    assert layer_numbers(seen) == [0, 1, 2, 3, 4]
-    for number, name in enumerate(seen):
+    assert layer_numbers(seen.names) == [0, 1, 2, 3, 4]
+    for number, name in enumerate(seen.names):
         with rg.edit(model, rg.edits.ScaleWeights(rg.Where(layers=number), 0.5)) as run:
             model(image)
         assert list(run.calls) == [name]
     with rg.watch(model, layers=3) as one:
         model(image)
-    assert one.names == [seen.names[3]] and layer_numbers(one) == [3]
+    assert one.names == [seen.names[3]] and layer_numbers(one.names) == [3]
+
+
+@torch.no_grad()
+def test_with_chosen_layers_a_number_is_that_of_the_layer_in_the_model():
+    model = small_bert()
+    with rg.watch(model, keep="qkv") as whole:
+        model(IDS)
+    for layers in ([1, 3], [3, 1], ["encoder.layer.[13].*"]):
+        with rg.watch(model, layers=layers, keep="qkv") as seen:
+            model(IDS)
+        assert seen[3] is seen[whole.names[3]] is seen[-1] is list(seen)[-1] is seen.encoder[3]
+        assert seen[1] is seen[-2] is next(iter(seen)) is seen.calls(1)[0]
+        assert torch.equal(seen[3].dense(), whole[3].dense())
+        assert torch.equal(seen.head_part(3), whole.head_part(3))
+        for number in (0, 2, 4):
+            with pytest.raises(rg.RegardError, match=rf"seen\[{number}\]: layer {number} was not watched.*layers 1, 3"):
+                seen[number]
+        with pytest.raises(rg.RegardError, match=r"seen\[-3\]"):
+            seen[-3]
+        for part, numbers in (
+            (slice(1, 3), [1]),
+            (slice(3, 5), [3]),
+            (slice(None), [1, 3]),
+            (slice(-1, None), [3]),
+            (slice(None, -1), [1]),
+            (slice(None, None, -1), [3, 1]),
+        ):
+            assert seen[part] == [seen[n] for n in numbers], part
+        assert "\n  1: encoder.layer.1." in repr(seen) and "\n  3: encoder.layer.3." in repr(seen)
+        pytest.importorskip("matplotlib")
+        seen.figure(tokens=list("abcdef"))
+        seen.figure(layer=3, tokens=list("abcdef"))
+        with rg.edit(model, rg.edits.ActivationPatch(rg.Where(layers=3), "output", seen)):
+            model(IDS)
+
+
+@torch.no_grad()
+def test_numbers_of_layers_that_were_not_captured_and_of_two_parts():
+    model = small_bert()
+    with rg.watch(model, layers=[1, 3]) as seen:
+        model.encoder.layer[3](model.embeddings(IDS))
+    assert seen[3] is seen[-1] and len(seen) == 1
+    with pytest.raises(rg.RegardError, match="not captured"):
+        seen[1]
+    with rg.watch(model) as seen:  # without layers= a number is the place among the maps
+        model.encoder.layer[3](model.embeddings(IDS))
+    assert seen[0] is seen["encoder.layer.3.attention.self"]
+    sizes = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 8, "vocab_size": 12, "max_position_embeddings": 16}
+    heads = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("attention_heads", "ffn_dim")}
+    bart = transformers.BartModel(transformers.BartConfig(**sizes, **heads, pad_token_id=1)).eval()
+    with rg.watch(bart, layers=[1]) as seen:
+        bart(IDS)
+    assert len(seen) == 3 and seen.cross[1] is seen["decoder.layers.1.encoder_attn"]
+    with pytest.raises(rg.RegardError, match=r"layer 1 has several maps.*seen\.encoder\[1\]"):
+        seen[1]
+    with rg.watch(bart, layers=["encoder.layers.1.*"]) as seen:
+        bart(IDS)
+    assert seen[1] is seen[-1]
+
+
+@torch.no_grad()
+def test_a_generation_with_chosen_layers_has_their_numbers():
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_layer=4, n_head=2, n_embd=8, vocab_size=20, bos_token_id=0, eos_token_id=None)
+    model, steps = transformers.GPT2LMHeadModel(config).eval(), []
+    with rg.watch(model, layers=[1, 3], on_step=lambda step: steps.append(step[3].shape)) as seen:
+        model.generate(torch.tensor([[3, 1, 4]]), max_new_tokens=3, do_sample=False)
+    assert seen.generation[3] is seen.generation["transformer.h.3.attn"] and len(steps) == 3
+    with pytest.raises(rg.RegardError, match="layer 0 was not watched"):
+        seen.generation[0]
 
 
 class Tower(nn.Module):

@@ -158,8 +158,8 @@ def test_wavlm(padded):
     for hook in hooks:
         hook.remove()
     assert_verified(seen)
-    assert list(seen) == [name for name, _ in attended]
-    for weights, (part, args, given, output), mean in zip(seen.values(), calls, plain.attentions, strict=True):
+    assert seen.names == [name for name, _ in attended]
+    for weights, (part, args, given, output), mean in zip(seen, calls, plain.attentions, strict=True):
         expected = weights_of_wavlm(part.double(), args[0].double(), output[2].double(), given["attention_mask"])
         part.float()
         torch.testing.assert_close(weights.dense().double(), expected, atol=1e-5, rtol=0)

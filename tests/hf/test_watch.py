@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
 from functools import wraps
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -218,9 +220,9 @@ def test_nested_watches_and_two_models():
             two(ids)
         one(ids)
     assert getattr(AttentionInterface, LOOKUP) is before
-    assert [len(outer.calls(0)), len(inner.calls(0)), len(other.calls(0))] == [2, 1, 1]
+    assert [len(outer.calls(0)), len(inner.calls(1)), len(other.calls(0))] == [2, 1, 1]
     assert inner.names == ["encoder.layer.1.attention.self"]
-    assert torch.equal(outer.calls(1)[0].dense(), inner[0].dense())
+    assert torch.equal(outer.calls(1)[0].dense(), inner[1].dense())
 
 
 def test_a_model_that_is_not_watched_is_left_alone():
@@ -265,12 +267,98 @@ def test_parts_names_and_numbers():
     assert seen.cross.names == [f"decoder.layers.{n}.encoder_attn" for n in (0, 1)]
     assert seen.cross[-1].shape == (2, 4, 6, 9)
     assert seen[0] is seen["encoder.layers.0.self_attn"] is seen.encoder[0]
-    assert list(seen) == seen.names and len(seen) == 6 and dict(seen) == seen.maps
+    assert len(seen) == 6 and list(seen.maps) == seen.names
     assert "encoder.layers.0.self_attn (2 x 4 heads x 9 x 9)" in repr(seen)
     with pytest.raises(KeyError, match=r"Did you mean 'encoder\.layers\.1\.self_attn'"):
         seen["encoder.layer.1.self_attn"]
     with pytest.raises(rg.RegardError, match="6 attention modules"):
         seen[6]
+
+
+def test_what_was_watched_is_a_sequence_of_maps():
+    _, seen = watched(BY_NAME["BartModel"].make("sdpa"), BY_NAME["BartModel"].inputs())
+    maps = [seen[n] for n in range(len(seen))]
+    assert all(one is other for one, other in zip(seen, maps, strict=True))
+    assert all(one is other for one, other in zip(reversed(seen), reversed(maps), strict=True))
+    assert list(seen.maps.values()) == maps and list(seen.maps) == seen.names
+    for part in (slice(1, 3), slice(None), slice(-2, None), slice(None, None, -1), slice(4, 99)):
+        assert seen[part] == maps[part]
+    assert maps[2] in seen and maps[2] in seen.decoder and maps[2] not in seen.cross
+    own = rg.Attention()(*torch.randn(3, 1, 1, 2, 4)).weights
+    assert own not in seen
+    for other in ("encoder.layers.0.self_attn", 3, torch.ones(2)):
+        with pytest.raises(rg.RegardError, match=r"in seen: seen holds maps.*seen\.names"):
+            other in seen  # noqa: B015
+    assert seen[np.int64(1)] is maps[1]
+
+
+@pytest.mark.parametrize(
+    "index", [1.5, True, False, None, (0, 1), [0], slice("a", None), slice(1.0, 2), slice(None, None, 0)]
+)
+def test_an_index_that_is_no_layer_is_refused(index):
+    _, seen = watched(bert(num_hidden_layers=1), {"input_ids": tokens(5)})
+    with pytest.raises(rg.RegardError, match="seen\\["):
+        seen[index]
+    with rg.watch() as calls:
+        rg.Attention()(*torch.randn(3, 1, 1, 2, 4))
+    with pytest.raises(rg.RegardError, match="seen\\["):
+        calls[index]
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("keys", "seen.names"),
+        ("values", "seen[3].value"),
+        ("items", "seen.maps.items()"),
+        ("k", "seen[3].key"),
+        ("key", "seen[3].key"),
+        ("q", "seen[3].query"),
+        ("query", "seen[3].query"),
+        ("v", "seen[3].value"),
+    ],
+)
+def test_a_name_of_a_dict_answers_with_the_new_call(name, call):
+    _, seen = watched(bert(num_hidden_layers=1), {"input_ids": tokens(5)})
+    with pytest.raises(AttributeError, match=rf"Here: {re.escape(call)}$"):
+        getattr(seen, name)
+
+
+def test_functions_of_maps_take_what_was_watched():
+    model, ids = bert(num_hidden_layers=2), tokens(5, batch=1)
+    _, seen = watched(model, {"input_ids": ids})
+    words = list("abcde")
+    assert rg.profile(seen, words).table() == rg.profile(seen.maps, words).table()
+    assert torch.equal(rg.rollout(seen, rows=[0]), rg.rollout(seen.maps, rows=[0]))
+    assert torch.equal(rg.rollout(list(seen), rows=[0]), rg.rollout(seen.maps, rows=[0]))
+    assert rg.stats.locality(seen).table() == rg.stats.locality(seen.maps).table()
+    whole = rg.edits.ReplaceWeights(rg.Where(), seen)
+    with torch.no_grad(), rg.edit(model, whole), rg.watch(model) as edited:
+        model(ids)
+    torch.testing.assert_close(edited[1].dense(), seen[1].dense())
+
+
+def test_queries_and_keys_are_what_the_scores_were_made_of():
+    model = llama()
+    ids = tokens(6)
+    with rg.watch(model) as seen, torch.no_grad():
+        model(ids)
+    for weights in seen:
+        B, H, I, J = weights.shape
+        assert weights.query.shape[:3] == (B, H, I) and weights.key.shape[2] == J and weights.key.shape[1] < H
+        key = weights.key.repeat_interleave(H // weights.key.shape[1], 1)
+        scores = weights.query @ key.mT / weights.query.shape[-1] ** 0.5
+        mask = torch.ones(I, J).tril() == 0
+        torch.testing.assert_close(scores.masked_fill(mask, -torch.inf).softmax(-1), weights.dense())
+        assert not weights.query.requires_grad and not weights.key.requires_grad
+    assert weights.query.data_ptr() == weights._prepared.query.data_ptr()
+    with rg.watch(model, grad=True, keep="qkv") as live:
+        model(ids)
+    names = [(name, getattr(live[1], name)) for name in ("query", "key", "value")]
+    assert all(tensor.requires_grad for _, tensor in names)
+    sum(tensor.square().sum() for _, tensor in names).backward()
+    assert model.model.layers[1].self_attn.v_proj.weight.grad is not None
+    assert not any(getattr(live[1].detach(), name).requires_grad for name, _ in names)
 
 
 def test_layers_by_number_and_by_path():
@@ -515,7 +603,7 @@ def test_a_float_mask_of_the_users_own_is_a_bias(backend):
 def test_the_bias_of_t5_is_held_by_distance():
     net = BY_NAME["T5Model"].make("sdpa")
     _, seen = watched(net, BY_NAME["T5Model"].inputs())
-    biases = [weights.attention.bias[0] for weights in (*seen.encoder.values(), *seen.decoder.values())]
+    biases = [weights.attention.bias[0] for weights in (*seen.encoder, *seen.decoder)]
     assert all(isinstance(bias, DiagonalBias) for bias in biases)
     assert biases[0].table.shape == (4, 17)
     assert torch.equal(biases[0].table, biases[1].table)

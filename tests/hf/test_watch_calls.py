@@ -255,7 +255,7 @@ def test_torch_encoders_are_bit_identical(grad, padded, around):
     with rg.watch(model) as by_model, torch.set_grad_enabled(grad):
         model(x, **options)
     assert len(seen) == len(by_model) == 3 and not seen.missing
-    for mine, wanted in zip(seen.values(), by_model.values(), strict=True):
+    for mine, wanted in zip(seen, by_model, strict=True):
         torch.testing.assert_close(mine.dense(), wanted.dense(), atol=1e-6, rtol=0)
 
 
@@ -267,7 +267,7 @@ def test_the_transformer_of_torch():
         plain = model(x, y)
         with rg.watch() as seen:
             assert_identical(plain, model(x, y))
-    assert [weights.shape[2:] for weights in seen.values()] == [(T, T)] * 2 + [(5, 5), (5, T)] * 2
+    assert [weights.shape[2:] for weights in seen] == [(T, T)] * 2 + [(5, 5), (5, T)] * 2
 
 
 class Inside(nn.Module):
@@ -371,7 +371,7 @@ def test_a_model_of_transformers_in_the_block(backend):
         with rg.watch() as seen:
             assert_identical(plain, model(ids)[0])
     assert seen.num_calls == len(seen) == 2 and "modeling_gpt2.py" in seen.names[0] and "GPT2Attention" in repr(seen)
-    for mine, wanted in zip(seen.values(), by_model.values(), strict=True):
+    for mine, wanted in zip(seen, by_model, strict=True):
         torch.testing.assert_close(mine.dense(), wanted.dense(), atol=1e-6, rtol=0)
 
 
@@ -497,7 +497,7 @@ def test_statistics_and_values():
     )
     with rg.watch(keep="qkv") as seen:
         output = sdpa(*q)
-    assert_identical(seen.values(0), q[2])
+    assert_identical(seen[0].value, q[2])
     torch.testing.assert_close(seen.head_output(0), output, atol=1e-6, rtol=0)
     with pytest.raises(rg.RegardError, match=r"seen.head_part\(0\): .*output projection"):
         seen.head_part(0)

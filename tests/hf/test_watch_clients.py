@@ -26,7 +26,7 @@ def watched(model, *inputs, num_maps, **options):
     for one, other in zip(tensors(plain), tensors(output), strict=True):
         assert torch.equal(one, other)
     assert all(check.ok is not False for check in seen.verify().values())
-    for weights in seen.values():
+    for weights in seen:
         assert not weights.has_shares or torch.allclose(weights.dense().sum(-1), torch.ones(()), atol=1e-5)
     return seen
 
@@ -54,7 +54,7 @@ def test_x_transformers(options):
         if name.endswith(".attend"):
             module.register_forward_hook(lambda *run, name=name: kept.update({name: run[-1][1].post_softmax_attn}))
     seen = watched(model, torch.randint(20, (2, 7)), num_maps=2)
-    for name, weights in seen.items():
+    for name, weights in seen.maps.items():
         assert kept[name] is None or torch.allclose(weights.dense(), kept[name], atol=1e-6)
 
 
@@ -67,7 +67,7 @@ def test_litgpt(changed):
         if isinstance(module, library.CausalSelfAttention):
             module.scaled_dot_product_attention = keeping(module.scaled_dot_product_attention, kept, name)
     future = torch.ones(7, 7, dtype=torch.bool).triu(1)
-    for name, weights in watched(model, torch.randint(20, (2, 7)), num_maps=2).items():
+    for name, weights in watched(model, torch.randint(20, (2, 7)), num_maps=2).maps.items():
         q, k = (each.double() for each in kept[name][:2])
         scores = q @ k.mT / 8**0.5
         if "attention_logit_softcapping" in changed:
@@ -94,7 +94,7 @@ def test_gpt_2_of_transformers():
     seen = watched(model, ids, num_maps=2)
     model.set_attn_implementation("eager")
     eager = model(ids, output_attentions=True).attentions
-    for weights, returned in zip(seen.values(), eager, strict=True):
+    for weights, returned in zip(seen, eager, strict=True):
         assert torch.allclose(weights.dense(), returned, atol=1e-6)
 
 
@@ -140,7 +140,7 @@ def test_timm(name):
     kept = returned_by(model, "attn_drop")
     with torch.no_grad():
         model(image)
-    assert set(kept) == set(seen)
+    assert set(kept) == set(seen.names)
     for path, weights in kept.items():
         torch.testing.assert_close(seen[path].dense(), weights.reshape(seen[path].dense().shape), atol=1e-6, rtol=0)
 
@@ -169,7 +169,7 @@ def test_open_clip():
         if isinstance(module, nn.MultiheadAttention):
             module.register_forward_pre_hook(lambda *run, name=name: weigh(name, *run), with_kwargs=True)
     model(*inputs)
-    assert set(kept) == set(seen)
+    assert set(kept) == set(seen.names)
     for path, weights in kept.items():
         torch.testing.assert_close(seen[path].dense(), weights, atol=1e-6, rtol=0)
 
@@ -195,7 +195,7 @@ def test_vit_pytorch():
     seen, kept = watched(model, image, num_maps=2), returned_by(model, "attend")
     with torch.no_grad():
         model(image)
-    assert set(kept) == set(seen)
+    assert set(kept) == set(seen.names)
     for path, weights in kept.items():
         torch.testing.assert_close(seen[path].dense(), weights, atol=1e-6, rtol=0)
 
@@ -219,7 +219,7 @@ def assert_eager(model, inputs, seen):
     with torch.no_grad():
         eager = model(**inputs, output_attentions=True).attentions
     assert len(seen) == len(eager)
-    for weights, returned in zip(seen.values(), eager, strict=True):
+    for weights, returned in zip(seen, eager, strict=True):
         real = inputs["attention_mask"].bool()
         mine, theirs = (w.transpose(1, 2)[real] for w in (weights.dense(), returned))
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
@@ -242,7 +242,7 @@ def test_sentence_transformers(tmp_path):
     assert_eager(model, tokenizer(TEXTS, padding=True, return_tensors="pt"), seen)
     with rg.edit(whole, rg.KnockOut(rg.Where(layers=1, keys=0))) as run:
         assert not torch.equal(whole.encode(TEXTS, convert_to_tensor=True), plain)
-    assert list(run.calls) == list(seen)[1:]
+    assert list(run.calls) == seen.names[1:]
 
 
 def test_a_pipeline_of_transformers(tmp_path):

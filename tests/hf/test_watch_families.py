@@ -62,7 +62,7 @@ def test_diffllama_has_the_difference_of_its_two_maps(backend):
     outputs, seen = watched(model, inputs)
     assert_identical(outputs[0], plain[0])
     assert_verified(seen)
-    assert [len(seen.calls(name)) for name in seen] == [1, 1]
+    assert [len(seen.calls(name)) for name in seen.names] == [1, 1]
     weights = seen[0]
     torch.testing.assert_close(weights.dense(), difference(model, 0, inputs), atol=1e-5, rtol=0)
     assert isinstance(weights, rg.maps.SumMap) and weights.is_signed and weights.shape == (2, 2, T, T)

@@ -70,7 +70,7 @@ def test_other_layouts_of_inputs(name, size):
         returned = model(**inputs, output_attentions=True)
     assert_identical(returned[0], outputs[0])
     assert not seen.missing and len(seen) == 2
-    for weights, weight in zip(seen.values(), returned.attentions, strict=True):
+    for weights, weight in zip(seen, returned.attentions, strict=True):
         weight = weight.softmax(-1) if name == "SqueezeBertModel" else weight  # it returns its scores
         torch.testing.assert_close(weights.dense(), weight, atol=1e-6, rtol=0)
 
@@ -119,7 +119,7 @@ def test_weights_are_those_that_the_model_returns(name, size):
     outputs, seen = watched(model, inputs)
     assert_identical(plain[0], outputs[0])
     assert not seen.missing and len(seen) == 2
-    for weights, weight in zip(seen.values(), wanted, strict=True):
+    for weights, weight in zip(seen, wanted, strict=True):
         torch.testing.assert_close(weights.dense(), weight, atol=1e-6, rtol=0)
         torch.testing.assert_close(weights[1, 2, 3:6, 4], weight[1, 2, 3:6, 4], atol=1e-6, rtol=0)
         entropy, received = weights.summarize(rg.maps.Entropy(), rg.maps.KeyTotals())
@@ -169,7 +169,7 @@ def test_statistics_of_held_weights(size):
     model, inputs = make("GPTJModel"), {"input_ids": tokens(9)}
     _, kept = watched(model, inputs)
     _, seen = watched(model, inputs, keep="statistics")
-    for name, weights in kept.items():
+    for name, weights in kept.maps.items():
         torch.testing.assert_close(seen.statistics[name].of(rg.maps.Entropy), weights.entropy(), atol=1e-6, rtol=0)
 
 

@@ -38,8 +38,8 @@ def test_statistics_are_those_of_the_maps():
     model, inputs = llama(), {"input_ids": tokens(9), "attention_mask": padding("left")}
     _, kept = watched(model, inputs)
     _, seen = watched(model, inputs, keep="statistics", reductions=REDUCTIONS)
-    assert list(seen.statistics) == list(kept)
-    for name, weights in kept.items():
+    assert list(seen.statistics) == kept.names
+    for name, weights in kept.maps.items():
         for reduction, wanted in zip(REDUCTIONS, weights.summarize(*REDUCTIONS), strict=True):
             torch.testing.assert_close(seen.statistics[name].of(reduction), wanted, rtol=0, atol=0)
             torch.testing.assert_close(seen.statistics[name].of(type(reduction)), wanted, rtol=0, atol=0)

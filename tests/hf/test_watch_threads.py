@@ -112,7 +112,7 @@ def run_at_once(*jobs):
 
 
 def shapes(seen):
-    return [tuple(weights.shape) for name in seen for weights in seen.calls(name)]
+    return [tuple(weights.shape) for name in seen.names for weights in seen.calls(name)]
 
 
 def kept_apart(models, first_to_leave):
@@ -233,7 +233,7 @@ def test_threads_that_share_a_watch_are_told_apart(kind):
         jobs = [(copy_context(), models[name], torch.randn(1, n, C)) for name, n in (("a", 3), ("b", 4))]
         run_at_once(*(lambda job=job: job[0].run(*job[1:]) for job in jobs))
     assert not seen.missing
-    assert {name[0]: [weights.shape[2] for weights in seen.calls(name)] for name in seen} == {"a": [3], "b": [4]}
+    assert {name[0]: [weights.shape[2] for weights in seen.calls(name)] for name in seen.names} == {"a": [3], "b": [4]}
     assert len(seen) == 2
 
 
@@ -284,7 +284,9 @@ def test_nested_watches_of_one_thread_may_end_in_any_order(order):
     watches[order[1]].__exit__(None, None, None)
     model(x)
     for place, number in enumerate(order):
-        assert {name: len(seen[number].calls(name)) for name in seen[number]} == dict.fromkeys(seen[0], 1 + place)
+        assert {name: len(seen[number].calls(name)) for name in seen[number].names} == dict.fromkeys(
+            seen[0].names, 1 + place
+        )
     assert len(seen[0]) == len(KINDS)
 
 
@@ -365,7 +367,7 @@ def test_what_checkpointing_computes_again_is_no_second_call(kind, reentrant):
     with rg.watch(model, keep="statistics", verify=False) as seen:
         model(x).sum().backward()
     assert x.grad is not None
-    (name,) = seen
+    (name,) = seen.names
     assert seen.statistics[name].of(rg.maps.Entropy).shape == (1, H, 3)
     with rg.watch(model, verify=False) as seen:
         model(x).sum().backward()

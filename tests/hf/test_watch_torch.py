@@ -154,7 +154,7 @@ def test_falcon(more, side):
     if "alibi" in more:  # eager adds ALiBi twice, to the mask and to the scores
         return
     real = inputs.get("attention_mask", torch.ones(2, 9)).bool()
-    for mine, wanted in zip(seen.values(), oracle_of_falcon(model, inputs), strict=True):
+    for mine, wanted in zip(seen, oracle_of_falcon(model, inputs), strict=True):
         mine, wanted = (w.transpose(1, 2)[real] for w in (mine.dense(), wanted))
         torch.testing.assert_close(mine, wanted, atol=1e-5, rtol=0)
 
@@ -170,7 +170,7 @@ def test_a_call_through_the_interface_is_taken_once():
     config = transformers.BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, vocab_size=V)
     model = transformers.BertModel._from_config(config, attn_implementation="sdpa").eval()
     _, seen = watched(model, {"input_ids": tokens(5)})
-    assert [len(seen.calls(name)) for name in seen] == [1, 1]
+    assert [len(seen.calls(name)) for name in seen.names] == [1, 1]
 
 
 def test_the_hooks_are_gone_after_an_exception_inside_the_model():
@@ -314,7 +314,7 @@ def test_the_encoder_on_its_fused_path_and_off_it(masks, norm_first, grad):
     assert_verified(seen)
     assert seen.encoder.names == ["layers.0.self_attn", "layers.1.self_attn"] and not seen.missing
     real = ~given.get("src_key_padding_mask", torch.zeros(2, T).bool())
-    for mine, wanted in zip(seen.values(), layer_weights(model, x, **given), strict=True):
+    for mine, wanted in zip(seen, layer_weights(model, x, **given), strict=True):
         mine, wanted = (w.transpose(1, 2)[real] for w in (mine.dense(), wanted))
         torch.testing.assert_close(mine, wanted, atol=1e-5, rtol=0)
 
@@ -432,7 +432,7 @@ def test_statistics_of_torch_layers_are_folded_while_they_run():
         model(x)
     with torch.no_grad(), rg.watch(model, keep="statistics") as seen:
         model(x)
-    for name, weights in kept.items():
+    for name, weights in kept.maps.items():
         torch.testing.assert_close(seen.statistics[name].of(rg.maps.Entropy), weights.entropy())
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
 from contextlib import ExitStack
 
 import pytest
@@ -30,7 +33,7 @@ def joined_heads(model, seen, name, run):
         return lambda _, given: received.update({module_name: given[0]})
 
     with ExitStack() as stack, torch.no_grad():
-        for watched in seen:
+        for watched in seen.names:
             module = model.get_submodule(watched)
             if not hasattr(module, name):  # beside the attention: BERT
                 module = model.get_submodule(watched.rpartition(".")[0]).output
@@ -63,8 +66,8 @@ def test_weights_times_values_are_what_the_output_projection_receives(name, back
     assert torch.equal(plain, outputs[0])  # the model computes as before
     expected = joined_heads(model, seen, OUTPUTS[name], lambda: model(**inputs))
     real = inputs.get("attention_mask", torch.ones(2, 1)).bool()
-    for layer, weights in seen.items():
-        mine = summed(weights, seen.values(layer))
+    for layer, weights in seen.maps.items():
+        mine = summed(weights, seen[layer].value)
         rows = real.expand(-1, mine.shape[1]) if real.shape[1] == 1 else real
         torch.testing.assert_close(mine[rows], expected[layer][rows], atol=2e-5, rtol=0)
 
@@ -78,14 +81,14 @@ def test_values_of_recurrent_layers_give_the_output_of_the_recurrence(name):
         past = model(ids[:, :4], use_cache=True)
         for step in range(4, 7):
             past = model(ids[:, step : step + 1], **{cache: past[cache]}, use_cache=True)
-    for layer, weights in seen.items():
-        values = seen.values(layer)
+    for layer, weights in seen.maps.items():
+        values = seen[layer].value
         assert values.shape[2] == 7 and weights.shape[1] % values.shape[1] == 0
         # a call with a cache has the values of all tokens so far, and its rows are those of the whole text
-        torch.testing.assert_close(stepped.values(layer), values, atol=1e-5, rtol=0)
-        last = summed(stepped[layer], stepped.values(layer))
+        torch.testing.assert_close(stepped[layer].value, values, atol=1e-5, rtol=0)
+        last = summed(stepped[layer], stepped[layer].value)
         torch.testing.assert_close(last[:, -1], summed(weights, values)[:, -1], atol=1e-5, rtol=0)
-        assert stepped.values(layer, call=0).shape[2] == 4
+        assert stepped.calls(layer)[0].value.shape[2] == 4
 
 
 @needs_transformers("5.15", "DiffLlama calls the attention interface")
@@ -96,9 +99,9 @@ def test_differential_attention_has_values_of_both_halves():
     inputs = {"input_ids": tokens(6)}
     _, seen = seen_with_values(model, inputs)
     expected = joined_heads(model, seen, "o_proj", lambda: model(**inputs))
-    for layer, weights in seen.items():
+    for layer, weights in seen.maps.items():
         module = model.get_submodule(layer)
-        heads = summed(weights, seen.values(layer)).unflatten(-1, (weights.shape[1], -1))
+        heads = summed(weights, seen[layer].value).unflatten(-1, (weights.shape[1], -1))
         normed = (1 - module.lambda_init) * module.groupnorm(heads)
         torch.testing.assert_close(normed.flatten(2), expected[layer], atol=2e-5, rtol=0)
 
@@ -118,9 +121,9 @@ def test_a_generation_has_the_values_of_each_call(options):
         model.generate(ids, **generated)
     hook.remove()
     for call, (weights, wanted) in enumerate(zip(seen.calls(1), expected, strict=True)):
-        mine = summed(weights, seen.values(1, call=call))
+        mine = summed(weights, seen.calls(1)[call].value)
         torch.testing.assert_close(mine, wanted, atol=1e-5, rtol=0)
-    held = {seen.values(1, call=call).untyped_storage().data_ptr() for call in range(5)}
+    held = {seen.calls(1)[call].value.untyped_storage().data_ptr() for call in range(5)}
     assert options or len(held) == 1  # a growing cache is held once
 
 
@@ -132,23 +135,23 @@ def test_layers_of_torch_project_their_values_again(batch_first):
     inputs = [t if batch_first else t.transpose(0, 1) for t in (x, memory)]
     with rg.watch(layer, keep="qkv") as seen, torch.no_grad():
         layer(*inputs)
-    assert {name: seen.values(name).shape[1:] for name in seen} == {
+    assert {name: weights.value.shape[1:] for name, weights in seen.maps.items()} == {
         "self_attn": (4, 5, 4),
         "multihead_attn": (4, 7, 4),
     }
     with torch.no_grad():
         own = layer.self_attn(*[inputs[0]] * 3)[0]
-        mine = layer.self_attn.out_proj(summed(seen["self_attn"], seen.values("self_attn")))
+        mine = layer.self_attn.out_proj(summed(seen["self_attn"], seen["self_attn"].value))
     torch.testing.assert_close(mine if batch_first else mine.transpose(0, 1), own, atol=1e-5, rtol=0)
     with torch.no_grad():
         inputs[1].add_(1.0)
     with pytest.raises(rg.RegardError, match="changed in place"):
-        seen.values("multihead_attn")
+        _ = seen["multihead_attn"].value
     plain, y = nn.MultiheadAttention(16, 4, batch_first=True, add_bias_kv=True).eval(), torch.randn(1, 3, 16)
     with rg.watch(plain, keep="qkv") as alone, torch.no_grad():
         output = plain(y, y, y)[0]
     with torch.no_grad():
-        mine = plain.out_proj(summed(alone[0], alone.values(0)))
+        mine = plain.out_proj(summed(alone[0], alone[0].value))
     torch.testing.assert_close(mine, output, atol=1e-5, rtol=0)
 
 
@@ -173,19 +176,19 @@ def test_attend_its_composites_and_the_modules_of_nn():
         module = Attending(attention)
         with rg.watch(module, keep="qkv") as seen, torch.no_grad():
             module(x)
-        torch.testing.assert_close(seen[0].dense() @ seen.values(0), module.output, atol=1e-5, rtol=0)
+        torch.testing.assert_close(seen[0].dense() @ seen[0].value, module.output, atol=1e-5, rtol=0)
     shared = rg.nn.MultiHeadAttention(8, 4, 2, rg.Attention(mask=rg.causal()), output_projection=False).eval()
     with rg.watch(shared, keep="qkv") as seen, torch.no_grad():
         expected, keys = shared(x).output, None
-    torch.testing.assert_close(summed(seen[0], seen.values(0)), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(summed(seen[0], seen[0].value), expected, atol=1e-5, rtol=0)
     with rg.watch(shared, keep="qkv") as seen, torch.no_grad():
         for step in range(6):
             _, keys = shared.advance(x[:, step : step + 1], keys)
-    torch.testing.assert_close(summed(seen[0], seen.values(0)), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(summed(seen[0], seen[0].value), expected, atol=1e-5, rtol=0)
     latent = rg.nn.MultiHeadLatentAttention(8, 2, 4, head_dim=4, rotary_dim=2).eval()
     with rg.watch(latent, keep="qkv") as seen, torch.no_grad():
         expected = latent(x).output
-        torch.testing.assert_close(latent.output(summed(seen[0], seen.values(0))), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(latent.output(summed(seen[0], seen[0].value)), expected, atol=1e-5, rtol=0)
 
 
 class ByHand(nn.Module):
@@ -216,7 +219,7 @@ def test_modules_with_a_softmax_of_their_own(way, small, monkeypatch):
     torch.manual_seed(0)
     module, x = ByHand(way).eval(), torch.randn(3, 5, 8)
     _, seen = seen_with_values(module, {"x": x})
-    torch.testing.assert_close(summed(seen[0], seen.values(0)), module.joined, atol=1e-6, rtol=0)
+    torch.testing.assert_close(summed(seen[0], seen[0].value), module.joined, atol=1e-6, rtol=0)
 
 
 def test_measured_weights_have_values_unless_a_key_has_two():
@@ -225,34 +228,32 @@ def test_measured_weights_have_values_unless_a_key_has_two():
     model, ids = sharpened(transformers.BigBirdModel(transformers.BigBirdConfig(**big_bird)).eval()), tokens(24)
     _, seen = seen_with_values(model, {"input_ids": ids})
     expected = joined_heads(model, seen, "dense", lambda: model(ids))
-    for layer, weights in seen.items():
-        torch.testing.assert_close(summed(weights, seen.values(layer)), expected[layer], atol=2e-5, rtol=0)
+    for layer, weights in seen.maps.items():
+        torch.testing.assert_close(summed(weights, seen[layer].value), expected[layer], atol=2e-5, rtol=0)
     long = BERT | {"attention_window": [4, 4], "max_position_embeddings": 64}
     model = sharpened(transformers.LongformerModel(transformers.LongformerConfig(**long)).eval())
     everywhere = torch.zeros(2, 16, dtype=torch.long)
     everywhere[:, 3] = 1
     _, seen = seen_with_values(model, {"input_ids": tokens(16), "global_attention_mask": everywhere})
     with pytest.raises(rg.RegardError, match="projects its values twice"):
-        seen.values(0)
+        _ = seen[0].value
 
 
 def test_what_has_no_values_says_why():
     model, inputs = llama(), {"input_ids": tokens(5)}
     with rg.watch(model) as plain, torch.no_grad():
         model(**inputs)
-    with pytest.raises(rg.RegardError, match=r"values\(0\): values are not kept.*keep='qkv'"):
-        plain.values(0)
+    with pytest.raises(rg.RegardError, match=r"weights\.value: this map has no values.*keep='qkv'"):
+        _ = plain[0].value
     assert plain._parts[plain.names[0]].calls[0].values is None
     with rg.watch(model, keep="statistics") as folded, torch.no_grad():
         model(**inputs)
-    with pytest.raises(rg.RegardError, match="keep='qkv'"):
-        folded.values(0)
+    with pytest.raises(rg.RegardError, match="only statistics were kept"):
+        _ = folded[0].value
     _, seen = seen_with_values(model, inputs, layers=[1])
-    assert seen.values(0).shape == (2, 2, 5, 8) and len(seen) == 1
+    assert seen[1].value.shape == (2, 2, 5, 8) and len(seen) == 1
     with pytest.raises(rg.RegardError, match="call 3 is out of range: the module was called 1 times"):
-        seen.values(0, call=3)
-    with pytest.raises(rg.RegardError, match="1 attention modules were captured"):
-        seen.values(7)
+        seen.head_output(1, call=3)
     with pytest.raises(rg.RegardError, match="Known names: qk, qkv, statistics"), rg.watch(model, keep="kv"):
         pass
 
@@ -260,10 +261,66 @@ def test_what_has_no_values_says_why():
 def test_parts_of_a_model_have_their_values():
     model = MODELS["T5Model"].make("sdpa")
     _, seen = seen_with_values(model, {"input_ids": tokens(9), "decoder_input_ids": tokens(6)})
-    assert seen.cross.values(0).shape[2] == 9
-    assert seen.decoder.values(0).shape[2] == 6
+    assert seen.cross[0].value.shape[2] == 9
+    assert seen.decoder[0].value.shape[2] == 6
 
 
-def test_a_mapping_of_maps_still_has_their_values():
-    _, seen = seen_with_values(llama(), {"input_ids": tokens(5)})
-    assert [weights.shape for weights in seen.values()] == [weights.shape for _, weights in seen.items()]
+def test_a_map_of_a_watch_without_values_names_the_remedy():
+    q, k, v = torch.randn(3, 1, 2, 4, 8)
+    output = rg.attend(q, k, v)
+    for weights in (output.weights, output.weights.select([0], [1]), copy.deepcopy(output.weights)):
+        with pytest.raises(rg.RegardError, match=r"keep='qkv'.*rg\.attend\(query, key, value\).*your own"):
+            _ = weights.value
+    with rg.watch(keep="qkv") as seen:
+        kept = rg.attend(q, k, v)
+    assert torch.equal(seen[0].value, v) and seen[0].value.data_ptr() == v.data_ptr()
+    torch.testing.assert_close(kept.output, seen[0] @ seen[0].value)
+
+
+def test_maps_of_every_kind_of_call_have_their_values_and_are_freed_with_the_run():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 16, batch_first=True).eval()
+    model, ids = llama(), tokens(5)
+    runs = [(model, ids), (ByHand("bmm").eval(), torch.randn(3, 5, 8)), (layer, torch.randn(2, 5, 16))]
+    runs += [(Attending(rg.Attention()), torch.randn(2, 6, 8))]
+    for module, x in runs:
+        with rg.watch(module, keep="qkv") as seen, torch.no_grad():
+            module(x)
+        weights = seen[0]
+        assert weights in seen and seen[0] is weights
+        output = weights @ weights.value
+        torch.testing.assert_close(output, seen.head_output(0), atol=1e-5, rtol=0)
+        held = weakref.ref(weights)
+        gc.collect()
+        gc.disable()
+        try:
+            del seen, weights
+            assert held() is None, type(module).__name__
+        finally:
+            gc.enable()
+
+
+def test_values_are_held_once():
+    model, ids = llama(), tokens(5)
+    with rg.watch(model, keep="qkv") as seen, torch.no_grad():
+        model(ids)
+    places = {seen[0].value.untyped_storage().data_ptr() for _ in range(3)}
+    places.add(seen._parts[seen.names[0]].calls[0].values.tensor.untyped_storage().data_ptr())
+    assert len(places) == 1 and seen[0].value.data_ptr() == seen.calls(0)[-1].value.data_ptr()
+
+
+def test_an_edited_and_a_generated_map_have_the_values_of_their_run():
+    model, ids = llama(), tokens(5, batch=1)
+    half = rg.edits.ScaleWeights(rg.Where(layers=1, keys=0), 0.5)
+    with torch.no_grad(), rg.edit(model, half), rg.watch(model, keep="qkv") as seen:
+        model(ids)
+    plain = seen[1].source
+    assert torch.equal(seen[1].query, plain.query) and torch.equal(seen[1].key, plain.key)
+    assert seen[1].value.shape == seen[1].shares().value.shape == (1, 2, 5, 8)
+    with rg.watch(model, keep="qkv") as seen, torch.no_grad():
+        out = model.generate(ids, max_new_tokens=3, min_new_tokens=3, do_sample=False)
+    with rg.watch(model, keep="qkv") as once, torch.no_grad():
+        model(out[:, :-1])
+    for whole, again in zip(seen.generation, once, strict=True):
+        for name in ("query", "key", "value"):
+            torch.testing.assert_close(getattr(whole, name), getattr(again, name), atol=1e-5, rtol=0)

@@ -106,8 +106,10 @@ def test_every_attention_is_seen_and_steps_show_the_maps_of_teacher_forcing(name
         model(source, target)
     with rg.watch(model) as stepped, torch.no_grad():
         steps(model, source, target)
-    assert not taught.missing and model.cross_attention in taught.cross
-    assert set(taught) == {n for n, m in model.named_modules() if isinstance(m, rg.nn.Attends)} == set(stepped)
+    assert not taught.missing and model.cross_attention in taught.cross.names
+    assert (
+        set(taught.names) == {n for n, m in model.named_modules() if isinstance(m, rg.nn.Attends)} == set(stepped.names)
+    )
     for module, weights in taught.maps.items():
         close(stepped[module].dense(), weights.dense())
     alignment = taught[model.cross_attention]

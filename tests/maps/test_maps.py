@@ -11,6 +11,7 @@ from cataloged import SHARES
 from regard.catalog import mechanisms
 from regard.engine.problem import Problem
 from regard.maps import Tile
+from regard.maps.head_mean import HeadMean
 from regard.maps.pyramid import Pyramid
 from regard.maps.reductions import greatest
 from regard.maps.scored_map import ScoredMap
@@ -300,3 +301,38 @@ def test_an_index_that_is_none_names_the_axis_and_what_indices_are(index, axis):
     name = ("batch", "head", "query", "key")[axis]
     with pytest.raises(rg.RegardError, match=rf"^weights\[\.\.\.\]: the {name} index must be .* as in weights\[0, 3"):
         weights[(0,) * axis + (index,)]
+
+
+def test_a_map_has_the_queries_and_keys_of_its_scores():
+    q, k, v = torch.randn(1, 4, 6, 8), torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
+    rotated = rg.Attention(position=rg.RoPE(8))(q, k, v).weights
+    for weights in (rotated, rotated.select([0], [1, 2]), rotated.shares(), rotated.detach()):
+        key = weights.key.repeat_interleave(weights.shape[1] // weights.key.shape[1], 1)
+        close((weights.query @ key.mT / 8**0.5).softmax(-1), weights.dense())
+    assert rotated.query.shape == (1, 4, 6, 8) and rotated.key.shape == (1, 2, 6, 8)
+    assert not torch.equal(rotated.query, q)  # after the rotation
+    live = rg.Attention()(q.requires_grad_(), k, v).weights
+    assert live.query.requires_grad and not live.detach().query.requires_grad
+    links = rg.maps.GradientMap(rotated, torch.randn(1, 4, 6, 8), v)
+    assert torch.equal(links.query, rotated.query) and torch.equal(links.value, v)
+
+
+def test_maps_without_queries_and_keys_say_what_they_are_made_of():
+    q, k, v = torch.randn(3, 1, 2, 4, 4)
+    plain = rg.Attention(mask=rg.causal())(q, k, v).weights
+    delta = rg.Attention(transition=rg.transitions.Delta())(q, k, v, beta=torch.full((1, 2, 4), 0.5)).weights
+    grouped = rg.composites.Grouped(rg.Attention(), rg.composites.MeanGroups(2))(q, k, v).weights
+    for weights, made_of in (
+        (rg.maps.ProductMap([plain, plain]), r"product of maps, weights\.factors"),
+        (rg.maps.SumMap([plain, plain], [0.5, 0.5]), r"sum of maps, weights\.parts"),
+        (rg.maps.MatrixMap(plain.dense()), r"matrix of weights"),
+        (tabled(plain.dense()), r"table of weights"),
+        (delta, r"weights\.steps"),
+        (grouped, r"weights\.by_group"),
+        (HeadMean(plain), r"mean over the heads of weights\.source"),
+    ):
+        for name in ("query", "key"):
+            with pytest.raises(rg.RegardError, match=rf"weights\.{name}: .*{made_of}"):
+                getattr(weights, name)
+        with pytest.raises(rg.RegardError, match=r"weights\.value: .*keep='qkv'"):
+            _ = weights.value

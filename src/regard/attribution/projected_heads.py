@@ -74,9 +74,9 @@ class ProjectedHeads:
         calls, joined = seen.calls(name), self._joined[name]
         if len(joined) != len(calls):
             raise UnknownOutput(f"its output projection ran {len(joined)} times for {len(calls)} attention calls")
-        for n, (weights, x) in enumerate(zip(calls, joined, strict=True)):
+        for weights, x in zip(calls, joined, strict=True):
             try:
-                value = seen.values(name, n)
+                value = weights.value
             except RegardError as reason:
                 raise UnknownOutput(str(reason)) from None
             shape = *weights.shape[::2], weights.shape[1], value.shape[3]
@@ -92,7 +92,7 @@ class ProjectedHeads:
         if len(calls) != 1 or sum(step.shape[1] for step in steps) != calls[0].shape[2]:
             raise UnknownOutput(f"its {len(steps)} steps are not the {len(calls)} calls that the watch kept")
         try:
-            value = seen.values(name)
+            value = calls[0].value
         except RegardError as reason:
             raise UnknownOutput(str(reason)) from None
         if not _is_output(calls[0], value, torch.cat(steps, 1).detach()[:, :, None]):

@@ -153,7 +153,7 @@ class _Part:
         return self.name if len(self.seen.calls(self.name)) == 1 else f"{self.name} (call {self.index + 1})"
 
     def traced(self, slope: Tensor) -> TracedCall:
-        part = next((part for part in PARTS if self.name in getattr(self.seen, part)), "encoder")
+        part = next((part for part in PARTS if self.name in getattr(self.seen, part).names), "encoder")
         output = torch.cat(self.steps, 1).detach()
         num_heads = self.seen.calls(self.name)[self.index].shape[1]
         heads, slope = (x.reshape(*x.shape[:2], num_heads, -1).transpose(1, 2) for x in (output, slope))

@@ -189,7 +189,7 @@ def _material(source: Any, tokens: Any) -> Material:
         numbers = [layer.number for layer in profile.layers]
         layers = _layers(source.maps, numbers, lambda: source)
         return Material(layers, profile.query_tokens, profile.tokens, source.title, source.model, special)
-    maps = {"layers.0": source} if isinstance(source, AttentionMap) else source
+    maps = {"layers.0": source} if isinstance(source, AttentionMap) else getattr(source, "maps", source)
     if not isinstance(maps, Mapping):
         return _dense_layer(source, tokens)
     if not maps:

@@ -94,6 +94,11 @@ class AttentionMap(TensorInterface, ABC):
     #: Makes the map of shares; `share_map` sets it.
     _shares_of: ClassVar[Callable[[AttentionMap], AttentionMap]]
 
+    #: What the weights are computed from, in families without queries and keys.
+    _made_of: ClassVar[str] = "weights that something else computed"
+    #: Reads the values of the call, if a watch kept them.
+    _values: Callable[[], Tensor] | None = None
+
     #: The tensors of the map with their graphs, in families that keep a snapshot beside them; None without gradients.
     _live: Any = None
     #: Why gradients of this map cannot be computed, although it was made of tensors that require them.
@@ -169,6 +174,60 @@ class AttentionMap(TensorInterface, ABC):
     def _bytes_per_weight(self) -> int:
         """Bytes of memory for computing one weight."""
         return 2 * self._item_bytes
+
+    # The tensors of the call
+
+    @property
+    def query(self) -> Tensor:
+        """The queries (B, H, I, D) that the scores were computed from.
+
+        They are as the score compares them: after rotary encodings, and after what a score does before it compares
+        (a norm, a projection, a feature map). They are detached if the map is, so with `rg.watch(model, grad=True)`
+        they are in the autograd graph. Maps that are not computed from scores have none, and the error says what they
+        are computed from.
+
+        >>> import torch, regard as rg
+        >>> q, k, v = torch.randn(3, 1, 2, 5, 4)
+        >>> weights = rg.Attention()(q, k, v).weights
+        >>> torch.allclose((weights.query @ weights.key.mT / 2).softmax(-1), weights.dense(), atol=1e-6)
+        True
+        """
+        raise RegardError(f"weights.query: {self._without_scores()}")
+
+    @property
+    def key(self) -> Tensor:
+        """The keys (B, G, J, D) that the scores were computed from, as the score compares them; see `query`.
+
+        Query head h reads key head h // (H / G). With a cache, they are the keys of all tokens so far.
+        """
+        raise RegardError(f"weights.key: {self._without_scores()}")
+
+    def _without_scores(self) -> str:
+        return f"this map has no queries and keys. It is {self._made_of}."
+
+    @property
+    def value(self) -> Tensor:
+        """The values (B, G, J, E) of the call, for a map of `rg.watch(model, keep="qkv")`; the output is W @ value.
+
+        Query head h reads value head h // (H / G). With a cache, the values are those of all tokens so far. Values of
+        a recurrent layer are those of its recurrence, before the norm, gate and projection that follow it. Other maps
+        keep no values, since weights do not depend on them.
+
+        >>> import torch, regard as rg
+        >>> encoder = rg.nn.TransformerConfig(8, num_heads=2).encoder(layers=2).eval()
+        >>> with rg.watch(encoder, keep="qkv") as seen:
+        ...     states = encoder(torch.randn(1, 5, 8))
+        >>> seen[1].value.shape, (seen[1] @ seen[1].value).shape
+        (torch.Size([1, 2, 5, 4]), torch.Size([1, 2, 5, 4]))
+        """
+        if self._values is None:
+            raise RegardError(
+                "weights.value: this map has no values. A watch keeps them with rg.watch(model, keep='qkv'): read them "
+                "from seen[3] itself, not from a copy or a selection of it. The value of "
+                "rg.attend(query, key, value) is your own tensor."
+            )
+        value = self._values()
+        return value if self.requires_grad else value.detach()
 
     # Exact pieces
 
@@ -299,8 +358,8 @@ class AttentionMap(TensorInterface, ABC):
         return detached
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields of the detached map: a copy or a file has no graph."""
-        return vars(self.detach()).copy()
+        """The fields of the detached map: a copy or a file has no graph, and no values."""
+        return {name: x for name, x in vars(self.detach()).items() if name != "_values"}
 
     def with_gradients(self) -> Self:
         """This map, if it requires grad; else a `RegardError` that says why it does not.

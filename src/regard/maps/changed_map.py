@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from regard.maps.attention_map import AttentionMap
 
@@ -20,6 +21,18 @@ class ChangedMap(AttentionMap):
     @property
     def shape(self) -> tuple[int, int, int, int]:
         return self.source.shape
+
+    @property
+    def query(self) -> Tensor:
+        return self.source.query
+
+    @property
+    def key(self) -> Tensor:
+        return self.source.key
+
+    @property
+    def value(self) -> Tensor:
+        return self.source.value if self._values is None else super().value
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -41,7 +41,7 @@ class GradientMap(AttentionMap):
 
     def __init__(self, source: AttentionMap, gradient: Tensor, value: Tensor) -> None:
         _check(source, gradient, value)
-        self.source, self.gradient, self.value = source, gradient.detach(), value.detach()
+        self.source, self.gradient, self._value = source, gradient.detach(), value.detach()
         inputs = (gradient, value)
         self._live = inputs if torch.is_grad_enabled() and any(t.requires_grad for t in inputs) else None
         self.attention, self.positions, self.grid = source.attention, source.positions, source.grid
@@ -50,6 +50,19 @@ class GradientMap(AttentionMap):
     @property
     def shape(self) -> tuple[int, int, int, int]:
         return self.source.shape
+
+    @property
+    def query(self) -> Tensor:
+        return self.source.query
+
+    @property
+    def key(self) -> Tensor:
+        return self.source.key
+
+    @property
+    def value(self) -> Tensor:
+        """The values (B, G, J, E), without their graph."""
+        return self._value
 
     @property
     def _dtype(self) -> torch.dtype:

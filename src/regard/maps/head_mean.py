@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ class HeadMean(AttentionMap):
     >>> torch.allclose(HeadMean(weights).dense()[:, 0], weights.dense().mean(1))
     True
     """
+
+    _made_of: ClassVar[str] = "the mean over the heads of weights.source"
 
     def __init__(self, source: AttentionMap, num_channels: int | None = None) -> None:
         self.source = source

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -65,6 +66,8 @@ class JoinedMap(AttentionMap):
             [0.5000, 0.5000, 0.0000],
             [0.3333, 0.3333, 0.3333]])
     """
+
+    _made_of: ClassVar[str] = "made of the rows of several calls: seen.calls(3) has the map of each"
 
     def __init__(self, parts: Sequence[MapRows], num_queries: int, num_keys: int) -> None:
         self.parts = list(parts)

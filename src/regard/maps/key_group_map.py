@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ class KeyGroupMap(AttentionMap):
     >>> weights[0, 0, 0], weights.by_group[0, 0, 0]
     (tensor([0.2500, 0.2500, 0.2500, 0.2500]), tensor([0.5000, 0.5000]))
     """
+
+    _made_of: ClassVar[str] = "the map of groups of keys, weights.by_group, times the tokens of each group"
 
     def __init__(self, by_group: AttentionMap, groups: KeyGroups, positions: Positions) -> None:
         """`positions` are those of the queries and of all tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property, reduce
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,8 @@ class ProductMap(AttentionMap):
     >>> rg.maps.ProductMap([write.weights, read.weights])[0, 0, 0]
     tensor([0.3333, 0.3333, 0.3333])
     """
+
+    _made_of: ClassVar[str] = "a product of maps, weights.factors"
 
     def __init__(self, factors: Sequence[AttentionMap], positions: Positions | None = None) -> None:
         """`positions` of queries and keys; by default the queries of the first map and the keys of the last."""
@@ -113,6 +115,8 @@ class MatrixMap(AttentionMap):
     >>> rg.maps.MatrixMap(torch.eye(3)[None, None])[0, 0, 1]
     tensor([0., 1., 0.])
     """
+
+    _made_of: ClassVar[str] = "a matrix of weights, weights.matrix"
 
     def __init__(self, matrix: Tensor) -> None:
         if not isinstance(matrix, Tensor) or matrix.ndim != 4:

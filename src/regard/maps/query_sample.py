@@ -35,6 +35,18 @@ class QuerySample(AttentionMap):
         self.grid = replace(source.grid, query=query, positions=None)
 
     @property
+    def query(self) -> Tensor:
+        return self.source.query[:, :, to_device(self.queries, self.device)]
+
+    @property
+    def key(self) -> Tensor:
+        return self.source.key
+
+    @property
+    def value(self) -> Tensor:
+        return self.source.value
+
+    @property
     def _dtype(self) -> torch.dtype:
         return self.source._dtype
 

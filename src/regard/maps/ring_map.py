@@ -55,6 +55,9 @@ class RingMap(ScoredMap):
         self._ring_call = replace(ring_call, own=own)
         self._refusal = NO_GRADIENTS.format("map over ranks") if ring_call.own.scores_need_gradient else None
 
+    def _compared(self, name: str) -> Prepared:
+        raise RegardError(f"weights.{name}: this map has no tensor of all {name} vectors. Each rank has its own part.")
+
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
         """Whether the tensors of this rank require grad. A backward pass refuses: each rank has only its part."""

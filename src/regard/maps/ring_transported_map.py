@@ -38,6 +38,7 @@ class RingTransportedMap(AttentionMap):
     """
 
     is_signed: ClassVar[bool] = True
+    _made_of: ClassVar[str] = "a product of transitions whose tensors lie on several ranks"
 
     def __init__(self, call: StatePassing) -> None:
         own, steps = call.own, call.own.prepared.steps

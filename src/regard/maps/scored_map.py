@@ -121,6 +121,21 @@ class ScoredMap(AttentionMap):
         return Grid.whole(self.positions, self._sizes.B, self._sizes.H, self._sizes.I, self._prepared.query.device)
 
     @property
+    def query(self) -> Tensor:
+        return self._compared("query").query
+
+    @property
+    def key(self) -> Tensor:
+        return self._compared("key").key
+
+    def _compared(self, name: str) -> Prepared:
+        """The tensors that the score compares, with their graphs if the map has them."""
+        self._check_unchanged()
+        if (made_of := getattr(self.attention.score, "made_of", None)) is not None:
+            raise RegardError(f"weights.{name}: this map has no queries and keys. It is {made_of}.")
+        return self._prepared if self._live is None else self._live[0]
+
+    @property
     def score_width(self) -> int:
         """The width D of the vectors that the score compares."""
         return self._prepared.query.shape[-1]

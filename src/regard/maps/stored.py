@@ -58,6 +58,8 @@ class Table(Score):
     """A score that reads a table: prepared queries are rows of weights, prepared keys are column numbers."""
 
     nonnegative = True
+    #: What a map of this score is, which has no queries and keys.
+    made_of = "a table of weights"
 
     def check(self, sizes: object, key_dim: int) -> None:
         """Accept any size."""

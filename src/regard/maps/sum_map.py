@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property, reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,8 @@ class SumMap(AttentionMap):
     tensor([[ 0.7500, -0.2500],
             [ 0.2500,  0.2500]])
     """
+
+    _made_of: ClassVar[str] = "a sum of maps, weights.parts"
 
     def __init__(self, parts: Sequence[AttentionMap], factors: Sequence[float | Tensor]) -> None:
         self.parts = list(parts)

@@ -42,6 +42,7 @@ class TransportedMap(AttentionMap):
     """
 
     is_signed: ClassVar[bool] = True
+    _made_of: ClassVar[str] = "a product of one transition for each token: weights.steps has its tensors"
 
     def __init__(self, steps: Steps, attention: Attention, positions: Positions, grid: Grid | None = None) -> None:
         self.attention, self.positions = attention, positions

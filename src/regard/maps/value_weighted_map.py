@@ -52,6 +52,18 @@ class ValueWeightedMap(AttentionMap):
         return self.map.shape
 
     @property
+    def query(self) -> Tensor:
+        return self.map.query
+
+    @property
+    def key(self) -> Tensor:
+        return self.map.key
+
+    @property
+    def value(self) -> Tensor:
+        return self.map.value if self._values is None else super().value
+
+    @property
     def _dtype(self) -> torch.dtype:
         return torch.promote_types(self.map._dtype, self.norms.dtype)
 

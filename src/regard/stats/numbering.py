@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from regard.checks import checked
 from regard.errors import RegardError
@@ -73,8 +74,10 @@ def layer_paths(names: Iterable[str]) -> dict[str, LayerPath]:
 
 
 @checked
-def layer_numbers(names: Iterable[str], given: Sequence[int] | None = None) -> list[int]:
+def layer_numbers(names: Iterable[str] | Mapping[str, Any], given: Sequence[int] | None = None) -> list[int]:
     """The numbers of layers: `given` if it is not None, else the numbers in their module paths (`layer_paths`).
+
+    `names` are the paths, or the maps by path.
 
     If a path has no number, or the numbers do not rise (an encoder and a decoder), the layers are numbered 0, 1, 2, ...
     in their order.

@@ -138,7 +138,7 @@ def _groups(seen: WatchedAttention, request: _Request) -> list[_Group]:
     """The maps of a model by part and size, for example a vision tower and a text that contains its patches."""
     groups: dict[tuple[bool, str, int, int], _Group] = {}
     for part in TITLES:
-        for name in getattr(seen, part):
+        for name in getattr(seen, part).names:
             weights = _call(seen.calls(name), request.tokens)
             batch = request.batch
             if is_windowed(seen.inputs.config):

@@ -87,12 +87,12 @@ def watched_texts(
         else:
             call = step
             keys = decoded if part == "decoder" else tokens
-        maps = {name: view.calls(name)[call] for name in view}
+        maps = {name: view.calls(name)[call] for name in view.names}
         if part == "cross" and targets is not None and decoded is not None:
             queries = decoded[-next(iter(maps.values())).shape[2] :]
         readings.append(_reading(title, maps, keys, queries, batch, seen))
-    known = {name for part in TITLES for name in getattr(seen, part)}
-    others = {name: seen[name] for name in seen if name not in known}
+    known = {name for part in TITLES for name in getattr(seen, part).names}
+    others = {name: seen[name] for name in seen.names if name not in known}
     if others:
         readings.insert(0, _reading("Model", others, tokens, None, batch, seen))
     return readings
@@ -105,7 +105,7 @@ def _call_that_read(view: WatchedAttention, tokens: Sequence[str] | None) -> tup
     """
     if not view or tokens is None:
         return -1, tokens
-    sizes = [weights.shape[3] for weights in view.calls(0)]
+    sizes = [weights.shape[3] for weights in view.calls(view.names[0])]
     for number in range(-1, -len(sizes) - 1, -1):
         if sizes[number] == len(tokens):
             return number, tokens

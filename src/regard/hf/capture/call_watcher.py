@@ -44,7 +44,7 @@ from regard.maps import AttentionMap, Reduction
 from regard.maps.listener import Values
 from regard.nn import Attends, listeners
 from regard.shapes import has_numbers
-from regard.stats.numbering import LayerPath
+from regard.stats.numbering import LayerPath, layer_number
 from regard.upper_layers import upper_layer
 
 #: The module of a call that has none.
@@ -131,8 +131,9 @@ class WatchedCalls(WatchedAttention):
         reason = f"only the newest of {self.num_calls}, by keep_calls={self._keep_calls}" if first else "from 0"
         raise NotCaptured(f"seen[{number}]: {kept} ({reason}). Call attention inside the with-block of watch.")
 
-    def _part(self, name: str | int) -> ModuleCalls:
-        return super()._part(self._name(name) if isinstance(name, int) else name)
+    def _sliced(self, part: slice) -> list[str]:
+        by_number = {layer_number(name): name for name in self.names}
+        return [by_number[number] for number in range(self.num_calls)[part] if number in by_number]
 
     def __repr__(self) -> str:
         kept = f"the newest {len(self._order)} of " if len(self._order) < self.num_calls else ""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
 from math import prod
+from typing import Any
 
 from torch import Tensor
 
+from regard.errors import RegardError
 from regard.hf.capture.weighted_sums import WeightedSum
 
 
@@ -15,6 +19,25 @@ class NoValues(Exception):
 
 class LostProjection(NoValues):
     """The reason why an output projection that the call had is not known any more."""
+
+
+def values_reader(call: Any) -> Callable[[], Tensor]:
+    """Reads the values of a call, for its map.
+
+    It holds a copy of the call without the map: a map and a call that hold each other would stay in memory until the
+    garbage is collected.
+    """
+    alone = copy(call)
+    vars(alone).pop("map", None)
+    vars(alone).update({name: empty for name, empty in (("maps", []), ("_map", None)) if name in vars(alone)})
+
+    def read() -> Tensor:
+        try:
+            return alone.read_values()
+        except NoValues as reason:
+            raise RegardError(f"weights.value: {reason}.") from None
+
+    return read
 
 
 def values_of_product(product: WeightedSum, shape: tuple[int, int, int, int], kind: str) -> Tensor | NoValues:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import index
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
 
+from regard.checks import HoldsMaps
 from regard.errors import RegardError, nearest
 from regard.hf.capture.captured_calls import ATTENTION, ModuleCalls, NotCaptured
 from regard.hf.capture.head_parts import CallParts, KeptParts
-from regard.hf.capture.kept_values import NoValues
+from regard.hf.capture.kept_values import NoValues, values_reader
 from regard.hf.capture.model_inputs import ModelInputs, ReadTexts
 from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.capture.patch_sources import check_steps, queries_or_keys
@@ -25,14 +28,22 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.indices import Index, axis_index, indices
 from regard.maps.value_weighted_map import ValueWeightedMap
 from regard.other_libraries import OF_WATCHED, missing
+from regard.stats.numbering import layer_number
 from regard.upper_layers import upper_layer
 
 #: What to do where nothing was captured.
 REMEDY = "Run the model inside the with-block of watch."
+#: The map of each call while somebody holds it.
+_SHOWN: WeakKeyDictionary[Any, ReferenceType[AttentionMap]] = WeakKeyDictionary()
 
 
-class WatchedAttention(Mapping[str, AttentionMap]):
-    """The attention maps of a watched model, by module path; `seen[3]` is the fourth map.
+class WatchedAttention(HoldsMaps):
+    """The attention maps of a watched model, in its order: `seen[3]`, `seen["layers.3.attention"]`, `for map in seen`.
+
+    A number is the place of a map, from 0; after `watch(model, layers=[1, 3])` it is the number of the layer in the
+    model, as in `rg.Where(layers=3)`, and negative numbers always count from the last map. `seen[1:3]` is a list of
+    maps. `names` are the module paths, and `maps` is the dict from path to map. The tensors of a call are
+    `seen[3].query`, `.key` and, after `watch(keep="qkv")`, `.value`.
 
     A module that was called several times (generation, shared layers) has one map for each call: `seen[name]` is the
     last, `seen.calls(name)` returns all. The decoding steps of a `regard.nn` module form one map, and so do calls with
@@ -49,6 +60,8 @@ class WatchedAttention(Mapping[str, AttentionMap]):
     ...     states = encoder(torch.randn(1, 5, 8))
     >>> seen.names, seen[1].shape
     (['layers.0.self_attention', 'layers.1.self_attention'], (1, 2, 5, 5))
+    >>> [weights.shape for weights in seen], seen[1].query.shape
+    ([(1, 2, 5, 5), (1, 2, 5, 5)], torch.Size([1, 2, 5, 4]))
     """
 
     def __init__(
@@ -61,6 +74,8 @@ class WatchedAttention(Mapping[str, AttentionMap]):
     ) -> None:
         self._parts, self._missing, self._order, self._verified = parts, missing, order, verified
         self.model = model
+        #: Whether watch(layers=...) chose layers: then numbers are those of the layers in the model.
+        self.has_chosen_layers = False
         self.inputs, self.texts, self.tokenizer = ModelInputs(), ReadTexts(), None
         self.kept: KeptParts | None = None
         self._generations: list[Callable[[WatchedAttention], Any]] = []
@@ -71,39 +86,48 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         """Module paths in the order of the model."""
         return [name for name in self._order if name in self._parts]
 
-    def __getitem__(self, name: str | int) -> AttentionMap:
-        """The map of the last call of a module, by its path or the number of its layer."""
-        return self._part(name).calls[-1].map
+    @overload
+    def __getitem__(self, name: str | int) -> AttentionMap: ...
+
+    @overload
+    def __getitem__(self, name: slice) -> list[AttentionMap]: ...
+
+    def __getitem__(self, name: str | int | slice) -> AttentionMap | list[AttentionMap]:
+        """The map of the last call of a module, by its path or the number of its layer; a list of maps for a slice."""
+        if not isinstance(name, slice):
+            return self._map(self._part(name).calls[-1])
+        try:
+            return [self[chosen] for chosen in self._sliced(name)]
+        except (TypeError, ValueError):
+            raise NotCaptured(f"seen[{name!r}]: the parts of a slice are integers, and its step is not 0.") from None
+
+    def __iter__(self) -> Iterator[AttentionMap]:
+        return (self[name] for name in self.names)
+
+    def __reversed__(self) -> Iterator[AttentionMap]:
+        return (self[name] for name in reversed(self.names))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, weights: object) -> bool:
+        if not isinstance(weights, AttentionMap):
+            raise RegardError("in seen: seen holds maps. seen.names has the module paths: 'layers.3' in seen.names.")
+        return any(weights is own for own in self)
 
     def calls(self, name: str | int) -> list[AttentionMap]:
         """The maps of all calls of a module, in order. With a cache they grow."""
-        return [capture.map for capture in self._part(name).calls]
+        return [self._map(call) for call in self._part(name).calls]
 
-    @overload
-    def values(self) -> ValuesView[AttentionMap]: ...
-
-    @overload
-    def values(self, name: str | int, call: int = -1) -> Tensor: ...
-
-    def values(self, name: str | int | None = None, call: int = -1) -> Any:
-        """The values (B, G, J, E) of a call of a module, after watch(keep="qkv"): W . values is its attention.
-
-        Without a module these are the maps, as of any mapping.
-
-        Query head h reads value head h // (H / G). With a cache, the values are those of all tokens so far. Values of
-        a recurrent layer are those of its recurrence, before the norm, gate and projection that follow it.
-
-        >>> import torch, regard as rg
-        >>> encoder = rg.nn.TransformerConfig(8, num_heads=2).encoder(layers=2).eval()
-        >>> with rg.watch(encoder, keep="qkv") as seen:
-        ...     states = encoder(torch.randn(1, 5, 8))
-        >>> seen.values(1).shape
-        torch.Size([1, 2, 5, 4])
-        """
-        if name is None:
-            return super().values()
-        with _explained(f"seen.values({name!r})"):
-            return self._call(name, call).values
+    def _map(self, call: Any) -> AttentionMap:
+        """The map of a call, which reads its values if they are kept; one map while somebody holds it."""
+        weights, last = call.map, _SHOWN.get(call)
+        if (known := None if last is None else last()) is not None and known.shape == weights.shape:
+            return known
+        if self.kept is not None and weights._values is None:
+            weights._values = values_reader(call)
+        _SHOWN[call] = ref(weights)
+        return weights
 
     def value_weighted(self, name: str | int, projected: bool | None = None, call: int = -1) -> ValueWeightedMap:
         """The map of |w_ij| ||v_j W_h||: what a key sends to a query, not only how much the query looks at it.
@@ -173,8 +197,9 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         arXiv:2211.00593). It counts no effect through later layers. The logit is the result of the head, before a soft
         cap or a factor that some models apply to it.
 
-        `token` is an id, or a text of one token with its `tokenizer`. Models whose layers do not add their results to
-        one stream (a norm after attention, as in BERT and Gemma 2) are refused.
+        `token` is an id, or a text of one token; `tokenizer` is by default that of `watch(model, tokenizer)`. Models
+        whose layers do not add their results to one stream (a norm after attention, as in BERT and Gemma 2) are
+        refused.
 
         >>> import torch, transformers, regard as rg
         >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
@@ -184,7 +209,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         >>> seen.logit_effect(1, token=9).shape, seen.logit_effect(1, token=9, head=0)[0, -1].shape
         (torch.Size([1, 2, 5]), torch.Size([]))
         """
-        number = token_id(token, tokenizer)
+        number = token_id(token, self.tokenizer if tokenizer is None else tokenizer)
         return self._of_heads("logit_effect", name, head, call, lambda parts, h: parts.logit_effect(number, h))
 
     def _of_heads(
@@ -215,11 +240,11 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         calls = self._part(name)
         check_steps(calls, str(name))
         if part == "value":
-            return self.values(name)
+            return self[name].value.detach()
         if part != "output":
             return queries_or_keys(calls, part, str(name))
         outputs = torch.cat([self.head_output(name, call=n) for n in range(len(calls.calls))], 2)
-        return outputs.to(self.values(name).dtype)
+        return outputs.to(self[name].value.dtype)
 
     @property
     def maps(self) -> dict[str, AttentionMap]:
@@ -367,7 +392,7 @@ class WatchedAttention(Mapping[str, AttentionMap]):
 
     def figure(self, *, layer: int | None = None, **options: Any) -> Any:
         """A figure for a paper, `rg.figure(seen, tokens, layer=layer)`, with the tokens that the model read."""
-        weights = self[0 if layer is None else layer]
+        weights = self[next(iter(self.names), 0) if layer is None else layer]
         options.setdefault("tokens", self._names_of(weights, 0))
         return upper_layer("drawing").figure(self, layer=layer, **options)
 
@@ -396,19 +421,17 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         checks = self.verify() if self._verified else {}
         return {name: check for name, check in checks.items() if check.ok is False}
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             raise missing("WatchedAttention", name, lambda: dir(WatchedAttention), OF_WATCHED, "seen.")
 
     def __repr__(self) -> str:
-        lines = [f"  {n}: {name} {_shape(self._parts[name])}{self._kind(name)}" for n, name in enumerate(self.names)]
+        numbers = self._numbers or range(len(self))
+        lines = [
+            f"  {n}: {name} {_shape(self._parts[name])}{self._kind(name)}"
+            for n, name in zip(numbers, self.names, strict=True)
+        ]
         lines += [f"  missing: {name}: {reason}" for name, reason in self._missing.items()]
         return "\n".join([f"WatchedAttention({len(self)} attention modules)", *lines])
 
@@ -426,13 +449,12 @@ class WatchedAttention(Mapping[str, AttentionMap]):
     def _take(self, other: WatchedAttention) -> None:
         """What another watch knows of its model, its inputs and its values."""
         self.inputs, self.texts, self.tokenizer, self.kept = other.inputs, other.texts, other.tokenizer, other.kept
+        self.has_chosen_layers = other.has_chosen_layers
 
     def _part(self, name: str | int) -> ModuleCalls:
+        if not isinstance(name, str | tuple):
+            name = self._name(_number(name))
         names = self.names
-        if isinstance(name, int):
-            if not -len(names) <= name < len(names):
-                raise NotCaptured(f"seen[{name}]: {self._captured()}")
-            name = names[name]
         if name in self._parts:
             return self._parts[name]
         if name in self._missing:
@@ -445,12 +467,70 @@ class WatchedAttention(Mapping[str, AttentionMap]):
         known = f"there is no such attention module. {call}{nearest(name, names)}" if names else self._captured()
         raise NotCaptured(f"seen[{name!r}]: {known}")
 
+    def _name(self, number: int) -> str:
+        """The path of a module by its number."""
+        names, numbers = self.names, self._numbers
+        if number >= 0 and numbers is not None:
+            found = [name for name, own in zip(names, numbers, strict=True) if own == number]
+            found = found or [name for name in self._missing if layer_number(name) == number][:1]
+            if not found:
+                raise NotCaptured(f"seen[{number}]: layer {number} was not watched. {self._captured()}")
+            if len(found) > 1:
+                raise NotCaptured(
+                    f"seen[{number}]: layer {number} has several maps, {' and '.join(found)}. Give one of these paths, "
+                    f"or name the part: seen.encoder[{number}], seen.decoder[{number}] or seen.cross[{number}]."
+                )
+            return found[0]
+        if not -len(names) <= number < len(names):
+            raise NotCaptured(f"seen[{number}]: {self._captured()}")
+        return names[number]
+
+    def _sliced(self, part: slice) -> list[str]:
+        """The paths of a range of layers."""
+        names, numbers = self.names, self._numbers
+        if numbers is None:
+            return names[part]
+
+        def bound(number: int | None) -> int | None:
+            if number is None or number >= 0:
+                return number
+            return numbers[number] if number >= -len(numbers) else 0
+
+        wanted = range(max(numbers) + 1)[bound(part.start) : bound(part.stop) : part.step]
+        return [name for n in wanted for name, own in zip(names, numbers, strict=True) if own == n]
+
+    @property
+    def _numbers(self) -> list[int] | None:
+        """The numbers of the layers in the model, if layers were chosen; None if maps are counted."""
+        numbers = [layer_number(name) for name in self.names] if self.has_chosen_layers else []
+        known = [number for number in numbers if number is not None]
+        return known if known and len(known) == len(numbers) else None
+
     def _captured(self) -> str:
         """How many modules were captured; if none, the reasons and the remedy."""
         if self.names:
-            return f"{len(self)} attention modules were captured; they are numbered from 0."
+            numbers = self._numbers
+            of = (
+                "; they are numbered from 0"
+                if numbers is None
+                else f", of layers {', '.join(map(str, sorted({*numbers})))}"
+            )
+            return f"{len(self)} attention modules were captured{of}."
         reasons = "".join(f" {name}: {reason}." for name, reason in list(self._missing.items())[:3])
         return f"nothing was captured. {REMEDY}{reasons}"
+
+
+def _number(name: Any) -> int:
+    """The number of a layer, as a Python integer."""
+    try:
+        if not isinstance(name, bool):
+            return index(name)
+    except TypeError:
+        pass
+    raise NotCaptured(
+        f"seen[{name!r}]: a layer is a number, such as seen[3], or a module path, one of seen.names. seen[1:3] is a "
+        "list of maps."
+    )
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -214,6 +214,8 @@ class RerunSteps:
 
 class RerunMap(AttentionMap):
     """A map whose dense weights come from running one module again; used like any other map."""
+
+    _made_of: ClassVar[str] = "the weights that a module computed itself"
 
     def __init__(self, source: Callable[[], Tensor], positions: Positions, grid: Grid) -> None:
         self.positions, self.grid, self._source = positions, grid, source

@@ -10,9 +10,9 @@ from regard.hf.calls import DIRECT, Call, Translation
 
 def call_tensors(call: Call, translation: Translation, with_values: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Queries, keys, and values if they are kept; keys and values of a static cache are copies."""
-    tensors = translation.query, call.key
-    query, key = tensors if torch.is_grad_enabled() else (tensor.detach() for tensor in tensors)
-    value = call.value.detach() if with_values else None
+    tensors = translation.query, call.key, call.value
+    query, key, value = tensors if torch.is_grad_enabled() else (tensor.detach() for tensor in tensors)
+    value = value if with_values else None
     if not _is_static(call):
         return query, key, value
     return query, key.clone(), None if value is None else value.clone()

@@ -28,7 +28,8 @@ def token_id(token: Any, tokenizer: Any = None) -> int:
 def _of_text(token: str, tokenizer: Any) -> int:
     if tokenizer is None:
         raise RegardError(
-            f"seen.logit_effect(token={token!r}): a text needs its tokenizer. Give tokenizer=, or the id of the token."
+            f"seen.logit_effect(token={token!r}): a text needs its tokenizer. Watch with it, "
+            "rg.watch(model, tokenizer), give tokenizer=, or give the id of the token."
         )
     vocabulary = tokenizer.get_vocab()
     if token in vocabulary:

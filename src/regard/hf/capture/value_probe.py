@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -268,6 +268,8 @@ class ProbedCall:
 
 class MeasuredMap(RerunMap):
     """A map whose weights were measured. Some have signs: products of maps, and convolutions of the values."""
+
+    _made_of: ClassVar[str] = "measured: a module ran with unit vectors as its values"
 
     @cached_property
     def is_signed(self) -> bool:  # type: ignore[override]

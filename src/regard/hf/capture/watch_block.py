@@ -61,8 +61,8 @@ def watch(
     is which. Their weights are signed, and W . values is the output of the recurrence. In Mamba-1, RWKV, RG-LRU and
     convolutions each channel is a head.
 
-    With `keep="qkv"` the values (B, G, J, E) and the inputs of output projections are kept, too: `seen.values(name)`,
-    and what each head adds to the residual stream (`head_part`) or to a logit (`logit_effect`).
+    With `keep="qkv"` the values (B, G, J, E) and the inputs of output projections are kept, too: `seen[3].value`, and
+    what each head adds to the residual stream (`head_part`) or to a logit (`logit_effect`).
 
     Maps are detached, so that `seen` holds no activations. With `grad=True` they have gradients: weights and statistics
     of them may be a part of a loss. A layer that has none, because it is recurrent or its module must run again, is in

@@ -109,6 +109,7 @@ class Watcher:
         self.calls: dict[str, ModuleCalls] = {}
         self.missing: dict[str, str] = {}
         self.seen = WatchedAttention(self.calls, self.missing, self.order, bool(verify), model_name(model))
+        self.seen.has_chosen_layers = chosen.layers is not None
         self.seen.inputs = ModelInputs(getattr(model, "config", None))
         self.seen.kept = KeptParts(model, attending) if keeps_values else None
         self.passes = GenerationRecorder(self.seen, lambda: self.names, model, steps, lambda: bool(self.probing))
@@ -298,7 +299,9 @@ class Watcher:
         note = "regard.attend reported its own map" if called else "the module reported its own map"
         weights = weights if self.keeps_graphs else weights.detach()
         value, patched = weights.ran or (None if values is None else values(), None)
-        kept, patched = (x.detach() if x is not None and self.keeps_values else None for x in (value, patched))
+        kept, patched = (x if self.keeps_values else None for x in (value, patched))
+        if not self.keeps_graphs:
+            kept, patched = (None if x is None else x.detach() for x in (kept, patched))
         self._keep(name, lambda: ModuleMap([weights], Check(name or "", note=note), not called, kept, patched))
 
     def _innermost(self) -> nn.Module | None:
