@@ -1,4 +1,8 @@
-"""Short digests of the contents of pieces (tensors, functions, objects), which ranks compare."""
+"""Short digests of the contents of pieces (tensors, functions, objects), which ranks compare.
+
+A constant tensor is hashed at its first call and after each change. A learned tensor is hashed once, because each step
+of an optimizer changes it.
+"""
 
 from __future__ import annotations
 

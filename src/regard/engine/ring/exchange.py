@@ -137,7 +137,8 @@ class Exchange:
     ) -> Agreement:
         """Compare the requests of all ranks, and return the lengths of all; if requests differ, raise on every rank.
 
-        Every collective operation begins with this handshake. The error says which rank has what. `learned` is
+        Every collective operation begins with this handshake of 48 bytes a rank, also known calls: two of them in a
+        different order would give wrong numbers. The error says which rank has what. `learned` is
         compared only among the ranks that give it. All ranks get the seed of rank 0. The host waits for the other
         hosts, and for no device.
         """

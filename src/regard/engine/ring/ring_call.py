@@ -66,7 +66,8 @@ class RingCall:
     def visits(self, keys: Sequence[Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
         """The keys of each step: the own keys first, then received ones. The next transfer runs during a step.
 
-        Yielded buffers are reused; copy to keep.
+        Yielded buffers are reused; copy to keep. Two sets are used in turn: gloo keeps a buffer for some time after its
+        last byte arrived, so new buffers would accumulate.
         """
         buffers = [self._buffers(keys, range(first, self.route.ranks, 2)) for first in (2, 1)]
         transfer = self._start(keys, 1, buffers)

@@ -1,4 +1,9 @@
-"""Joins the calls of each module in a generation: which rows of which call belong to which token of each sequence."""
+"""Joins the calls of each module in a generation: which rows of which call belong to which token of each sequence.
+
+A row is computed by the map of the call that read its token, so every family of maps joins, and a quantized cache has
+the keys of each step. The length of the cache after each pass says where its rows stand: a pass that begins before the
+end of the last one replaces refused drafts.
+"""
 
 from __future__ import annotations
 

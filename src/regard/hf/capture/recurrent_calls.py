@@ -1,4 +1,8 @@
-"""`RecurrentCall`: a captured call of a recurrent layer. With a cache, each call continues the one before it."""
+"""`RecurrentCall`: a captured call of a recurrent layer. With a cache, each call continues the one before it.
+
+It does if its first state equals the last state of that call, bit for bit. So the map of a generated token reaches back
+to the first token. A layer that begins with a state from before the watch is refused.
+"""
 
 from __future__ import annotations
 
