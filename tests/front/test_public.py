@@ -21,7 +21,7 @@ WALKED = (m.name for m in pkgutil.walk_packages([str(SOURCE)], "regard."))
 #: The compiled kernels end in .so as modules do, and are none.
 MODULES = sorted(name for name in WALKED if "cli" not in name and not name.endswith(".libregard"))
 LAYERS = [
-    {"errors", "checks", "names", "closures", "context", "live", "version", "versions", "whole_files"}
+    {"errors", "checks", "names", "closures", "context", "version", "versions", "whole_files"}
     | {"shapes", "spans", "positions", "cluster", "upper_layers", "other_libraries", "texts"},
     {"pieces", "attention"} | {"masks", "scores", "encodings", "biases", "normalizers", "selections", "transitions"},
     {"caches", "engine", "reference"},
