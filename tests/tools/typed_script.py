@@ -56,7 +56,7 @@ def watching(tokens: list[str]) -> list[str]:
     model = Reader(width=8, num_heads=2).eval()
     with rg.watch(model) as watched:
         model(torch.randn(1, len(tokens), 8))
-    profile = rg.profile(watched, tokens)
+    profile = rg.profile(watched.maps, tokens)
     return [finding.sentence for finding in rg.findings(profile)]
 
 

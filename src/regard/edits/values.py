@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checks import checked
+from regard.checks import HoldsMaps, checked
 from regard.edits.selection import Where
 from regard.edits.writing import to_json
 from regard.errors import RegardError, nearest
@@ -270,6 +270,7 @@ def check_sums(rows: Tensor, least: float = 1.0) -> None:
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
+    one, other = (given.maps if isinstance(given, HoldsMaps) else given for given in (one, other))
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return list(one) == list(other) and all(_same(one[name], other[name]) for name in one)
     return type(one) is type(other) and bool(one == other)

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.checks import HoldsMaps
 from regard.edits.selection import Where
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
@@ -59,10 +60,11 @@ def _value(value: Any, edit: Any, kept: dict[str, Tensor] | None) -> Any:
         name = f"{type(edit).__name__} {len(kept)}"
         kept[name] = value
         return {"kept": name}
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping | HoldsMaps):
         read = getattr(value, "patch_source", None) if hasattr(edit, "part") else None  # of a watched run
-        own = [name for name in value if edit.where.heads_in(str(name)) is not None]
-        return {"layers": [[name, _value(read(edit.part, name) if read else value[name], edit, kept)] for name in own]}
+        maps = value.maps if isinstance(value, HoldsMaps) else value
+        own = [name for name in maps if edit.where.heads_in(str(name)) is not None]
+        return {"layers": [[name, _value(read(edit.part, name) if read else maps[name], edit, kept)] for name in own]}
     return value
 
 
