@@ -329,12 +329,13 @@ class Letters:
 
 def test_tokens_are_ids_or_texts_of_one_token():
     model = language_model("gpt2")
-    _, seen = seen_with_values(model, {"input_ids": tokens(5)})
+    ids = tokens(5)
+    _, seen = seen_with_values(model, {"input_ids": ids})
     expected = seen.logit_effect(0, 7), seen.logit_effect(0, 8)
     assert torch.equal(seen.logit_effect(0, "a", tokenizer=Letters()), expected[0])
     assert torch.equal(seen.logit_effect(0, " b", tokenizer=Letters()), expected[1])
     with rg.watch(model, Letters(), keep="qkv") as named, torch.no_grad():
-        model(tokens(5))
+        model(ids)
     torch.testing.assert_close(named.logit_effect(0, token="a"), expected[0])
     for token, message in (
         ("a", r"a text needs its tokenizer"),
