@@ -509,6 +509,20 @@ def test_an_attention_with_inputs_of_its_own():
     assert rg.check(attention, q, k, k).ok
 
 
+def hides_where_true(q, k, v, mask=None):
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    return (scores if mask is None else scores.masked_fill(mask, -1e9)).softmax(-1) @ v
+
+
+def test_the_first_line_names_what_is_for_the_user_to_decide():
+    """A reversed mask may be meant, so it is no mistake; but who reads one line must see it."""
+    report = rg.check(hides_where_true)
+    assert report.ok and str(report).startswith(
+        "hides_where_true: no mistake found; for you to decide: mask, empty rows\n"
+    )
+    assert "mask" not in rg.check(hides_where_true, mask="drop").open_questions
+
+
 def test_a_report_is_aligned_and_names_the_remedy():
     lines = str(rg.check(no_scale)).splitlines()
     assert lines[0] == "no_scale: 1 mistake: the scores are not scaled"

@@ -151,7 +151,7 @@ def test_a_key_press_in_the_grid_changes_two_buttons(browser, sink):
         )
 
 
-def test_a_phone_reductions_the_model_and_has_no_sideways_scroll(browser, sink):
+def test_a_phone_folds_the_model_and_has_no_sideways_scroll(browser, sink):
     link, _ = sink
     with opened(browser, link, width=390, height=800) as page:
         until(page, "document.querySelectorAll('.lead-stage .arcs path').length > 0")

@@ -61,6 +61,11 @@ class CheckReport:
     def mechanism(self) -> str | None:
         return self.equal[0] if self.equal else None
 
+    @property
+    def open_questions(self) -> tuple[str, ...]:
+        """What the check could not decide, because it may be meant: the sense of a mask, for example."""
+        return tuple(finding.what for finding in self.findings if finding.verdict == "unknown")
+
     def as_dict(self) -> dict[str, Any]:
         """All values as a dict that JSON can hold."""
         findings = [asdict(finding) for finding in self.findings]
@@ -71,7 +76,7 @@ class CheckReport:
         others = f" (the same weights here: {', '.join(self.equal[1:])})" if self.equal[1:] else ""
         equals = f"{self.mechanism}{others}" if self.equal else "no mechanism of the catalog"
         head = [
-            f"{self.subject}: {_counted(self.mistakes)}",
+            f"{self.subject}: {_counted(self.mistakes)}{_asked(self.open_questions)}",
             *_wrapped("  called as  ", self.call),
             *_wrapped("  equals     ", equals),
             "",
@@ -84,6 +89,10 @@ class CheckReport:
 def _counted(mistakes: tuple[str, ...]) -> str:
     found = {0: "no mistake found", 1: "1 mistake"}.get(len(mistakes), f"{len(mistakes)} mistakes")
     return f"{found}: {'; '.join(mistakes)}" if mistakes else found
+
+
+def _asked(questions: tuple[str, ...]) -> str:
+    return f"; for you to decide: {', '.join(questions)}" if questions else ""
 
 
 def _row(finding: CheckFinding) -> str:
