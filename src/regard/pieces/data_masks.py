@@ -159,8 +159,9 @@ class documents(Mask):
         object.__setattr__(self, "key_lengths", keys)
         if min((*self.lengths, *(self.key_lengths or ())), default=1) < 1:
             raise RegardError(
-                f"documents({shortened(self.lengths)}): every document has at least one token. To "
-                "get lengths from document numbers: torch.unique_consecutive(numbers, return_counts=True)[1]."
+                f"documents({shortened(self.lengths)}): every document has at least one token. Of document numbers, "
+                "lengths are torch.unique_consecutive(numbers, return_counts=True)[1]; of the ends that flash-attn "
+                "takes, cu_seqlens.diff()."
             )
         if self.key_lengths is not None and len(self.key_lengths) != len(self.lengths):
             raise RegardError(
