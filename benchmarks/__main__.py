@@ -16,7 +16,7 @@ from benchmarks.cases import GROUPS
 from benchmarks.roofline import commit
 from regard.errors import MissingPackage, RegardError, nearest
 
-#: Suites of goals: files of this folder.
+#: Suites of goals, each a file of this folder, and what they measure.
 SUITES = {
     "watching": "what seeing every weight of a model costs beside running it",
     "viewing": "how fast tiles of a long text come, what the server holds, how large one file is",
@@ -81,7 +81,7 @@ def _list(settings: mechanisms.BenchOptions, suites: Sequence[str]) -> None:
 
 
 def _missed(suites: Sequence[str]) -> int:
-    """Measure the goals of some suites, and print them; the number that do not hold."""
+    """Measure and print the goals of some suites; the number of goals that were missed."""
     threads = f"{torch.get_num_threads()} threads"
     print(f"commit {commit() or 'unknown'}, torch {torch.__version__}, {platform.machine()}, {threads}, float32")
     torch.manual_seed(0)

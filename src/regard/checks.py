@@ -178,7 +178,7 @@ def _items_of(value: Any, origin: Any, arguments: tuple[Any, ...], place: str) -
 
 
 def _remedy(value: object, expected: Any) -> str:
-    """The remedy for a wrong value, if the expected type has a method `remedy`."""
+    """The remedy for a text or a tokenizer in place of a model; else that of the expected type, if it has `remedy`."""
     options = (expected, *typing.get_args(expected))
     if torch.nn.Module in options and isinstance(value, str):
         return f"A model is loaded first: model, tokenizer = regard.load_model({value!r}). "

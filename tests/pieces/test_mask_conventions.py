@@ -116,7 +116,7 @@ SILENT = {
 def test_both_senses_are_offered_where_the_numbers_show_none(name):
     mask = SILENT[name].float()
     said = error_of(rg.mask_tensor, mask)
-    assert "do not tell their sense" in said
+    assert "nothing shows which of them" in said
     kept, reversed_ = (typed(code, mask).tensor for code in remedies(said))
     assert torch.equal(kept, mask == 1) and torch.equal(reversed_, mask == 0)
     assert said.index("If 1 = may attend") < said.index("If 1 = may not attend")

@@ -18,7 +18,7 @@ SOURCE, TARGET = "source", "target"
 
 @runtime_checkable
 class Translates(Protocol):
-    """A model that is called with `source` and `target`, as those of `rg.lab`. `logits` projects what it returns."""
+    """A model that is called with `source` and `target`, as those of `rg.lab`; `logits` turns its output to logits."""
 
     padding_id: int
     end_id: int
@@ -118,7 +118,7 @@ class TextInputs:
         return mask != 0 if fits else torch.ones_like(ids, dtype=torch.bool)  # type: ignore[return-value]
 
     def run(self, model: nn.Module) -> Any:
-        """Call the model; of a translator the result are its logits."""
+        """Call the model. For a translator the result is its logits."""
         output = model(*self.args, **self.kwargs)
         return model.logits(output) if isinstance(model, Translates) else output
 

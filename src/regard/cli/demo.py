@@ -1,4 +1,4 @@
-"""`regard demo` results three texts with a real model, translates a sentence, and writes a page with all weights."""
+"""`regard demo` reads three texts with a real model, translates a sentence, and writes a page with all weights."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The commands of the translation lab. Only this table names `regard.lab`: it stands above the command line."""
+"""The commands of the translation lab. Only this table names `regard.lab`, a layer above the command line."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
 
-#: What a command uses -> its module.
+#: A command, or the pages -> the module of the lab.
 MODULES = {
     "data": "regard.lab.commands.data",
     "train": "regard.lab.commands.train",

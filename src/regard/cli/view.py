@@ -47,8 +47,7 @@ def opened(folder: Path | None, model: str | None) -> tuple[list[Sheet], LiveMod
     pages = lab("pages")
     if folder is None and model is None:
         raise RegardError(
-            "view: give a folder that `regard analyze --save`, `train` or `compare` wrote, a translator of the "
-            "package "
+            "view: give a folder that `regard analyze --save`, `train` or `compare` wrote, a translator of the package "
             f"({', '.join(pages.pretrained_runs())}), or a model that reads what you type, such as --model minilm."
         )
     place = None if folder is None else pages.folder_of(folder)

@@ -63,7 +63,7 @@ class CheckReport:
 
     @property
     def open_questions(self) -> tuple[str, ...]:
-        """What the check could not decide, because it may be meant: the sense of a mask, for example."""
+        """What the check could not decide, because it may be intended: the convention of a mask, for example."""
         return tuple(finding.what for finding in self.findings if finding.verdict == "unknown")
 
     def as_dict(self) -> dict[str, Any]:

@@ -23,12 +23,12 @@ def show(
 
     `attentions` are the weights of each layer, (B, H, I, J) or (H, I, J): tensors of torch, or arrays of NumPy, JAX or
     TensorFlow, in a list or tuple, as `output_attentions=True` returns them and as BertViz takes them. One layer needs
-    no list, and a stack (layers, B, H, I, J) is taken apart. `tokens` are those of the keys, and of the queries if
-    `queries` are not given. Entry `batch` is shown.
+    no list, and a stack (layers, B, H, I, J) is split into layers. `tokens` are those of the keys, and of the queries
+    if `queries` are not given. Entry `batch` is shown.
 
     `rg.show(...).save("attention.html")` writes the page to one file, which opens without a network.
 
-    Of a model of torch, `rg.watch(model, tokenizer)` and `seen.show()` show the same, without the slow backend.
+    For a model of torch, `rg.watch(model, tokenizer)` and `seen.show()` show the same, without the slow backend.
 
     >>> import torch, regard as rg
     >>> rg.show([torch.eye(3).expand(1, 2, 3, 3)] * 4, ["a", "short", "text"])
@@ -37,8 +37,8 @@ def show(
     layers = [layer for layer in _layers(attentions) if layer is not None]
     if not layers:
         raise RegardError(
-            "show: there are no weights. Models of transformers return none with the fast backends: watch the model, "
-            "`with rg.watch(model, tokenizer) as seen: model(**inputs)`, and seen.show()."
+            "show: there are no weights. Models of transformers return none with the fast backends. Watch the "
+            "model instead: `with rg.watch(model, tokenizer) as seen: model(**inputs)`, then seen.show()."
         )
     maps = [layer if isinstance(layer, AttentionMap) else MatrixMap(_weights(layer)) for layer in layers]
     return upper_layer("widget").show_maps(maps, tokens, queries, batch)
@@ -60,8 +60,8 @@ def _weights(layer: Any) -> Tensor:
     weights = as_weights("show", layer)
     if not bool(weights.isfinite().all()):
         raise RegardError(
-            "show: the weights hold NaN or infinite numbers. A softmax over a row that is wholly -inf gives NaN: see "
-            "that each query may attend to a key, or give weights.nan_to_num(0.0)."
+            "show: the weights hold NaN or infinite numbers. The softmax of a row in which every score is -inf is NaN: "
+            "let each query attend to a key, or give weights.nan_to_num(0.0)."
         )
     if bool((weights < 0).any()):
         warnings.warn(

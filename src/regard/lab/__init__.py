@@ -1,8 +1,8 @@
 """The translation lab: encoder-decoders, how they are trained, and what they translate; `data` has its texts.
 
 Each package imports from those before it: data, models, decoding, evaluation, runs, training, report, comparison, pages
-and commands. Names of training and comparison are loaded at the first use: they need the packages of the extra "lab".
-Nothing outside of the lab imports it; the command line finds it by the table `regard/cli/lab.py`.
+and commands. Names of `runs.config`, training and comparison are loaded at the first use: they need the packages of the
+extra "lab". Nothing outside of the lab imports it; the command line finds it by the table in `regard/cli/lab.py`.
 """
 
 from __future__ import annotations

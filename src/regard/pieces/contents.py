@@ -1,13 +1,13 @@
-"""What a piece consists of: the one traversal of the objects in it, and what is read with it.
+"""What a piece consists of: the one traversal of the objects inside a piece, and what uses it.
 
 `kind_of(type(value))` says how objects of a type come apart: `parts` are the objects inside, by name, and `build` makes
-an object again from its frame and its parts. A reader asks for the parts of a piece, of these parts, and so on:
+an object again from its frame and its parts. Each user asks for the parts of a piece, for their parts, and so on:
 
 - `split_tensors`: the tensors that a piece depends on, and the piece again around other tensors. An engine that
   computes its own gradients must name every tensor that receives one; a map must keep what its scores need.
 - `fingerprint`: what a kept plan depends on.
 - `learned_parts`: what `HoldsPieces` registers.
-- `engine/ring/digests.py` and `maps/stored.py`: what ranks compare, and what a file has.
+- `engine/ring/digests.py` and `maps/stored.py`: what ranks compare, and what a file holds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OWNED = ("_parameters", "_buffers", "_modules")
 INTERNAL = frozenset(vars(nn.Module())) - set(OWNED)
 #: The attributes of a module that hold its hooks.
 HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks"))
-#: The attribute of `HoldsPieces` with the pieces that hold parameters, by slot.
+#: The attribute of `HoldsPieces` with the pieces whose parameters or modules are registered, by attribute.
 HELD = "_held"
 
 
@@ -316,8 +316,10 @@ class PieceTemplate:
 
 
 def _built(part: Any, tensors: list[Tensor], objects: dict[Node, Any]) -> Any:
-    """The object of a node, around the tensors; each node is built once. (A local function that calls itself would be
-    a cycle, which holds the tensors until the garbage collector runs.)
+    """The object of a node, around the tensors; each node is built once.
+
+    This is no local function of `around`: one that calls itself is a reference cycle, and would hold the tensors until
+    the garbage collector runs.
     """
     if type(part) is Place:
         return tensors[part]
@@ -338,7 +340,7 @@ def _built(part: Any, tensors: list[Tensor], objects: dict[Node, Any]) -> Any:
 
 
 class _Splitter:
-    """Visits every object inside a piece once and numbers its tensors. `keeps` are types used as they are."""
+    """Visits every object inside a piece once and numbers its tensors. Objects of the types `keeps` are not split."""
 
     def __init__(self, keeps: tuple[type, ...] = ()) -> None:
         self.tensors: list[Tensor] = []
@@ -415,7 +417,7 @@ def with_exchanged(piece: Any, new: dict[Tensor, Tensor]) -> Any:
 def learned_parts(name: str, piece: Any) -> dict[str, nn.Parameter | nn.Module]:
     """The parameters and the modules inside a piece, each once, named by their paths: `name_attribute_0_attribute`.
 
-    What a function closes over and what a class holds belongs to those who wrote them.
+    Values in the closure of a function and in the body of a class are left out: they belong to the code around them.
     """
     learned: dict[str, nn.Parameter | nn.Module] = {}
     for path, part in _learned(name, piece, []):

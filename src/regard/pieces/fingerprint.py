@@ -1,6 +1,6 @@
-"""What distinguishes pieces besides the numbers of their tensors: two pieces with one fingerprint have the same plans.
+"""The fingerprint of a piece: everything that its plans depend on. Pieces with equal fingerprints have the same plans.
 
-Only pieces of this package have a fingerprint. Other code may keep a state that nobody sees.
+The numbers in its tensors are no part of it. Only pieces of this package have one: other code may keep hidden state.
 """
 
 from __future__ import annotations

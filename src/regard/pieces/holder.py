@@ -26,7 +26,7 @@ class Held:
 class HoldsPieces(nn.Module):
     """A module whose attributes may be pieces, or tuples of pieces.
 
-    The one rule: whatever learns inside of an attribute is registered by its path, `score_factor` or `bias_0.table`.
+    The one rule: each parameter inside an attribute is registered by its path: `score_factor` or `bias_0.table`.
     If torch exchanges a parameter (`load_state_dict(assign=True)`, `functional_call`, a parametrization), the attribute
     gives the piece around the new one.
     """
@@ -56,7 +56,7 @@ class HoldsPieces(nn.Module):
         super().__setattr__(name, value)  # type: ignore[arg-type]
 
     def _release(self, name: str) -> None:
-        """Take back what was registered of an earlier piece."""
+        """Unregister the parameters and modules of the piece that the attribute held before."""
         if name in vars(self).get(HELD, ()):
             for path in vars(self)[HELD].pop(name).registered:
                 self._parameters.pop(path, None)
@@ -77,7 +77,7 @@ class HoldsPieces(nn.Module):
         return piece
 
     def with_held(self, attributes: dict[str, Any]) -> dict[str, Any]:
-        """Attributes of this module together with those that hold parameters."""
+        """These attributes and the pieces that hold parameters, which are no attributes, in `piece_order`."""
         new = {name: getattr(self, name) for name in vars(self)[HELD] if name not in attributes}
         if not new:
             return attributes

@@ -50,7 +50,7 @@ class Mask(Piece):
     relative: bool = False
     keys_only: bool = False
     batched: bool = True
-    #: Whether it holds other masks or functions. Other masks of this package never change.
+    #: Whether it holds other masks or functions. A mask of this package that holds none never changes.
     holds_parts: ClassVar[bool] = False
 
     @abstractmethod

@@ -1,7 +1,8 @@
 """Checks of the arguments and sizes of masks, and copies of their tensors.
 
 The spans of a mask are computed once, but its predicate is called again in the backward pass and for each look at the
-weights. If a tensor changed in between, there would be two different masks. So a mask copies the tensors it receives.
+weights. If a tensor changed in between, spans and predicate would belong to different masks. So a mask copies its
+tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`mask_remedy` reads from the numbers of a tensor which of them mean "may attend", and gives the code of the mask."""
+"""What the numbers in a tensor mask mean: which of them hide a key, and the code that makes the mask."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 from regard.shapes import has_numbers
 
-#: An additive mask of 0 and one other number has at most this number where a query may not attend.
+#: If an additive mask holds only 0 and one other number, that number hides a key if it is at most this.
 LARGEST_MASKED = -1e4
-#: A number that is this far below the largest of its row hides its key, whatever the other numbers are.
+#: In any additive mask, a number this far below the largest of its row hides its key (float16: half its least number).
 FAR_BELOW = -1e8
 #: What a kept and an excluded number mean, for each kind of mask.
 KEPT = {"mask_tensor": "may attend", "padding": "real"}
@@ -53,7 +53,7 @@ def mask_remedy(value: object, mask: str = "mask_tensor") -> str:
 
 
 def hides(added: Tensor) -> Tensor:
-    """Where numbers (..., keys) that are added to scores leave their key no weight; as many axes, True = hidden.
+    """Which numbers (..., keys) of an additive mask leave their key no weight: True = hidden, of the same shape.
 
     Softmax reads differences within a row. So a row of equal numbers hides nothing, unless they are -inf.
 
@@ -89,7 +89,7 @@ def _of_ones_and_zeros(value: Tensor, mask: str) -> str:
     masked = f"1 = {EXCLUDED[mask]}: {_code(value, value == 0, mask, 'mask == 0')}"
     found = _evidence(value, has_pairs=mask == "mask_tensor")
     if found is None:
-        return f"It holds 1 and 0, which do not tell their sense. If {allowed}. If {masked}."
+        return f"It holds 1 and 0, and nothing shows which of them is {KEPT[mask]!r}. If {allowed}. If {masked}."
     reason, one_is_allowed = found
     first, other = (allowed, masked) if one_is_allowed else (masked, allowed)
     return f"It holds 1 and 0. {reason}, so {first}. If {other}."

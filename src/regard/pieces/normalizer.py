@@ -88,7 +88,7 @@ class Normalizer(Piece):
         return *self.tile_weights(scores, row_statistic, columns), row_statistic
 
     def rows_with_logs(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Weights of whole rows with gradients, and their logarithms where log(weights) would lose weights near 0.
+        """Weights of whole rows, with gradients, and their logarithms; None if log(weights) is as precise.
 
         >>> import torch, regard as rg
         >>> rg.normalizers.Softmax().rows_with_logs(torch.tensor([[[[0.0, 200.0]]]]), torch.arange(2))
@@ -186,7 +186,7 @@ def _finite(logsumexp: Tensor) -> Tensor:
 class LogSumExpNormalizer(Normalizer):
     """Base of softmax with and without a sink: w_ij = exp(s_ij / T - r_i), where r_i is a log-sum-exp.
 
-    So the statistic of a row can be combined from those of its parts (`add_log_sums`), and every kernel runs it.
+    So the statistic of a row can be combined from those of its parts (`add_log_sums`), and fused kernels can run it.
     """
 
     is_relative = True

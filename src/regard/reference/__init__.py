@@ -9,11 +9,12 @@
     transitions.py    `transit`: what a token does to the memory of a recurrent layer
     basics.py         arrays, and the place of a tile
 
-This room is the specification. It reads the fields of the pieces and shares no code with them: masks are evaluated pair
-by pair from positions, bisection finds thresholds, RoPE is a product of complex numbers, slopes and buckets follow the
-formulas of the papers. Only dropout is shared, since which weights it drops is a hash of their indices. Output and
-weights of every engine are tested against it; the engine "reference" runs it. A definition for a piece of your own is
-registered with `@regard.reference.attends.register`, and so on.
+This room is the specification. It reads the fields of the pieces and computes all else in its own way: masks are
+evaluated pair by pair from positions, bisection finds thresholds, RoPE is a product of complex numbers, slopes and
+buckets follow the formulas of the papers. It shares with the pieces what is drawn at random (which weights dropout
+drops, the table of `random_blocks`) and code of the user (a predicate, `taps`, a scaling). Output and weights of all
+engines are tested against it; the engine "reference" runs it. Register a definition for a piece of your own with
+`@regard.reference.attends.register`, or with the function of its slot.
 """
 
 from regard.reference.attention import one_head, reference

@@ -1,4 +1,4 @@
-"""The texts in the package: `README.md` beside this file says where they are from."""
+"""The texts in the package. `README.md` in this folder gives their sources."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def passage() -> str:
 
 
 def english_verses(count: int) -> list[str]:
-    """The first segments of the World English Bible in the package, without those that are held out."""
+    """The first `count` segments of the training split of the World English Bible in the package."""
     _, segments = read_segments(FOLDER / "bible-en-fr-20.tsv.xz")
     return [source for split, _, source, _ in segments if split == "train"][:count]
 

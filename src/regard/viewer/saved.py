@@ -29,7 +29,7 @@ from regard.viewer.story import Story, story_of
 from regard.whole_files import write_whole
 
 MANIFEST, STORY, FORMAT, VERSION = "manifest.json", "story.json", "regard run", 1
-#: Endings of pictures, which a page is not.
+#: Endings of pictures. A page cannot be saved as a picture.
 PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg")
 #: The most layers of a text.
 MOST_LAYERS = 10_000
@@ -38,14 +38,14 @@ TOKENS = ("title", "tokens", "queries", "special")
 
 
 def save_texts(path: str | os.PathLike[str], texts: Sequence[TextReading | Sheet]) -> Path:
-    """The page of readings as one file, or as a folder for `regard view`."""
+    """Write the page of readings to one file, or to a folder for `regard view`."""
     if not texts:
         raise RegardError("save: there is no text to save.")
     kind = Path(path).suffix.lower()
     if kind in PICTURES:
         raise RegardError(
-            f"save({str(path)!r}): a page is one .html file, or a folder. A picture of a head is "
-            f"heatmap(...).savefig({Path(path).name!r}); with seen, seen.heatmap(layer=0, head=0)."
+            f"save({str(path)!r}): a page is one .html file, or a folder. To save a picture of a head, call "
+            f"heatmap(...).savefig({Path(path).name!r}), or seen.heatmap(layer=0, head=0).savefig(...)."
         )
     sheets = sheets_of(texts)
     return write_page(path, sheets) if kind in (".html", ".htm") else save_run(path, sheets)

@@ -1,7 +1,7 @@
 """Rotary positions by the compiled kernels: one pass over queries or keys, forward and backward.
 
 torch needs about ten passes. Rotation is linear and its transpose turns backwards, so it has derivatives of any order.
-`RoPE.encode` is of a lower layer, so this file passes the rotation to it.
+`RoPE.encode` is in a lower layer and cannot import this file, so this file hands the rotation to it (`rotate_by`).
 """
 
 from __future__ import annotations

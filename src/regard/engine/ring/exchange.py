@@ -137,9 +137,9 @@ class Exchange:
     ) -> Agreement:
         """Compare the requests of all ranks, and return the lengths of all; if requests differ, raise on every rank.
 
-        Every collective operation begins with this handshake of 48 bytes a rank, also known calls: two of them in a
-        different order would give wrong numbers. The error says which rank has what. `learned` is
-        compared only among the ranks that give it. All ranks get the seed of rank 0. The host waits for the other
+        Every collective operation begins with this handshake of 48 bytes a rank, even if the same call ran before: two
+        calls in a different order on two ranks would give wrong numbers. The error says which rank has what. `learned`
+        is compared only among the ranks that give it. All ranks get the seed of rank 0. The host waits for the other
         hosts, and for no device.
         """
         if isinstance(request, Mapping):

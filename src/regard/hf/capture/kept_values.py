@@ -22,10 +22,10 @@ class LostProjection(NoValues):
 
 
 def values_reader(call: Any) -> Callable[[], Tensor]:
-    """Reads the values of a call, for its map.
+    """A function that reads the values of a call, for its map.
 
     It holds a copy of the call without the map: a map and a call that hold each other would stay in memory until the
-    garbage is collected.
+    garbage collector runs.
     """
     alone = copy(call)
     vars(alone).pop("map", None)

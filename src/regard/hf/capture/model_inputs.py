@@ -51,13 +51,13 @@ def encoder_of(model: nn.Module) -> nn.Module | None:
 
 
 def _read_of_labels(module: nn.Module, labels: object) -> Tensor | None:
-    """The ids that a decoder of transformers makes of the labels: one to the right, after the first token."""
+    """The ids that a decoder of transformers reads if labels are given: the labels, shifted right by one token."""
     shift = getattr(module, "prepare_decoder_input_ids_from_labels", None)
     if shift is None or not _are_ids(labels):
         return None
     try:
         return shift(labels=labels)
-    except Exception:  # code of the model; then its decoder reads tokens that nobody names
+    except Exception:  # any error of the model's own code: the decoder's tokens are unknown
         return None
 
 

@@ -31,19 +31,19 @@ from regard.other_libraries import OF_WATCHED, missing
 from regard.stats.numbering import layer_number
 from regard.upper_layers import upper_layer
 
-#: What to do where nothing was captured.
+#: What to do if nothing was captured.
 REMEDY = "Run the model inside the with-block of watch."
-#: The map of each call while somebody holds it.
+#: The map of each call, while the program holds a reference to it.
 _SHOWN: WeakKeyDictionary[Any, ReferenceType[AttentionMap]] = WeakKeyDictionary()
 
 
 class WatchedAttention(HoldsMaps):
     """The attention maps of a watched model, in its order: `seen[3]`, `seen["layers.3.attention"]`, `for map in seen`.
 
-    A number is the place of a map, from 0; after `watch(model, layers=[1, 3])` it is the number of the layer in the
-    model, as in `rg.Where(layers=3)`, and negative numbers always count from the last map. `seen[1:3]` is a list of
-    maps. `names` are the module paths, and `maps` is the dict from path to map. The tensors of a call are
-    `seen[3].query`, `.key` and, after `watch(keep="qkv")`, `.value`.
+    A number counts the maps from 0. After `watch(model, layers=[1, 3])` it is the number of the layer in the model, as
+    in `rg.Where(layers=3)`. Negative numbers count from the last map. `seen[1:3]` is a list of maps. `names` are the
+    module paths, and `maps` is the dict from path to map. The tensors of a call are `seen[3].query`, `.key` and, after
+    `watch(keep="qkv")`, `.value`.
 
     A module that was called several times (generation, shared layers) has one map for each call: `seen[name]` is the
     last, `seen.calls(name)` returns all. The decoding steps of a `regard.nn` module form one map, and so do calls with
@@ -120,7 +120,7 @@ class WatchedAttention(HoldsMaps):
         return [self._map(call) for call in self._part(name).calls]
 
     def _map(self, call: Any) -> AttentionMap:
-        """The map of a call, which reads its values if they are kept; one map while somebody holds it."""
+        """The map of a call, with its values if they are kept; the same object while the program holds a reference."""
         weights, last = call.map, _SHOWN.get(call)
         if (known := None if last is None else last()) is not None and known.shape == weights.shape:
             return known
@@ -327,7 +327,7 @@ class WatchedAttention(HoldsMaps):
     def tokens_read(self, batch: int = 0) -> tuple[list[str] | None, list[str] | None]:
         """The tokens that the model read, and those that its decoder read; None where they are not known.
 
-        Known are the ids that the watched model was called with; `watch(model, tokenizer)` makes words of them.
+        They are made of the ids that the watched model was called with, by the tokenizer of `watch(model, tokenizer)`.
         """
         return tuple(  # type: ignore[return-value]
             None if ids is None or self.tokenizer is None else token_labels(self.tokenizer, ids[batch].tolist())
@@ -351,8 +351,8 @@ class WatchedAttention(HoldsMaps):
 
         A model that read an image, a video or a sound is shown with it, under the weights. `image` is the image as
         the model read it, after resizing and cropping: a PIL image, an array (H, W, 3), a tensor (3, H, W), or a list
-        of them. By default it is made from `pixel_values`. `grid` is (rows, columns) of the patches, found by itself
-        for most models of transformers.
+        of them. By default it is made from `pixel_values`. `grid` is (rows, columns) of the patches; for most models of
+        transformers it is inferred.
         """
         widget = upper_layer("widget")
         return widget.show_texts(self._texts(widget, tokens, targets, batch, image, grid))
@@ -405,7 +405,7 @@ class WatchedAttention(HoldsMaps):
         return widget.watched_texts(self, tokens, targets, batch, image, grid)
 
     def _names_of(self, weights: AttentionMap, batch: int) -> Any:
-        """The tokens of the queries and keys of a map, if the numbers of tokens that were read fit."""
+        """The tokens of the queries and keys of a map; None if the model read another number of tokens."""
         known = [names for names in self.tokens_read(batch) if names is not None]
         keys = next((names for names in known if len(names) == weights.shape[3]), None)
         queries = next(
@@ -447,7 +447,7 @@ class WatchedAttention(HoldsMaps):
         return view
 
     def _take(self, other: WatchedAttention) -> None:
-        """What another watch knows of its model, its inputs and its values."""
+        """Take over what another watch knows of its model, its inputs and its values."""
         self.inputs, self.texts, self.tokenizer, self.kept = other.inputs, other.texts, other.tokenizer, other.kept
         self.has_chosen_layers = other.has_chosen_layers
 
@@ -535,7 +535,7 @@ def _number(name: Any) -> int:
 
 @contextmanager
 def _explained(caller: str) -> Iterator[None]:
-    """A reason why there are no values, as an error that names the call."""
+    """Raise a reason why there are no values as an error that names the call."""
     try:
         yield
     except NoValues as reason:

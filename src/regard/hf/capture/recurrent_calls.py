@@ -1,7 +1,7 @@
 """`RecurrentCall`: a captured call of a recurrent layer. With a cache, each call continues the one before it.
 
-It does if its first state equals the last state of that call, bit for bit. So the map of a generated token reaches back
-to the first token. A layer that begins with a state from before the watch is refused.
+A call continues another if its first state equals the last state of that call, bit for bit. So the map of a generated
+token reaches back to the first token. A layer that begins with a state from before the watch is refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A trained translator behind an open page, and the sheets of a sentence that those of the package align."""
+"""A trained translator behind an open page, and a sentence that the translators of the package align."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def translator_model(name: str, run: Run) -> LiveModel:
 
 
 def translated_sheets() -> tuple[list[Sheet], str]:
-    """Sheets of a sentence that the packaged translators align, and a sentence about them; or the reason for none."""
+    """The sheets of `TRANSLATED`, aligned by the packaged translators, and a line about them, or why there are none."""
     try:
         runs = [load_pretrained(name) for name in pretrained_runs() if name.endswith(LANGUAGES)]
     except RegardError as error:  # sentencepiece or safetensors may not be installed
