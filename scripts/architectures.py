@@ -260,7 +260,7 @@ def _confirmed(
     check = seen.verify()[name]
     own = "output" if check.ok else "softmax" if "softmax" in check.note else "unverified"
     own = "measured" if check.ok and "measured" in check.note else own
-    if eager is None or name not in eager:
+    if eager is None or name not in eager.names:
         return own, ""
     calls, returned = eager.calls(name), oracle.by_module.get(name, [])
     errors = [_error(call.dense(), number, returned, oracle) for number, call in enumerate(calls)]

@@ -59,7 +59,9 @@ def test_the_last_result_of_an_architecture_is_kept(architectures, tmp_path):
 
 def test_a_map_that_differs_is_wrong(architectures, monkeypatch):
     monkeypatch.setattr(architectures, "_difference", lambda mine, wanted: torch.tensor(1.0).item())
-    monkeypatch.setattr(architectures.rg.hf.WatchedAttention, "verify", lambda seen: dict.fromkeys(seen, UNVERIFIED))
+    monkeypatch.setattr(
+        architectures.rg.hf.WatchedAttention, "verify", lambda seen: dict.fromkeys(seen.names, UNVERIFIED)
+    )
     assert architectures.examined("bert")["state"] == "wrong"
 
 

@@ -421,7 +421,9 @@ def learned_parts(name: str, piece: Any) -> dict[str, nn.Parameter | nn.Module]:
     """
     learned: dict[str, nn.Parameter | nn.Module] = {}
     for path, part in _learned(name, piece, []):
-        learned[path if path not in learned else f"{path}_"] = part
+        while path in learned:
+            path += "_"
+        learned[path] = part
     return learned
 
 
