@@ -15,7 +15,7 @@ from regard.attention import Attention, checked_attention
 from regard.caches import Cache, Extended, GrowingCache, RecurrentCache
 from regard.call_options import CallOptions
 from regard.checks import explained
-from regard.composites.composite import Call, Composite
+from regard.composites.composite import Composite, CompositeCall
 from regard.composites.plan import CompositePlan, PlannedMap, PlannedPart
 from regard.context import ContextItems
 from regard.engine.hidden import may_be_spoiled, without_hidden
@@ -291,7 +291,7 @@ def _attend_composite(request: Request, cache: Cache | None, check: bool) -> Att
         *tensors, positions = inputs
         return attend(*tensors, attention=part, positions=positions, engine=request.engine, **_needed(part, request))
 
-    call = Call(request.query, request.key, request.value, request.positions, request.tensors, attend_part)  # type: ignore[arg-type]
+    call = CompositeCall(request.query, request.key, request.value, request.positions, request.tensors, attend_part)  # type: ignore[arg-type]
     with attend_listeners.computing(), without_autocast(request.query.device):
         output, weights = composite.run(call)
     attend_listeners.tell(None, lambda: weights, lambda: request.value)
@@ -307,14 +307,16 @@ def _plan_composite(request: Request, cache: Cache | None) -> CompositePlan:
     def plan_part(part: Attention | Composite, *inputs: Any) -> PlannedPart:
         query, key, value, positions = inputs
         if isinstance(part, Composite):
-            part.run(Call(query, key, value, positions, request.tensors, plan_part))
+            part.run(CompositeCall(query, key, value, positions, request.tensors, plan_part))
         else:
             options: Any = {"positions": positions, "engine": request.engine, **_needed(part, request)}
             plans.append(plan(query, key, value, attention=part, **options))
         return PlannedPart(query.new_zeros(*query.shape[:3], value.shape[3]), PlannedMap(query, positions))
 
     sizes = Sizes.of(request.query, request.key, request.value)
-    composite.run(Call(request.query, request.key, request.value, request.positions, request.tensors, plan_part))  # type: ignore[arg-type]
+    assert request.positions is not None
+    tensors = request.query, request.key, request.value
+    composite.run(CompositeCall(*tensors, request.positions, request.tensors, plan_part))
     return CompositePlan(composite, tuple(plans), sizes)
 
 

@@ -37,7 +37,7 @@ def fields_of(source, structure):
 @pytest.mark.parametrize(
     ("source", "name", "structure"),
     [
-        ("regard.h", "Call", structures.Call),
+        ("regard.h", "Call", structures.KernelCall),
         ("regard.h", "Tensor", structures.TensorFields),
         ("rotate.c", "Rotation", Rotation),
         ("cells.h", "Statistics", StatisticsFields),

@@ -18,7 +18,7 @@ import regard as rg
 from kernel_harness import pointer_offsets
 from kernels import additive
 from regard.engine.kernel import attention, library, recurrence, rotation, running, similarity, statistics, sums
-from regard.engine.kernel.structures import Call
+from regard.engine.kernel.structures import KernelCall
 from regard.maps import compiled_reductions
 from regard.maps.pyramid import Pyramid
 from regard.maps.value_weighted_map import Carried
@@ -105,7 +105,7 @@ def run_guarded(at_end, more_keys=0):
             for start, size in sizes.items():
                 if start <= place < start + size:
                     field.value = place + moved[start] - start
-        if isinstance(call, Call):
+        if isinstance(call, KernelCall):
             call.J += more_keys
         run(library, name, call, multiply_adds, *more)
         for start, size in sizes.items():

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from regard.attribution.chefer import check_chain, chosen_maps, reading_rows
-from regard.attribution.question import INPUT, MethodResult, Question, one_sequence
+from regard.attribution.request import INPUT, AttributionRequest, MethodResult, one_sequence
 from regard.attribution.traced_run import traced_run
 from regard.errors import RegardError
 from regard.maps.head_mean import HeadMean
@@ -25,10 +25,10 @@ MOST_EDGES = 1 << 20
 LEAST = 1e-12
 
 
-def attention_flow(question: Question) -> MethodResult:
+def attention_flow(request: AttributionRequest) -> MethodResult:
     """The flow from the position that the target reads to each input token. It reads weights, not their gradients."""
-    one_sequence("attention-flow", question)
-    run = traced_run(question.model, question.inputs, question.target.number)
+    one_sequence("attention-flow", request)
+    run = traced_run(request.model, request.inputs, request.target.number)
     check_chain("attention-flow", run)
     calls = list(run.calls.values())
     maps = {name: HeadMean(call.weights) for name, call in run.calls.items()}
@@ -42,7 +42,7 @@ def attention_flow(question: Question) -> MethodResult:
     start = reading_rows(calls[-1], 0)[0].double().cpu().numpy()
     flows = torch.from_numpy(flows_to_inputs(capacities, start)).float()[None]
     notes = ("Flow reads the weights alone: another token at this position has the same flow.",)
-    return MethodResult(chosen_maps(question, maps), {INPUT: flows}, run.number, run.parts, notes=notes)
+    return MethodResult(chosen_maps(request, maps), {INPUT: flows}, run.number, run.parts, notes=notes)
 
 
 def flows_to_inputs(capacities: Sequence[np.ndarray], start: np.ndarray) -> np.ndarray:

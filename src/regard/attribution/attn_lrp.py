@@ -21,10 +21,10 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from regard.attribution.question import DECODER, INPUT, MethodResult, Question
+from regard.attribution.request import DECODER, INPUT, AttributionRequest, MethodResult
 from regard.attribution.traced_run import Rules, traced_run
 from regard.errors import RegardError
-from regard.hf.calls import Call
+from regard.hf.calls import AttentionCall
 from regard.maps import GradientMap
 
 FORMULA = "R(w_ij) = w_ij (g_i . v_j) / 2, R(token) = x . g, with gradients of the rules of AttnLRP"
@@ -39,15 +39,15 @@ ELEMENTWISE = (
 )  # fmt: skip
 
 
-def attn_lrp(question: Question) -> MethodResult:
+def attn_lrp(request: AttributionRequest) -> MethodResult:
     """The relevance of each weight, R(w_ij) = w_ij (g_i . v_j) / 2, and of each token, x . g of its embedding.
 
     Embeddings of positions and biases keep their own share, so the tokens need not sum to L.
     """
-    rules = _LrpRules(question.model)
-    run = traced_run(question.model, question.inputs, question.target.number, question.layers, rules)
+    rules = _LrpRules(request.model)
+    run = traced_run(request.model, request.inputs, request.target.number, request.layers, rules)
     maps = {name: GradientMap(call.weights, call.gradient, call.value / 2) for name, call in run.calls.items()}
-    texts = (INPUT, DECODER) if question.has_decoder else (INPUT,)
+    texts = (INPUT, DECODER) if request.has_decoder else (INPUT,)
     pairs = zip(texts, rules.embedded, run.gradients, strict=False)
     relevance = {text: (x.detach() * g).sum(-1).float().cpu() for text, x, g in pairs}
     return MethodResult(dict(maps), relevance, run.number, run.parts, run.missing)
@@ -76,7 +76,7 @@ class _LrpRules(Rules):
         self.embedded.append(output)
         return output
 
-    def before_gradients(self, number: Tensor, calls: Sequence[tuple[Call, Tensor]]) -> None:
+    def before_gradients(self, number: Tensor, calls: Sequence[tuple[AttentionCall, Tensor]]) -> None:
         inside = {output.grad_fn: call for call, output in calls if output.grad_fn is not None}
         for call, _ in calls:
             if call.options.get("softcap"):
@@ -115,7 +115,7 @@ def _embeddings(model: nn.Module) -> list[nn.Module]:
     return [part for part in model.modules() if isinstance(part, nn.Embedding) and part.weight is first.weight]
 
 
-def _nodes(number: Tensor, inside: dict[Any, Call]) -> Iterator[Any]:
+def _nodes(number: Tensor, inside: dict[Any, AttentionCall]) -> Iterator[Any]:
     """All nodes of the graph of L, without those inside the attention calls."""
     waiting, visited = [number.grad_fn], set()
     while waiting:

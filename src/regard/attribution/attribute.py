@@ -18,7 +18,7 @@ from regard.attribution import value_zeroing as zeroing
 from regard.attribution import weight_gradient as gradients
 from regard.attribution.faithfulness import FaithfulnessCurves, curves
 from regard.attribution.inputs import TextInputs, check_tokenizer
-from regard.attribution.question import INPUT, MethodResult, Question
+from regard.attribution.request import INPUT, AttributionRequest, MethodResult
 from regard.attribution.result import Attribution
 from regard.attribution.target import explained
 from regard.attribution.traced_run import check_model
@@ -32,7 +32,7 @@ from regard.hf.token_labels import label_of
 class Method:
     """A method: its function, its formula, and the options of `attribute` that it reads."""
 
-    run: Callable[[Question], MethodResult]
+    run: Callable[[AttributionRequest], MethodResult]
     formula: str
     options: tuple[str, ...] = ()
 
@@ -101,12 +101,14 @@ def attribute(
     ChosenLayers(layers).check((name for name, _ in model.named_modules()), attention_modules(model))
     text = TextInputs.of(model, inputs)
     with torch.no_grad():
-        question = Question(model, text, explained(target, model, text, text.run(model), tokenizer), layers, options)
-    found = chosen.run(question)
+        request = AttributionRequest(
+            model, text, explained(target, model, text, text.run(model), tokenizer), layers, options
+        )
+    found = chosen.run(request)
     return Attribution(
         method,
         chosen.formula,
-        question.target.label,
+        request.target.label,
         found.maps,
         found.relevance,
         found.value,
@@ -114,7 +116,7 @@ def attribute(
         found.parts,
         found.missing,
         found.notes,
-        _test(question, found, tokenizer, test),
+        _test(request, found, tokenizer, test),
         found.edges,
     )
 
@@ -126,14 +128,14 @@ def _labels(inputs: TextInputs, tokenizer: Any) -> tuple[str, ...]:
     return tuple(label_of(tokenizer, index) for index in inputs.ids[0].tolist())
 
 
-def _test(question: Question, found: MethodResult, tokenizer: Any, wanted: bool) -> FaithfulnessCurves | None:
+def _test(request: AttributionRequest, found: MethodResult, tokenizer: Any, wanted: bool) -> FaithfulnessCurves | None:
     """The curves of one sequence whose tokens have a relevance; None for a batch and for inputs without tokens."""
-    ids = question.inputs.ids
+    ids = request.inputs.ids
     if not wanted or ids is None or len(ids) != 1 or INPUT not in found.relevance or ids.shape[1] < 2:
         return None
     relevance = found.relevance[INPUT]
     return (
         None
         if relevance.shape != ids.shape
-        else curves(question.model, question.inputs, relevance, question.target, tokenizer)
+        else curves(request.model, request.inputs, relevance, request.target, tokenizer)
     )

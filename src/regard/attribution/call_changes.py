@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.attribution.traced_run import TracedCall
 from regard.errors import RegardError
-from regard.hf.calls import Call
+from regard.hf.calls import AttentionCall
 from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.edited_calls import editors
 
@@ -20,24 +20,24 @@ class CallChange:
     def __init__(self, module: nn.Module) -> None:
         self.module, self.num_calls = module, 0
 
-    def call(self, call: Call) -> Call:
+    def call(self, call: AttentionCall) -> AttentionCall:
         """The call that the backend computes."""
         return call
 
-    def output(self, call: Call, output: Tensor) -> Tensor:
+    def output(self, call: AttentionCall, output: Tensor) -> Tensor:
         """The output (B, I, H, E) that the module gets."""
         return output
 
     def selects(self, module: nn.Module) -> bool:
         return module is self.module
 
-    def edited(self, call: Call) -> Call:
+    def edited(self, call: AttentionCall) -> AttentionCall:
         if call.module is not self.module:
             return call
         self.num_calls += 1
         return self.call(call)
 
-    def patched(self, call: Call, output: Tensor) -> Tensor:
+    def patched(self, call: AttentionCall, output: Tensor) -> Tensor:
         return self.output(call, output) if call.module is self.module else output
 
 

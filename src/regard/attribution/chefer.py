@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from regard.attribution.question import DECODER, INPUT, MethodResult, Question
+from regard.attribution.request import DECODER, INPUT, AttributionRequest, MethodResult
 from regard.attribution.traced_run import TracedCall, TracedRun, traced_run
 from regard.errors import RegardError
 from regard.hf.attention_modules import ChosenLayers
@@ -25,13 +25,13 @@ from regard.stats.flow import RowsTimesMap
 FORMULA = "R <- R + A' R, A' = mean_h max(w dL/dw, 0)"
 
 
-def chefer(question: Question) -> MethodResult:
+def chefer(request: AttributionRequest) -> MethodResult:
     """The maps A' of each layer, and the row of R of the position that the target reads.
 
     Where a target reads several positions (a mean over the text), the relevance is the mean of their rows. The 1 of a
     token's own row is left out.
     """
-    run = traced_run(question.model, question.inputs, question.target.number, None)
+    run = traced_run(request.model, request.inputs, request.target.number, None)
     refuse_gaps("chefer", run)
     maps = {name: HeadMean(PositiveMap(call.links())) for name, call in run.calls.items()}
     calls = list(run.calls.values())
@@ -42,12 +42,12 @@ def chefer(question: Question) -> MethodResult:
     else:
         check_chain("chefer", run)
         relevance = {INPUT: torch.cat([_one_text(calls, maps, b) for b in batches]).cpu()}
-    return MethodResult(chosen_maps(question, maps), relevance, run.number, run.parts)
+    return MethodResult(chosen_maps(request, maps), relevance, run.number, run.parts)
 
 
-def chosen_maps(question: Question, maps: Mapping[str, AttentionMap]) -> dict[str, AttentionMap]:
+def chosen_maps(request: AttributionRequest, maps: Mapping[str, AttentionMap]) -> dict[str, AttentionMap]:
     """The maps of the layers that were asked for; relevance always passes through all of them."""
-    chosen = ChosenLayers(question.layers)
+    chosen = ChosenLayers(request.layers)
     return {name: weights for name, weights in maps.items() if name.partition(" (call ")[0] in chosen}
 
 

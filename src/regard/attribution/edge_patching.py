@@ -23,11 +23,11 @@ from torch import Tensor
 
 from regard.attribution.blocks import BlockCalls, block_name, is_additive
 from regard.attribution.inputs import TextInputs
-from regard.attribution.question import DECODER, INPUT, MethodResult, Question, received
+from regard.attribution.request import DECODER, INPUT, AttributionRequest, MethodResult, received
 from regard.attribution.traced_run import Rules, TracedRun, gradients_on, traced_run
 from regard.errors import RegardError
 from regard.hf.attention_modules import attention_modules
-from regard.hf.calls import Call
+from regard.hf.calls import AttentionCall
 from regard.hf.heads.layout import Heads, ModelHeads
 from regard.maps import GradientMap, SumMap
 from regard.stats.numbering import head_name, layer_numbers
@@ -68,13 +68,13 @@ class HeadEdges:
         return "\n".join([f"HeadEdges({len(self.senders)} heads, {len(self.receivers)} receivers)", *lines])
 
 
-def edge_patching(question: Question) -> MethodResult:
+def edge_patching(request: AttributionRequest) -> MethodResult:
     """Links and connections between heads, for a clean text and `corrupted`, a text of the same length."""
-    other = _corrupted(question)
-    blocks = BlockCalls(question.model, attention_modules(question.model))
+    other = _corrupted(request)
+    blocks = BlockCalls(request.model, attention_modules(request.model))
     rules = _EdgeRules(blocks)
-    clean = traced_run(question.model, question.inputs, question.target.number, question.layers, rules)
-    corrupted = traced_run(question.model, other, question.target.number, question.layers)
+    clean = traced_run(request.model, request.inputs, request.target.number, request.layers, rules)
+    corrupted = traced_run(request.model, other, request.target.number, request.layers)
     _check_same(clean, corrupted)
     pairs = {name: (call, corrupted.calls[name]) for name, call in clean.calls.items()}
     maps = {
@@ -82,22 +82,22 @@ def edge_patching(question: Question) -> MethodResult:
         for name, (call, there) in pairs.items()
     }
     with gradients_on():
-        edges, notes = _edges(question, rules, clean, corrupted)
-    relevance = received(question, clean.calls, maps)
+        edges, notes = _edges(request, rules, clean, corrupted)
+    relevance = received(request, clean.calls, maps)
     return MethodResult(dict(maps), relevance, clean.number, clean.parts, clean.missing, notes, edges)
 
 
-def _corrupted(question: Question) -> TextInputs:
-    given = question.options.get("corrupted")
+def _corrupted(request: AttributionRequest) -> TextInputs:
+    given = request.options.get("corrupted")
     if given is None:
         raise RegardError(
             "attribute(method='edge-patching'): give corrupted=, the inputs of a text of the same length in which the "
             "answer differs, such as another name."
         )
-    other = TextInputs.of(question.model, given)
+    other = TextInputs.of(request.model, given)
     for text, ids, changed in (
-        (INPUT, question.inputs.ids, other.ids),
-        (DECODER, question.inputs.decoder_ids, other.decoder_ids),
+        (INPUT, request.inputs.ids, other.ids),
+        (DECODER, request.inputs.decoder_ids, other.decoder_ids),
     ):
         if ids is not None and (changed is None or changed.shape != ids.shape):
             shape = None if changed is None else tuple(changed.shape)
@@ -121,14 +121,14 @@ class _EdgeRules(Rules):
 
     def __init__(self, blocks: BlockCalls) -> None:
         self.blocks = blocks
-        self.calls: list[Call] = []
+        self.calls: list[AttentionCall] = []
 
     @contextmanager
     def during(self) -> Iterator[None]:
         with self.blocks.kept():
             yield
 
-    def before_gradients(self, number: Tensor, calls: Sequence[tuple[Call, Tensor]]) -> None:
+    def before_gradients(self, number: Tensor, calls: Sequence[tuple[AttentionCall, Tensor]]) -> None:
         self.calls = [call for call, _ in calls]
 
     def tensors(self) -> list[Tensor]:
@@ -141,14 +141,14 @@ class _EdgeRules(Rules):
 
 
 def _edges(
-    question: Question, rules: _EdgeRules, clean: TracedRun, corrupted: TracedRun
+    request: AttributionRequest, rules: _EdgeRules, clean: TracedRun, corrupted: TracedRun
 ) -> tuple[HeadEdges | None, tuple[str, ...]]:
     """The edges between heads, or the reason why there are none."""
-    names = {module: name for name, module in question.model.named_modules()}
+    names = {module: name for name, module in request.model.named_modules()}
     calls = {names[call.module]: n for n, call in enumerate(rules.calls)}
-    reason = _no_edges(question, rules, clean, len(calls))
+    reason = _no_edges(request, rules, clean, len(calls))
     try:
-        heads = ModelHeads.of(question.model, "attribute").by_name
+        heads = ModelHeads.of(request.model, "attribute").by_name
     except RegardError as error:
         heads, reason = {}, reason or str(error)
     unknown = [name for name in clean.calls if name not in heads]
@@ -173,8 +173,8 @@ def _edges(
     return HeadEdges([name for _, name in senders], [name for _, name in receivers], scores * later), ()
 
 
-def _no_edges(question: Question, rules: _EdgeRules, clean: TracedRun, num_modules: int) -> str | None:
-    if question.has_decoder:
+def _no_edges(request: AttributionRequest, rules: _EdgeRules, clean: TracedRun, num_modules: int) -> str | None:
+    if request.has_decoder:
         return "they are computed for one residual stream, and an encoder-decoder has two"
     if not all(call.is_backend for call in clean.calls.values()):
         return "attention does not go through transformers' attention interface"

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from regard.attention import Attention
 from regard.attribution.call_changes import CallChange, changing, need_backend
-from regard.attribution.question import MethodResult, Question, received
+from regard.attribution.request import AttributionRequest, MethodResult, received
 from regard.attribution.traced_run import TracedCall, gradients_on, traced_run
 from regard.errors import RegardError, nearest
-from regard.hf.calls import Call
+from regard.hf.calls import AttentionCall
 from regard.maps import AttentionMap, GradientMap, SumMap
 
 FORMULA = "(w_ij - w'_ij) v_j . mean_a g_i(a), g(a) the gradient with the weights w' + a (w - w')"
@@ -28,28 +28,28 @@ BASELINES = ("zero", "uniform")
 STEPS = 16
 
 
-def integrated_gradients(question: Question) -> MethodResult:
+def integrated_gradients(request: AttributionRequest) -> MethodResult:
     """The links of each layer, edited alone: `baseline` "zero" (no attention) or "uniform" (all allowed keys alike).
 
     The mean is a Gauss-Legendre quadrature with `steps` points: one run of the model for each point and layer.
     """
-    baseline, steps = _options(question)
-    run = traced_run(question.model, question.inputs, question.target.number, question.layers)
+    baseline, steps = _options(request)
+    run = traced_run(request.model, request.inputs, request.target.number, request.layers)
     need_backend("integrated-gradients", run.calls.values())
     maps: dict[str, AttentionMap] = {}
     worst = 0.0
     for name, call in run.calls.items():
         source, base = _baseline(call, baseline)
-        gradient, start = _mean_gradient(question, call, base, steps)
+        gradient, start = _mean_gradient(request, call, base, steps)
         maps[name] = GradientMap(source, gradient, call.value)
         total = (gradient.double() * (call.output - base).double()).sum()
         worst = max(worst, abs(float(total - (run.number.double().sum() - start.double().sum()))))
     note = f"Completeness: links of a layer sum to L(weights) - L({baseline}), with an error of at most {worst:.1g}."
-    return MethodResult(maps, received(question, run.calls, maps), run.number, run.parts, run.missing, (note,))
+    return MethodResult(maps, received(request, run.calls, maps), run.number, run.parts, run.missing, (note,))
 
 
-def _options(question: Question) -> tuple[str, int]:
-    baseline, steps = question.options.get("baseline", "zero"), question.options.get("steps", STEPS)
+def _options(request: AttributionRequest) -> tuple[str, int]:
+    baseline, steps = request.options.get("baseline", "zero"), request.options.get("steps", STEPS)
     if baseline not in BASELINES:
         raise RegardError(f"attribute(baseline={baseline!r}): {nearest(str(baseline), BASELINES)}")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
@@ -79,27 +79,27 @@ class _Path(CallChange):
         self.base, self.index = base.transpose(1, 2), call.index
         self.moved: list[Tensor] = []
 
-    def output(self, call: Call, output: Tensor) -> Tensor:
+    def output(self, call: AttentionCall, output: Tensor) -> Tensor:
         moved = (self.base + self.share * (output.detach() - self.base)).to(output.dtype).requires_grad_()
         self.moved.append(moved)
         return moved if len(self.moved) == self.index + 1 else output
 
 
-def _mean_gradient(question: Question, call: TracedCall, base: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+def _mean_gradient(request: AttributionRequest, call: TracedCall, base: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """The mean of g(a) over a, (B, H, I, E), and L of the baseline."""
     points, shares = np.polynomial.legendre.leggauss(steps)
     total: Any = torch.zeros_like(call.output)
     for point, share in zip((points + 1) / 2, shares / 2, strict=True):
-        number, moved = _at(question, call, base, float(point))
+        number, moved = _at(request, call, base, float(point))
         (gradient,) = torch.autograd.grad(number, moved, torch.ones_like(number), allow_unused=True)
         total = total if gradient is None else total + share * gradient.transpose(1, 2)
-    return total, _at(question, call, base, 0.0)[0].detach()
+    return total, _at(request, call, base, 0.0)[0].detach()
 
 
-def _at(question: Question, call: TracedCall, base: Tensor, share: float) -> tuple[Tensor, Tensor]:
+def _at(request: AttributionRequest, call: TracedCall, base: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """L, and the moved output, with the weights w' + share (w - w')."""
     path = _Path(call, base)
     path.share = share
     with gradients_on(), changing(path):
-        number = question.target.number(question.inputs.run(question.model))
+        number = request.target.number(request.inputs.run(request.model))
     return number, path.moved[path.index]

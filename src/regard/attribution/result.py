@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.attribution.edge_patching import HeadEdges
 from regard.attribution.faithfulness import FaithfulnessCurves
-from regard.attribution.question import INPUT
+from regard.attribution.request import INPUT
 from regard.errors import RegardError, nearest
 from regard.maps import AttentionMap, TopLinks
 from regard.upper_layers import upper_layer

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.attribution.inputs import TextInputs
 from regard.attribution.projected_heads import ProjectedHeads, UnknownOutput
 from regard.errors import RegardError
-from regard.hf.calls import Call
+from regard.hf.calls import AttentionCall
 from regard.hf.capture import WatchedAttention, watch
 from regard.hf.capture.module_hooks import inside_backward
 from regard.hf.capture.transformers_interface import backend_calls
@@ -71,7 +71,7 @@ class Rules:
         """A block around the run of the model."""
         yield
 
-    def before_gradients(self, number: Tensor, calls: Sequence[tuple[Call, Tensor]]) -> None:
+    def before_gradients(self, number: Tensor, calls: Sequence[tuple[AttentionCall, Tensor]]) -> None:
         """Is called with L and all attention calls, before the gradients are computed."""
 
     def tensors(self) -> list[Tensor]:
@@ -89,9 +89,9 @@ class _Outputs:
 
     def __init__(self, model: nn.Module) -> None:
         self.names = {module: name for name, module in model.named_modules()}
-        self.kept: dict[str, list[tuple[Call, Tensor]]] = defaultdict(list)
+        self.kept: dict[str, list[tuple[AttentionCall, Tensor]]] = defaultdict(list)
 
-    def backend_called(self, call: Call, output: Any) -> None:
+    def backend_called(self, call: AttentionCall, output: Any) -> None:
         name = self.names.get(call.module)
         if name is None or inside_backward():
             return

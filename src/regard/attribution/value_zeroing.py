@@ -18,11 +18,11 @@ from torch.nn import functional as F
 from regard.attribution.blocks import BlockCalls, block_name
 from regard.attribution.call_changes import CallChange, changing, need_backend
 from regard.attribution.chefer import reading_rows
-from regard.attribution.question import INPUT, MethodResult, Question, one_sequence
+from regard.attribution.request import INPUT, AttributionRequest, MethodResult, one_sequence
 from regard.attribution.traced_run import Rules, TracedCall, traced_run
 from regard.errors import RegardError
 from regard.hf.attention_modules import attention_modules
-from regard.hf.calls import Call
+from regard.hf.calls import AttentionCall
 from regard.maps import AttentionMap, MatrixMap
 from regard.shapes import at_least_float32
 
@@ -31,19 +31,19 @@ FORMULA = "C_ij = 1 - cos(x_i, x_i without v_j), rows divided by their sums; rel
 ROUNDING = 1e-14
 
 
-def value_zeroing(question: Question) -> MethodResult:
+def value_zeroing(request: AttributionRequest) -> MethodResult:
     """The map C of each layer, with one head, and their product from the position that the target reads.
 
     Where layers are not self-attention over one text, there is no product, and so no relevance of tokens.
     """
-    one_sequence("value-zeroing", question)
-    blocks = BlockCalls(question.model, attention_modules(question.model))
-    run = traced_run(question.model, question.inputs, question.target.number, question.layers, _Kept(blocks))
+    one_sequence("value-zeroing", request)
+    blocks = BlockCalls(request.model, attention_modules(request.model))
+    run = traced_run(request.model, request.inputs, request.target.number, request.layers, _Kept(blocks))
     need_backend("value-zeroing", run.calls.values())
     maps: dict[str, AttentionMap] = {name: _layer_map(blocks, name, call) for name, call in run.calls.items()}
     calls = list(run.calls.values())
     is_chain = len({(I, J) for _, _, I, J in (m.shape for m in maps.values())}) == 1 and not run.missing
-    is_chain = is_chain and question.layers is None and not any(call.part == "cross" for call in calls)
+    is_chain = is_chain and request.layers is None and not any(call.part == "cross" for call in calls)
     relevance, notes = {}, ("Relevance of tokens needs all layers, of self-attention over one text.",)
     if is_chain:
         rows = reading_rows(calls[-1], 0)
@@ -70,7 +70,7 @@ class _ZeroValue(CallChange):
 
     token = 0
 
-    def call(self, call: Call) -> Call:
+    def call(self, call: AttentionCall) -> AttentionCall:
         value = call.value.clone()
         value[:, :, self.token] = 0
         return replace(call, value=value)

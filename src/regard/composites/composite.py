@@ -27,7 +27,7 @@ class Attended(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class CompositeCall:
     """One call of `attend`: queries (B, H, I, D), keys and values of all tokens, positions, other tensors by name.
 
     `part(query, key, value, positions)` runs a part with the engine of the call.
@@ -66,5 +66,5 @@ class Composite(HoldsPieces, ABC):
         return upper_layer("attention").attend(query, key, value, attention=self, **options)
 
     @abstractmethod
-    def run(self, call: Call) -> tuple[Tensor, AttentionMap]:
+    def run(self, call: CompositeCall) -> tuple[Tensor, AttentionMap]:
         """The output (B, H, I, E), and the map W over tokens with output = W . values."""

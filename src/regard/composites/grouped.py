@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.attention import Attention
 from regard.checks import checked
-from regard.composites.composite import Call, Composite
+from regard.composites.composite import Composite, CompositeCall
 from regard.maps.attention_map import AttentionMap
 from regard.maps.key_group_map import KeyGroupMap
 from regard.masks import causal
@@ -43,7 +43,7 @@ class Grouped(Composite):
     def mask(self) -> Mask | None:  # type: ignore[override]
         return causal() if sees_no_later_key(self.attention.mask) else None
 
-    def run(self, call: Call) -> tuple[Tensor, AttentionMap]:
+    def run(self, call: CompositeCall) -> tuple[Tensor, AttentionMap]:
         sizes, mask = Sizes.of(call.query, call.key, call.value), self.attention.mask
         self.groups.check(sizes.J, mask)
         grid = Grid.whole(call.positions, sizes.B, sizes.H, sizes.I, call.key.device)

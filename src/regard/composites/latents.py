@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.checks import Size, checked
-from regard.composites.composite import Call, Composite
+from regard.composites.composite import Composite, CompositeCall
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.product_map import ProductMap
@@ -32,7 +32,7 @@ class ThroughLatents(Composite):
         super().__init__()
         self.latents = nn.Parameter(torch.randn(num_heads, num_latents, head_dim))
 
-    def run(self, call: Call) -> tuple[Tensor, AttentionMap]:
+    def run(self, call: CompositeCall) -> tuple[Tensor, AttentionMap]:
         H, M, D = self.latents.shape
         B, heads, I, head_dim = call.query.shape
         if (heads, head_dim) != (H, D):

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from regard.attention import Attention, Prepared
 from regard.checks import Size, checked
-from regard.composites.composite import Call, Composite
+from regard.composites.composite import Composite, CompositeCall
 from regard.maps.attention_map import AttentionMap
 from regard.maps.scored_map import ScoredMap
 from regard.masks import block_local, causal
@@ -48,7 +48,7 @@ class SegmentMemory(Composite):
     def mask(self) -> Mask | None:  # type: ignore[override]
         return self.attention.mask
 
-    def run(self, call: Call) -> tuple[Tensor, AttentionMap]:
+    def run(self, call: CompositeCall) -> tuple[Tensor, AttentionMap]:
         sizes, positions = Sizes.of(call.query, call.key, call.value), call.positions
         is_aligned = 0 <= positions.start <= sizes.J - sizes.I and positions.keys.intervals == ((0, sizes.J),)
         if sizes.is_empty or not is_aligned:

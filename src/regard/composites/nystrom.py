@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from regard.attention import Attention
 from regard.checks import Size, checked
-from regard.composites.composite import Call, Composite
+from regard.composites.composite import Composite, CompositeCall
 from regard.maps.attention_map import AttentionMap
 from regard.maps.product_map import MatrixMap, ProductMap
 from regard.positions import Positions
@@ -35,7 +35,7 @@ class Nystrom(Composite):
         super().__init__()
         self.num_landmarks, self.iterations = num_landmarks, iterations
 
-    def run(self, call: Call) -> tuple[Tensor, AttentionMap]:
+    def run(self, call: CompositeCall) -> tuple[Tensor, AttentionMap]:
         I, J, M = call.query.shape[2], call.key.shape[2], self.num_landmarks
         plain = Attention()
         if max(I, J) <= M:

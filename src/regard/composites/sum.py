@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.checks import checked
-from regard.composites.composite import Call, Composite
+from regard.composites.composite import Composite, CompositeCall
 from regard.composites.factors import ConstantFactors, Factors, check_number
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
@@ -57,7 +57,7 @@ class Sum(Composite):
     def mask(self) -> Mask | None:  # type: ignore[override]
         return union([part.mask for part in self.parts])  # type: ignore[misc]
 
-    def run(self, call: Call) -> tuple[Tensor, AttentionMap]:
+    def run(self, call: CompositeCall) -> tuple[Tensor, AttentionMap]:
         factors = self.factors(call.tensors)
         check_number("Sum", factors, len(self.parts))
         seen = [
@@ -67,7 +67,7 @@ class Sum(Composite):
         weights = SumMap([each.weights for each in seen], factors)  # it checks the shapes of the factors
         return weighted_sum([each.output for each in seen], factors), weights
 
-    def _channels(self, call: Call) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    def _channels(self, call: CompositeCall) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """The queries and the keys of each part."""
         count = len(self.parts)
         if not self.splits_channels:

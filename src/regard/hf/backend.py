@@ -18,7 +18,7 @@ from regard.engine.kernel.structures import has_address
 from regard.engine.ring import Ring
 from regard.engine.transforms import is_transformed
 from regard.errors import MissingPackage, RegardError
-from regard.hf.calls import Call, MaskCache, Translation, Untranslatable, translate
+from regard.hf.calls import AttentionCall, MaskCache, Translation, Untranslatable, translate
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.span_masks import OURS, SpanMask, spans_mask
 from regard.hf.operator_calls import call_operator, fits_operator
@@ -69,7 +69,7 @@ def run(
     decoded = _decoded(module, query, key, value, attention_mask, options)
     if decoded is not None:
         return decoded, None
-    call = Call(module, OURS, run, query, key, value, attention_mask, options, to_run=True)
+    call = AttentionCall(module, OURS, run, query, key, value, attention_mask, options, to_run=True)
     if options.get("output_attentions"):
         raise RegardError(
             f"regard: {type(module).__name__} was called with output_attentions, which returns all weights at once. "

@@ -55,7 +55,7 @@ class Untranslatable(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class AttentionCall:
     """One call of a backend: the calling module, the backend's name and function, and the arguments.
 
     A call `to_run` is computed by Regard, not watched: it has gradients and dropout. `logsumexp` is what the kernel of
@@ -82,7 +82,7 @@ class Call:
         """What the backend returns for these tensors, without the edits."""
         return self.function(self.module, self.query, self.key, self.value, self.mask, **self.options)
 
-    def with_edits(self, edits: LayerEdits, place: tuple[int, int]) -> Call:
+    def with_edits(self, edits: LayerEdits, place: tuple[int, int]) -> AttentionCall:
         """The call with more edits; `place` has the numbers of its first query and key in the whole sequence."""
         return replace(self, edits=CallEdits(edits, *place) if self.edits is None else self.edits.and_then(edits))
 
@@ -147,7 +147,7 @@ class MaskCache:
         return result
 
 
-def translate(call: Call, masks: MaskCache) -> Translation:
+def translate(call: AttentionCall, masks: MaskCache) -> Translation:
     """The attention that this call computes; raises `Untranslatable` if this is not certain."""
     _check(call)
     factor, query = _scale(call)
@@ -167,7 +167,7 @@ def translate(call: Call, masks: MaskCache) -> Translation:
     return Translation(edits.attention(attention), positions, query, edits if edits.changes_weights else None)
 
 
-def _check(call: Call) -> None:
+def _check(call: AttentionCall) -> None:
     q, k, v = call.query, call.key, call.value
     if not q.ndim == k.ndim == v.ndim == 4 or len({q.shape[0], k.shape[0], v.shape[0]}) > 1 or q.shape[1] % k.shape[1]:
         shapes = ", ".join(str(tuple(t.shape)) for t in (q, k, v))
@@ -179,7 +179,7 @@ def _check(call: Call) -> None:
         raise Untranslatable(f"the option {', '.join(map(repr, unknown))} may change its weights in an unknown way")
 
 
-def unread_options(call: Call) -> list[str]:
+def unread_options(call: AttentionCall) -> list[str]:
     """Options of the call that `translate` does not know and that the backend may read.
 
     The eager functions and SDPA of transformers only read the options in their signature. For any other backend every
@@ -192,7 +192,7 @@ def unread_options(call: Call) -> list[str]:
     return sorted(unknown)
 
 
-def _scale(call: Call) -> tuple[float | None, Tensor]:
+def _scale(call: AttentionCall) -> tuple[float | None, Tensor]:
     scaling = call.options.get("scaling")
     if scaling is None or (not isinstance(scaling, Tensor) and scaling == call.query.shape[-1] ** -0.5):
         return None, call.query
@@ -207,7 +207,7 @@ def _scale(call: Call) -> tuple[float | None, Tensor]:
     return 1.0, scaled
 
 
-def _normalizer(call: Call) -> Normalizer:
+def _normalizer(call: AttentionCall) -> Normalizer:
     sinks = call.options.get("s_aux")
     if sinks is None:
         return Softmax()
@@ -223,7 +223,7 @@ def _normalizer(call: Call) -> Normalizer:
     return normalizer
 
 
-def _biases(call: Call, additive: Bias | None, positions: Positions, masks: MaskCache) -> list[Bias]:
+def _biases(call: AttentionCall, additive: Bias | None, positions: Positions, masks: MaskCache) -> list[Bias]:
     """The biases in their order: every backend first caps the scaled product and then adds to it."""
     cap = call.options.get("softcap")
     biases: list[Bias] = [Softcap(float(cap))] if cap else []
@@ -240,7 +240,7 @@ def _biases(call: Call, additive: Bias | None, positions: Positions, masks: Mask
     return biases
 
 
-def _masking(call: Call, masks: MaskCache) -> tuple[Recognized, Bias | None]:
+def _masking(call: AttentionCall, masks: MaskCache) -> tuple[Recognized, Bias | None]:
     """The mask, and the bias if `attention_mask` also has numbers to add."""
     mask = call.mask
     if mask is None or (call.flash and isinstance(mask, Tensor) and mask.ndim == 2):
@@ -274,7 +274,7 @@ def _lowest(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).min / 2 if dtype.is_floating_point else -(2**30)
 
 
-def _implicit(call: Call, real: Tensor | None) -> Recognized:
+def _implicit(call: AttentionCall, real: Tensor | None) -> Recognized:
     """The mask that the backend applies itself when there is no mask tensor."""
     I, J = call.query.shape[2], call.key.shape[2]
     rules: list[Mask] = []

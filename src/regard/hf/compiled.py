@@ -18,7 +18,7 @@ from transformers import masking_utils as theirs
 from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.operator import OPERATOR
 from regard.engine.ring import Ring
-from regard.hf.calls import Call
+from regard.hf.calls import AttentionCall
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.mask_functions import MaskFunction, MaskFunctionReader
 from regard.hf.masks.mask_tensors import Recognized
@@ -67,7 +67,9 @@ def _reporting(run: Function) -> Function:
     ) -> tuple[Tensor, None]:
         output = run(module, query, key, value, attention_mask, **options)
         for observer in graph_breaks:
-            observer.backend_called(Call(module, OURS, run, query, key, value, attention_mask, options), output)
+            observer.backend_called(
+                AttentionCall(module, OURS, run, query, key, value, attention_mask, options), output
+            )
         return output
 
     return call

@@ -22,7 +22,7 @@ from regard.attention_output import attend_listeners
 from regard.context import ContextItems
 from regard.edits.pairs import Pairs
 from regard.errors import RegardError
-from regard.hf.calls import Call, MaskCache, Translation, Untranslatable, translate
+from regard.hf.calls import AttentionCall, MaskCache, Translation, Untranslatable, translate
 from regard.pieces.grid import Grid
 from regard.shapes import at_least_float32, grouped_values, without_autocast
 
@@ -41,11 +41,11 @@ class CallEditor(Protocol):
         """Whether an edit selects some of the heads of a module."""
         ...
 
-    def edited(self, call: Call) -> Call:
+    def edited(self, call: AttentionCall) -> AttentionCall:
         """The call with patched queries, keys and values, and with the edits of its weights."""
         ...
 
-    def patched(self, call: Call, output: Tensor) -> Tensor:
+    def patched(self, call: AttentionCall, output: Tensor) -> Tensor:
         """The output (B, I, H, E) of the call with patched heads."""
         ...
 
@@ -55,14 +55,14 @@ editors: ContextItems[CallEditor] = ContextItems("editors")
 _masks = MaskCache()
 
 
-def edited_call(call: Call) -> Call:
+def edited_call(call: AttentionCall) -> AttentionCall:
     """The call as the open edits change it; the call itself if none does."""
     for editor in editors:
         call = editor.edited(call)
     return call
 
 
-def patched_output(call: Call, output: Any) -> tuple[Call, Any]:
+def patched_output(call: AttentionCall, output: Any) -> tuple[AttentionCall, Any]:
     """What the backend returned for a call, with patched heads, and the call that knows of them."""
     first, *others = output if isinstance(output, tuple | list) else (output,)
     changed = first
@@ -73,7 +73,7 @@ def patched_output(call: Call, output: Any) -> tuple[Call, Any]:
     return replace(call, patched=changed), (changed, *others) if isinstance(output, tuple | list) else changed
 
 
-def run_edited(call: Call, compute: Callable[[], Any]) -> Any:
+def run_edited(call: AttentionCall, compute: Callable[[], Any]) -> Any:
     """What the backend returns for an edited call. `compute` runs the backend without the edits."""
     rows = rows_of(call)
     if call.edits is None or not rows.any:
@@ -90,7 +90,7 @@ def run_edited(call: Call, compute: Callable[[], Any]) -> Any:
     return with_rows(compute(), rows, output.transpose(1, 2), weights)
 
 
-def translated(call: Call) -> Translation:
+def translated(call: AttentionCall) -> Translation:
     """The attention of an edited call; a `RegardError` if it is not known."""
     with as_mistakes(call.module):
         return translate(replace(call, to_run=True), _masks)
@@ -109,7 +109,7 @@ def as_mistakes(module: object) -> Iterator[None]:
         ) from None
 
 
-def allows_one(call: Call, pairs: Pairs, start: int, first: int) -> bool:
+def allows_one(call: AttentionCall, pairs: Pairs, start: int, first: int) -> bool:
     """Whether the mask of a call allows one of the pairs; True if there are too many to ask for each."""
     (B, H, I, _), J = call.query.shape, call.key.shape[2]
     queries = pairs.queries.among(range(start, start + I))
@@ -148,7 +148,7 @@ class EditedRows:
         return len(self.heads) == self.num_heads
 
 
-def rows_of(call: Call) -> EditedRows:
+def rows_of(call: AttentionCall) -> EditedRows:
     """The heads and queries that some edit of the call selects."""
     _, H, I, _ = call.query.shape
     heads: set[int] = set()
@@ -162,18 +162,18 @@ def rows_of(call: Call) -> EditedRows:
     return EditedRows(sorted(heads), sorted(queries), H, I)
 
 
-def all_rows(call: Call) -> EditedRows:
+def all_rows(call: AttentionCall) -> EditedRows:
     """All heads and queries of a call."""
     _, H, I, _ = call.query.shape
     return EditedRows(list(range(H)), list(range(I)), H, I)
 
 
-def pairs_of(call: Call) -> list[Pairs]:
+def pairs_of(call: AttentionCall) -> list[Pairs]:
     """The pairs of each edit of the call."""
     return [] if call.edits is None else [edit.pairs for edit in call.edits.edits.edits]
 
 
-def computed(call: Call, translation: Translation, rows: EditedRows) -> tuple[Tensor, Tensor | None]:
+def computed(call: AttentionCall, translation: Translation, rows: EditedRows) -> tuple[Tensor, Tensor | None]:
     """Outputs (B, heads, rows, E) of these rows, and their weights if the backend returns weights."""
     attention, positions = translation.attention, translation.positions
     B, H, I, _ = call.query.shape
@@ -200,13 +200,15 @@ def computed(call: Call, translation: Translation, rows: EditedRows) -> tuple[Te
     return torch.cat(outputs, 2), torch.cat(weights, 2).to(call.query.dtype) if call.backend == EAGER else None
 
 
-def _blocks(rows: EditedRows, call: Call) -> Iterator[Tensor]:
+def _blocks(rows: EditedRows, call: AttentionCall) -> Iterator[Tensor]:
     """The rows, as many at once as fit in memory."""
     size = max(1, BYTES // (8 * call.query.shape[0] * len(rows.heads) * max(1, call.key.shape[2])))
     yield from torch.tensor(rows.queries, device=call.query.device).split(size)
 
 
-def _run_block(block: Any, queries: Tensor, tensors: tuple[Tensor, ...], call: Call) -> tuple[Tensor, Tensor | None]:
+def _run_block(
+    block: Any, queries: Tensor, tensors: tuple[Tensor, ...], call: AttentionCall
+) -> tuple[Tensor, Tensor | None]:
     """A block of rows; if it has gradients, its weights are computed again in the backward pass."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return checkpoint(block, queries, *tensors, use_reentrant=False)  # type: ignore[return-value]

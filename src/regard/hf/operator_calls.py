@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from regard.context import ContextItems
 from regard.engine.kernel.engine import LARGEST_WIDTH
 from regard.engine.kernel.structures import DTYPES
-from regard.hf.calls import HARMLESS, PACKING, UNDERSTOOD, Call
+from regard.hf.calls import HARMLESS, PACKING, UNDERSTOOD, AttentionCall
 from regard.hf.masks.graph_masks import GraphMask
 
 
 class BackendObserver(Protocol):
     """Is called after every call of a backend."""
 
-    def backend_called(self, call: Call, output: Any) -> None: ...
+    def backend_called(self, call: AttentionCall, output: Any) -> None: ...
 
 
 #: Observers of the calls in this context that break a graph of torch.compile.

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.library import Library
 from regard.engine.kernel.running import counters, empty, run, zeros
-from regard.engine.kernel.structures import MARGIN, Call
+from regard.engine.kernel.structures import MARGIN, KernelCall
 from regard.engine.transforms import gradients_once
 from regard.pieces.dropout import dropped_words
 
@@ -39,7 +39,7 @@ class Dropout:
     query_position: int
     key_position: int
 
-    def fill(self, call: Call) -> None:
+    def fill(self, call: KernelCall) -> None:
         """The fields of a call. Hashes are sums of 32-bit words, so larger numbers count modulo 2^32."""
         words = (number & 0xFFFFFFFF for number in (self.seed, self.query_position, self.key_position))
         call.seed, call.query_position, call.key_position = words
@@ -64,7 +64,7 @@ class CallSettings:
     def __post_init__(self) -> None:
         self.tables = self.layout.tables()
         self.lanes = LANES[self.library.level_name]
-        self._templates: dict[tuple[int, ...], Call] = {}
+        self._templates: dict[tuple[int, ...], KernelCall] = {}
 
     def with_dropout(self, dropout: Dropout | None) -> CallSettings:
         """The same setting with another seed."""
@@ -74,7 +74,7 @@ class CallSettings:
         other.dropout = dropout
         return other
 
-    def call(self, *sizes: int) -> Call:
+    def call(self, *sizes: int) -> KernelCall:
         """A call of sizes B, H, G, I, J, D, E, which still points to no tensor of the caller."""
         if sizes not in self._templates:
             self._templates[sizes] = self._template(*sizes)
@@ -83,9 +83,9 @@ class CallSettings:
             self.dropout.fill(call)
         return call
 
-    def _template(self, *sizes: int) -> Call:
+    def _template(self, *sizes: int) -> KernelCall:
         layout, (tiles, segments, allowed), (_, _, _, I, J, _, _) = self.layout, self.tables, sizes
-        call = Call(*sizes, self.scale, self.cap, layout.low, layout.high)
+        call = KernelCall(*sizes, self.scale, self.cap, layout.low, layout.high)
         call.diagonals_stride = I + J - 1 + 2 * MARGIN
         call.point(tiles=tiles, segments=segments, allowed=allowed)
         call.allowed_head_stride = allowed.shape[1] if len(allowed) > 1 else 0
@@ -118,7 +118,7 @@ class Inputs(NamedTuple):
             return PER_HIDDEN_UNIT[0] * D + E, PER_HIDDEN_UNIT[1] * D + 2 * E
         return D + E, 3 * D + 2 * E
 
-    def call(self, setting: CallSettings) -> Call:
+    def call(self, setting: CallSettings) -> KernelCall:
         """The fields of both directions."""
         (B, H, I, D), (G, J, E) = self.query.shape, self.value.shape[1:]
         call = setting.call(B, H, G, I, J, D, E)
@@ -182,7 +182,9 @@ def forward(
     return output, logsumexp
 
 
-def forward_call(setting: CallSettings, inputs: Inputs, output: Tensor, logsumexp: Tensor) -> tuple[str, Call, int]:
+def forward_call(
+    setting: CallSettings, inputs: Inputs, output: Tensor, logsumexp: Tensor
+) -> tuple[str, KernelCall, int]:
     """The function of the library that computes these results, its argument, and its multiply-adds."""
     (_, H, I, _), (B, G, J, E) = inputs.query.shape, inputs.value.shape
     call, library = inputs.call(setting), setting.library
@@ -207,7 +209,7 @@ def reading_factor(num_rows: int) -> float:
     return max(1.0, PER_FLOAT / num_rows)
 
 
-def pack_keys(call: Call, setting: CallSettings) -> None:
+def pack_keys(call: KernelCall, setting: CallSettings) -> None:
     """Give a call room for packed keys, and the counters of packing and of tiles."""
     call.point(packed_keys=empty(call.B * call.G, setting.padded(call.J), call.D), counters=counters(3))
 
@@ -243,7 +245,7 @@ def backward(
     return Inputs(grad_query, key, value, before, after, None, direction, grad_clipped)
 
 
-def _count(library: Library, name: str, call: Call) -> int:
+def _count(library: Library, name: str, call: KernelCall) -> int:
     """The length of a buffer, from a function of the library."""
     function = library.function(name)
     function.restype = c_int64

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from regard.engine.kernel.attention import PARTS, CallSettings, Inputs, pack_keys
 from regard.engine.kernel.running import run, zeros
-from regard.engine.kernel.structures import Call, Pointers, fields_of
+from regard.engine.kernel.structures import KernelCall, Pointers, fields_of
 
 
 class StatisticsFields(Pointers):
@@ -88,7 +88,7 @@ def add_statistics(setting: CallSettings, inputs: Inputs, logsumexp: Tensor, wan
             total += sums[:, :, n]
 
 
-def statistics_call(setting: CallSettings, inputs: Inputs, logsumexp: Tensor) -> Call:
+def statistics_call(setting: CallSettings, inputs: Inputs, logsumexp: Tensor) -> KernelCall:
     """A call that computes weights from their log-sum-exp."""
     call = inputs.call(setting)
     pack_keys(call, setting)
@@ -101,7 +101,7 @@ def _add(total: Tensor | None, sums: Tensor | None) -> None:
         total += sums
 
 
-def _tokens(setting: CallSettings, call: Call, fields: StatisticsFields, wanted: Statistics) -> None:
+def _tokens(setting: CallSettings, call: KernelCall, fields: StatisticsFields, wanted: Statistics) -> None:
     """Sums over keys that depend on the query; tokens become small numbers."""
     fields.point(later=wanted.later)
     if wanted.same is not None and wanted.key_tokens is not None and wanted.query_tokens is not None:
@@ -111,7 +111,7 @@ def _tokens(setting: CallSettings, call: Call, fields: StatisticsFields, wanted:
         fields.point(same=wanted.same, key_tokens=keys, query_tokens=queries.contiguous())
 
 
-def _received(setting: CallSettings, call: Call, fields: StatisticsFields, wanted: Statistics) -> Tensor | None:
+def _received(setting: CallSettings, call: KernelCall, fields: StatisticsFields, wanted: Statistics) -> Tensor | None:
     """Room for the sums of each part."""
     if wanted.received is None:
         return None
@@ -120,7 +120,7 @@ def _received(setting: CallSettings, call: Call, fields: StatisticsFields, wante
     return received
 
 
-def _cells(call: Call, fields: StatisticsFields, wanted: Statistics) -> tuple[Tensor | None, Tensor | None]:
+def _cells(call: KernelCall, fields: StatisticsFields, wanted: Statistics) -> tuple[Tensor | None, Tensor | None]:
     """Room for the cells of each part: sums and maxima."""
     if wanted.cells is None or wanted.row_cells is None or wanted.column_cells is None:
         return None, None
@@ -133,7 +133,7 @@ def _cells(call: Call, fields: StatisticsFields, wanted: Statistics) -> tuple[Te
     return cells, maxima
 
 
-def _numbers(setting: CallSettings, call: Call, fields: StatisticsFields, wanted: Statistics) -> Tensor:
+def _numbers(setting: CallSettings, call: KernelCall, fields: StatisticsFields, wanted: Statistics) -> Tensor:
     """Room for the sums of weights times numbers of keys, (B, H, count, I)."""
     sums = zeros(call.B, call.H, len(wanted.numbers), call.I)
     if wanted.numbers:
@@ -144,7 +144,7 @@ def _numbers(setting: CallSettings, call: Call, fields: StatisticsFields, wanted
     return sums
 
 
-def _diagonals(call: Call, fields: StatisticsFields, wanted: Statistics) -> Tensor:
+def _diagonals(call: KernelCall, fields: StatisticsFields, wanted: Statistics) -> Tensor:
     """Room for the weights at single distances, (B, H, count, I)."""
     weights = zeros(call.B, call.H, len(wanted.offsets), call.I)
     if wanted.offsets:
@@ -154,7 +154,7 @@ def _diagonals(call: Call, fields: StatisticsFields, wanted: Statistics) -> Tens
     return weights
 
 
-def _offset_sums(call: Call, fields: StatisticsFields, wanted: Statistics) -> Tensor | None:
+def _offset_sums(call: KernelCall, fields: StatisticsFields, wanted: Statistics) -> Tensor | None:
     """Room for the sums of each part at distances that follow each other."""
     if wanted.offset_sums is None:
         return None

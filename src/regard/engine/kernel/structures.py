@@ -100,8 +100,8 @@ def _described(kind: type[Pointers]) -> dict[str, int]:
     return {name: getattr(kind, name).offset for name, field, *_ in kind._fields_ if field is TensorFields}
 
 
-class Call(Pointers):
-    """`Call`: the sizes, numbers and buffers of one call."""
+class KernelCall(Pointers):
+    """`KernelCall`: the sizes, numbers and buffers of one call."""
 
     _fields_ = (
         *fields_of(c_int64, "B H G I J D E"),

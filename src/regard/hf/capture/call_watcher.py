@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from regard.attention_output import attend_listeners
 from regard.hf.attention_modules import OF_TORCH, ChosenLayers, is_called_attention, names_called
-from regard.hf.calls import DIRECT, MULTIHEAD, Call, Untranslatable
+from regard.hf.calls import DIRECT, MULTIHEAD, AttentionCall, Untranslatable
 from regard.hf.capture.captured_calls import Capture, ModuleCalls, NotCaptured
 from regard.hf.capture.function_calls import FUSED, SDPA, function_calls, may_fuse
 from regard.hf.capture.generation_steps import StepOptions
@@ -242,7 +242,7 @@ class CallWatcher(Watcher):
         self.edited = observed.call.module
         self._keep_new(observed.call.backend, lambda: observed)
 
-    def backend_called(self, call: Call, output: Any) -> None:
+    def backend_called(self, call: AttentionCall, output: Any) -> None:
         self._keep_new(type(call.module).__name__, lambda: observed_backend(call, output))
 
     def on_attention_with_values(self, module: nn.Module | None, weights: AttentionMap, values: Values) -> None:

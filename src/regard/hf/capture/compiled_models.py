@@ -12,7 +12,7 @@ from regard.engine.kernel.attention import Inputs
 from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.operator import OperatorTerms
 from regard.errors import RegardError
-from regard.hf.calls import Call
+from regard.hf.calls import AttentionCall
 from regard.hf.capture.torch_calls import ObservedCall
 from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.masks.graph_masks import GraphMask
@@ -85,5 +85,5 @@ def _observed(module: nn.Module, inputs: Inputs, terms: OperatorTerms, output: T
     mask = GraphMask(start, terms.first, terms.is_causal, terms.window, real, groups)
     sink = None if inputs.sink is None else inputs.sink.detach().clone()
     options = {"scaling": terms.scale, "softcap": terms.cap or None, "s_aux": sink, "dropout": terms.dropout}
-    call = Call(module, OURS, torch.ops.regard.attention, query, key, value, mask, options)
+    call = AttentionCall(module, OURS, torch.ops.regard.attention, query, key, value, mask, options)
     return ObservedCall(call, output.detach().transpose(1, 2))

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.attention import Prepared, scores
-from regard.hf.calls import Call, Translation
+from regard.hf.calls import AttentionCall, Translation
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import Softmax
 from regard.shapes import has_numbers
@@ -40,7 +40,7 @@ class KernelStatistic(TorchDispatchMode):
         return output
 
 
-def observing(call: Call) -> AbstractContextManager[KernelStatistic | None]:
+def observing(call: AttentionCall) -> AbstractContextManager[KernelStatistic | None]:
     """A block in which the kernel of this call is observed, if its log-sum-exp is that of every row without a mask."""
     query = call.query
     fits = (
@@ -56,7 +56,7 @@ def observing(call: Call) -> AbstractContextManager[KernelStatistic | None]:
 
 
 @torch.no_grad()
-def row_logsumexp(call: Call, translation: Translation) -> Tensor | None:
+def row_logsumexp(call: AttentionCall, translation: Translation) -> Tensor | None:
     """The log-sum-exp (B, H, I) that the kernel of this call returned, if a few rows equal their definition."""
     attention, logsumexp, (B, H, I, _) = translation.attention, call.logsumexp, call.query.shape
     if logsumexp is None or logsumexp.shape != (B, H, I) or attention.bias:

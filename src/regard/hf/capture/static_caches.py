@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.hf.calls import DIRECT, Call, Translation
+from regard.hf.calls import DIRECT, AttentionCall, Translation
 
 
-def call_tensors(call: Call, translation: Translation, with_values: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+def call_tensors(
+    call: AttentionCall, translation: Translation, with_values: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Queries, keys, and values if they are kept; keys and values of a static cache are copies."""
     tensors = translation.query, call.key, call.value
     query, key, value = tensors if torch.is_grad_enabled() else (tensor.detach() for tensor in tensors)
@@ -18,7 +20,7 @@ def call_tensors(call: Call, translation: Translation, with_values: bool) -> tup
     return query, key.clone(), None if value is None else value.clone()
 
 
-def _is_static(call: Call) -> bool:
+def _is_static(call: AttentionCall) -> bool:
     """Whether keys and values belong to a cache that is written in place."""
     if hasattr(call.key, "_dynamo_static_input_type"):
         return True

@@ -1,4 +1,4 @@
-"""Turns calls of torch's two attention functions, of `nn.MultiheadAttention` and of its encoder layer into a `Call`."""
+"""`AttentionCall`s of torch: of its attention functions, of `nn.MultiheadAttention` and of its encoder layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.hf.calls import DIRECT, MULTIHEAD, Call, Untranslatable
+from regard.hf.calls import DIRECT, MULTIHEAD, AttentionCall, Untranslatable
 from regard.hf.capture.projection_inputs import ProjectionInputs
 
 #: (head outputs (b, H, r, E), batch entries, rows) -> the output of the module for these rows, (b, r, C).
@@ -27,14 +27,14 @@ class ObservedCall:
     yet; the call has only their shapes.
     """
 
-    call: Call
+    call: AttentionCall
     output: Tensor
     finish: Finish | None = None
     inputs: ProjectionInputs | None = None
     weights: Tensor | None = None
 
 
-def observed_backend(call: Call, output: Any) -> ObservedCall:
+def observed_backend(call: AttentionCall, output: Any) -> ObservedCall:
     """A call of a backend of transformers, which may return its weights beside its output."""
     if not isinstance(output, tuple | list):
         return ObservedCall(call, output)
@@ -92,7 +92,7 @@ def _with_batch(x: Tensor, batch: torch.Size) -> Tensor:
     return x.expand(*batch, *x.shape[-3:]).reshape(batch.numel(), *x.shape[-3:])
 
 
-def sdpa_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+def sdpa_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionCall:
     """A call of `F.scaled_dot_product_attention`."""
     given = sdpa_arguments(args, kwargs)
     query, key, value = (given[name] for name in ("query", "key", "value"))
@@ -110,7 +110,7 @@ def sdpa_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
     options = {"is_causal": causal, "scaling": given.get("scale"), "dropout": given.get("dropout_p")}
     function = F.scaled_dot_product_attention
-    return Call(module, DIRECT, function, query, key, value, mask, options)
+    return AttentionCall(module, DIRECT, function, query, key, value, mask, options)
 
 
 def multihead(
@@ -217,7 +217,7 @@ def _call(
     masked: Tensor | None,
     padded: Tensor | None,
     deferred: bool,
-) -> tuple[Call, ProjectionInputs | None]:
+) -> tuple[AttentionCall, ProjectionInputs | None]:
     """The call with projected inputs (B, I, C) each. In both masks True means: may not attend."""
     kept = ProjectionInputs.of(layer, inputs) if deferred and not torch.is_grad_enabled() else None
     q, k, v = _projected(layer, inputs) if kept is None else kept.shaped()
@@ -226,7 +226,7 @@ def _call(
         mask = F.pad(mask, (0, k.shape[2] - mask.shape[-1]), value=True if mask.dtype == torch.bool else 0.0)
     options = {"is_causal": False, "dropout": layer.dropout}
     backend = MULTIHEAD if layer is not module else "nn.MultiheadAttention"
-    return Call(module, backend, F.multi_head_attention_forward, q, k, v, mask, options), kept
+    return AttentionCall(module, backend, F.multi_head_attention_forward, q, k, v, mask, options), kept
 
 
 def _projected(module: Any, inputs: list[Tensor]) -> list[Tensor]:

@@ -15,7 +15,7 @@ from functools import wraps
 from typing import Any
 
 from regard.context import ContextFlag, ContextItems
-from regard.hf.calls import Call
+from regard.hf.calls import AttentionCall
 from regard.hf.capture.kernel_statistic import observing
 from regard.hf.edited_calls import edited_call, editors, patched_output, run_edited
 from regard.hf.operator_calls import BackendObserver
@@ -102,11 +102,11 @@ class BackendCalls:
 backend_calls = BackendCalls()
 
 
-def _call(backend: str, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Call:
+def _call(backend: str, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> AttentionCall:
     """The call with its arguments by name, whether they were passed by position or by name."""
     names = ("module", "query", "key", "value", "attention_mask")
     given = {**dict(zip(names, args, strict=False)), **options}
     if len(args) > len(names):
         given["a sixth positional argument"] = args[len(names) :]
     module, query, key, value, mask = (given.pop(name, None) for name in names)
-    return Call(module, backend, function, query, key, value, mask, given)
+    return AttentionCall(module, backend, function, query, key, value, mask, given)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import Prepared, scores
-from regard.hf.calls import DIRECT, Call, Translation
+from regard.hf.calls import DIRECT, AttentionCall, Translation
 from regard.hf.capture.torch_calls import ObservedCall
 from regard.hf.masks.span_masks import OURS
 from regard.pieces.grid import Grid
@@ -78,7 +78,7 @@ def check(name: str, observed: ObservedCall, translation: Translation, every_row
     return compared.check(name, call, output.dtype)
 
 
-def _is_known(call: Call) -> bool:
+def _is_known(call: AttentionCall) -> bool:
     """Whether the backend is an unchanged function of torch, of transformers or of this package."""
     function = call.function
     module = getattr(function, "__module__", None) or ""
@@ -86,7 +86,7 @@ def _is_known(call: Call) -> bool:
     return call.backend in (DIRECT, OURS) or (module.split(".")[0] in KNOWN and original is function)
 
 
-def _blocks(call: Call, every_row: bool) -> Iterator[tuple[Tensor, Tensor]]:
+def _blocks(call: AttentionCall, every_row: bool) -> Iterator[tuple[Tensor, Tensor]]:
     """Batch entries and rows of each block that is recomputed at once."""
     (B, H, I, _), J, device = call.query.shape, call.key.shape[2], call.query.device
     if every_row:
@@ -124,7 +124,7 @@ class _Compared:
         self.largest_output = max(self.largest_output, float(actual.abs().max()))
         self.rounding, self.any_row = max(self.rounding, rounding), True
 
-    def check(self, name: str, call: Call, dtype: torch.dtype) -> Check:
+    def check(self, name: str, call: AttentionCall, dtype: torch.dtype) -> Check:
         if not self.any_row:
             return Check(name, note="the values are not finite, or all compared rows are empty")
         share = TOLERANCE.get(dtype, TOLERANCE[torch.float32]) + (self.rounding if call.backend == "eager" else 0.0)

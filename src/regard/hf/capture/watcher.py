@@ -31,7 +31,7 @@ from regard.hf.attention_modules import (
     parts_of_torch_layers,
     with_numbers,
 )
-from regard.hf.calls import NO_NUMBERS, Call, MaskCache, Untranslatable, translate
+from regard.hf.calls import NO_NUMBERS, AttentionCall, MaskCache, Untranslatable, translate
 from regard.hf.capture.captured_calls import Capture, ModuleCalls, ModuleMap, SharedKeys
 from regard.hf.capture.compiled_models import CompiledCalls
 from regard.hf.capture.differential import DifferentialCapture, differential, is_differential
@@ -275,7 +275,7 @@ class Watcher:
             frame.inputs, frame.is_edited = None, True
         self._keep_call(self.names.get(module), lambda: observed)
 
-    def backend_called(self, call: Call, output: Any) -> None:
+    def backend_called(self, call: AttentionCall, output: Any) -> None:
         """Keep one call of a backend, if its module belongs to the model."""
         if self.probing:
             return

@@ -15,7 +15,7 @@ from regard.edits.edited_map import EditedMap
 from regard.edits.layer_edits import LayerEdits
 from regard.engine.ring import Ring
 from regard.errors import RegardError
-from regard.hf.calls import Call, Translation
+from regard.hf.calls import AttentionCall, Translation
 from regard.hf.edited_calls import computed, edited_call, editors, patched_output, rows_of, with_rows
 from regard.pieces.call_tensors import needs_of
 from regard.positions import Positions
@@ -45,7 +45,7 @@ def edited_attend(
     positions = positions or Positions.aligned_to_end(query.shape[2], key.shape[2])
     place = positions.start, positions.keys.hull().intervals[0][0] if positions.keys else 0
     known = Translation(attention, positions, query)
-    call = Call(module, NAME, attend, query, key, value, None, {}, to_run=True, place=place, known=known)
+    call = AttentionCall(module, NAME, attend, query, key, value, None, {}, to_run=True, place=place, known=known)
     edited = edited_call(call)
     if edited is call:
         return None
@@ -65,7 +65,7 @@ def _refusal(module: nn.Module, what: str) -> RegardError:
     return RegardError(f"edit: the attention of {kind} cannot be edited: it calls regard.attend with {what}.")
 
 
-def _with_weights(seen: AttentionOutput, call: Call, translation: Translation) -> AttentionOutput:
+def _with_weights(seen: AttentionOutput, call: AttentionCall, translation: Translation) -> AttentionOutput:
     """The result with the rows whose weights are edited after the softmax."""
     attention = translation.attention
     if attention.transition is not None or attention.selection is not None or any(map(needs_of, attention.pieces())):

@@ -21,7 +21,7 @@ from regard.edits.values import ActivationPatch, AttentionEdit
 from regard.edits.words import listed
 from regard.errors import RegardError, first_few
 from regard.hf.attention_modules import OF_TORCH, attention_modules, names_called, part_of
-from regard.hf.calls import Call
+from regard.hf.calls import AttentionCall
 from regard.hf.capture.compiled_models import refuse_compiled
 from regard.hf.capture.differential import is_differential
 from regard.hf.capture.module_hooks import module_calls
@@ -236,7 +236,7 @@ class _Editor:
     def selects(self, module: nn.Module) -> bool:
         return module in self.selected
 
-    def edited(self, call: Call) -> Call:
+    def edited(self, call: AttentionCall) -> AttentionCall:
         """The call with patched queries, keys and values, and with the edits of its weights."""
         name = self.names.get(call.module)
         self.state.outputs = []
@@ -269,8 +269,8 @@ class _Editor:
         return call.with_edits(LayerEdits(tuple(edits)), (start, first)) if edits else call
 
     def _with_patch(
-        self, number: int, edit: ActivationPatch, heads: Indices, call: Call, name: str, place: tuple[int, int]
-    ) -> Call:
+        self, number: int, edit: ActivationPatch, heads: Indices, call: AttentionCall, name: str, place: tuple[int, int]
+    ) -> AttentionCall:
         """The call with patched queries, keys or values; a patch of the output is kept for `patched`."""
         start = place[edit.part in OF_KEYS]
         of_tokens = call.key if edit.part in OF_KEYS else call.query
@@ -292,14 +292,14 @@ class _Editor:
             return None
         return edited_attend(self.state.frames[-1][0], *inputs, **options)
 
-    def patched(self, call: Call, output: Tensor) -> Tensor:
+    def patched(self, call: AttentionCall, output: Tensor) -> Tensor:
         """The output (B, I, H, E) of the call with patched heads."""
         for patch in self.state.outputs:
             output = patch.apply(output.transpose(1, 2)).transpose(1, 2).contiguous()
         self.state.outputs = []
         return output
 
-    def _place(self, call: Call, name: str) -> tuple[int, int]:
+    def _place(self, call: AttentionCall, name: str) -> tuple[int, int]:
         if call.place is not None:
             return call.place
         return first_numbers(call, self.state.places.get(call.module), part_of(name, call.module) == "cross")
@@ -320,7 +320,7 @@ class _Editor:
                 f"Where(layers={known!r}, ...)."
             )
 
-    def _check_tokens(self, call: Call, start: int) -> None:
+    def _check_tokens(self, call: AttentionCall, start: int) -> None:
         """Refuse tokens of another text: a whole text without padding and cache has as many tokens as were given."""
         (B, _, I, _), J = call.query.shape, call.key.shape[2]
         is_pair = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False)
@@ -331,7 +331,7 @@ class _Editor:
             "Give all tokens, special ones too: tokenizer.convert_ids_to_tokens(inputs['input_ids'][0])."
         )
 
-    def _is_selected(self, number: int, pairs: Pairs, call: Call, start: int, first: int) -> bool:
+    def _is_selected(self, number: int, pairs: Pairs, call: AttentionCall, start: int, first: int) -> bool:
         """Whether the call has a selected pair; else the reason is kept for the error at the end."""
         I, J = call.query.shape[2], call.key.shape[2]
         if not pairs.queries.among(range(start, start + I)):
@@ -385,7 +385,7 @@ def _selects(where: Where, name: str) -> bool:
     return where.heads_in(name) is not None
 
 
-def _check_counted(call: Call, name: str) -> None:
+def _check_counted(call: AttentionCall, name: str) -> None:
     """Refuse numbers of queries if it is not known whether the first query of a module of torch is number 0."""
     module, I, J = call.module, call.query.shape[2], call.key.shape[2]
     is_known = part_of(name, module) == "cross" or hasattr(module, "is_cross_attention")

@@ -12,7 +12,7 @@ from regard.edits.indices import Indices
 from regard.edits.layer_edits import of_layer
 from regard.edits.values import ActivationPatch
 from regard.errors import RegardError
-from regard.hf.calls import Call
+from regard.hf.calls import AttentionCall
 from regard.hf.capture import WatchedAttention
 
 #: The parts of a call that belong to keys, and to heads of keys.
@@ -35,7 +35,7 @@ class CallPatch:
         return tensor.index_put((batch, heads, rows), self.values.to(tensor))
 
 
-def patch_of(edit: ActivationPatch, heads: Indices, call: Call, path: str, start: int) -> CallPatch | None:
+def patch_of(edit: ActivationPatch, heads: Indices, call: AttentionCall, path: str, start: int) -> CallPatch | None:
     """What a patch puts into a call, whose first token (query or key) has the number `start`; None if nothing."""
     tensor = {"query": call.query, "key": call.key, "value": call.value, "output": call.query}[edit.part]
     tokens = edit.where.indices("keys" if edit.part in OF_KEYS else "queries")
@@ -51,7 +51,7 @@ def patch_of(edit: ActivationPatch, heads: Indices, call: Call, path: str, start
     return CallPatch(chosen, rows, source[:, chosen][:, :, numbers])
 
 
-def _key_heads(edit: ActivationPatch, heads: list[int], call: Call, path: str) -> list[int]:
+def _key_heads(edit: ActivationPatch, heads: list[int], call: AttentionCall, path: str) -> list[int]:
     """The key heads of query heads; all query heads that share one must be selected."""
     share = call.query.shape[1] // call.key.shape[1]
     key_heads = sorted({head // share for head in heads})

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.hf.calls import Call
+from regard.hf.calls import AttentionCall
 from regard.versions import mask_sizes
 
 #: Arguments of cross-attention.
@@ -22,7 +22,7 @@ class Place:
     num_keys: int
     first: int
 
-    def of_call(self, call: Call) -> tuple[int, int]:
+    def of_call(self, call: AttentionCall) -> tuple[int, int]:
         """The numbers of the first query and key. Keys that are not the cache's (cross-attention) begin at 0."""
         return self.start, self.first if call.key.shape[2] == self.num_keys else 0
 
@@ -47,7 +47,7 @@ def place_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], i
         return None
 
 
-def first_numbers(call: Call, place: Place | None, is_cross: bool = False) -> tuple[int, int]:
+def first_numbers(call: AttentionCall, place: Place | None, is_cross: bool = False) -> tuple[int, int]:
     """The numbers of the first query and key of a call. Without a cache the last query stands at the end."""
     if place is not None:
         return place.of_call(call)

@@ -17,7 +17,7 @@ from regard.edits.selection import Where
 from regard.edits.values import KnockOut
 from regard.errors import RegardError, nearest
 from regard.hf.attention_modules import attention_modules
-from regard.hf.calls import Call
+from regard.hf.calls import AttentionCall
 from regard.hf.capture.compiled_models import refuse_compiled
 from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.edited_calls import editors
@@ -101,7 +101,7 @@ class _StreamingHeads:
     def selects(self, module: nn.Module) -> bool:
         return module in self.heads
 
-    def edited(self, call: Call) -> Call:
+    def edited(self, call: AttentionCall) -> AttentionCall:
         """The call with the far keys of its streaming heads knocked out."""
         heads = self.heads.get(call.module)
         if heads is None:
@@ -116,7 +116,7 @@ class _StreamingHeads:
         added = LayerEdits((LayerEdit(KnockOut(Where(heads=heads)), pairs),))
         return call.with_edits(added, first_numbers(call, self.places.get(call.module)))
 
-    def patched(self, call: Call, output: Tensor) -> Tensor:
+    def patched(self, call: AttentionCall, output: Tensor) -> Tensor:
         """The output of the call, which is not patched."""
         return output
 

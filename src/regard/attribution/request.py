@@ -1,4 +1,4 @@
-"""`Question`: what a method of attribution is asked, and `MethodResult`, what it answers."""
+"""`AttributionRequest`: what a method of attribution is asked, and `MethodResult`, what it answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INPUT, DECODER = "input", "decoder"
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class AttributionRequest:
     """A model, its inputs, the number to explain, the chosen layers, and the options of the method."""
 
     model: nn.Module
@@ -55,22 +55,22 @@ class MethodResult:
 
 
 def received(
-    question: Question, calls: Mapping[str, TracedCall], maps: Mapping[str, AttentionMap]
+    request: AttributionRequest, calls: Mapping[str, TracedCall], maps: Mapping[str, AttentionMap]
 ) -> dict[str, Tensor]:
     """The sum of the maps over layers, heads and queries, for each token as a key; (B, n) for each text."""
     totals: dict[str, Tensor] = {}
     for name, weights in maps.items():
-        text, total = question.text_of_keys(calls[name]), weights.received().sum(1)
+        text, total = request.text_of_keys(calls[name]), weights.received().sum(1)
         known = totals.get(text)
         if known is None or known.shape == total.shape:
             totals[text] = total if known is None else known + total
     return {text: total.cpu() for text, total in totals.items()}
 
 
-def one_sequence(method: str, question: Question) -> None:
+def one_sequence(method: str, request: AttributionRequest) -> None:
     """Refuse a batch of several sequences."""
-    if question.inputs.batch_size > 1:
+    if request.inputs.batch_size > 1:
         raise RegardError(
-            f"attribute(method={method!r}): this method takes one sequence, got {question.inputs.batch_size}. Ask for "
+            f"attribute(method={method!r}): this method takes one sequence, got {request.inputs.batch_size}. Ask for "
             "each: inputs[b : b + 1]."
         )
