@@ -187,7 +187,7 @@ OF_WATCHED = {
     "result": "seen.head_part(3)",
     "keys": "seen.names",
     "items": "seen.maps.items()",
-    "values": "seen[3].value",
+    "values": "seen.maps.values()",
     "q": "seen[3].query",
     "query": "seen[3].query",
     "k": "seen[3].key",

@@ -138,7 +138,7 @@ def test_an_entry_of_the_batch_is_chosen():
         (torch.ones(5), {}, r"got \(5,\)"),
         (torch.ones(1, 0, 0), {}, "nothing to show"),
         ({"weights": 1}, {}, "expected an AttentionMap or an array of weights, got dict"),
-        (rg.Attention()(*torch.zeros(3, 1, 1, 2, 4)), {}, "that of rg.attend is seen.weights"),
+        (rg.Attention()(*torch.zeros(3, 1, 1, 2, 4)), {}, r"that of rg.attend is the second of output, weights"),
     ],
 )
 def test_what_does_not_fit_is_refused(draw, weights, arguments, message):

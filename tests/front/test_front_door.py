@@ -164,6 +164,7 @@ WEIGHTS = torch.rand(3, 1, 2, 4, 4).softmax(-1)
         (WEIGHTS, 3),
         (WEIGHTS.numpy(), 3),
         (SimpleNamespace(attentions=tuple(WEIGHTS)), 3),
+        ({"a": WEIGHTS[0], "b": WEIGHTS[1]}, 2),
         (WEIGHTS[0], 1),
         (WEIGHTS[0, 0, 0], 1),
     ],
@@ -185,8 +186,39 @@ def test_weights_that_are_shown_are_saved_as_a_page(tmp_path):
         shown.save(tmp_path / "attention.png")
 
 
+@pytest.mark.parametrize("kind", [torch.long, torch.bool])
+def test_weights_of_0_and_1_may_be_integers(kind):
+    pytest.importorskip("anywidget")
+    (sheet,) = rg.show(torch.eye(3).to(kind), [*"abc"]).answers.sheets
+    assert torch.equal(sheet.maps[0].dense()[0, 0], torch.eye(3))
+
+
+def test_a_watch_is_shown_too_and_outputs_with_several_parts_are_named(seen):
+    pytest.importorskip("anywidget")
+    (sheet,) = rg.show(seen, [*"abcde"]).answers.sheets
+    assert len(sheet.maps) == 3
+    with pytest.raises(rg.RegardError, match=r"one of \.encoder_attentions"):
+        rg.show(SimpleNamespace(cross_attentions=(), encoder_attentions=()))
+    with pytest.raises(rg.RegardError, match=r"each step of a generation.*seen\.generation"):
+        rg.show([tuple(WEIGHTS), tuple(WEIGHTS)])
+
+
+@pytest.mark.parametrize("wrong", [torch.tensor([[3, 1, 4, 1, 5]]), "a text", 3, Words(), [3, 1, 4, 1, 5]])
+def test_ids_in_the_place_of_tokens_are_refused_with_the_call_that_names_them(seen, wrong):
+    pytest.importorskip("anywidget")
+    with pytest.raises(rg.RegardError, match="convert_ids_to_tokens"):
+        seen.show(wrong)
+
+
+def test_an_empty_list_of_layers_is_refused(model):
+    with pytest.raises(rg.RegardError, match="Leave out layers="):
+        rg.watch(model, layers=[])
+
+
 def test_scores_in_place_of_weights_are_noticed():
     pytest.importorskip("anywidget")
+    with pytest.warns(UserWarning, match="more than 1, so these may be scores"):
+        rg.show(torch.ones(2, 5, 5), [*"abcde"])
     with pytest.warns(UserWarning, match="may be scores"):
         rg.show(torch.randn(2, 5, 5), [*"abcde"])
     with pytest.raises(rg.RegardError, match="hold NaN"):

@@ -70,7 +70,10 @@ def _names(heads: list[int]) -> list[str]:
 
 def as_weights(operation: str, weights: Any) -> Tensor:
     """Weights of any kind as a tensor (B, H, I, J)."""
-    remedy = "The maps of rg.watch are seen[0], seen[1], ..., one for each layer; that of rg.attend is seen.weights."
+    remedy = (
+        "The maps of rg.watch are seen[0], seen[1], ..., one for each layer; that of rg.attend is the second of "
+        "output, weights = rg.attend(...)."
+    )
     try:
         tensor = weights if isinstance(weights, Tensor) else torch.as_tensor(np.asarray(weights))
     except (TypeError, ValueError, RuntimeError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -46,11 +46,23 @@ def show(
 
 def _layers(attentions: Any) -> Sequence[Any]:
     """The weights of each layer: the items of a list, of a generator, of a stack, or of what transformers returns."""
-    attentions = getattr(attentions, "attentions", attentions)
+    if hasattr(attentions, "cross_attentions") and not hasattr(attentions, "attentions"):
+        raise RegardError(
+            "show: this model has an encoder and a decoder. Show one of .encoder_attentions, .decoder_attentions and "
+            ".cross_attentions (with queries=, the tokens of the decoder)."
+        )
+    attentions = getattr(attentions, "attentions", getattr(attentions, "maps", attentions))
+    attentions = list(attentions.values()) if isinstance(attentions, Mapping) else attentions
     if isinstance(attentions, list | tuple | Iterator):
         layers = list(attentions)
         if layers and all(isinstance(layer, str) for layer in layers):
             raise RegardError("show: the first argument is a list of texts. Weights come first: show(weights, tokens).")
+        if layers and all(isinstance(layer, list | tuple) for layer in layers) and hasattr(layers[0][0], "shape"):
+            raise RegardError(
+                "show: these are the weights of each step of a generation. One map of the whole text is "
+                "seen.generation, after `with rg.watch(model, tokenizer) as seen: model.generate(...)`: "
+                "seen.generation.show()."
+            )
         return layers
     return list(attentions) if getattr(attentions, "ndim", 0) == 5 else [attentions]
 
@@ -58,13 +70,16 @@ def _layers(attentions: Any) -> Sequence[Any]:
 def _weights(layer: Any) -> Tensor:
     """Weights that can be drawn; scores before the softmax are drawn too, with a warning."""
     weights = as_weights("show", layer)
+    weights = weights if weights.is_floating_point() else weights.float()
     if not bool(weights.isfinite().all()):
         raise RegardError(
             "show: the weights hold NaN or infinite numbers. The softmax of a row in which every score is -inf is NaN: "
             "let each query attend to a key, or give weights.nan_to_num(0.0)."
         )
-    if bool((weights < 0).any()):
+    if bool((weights < 0).any()) or bool((weights.float().sum(-1) > 1.01).any()):
         warnings.warn(
-            "show: some weights are negative, so these may be scores. Weights are scores.softmax(-1).", stacklevel=5
+            "show: some weights are negative, or a row sums to more than 1, so these may be scores. Weights are "
+            "scores.softmax(-1).",
+            stacklevel=5,
         )
     return weights

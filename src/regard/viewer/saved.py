@@ -45,7 +45,7 @@ def save_texts(path: str | os.PathLike[str], texts: Sequence[TextReading | Sheet
     if kind in PICTURES:
         raise RegardError(
             f"save({str(path)!r}): a page is one .html file, or a folder. To save a picture of a head, call "
-            f"heatmap(...).savefig({Path(path).name!r}), or seen.heatmap(layer=0, head=0).savefig(...)."
+            f"rg.heatmap(weights, tokens).savefig({Path(path).name!r}), or seen.heatmap(layer=0, head=0).savefig(...)."
         )
     sheets = sheets_of(texts)
     return write_page(path, sheets) if kind in (".html", ".htm") else save_run(path, sheets)

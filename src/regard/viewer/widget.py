@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import MissingPackage, RegardError, errors_named
@@ -74,6 +74,8 @@ def watched_texts(
 
     If a module was called several times, as in generation, the last call with exactly these tokens is shown.
     """
+    for given in (tokens, targets):
+        _check_tokens(given)
     if seen.inputs.is_pictured or image is not None or grid is not None:
         return picture_sheets(seen, tokens, targets, batch, image, grid)
     step, decoded = _call_that_read(seen.decoder, tokens if targets is None else targets)
@@ -96,6 +98,17 @@ def watched_texts(
     if others:
         readings.insert(0, _reading("Model", others, tokens, None, batch, seen))
     return readings
+
+
+def _check_tokens(tokens: Any) -> None:
+    """Refuse ids, a whole text and a tokenizer in the place of the tokens of a text."""
+    is_listed = isinstance(tokens, Iterable) and not isinstance(tokens, str)
+    if tokens is None or (is_listed and all(isinstance(token, str) for token in tokens)):
+        return
+    raise RegardError(
+        f"seen: tokens are a list of texts, one for each token, got {type(tokens).__name__}. Of ids these are "
+        "tokenizer.convert_ids_to_tokens(ids[0]); with watch(model, tokenizer) none need be given."
+    )
 
 
 def _call_that_read(view: WatchedAttention, tokens: Sequence[str] | None) -> tuple[int, Sequence[str] | None]:

@@ -129,6 +129,8 @@ def watch(
             "watch(model, keep_calls=...): keep_calls belongs to watch() without a model. The calls of a model are "
             "bounded by its passes: watch(model, keep_steps=...)."
         )
+    if isinstance(layers, list | tuple) and not layers:
+        raise RegardError("watch(model, layers=[]): the list of layers is empty. Leave out layers= for all of them.")
     compiled, model = is_compiled(model), getattr(model, "_orig_mod", model)
     chosen = ChosenLayers(layers)
     watcher, steps = CompiledWatcher if compiled else Watcher, StepOptions(on_step, keep_steps)
