@@ -309,7 +309,7 @@ def test_an_index_that_is_no_layer_is_refused(index):
     ("name", "call"),
     [
         ("keys", "seen.names"),
-        ("values", "seen[3].value"),
+        ("values", "seen.maps.values()"),
         ("items", "seen.maps.items()"),
         ("k", "seen[3].key"),
         ("key", "seen[3].key"),
