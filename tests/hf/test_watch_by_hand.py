@@ -381,3 +381,37 @@ def test_an_attention_of_separate_heads_that_is_a_module_of_its_own(size):
     q, k = torch.randn(B, 2, T, C), torch.randn(B, 2, J, C)
     (_, weights), seen = watched(ScaledDotProductAttention(), {"q": q, "k": k, "v": k})
     torch.testing.assert_close(seen[0].dense(), weights, atol=1e-6, rtol=0)
+
+
+class Hand(nn.Module):
+    """Names that say nothing, but variables that say q, k and v."""
+
+    def __init__(self):
+        super().__init__()
+        self.p = nn.Linear(C, 3 * C)
+
+    def forward(self, x):
+        q, k, v = self.p(x).chunk(3, -1)
+        return (q @ k.mT / C**0.5).softmax(-1) @ v
+
+
+class BesideAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.hand = rg.nn.MultiHeadAttention(C, 2), Hand()
+
+    def forward(self, x):
+        output, _ = self.attention(x)
+        return self.hand(output)
+
+
+def test_variables_beside_a_softmax_are_as_good_as_names():
+    """Alone, and beside attention that is known by its name: nothing is left out without a word."""
+    model, x = BesideAttention().eval(), torch.randn(B, J, C)
+    with torch.no_grad(), rg.watch(model) as seen:
+        output = model(x)
+    with torch.no_grad():
+        assert_identical(output, model(x))
+        inner, _ = model.attention(x)
+        q, k, _ = model.hand.p(inner).chunk(3, -1)
+    torch.testing.assert_close(seen[1].dense()[:, 0], (q @ k.mT / C**0.5).softmax(-1))
