@@ -26,6 +26,8 @@ PROJECTION = re.compile(r"(^|_)(w?(q|k|v|qkv|kv|query|key|value|c_attn|attn)|[wu
 CROSS = re.compile(r"cross_?att|encdecattention|encoder_attn|encoder_attention|attn2$", re.IGNORECASE)
 #: Words that name attention in classes and variables.
 ATTENTION = re.compile("attention|attn|bahdanau|luong", re.IGNORECASE)
+#: Variables beside a softmax that say that it is one of attention.
+VARIABLES = ({"q", "k", "v"}, {"query", "key", "value"}, {"queries", "keys", "values"})
 #: Functions that compute attention: those of torch, and `regard.attend` under any name, or a call of an `Attention`.
 OURS = "regard.attend"
 OF_TORCH = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
@@ -49,7 +51,10 @@ def with_numbers(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 def _attends(module: nn.Module) -> bool:
-    """Whether a module calls such a function, or has two of these: an attention name, projections, a softmax."""
+    """Whether a module calls such a function, or has two of these: an attention name, projections, a softmax.
+
+    Beside a softmax, variables called q, k and v are as good as projections of these names.
+    """
     names = names_called(type(module))
     if isinstance(module, nn.MultiheadAttention | Attends) or INTERFACE in names or {*OF_TORCH, OURS} & names:
         return True
@@ -59,7 +64,9 @@ def _attends(module: nn.Module) -> bool:
         return True
     named = ATTENTION.search(type(module).__name__) is not None
     if "softmax" in names:
-        return named or _has_projections(module) or _code_names_attention(module)
+        variables = _own_variables(type(module))
+        has_variables = any(names <= variables for names in VARIABLES)
+        return named or _has_projections(module) or has_variables or _code_names_attention(module)
     return named and _has_projections(module)
 
 

@@ -24,8 +24,9 @@ NO_GRAPH = (
 #: Ends the errors of models that cannot be watched.
 SUPPORTED = (
     "Maps are recorded of attention that goes through transformers' attention interface (BERT, Llama, T5, ViT and some "
-    "350 more), F.scaled_dot_product_attention, nn.MultiheadAttention or regard.attend, that computes softmax itself, "
-    "or that is linear in the result of a projection named v_proj or value; and of transformers' recurrent layers"
+    "350 more), F.scaled_dot_product_attention, nn.MultiheadAttention or regard.attend, that computes softmax itself "
+    "(known by its name, its projections or its variables: attention, attn, qkv, or q, k and v), or that is linear in "
+    "the result of a projection named v_proj or value; and of transformers' recurrent layers"
 )
 #: Why a module of a compiled model has no map.
 NOT_IN_GRAPH = (
