@@ -1,4 +1,4 @@
-"""`ChangedMap`: the base of maps whose weights are those of another map, changed pair by pair."""
+"""`OfSource` and `ChangedMap`: bases of maps over the queries and keys of another map, and of those that change it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from torch import Tensor
 from regard.maps.attention_map import AttentionMap
 
 
-class ChangedMap(AttentionMap):
-    """A map with the same heads, queries and keys as its `source`; a subclass says how the weights change.
-
-    It requires grad if its source does, so a subclass also defines `live_rows`.
-    """
+class OfSource(AttentionMap):
+    """A map with the same heads, queries and keys as its `source`."""
 
     def __init__(self, source: AttentionMap) -> None:
         self.source = source
@@ -29,6 +26,13 @@ class ChangedMap(AttentionMap):
     @property
     def key(self) -> Tensor:
         return self.source.key
+
+
+class ChangedMap(OfSource):
+    """A map whose weights are those of its `source`, changed pair by pair; a subclass says how.
+
+    It requires grad if its source does, so a subclass also defines `live_rows`.
+    """
 
     @property
     def value(self) -> Tensor:

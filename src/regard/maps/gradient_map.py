@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.checks import checked
 from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
-from regard.maps.changed_map import ChangedMap
+from regard.maps.changed_map import ChangedMap, OfSource
 from regard.maps.gradients import LiveRows, Rows, given, joined_rows, mapped_rows
 from regard.maps.indices import Index, indices
 from regard.maps.reductions import Tile
@@ -20,7 +20,7 @@ from regard.pieces.contents import versions_of
 from regard.shapes import at_least_float32, grouped_scores, to_device
 
 
-class GradientMap(AttentionMap):
+class GradientMap(OfSource):
     """w_ij dL/dw_ij = w_ij (g_i . v_j): how much each weight of a map contributes to L, to first order.
 
     The output of a head is o_i = sum_j w_ij v_j, so with g_i = dL/do_i the derivative of L is dL/dw_ij = g_i . v_j. The
@@ -41,23 +41,11 @@ class GradientMap(AttentionMap):
 
     def __init__(self, source: AttentionMap, gradient: Tensor, value: Tensor) -> None:
         _check(source, gradient, value)
-        self.source, self.gradient, self._value = source, gradient.detach(), value.detach()
+        super().__init__(source)
+        self.gradient, self._value = gradient.detach(), value.detach()
         inputs = (gradient, value)
         self._live = inputs if torch.is_grad_enabled() and any(t.requires_grad for t in inputs) else None
-        self.attention, self.positions, self.grid = source.attention, source.positions, source.grid
         self._versions = self._current_versions()
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return self.source.shape
-
-    @property
-    def query(self) -> Tensor:
-        return self.source.query
-
-    @property
-    def key(self) -> Tensor:
-        return self.source.key
 
     @property
     def value(self) -> Tensor:

@@ -132,7 +132,7 @@ class ScoredMap(AttentionMap):
         """The tensors that the score compares, with their graphs if the map has them."""
         self._check_unchanged()
         if (made_of := getattr(self.attention.score, "made_of", None)) is not None:
-            raise RegardError(f"weights.{name}: this map has no queries and keys. It is {made_of}.")
+            raise RegardError(f"weights.{name}: {self._without_scores(made_of)}")
         return self._prepared if self._live is None else self._live[0]
 
     @property

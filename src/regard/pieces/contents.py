@@ -212,8 +212,6 @@ class Object(Kind):
 class Module(Object):
     """Modules: their parameters, buffers, submodules and other attributes, all of which can be exchanged."""
 
-    is_open = is_exchanged = True
-
     def __init__(self, of: type) -> None:
         super().__init__(of)
         self.is_open = self.is_exchanged = True
@@ -297,10 +295,9 @@ class Node:
     def __init__(self, kind: Kind) -> None:
         self.kind, self.frame, self.parts, self.built = kind, None, {}, ()
 
-    def complete(self, frame: Any, parts: dict[Any, Any]) -> Node:
-        self.frame, self.parts = frame, parts
+    def complete(self, parts: dict[Any, Any]) -> None:
+        self.parts = parts
         self.built = tuple(name for name, part in parts.items() if type(part) in (Node, Place))
-        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -372,7 +369,7 @@ class _Splitter:
             self._nodes[id(value)] = node
         parts = {name: self.read(part) for name, part in kind.parts(value).items()}
         parts = {n: part for n, part in parts.items() if type(n) is not Member or type(part) in (Node, Place)}
-        node.complete(None, parts)
+        node.complete(parts)
         if not (node.built or kind.is_exchanged):
             return value
         node.frame = kind.frame(value)
