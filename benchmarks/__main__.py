@@ -51,6 +51,11 @@ def main(
         settings = mechanisms.BenchOptions(groups, full, device, json, picture)
         if list_:
             return _list(settings, suites)
+        if groups == () and settings != mechanisms.BenchOptions(groups):
+            raise RegardError(
+                "bench: --full, --device, --json and --picture are for mechanisms, and only suites of goals were "
+                f"chosen. Name a group too, one of {', '.join(GROUPS)}, or leave the options out."
+            )
         if groups is None or groups:
             mechanisms.run(settings)
         if suites and _missed(suites):

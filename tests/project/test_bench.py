@@ -512,6 +512,8 @@ def test_ctrl_c_keeps_what_was_measured(few, monkeypatch, tmp_path):
         (["--device", "cuda", "--only", "statistics"], "torch finds no CUDA device on this machine"),
         (["--device", "cuda", "--list"], "torch finds no CUDA device on this machine"),
         (["--json", "no/such/folder/b.json"], "there is no folder"),
+        (["watching", "--json", "b.json"], "are for mechanisms, and only suites of goals were chosen"),
+        (["--only", "ring", "--full"], "are for mechanisms, and only suites of goals were chosen"),
     ],
 )
 def test_mistakes_are_one_line(arguments, said):
