@@ -14,7 +14,7 @@ import typer
 from benchmarks import mechanisms
 from benchmarks.cases import GROUPS
 from benchmarks.roofline import commit
-from regard.errors import MissingPackage, RegardError, nearest
+from regard.base.errors import MissingPackage, RegardError, nearest
 
 #: Suites of goals, each a file of this folder, and what they measure.
 SUITES = {

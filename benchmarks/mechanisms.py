@@ -19,8 +19,8 @@ from benchmarks.peers.package import PACKAGES
 from benchmarks.report import Report, picture, print_rows
 from benchmarks.roofline import commit, measured
 from benchmarks.runner import Runner
+from regard.base.errors import RegardError, nearest
 from regard.cli.outputs import check_drawing, check_file
-from regard.errors import RegardError, nearest
 
 #: Seconds per peer, and for all cases without --full. Cases after that are listed, not measured.
 PAIR, ALL = 1.0, 540.0

@@ -18,9 +18,9 @@ from rich.text import Text
 from benchmarks.measure import Goal
 from benchmarks.roofline import Machine
 from benchmarks.runner import Line, Row
-from regard.errors import RegardError
+from regard.base.errors import RegardError
+from regard.base.whole_files import write_whole
 from regard.version import __version__
-from regard.whole_files import write_whole
 
 #: The largest factor between prediction and measurement that is not reported.
 PREDICTED = 2.0

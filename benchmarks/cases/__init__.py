@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from importlib import import_module
 
 from benchmarks.case import BenchSettings, Case
-from regard.errors import RegardError, nearest
+from regard.base.errors import RegardError, nearest
 
 #: The names of the groups, in the order of the report. Each is a file of this folder.
 GROUPS = (

@@ -11,6 +11,8 @@ from torch import Tensor
 
 import regard as rg
 from benchmarks.case import CALLS, Aim, BenchSettings, Case, Side
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes
 from regard.catalog import mechanism
 from regard.diagnosis.laws import Example
 from regard.engine.kernel import KernelProblem
@@ -18,8 +20,6 @@ from regard.engine.kernel.attention import forward_call
 from regard.engine.kernel.library import load
 from regard.engine.kernel.running import workspace
 from regard.engine.problem import Problem
-from regard.positions import Positions
-from regard.shapes import Sizes
 
 HEADS, WIDTH = 4, 32
 #: The goal in microseconds.

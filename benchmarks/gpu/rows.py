@@ -15,7 +15,7 @@ import torch
 
 import regard as rg
 from benchmarks.gpu.machine import Machine
-from regard.whole_files import write_whole
+from regard.base.whole_files import write_whole
 
 Row = dict[str, Any]
 

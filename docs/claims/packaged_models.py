@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertModel
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.hf.models import load_model
 
 DENSE = {

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+from regard.base.errors import RegardError
+
 ROOT = Path(__file__).resolve().parents[2]
 #: Title of a page, and the module whose public names it has: `regard` itself, then its rooms.
 REFERENCE = {"Attend": "regard.api"} | {
@@ -88,6 +90,8 @@ def _entry(module: ModuleType, name: str) -> str:
 
 def _home(value: type, module: ModuleType) -> str:
     """The module that defines a class or function, where its docstring is read."""
+    if value is RegardError:  # its __module__ is `regard`, for tracebacks
+        return "regard.base.errors"
     return value.__module__ if value.__module__.startswith("regard.") else module.__name__
 
 

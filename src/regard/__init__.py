@@ -15,8 +15,8 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from regard.other_libraries import INNER_ROOMS, ROOMS, missing_here
-from regard.upper_layers import importers
+from regard.base.other_libraries import INNER_ROOMS, ROOMS, missing_here
+from regard.base.upper_layers import importers
 from regard.version import __version__ as __version__
 
 importers.update({name: partial(import_module, f"regard.{name}") for name in (*ROOMS, *INNER_ROOMS, "api")})

@@ -3,23 +3,23 @@
 from regard.attention import Attention
 from regard.attention_output import attend, plan
 from regard.attribution import Target, attribute, faithfulness
+from regard.base.errors import RegardError
 from regard.biases import ALiBi
 from regard.caches import GrowingCache
 from regard.catalog import mechanism, mechanisms
-from regard.combine import combine
+from regard.composites.combine import combine
 from regard.diagnosis import check
 from regard.drawing import figure, heatmap, show, weight_table
 from regard.edits import KnockOut, Where
 from regard.encodings import RoPE
 from regard.engine.ring import Ring
-from regard.errors import RegardError
 from regard.hf import TextReader, edit, importance, load_model, prune, register, watch
 from regard.maps import AttentionMap
 from regard.masks import causal, documents, mask_mod, mask_tensor, padding, window
+from regard.nn.torch_attention import scaled_dot_product_attention
 from regard.profiling import profile_corpus
 from regard.scores import Dot
 from regard.stats import findings, profile, roles, rollout
-from regard.torch_attention import scaled_dot_product_attention
 
 __all__ = [
     "ALiBi",

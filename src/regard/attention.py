@@ -11,8 +11,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from regard.checks import explained
-from regard.errors import RegardError
+from regard.base.checks import explained
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes, at_least_float32, has_numbers, pick, without_autocast
+from regard.base.upper_layers import upper_layer
 from regard.pieces.bias import Bias, State
 from regard.pieces.call_tensors import CallTensors, tensors_for
 from regard.pieces.contents import PieceTemplate, is_small, split_tensors, tensor_snapshot
@@ -25,9 +28,6 @@ from regard.pieces.position import Encoding
 from regard.pieces.score import Dot, Score
 from regard.pieces.selection import Selection
 from regard.pieces.transition import Steps, Transition, scaled_steps
-from regard.positions import Positions
-from regard.shapes import Sizes, at_least_float32, has_numbers, pick, without_autocast
-from regard.upper_layers import upper_layer
 
 #: No tensors beside queries, keys and values.
 EMPTY: CallTensors = MappingProxyType({})

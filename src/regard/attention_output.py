@@ -12,12 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention, checked_attention
+from regard.base.checks import explained
+from regard.base.context import ContextItems
+from regard.base.errors import RegardError, errors_named
+from regard.base.positions import Positions, check_positions
+from regard.base.shapes import Sizes, check_finite, in_autocast_dtype, without_autocast
+from regard.base.spans import Spans
+from regard.base.upper_layers import importers
 from regard.caches import Cache, Extended, GrowingCache, RecurrentCache
 from regard.call_options import CallOptions
-from regard.checks import explained
 from regard.composites.composite import Composite, CompositeCall
 from regard.composites.plan import CompositePlan, PlannedMap, PlannedPart
-from regard.context import ContextItems
 from regard.engine.hidden import may_be_spoiled, without_hidden
 from regard.engine.kept_plans import Request, kept_plans
 from regard.engine.plan import ExecutionPlan
@@ -25,7 +30,6 @@ from regard.engine.plan import plan as engine_plan
 from regard.engine.problem import Problem, Result
 from regard.engine.ring import RankShare, Ring, RingCall, RingPlan
 from regard.engine.transforms import numbers_needed, refuse_tracing, uncompiled
-from regard.errors import RegardError, errors_named
 from regard.maps.attention_map import AttentionMap
 from regard.maps.call_map import map_of, problem_of
 from regard.maps.listener import Listeners
@@ -33,10 +37,6 @@ from regard.maps.ring_map import RingMap
 from regard.maps.ring_transported_map import RingTransportedMap
 from regard.pieces.call_tensors import ARGUMENTS, CallTensors, check_call_tensors, needs_of
 from regard.pieces.mask import Mask
-from regard.positions import Positions, check_positions
-from regard.shapes import Sizes, check_finite, in_autocast_dtype, without_autocast
-from regard.spans import Spans
-from regard.upper_layers import importers
 
 #: Listeners of every call of `attend`. The module is None: a function does not know its caller.
 attend_listeners = Listeners()

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from regard.other_libraries import answers_for
+from regard.base.other_libraries import answers_for
 from regard.pieces.bias import AdditiveBias, ALiBi, Bias, LearnedTable, ShawBias, Softcap, T5Bias, TransformerXLBias
 from regard.pieces.distance_bias import FIREBias, KERPLEBias
 from regard.pieces.forgetting import ForgettingBias

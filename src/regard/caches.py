@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard.checks import Count, Size, checked
-from regard.errors import RegardError
-from regard.other_libraries import answers_for
+from regard.base.checks import Count, Size, checked
+from regard.base.errors import RegardError
+from regard.base.other_libraries import answers_for
+from regard.base.positions import Positions
+from regard.base.spans import Spans
 from regard.pieces.call_tensors import CallTensors
 from regard.pieces.mask import Mask, prefix, window
-from regard.positions import Positions
-from regard.spans import Spans
 
 __all__ = ["Cache", "GrowingCache", "LatentCache", "RecurrentCache", "RingCache"]
 

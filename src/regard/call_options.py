@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes, has_numbers
 from regard.composites.composite import Composite
-from regard.errors import RegardError
 from regard.pieces.bias import Bias
 from regard.pieces.data_masks import mask_tensor, padding
 from regard.pieces.mask import Mask, causal, conjuncts
 from regard.pieces.mask_conventions import hides, mask_remedy, means_may_not_attend
 from regard.pieces.score import Dot
 from regard.pieces.tensor_bias import LearnedBias, bias_of
-from regard.positions import Positions
-from regard.shapes import Sizes, has_numbers
 
 
 class CallOptions(NamedTuple):

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from regard.other_libraries import answers_for
+from regard.base.other_libraries import answers_for
 from regard.pieces.chosen import chosen_keys
 from regard.pieces.data_masks import bigbird, documents, global_tokens, mask_mod, mask_tensor, padding, random_blocks
 from regard.pieces.mask import Mask, block_local, causal, dilated, prefix, window

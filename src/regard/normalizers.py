@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from regard.other_libraries import answers_for
+from regard.base.other_libraries import answers_for
 from regard.pieces.normalizer import (
     Entmax15,
     Hardmax,

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from regard.other_libraries import answers_for
+from regard.base.other_libraries import answers_for
 from regard.pieces.feature_maps import EluPlusOne, FeatureMap, FeatureScore, RandomFeatures
 from regard.pieces.score import Additive, Bilinear, Concat, Cosine, Dot, LatentDot, Score
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from regard.other_libraries import answers_for
+from regard.base.other_libraries import answers_for
 from regard.pieces.selection import BlockIndexer, BlockMeans, CompressedBlocks, HashBuckets, Selection, TokenIndexer
 
 __all__ = ["BlockIndexer", "BlockMeans", "CompressedBlocks", "HashBuckets", "Selection", "TokenIndexer"]

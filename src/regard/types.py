@@ -6,16 +6,16 @@ from regard.attention_output import AttentionOutput
 from regard.attribution.edge_patching import HeadEdges
 from regard.attribution.faithfulness import FaithfulnessCurves
 from regard.attribution.result import Attribution
+from regard.base.other_libraries import answers_for
+from regard.base.positions import Positions
+from regard.base.spans import Spans
 from regard.catalog import CatalogEntry
 from regard.composites.plan import CompositePlan
 from regard.diagnosis.report import CheckFinding, CheckReport
 from regard.engine.plan import ExecutionPlan
 from regard.engine.ring import RankLost, RingPlan
-from regard.other_libraries import answers_for
 from regard.pieces.grid import Grid
-from regard.positions import Positions
 from regard.profiling.corpus_profile import CorpusProfile
-from regard.spans import Spans
 from regard.stats.cache_split import KeyHeadSplit, LayerSplit
 from regard.stats.composition import CompositionScores, HeadMatrices, HeadPair
 from regard.stats.head_table import HeadTable, LayerTable

@@ -186,7 +186,7 @@ def test_a_line_that_is_no_utf8_is_set_aside_and_named(model, reader, tmp_path):
     assert "could be read. The first: line 1" in " ".join(run(file, status=2).stderr.split())
 
 
-@pytest.mark.parametrize("full", ["regard.whole_files.os.replace", "safetensors.torch.save_file"])
+@pytest.mark.parametrize("full", ["regard.base.whole_files.os.replace", "safetensors.torch.save_file"])
 def test_a_full_disk_after_the_fold_costs_no_numbers(model, corpus, tmp_path, monkeypatch, full):
     at_once = json.loads(run(corpus, "--json").stdout)
 

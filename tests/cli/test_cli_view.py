@@ -18,9 +18,9 @@ pytest.importorskip("uvicorn")
 
 
 from fabricated import fabricate, made_run
+from regard.base.errors import MissingPackage
 from regard.cli.app import app
 from regard.cli.demo import SENTENCES
-from regard.errors import MissingPackage
 from regard.lab.pages import translations
 
 SENTENCE = "The animal didn't cross the street because it was too tired."

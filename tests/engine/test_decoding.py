@@ -10,7 +10,7 @@ import torch
 
 import regard as rg
 from decoding import Table, Traced, exhaustive, plain_beam
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.lab import SYSTEMS, build
 from regard.lab.data.vocabulary import BOS, EOS, PAD
 from regard.lab.decoding.alignment import attention_of

@@ -14,13 +14,13 @@ import drawn
 import regard as rg
 from cataloged import SINGLE
 from drawn import BIASES, CLOSE, examples, problems
+from regard.base.shapes import Sizes
+from regard.base.versions import numbers
 from regard.catalog import mechanisms
 from regard.engine import flex
 from regard.engine.plan import plan
 from regard.engine.problem import Problem
 from regard.reference import reference
-from regard.shapes import Sizes
-from regard.versions import numbers
 
 SCORES = {name: drawn.SCORES[name] for name in ("dot", "unscaled", "cosine", "bilinear")}
 NORMALIZERS = {name: drawn.NORMALIZERS[name] for name in ("softmax", "warm", "sink")}

@@ -11,10 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import drawn
 import regard as rg
 from kernels import LEVELS, at_level, every_level, gradient_budget, in_dtype, needs_kernel, problems, weight_errors
+from regard.base.shapes import Sizes
 from regard.engine.kernel import Kernel
 from regard.engine.problem import Problem
 from regard.reference import reference
-from regard.shapes import Sizes
 from rounding import FLOAT32, budget, unit_roundoff
 
 pytestmark = needs_kernel

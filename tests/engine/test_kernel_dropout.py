@@ -13,11 +13,11 @@ from test_kernel import within
 import drawn
 import regard as rg
 from kernels import LEVELS, at_level, every_level, gradient_budget, in_dtype, needs_kernel, problems
+from regard.base.shapes import Sizes
 from regard.engine.dense import Dense
 from regard.engine.kernel import Kernel
 from regard.engine.problem import Problem
 from regard.pieces.dropout import kept
-from regard.shapes import Sizes
 from rounding import budget
 
 pytestmark = needs_kernel

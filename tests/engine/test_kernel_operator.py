@@ -8,12 +8,12 @@ from torch.library import opcheck
 
 import regard as rg
 from kernels import REASON, at_level, every_level, needs_kernel
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.spans import Spans
 from regard.engine.kernel.operator import OPERATOR
-from regard.errors import RegardError
 from regard.pieces.dropout import kept
 from regard.pieces.same_group import groups_mask
-from regard.positions import Positions
-from regard.spans import Spans
 
 pytestmark = needs_kernel
 REAL = torch.tensor([[False, True, True, True, False, True, True, True, True], [True] * 6 + [False] * 3])

@@ -12,10 +12,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import regard as rg
 from kernels import DTYPES, every_level, needs_kernel
+from regard.base.shapes import Sizes
 from regard.engine.kernel import rotation
 from regard.engine.problem import Problem
 from regard.reference import reference
-from regard.shapes import Sizes
 from rounding import unit_roundoff
 
 pytestmark = needs_kernel

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import regard as rg
 from drawn import examples, problems
+from regard.base.shapes import Sizes
 from regard.engine import blocked
 from regard.engine.blocked import Work
 from regard.engine.blocks import blocks
@@ -17,7 +18,6 @@ from regard.engine.fused import block_of
 from regard.engine.kernel.library import load_fast
 from regard.engine.plan import plan
 from regard.engine.problem import Problem
-from regard.shapes import Sizes
 
 #: 4 query heads over 2 of keys, 300 queries and keys of width 8, values of width 6.
 Q, K, V = torch.randn(2, 4, 300, 8), torch.randn(2, 2, 300, 8), torch.randn(2, 2, 300, 6)

@@ -16,7 +16,7 @@ import pytest
 
 import regard as rg
 from imports import SOURCE
-from regard.other_libraries import INNER_ROOMS, ROOMS
+from regard.base.other_libraries import INNER_ROOMS, ROOMS
 
 sys.path.insert(0, str(SOURCE.parents[1] / "docs" / "hooks"))
 reference = importlib.import_module("reference")
@@ -25,7 +25,7 @@ sys.path.pop(0)
 PAGES = dict(reference.pages())
 ENTRIES = {path: re.findall(r"^::: ([\w.]+)$", text, re.M) for path, text in PAGES.items()}
 #: Packages whose names are not for users: commands and their parts, and the engines behind `attend`.
-INSIDE = {"catalog", "cli", "engine", "pieces", "reference", "texts"}
+INSIDE = {"base", "catalog", "cli", "engine", "pieces", "reference"}
 INSIDE |= {"attribution", "diagnosis", "drawing", "profiling"}
 
 
@@ -63,7 +63,7 @@ def test_an_entry_finds_its_name_and_has_a_text(entry):
     value = getattr(importlib.import_module(home), name)
     assert find_spec(home).submodule_search_locations is None or find_spec(entry) is None, "a module hides the name"
     if inspect.isclass(value) or inspect.isroutine(value):
-        assert inspect.unwrap(value).__doc__ and value.__module__ in (home, "builtins")
+        assert inspect.unwrap(value).__doc__ and value.__module__ in (home, "builtins", "regard")
     else:
         assert reference.comment(importlib.import_module(home), name), f"write a comment #: above {name}"
 

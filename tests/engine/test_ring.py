@@ -16,8 +16,8 @@ import torch
 from typer.testing import CliRunner
 
 import regard as rg
+from regard.base.errors import RegardError
 from regard.cli.app import app
-from regard.errors import RegardError
 from rings import cases, main
 
 

@@ -9,12 +9,12 @@ import torch
 from typer.testing import CliRunner
 
 import regard as rg
+from regard.base.names import OF_FIGURES
 from regard.cli.app import app
 from regard.cli.check import load
 from regard.engine.formatting import size
 from regard.lab.pages.runs import open_folder
 from regard.maps.stored import load_map, save_map
-from regard.names import OF_FIGURES
 from regard.viewer.server import listen
 
 

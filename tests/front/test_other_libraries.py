@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import regard as rg
-from regard.other_libraries import CALLS, INNER_ROOMS, OF_MAPS, OF_WATCHED, ROOMS
+from regard.base.other_libraries import CALLS, INNER_ROOMS, OF_MAPS, OF_WATCHED, ROOMS
 
 OWNERS = {"WatchedAttention": rg.hf.WatchedAttention, "AttentionMap": rg.AttentionMap, "Tensor": torch.Tensor}
 ROOTS = {"rg": rg, "seen": rg.hf.WatchedAttention, "weights": rg.AttentionMap}

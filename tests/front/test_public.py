@@ -21,11 +21,10 @@ WALKED = (m.name for m in pkgutil.walk_packages([str(SOURCE)], "regard."))
 #: The compiled kernels end in .so as modules do, and are none.
 MODULES = sorted(name for name in WALKED if "cli" not in name and not name.endswith(".libregard"))
 LAYERS = [
-    {"errors", "checks", "names", "closures", "context", "version", "versions", "whole_files"}
-    | {"shapes", "spans", "positions", "cluster", "upper_layers", "other_libraries", "texts"},
+    {"base", "version"},
     {"pieces", "attention"} | {"masks", "scores", "encodings", "biases", "normalizers", "selections", "transitions"},
     {"caches", "engine", "reference"},
-    {"maps", "composites", "catalog", "attention_output", "call_options", "combine", "nn", "torch_attention"},
+    {"maps", "composites", "catalog", "attention_output", "call_options", "nn"},
     {"stats", "edits", "hf", "drawing", "diagnosis"},
     {"profiling", "attribution"},
     {"viewer", "cli", "types", "api"},

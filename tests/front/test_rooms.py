@@ -13,7 +13,7 @@ import pytest
 import regard as rg
 from imports import FILES
 from public_names import PUBLIC
-from regard.other_libraries import INNER_ROOMS, ROOMS
+from regard.base.other_libraries import INNER_ROOMS, ROOMS
 
 
 def names_of_the_source():

@@ -19,7 +19,7 @@ import pytest
 import catalog_types
 import regard as rg
 from imports import SOURCE
-from regard.other_libraries import INNER_ROOMS, ROOMS
+from regard.base.other_libraries import INNER_ROOMS, ROOMS
 
 ROOT = SOURCE.parents[1]
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import regard as rg
 from extras import needs_transformers
-from regard.errors import nearest
+from regard.base.errors import nearest
 from regard.hf.attention_modules import attention_modules
 from regard.hf.capture.reasons import nothing_captured
 

@@ -14,7 +14,7 @@ import transformers
 import regard as rg
 from extras import needs_transformers
 from miniatures import sharpened
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.hf.capture.model_inputs import ModelInputs
 from regard.hf.image_grids import image_grids
 from regard.hf.window_maps import window_tokens

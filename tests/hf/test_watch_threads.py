@@ -19,7 +19,7 @@ from transformers.modeling_utils import AttentionInterface
 import regard as rg
 from extras import needs_transformers
 from miniatures import BERT, sharpened
-from regard.versions import backend_lookup
+from regard.base.versions import backend_lookup
 
 C, H, SECONDS = 8, 2, 20
 #: The method that finds backends.

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.lab import build
 from regard.lab.data import WordTokenizer, train_tokenizer
 from regard.lab.data.vocabulary import BOS, EOS, UNK

@@ -20,7 +20,7 @@ pytest.importorskip("pydantic")
 pytest.importorskip("sacrebleu")
 
 from regard import lab
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.lab.commands.study import StudyOptions, command_of, seeds_of, study_of
 from regard.lab.comparison import pruning, trials, workers
 from regard.lab.comparison import study as comparison

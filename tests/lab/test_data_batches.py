@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.lab.data import BOS, EOS, PAD, Batch, Batches
 
 ids = st.lists(st.integers(4, 50), max_size=12)

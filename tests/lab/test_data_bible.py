@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bibles import bible_database
-from regard.errors import RegardError
+from regard.base.errors import RegardError
+from regard.base.texts.caches import cache_folder
 from regard.lab.data import load_corpus
 from regard.lab.data.bible import EMBEDDED, build_bible, clean, read_bible, write_bible
 from regard.lab.data.fetching import WHEEL, Wheel, fetch_wheel, opened
 from regard.lab.data.gale_church import PRIORS, align, cost
-from regard.texts.caches import cache_folder
 
 # ---- Gale & Church ----
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
+from regard.base.errors import RegardError
 from regard.cli.app import app
-from regard.errors import RegardError
 
 
 @pytest.fixture

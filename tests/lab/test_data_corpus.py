@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.lab.data import Pair, WordTokenizer, encode_pairs, load_corpus, split_pairs
 from regard.lab.data.drift import suspicious_line
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.lab.data import load_corpus
 from regard.lab.data.drift import suspicious_line
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.lab.data import load_corpus, nearest_pairs, without_near
 
 words = st.sampled_from(["a", "b", "c", "d", "e", "F,", "g."])

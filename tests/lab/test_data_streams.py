@@ -11,10 +11,10 @@ import zipfile
 
 import pytest
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
+from regard.base.texts.files import lines
+from regard.base.texts.streams import utf8_stream
 from regard.lab.data import load_corpus
-from regard.texts.files import lines
-from regard.texts.streams import utf8_stream
 
 LINES = [f"猫 {n} été\u2028x\tΟ σκύλος {n}" for n in range(40)]
 TEXT = "\n".join(LINES) + "\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.lab.data import WordTokenizer, load_corpus, synthetic_pairs
 from regard.lab.data.synthetic import ADJECTIVES, ADVERBS, ARTICLES, BEINGS, LEXICON, PLACES, PREPOSITIONS, TASKS, VERBS
 

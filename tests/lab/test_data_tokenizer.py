@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.lab.data import BOS, EOS, PAD, UNK, SentencePiece, Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
 from regard.lab.data.synthetic import synthetic_pairs
 

@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.lab import build
 from regard.lab.data import Pair, WordTokenizer
 from regard.lab.decoding.search import Search

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.lab.runs.guards import alone, stop_signals
 
 

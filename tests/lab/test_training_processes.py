@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.lab.runs.config import Config, read_config
 from regard.lab.runs.run import METRICS, STATE, WEIGHTS, read_metrics, read_tensors
 from regard.lab.training.fitting import fit

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_only
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.lab.comparison.processes import LocalProcess
 from regard.lab.runs.config import Training, read_config
 from regard.lab.runs.files import write_tensors

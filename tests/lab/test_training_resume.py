@@ -19,6 +19,7 @@ import torch
 from typer.testing import CliRunner
 
 from regard import RegardError
+from regard.base.whole_files import write_whole
 from regard.cli.app import app
 from regard.lab import SYSTEMS
 from regard.lab.models.loss import Loss
@@ -29,7 +30,6 @@ from regard.lab.runs.run import METRICS, STATE, WEIGHTS, load_run, read_metrics
 from regard.lab.training import preparation
 from regard.lab.training.fitting import fit
 from regard.lab.training.preparation import prepare, reconfigured
-from regard.whole_files import write_whole
 
 TINY = (
     "data.corpus=reverse",
@@ -222,7 +222,7 @@ def test_training_on_a_full_disk_can_go_on_from_the_last_state(tmp_path, monkeyp
         def fsync(descriptor):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr("regard.whole_files.os.fsync", fsync)
+        monkeypatch.setattr("regard.base.whole_files.os.fsync", fsync)
 
     with pytest.raises(RegardError, match=r"No space left on device.*is kept.*--resume"):
         train(full, on_step=at_step(7, no_space))

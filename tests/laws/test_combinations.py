@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import regard as rg
 from drawn import CLOSE, WIDTHS, drawn_tensor, examples, leaves, problems
+from regard.base.shapes import Sizes
+from regard.base.spans import Spans
 from regard.engine.plan import plan
 from regard.engine.problem import Problem
 from regard.reference import reference
-from regard.shapes import Sizes
-from regard.spans import Spans
 from rounding import budget
 
 pytestmark = pytest.mark.usefixtures("small_blocks")

@@ -5,11 +5,11 @@ import torch
 
 import regard as rg
 from regard.attention import Attention
+from regard.base.positions import Positions
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indices import indices
 from regard.maps.stored import load_map, save_map
 from regard.pieces.grid import Grid
-from regard.positions import Positions
 
 
 class Signed(AttentionMap):

@@ -15,12 +15,12 @@ import drawn
 import regard as rg
 from exact_reductions import check, some_reductions
 from kernels import DTYPES, at_level, every_level, in_dtype, needs_kernel, problems, weight_errors
+from regard.base.shapes import Sizes
 from regard.engine.kernel import library
 from regard.engine.problem import Problem
 from regard.maps import compiled_reductions
 from regard.pieces.normalizer import any_coarse
 from regard.reference import reference
-from regard.shapes import Sizes
 from regard.stats.statistics import Allowed, Offset
 from regard.stats.token_reductions import Agreement, Offsets
 from rounding import FLOAT32, unit_roundoff

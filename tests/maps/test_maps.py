@@ -8,6 +8,7 @@ import torch
 
 import regard as rg
 from cataloged import SHARES
+from regard.base.shapes import Sizes
 from regard.catalog import mechanisms
 from regard.engine.problem import Problem
 from regard.maps import Tile
@@ -17,7 +18,6 @@ from regard.maps.reductions import greatest
 from regard.maps.scored_map import ScoredMap
 from regard.maps.stored import tabled
 from regard.reference import reference
-from regard.shapes import Sizes
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 every_mechanism = pytest.mark.parametrize("name", SHARES)

@@ -80,7 +80,7 @@ def test_a_table_tells_apart_more_keys_than_float32_can_count():
 
 
 @pytest.mark.parametrize(
-    "piece", ["os:system", "builtins:eval", "regard.errors:RegardError", "regard.nowhere:Dot", "Dot"]
+    "piece", ["os:system", "builtins:eval", "regard.base.errors:RegardError", "regard.nowhere:Dot", "Dot"]
 )
 def test_a_file_can_name_nothing_but_pieces(piece, tmp_path):
     q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))

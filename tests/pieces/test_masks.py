@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 import regard as rg
 from drawn import coins, grids, masks, placings, trees
+from regard.base.shapes import Sizes
+from regard.base.spans import Spans
 from regard.engine.blocks import blocks
 from regard.pieces.same_group import groups_mask
 from regard.reference.basics import Place
 from regard.reference.masks import attends as attends_by_definition
-from regard.shapes import Sizes
-from regard.spans import Spans
 
 spans = st.lists(st.tuples(st.integers(-20, 20), st.integers(-20, 20)), max_size=6).map(Spans.union)
 POINTS = range(-25, 25)

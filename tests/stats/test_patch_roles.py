@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regard as rg
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.stats import PatchGrid, contact_maps, patch_roles, shuffle_patches
 from regard.stats.roles import PATCH_KINDS
 from vision_models import esm

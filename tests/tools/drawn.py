@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 
 import regard as rg
+from regard.base.shapes import Sizes
 from regard.engine.problem import Problem
-from regard.shapes import Sizes
 
 CLOSE = {"rtol": 1e-8, "atol": 1e-9}
 

@@ -19,8 +19,8 @@ import pytest
 from packaging.requirements import Requirement
 
 import regard
-from regard.errors import RegardError
-from regard.versions import numbers
+from regard.base.errors import RegardError
+from regard.base.versions import numbers
 
 #: What transformers says of a name or an option that it has not yet.
 NAMES = (

@@ -22,7 +22,7 @@ FILES = {module_name(path): path for path in sorted(SOURCE.rglob("*.py"))}
 
 
 def imports(source: str) -> set[str]:
-    """The names below `regard` that a source text imports: "regard.texts.files" or "regard.texts.files.lines"."""
+    """The names below `regard` that a source text imports: "regard.hf.calls" or "regard.hf.calls.translate"."""
     return {name for node in ast.walk(ast.parse(source)) for name in _names(node) if name.startswith("regard.")}
 
 

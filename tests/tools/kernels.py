@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 import drawn
 import regard as rg
 from regard.attention import scores
+from regard.base.shapes import Sizes
 from regard.engine.kernel import library
 from regard.engine.problem import Problem
 from regard.reference import reference
-from regard.shapes import Sizes
 from rounding import FLOAT32, score_errors, unit_roundoff
 
 

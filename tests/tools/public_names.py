@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 import regard as rg
-from regard.other_libraries import INNER_ROOMS, ROOMS
+from regard.base.other_libraries import INNER_ROOMS, ROOMS
 
 #: Rooms whose names are always typed with the room: `rg.nn.Transformer`.
 APART = ("nn", "viewer", "lab")

@@ -6,7 +6,7 @@ import pytest
 
 import regard as rg
 from extras import is_missing, is_newer
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 
 try:
     rg.register()

@@ -10,10 +10,10 @@ import torch.distributed as dist
 
 import regard as rg
 from drawn import KEEPING
+from regard.base.errors import RegardError
 from regard.engine.kernel.library import load
 from regard.engine.ring import kv_chunk
 from regard.engine.ring.chunk_gradients import ChunkGradients
-from regard.errors import RegardError
 
 #: The cases of all files, by name.
 CASES = {}

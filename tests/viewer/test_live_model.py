@@ -15,7 +15,7 @@ import torch
 
 import regard as rg
 from pages import maps_of, reading, served
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.lab import load_pretrained
 from regard.lab.data import Pair
 from regard.lab.evaluation.pair_maps import read_pair

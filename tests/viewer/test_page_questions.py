@@ -12,7 +12,7 @@ from test_live_model import get, minilm, post
 import regard as rg
 from dense_edits import Dense
 from pages import served
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.viewer import load_run, save_run
 from regard.viewer.live_model import text_model
 from regard.viewer.live_request import LiveRequest

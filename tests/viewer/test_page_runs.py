@@ -13,7 +13,7 @@ pytest.importorskip("pydantic")
 pytest.importorskip("sacrebleu")
 
 from fabricated import fabricate, made_run
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.lab import SYSTEMS, align, build
 from regard.lab.comparison.curves import curves
 from regard.lab.data import BOS, EOS, Pair, WordTokenizer

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import regard as rg
 from pages import reading, told, translation
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.viewer import Sheet, load_run, save_run
 from regard.viewer.answers import Answers
 from regard.viewer.page import payload

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pages import HOSTILE, reading, served
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.viewer import Sheet
 
 pytest.importorskip("starlette")

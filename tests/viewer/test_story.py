@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pages import reading, told, translation
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.viewer import Sheet, Step, Story, load_run, save_run, write_page
 from regard.viewer.saved import STORY
 from regard.viewer.story import VIEWS, story_of

@@ -13,7 +13,7 @@ import torch
 
 import regard as rg
 from pages import FLAGS, WORDS, chromium, maps_of, reading, until
-from regard import upper_layers
+from regard.base import upper_layers
 from regard.viewer import figures, notebook_widget
 from regard.viewer import widget as widget_module
 from regard.viewer.page import bundle

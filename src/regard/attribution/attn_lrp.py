@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from regard.attribution.request import DECODER, INPUT, AttributionRequest, MethodResult
 from regard.attribution.traced_run import Rules, traced_run
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.hf.calls import AttentionCall
 from regard.maps import GradientMap
 

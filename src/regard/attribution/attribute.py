@@ -22,8 +22,8 @@ from regard.attribution.request import INPUT, AttributionRequest, MethodResult
 from regard.attribution.result import Attribution
 from regard.attribution.target import explained
 from regard.attribution.traced_run import check_model
-from regard.checks import checked
-from regard.errors import RegardError, nearest
+from regard.base.checks import checked
+from regard.base.errors import RegardError, nearest
 from regard.hf.attention_modules import ChosenLayers, attention_modules
 from regard.hf.token_labels import label_of
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from regard.attribution.traced_run import TracedCall
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.hf.calls import AttentionCall
 from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.edited_calls import editors

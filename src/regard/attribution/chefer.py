@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.attribution.request import DECODER, INPUT, AttributionRequest, MethodResult
 from regard.attribution.traced_run import TracedCall, TracedRun, traced_run
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.hf.attention_modules import ChosenLayers
 from regard.maps import AttentionMap
 from regard.maps.gradient_map import PositiveMap

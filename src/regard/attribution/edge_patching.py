@@ -25,7 +25,7 @@ from regard.attribution.blocks import BlockCalls, block_name, is_additive
 from regard.attribution.inputs import TextInputs
 from regard.attribution.request import DECODER, INPUT, AttributionRequest, MethodResult, received
 from regard.attribution.traced_run import Rules, TracedRun, gradients_on, traced_run
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.hf.attention_modules import attention_modules
 from regard.hf.calls import AttentionCall
 from regard.hf.heads.layout import Heads, ModelHeads

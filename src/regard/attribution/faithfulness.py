@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from regard.attribution.inputs import TextInputs, Translates, takes
 from regard.attribution.target import Explained, explained, predicts_next
 from regard.attribution.traced_run import check_model
-from regard.checks import Count, Size, checked
-from regard.errors import MissingPackage, RegardError
+from regard.base.checks import Count, Size, checked
+from regard.base.errors import MissingPackage, RegardError
 
 #: Tokens removed in the sentence, at most.
 NAMED = 5

@@ -19,7 +19,7 @@ from regard.attention import Attention
 from regard.attribution.call_changes import CallChange, changing, need_backend
 from regard.attribution.request import AttributionRequest, MethodResult, received
 from regard.attribution.traced_run import TracedCall, gradients_on, traced_run
-from regard.errors import RegardError, nearest
+from regard.base.errors import RegardError, nearest
 from regard.hf.calls import AttentionCall
 from regard.maps import AttentionMap, GradientMap, SumMap
 

@@ -14,12 +14,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
+from regard.base.shapes import at_least_float32, grouped_values, spread_indices
 from regard.hf.capture import WatchedAttention
 from regard.hf.heads.layout import ModelHeads
 from regard.maps import AttentionMap
 from regard.nn import CrossAttention, ModuleOutput
-from regard.shapes import at_least_float32, grouped_values, spread_indices
 
 #: Rows that are compared with weights @ values.
 ROWS = 4

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.attribution.inputs import TextInputs
 from regard.attribution.target import Explained
 from regard.attribution.traced_run import TracedCall
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.maps import AttentionMap
 
 #: The name of the tokens that the model reads, and of those of the decoder of an encoder-decoder.

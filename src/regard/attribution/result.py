@@ -11,9 +11,9 @@ from torch import Tensor
 from regard.attribution.edge_patching import HeadEdges
 from regard.attribution.faithfulness import FaithfulnessCurves
 from regard.attribution.request import INPUT
-from regard.errors import RegardError, nearest
+from regard.base.errors import RegardError, nearest
+from regard.base.upper_layers import upper_layer
 from regard.maps import AttentionMap, TopLinks
-from regard.upper_layers import upper_layer
 
 #: Tokens named in a printed attribution.
 NAMED = 5

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.attribution.inputs import TextInputs
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
 from regard.hf.token_labels import label_of
 
 #: A token by its id or by its text.

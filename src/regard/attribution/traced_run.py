@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.attribution.inputs import TextInputs
 from regard.attribution.projected_heads import ProjectedHeads, UnknownOutput
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.hf.calls import AttentionCall
 from regard.hf.capture import WatchedAttention, watch
 from regard.hf.capture.module_hooks import inside_backward

@@ -20,11 +20,11 @@ from regard.attribution.call_changes import CallChange, changing, need_backend
 from regard.attribution.chefer import reading_rows
 from regard.attribution.request import INPUT, AttributionRequest, MethodResult, one_sequence
 from regard.attribution.traced_run import Rules, TracedCall, traced_run
-from regard.errors import RegardError
+from regard.base.errors import RegardError
+from regard.base.shapes import at_least_float32
 from regard.hf.attention_modules import attention_modules
 from regard.hf.calls import AttentionCall
 from regard.maps import AttentionMap, MatrixMap
-from regard.shapes import at_least_float32
 
 FORMULA = "C_ij = 1 - cos(x_i, x_i without v_j), rows divided by their sums; relevance = e_t C_L ... C_1"
 #: A cosine distance below this is rounding: outputs that do not change are equal, to the bit.

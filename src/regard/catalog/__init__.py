@@ -7,9 +7,9 @@ from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
+from regard.base.checks import checked
+from regard.base.errors import RegardError, nearest
 from regard.catalog.entry import CatalogEntry
-from regard.checks import checked
-from regard.errors import RegardError, nearest
 
 __all__ = ["CatalogEntry", "mechanism", "mechanisms"]
 
@@ -35,7 +35,7 @@ def mechanism(name: str) -> CatalogEntry:
     >>> mechanism("GQA")
     Traceback (most recent call last):
         ...
-    regard.errors.RegardError: catalog: there is no mechanism 'GQA'. It is called 'grouped_query' here.
+    regard.RegardError: catalog: there is no mechanism 'GQA'. It is called 'grouped_query' here.
     """
     known = mechanisms()
     if name not in known:

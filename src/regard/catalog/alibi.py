@@ -1,9 +1,9 @@
 """ALiBi: attention with linear biases."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.biases import ALiBi
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.masks import causal
 
 

@@ -1,8 +1,8 @@
 """BigBird: a window, global tokens and random blocks."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.masks import bigbird as bigbird_mask
 
 

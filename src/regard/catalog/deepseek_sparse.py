@@ -1,8 +1,8 @@
 """DeepSeek sparse attention: each query attends to the tokens that a small indexer chooses."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.masks import causal
 from regard.selections import TokenIndexer
 

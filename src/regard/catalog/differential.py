@@ -1,8 +1,8 @@
 """Differential attention: the difference of two softmaxes."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.composites import DifferenceFactors, Sum
 from regard.masks import causal
 

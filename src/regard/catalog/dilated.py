@@ -1,8 +1,8 @@
 """Dilated sliding-window attention."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.masks import causal
 from regard.masks import dilated as window_with_gaps
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention
+from regard.base.errors import RegardError, nearest
+from regard.base.shapes import Sizes
 from regard.composites.composite import Composite
-from regard.errors import RegardError, nearest
 from regard.pieces.call_tensors import needs_of
-from regard.shapes import Sizes
 
 #: The families, in the order of the documentation, and what the weights of each are.
 FAMILIES = {

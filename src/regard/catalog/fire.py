@@ -1,9 +1,9 @@
 """FIRE: a small network of the distance."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.biases import FIREBias
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.masks import causal
 
 

@@ -1,9 +1,9 @@
 """Forgetting attention."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.biases import ForgettingBias
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.masks import causal
 
 

@@ -1,8 +1,8 @@
 """Gated linear attention."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.scores import Dot
 from regard.transitions import ChannelDecay
 

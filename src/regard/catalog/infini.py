@@ -1,8 +1,8 @@
 """Infini-attention: local softmax and a linear memory of earlier segments."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.composites import HeadGate, SegmentMemory, Sum
 from regard.masks import block_local, causal
 

@@ -1,9 +1,9 @@
 """KERPLE: biases by distance with learned shapes."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.biases import KERPLEBias
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.masks import causal
 
 

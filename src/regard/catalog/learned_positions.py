@@ -1,8 +1,8 @@
 """Learned absolute positions."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.encodings import LearnedPositions
 
 

@@ -1,8 +1,8 @@
 """Linformer: keys and values projected along the sequence."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.composites import Grouped
 from regard.pieces.key_groups import ProjectedGroups
 

@@ -1,8 +1,8 @@
 """Multi-head latent attention."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.encodings import RoPE
 from regard.masks import causal
 from regard.scores import LatentDot

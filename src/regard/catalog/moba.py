@@ -1,8 +1,8 @@
 """MoBA: each query attends to the blocks whose mean keys fit it best."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.masks import causal
 from regard.selections import BlockMeans
 

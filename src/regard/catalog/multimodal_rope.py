@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.encodings import AxialRoPE
 from regard.masks import causal
 

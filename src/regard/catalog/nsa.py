@@ -1,8 +1,8 @@
 """Native sparse attention: compressed, selected and near keys, with gates."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.composites import GateFactors, Grouped, Sum
 from regard.masks import causal, window
 from regard.pieces.key_groups import MeanGroups

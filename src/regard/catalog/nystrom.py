@@ -1,7 +1,7 @@
 """Nystrom attention: softmax through landmarks."""
 
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.composites import Nystrom
 
 

@@ -1,7 +1,7 @@
 """Attention through latents: the cross-attentions of a Perceiver."""
 
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.composites import ThroughLatents
 
 

@@ -1,8 +1,8 @@
 """Pooled keys: means of blocks of tokens."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.composites import Grouped
 from regard.masks import causal
 from regard.pieces.key_groups import MeanGroups

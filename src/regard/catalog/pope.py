@@ -1,8 +1,8 @@
 """PoPE: polar coordinates as positions."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.encodings import PoPE
 from regard.masks import causal
 from regard.scores import Dot

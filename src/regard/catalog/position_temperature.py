@@ -1,8 +1,8 @@
 """A temperature by position, for layers without positions."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.encodings import PositionTemperature
 from regard.masks import causal
 

@@ -1,8 +1,8 @@
 """Reformer: each query attends to the keys that are hashed into its buckets."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.masks import causal
 from regard.selections import HashBuckets
 

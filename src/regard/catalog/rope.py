@@ -1,8 +1,8 @@
 """Rotary position embedding."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.encodings import RoPE, Scaling
 from regard.masks import causal
 

@@ -3,8 +3,8 @@
 import torch
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.scores import Dot
 from regard.transitions import RWKV7
 

@@ -1,8 +1,8 @@
 """Scalable softmax."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.encodings import ScalableSoftmax
 from regard.masks import causal
 

@@ -1,8 +1,8 @@
 """Self-attention: one sequence attends to itself."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 
 
 @explained

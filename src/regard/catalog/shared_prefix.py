@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.masks import shared_prefix as shared_prefix_mask
 
 

@@ -1,9 +1,9 @@
 """Shaw's relative positions."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.biases import ShawBias
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 
 
 @explained

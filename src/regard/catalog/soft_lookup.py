@@ -1,8 +1,8 @@
 """Attention as a soft dictionary."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.normalizers import Hardmax, Softmax
 from regard.scores import Dot
 

@@ -1,9 +1,9 @@
 """Sparse attention by entmax."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
+from regard.base.errors import RegardError
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
-from regard.errors import RegardError
 from regard.normalizers import Entmax15, Normalizer, Softmax, Sparsemax
 
 _NORMALIZERS: dict[float, Normalizer] = {1.0: Softmax(), 1.5: Entmax15(), 2.0: Sparsemax()}

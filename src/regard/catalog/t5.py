@@ -1,9 +1,9 @@
 """T5's relative bias."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.biases import T5Bias
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.masks import causal
 from regard.scores import Dot
 

@@ -1,8 +1,8 @@
 """Token shift, of RWKV."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.masks import causal, window
 from regard.normalizers import Unnormalized
 from regard.scores import Dot

@@ -1,8 +1,8 @@
 """RoPE with YaRN scaling."""
 
 from regard.attention import Attention
+from regard.base.checks import explained
 from regard.catalog.entry import CatalogEntry
-from regard.checks import explained
 from regard.encodings import RoPE, YaRNScaling
 from regard.masks import causal
 

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from regard.base.errors import RegardError
 from regard.cli.compare import FEW_HEADS, NUM_HEADS, check_words, letter_of, print_differences
 from regard.cli.importance import most_important, with_importance
 from regard.cli.outputs import check_drawing, check_folder
@@ -19,7 +20,6 @@ from regard.cli.report import as_data, locate, print_findings, print_reading, pr
 from regard.cli.steps import shown_steps
 from regard.cli.summary import print_ending, print_probe, print_statements, print_summary
 from regard.cli.texts import read_texts
-from regard.errors import RegardError
 from regard.hf.text_reader import TextReader, TextResult, no_reductions
 from regard.stats.roles import RoleTable
 from regard.stats.text_differences import text_differences

@@ -13,10 +13,10 @@ from rich.text import Text
 
 from regard.attribution import attribute
 from regard.attribution.result import Attribution
+from regard.base.errors import RegardError
 from regard.cli.analyze import Options
 from regard.cli.steps import shown_steps
 from regard.cli.texts import read_texts
-from regard.errors import RegardError
 from regard.hf.text_reader import TextReader
 from regard.stats.numbering import head_name, layer_numbers
 

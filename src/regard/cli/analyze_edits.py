@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from regard.base.errors import RegardError
 from regard.cli.analyze import Options, save_page
 from regard.cli.outputs import check_folder
 from regard.cli.steps import shown_steps
@@ -17,7 +18,6 @@ from regard.cli.texts import read_texts
 from regard.edits import EditSequence, KnockOut
 from regard.edits.selection import Where
 from regard.edits.values import AttentionEdit
-from regard.errors import RegardError
 from regard.hf.edit_effects import SENTENCE, EditResult, edit_effect
 from regard.hf.text_reader import TextReader
 from regard.stats.roles import RoleTable

@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from regard.base.errors import RegardError
 from regard.cli.analyze import Options, save_page
 from regard.cli.outputs import check_folder
 from regard.cli.report import facts
 from regard.cli.steps import shown_steps
 from regard.cli.texts import read_texts
-from regard.errors import RegardError
 from regard.hf.generation_reader import GenerationResult, read_generation
 from regard.hf.text_reader import TextReader
 from regard.stats import CAVEAT

@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from regard.base.errors import MissingPackage, RegardError
 from regard.cli.analyze import Options, save_page
 from regard.cli.outputs import check_folder
 from regard.cli.steps import shown_steps
-from regard.errors import MissingPackage, RegardError
 from regard.hf.image_reader import ImageReader
 from regard.stats.numbering import head_name
 from regard.stats.roles import Role

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from regard.base.errors import MissingPackage, RegardError
 from regard.cli.extras import named
 from regard.cli.lab import lab
-from regard.errors import MissingPackage, RegardError
 from regard.version import __version__
 
 #: The beginning of a message that says what failed, as "load_model: " and "attend(positions=...): "; a path does not.

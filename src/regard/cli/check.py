@@ -16,11 +16,11 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from regard.base.errors import RegardError, nearest
 from regard.diagnosis import check
 from regard.diagnosis.failures import place_of
 from regard.diagnosis.progress import USUAL_CALLS, mistakes_of
 from regard.diagnosis.report import CheckFinding
-from regard.errors import RegardError, nearest
 
 
 def run(target: str, mask: str | None, scale: float | None, limit: float, as_json: bool) -> None:

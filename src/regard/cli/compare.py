@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.stats.text_differences import text_differences
 from regard.stats.text_reading import TextReading
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from regard.base.texts.embedded import passage
 from regard.cli.analyze import default_words
 from regard.cli.lab import lab
 from regard.cli.outputs import check_folder
@@ -16,7 +17,6 @@ from regard.cli.summary import print_summary
 from regard.engine.kernel.library import described
 from regard.hf.text_reader import TextReader, TextResult
 from regard.stats import CAVEAT
-from regard.texts.embedded import passage
 from regard.viewer import page_reductions, write_page
 from regard.viewer.sheet import sheets_of
 from regard.viewer.tour import tour

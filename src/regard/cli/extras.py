@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.errors import MissingPackage
+from regard.base.errors import MissingPackage
 
 #: Extra -> the extras inside it, and the modules that it adds. A larger extra stands below the smaller ones.
 EXTRAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.hf import importance, pruning_curve
 from regard.hf.heads.pruning_curve import ORDERS, TENTHS
 from regard.hf.text_reader import TextReader, TextResult

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from regard.base.errors import MissingPackage
 from regard.cli.extras import COMMANDS, extra_of, read_options
-from regard.errors import MissingPackage
 from regard.version import __version__
 
 #: Exit status after Ctrl-C.

@@ -8,7 +8,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-from regard.errors import MissingPackage, RegardError
+from regard.base.errors import MissingPackage, RegardError
 
 
 def check_folder(operation: str, option: str, folder: Path | None) -> None:
@@ -17,7 +17,7 @@ def check_folder(operation: str, option: str, folder: Path | None) -> None:
     >>> check_folder("analyze", "--save", Path(__file__))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    regard.errors.RegardError: see: --save ...outputs.py: that is a file. Give a folder, or the name of a new one.
+    regard.RegardError: see: --save ...outputs.py: that is a file. Give a folder, or the name of a new one.
     """
     if folder is None:
         return

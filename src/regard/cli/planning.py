@@ -15,10 +15,10 @@ from rich.text import Text
 
 from regard.attention import Attention
 from regard.attention_output import plan
+from regard.base.errors import RegardError, nearest
 from regard.catalog import CatalogEntry, mechanism
 from regard.composites import Composite
 from regard.engine.ring import Ring
-from regard.errors import RegardError, nearest
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 #: Parameters of mechanisms that are filled in from the sizes of the problem.

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.hf.text_reader import TextResult
 from regard.stats import CAVEAT
 from regard.stats.layer_kinds import kind_lines

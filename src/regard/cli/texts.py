@@ -6,8 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from regard.errors import RegardError
-from regard.texts.files import looks_like_path
+from regard.base.errors import RegardError
+from regard.base.texts.files import looks_like_path
 
 #: Ends the errors about a source.
 REMEDY = "Give a text, a UTF-8 file, or - for standard input."

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from regard.base.other_libraries import answers_for
 from regard.composites.composite import Composite
 from regard.composites.factors import ConstantFactors, DifferenceFactors, Factors, GateFactors, HeadGate
 from regard.composites.grouped import Grouped
@@ -9,7 +10,6 @@ from regard.composites.latents import ThroughLatents
 from regard.composites.memory import SegmentMemory
 from regard.composites.nystrom import Nystrom
 from regard.composites.sum import Sum
-from regard.other_libraries import answers_for
 from regard.pieces.key_groups import KeyGroups, MeanGroups, ProjectedGroups
 
 __all__ = [

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from regard.attention import Attention
+from regard.base.positions import Positions
+from regard.base.upper_layers import upper_layer
 from regard.maps.attention_map import AttentionMap
 from regard.pieces.holder import HoldsPieces
 from regard.pieces.mask import Mask
-from regard.positions import Positions
-from regard.upper_layers import upper_layer
 
 
 class Attended(Protocol):

@@ -9,8 +9,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from regard.checks import Size, checked
-from regard.errors import RegardError
+from regard.base.checks import Size, checked
+from regard.base.errors import RegardError
 
 #: No tensors of the call.
 EMPTY: Mapping[str, str] = MappingProxyType({})

@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from regard.attention import Attention
-from regard.checks import checked
+from regard.base.checks import checked
+from regard.base.shapes import Sizes
 from regard.composites.composite import Composite, CompositeCall
 from regard.maps.attention_map import AttentionMap
 from regard.maps.key_group_map import KeyGroupMap
@@ -15,7 +16,6 @@ from regard.masks import causal
 from regard.pieces.grid import Grid
 from regard.pieces.key_groups import KeyGroups
 from regard.pieces.mask import Mask, sees_no_later_key
-from regard.shapes import Sizes
 
 
 @checked

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
-from regard.checks import Size, checked
+from regard.base.checks import Size, checked
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
 from regard.composites.composite import Composite, CompositeCall
-from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.product_map import ProductMap
-from regard.positions import Positions
 
 
 @checked

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.attention import Attention, Prepared
-from regard.checks import Size, checked
+from regard.base.checks import Size, checked
+from regard.base.shapes import Sizes, at_least_float32
 from regard.composites.composite import Composite, CompositeCall
 from regard.maps.attention_map import AttentionMap
 from regard.maps.scored_map import ScoredMap
@@ -17,7 +18,6 @@ from regard.masks import block_local, causal
 from regard.normalizers import SumNormalizer
 from regard.pieces.mask import Mask
 from regard.scores import FeatureMap, FeatureScore
-from regard.shapes import Sizes, at_least_float32
 
 
 @checked

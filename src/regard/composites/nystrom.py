@@ -7,12 +7,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.attention import Attention
-from regard.checks import Size, checked
+from regard.base.checks import Size, checked
+from regard.base.positions import Positions
+from regard.base.shapes import at_least_float32
 from regard.composites.composite import Composite, CompositeCall
 from regard.maps.attention_map import AttentionMap
 from regard.maps.product_map import MatrixMap, ProductMap
-from regard.positions import Positions
-from regard.shapes import at_least_float32
 
 
 @checked

@@ -8,13 +8,13 @@ from typing import NoReturn
 from torch import Tensor
 
 from regard.attention import Attention
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes
 from regard.composites.composite import Composite
 from regard.engine.formatting import number
 from regard.engine.plan import ExecutionPlan
 from regard.maps.attention_map import AttentionMap
 from regard.pieces.grid import Grid
-from regard.positions import Positions
-from regard.shapes import Sizes
 
 
 @dataclass(frozen=True, eq=False)

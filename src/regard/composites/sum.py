@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.attention import Attention
-from regard.checks import checked
+from regard.base.checks import checked
+from regard.base.errors import RegardError
 from regard.composites.composite import Composite, CompositeCall
 from regard.composites.factors import ConstantFactors, Factors, check_number
-from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
 from regard.maps.sum_map import SumMap, union, weighted_sum
 from regard.pieces.mask import Mask

@@ -18,10 +18,10 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regard.base.errors import RegardError
 from regard.diagnosis.failures import FailedCall, ProgramEnded, listed
 from regard.diagnosis.progress import CheckProgress
 from regard.diagnosis.signatures import HEAD_WIDTHS, HEADS, WIDTHS, Roles, name_of, roles_of, signature_of
-from regard.errors import RegardError
 
 #: Query, key and value in the canonical order of axes, (B, H, n, D).
 Inputs = tuple[Tensor, Tensor, Tensor]

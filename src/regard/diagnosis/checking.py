@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
+from regard.base.checks import fits, words
+from regard.base.errors import RegardError, nearest
 from regard.biases import Bias
 from regard.catalog import CatalogEntry
-from regard.checks import fits, words
 from regard.diagnosis import invariance, numerics
 from regard.diagnosis.calling import AXES, NO_ARGUMENTS, Caller, callers_of
 from regard.diagnosis.grouping import grouping_finding, with_own_keys
@@ -38,7 +39,6 @@ from regard.diagnosis.signatures import build, name_of
 from regard.diagnosis.variants import Variant, term_finding, variant_of_measured, variants_of
 from regard.diagnosis.weights import Measurement, measurable_caller, measure
 from regard.encodings import Encoding
-from regard.errors import RegardError, nearest
 from regard.masks import Mask
 from regard.normalizers import Normalizer
 from regard.scores import Score

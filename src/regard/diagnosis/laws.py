@@ -13,18 +13,18 @@ from torch import Tensor
 
 from regard.attention import Attention
 from regard.attention_output import AttentionOutput
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes
 from regard.caches import GrowingCache
 from regard.catalog.entry import call_tensors
 from regard.composites import Composite
 from regard.engine import ENGINES, Problem
-from regard.errors import RegardError
 from regard.maps import Distance, Entropy, KeyTotals, Pool, Similarity, TopLinks
 from regard.masks import Mask, mask_mod, padding
 from regard.pieces.call_tensors import needs_of
 from regard.pieces.grid import Grid
-from regard.positions import Positions
 from regard.reference import reference
-from regard.shapes import Sizes
 
 #: A mechanism with query, key and value that fit it: small, and in float64.
 Example = tuple[Attention, Tensor, Tensor, Tensor]

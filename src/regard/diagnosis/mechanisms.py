@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
+from regard.base.errors import RegardError
 from regard.catalog import CatalogEntry, mechanisms
 from regard.composites import Composite
 from regard.diagnosis.calling import Caller, with_function
 from regard.diagnosis.scores import Product, product_of
 from regard.diagnosis.weights import Measurement, close, measure, with_identities
-from regard.errors import RegardError
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention
+from regard.base.errors import RegardError
 from regard.biases import Bias
 from regard.catalog import CatalogEntry
 from regard.diagnosis.laws import LAWS, Example, agrees_with_the_reference, gradients_agree_with_dense, is_defined
@@ -17,7 +18,6 @@ from regard.diagnosis.progress import CheckProgress
 from regard.diagnosis.report import CheckFinding, CheckReport
 from regard.encodings import Encoding
 from regard.engine import ENGINES
-from regard.errors import RegardError
 from regard.masks import Mask
 from regard.normalizers import Normalizer
 from regard.scores import Score

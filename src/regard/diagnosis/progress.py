@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from regard.base.errors import RegardError
 from regard.diagnosis.report import CheckFinding
-from regard.errors import RegardError
 
 #: About as many calls of a function are made; those with masks take more, those that fail fewer.
 USUAL_CALLS = 200

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 
 QUERY = {"q", "query", "queries", "x", "input", "inputs", "hidden", "hidden_state", "hidden_states", "decoder_hidden"}
 QUERY |= {"decoder_state", "decoder_states", "embeddings", "tokens", "tgt", "target", "src", "seq", "xq", "qs"}

@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, fontManager
 from numpy import linspace
 
+from regard.base.errors import RegardError
+from regard.base.whole_files import write_whole
 from regard.drawing.ramp import colormap
-from regard.errors import RegardError
-from regard.whole_files import write_whole
 
 #: What a figure can be saved as.
 KINDS = ("pdf", "svg", "png", "csv")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.maps import AttentionMap
 from regard.maps.indices import indices
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from regard.checks import Count, checked
+from regard.base.checks import Count, checked
+from regard.base.errors import RegardError, nearest
 from regard.drawing.panels import label, token_lists
 from regard.drawing.panels import panels as chosen_panels
 from regard.drawing.paper import NORMAL, Paper
 from regard.drawing.paper_panels import PANELS, Content, Drawn, Layer
 from regard.drawing.scale import ScaleName, WeightScale
-from regard.errors import RegardError, nearest
 from regard.maps import AttentionMap
 from regard.maps.share_map import ShareMap
 from regard.stats.numbering import layer_numbers

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.base.errors import RegardError, nearest
 from regard.drawing.paper import GOLD, INK, NORMAL, SMALL, SOFT, TALLEST, WIDEST, Paper, Row, every
-from regard.errors import RegardError, nearest
 from regard.stats import STATISTICS
 
 #: The most cells per side of a map; the least weight of an arc, if others are larger; the smallest cell with a number.

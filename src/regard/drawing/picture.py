@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from regard.checks import Count, checked
+from regard.base.checks import Count, checked
+from regard.base.errors import MissingPackage, RegardError
 from regard.drawing.panels import Heads, Panels, panels
 from regard.drawing.ramp import colormap, text_color
-from regard.errors import MissingPackage, RegardError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.checks import checked
+from regard.base.checks import checked
+from regard.base.errors import RegardError
+from regard.base.upper_layers import upper_layer
 from regard.drawing.panels import as_weights
-from regard.errors import RegardError
 from regard.maps import AttentionMap, MatrixMap
-from regard.upper_layers import upper_layer
 
 
 @checked

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from regard.checks import Count, checked
+from regard.base.checks import Count, checked
 from regard.drawing.panels import Heads, Panels, panels
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from regard.base.other_libraries import answers_for
 from regard.edits.reading import edit_from_json
 from regard.edits.selection import Where
 from regard.edits.values import (
@@ -13,7 +14,6 @@ from regard.edits.values import (
     ReplaceWeights,
     ScaleWeights,
 )
-from regard.other_libraries import answers_for
 
 __all__ = [
     "ActivationPatch",

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from regard.checks import checked
+from regard.base.checks import checked
+from regard.base.shapes import to_device
 from regard.edits.layer_edits import EditedTile, LayerEdits
 from regard.maps.attention_map import AttentionMap
 from regard.maps.changed_map import ChangedMap
 from regard.maps.gradients import LiveRows, mapped_rows
 from regard.maps.indices import Index
-from regard.shapes import to_device
 
 
 class EditedMap(ChangedMap):

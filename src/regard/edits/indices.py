@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.spans import INFINITY, Spans
+from regard.base.spans import INFINITY, Spans
 
 
 @dataclass(frozen=True)

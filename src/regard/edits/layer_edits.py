@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
 from regard.edits.pairs import AddedToScores, KnockedOut, Pairs
 from regard.edits.values import AddToScores, KnockOut, ReplaceWeights, ScaleWeights, check_sums
-from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
-from regard.positions import Positions
 from regard.stats.numbering import layer_number
 
 #: The largest weight on a forbidden key that is rounding.

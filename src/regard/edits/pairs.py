@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from regard.base.shapes import widest_float
+from regard.base.spans import EVERYTHING, Spans
 from regard.edits.indices import EVERY, Indices
 from regard.pieces.bias import AdditiveBias
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
-from regard.shapes import widest_float
-from regard.spans import EVERYTHING, Spans
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.base.errors import RegardError, nearest
 from regard.edits.selection import Where
 from regard.edits.values import (
     ActivationPatch,
@@ -20,7 +21,6 @@ from regard.edits.values import (
     Selecting,
 )
 from regard.edits.writing import FORMAT, VERSION
-from regard.errors import RegardError, nearest
 
 KINDS: dict[str, type[Selecting]] = {
     k.__name__: k for k in (KnockOut, ScaleWeights, AddToScores, ReplaceWeights, ActivationPatch)

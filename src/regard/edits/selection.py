@@ -9,10 +9,10 @@ from fnmatch import fnmatchcase
 from numbers import Integral
 from typing import Any, cast
 
-from regard.checks import checked
+from regard.base.checks import checked
+from regard.base.errors import RegardError, nearest
 from regard.edits.indices import EVERY, Indices
 from regard.edits.words import Choice, listed, numbers, range_of
-from regard.errors import RegardError, nearest
 from regard.stats.numbering import head_name, layer_number
 from regard.stats.roles import MEANINGS, RoleTable
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checks import HoldsMaps, checked
+from regard.base.checks import HoldsMaps, checked
+from regard.base.errors import RegardError, nearest
 from regard.edits.selection import Where
 from regard.edits.writing import to_json
-from regard.errors import RegardError, nearest
 from regard.maps.attention_map import AttentionMap
 
 #: Weights in place of those of a model: given rows, equal weights, a map of another run, or one for each layer.

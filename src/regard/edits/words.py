@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from regard.errors import RegardError, first_few
-from regard.spans import INFINITY
+from regard.base.errors import RegardError, first_few
+from regard.base.spans import INFINITY
 from regard.stats.text_reading import plain
 
 #: A part of a selection: a number, a name or a word, a slice, or a list of them. None: all.

@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.checks import HoldsMaps
+from regard.base.checks import HoldsMaps
+from regard.base.errors import RegardError
+from regard.base.whole_files import whole_file
 from regard.edits.selection import Where
-from regard.errors import RegardError
 from regard.maps.attention_map import AttentionMap
-from regard.whole_files import whole_file
 
 FORMAT = "regard edit"
 #: The version of the format; texts of later versions are refused.

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.attention import Prepared
+from regard.base.shapes import known_none
 from regard.engine.blocks import Block, blocks, cheapest_size, whole
 from regard.engine.dense import flops_per_pair
 from regard.engine.flash import FlashRows
@@ -28,7 +29,6 @@ from regard.engine.transforms import HIDDEN_GRADIENTS, differentiable_once
 from regard.pieces.contents import tensor_snapshot
 from regard.pieces.mask import Mask
 from regard.pieces.normalizer import RowStatistic, is_coarse
-from regard.shapes import known_none
 
 #: Bytes that one block may hold: its scores, and the temporary tensors of the same size.
 BLOCK_BYTES = 48 << 20

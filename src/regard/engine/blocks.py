@@ -11,9 +11,9 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from regard.base.positions import Positions
+from regard.base.spans import Spans
 from regard.pieces.mask import Both, Either, Mask, causal
-from regard.positions import Positions
-from regard.spans import Spans
 
 #: A block reads one interval of keys if that is at most this many times as long as the needed keys.
 HULL_SLACK = 1.25

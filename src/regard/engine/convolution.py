@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.base.shapes import at_least_float32
 from regard.engine.problem import Cost, Engine, Problem, Result, empty_result
 from regard.pieces.convolution import ConvolutionFilter
 from regard.pieces.normalizer import Unnormalized
 from regard.pieces.score import scale_of_heads
 from regard.pieces.transition import with_heads
-from regard.shapes import at_least_float32
 
 #: Up to `FEW` taps one sum for each distance is fastest, above `MANY` Fourier transforms are, between them conv1d.
 FEW, MANY = 4, 32

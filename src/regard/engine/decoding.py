@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.base.shapes import group, in_one_dtype
 from regard.engine.kernel.attention import is_few
 from regard.engine.kernel.engine import can_run, few_rows_pay
 from regard.engine.kernel.operator import decode as decode_by_kernel
-from regard.shapes import group, in_one_dtype
 
 #: Here torch's fused kernel runs without a plan, so ours is faster only from this many times as many numbers. Measured:
 #: 1.2 to 1.7 times as fast from there on, as fast or slower at half as many.

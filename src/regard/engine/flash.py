@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.attention import Prepared
+from regard.base.shapes import at_least_float32, group, has_numbers, in_one_dtype
+from regard.base.versions import shares_key_heads
 from regard.engine.blocks import Block, starts_causal
 from regard.engine.problem import Problem
 from regard.engine.runs import BlockRun
@@ -17,8 +19,6 @@ from regard.pieces.bias import AdditiveBias
 from regard.pieces.grid import Grid, along_diagonals
 from regard.pieces.mask import Mask
 from regard.pieces.normalizer import LogSumExpNormalizer, RowStatistic, any_coarse, has_logsumexp
-from regard.shapes import at_least_float32, group, has_numbers, in_one_dtype
-from regard.versions import shares_key_heads
 
 
 def flash(

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from regard.base.shapes import at_least_float32, to_device
+from regard.base.versions import flex_with_logsumexp
 from regard.engine.dense import Dense, flops_per_pair
 from regard.engine.flash import include_sink
 from regard.engine.lowering import NoLowering, PairMask, PairScore, change_of, number, pairs_of
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.transforms import HIDDEN_GRADIENTS
 from regard.pieces.normalizer import has_logsumexp
-from regard.shapes import at_least_float32, to_device
-from regard.versions import flex_with_logsumexp
 
 #: Queries, and keys, of a block: it is skipped, masked, or computed without a mask.
 BLOCK = 128

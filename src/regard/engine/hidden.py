@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention
+from regard.base.shapes import Sizes, has_numbers
 from regard.engine.kept_plans import Request
 from regard.engine.plan import plan
 from regard.engine.problem import Problem, Result
 from regard.engine.transforms import is_transformed
 from regard.pieces.normalizer import RowStatistic
-from regard.shapes import Sizes, has_numbers
 
 
 def may_be_spoiled(problem: Problem, output: Tensor) -> bool:

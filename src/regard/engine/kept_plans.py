@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from regard.attention import EMPTY, Attention, Prepared
+from regard.base.positions import Positions
+from regard.base.shapes import is_autocast
 from regard.caches import Memory
 from regard.engine.kernel.library import SETTING
 from regard.engine.kernel.structures import PLAIN, have_addresses
@@ -29,8 +31,6 @@ from regard.pieces.call_tensors import CallTensors
 from regard.pieces.contents import split_tensors
 from regard.pieces.fingerprint import NoFingerprint, fingerprint
 from regard.pieces.normalizer import any_coarse
-from regard.positions import Positions
-from regard.shapes import is_autocast
 
 #: Most plans that are kept. The masks of 32 more layouts are kept in `kernel/layout.py`.
 MOST_PLANS = 128

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from regard.base.shapes import at_least_float32, group, in_one_dtype
 from regard.engine.kernel.sums import CompiledAverages, compiled_sums
 from regard.engine.problem import Cost, Engine, Problem, Result, empty_result
 from regard.engine.transforms import differentiable_once
@@ -23,7 +24,6 @@ from regard.pieces.feature_maps import FeatureScore
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Both, Mask, causal
 from regard.pieces.normalizer import SumNormalizer
-from regard.shapes import at_least_float32, group, in_one_dtype
 
 #: Tokens of a chunk, whose pairs are scored. With twice as many, a call takes 10 % longer (64 and 256 features).
 CHUNK = 64

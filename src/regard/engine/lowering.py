@@ -14,6 +14,7 @@ from operator import and_
 import torch
 from torch import Tensor
 
+from regard.base.shapes import to_device
 from regard.engine.problem import Problem
 from regard.pieces.bias import AdditiveBias, Bias, ShawBias, Softcap
 from regard.pieces.data_masks import documents, global_tokens, mask_mod, mask_tensor, random_blocks
@@ -23,7 +24,6 @@ from regard.pieces.neighborhoods import neighborhood, sliding_tiles
 from regard.pieces.same_group import SameGroup
 from regard.pieces.tensor_bias import LearnedBias, TensorBias
 from regard.pieces.trees import tree
-from regard.shapes import to_device
 
 #: Whether a pair is allowed, from the indices of batch entry, head, query and key.
 PairMask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from regard.base.errors import RegardError, nearest
 from regard.engine.blocked import Blocked, Work
 from regard.engine.convolution import ConvolutionEngine
 from regard.engine.dense import Dense
@@ -20,7 +21,6 @@ from regard.engine.recurrent import RecurrentEngine
 from regard.engine.reference import Reference
 from regard.engine.speed_model import seconds
 from regard.engine.transforms import TRANSFORMED, is_transformed
-from regard.errors import RegardError, nearest
 from regard.pieces.mask import Mask, leaves
 
 _ALL = (

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from regard.attention import EMPTY, Attention, Prepared, choose_keys, hides_gradients, snapshot_around
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes, grouped_scores, grouped_values
 from regard.caches import Memory
 from regard.engine.transforms import is_transformed
 from regard.pieces.call_tensors import CallTensors
 from regard.pieces.contents import Originals, PieceTemplate, is_small, split_tensors, tensor_snapshot, tensors_of
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import RowStatistic, has_logsumexp
-from regard.positions import Positions
-from regard.shapes import Sizes, grouped_scores, grouped_values
 
 
 @dataclass(frozen=True, eq=False)

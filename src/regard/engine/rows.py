@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared, scores
+from regard.base.positions import Positions
+from regard.base.shapes import as_slice, at_least_float32, grouped_values, has_numbers, to_device, without_autocast
+from regard.base.spans import Spans
 from regard.pieces.dropout import kept
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import RowStatistic, has_logsumexp, is_coarse
-from regard.positions import Positions
-from regard.shapes import as_slice, at_least_float32, grouped_values, has_numbers, to_device, without_autocast
-from regard.spans import Spans
 
 #: Bytes of scores that may be held while the statistic of rows is computed again.
 RECOMPUTED_BYTES = 48 << 20

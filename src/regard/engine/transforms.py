@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from regard.errors import RegardError
-from regard.shapes import has_numbers
+from regard.base.errors import RegardError
+from regard.base.shapes import has_numbers
 
 #: Why engines with a backward pass of their own cannot run.
 HIDDEN_GRADIENTS = (

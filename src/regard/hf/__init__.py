@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from regard.base.other_libraries import answers_for
 from regard.hf.backend import register
 from regard.hf.capture import Generation, WatchedAttention, WatchedStep, watch
 from regard.hf.edit_effects import EditResult, edit_effect
@@ -20,7 +21,6 @@ from regard.hf.heads.projections import composition, head_weights
 from regard.hf.models import load_model
 from regard.hf.text_probes import CacheCost
 from regard.hf.text_reader import TextReader, TextResult
-from regard.other_libraries import answers_for
 
 __all__ = [
     "CacheCost",

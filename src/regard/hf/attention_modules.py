@@ -15,9 +15,9 @@ from torch import nn
 
 from regard.attention import Attention
 from regard.attention_output import attend
-from regard.closures import closure_values
+from regard.base.closures import closure_values
+from regard.base.errors import RegardError, nearest
 from regard.composites.composite import Composite
-from regard.errors import RegardError, nearest
 from regard.nn import Attends
 from regard.stats.numbering import layer_number, layer_paths
 

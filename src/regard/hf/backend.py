@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.checks import checked
+from regard.base.checks import checked
+from regard.base.errors import MissingPackage, RegardError
+from regard.base.shapes import in_autocast_dtype
+from regard.base.versions import check_register
 from regard.engine.decoding import decode
 from regard.engine.kernel.attention import is_few
 from regard.engine.kernel.library import load_fast
@@ -17,14 +20,11 @@ from regard.engine.kernel.operator import attention
 from regard.engine.kernel.structures import has_address
 from regard.engine.ring import Ring
 from regard.engine.transforms import is_transformed
-from regard.errors import MissingPackage, RegardError
 from regard.hf.calls import AttentionCall, MaskCache, Translation, Untranslatable, translate
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.span_masks import OURS, SpanMask, spans_mask
 from regard.hf.operator_calls import call_operator, fits_operator
 from regard.pieces.normalizer import any_coarse
-from regard.shapes import in_autocast_dtype
-from regard.versions import check_register
 
 #: Masks and biases that the layers of a model share, read once per forward.
 _masks = MaskCache()

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
+from regard.base.positions import Positions
+from regard.base.shapes import at_least_float32
 from regard.edits.layer_edits import CallEdits, EditedTile, LayerEdits
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.mask_tensors import Recognized, recognize
@@ -30,8 +32,6 @@ from regard.pieces.mask_checks import own_copy
 from regard.pieces.normalizer import LearnedSink, Normalizer, Softmax
 from regard.pieces.score import Dot
 from regard.pieces.tensor_bias import LearnedBias, bias_of
-from regard.positions import Positions
-from regard.shapes import at_least_float32
 
 #: The reason for models on the meta device.
 NO_NUMBERS = "its tensors are on the meta device and hold no numbers; load the model's weights first"

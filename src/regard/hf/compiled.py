@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.compiler import assume_constant_result
 from transformers import masking_utils as theirs
 
+from regard.base.shapes import in_autocast_dtype
+from regard.base.versions import packing_function
 from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.operator import OPERATOR
 from regard.engine.ring import Ring
@@ -24,8 +26,6 @@ from regard.hf.masks.mask_functions import MaskFunction, MaskFunctionReader
 from regard.hf.masks.mask_tensors import Recognized
 from regard.hf.masks.span_masks import OURS
 from regard.hf.operator_calls import call_operator, fits_operator, graph_breaks, owner_of
-from regard.shapes import in_autocast_dtype
-from regard.versions import packing_function
 
 #: The code of mask functions that may be ranges of distances.
 RANGES = tuple(

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.checks import checked
+from regard.base.checks import checked
+from regard.base.errors import RegardError, first_few
 from regard.edits.values import AttentionEdit
-from regard.errors import RegardError, first_few
 from regard.hf.editing import edit
 from regard.hf.text_reader import TextReader
 from regard.hf.token_labels import label_of

@@ -19,12 +19,12 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.attention import Prepared, scores
 from regard.attention_output import attend_listeners
-from regard.context import ContextItems
+from regard.base.context import ContextItems
+from regard.base.errors import RegardError
+from regard.base.shapes import at_least_float32, grouped_values, without_autocast
 from regard.edits.pairs import Pairs
-from regard.errors import RegardError
 from regard.hf.calls import AttentionCall, MaskCache, Translation, Untranslatable, translate
 from regard.pieces.grid import Grid
-from regard.shapes import at_least_float32, grouped_values, without_autocast
 
 #: Bytes of scores that are computed at once.
 BYTES = 32 << 20

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.hf.capture import Generation, watch
 from regard.hf.text_reader import TextReader, TextResult, chosen_maps, in_one_line, no_reductions
 from regard.maps import AttentionMap, Reduction

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from regard.errors import RegardError
-from regard.texts.caches import cache_folder
-from regard.whole_files import DRAFT
+from regard.base.errors import RegardError
+from regard.base.texts.caches import cache_folder
+from regard.base.whole_files import DRAFT
 
 #: A model and its tokenizer.
 Loaded = tuple[Any, Any]

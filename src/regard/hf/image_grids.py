@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.hf.capture.model_inputs import ModelInputs
 from regard.hf.window_maps import is_windowed, stage_size
 from regard.stats.patch_grid import PatchGrid

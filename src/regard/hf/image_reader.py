@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.hf.capture import WatchedAttention, watch
 from regard.hf.gguf import without_bars
 from regard.hf.image_grids import image_grids

@@ -11,8 +11,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from regard.checks import checked
-from regard.errors import MissingPackage, RegardError, nearest
+from regard.base.checks import checked
+from regard.base.errors import MissingPackage, RegardError, nearest
 from regard.hf.gguf import load_once, without_bars
 
 #: Name -> (package, command that installs it, path of the model inside the package).

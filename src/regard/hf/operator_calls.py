@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from regard.context import ContextItems
+from regard.base.context import ContextItems
 from regard.engine.kernel.engine import LARGEST_WIDTH
 from regard.engine.kernel.structures import DTYPES
 from regard.hf.calls import HARMLESS, PACKING, UNDERSTOOD, AttentionCall

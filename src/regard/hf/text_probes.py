@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
+from regard.base.texts.embedded import english_verses, passage
 from regard.hf.editing import streaming
 from regard.hf.heads.layout import ModelHeads
 from regard.stats import SyntaxSentence, WatchedNeedle, WatchedSentence, cache_split, retrieval_roles, syntax_roles
 from regard.stats.cache_split import KeyHeadSplit
 from regard.stats.roles import RoleTable
-from regard.texts.embedded import english_verses, passage
 
 #: A sentence of which the end is the answer, its end, and the question.
 NEEDLES = (

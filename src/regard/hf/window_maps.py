@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.hf.capture.model_inputs import ModelInputs
 from regard.maps import AttentionMap
 from regard.maps.stored import tabled

@@ -11,7 +11,8 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from regard.errors import MissingPackage
+from regard.base.errors import MissingPackage
+from regard.base.other_libraries import missing_here
 from regard.lab import data as data
 from regard.lab.decoding import (
     Alignment,
@@ -38,7 +39,6 @@ from regard.lab.models import (
     find_system,
 )
 from regard.lab.runs import Run, load_pretrained, load_run, pretrained_runs
-from regard.other_libraries import missing_here
 
 if TYPE_CHECKING:
     from regard.lab.comparison.design import make_study

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from regard.base.other_libraries import answers_for
 from regard.maps import call_map, share_map  # noqa: F401  tell AttentionMap the families
 from regard.maps.attention_map import AttentionMap
 from regard.maps.divergence import Divergence
@@ -27,7 +28,6 @@ from regard.maps.ring_transported_map import RingTransportedMap
 from regard.maps.sum_map import SumMap
 from regard.maps.transported_map import TransportedMap
 from regard.maps.value_weighted_map import ValueWeightedMap
-from regard.other_libraries import answers_for
 
 __all__ = [
     "AttentionMap",

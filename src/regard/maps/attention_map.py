@@ -15,8 +15,12 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention
-from regard.checks import Count, checked
-from regard.errors import RegardError
+from regard.base.checks import Count, checked
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import to_device
+from regard.base.spans import Spans
+from regard.base.upper_layers import upper_layer
 from regard.maps.gradients import LiveRows, in_graph, live_states, live_tile
 from regard.maps.indices import AXES, Index, Selection, indices
 from regard.maps.paged_keys import PagedKeys
@@ -36,10 +40,6 @@ from regard.maps.reductions import (
 )
 from regard.maps.tensor_interface import TensorInterface
 from regard.pieces.grid import Grid
-from regard.positions import Positions
-from regard.shapes import to_device
-from regard.spans import Spans
-from regard.upper_layers import upper_layer
 
 #: The keys of a tile, and those of them that not every query may attend to: there the mask decides for each pair.
 TileKeys = tuple[slice, Spans]
@@ -374,7 +374,7 @@ class AttentionMap(TensorInterface, ABC):
         >>> weights.with_gradients()  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
-        regard.errors.RegardError: weights: this map does not require grad. ...
+        regard.RegardError: weights: this map does not require grad. ...
         """
         if not self.requires_grad:
             raise RegardError(

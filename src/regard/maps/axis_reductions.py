@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
+from regard.base.shapes import Sizes, at_least_float32, grouped_values
 from regard.maps.compiled_reductions import Parts, computes
 from regard.maps.indices import AXES, OutOfRange
 from regard.maps.reductions import Reduction, Shape, State, Tile, TopLinks
-from regard.shapes import Sizes, at_least_float32, grouped_values
 
 QUERY, KEY = 2, 3
 

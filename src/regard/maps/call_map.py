@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from regard.attention import EMPTY, Attention, checked_attention
+from regard.base.errors import RegardError, errors_named
+from regard.base.positions import Positions, check_positions
+from regard.base.shapes import Sizes, in_autocast_dtype, spread_indices
 from regard.caches import Memory
 from regard.engine.problem import Problem
 from regard.engine.rows import recomputed_statistic
-from regard.errors import RegardError, errors_named
 from regard.maps.attention_map import AttentionMap
 from regard.maps.paged_keys import PagedKeys
 from regard.maps.scored_map import ScoredMap
@@ -20,8 +22,6 @@ from regard.maps.transported_map import TransportedMap
 from regard.pieces.call_tensors import CallTensors, check_call_tensors
 from regard.pieces.data_masks import padding
 from regard.pieces.normalizer import RowStatistic, has_logsumexp
-from regard.positions import Positions, check_positions
-from regard.shapes import Sizes, in_autocast_dtype, spread_indices
 
 #: A given log-sum-exp may differ from that of the scores by this much: kernels in half precision round both.
 STATISTIC_TOLERANCE = 0.05

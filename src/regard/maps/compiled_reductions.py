@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes
 from regard.engine.kernel import KernelProblem
 from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.similarity import HeadProducts, add_products
@@ -18,8 +20,6 @@ from regard.maps.pyramid import Pyramid
 from regard.maps.reductions import Distance, Entropy, KeyTotals, MassOn, Pool, Reduction, Similarity, State, TopLinks
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import any_coarse
-from regard.positions import Positions
-from regard.shapes import Sizes
 
 #: Fewest pairs of one head for which a compiled pass is worth its call.
 FEWEST_PAIRS = 128 * 128

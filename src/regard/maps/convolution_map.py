@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from regard.attention import Attention, Prepared
+from regard.base.positions import Positions
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.convolution import Taps
 from regard.pieces.grid import Grid
 from regard.pieces.mask import causal, window
 from regard.pieces.normalizer import Unnormalized
 from regard.pieces.score import Dot
-from regard.positions import Positions
 
 
 @dataclass(frozen=True, eq=False)

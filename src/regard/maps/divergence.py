@@ -9,8 +9,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
+from regard.base.shapes import to_device
 from regard.maps.attention_map import AttentionMap
 from regard.maps.reductions import (
     ANY_SUM,
@@ -24,7 +25,6 @@ from regard.maps.reductions import (
     times_log,
     zeros,
 )
-from regard.shapes import to_device
 
 #: The least weight: a key with a target and weight 0 counts as if it had this weight, the least normal float32.
 LEAST = 2.0**-126

@@ -6,11 +6,11 @@ from typing import TypeGuard
 
 from torch import Tensor
 
+from regard.base.shapes import at_least_float32
 from regard.maps.attention_map import AttentionMap
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.normalizer import any_coarse, has_logsumexp
 from regard.pieces.score import scale_of_heads
-from regard.shapes import at_least_float32
 
 
 def is_dot(weights: AttentionMap) -> TypeGuard[ScoredMap]:

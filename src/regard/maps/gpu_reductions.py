@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared, scores
+from regard.base.positions import Positions
+from regard.base.spans import Spans
 from regard.engine.gpu.statistics import (
     LARGEST_TOP,
     add_statistics,
@@ -28,8 +30,6 @@ from regard.maps.compiled_reductions import Parts, first_shift, map_problem, par
 from regard.maps.reductions import Reduction, RowLinks, State, Tile
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import any_coarse
-from regard.positions import Positions
-from regard.spans import Spans
 
 #: The devices whose maps the kernel computes.
 DEVICES = {"cuda"}

@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
+from regard.base.shapes import at_least_float32, grouped_scores, to_device
 from regard.maps.attention_map import AttentionMap
 from regard.maps.changed_map import ChangedMap, OfSource
 from regard.maps.gradients import LiveRows, Rows, given, joined_rows, mapped_rows
 from regard.maps.indices import Index, indices
 from regard.maps.reductions import Tile
 from regard.pieces.contents import versions_of
-from regard.shapes import at_least_float32, grouped_scores, to_device
 
 
 class GradientMap(OfSource):

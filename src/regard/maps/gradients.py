@@ -17,13 +17,13 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from regard.base.errors import RegardError
+from regard.base.shapes import as_slice, to_device, without_autocast
+from regard.base.spans import Spans
 from regard.engine.gradients import zeros_like
 from regard.engine.transforms import is_transformed
-from regard.errors import RegardError
 from regard.maps.reductions import Reduction, Shape, State, Tile, check_reductions
 from regard.pieces.grid import Grid
-from regard.shapes import as_slice, to_device, without_autocast
-from regard.spans import Spans
 
 #: Weights of whole rows, and their logarithms if these are more precise than log(weights): from queries (a slice, or
 #: indices on the host) and keys, among which are all those with a weight other than 0.

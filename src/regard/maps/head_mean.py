@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.checks import checked
+from regard.base.checks import checked
 from regard.maps.attention_map import AttentionMap
 from regard.maps.gradients import LiveRows, mapped_rows
 from regard.maps.indices import Index, indices

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError
-from regard.shapes import to_device
+from regard.base.errors import RegardError
+from regard.base.shapes import to_device
 
 #: Names of the axes of a map.
 AXES = ("batch", "head", "query", "key")

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import to_device
+from regard.base.spans import EMPTY, EVERYTHING, Spans
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indices import Index, indices
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
-from regard.positions import Positions
-from regard.shapes import to_device
-from regard.spans import EMPTY, EVERYTHING, Spans
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.spans import Spans
 from regard.maps.attention_map import AttentionMap
 from regard.maps.gradients import LiveRows, Rows, given, joined_rows
 from regard.maps.indices import Index, indices
@@ -20,8 +22,6 @@ from regard.pieces.contents import Originals, split_tensors, tensor_snapshot, ve
 from regard.pieces.grid import Grid
 from regard.pieces.key_groups import GroupMask, KeyGroups
 from regard.pieces.mask import sees_no_later_key
-from regard.positions import Positions
-from regard.spans import Spans
 
 
 class KeyGroupMap(AttentionMap):

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from regard.context import ContextFlag, ContextItems
+from regard.base.context import ContextFlag, ContextItems
 from regard.maps.attention_map import AttentionMap
 
 

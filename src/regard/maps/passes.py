@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from regard.attention import Attention, Prepared
+from regard.base.positions import Positions
 from regard.engine.kernel import KernelProblem, logsumexp_of
 from regard.maps import gpu_reductions
 from regard.maps.compiled_reductions import compiled_terms, fill_compiled, knows
 from regard.maps.reductions import Reduction, State
 from regard.pieces.grid import Grid
-from regard.positions import Positions
 
 __all__ = ["fill", "knows", "logsumexp", "terms_of_map"]
 

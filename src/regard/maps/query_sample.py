@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checks import checked
+from regard.base.checks import checked
+from regard.base.shapes import to_device
+from regard.base.spans import Spans
 from regard.maps.attention_map import AttentionMap
 from regard.maps.gradients import LiveRows, Rows, joined_rows
 from regard.maps.indices import Index
-from regard.shapes import to_device
-from regard.spans import Spans
 
 
 class QuerySample(AttentionMap):

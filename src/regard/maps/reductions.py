@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.checks import Size, checked
-from regard.errors import RegardError
+from regard.base.checks import Size, checked
+from regard.base.errors import RegardError
+from regard.base.shapes import known_none, to_device
+from regard.base.spans import Spans
 from regard.pieces.grid import Grid
-from regard.shapes import known_none, to_device
-from regard.spans import Spans
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar

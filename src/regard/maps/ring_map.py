@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from regard.attention import Prepared
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import to_device
+from regard.base.spans import Spans
 from regard.engine.problem import Result
 from regard.engine.ring import RingCall
 from regard.engine.ring.digests import Contents, digest, words
 from regard.engine.ring.kv_chunk import KVChunk
-from regard.errors import RegardError
 from regard.maps.attention_map import BUDGET, NO_GRADIENTS
 from regard.maps.gradients import refusing
 from regard.maps.indices import AXES, Index, Selection, indices
@@ -24,9 +27,6 @@ from regard.maps.reductions import Reduction, State, Tile, check_reductions
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import RowStatistic
-from regard.positions import Positions
-from regard.shapes import to_device
-from regard.spans import Spans
 
 #: The largest number of characters that an error shows of the indices of one axis.
 LONGEST = 60

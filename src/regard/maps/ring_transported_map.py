@@ -9,18 +9,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import at_least_float32
+from regard.base.spans import Spans
 from regard.engine.ring import StatePassing
 from regard.engine.ring.route import Route
-from regard.errors import RegardError
 from regard.maps.attention_map import NO_GRADIENTS, AttentionMap
 from regard.maps.indices import Index
 from regard.maps.reductions import Tile
 from regard.maps.transported_map import TransportedMap
 from regard.pieces.contents import versions_of
 from regard.pieces.grid import Grid
-from regard.positions import Positions
-from regard.shapes import at_least_float32
-from regard.spans import Spans
 
 
 class RingTransportedMap(AttentionMap):

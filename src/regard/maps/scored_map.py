@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared, hides_gradients, makes_new_scores, scores, snapshot_around
-from regard.checks import checked
+from regard.base.checks import checked
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes, as_slice, at_least_float32, to_device
+from regard.base.spans import Spans
 from regard.engine.blocks import blocks
 from regard.engine.kernel import KernelProblem
 from regard.engine.rows import StatisticBuffer, with_remainder
 from regard.engine.transforms import HIDDEN_GRADIENTS
-from regard.errors import RegardError
 from regard.maps import attention_map, passes
 from regard.maps.attention_map import AttentionMap, TileKeys
 from regard.maps.gradients import LiveRows, Rows
@@ -25,9 +28,6 @@ from regard.maps.reductions import Reduction, State, Tile, check_reductions
 from regard.pieces.contents import Originals, split_tensors, tensor_snapshot, versions_of
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import RowStatistic, add_log_sums, any_coarse, has_logsumexp
-from regard.positions import Positions
-from regard.shapes import Sizes, as_slice, at_least_float32, to_device
-from regard.spans import Spans
 
 #: If a range of queries has more tiles, their scores are not kept: they are computed again after the row statistic.
 STRIP = 32

@@ -9,14 +9,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.checks import checked
+from regard.base.checks import checked
+from regard.base.shapes import to_device
+from regard.base.spans import Spans
 from regard.maps.attention_map import AttentionMap
 from regard.maps.changed_map import ChangedMap
 from regard.maps.gradients import LiveRows, mapped_rows
 from regard.maps.indices import Index, indices
 from regard.maps.reductions import SignedMass, Signs, Tile
-from regard.shapes import to_device
-from regard.spans import Spans
 
 
 class ShareMap(ChangedMap):

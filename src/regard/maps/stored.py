@@ -17,7 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention, Prepared
-from regard.errors import RegardError
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import widest_float
+from regard.base.spans import Spans
+from regard.base.whole_files import whole_file
 from regard.maps.attention_map import AttentionMap
 from regard.maps.reductions import are_shares
 from regard.maps.scored_map import ScoredMap
@@ -29,17 +33,14 @@ from regard.pieces.mask import Mask
 from regard.pieces.normalizer import Normalizer, RowStatistic
 from regard.pieces.position import Encoding, Scaling
 from regard.pieces.score import Score
-from regard.positions import Positions
-from regard.shapes import widest_float
-from regard.spans import Spans
-from regard.whole_files import whole_file
 
 #: The version of the file format; files of later versions are refused.
 VERSION = 2
-#: Names of version 1 that have changed: of modules, of classes, and of their fields.
+#: Names of earlier files that have changed: of modules, of classes, and of their fields.
 RENAMED: dict[str, str] = {
     "regard.pieces.kernel": "regard.pieces.feature_maps",
     "regard.pieces.mask_data": "regard.pieces.data_masks",
+    "regard.spans": "regard.base.spans",
     "KernelScore": "FeatureScore",
     "width": "head_dim",
     "query_width": "query_dim",

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
+from regard.base.shapes import to_device
+from regard.base.spans import Spans
 from regard.maps.attention_map import AttentionMap
 from regard.maps.gradients import LiveRows, Rows, given, joined_rows
 from regard.maps.indices import Index, indices
@@ -19,8 +21,6 @@ from regard.maps.reductions import are_shares
 from regard.maps.scored_map import CHANGED
 from regard.pieces.contents import Originals, split_tensors
 from regard.pieces.mask import Mask
-from regard.shapes import to_device
-from regard.spans import Spans
 
 
 class SumMap(AttentionMap):

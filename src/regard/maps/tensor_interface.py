@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
+from regard.base.other_libraries import OF_MAPS, missing
 from regard.maps.axis_reductions import axes_of, check_not_empty, extreme, extreme_places, product, summed
 from regard.maps.indices import Index
-from regard.other_libraries import OF_MAPS, missing
 
 
 def _of_dense(name: str) -> Callable[..., Tensor]:

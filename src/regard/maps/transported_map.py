@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention
-from regard.checks import checked
+from regard.base.checks import checked
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import to_device
+from regard.base.spans import Spans
 from regard.engine.recurrent import Transport, recur, rows_of_steps
-from regard.errors import RegardError
 from regard.maps.attention_map import TILE, WORKSPACE, AttentionMap
 from regard.maps.gradients import LiveRows, Rows
 from regard.maps.indices import Index, indices
@@ -22,9 +25,6 @@ from regard.pieces.contents import versions_of
 from regard.pieces.grid import Grid
 from regard.pieces.mask import causal
 from regard.pieces.transition import Steps
-from regard.positions import Positions
-from regard.shapes import to_device
-from regard.spans import Spans
 
 
 class TransportedMap(AttentionMap):

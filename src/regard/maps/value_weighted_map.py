@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
+from regard.base.shapes import at_least_float32, to_device
 from regard.maps.attention_map import AttentionMap
 from regard.maps.compiled_reductions import computes
 from regard.maps.gradients import LiveRows, Rows, given, joined_rows
 from regard.maps.indices import Index, indices
 from regard.maps.reductions import Reduction, Shape, State, Tile, zeros
-from regard.shapes import at_least_float32, to_device
 
 
 class ValueWeightedMap(AttentionMap):

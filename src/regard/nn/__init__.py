@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from regard.base.other_libraries import answers_for
 from regard.nn.cross_attention import CrossAttention
 from regard.nn.dropout import Dropout
 from regard.nn.embedding import Embedding, PositionalEncoding
@@ -14,7 +15,6 @@ from regard.nn.projected_kv import ProjectedKV, Rows, select_rows
 from regard.nn.recurrent import Cell, Cells, CellStates, RecurrentEncoder
 from regard.nn.roles import attention_for
 from regard.nn.transformer import Decoder, DecoderCache, Encoder, Transformer, TransformerConfig
-from regard.other_libraries import answers_for
 
 __all__ = [
     "Attends",

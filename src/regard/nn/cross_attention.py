@@ -5,14 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from regard.attention import Attention
-from regard.checks import Size, checked
-from regard.errors import RegardError
+from regard.base.checks import Size, checked
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes
 from regard.masks import Mask
 from regard.nn.listener import Attends
 from regard.nn.module_output import ModuleOutput
 from regard.nn.projected_kv import ProjectedKV, read
-from regard.positions import Positions
-from regard.shapes import Sizes
 
 
 @checked

@@ -8,13 +8,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from regard.checks import Size, checked
+from regard.base.checks import Size, checked
+from regard.base.errors import RegardError
+from regard.base.spans import Spans
 from regard.encodings import Encoding, RoPE, Sinusoidal
 from regard.engine.ring import Ring
-from regard.errors import RegardError
 from regard.nn.dropout import Dropout
 from regard.pieces.holder import HoldsPieces
-from regard.spans import Spans
 
 
 @checked

@@ -9,16 +9,16 @@ from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.attention_output import AttentionOutput
+from regard.base.checks import Count, Size, checked, explained
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
 from regard.caches import LatentCache
-from regard.checks import Count, Size, checked, explained
 from regard.encodings import Encoding, RoPE
 from regard.engine.ring import Ring
-from regard.errors import RegardError
 from regard.masks import Mask, causal
 from regard.nn.listener import Attends, listeners
 from regard.nn.module_output import ModuleOutput
 from regard.pieces.mask import sees_no_later_key
-from regard.positions import Positions
 from regard.scores import Dot, LatentDot
 
 #: How the heads read the latents: from keys and values of their own, or from the latents themselves.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.checks import Size, checked
-from regard.errors import RegardError, nearest
+from regard.base.checks import Size, checked
+from regard.base.errors import RegardError, nearest
 from regard.masks import Mask
 from regard.nn.dropout import Dropout
 from regard.nn.multi_head import MultiHeadAttention

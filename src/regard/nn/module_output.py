@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.maps import AttentionMap
 
 

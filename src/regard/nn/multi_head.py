@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
+from regard.base.checks import Size, checked, explained
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes
 from regard.call_options import read_mask
-from regard.checks import Size, checked, explained
 from regard.composites import Composite
-from regard.errors import RegardError
 from regard.masks import Mask, causal
 from regard.nn.listener import Attends
 from regard.nn.module_output import ModuleOutput
@@ -20,8 +22,6 @@ from regard.nn.projected_kv import ProjectedKV, read
 from regard.pieces.call_tensors import refuse_needs
 from regard.pieces.mask import sees_no_later_key
 from regard.pieces.mask_conventions import mask_remedy
-from regard.positions import Positions
-from regard.shapes import Sizes
 
 
 @checked

@@ -12,11 +12,14 @@ from torch import Tensor
 
 from regard.attention import Attention, Prepared, scores
 from regard.attention_output import attend_editors
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes, grouped_values, to_device, without_autocast
+from regard.base.spans import Spans
 from regard.composites import Composite
 from regard.engine.decoding import decode
 from regard.engine.ring import Ring
 from regard.engine.rows import attend_rows
-from regard.errors import RegardError
 from regard.maps import AttentionMap
 from regard.maps.scored_map import STALE, ScoredMap
 from regard.masks import Mask, causal
@@ -27,9 +30,6 @@ from regard.pieces.contents import versions_of
 from regard.pieces.data_masks import RealKeys
 from regard.pieces.grid import Grid
 from regard.pieces.mask import sees_no_later_key
-from regard.positions import Positions
-from regard.shapes import Sizes, grouped_values, to_device, without_autocast
-from regard.spans import Spans
 
 PLAIN = Softmax()
 

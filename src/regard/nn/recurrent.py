@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.checks import Count, Size, checked
-from regard.errors import RegardError, nearest
+from regard.base.checks import Count, Size, checked
+from regard.base.errors import RegardError, nearest
 from regard.nn.dropout import Dropout
 
 #: The state of one cell: (h, c) of an LSTM, (h,) of a GRU; (B, C) each.

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from regard.attention import Attention
+from regard.base.checks import Size, checked
+from regard.base.errors import RegardError, nearest
 from regard.biases import ALiBi, Bias, T5Bias
 from regard.catalog import mechanism
-from regard.checks import Size, checked
 from regard.encodings import Encoding, RoPE
-from regard.errors import RegardError, nearest
 from regard.masks import Mask, causal
 from regard.scores import Dot
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.checks import Size, checked
+from regard.base.checks import Size, checked
+from regard.base.errors import RegardError
 from regard.encodings import Encoding, LearnedPositions, Sinusoidal
-from regard.errors import RegardError
 from regard.masks import Mask
 from regard.nn.embedding import Embedding
 from regard.nn.layers import DecoderLayer, EncoderLayer, FeedForward

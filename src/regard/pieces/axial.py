@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.checks import Size, checked
-from regard.errors import RegardError
+from regard.base.checks import Size, checked
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import at_least_float32, to_device
+from regard.base.spans import Spans
 from regard.pieces.position import Encoding, angles_of_pairs, rotated_pairs
-from regard.positions import Positions
-from regard.shapes import at_least_float32, to_device
-from regard.spans import Spans
 
 
 @checked

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.checks import Count, Size, checked
-from regard.errors import RegardError
+from regard.base.checks import Count, Size, checked
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes, at_least_float32, to_device, widest_float, without_autocast
 from regard.pieces.grid import Grid, along_diagonals
 from regard.pieces.piece import Piece
 from regard.pieces.position import angles
-from regard.positions import Positions
-from regard.shapes import Sizes, at_least_float32, to_device, widest_float, without_autocast
 
 State = tuple[Tensor | None, Tensor | None]
 

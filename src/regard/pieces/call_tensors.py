@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.errors import RegardError
-from regard.names import explanation
-from regard.shapes import Sizes
+from regard.base.errors import RegardError
+from regard.base.names import explanation
+from regard.base.shapes import Sizes
 
 #: The arguments of `attend` that are not tensors of a piece.
 ARGUMENTS = (

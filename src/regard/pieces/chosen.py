@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.checks import Count, Size, checked
-from regard.errors import RegardError
+from regard.base.checks import Count, Size, checked
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes, to_device, without_transforms
+from regard.base.spans import EMPTY, Spans
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
 from regard.pieces.mask_checks import check_batch, own_copy
-from regard.positions import Positions
-from regard.shapes import Sizes, to_device, without_transforms
-from regard.spans import EMPTY, Spans
 
 #: A place in a row of ids that holds no id. It is greater than every id, so it stands at the end of a sorted row.
 NO_ID = (1 << 31) - 1

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from regard.closures import closure_values, global_names
+from regard.base.closures import closure_values, global_names
 from regard.pieces.piece import Piece
 
 #: The most bytes of a tensor that `tensor_snapshot` copies.

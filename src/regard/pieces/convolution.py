@@ -7,11 +7,11 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from regard.checks import Size, checked
-from regard.errors import RegardError
+from regard.base.checks import Size, checked
+from regard.base.errors import RegardError
+from regard.base.shapes import Sizes
 from regard.pieces.bias import Bias, by_distance, check_heads
 from regard.pieces.grid import Grid
-from regard.shapes import Sizes
 
 
 class ConvolutionFilter(nn.Module, Bias):

@@ -12,15 +12,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.checks import Count, Size, checked
-from regard.errors import RegardError
+from regard.base.checks import Count, Size, checked
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes, to_device, without_transforms
+from regard.base.spans import EMPTY, EVERYTHING, INFINITY, Spans
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, block_local, prefix
 from regard.pieces.mask_checks import check_batch, check_covers, check_predicate, integers, own_copy, shortened
 from regard.pieces.mask_conventions import mask_remedy
-from regard.positions import Positions
-from regard.shapes import Sizes, to_device, without_transforms
-from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans
 
 
 @checked

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from regard.checks import Size, checked
+from regard.base.checks import Size, checked
+from regard.base.shapes import Sizes
 from regard.pieces.bias import AdditiveBias, by_distance, check_heads
 from regard.pieces.grid import Grid
-from regard.shapes import Sizes
 
 #: KERPLE's parameters are at least this, as in the authors' code.
 LEAST = 0.01

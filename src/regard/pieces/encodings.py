@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.checks import Size, checked
-from regard.errors import RegardError
+from regard.base.checks import Size, checked
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import at_least_float32
+from regard.base.spans import Spans
 from regard.pieces.call_tensors import needs_of, tensors_for
 from regard.pieces.holder import HoldsPieces
 from regard.pieces.position import Encoding, angles
-from regard.positions import Positions
-from regard.shapes import at_least_float32
-from regard.spans import Spans
 
 
 class TwoSidedPosition(Encoding):
@@ -32,7 +32,7 @@ class TwoSidedPosition(Encoding):
     >>> rg.encodings.ScalableSoftmax(2).encode(torch.zeros(1, 2, 3, 4), torch.arange(3))
     Traceback (most recent call last):
         ...
-    regard.errors.RegardError: ScalableSoftmax encodes queries and keys differently, so it acts inside an attention:
+    regard.RegardError: ScalableSoftmax encodes queries and keys differently, so it acts inside an attention:
       regard.Attention(position=ScalableSoftmax(...)).
     """
 

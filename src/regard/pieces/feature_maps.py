@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.checks import Size, checked
-from regard.errors import RegardError
+from regard.base.checks import Size, checked
+from regard.base.errors import RegardError
+from regard.base.shapes import Sizes
 from regard.pieces.holder import HoldsPieces
 from regard.pieces.piece import Piece
 from regard.pieces.score import Score, check_equal_widths
-from regard.shapes import Sizes
 
 
 class FeatureMap(Piece):

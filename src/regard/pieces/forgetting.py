@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import at_least_float32, widest_float
 from regard.pieces.bias import AdditiveBias, State
 from regard.pieces.grid import Grid
-from regard.positions import Positions
-from regard.shapes import at_least_float32, widest_float
 
 #: A gate below this is closed: no key before it keeps a weight. Sums of lower numbers would lose the other gates.
 LEAST = -1e5

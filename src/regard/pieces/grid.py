@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.positions import Positions
-from regard.spans import EMPTY, Spans
+from regard.base.positions import Positions
+from regard.base.spans import EMPTY, Spans
 
 
 def along_diagonals(by_distance: Tensor, num_queries: int) -> Tensor:

@@ -9,15 +9,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from regard.checks import Size, checked
-from regard.errors import RegardError
+from regard.base.checks import Size, checked
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes, at_least_float32, to_device
+from regard.base.spans import EMPTY, Spans
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Composed, Mask, causal, conjuncts
 from regard.pieces.piece import Piece
 from regard.pieces.token_ranks import TokenRanks
-from regard.positions import Positions
-from regard.shapes import Sizes, at_least_float32, to_device
-from regard.spans import EMPTY, Spans
 
 
 class KeyGroups(Piece):

@@ -17,15 +17,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from regard.checks import Count, Size, checked
-from regard.errors import RegardError
+from regard.base.checks import Count, Size, checked
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes, to_device
+from regard.base.spans import EMPTY, EVERYTHING, INFINITY, Spans
 from regard.pieces.grid import Grid
 from regard.pieces.mask_checks import check_batch
 from regard.pieces.mask_conventions import mask_remedy
 from regard.pieces.piece import Piece
-from regard.positions import Positions
-from regard.shapes import Sizes, to_device
-from regard.spans import EMPTY, EVERYTHING, INFINITY, Spans
 
 
 class Mask(Piece):

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from regard.checks import integer
-from regard.errors import RegardError
-from regard.shapes import Sizes
-from regard.spans import Spans
+from regard.base.checks import integer
+from regard.base.errors import RegardError
+from regard.base.shapes import Sizes
+from regard.base.spans import Spans
 
 
 def check_batch(mask: str, batch: int, sizes: Sizes) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.shapes import has_numbers
+from regard.base.shapes import has_numbers
 
 #: If an additive mask holds only 0 and one other number, that number hides a key if it is at most this.
 LARGEST_MASKED = -1e4

@@ -10,14 +10,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes, to_device
+from regard.base.spans import EMPTY, Spans
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
 from regard.pieces.mask_checks import check_covers, integers
-from regard.positions import Positions
-from regard.shapes import Sizes, to_device
-from regard.spans import EMPTY, Spans
 
 #: One number for all axes, or one for each.
 Axes = int | Sequence[int]

@@ -16,10 +16,10 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
-from regard.checks import Size, checked
-from regard.errors import RegardError
+from regard.base.checks import Size, checked
+from regard.base.errors import RegardError
+from regard.base.shapes import Sizes, has_numbers, known_none
 from regard.pieces.piece import Piece
-from regard.shapes import Sizes, has_numbers, known_none
 
 RowStatistic = tuple[Tensor, ...]
 

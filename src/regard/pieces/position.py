@@ -11,12 +11,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from regard.checks import Size, checked
-from regard.errors import RegardError
+from regard.base.checks import Size, checked
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import at_least_float32, has_numbers, to_device, widest_float, without_transforms
+from regard.base.spans import Spans
 from regard.pieces.piece import Piece
-from regard.positions import Positions
-from regard.shapes import at_least_float32, has_numbers, to_device, widest_float, without_transforms
-from regard.spans import Spans
 
 
 class Encoding(Piece):

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes
+from regard.base.spans import EMPTY, Spans
 from regard.pieces.data_masks import documents
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
 from regard.pieces.mask_checks import own_copy
-from regard.positions import Positions
-from regard.shapes import Sizes
-from regard.spans import EMPTY, Spans
 
 
 def groups_mask(groups: Tensor) -> Mask:

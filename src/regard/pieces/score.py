@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.checks import Count, Size, checked
-from regard.errors import RegardError
+from regard.base.checks import Count, Size, checked
+from regard.base.errors import RegardError
+from regard.base.shapes import Sizes, at_least_float32, grouped_scores
 from regard.pieces.grid import Grid
 from regard.pieces.piece import Piece
-from regard.shapes import Sizes, at_least_float32, grouped_scores
 
 
 class Score(Piece):

@@ -16,16 +16,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.checks import Count, Size, checked
-from regard.errors import RegardError
+from regard.base.checks import Count, Size, checked
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes, at_least_float32, grouped_scores
+from regard.base.spans import Spans
 from regard.pieces.chosen import NO_ID, chosen_keys
 from regard.pieces.grid import Grid
 from regard.pieces.key_blocks import KeyBlocks
 from regard.pieces.mask import Mask
 from regard.pieces.piece import Piece
-from regard.positions import Positions
-from regard.shapes import Sizes, at_least_float32, grouped_scores
-from regard.spans import Spans
 
 #: Bytes that the scores of one block of rows may take.
 BLOCK_BYTES = 24 << 20

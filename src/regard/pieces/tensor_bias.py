@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from regard.base.positions import Positions
 from regard.pieces.bias import AdditiveBias, State
 from regard.pieces.grid import Grid
-from regard.positions import Positions
 
 
 @dataclass(frozen=True, eq=False)

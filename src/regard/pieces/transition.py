@@ -18,12 +18,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes, at_least_float32, pick, to_device
 from regard.pieces.piece import Piece
 from regard.pieces.score import Score
-from regard.positions import Positions
-from regard.shapes import Sizes, at_least_float32, pick, to_device
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,16 +10,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from regard.checks import Count, checked
-from regard.errors import RegardError
+from regard.base.checks import Count, checked
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes, to_device
+from regard.base.spans import Spans
 from regard.pieces.data_masks import documents
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, causal
 from regard.pieces.mask import prefix as common_keys
 from regard.pieces.mask_checks import check_covers, integers, shortened
-from regard.positions import Positions
-from regard.shapes import Sizes, to_device
-from regard.spans import Spans
 
 
 @checked

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from regard.checks import Size, checked
-from regard.cluster import check_engine
-from regard.errors import RegardError
+from regard.base.checks import Size, checked
+from regard.base.cluster import check_engine
+from regard.base.errors import RegardError
 from regard.hf.text_reader import TextReader
 from regard.profiling.corpus_profile import CorpusKey, CorpusProfile, DocumentResult, measure_document
 from regard.profiling.documents import Documents, open_corpus

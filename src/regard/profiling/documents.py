@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from regard.errors import MissingPackage, RegardError
-from regard.texts.files import JSON_LINES, decoded, fields_of, json_records, raw_lines, saved_dataset
-from regard.texts.streams import inner_suffix
+from regard.base.errors import MissingPackage, RegardError
+from regard.base.texts.files import JSON_LINES, decoded, fields_of, json_records, raw_lines, saved_dataset
+from regard.base.texts.streams import inner_suffix
 
 #: The operation that error messages name.
 OPERATION = "profile_corpus"

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from regard.cluster import cluster, workers_that_fit
-from regard.errors import RegardError
+from regard.base.cluster import cluster, workers_that_fit
+from regard.base.errors import RegardError
 from regard.hf.text_reader import TextReader
 from regard.profiling.corpus_profile import CorpusKey, DocumentResult, measure_document
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 
 Array = np.ndarray[Any, Any]
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from regard.other_libraries import answers_for
+from regard.base.other_libraries import answers_for
 from regard.stats.alignment_roles import alignment_roles
 from regard.stats.cache_split import Beyond, cache_split
 from regard.stats.composition import head_composition

@@ -8,8 +8,8 @@ from collections.abc import Set as AbstractSet
 import torch
 from torch import Tensor
 
-from regard.checks import Count, checked
-from regard.errors import RegardError
+from regard.base.checks import Count, checked
+from regard.base.errors import RegardError
 from regard.maps import AttentionMap
 from regard.stats.numbering import layer_numbers
 from regard.stats.profile import one_text

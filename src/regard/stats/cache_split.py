@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.checks import Count, Size, checked
-from regard.errors import RegardError, first_few
+from regard.base.checks import Count, Size, checked
+from regard.base.errors import RegardError, first_few
 from regard.maps import AttentionMap, Reduction, Tile
 from regard.maps.reductions import Shape, State, zeros
 from regard.pieces.mask import sees_no_later_key

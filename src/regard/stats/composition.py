@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.checks import Count, checked
-from regard.errors import RegardError, nearest
+from regard.base.checks import Count, checked
+from regard.base.errors import RegardError, nearest
 from regard.stats.numbering import head_name
 from regard.stats.roles import Role
 

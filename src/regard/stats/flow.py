@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.checks import Count, checked
-from regard.errors import RegardError
+from regard.base.checks import Count, checked
+from regard.base.errors import RegardError
+from regard.base.shapes import at_least_float32
 from regard.maps import AttentionMap, Reduction, Tile
 from regard.maps.indices import indices
 from regard.maps.reductions import Shape, State, zeros
 from regard.maps.value_weighted_map import ValueWeightedMap
-from regard.shapes import at_least_float32
 from regard.stats.profile import one_text
 
 

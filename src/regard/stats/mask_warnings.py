@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
 from regard.maps import AttentionMap, KeyTotals, MassOn, Reduction, Tile
 from regard.maps.compiled_reductions import computes
 from regard.maps.reductions import Shape, State, zeros

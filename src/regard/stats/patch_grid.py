@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
 
 
 @checked

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from regard.checks import Count, Size, checked
-from regard.errors import RegardError
+from regard.base.checks import Count, Size, checked
+from regard.base.errors import RegardError
 from regard.maps import AttentionMap
 from regard.stats.numbering import layer_numbers
 from regard.stats.patch_grid import PatchGrid

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checks import Count, checked
-from regard.errors import RegardError
+from regard.base.checks import Count, checked
+from regard.base.errors import RegardError
 from regard.maps import AttentionMap, KeyTotals, Reduction, Tile
 from regard.maps.reductions import Shape, State, zeros
 from regard.stats.profile import one_text

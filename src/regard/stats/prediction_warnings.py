@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
 from regard.stats.warnings import Finding
 
 #: Logits count as changed above this share of the largest logit.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regard.checks import Size, checked
-from regard.errors import RegardError
+from regard.base.checks import Size, checked
+from regard.base.errors import RegardError
 from regard.stats.profile import SPECIAL_TOKEN
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.checks import Count, checked
-from regard.errors import RegardError
+from regard.base.checks import Count, checked
+from regard.base.errors import RegardError
+from regard.base.shapes import spread_indices
 from regard.maps import AttentionMap, KeyTotals, Reduction, RowLinks, Similarity, TopLinks
 from regard.maps.head_mean import HeadMean
 from regard.maps.scored_map import ScoredMap
 from regard.maps.share_map import ShareMap
 from regard.scores import Dot
-from regard.shapes import spread_indices
 from regard.stats.numbering import layer_numbers
 from regard.stats.statistics import STATISTICS, Allowed, HeadStatistic
 from regard.stats.token_reductions import Agreement

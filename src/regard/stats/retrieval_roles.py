@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.checks import Count, Size, checked
-from regard.errors import RegardError
+from regard.base.checks import Count, Size, checked
+from regard.base.errors import RegardError
 from regard.maps import AttentionMap
 from regard.stats.numbering import layer_numbers
 from regard.stats.profile import one_text

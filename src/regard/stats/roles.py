@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.checks import Count, Size, checked
-from regard.errors import RegardError, nearest
+from regard.base.checks import Count, Size, checked
+from regard.base.errors import RegardError, nearest
+from regard.base.shapes import to_device
 from regard.maps import AttentionMap, Entropy
 from regard.maps.query_sample import QuerySample
-from regard.shapes import to_device
 from regard.stats.numbering import head_name, layer_numbers
 from regard.stats.profile import one_text
 from regard.stats.statistics import Allowed, entropy_of_rest

@@ -11,8 +11,8 @@ from importlib.resources import files
 import torch
 from torch import Tensor
 
-from regard.checks import Count, checked
-from regard.errors import RegardError, nearest
+from regard.base.checks import Count, checked
+from regard.base.errors import RegardError, nearest
 from regard.maps import AttentionMap
 from regard.stats.numbering import layer_numbers
 from regard.stats.profile import one_text
@@ -74,7 +74,7 @@ def syntax_sentences() -> tuple[SyntaxSentence, ...]:
     >>> sentence.text, sentence.pairs["subject"]
     ('Farmers sell milk because they need money.', ((1, 0),))
     """
-    lines = files("regard").joinpath("texts", "syntax.tsv").read_text(encoding="utf-8").splitlines()
+    lines = files("regard.base.texts").joinpath("syntax.tsv").read_text(encoding="utf-8").splitlines()
     _, *relations = lines[0].split("\t")
     sentences = []
     for line in lines[1:]:

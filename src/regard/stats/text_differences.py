@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
 from regard.stats.text_reading import TextReading
 
 #: Statistics between 0 and 1. The others grow with the length of a text, so texts cannot be compared by them.

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.checks import Count, Size, checked
-from regard.errors import RegardError, first_few
+from regard.base.checks import Count, Size, checked
+from regard.base.errors import RegardError, first_few
 from regard.maps import AttentionMap
 from regard.stats.numbering import layer_numbers
 from regard.stats.profile import one_text

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.checks import Size, checked
+from regard.base.checks import Size, checked
+from regard.base.errors import RegardError
+from regard.base.shapes import to_device
 from regard.engine.kernel.similarity import HeadProducts
-from regard.errors import RegardError
 from regard.maps import Reduction, Tile
 from regard.maps.compiled_reductions import computes
 from regard.maps.reductions import Shape, State, zeros
-from regard.shapes import to_device
 
 
 @checked

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.checks import checked
+from regard.base.checks import checked
 from regard.maps import AttentionMap, MassOn, Reduction
 from regard.stats.statistics import STATISTICS, Allowed, HeadStatistic
 from regard.stats.token_reductions import Offsets, SameToken, numbers

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from regard.checks import checked
+from regard.base.checks import checked
 from regard.stats.numbering import head_name
 from regard.stats.profile import LayerProfile, ModelProfile
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from regard.other_libraries import answers_for
+from regard.base.other_libraries import answers_for
 from regard.stats import PatchGrid
 from regard.viewer.page import write_page
 from regard.viewer.picture_sheets import picture_sheets

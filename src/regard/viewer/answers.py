@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.maps import AttentionMap
 from regard.maps.dot import is_dot, scaled
 from regard.maps.pyramid import averaged, cells, coarser

@@ -14,11 +14,12 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
+from regard.base.errors import RegardError
+from regard.base.whole_files import write_whole
 from regard.drawing.panels import label
 from regard.drawing.paper_figure import figure
 from regard.drawing.picture import LARGEST, canvas, heatmap, name_tokens, write_numbers
 from regard.drawing.ramp import colormap
-from regard.errors import RegardError
 from regard.maps import AttentionMap
 from regard.stats import Offsets
 from regard.stats.numbering import head_name, layer_numbers
@@ -29,7 +30,6 @@ from regard.viewer.cards import cards_of
 from regard.viewer.lead import lead_of
 from regard.viewer.sentences import joined
 from regard.viewer.sheet import Sheet
-from regard.whole_files import write_whole
 
 #: Colors of roles: light enough for black numbers, and distinct with color blindness (Okabe and Ito, lightened).
 COLORS = {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from regard.errors import MissingPackage, RegardError
+from regard.base.errors import MissingPackage, RegardError
 
 #: The longest side of one image of the page, and of a frame of a video, in pixels.
 LONGEST, FRAME = 768, 320

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.hf.generation_reader import read_generation
 from regard.hf.text_reader import TextReader
 from regard.maps import AttentionMap, Reduction

@@ -19,7 +19,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 
 #: The most characters of a typed text, the most edits of one, and the most tokens by which a model continues it.
 CHARACTERS, EDITS, STEPS = 2000, 64, 64

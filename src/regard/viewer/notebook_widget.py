@@ -12,7 +12,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.viewer.answers import Answers, NoAnswer
 from regard.viewer.figures import static_picture
 from regard.viewer.page import bundle, embed, payload

@@ -13,13 +13,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
+from regard.base.whole_files import write_whole
 from regard.stats.text_reading import TextReading
 from regard.viewer.embedded import embedded
 from regard.viewer.sheet import COMMON, Sheet, sheets_of
 from regard.viewer.story import Story, story_of
-from regard.whole_files import write_whole
 
 #: Only the script with this hash runs. Styles are inline. The page makes images to be saved.
 POLICY = (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.hf.capture.model_inputs import ModelInputs
 from regard.hf.image_grids import image_grids, is_vision, leading_names, patch_names
 from regard.hf.window_maps import is_windowed, whole_map

@@ -17,16 +17,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
+from regard.base.texts.files import read_json
+from regard.base.whole_files import write_whole
 from regard.maps.stored import load_map, save_map
 from regard.stats.text_reading import TextReading
-from regard.texts.files import read_json
 from regard.viewer.page import write_page
 from regard.viewer.saved_checks import check_text
 from regard.viewer.sheet import Sheet, sheets_of
 from regard.viewer.story import Story, story_of
-from regard.whole_files import write_whole
 
 MANIFEST, STORY, FORMAT, VERSION = "manifest.json", "story.json", "regard run", 1
 #: Endings of pictures. A page cannot be saved as a picture.

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.maps import AttentionMap
 from regard.maps.scored_map import ScoredMap
 from regard.stats.roles import MEANINGS

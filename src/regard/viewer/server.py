@@ -11,7 +11,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from regard.errors import MissingPackage, RegardError
+from regard.base.errors import MissingPackage, RegardError
 from regard.viewer.answers import Answers, NoAnswer
 from regard.viewer.connections import server_config
 from regard.viewer.live_model import LiveModel

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.maps import AttentionMap, Pool, Reduction
 from regard.maps.pyramid import Pyramid, coarser
 from regard.stats import CAVEAT, STATISTICS, Offsets, head_map, sample_rows

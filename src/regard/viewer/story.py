@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
-from regard.errors import RegardError, nearest
+from regard.base.errors import RegardError, nearest
 from regard.viewer.sheet import Sheet
 
 #: The views of the page, as `VIEWS` in frontend/src/state.ts.

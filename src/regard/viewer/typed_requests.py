@@ -6,7 +6,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.viewer.answers import Answers
 from regard.viewer.live_model import Stopped
 from regard.viewer.live_request import BODY

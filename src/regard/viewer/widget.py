@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from regard.errors import MissingPackage, RegardError, errors_named
+from regard.base.errors import MissingPackage, RegardError, errors_named
 from regard.maps import AttentionMap
 from regard.stats.text_reading import TextReading
 from regard.viewer.picture_sheets import picture_sheets

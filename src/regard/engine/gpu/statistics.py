@@ -10,6 +10,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from regard.base.shapes import to_device
 from regard.engine.kernel import KernelProblem
 from regard.engine.kernel.engine import LARGEST_WIDTH, MASK_BYTES
 from regard.engine.kernel.statistics import Statistics
@@ -19,7 +20,6 @@ from regard.pieces.bias import ShawBias
 from regard.pieces.data_masks import mask_mod
 from regard.pieces.mask import Mask, leaves
 from regard.pieces.normalizer import has_logsumexp
-from regard.shapes import to_device
 
 #: Queries of a tile, and keys that are computed together; half as many keys if a vector has more bytes than WIDE.
 QUERIES, KEYS, WIDE = 64, 64, 256

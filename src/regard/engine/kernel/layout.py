@@ -16,13 +16,13 @@ from operator import and_
 import torch
 from torch import Tensor
 
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes
+from regard.base.spans import EMPTY, Spans
 from regard.engine.blocks import query_edges
 from regard.engine.kernel.structures import MARGIN, TILE_QUERIES
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, conjuncts, leaves
-from regard.positions import Positions
-from regard.shapes import Sizes
-from regard.spans import EMPTY, Spans
 
 #: Indices that no query or key reaches, small enough for sums of three.
 FAR = 1 << 40

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from regard.errors import RegardError, nearest
+from regard.base.errors import RegardError, nearest
 
 #: INTERFACE_VERSION of kernels/regard.h.
 VERSION = 10

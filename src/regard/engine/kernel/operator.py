@@ -18,19 +18,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.context import ContextItems
+from regard.base.context import ContextItems
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes
+from regard.base.spans import Spans
 from regard.engine.kernel.attention import CallSettings, Dropout, Inputs, forward, gradients
 from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.library import load, reason
 from regard.engine.kernel.running import empty
-from regard.errors import RegardError
 from regard.pieces.data_masks import padding
 from regard.pieces.mask import Mask, causal, window
 from regard.pieces.normalizer import any_coarse
 from regard.pieces.same_group import groups_mask
-from regard.positions import Positions
-from regard.shapes import Sizes
-from regard.spans import Spans
 
 TENSORS = (
     "Tensor query, Tensor key, Tensor value, Tensor? sink, Tensor? real, Tensor? groups, Tensor? offset, Tensor? seed, "

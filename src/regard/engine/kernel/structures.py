@@ -10,8 +10,8 @@ from typing import Self
 
 import torch
 
+from regard.base.shapes import has_numbers
 from regard.engine.transforms import is_recorded
-from regard.shapes import has_numbers
 
 #: Numbers of kernels/regard.h.
 TILE_QUERIES, PART_KEYS, MARGIN, CLIPPED_MARGIN = 96, 1024, 64, 16

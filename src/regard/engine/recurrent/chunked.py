@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from regard.base.shapes import at_least_float32
 from regard.engine.recurrent.chunks import Chunks, Kind, Tokens, WriteGradients, gradients
-from regard.shapes import at_least_float32
 
 #: Tokens of a chunk, a power of 2.
 CHUNK = 64

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.base.shapes import as_slice, to_device
+from regard.base.spans import Spans
 from regard.engine.recurrent.running import recur
 from regard.engine.recurrent.transport import Transport
 from regard.engine.transforms import gradients_once
 from regard.pieces.transition import Steps
-from regard.shapes import as_slice, to_device
-from regard.spans import Spans
 
 
 def rows_of_steps(steps: Steps, queries: slice | Tensor, keys: Spans) -> Tensor:

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.base.shapes import at_least_float32, in_one_dtype
 from regard.engine.kernel.recurrence import CompiledRecurrence, compiled_recurrence, run_recurrence
 from regard.engine.recurrent.chunked import Inputs, Kind, chunked
 from regard.engine.transforms import differentiable_once
 from regard.pieces.transition import Steps
-from regard.shapes import at_least_float32, in_one_dtype
 
 #: Up to this number of tokens a call without gradients runs token by token.
 FEW = 4

@@ -18,10 +18,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from regard.base.shapes import at_least_float32, in_one_dtype, to_device
 from regard.engine.kernel.transport import MOST_ROWS, compiled_weights
 from regard.engine.recurrent.chunks import Chunks, Kind, Tokens, solve
 from regard.pieces.transition import Steps
-from regard.shapes import at_least_float32, in_one_dtype, to_device
 
 #: Tokens of a chunk. For a single row twice as many halve the number of steps of a scan.
 CHUNK = 64

@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.spans import Spans
 from regard.engine.ring.exchange import Exchange
 from regard.engine.ring.rank_share import RankShare, of_all_keys, of_queries, unread_keys
-from regard.errors import RegardError
 from regard.pieces.call_tensors import needs_of
 from regard.pieces.chosen import chosen_keys
-from regard.positions import Positions
-from regard.spans import Spans
 
 
 @torch.no_grad()

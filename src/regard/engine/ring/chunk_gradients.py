@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.attention import Prepared, scores
+from regard.base.shapes import at_least_float32, grouped_values
 from regard.engine.blocked import UnfusedWork, Work
 from regard.engine.blocks import Block
 from regard.engine.gradients import Gradients, GradientSums, block_gradients
@@ -23,7 +24,6 @@ from regard.engine.ring.kv_chunk import KVChunk, adds_up
 from regard.pieces.contents import tensors_of
 from regard.pieces.dropout import kept
 from regard.pieces.normalizer import Normalizer, RowStatistic, any_coarse
-from regard.shapes import at_least_float32, grouped_values
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from regard.closures import closure_values, global_names
+from regard.base.closures import closure_values, global_names
 from regard.pieces.contents import Module, Wrapper, kind_of
 
 #: Words of 8 bytes that are hashed at a time.

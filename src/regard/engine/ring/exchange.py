@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 
 #: Number of operations that the ranks of a group have agreed on.
 _counts: MutableMapping[Any, int] = WeakKeyDictionary()

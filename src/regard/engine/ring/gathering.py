@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from regard.base.shapes import at_least_float32
+from regard.base.spans import Spans
 from regard.engine.ring.exchange import Exchange
-from regard.shapes import at_least_float32
-from regard.spans import Spans
 
 
 class Gathered(torch.autograd.Function):

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes, at_least_float32
+from regard.base.spans import Spans
 from regard.engine.blocked import Blocked
 from regard.engine.kernel import Kernel, KernelProblem, pays
 from regard.engine.kernel.attention import forward
@@ -25,9 +28,6 @@ from regard.pieces.normalizer import (
     add_log_sums,
     has_logsumexp,
 )
-from regard.positions import Positions
-from regard.shapes import Sizes, at_least_float32
-from regard.spans import Spans
 
 #: Output and row statistic of some queries.
 Rows = tuple[Tensor, RowStatistic]

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared
+from regard.base.spans import Spans
 from regard.engine.formatting import duration, number, rough, size
 from regard.engine.problem import Cost
 from regard.engine.ring.kv_chunk import KVChunk, chunk_attention
 from regard.engine.ring.rank_share import RankShare
 from regard.engine.ring.route import Route
 from regard.engine.speed_model import seconds
-from regard.spans import Spans
 
 
 @dataclass(frozen=True, eq=False)

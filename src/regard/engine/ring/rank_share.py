@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared, checked_attention
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes
+from regard.base.spans import Spans
 from regard.engine.problem import Problem
 from regard.engine.ring.exchange import Exchange
 from regard.engine.ring.gathering import Gathered
 from regard.engine.ring.sharding import ShardPositions
 from regard.engine.transforms import differentiable_once
-from regard.errors import RegardError
 from regard.pieces.bias import Bias, State
 from regard.pieces.call_tensors import ARGUMENTS, CallTensors, check_call_tensors, needs_of
-from regard.positions import Positions
-from regard.shapes import Sizes
-from regard.spans import Spans
 
 
 @dataclass(frozen=True, eq=False)

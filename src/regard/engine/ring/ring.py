@@ -13,7 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regard.checks import checked
+from regard.base.checks import checked
+from regard.base.errors import RegardError, nearest
+from regard.base.positions import Positions, check_positions
+from regard.base.spans import Spans
 from regard.engine.problem import Problem
 from regard.engine.ring.choosing import with_chosen_keys
 from regard.engine.ring.digests import Contents, words
@@ -27,11 +30,8 @@ from regard.engine.ring.route import Route
 from regard.engine.ring.sharding import LAYOUTS, ShardPositions, shares, shares_of
 from regard.engine.ring.state_passing import StatePassing
 from regard.engine.transforms import HIDDEN_GRADIENTS, TRANSFORMED, differentiable_once, is_transformed, uncompiled
-from regard.errors import RegardError, nearest
 from regard.pieces.call_tensors import needs_of
 from regard.pieces.contents import split_tensors
-from regard.positions import Positions, check_positions
-from regard.spans import Spans
 
 #: The rings of the open blocks of `as_default`, each with its thread. A tuple, so that code that torch.compile compiled
 #: outside of these blocks notices them; it notices neither a ContextVar nor a threading.local.

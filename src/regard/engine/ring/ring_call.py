@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.attention import Attention
+from regard.base.spans import Spans
 from regard.engine.gradients import GradientSums, zeros_like
 from regard.engine.problem import Problem, Result
 from regard.engine.ring.chunk_gradients import ChunkGradients, OutputGrads
@@ -22,7 +23,6 @@ from regard.engine.ring.route import Route
 from regard.engine.transforms import differentiable_once
 from regard.pieces.contents import tensor_snapshot, tensors_of
 from regard.pieces.normalizer import RowStatistic, has_logsumexp
-from regard.spans import Spans
 
 
 @dataclass(frozen=True, eq=False)

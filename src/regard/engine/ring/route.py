@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from regard.base.spans import EVERYTHING, Spans
 from regard.pieces.mask import Mask
-from regard.spans import EVERYTHING, Spans
 
 #: Parts of an interval of queries, each with its own spans. With more parts fewer keys are sent, but plans are slower.
 QUESTIONS = 16

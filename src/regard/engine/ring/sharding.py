@@ -9,9 +9,9 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError, nearest
-from regard.positions import Positions
-from regard.spans import Spans
+from regard.base.errors import RegardError, nearest
+from regard.base.positions import Positions
+from regard.base.spans import Spans
 
 LAYOUTS = ("zigzag", "contiguous")
 

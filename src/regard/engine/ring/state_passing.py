@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.base.shapes import at_least_float32
+from regard.base.spans import Spans
 from regard.engine.problem import Problem, Result
 from regard.engine.recurrent import recur
 from regard.engine.ring.exchange import Exchange
@@ -21,8 +23,6 @@ from regard.engine.ring.gathering import Gathered
 from regard.engine.ring.route import Route
 from regard.engine.transforms import differentiable_once
 from regard.pieces.transition import Steps, with_heads
-from regard.shapes import at_least_float32
-from regard.spans import Spans
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,8 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
 
 from regard.attention_output import attend_listeners
+from regard.base.shapes import has_numbers
+from regard.base.upper_layers import upper_layer
 from regard.hf.attention_modules import OF_TORCH, ChosenLayers, is_called_attention, names_called
 from regard.hf.calls import DIRECT, MULTIHEAD, AttentionCall, Untranslatable
 from regard.hf.capture.captured_calls import Capture, ModuleCalls, NotCaptured
@@ -43,9 +45,7 @@ from regard.hf.capture.watcher import Captured, Watcher
 from regard.maps import AttentionMap, Reduction
 from regard.maps.listener import Values
 from regard.nn import Attends, listeners
-from regard.shapes import has_numbers
 from regard.stats.numbering import LayerPath, layer_number
-from regard.upper_layers import upper_layer
 
 #: The module of a call that has none.
 NO_MODULE = nn.Module()

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
 from regard.edits.edited_map import EditedMap
 from regard.edits.layer_edits import LayerEdits
-from regard.errors import RegardError
 from regard.hf.capture.kept_values import NoValues
 from regard.hf.capture.lazy_projection import DeferredCall
 from regard.hf.capture.module_rerun import RerunCall, RerunSteps
@@ -24,7 +25,6 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.joined import joined
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.grid import Grid
-from regard.positions import Positions
 
 #: The kind of every layer that is not recurrent.
 ATTENTION = "attention"

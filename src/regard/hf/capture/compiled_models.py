@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.base.errors import RegardError
+from regard.base.versions import check_model
 from regard.engine.kernel.attention import Inputs
 from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.operator import OperatorTerms
-from regard.errors import RegardError
 from regard.hf.calls import AttentionCall
 from regard.hf.capture.torch_calls import ObservedCall
 from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.span_masks import OURS
 from regard.hf.operator_calls import owner_of
-from regard.versions import check_model
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -20,7 +20,7 @@ from torch._C import _len_torch_function_stack
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
-from regard.context import ContextItems
+from regard.base.context import ContextItems
 from regard.engine.transforms import uncompiled
 from regard.hf.attention_modules import names_called
 

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.hf.capture.captured_calls import ModuleCalls
 from regard.hf.capture.generation_joins import OTHER_TOKENS, GenerationRecord, ModuleJoin, TokenRange, real_range
 from regard.hf.capture.head_parts import CallParts

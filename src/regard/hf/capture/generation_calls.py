@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from regard.context import ContextItems
+from regard.base.context import ContextItems
 
 #: The methods that decode; beam search is the one with rows that continue other rows.
 BEAMS = "_beam_search"

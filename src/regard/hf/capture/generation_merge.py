@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared
-from regard.errors import RegardError
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes
 from regard.hf.capture.captured_calls import Capture
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.bias import Softcap
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, causal, window
 from regard.pieces.normalizer import LearnedSink, Softmax
-from regard.positions import Positions
-from regard.shapes import Sizes
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from regard.base.versions import check_generation
 from regard.hf.capture.captured_calls import ModuleCalls
 from regard.hf.capture.generation import Generation
 from regard.hf.capture.generation_joins import ForwardPass, GenerationRecord
 from regard.hf.capture.model_maps import WatchedAttention
 from regard.hf.capture.module_hooks import inside_backward
-from regard.versions import check_generation
 
 #: Names under which models of transformers get their cache, and the tokens of a pass.
 CACHES = ("past_key_values", "cache_params", "past_buckets_states", "mems", "state")

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from regard.base.shapes import at_least_float32, spread_indices, to_device
 from regard.hf.capture.captured_calls import ModuleCalls
 from regard.hf.capture.joined_heads import JoinedHeads
 from regard.hf.capture.kept_values import LostProjection, NoValues
@@ -19,7 +20,6 @@ from regard.hf.capture.residual_stream import FinalNorm, ResidualStream
 from regard.hf.output_projections import open_gates
 from regard.maps.attention_map import AttentionMap
 from regard.maps.value_weighted_map import ValueWeightedMap
-from regard.shapes import at_least_float32, spread_indices, to_device
 from regard.stats.flow import value_weighted
 
 #: Rows of weights times values that are compared with the input of the output projection.

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.hf.capture.weighted_sums import WeightedSum
 
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.attention import Prepared, scores
+from regard.base.shapes import has_numbers
 from regard.hf.calls import AttentionCall, Translation
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import Softmax
-from regard.shapes import has_numbers
 
 #: Fewest queries for which a kernel is observed: every operation inside its backend then passes through Python.
 FEWEST_QUERIES = 128

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention, Prepared
-from regard.errors import RegardError
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
 from regard.hf.capture.projection_inputs import ProjectionInputs
 from regard.hf.capture.verification import Check
 from regard.maps.attention_map import AttentionMap
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.grid import Grid
-from regard.positions import Positions
 
 
 @dataclass(eq=False)

@@ -13,8 +13,10 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 from torch import Tensor
 
-from regard.checks import HoldsMaps
-from regard.errors import RegardError, nearest
+from regard.base.checks import HoldsMaps
+from regard.base.errors import RegardError, nearest
+from regard.base.other_libraries import OF_WATCHED, missing
+from regard.base.upper_layers import upper_layer
 from regard.hf.capture.captured_calls import ATTENTION, ModuleCalls, NotCaptured
 from regard.hf.capture.head_parts import CallParts, KeptParts
 from regard.hf.capture.kept_values import NoValues, values_reader
@@ -27,9 +29,7 @@ from regard.hf.token_labels import token_labels
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indices import Index, axis_index, indices
 from regard.maps.value_weighted_map import ValueWeightedMap
-from regard.other_libraries import OF_WATCHED, missing
 from regard.stats.numbering import layer_number
-from regard.upper_layers import upper_layer
 
 #: What to do if nothing was captured.
 REMEDY = "Run the model inside the with-block of watch."

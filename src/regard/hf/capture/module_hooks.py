@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from regard.context import ContextItems
+from regard.base.context import ContextItems
 from regard.hf.capture.edited_modules import edited_function, edited_multihead
 from regard.hf.capture.torch_calls import ObservedCall
 from regard.hf.edited_calls import editors

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.attention import Attention
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import at_least_float32, spread_indices, to_device
 from regard.hf.calls import NO_NUMBERS, Untranslatable
 from regard.hf.capture.kept_values import NoValues, values_of_product
 from regard.hf.capture.softmax_trace import Trace
@@ -31,8 +33,6 @@ from regard.maps.indices import Index, indices
 from regard.maps.reductions import are_shares
 from regard.pieces.data_masks import mask_tensor
 from regard.pieces.grid import Grid
-from regard.positions import Positions
-from regard.shapes import at_least_float32, spread_indices, to_device
 
 #: Weights of at most this many bytes are kept themselves: those of a generation step are smaller than its inputs.
 SMALL = 1 << 14

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from regard.errors import RegardError, nearest
+from regard.base.errors import RegardError, nearest
 from regard.maps import AttentionMap, Distance, Entropy, KeyTotals, Reduction, TopLinks
 from regard.maps.reductions import State
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.shapes import at_least_float32, spread_indices
+from regard.base.shapes import at_least_float32, spread_indices
 
 #: Rows of inputs and weights that are copied, to detect whether they changed after the call.
 ROWS = 4

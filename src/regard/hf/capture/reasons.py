@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from regard.versions import hidden_eager
+from regard.base.versions import hidden_eager
 
 UNCALLED = "was not called inside the with-block by the watching thread"
 OUTSIDE = (

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from regard.base.shapes import spread_indices
 from regard.hf.calls import NO_NUMBERS, Untranslatable
 from regard.hf.capture.verification import ROWS, TOLERANCE, Check
 from regard.hf.recurrent.core_calls import CoreCall
@@ -19,7 +20,6 @@ from regard.hf.recurrent.forms import joined, map_of
 from regard.maps.attention_map import AttentionMap
 from regard.maps.convolution_map import Convolution
 from regard.pieces.transition import Steps
-from regard.shapes import spread_indices
 
 UNKNOWN_STATE = (
     "the layer begins with a state from before the watch, so its weights on the earlier tokens are unknown; run the "

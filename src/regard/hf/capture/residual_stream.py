@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.base.shapes import at_least_float32, spread_indices
 from regard.hf.output_projections import LinearLayer
-from regard.shapes import at_least_float32, spread_indices
 
 #: Rows that are compared, spread over the tokens of the first and the last text.
 ROWS = 4

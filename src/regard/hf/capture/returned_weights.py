@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regard.base.positions import Positions
+from regard.base.shapes import at_least_float32, grouped_values
 from regard.hf.calls import DIRECT, MULTIHEAD, NO_NUMBERS, Untranslatable
 from regard.hf.capture.module_rerun import RerunMap
 from regard.hf.capture.torch_calls import ObservedCall
@@ -18,8 +20,6 @@ from regard.hf.capture.verification import TOLERANCE, Check
 from regard.maps import attention_map
 from regard.maps.attention_map import AttentionMap
 from regard.pieces.grid import Grid
-from regard.positions import Positions
-from regard.shapes import at_least_float32, grouped_values
 
 
 @dataclass(eq=False)

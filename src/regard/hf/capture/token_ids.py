@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import index
 from typing import Any
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 
 
 def token_id(token: Any, tokenizer: Any = None) -> int:

@@ -14,12 +14,12 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any
 
-from regard.context import ContextFlag, ContextItems
+from regard.base.context import ContextFlag, ContextItems
+from regard.base.versions import backend_lookup
 from regard.hf.calls import AttentionCall
 from regard.hf.capture.kernel_statistic import observing
 from regard.hf.edited_calls import edited_call, editors, patched_output, run_edited
 from regard.hf.operator_calls import BackendObserver
-from regard.versions import backend_lookup
 
 
 class BackendCalls:

@@ -21,8 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import spread_indices
 from regard.hf.calls import NO_NUMBERS, Untranslatable
 from regard.hf.capture.kept_values import NoValues
 from regard.hf.capture.module_rerun import LastWeights, RerunMap, mask_of, snapshot
@@ -31,8 +33,6 @@ from regard.maps import attention_map
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indices import Index
 from regard.pieces.grid import Grid
-from regard.positions import Positions
-from regard.shapes import spread_indices
 
 #: Names of the projections of values and of outputs, of inputs that are values themselves, and of the number of heads.
 VALUES = re.compile(r"^(v|v_proj|values?(_\w+)?)$")

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from regard.attention import Prepared, scores
+from regard.base.shapes import at_least_float32, grouped_values, spread_indices
 from regard.hf.calls import DIRECT, AttentionCall, Translation
 from regard.hf.capture.torch_calls import ObservedCall
 from regard.hf.masks.span_masks import OURS
 from regard.pieces.grid import Grid
-from regard.shapes import at_least_float32, grouped_values, spread_indices
 
 #: Rows recomputed for known kernels, spread over the sequence, for the first and the last batch entry.
 ROWS = 4

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from regard.checks import Size, checked
-from regard.errors import RegardError, nearest
+from regard.base.checks import Size, checked
+from regard.base.errors import RegardError, nearest
 from regard.hf.attention_modules import ChosenLayers
 from regard.hf.capture.call_watcher import CallWatcher
 from regard.hf.capture.compiled_models import is_compiled

@@ -2,8 +2,8 @@
 
 Calls are observed at five places: transformers' attention interface, torch's attention functions, torch's own attention
 modules, the recurrent layers of transformers, and `regard.attend` with the modules of `regard.nn`. The model is not
-changed, and its outputs are bit-identical. Patches belong to the process and watchers to a thread (`regard.context`),
-so several threads may watch at once, even the same model.
+changed, and its outputs are bit-identical. Patches belong to the process and watchers to a thread
+(`regard.base.context`), so several threads may watch at once, even the same model.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention_output import attend_listeners
-from regard.context import ContextFlag
+from regard.base.context import ContextFlag
+from regard.base.errors import RegardError
 from regard.engine.kernel.operator import operator_observers
-from regard.errors import RegardError
 from regard.hf.attention_modules import (
     ChosenLayers,
     attention_modules,

@@ -9,16 +9,16 @@ from torch import Tensor, nn
 
 from regard.attention import Attention
 from regard.attention_output import AttentionOutput, attend, attend_listeners
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
 from regard.caches import Cache
 from regard.composites.composite import Composite
 from regard.edits.edited_map import EditedMap
 from regard.edits.layer_edits import LayerEdits
 from regard.engine.ring import Ring
-from regard.errors import RegardError
 from regard.hf.calls import AttentionCall, Translation
 from regard.hf.edited_calls import computed, edited_call, editors, patched_output, rows_of, with_rows
 from regard.pieces.call_tensors import needs_of
-from regard.positions import Positions
 
 NAME = "regard.attend"
 

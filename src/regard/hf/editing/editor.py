@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention_output import AttentionOutput, attend_editors
-from regard.checks import checked
+from regard.base.checks import checked
+from regard.base.errors import RegardError, first_few
+from regard.base.versions import hidden_eager
 from regard.edits.indices import Indices
 from regard.edits.layer_edits import LayerEdit, LayerEdits, given_weights
 from regard.edits.pairs import Pairs
 from regard.edits.selection import Roles, Where
 from regard.edits.values import ActivationPatch, AttentionEdit
 from regard.edits.words import listed
-from regard.errors import RegardError, first_few
 from regard.hf.attention_modules import OF_TORCH, attention_modules, names_called, part_of
 from regard.hf.calls import AttentionCall
 from regard.hf.capture.compiled_models import refuse_compiled
@@ -32,7 +33,6 @@ from regard.hf.editing.attend_edits import edited_attend
 from regard.hf.editing.patches import OF_KEYS, CallPatch, check_length, patch_of
 from regard.hf.editing.places import Place, first_numbers, place_of
 from regard.stats.numbering import layer_number
-from regard.versions import hidden_eager
 
 
 @dataclass(eq=False)

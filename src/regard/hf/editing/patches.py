@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.base.errors import RegardError
 from regard.edits.indices import Indices
 from regard.edits.layer_edits import of_layer
 from regard.edits.values import ActivationPatch
-from regard.errors import RegardError
 from regard.hf.calls import AttentionCall
 from regard.hf.capture import WatchedAttention
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from regard.base.versions import mask_sizes
 from regard.hf.calls import AttentionCall
-from regard.versions import mask_sizes
 
 #: Arguments of cross-attention.
 OF_ENCODER = ("key_value_states", "encoder_hidden_states")

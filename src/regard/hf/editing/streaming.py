@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.checks import checked
+from regard.base.checks import checked
+from regard.base.errors import RegardError, nearest
 from regard.edits.indices import Indices
 from regard.edits.layer_edits import LayerEdit, LayerEdits
 from regard.edits.pairs import Pairs
 from regard.edits.selection import Where
 from regard.edits.values import KnockOut
-from regard.errors import RegardError, nearest
 from regard.hf.attention_modules import attention_modules
 from regard.hf.calls import AttentionCall
 from regard.hf.capture.compiled_models import refuse_compiled

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
 from regard.hf.heads.layout import Heads, ModelHeads, refuse_input
 from regard.hf.output_projections import open_gates
 

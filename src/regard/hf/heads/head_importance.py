@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.hf.heads.gates import apply_gates
 from regard.hf.heads.layout import ModelHeads
 

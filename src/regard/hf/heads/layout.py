@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from regard.errors import RegardError, nearest
+from regard.base.errors import RegardError, nearest
 from regard.hf.attention_modules import attention_modules, layer_number
 from regard.hf.output_projections import BY_HAND, OUTPUTS, matrix_of, num_inputs, output_projection
 from regard.nn import Attends, MultiHeadAttention

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard.checks import Count, checked
-from regard.errors import RegardError, first_few
+from regard.base.checks import Count, checked
+from regard.base.errors import RegardError, first_few
 from regard.hf.attention_modules import part_of
 from regard.hf.heads.layout import AROUND, Heads, ModelHeads
 from regard.hf.output_projections import matrix_of

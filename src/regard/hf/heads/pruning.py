@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
+from regard.base.errors import RegardError
+from regard.base.versions import fills_width
 from regard.biases import ShawBias, Softcap
 from regard.composites import Composite
-from regard.errors import RegardError
 from regard.hf.heads.layout import COUNTS, Heads, ModelHeads
 from regard.nn import MultiHeadAttention
 from regard.normalizers import LearnedSink
 from regard.pieces.contents import tensors_of
 from regard.scores import Bilinear
-from regard.versions import fills_width
 
 #: Attention classes whose forward reads the number of heads from the weights or from attributes that `prune` sets.
 #: Tests compare each with gates of zero. Classes that read the configuration instead cannot be pruned.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.errors import RegardError, nearest
+from regard.base.errors import RegardError, nearest
 from regard.hf.heads.gates import gated
 from regard.hf.heads.head_importance import ImportanceScores
 

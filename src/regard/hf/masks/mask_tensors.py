@@ -14,11 +14,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from regard.base.positions import Positions
+from regard.base.spans import Spans
 from regard.pieces.data_masks import documents, mask_tensor, padding
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, block_local, causal, prefix, window
-from regard.positions import Positions
-from regard.spans import Spans
 
 #: Rows that are compared at once.
 BLOCK = 256

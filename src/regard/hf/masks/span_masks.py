@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.hf.masks.mask_functions import MaskFunction, MaskFunctionReader
 from regard.hf.masks.mask_tensors import Recognized
 from regard.pieces.data_masks import padding

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.base.shapes import at_least_float32
 from regard.hf.recurrent.forms import heads_joined
 from regard.maps.convolution_map import Convolution
 from regard.pieces.transition import Steps
-from regard.shapes import at_least_float32
 
 #: What a layer is, in the words of the field.
 DELTA, STATE_SPACE, LINEAR, GATED, CONVOLUTION = (

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from regard.context import ContextItems
+from regard.base.context import ContextItems
 from regard.hf.recurrent.core_calls import READERS, state_copies
 
 #: Names of the argument that holds the state before the call. Caches and some functions write it in place.

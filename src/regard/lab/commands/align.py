@@ -10,11 +10,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from regard.errors import RegardError, first_few
+from regard.base.errors import RegardError, first_few
+from regard.base.texts.files import lines
 from regard.lab.commands.translate import load
 from regard.lab.decoding.alignment import align_texts, write_pharaoh
 from regard.lab.decoding.translation import LIMIT
-from regard.texts.files import lines
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from regard.base.cluster import check_engine
+from regard.base.errors import RegardError
 from regard.cli.outputs import check_folder
-from regard.cluster import check_engine
-from regard.errors import RegardError
 from regard.lab.commands.study import StudyOptions, command_of, study_of
 from regard.lab.commands.train import clock
 

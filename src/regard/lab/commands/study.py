@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.lab import Study

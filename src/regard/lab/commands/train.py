@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from regard.base.errors import RegardError
 from regard.cli.outputs import check_folder
-from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.lab.runs.config import Config

@@ -13,12 +13,12 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from regard.base.errors import RegardError, first_few, nearest
+from regard.base.texts.files import decoded, looks_like_path
+from regard.base.texts.streams import utf8_stream
 from regard.cli.draw import SHADES
-from regard.errors import RegardError, first_few, nearest
 from regard.lab.decoding.alignment import READINGS, Alignment, write_pharaoh
 from regard.lab.decoding.translation import Translation, TranslationOptions
-from regard.texts.files import decoded, looks_like_path
-from regard.texts.streams import utf8_stream
 
 if TYPE_CHECKING:
     from regard.lab.runs.run import Run

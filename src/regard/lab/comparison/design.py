@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.errors import RegardError, nearest
+from regard.base.errors import RegardError, nearest
 from regard.lab.comparison.study import DEFAULT, Entry, Study
 from regard.lab.comparison.sweeps import SHORT, entries
 from regard.lab.models.systems import find_system

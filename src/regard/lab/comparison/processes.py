@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from regard.cluster import check_engine, cluster, workers_that_fit
+from regard.base.cluster import check_engine, cluster, workers_that_fit
 from regard.lab.training.ranks import single_process
 
 #: Environment of a trial. Each trial has one core; more threads would slow the other trials.

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from regard.errors import MissingPackage, RegardError
+from regard.base.errors import MissingPackage, RegardError
+from regard.base.texts.files import read_json
 from regard.lab.comparison.processes import LocalProcess, Start, cores, processors
 from regard.lab.comparison.study import EVALUATION, Study, open_study, read_study
 from regard.lab.comparison.workers import Progress, progress_of, run_trials
 from regard.lab.data.corpus import Corpus
 from regard.lab.evaluation import Evaluation
 from regard.lab.runs.guards import alone
-from regard.texts.files import read_json
 
 
 @dataclass(frozen=True, eq=False)

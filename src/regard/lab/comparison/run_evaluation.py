@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from regard.errors import RegardError, nearest
+from regard.base.errors import RegardError, nearest
+from regard.base.whole_files import write_whole
 from regard.lab.comparison.study import EVALUATION, STUDY, TRIALS, read_study
 from regard.lab.comparison.trials import TRAINED
 from regard.lab.data.corpus import Corpus, Pair
@@ -20,7 +21,6 @@ from regard.lab.evaluation.scores import Training, paired_comparison
 from regard.lab.runs.config import make_config
 from regard.lab.runs.run import CONFIG, Run
 from regard.lab.training.preparation import read_corpus
-from regard.whole_files import write_whole
 
 SPLITS = ("test", "valid", "train")
 

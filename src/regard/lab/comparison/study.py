@@ -11,7 +11,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
+from regard.base.texts.files import read_json
+from regard.base.whole_files import write_whole
 from regard.lab.comparison.processes import cores
 from regard.lab.data.corpus import Corpus
 from regard.lab.data.retrieval import NOVEL, nearest_pairs, without_near
@@ -19,9 +21,7 @@ from regard.lab.models.systems import build, find_system
 from regard.lab.runs.config import Config, Model, differences, make_config
 from regard.lab.runs.run import COMPARISON, PACKAGES, SOURCE, TARGET
 from regard.lab.training.preparation import counted_by, learn_tokenizer, read_corpus
-from regard.texts.files import read_json
 from regard.version import __version__
-from regard.whole_files import write_whole
 
 #: The version of the folder; increase it when older comparisons cannot be continued.
 VERSION = 1

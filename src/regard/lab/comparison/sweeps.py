@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from regard.errors import RegardError, nearest
+from regard.base.errors import RegardError, nearest
 from regard.lab.comparison.study import Entry
 
 #: The sweeps and their default values.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.lab.comparison.study import Study, Trial
@@ -88,8 +88,8 @@ def peak_memory() -> float:
 
 
 def _corpus(study: Study, folder: Path) -> Corpus:
+    from regard.base.texts.files import read_json
     from regard.lab.comparison.study import STUDY
-    from regard.texts.files import read_json
 
     corpus = study.corpus()
     if corpus.hash != read_json(folder / STUDY)["data_hash"]:
@@ -108,10 +108,10 @@ def _similarities(folder: Path) -> list[float]:
 
 def _trained(study: Study, trial: Trial, corpus: Corpus, folder: Path, tell: Tell) -> bool:
     """Train to the end of the budget, and write the facts of the training; False if it was stopped before."""
+    from regard.base.whole_files import write_whole
     from regard.lab.runs.run import SOURCE, STATE, TARGET
     from regard.lab.training.fitting import fit, quiet
     from regard.lab.training.preparation import prepare
-    from regard.whole_files import write_whole
 
     for name in (SOURCE, TARGET):
         if not (trial.path / name).exists():
@@ -165,8 +165,8 @@ def _telling(tell: Tell) -> Callable[[TrainingProgress], None]:
 def _look(run: Run, corpus: Corpus, similarities: list[float], tell: Tell) -> None:
     if (run.path / LOOKING).exists():
         return
+    from regard.base.texts.files import read_json
     from regard.lab.comparison.inspection import inspect
-    from regard.texts.files import read_json
 
     tell("inspecting")
     peak = read_json(run.path / TRAINED)["peak_memory_mib"]
@@ -200,7 +200,7 @@ def _test(study: Study, run: Run, corpus: Corpus, similarities: list[float], tel
 
 
 def _write(path: Path, data: Any) -> None:
-    from regard.whole_files import write_whole
+    from regard.base.whole_files import write_whole
 
     write_whole(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n")
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from regard.base.texts.files import read_json
 from regard.lab.comparison.processes import LocalProcess, Start
 from regard.lab.comparison.study import EVALUATION, Trial
 from regard.lab.comparison.trials import FAILED, STOPPED
 from regard.lab.runs.guards import stop_signals
-from regard.texts.files import read_json
 
 LOG = "log.txt"
 #: The command that runs one trial; the folder, the label and the seed follow it.

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from regard.base.other_libraries import answers_for
 from regard.lab.data.batches import Batch, Batches, Epoch
 from regard.lab.data.corpus import Corpus, Pair, encode_pairs
 from regard.lab.data.loading import load_corpus
@@ -10,7 +11,6 @@ from regard.lab.data.splits import split_pairs
 from regard.lab.data.synthetic import synthetic_pairs
 from regard.lab.data.tokenizer import SentencePiece, Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
 from regard.lab.data.vocabulary import BOS, EOS, PAD, UNK
-from regard.other_libraries import answers_for
 
 __all__ = [
     "BOS",

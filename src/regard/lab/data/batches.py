@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
+from regard.base.shapes import to_device
 from regard.lab.data.vocabulary import BOS, EOS, PAD
-from regard.shapes import to_device
 
 __all__ = ["Batch", "Batches", "Epoch"]
 

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from regard.errors import RegardError, nearest
+from regard.base.errors import RegardError, nearest
+from regard.base.texts.caches import cache_folder
+from regard.base.texts.embedded import FOLDER as EMBEDDED
+from regard.base.texts.embedded import read_segments
+from regard.base.whole_files import write_whole
 from regard.lab.data.corpus import Corpus, Pair
 from regard.lab.data.gale_church import align
 from regard.lab.data.splits import stable_draw
-from regard.texts.caches import cache_folder
-from regard.texts.embedded import FOLDER as EMBEDDED
-from regard.texts.embedded import read_segments
-from regard.whole_files import write_whole
 
 __all__ = ["EDITIONS", "Edition", "build_bible", "clean", "find_bible", "known_bibles", "load_bible", "write_bible"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from regard.checks import checked
+from regard.base.checks import checked
 from regard.lab.data.tokenizer import Tokenizer
 from regard.lab.data.words import cut
 

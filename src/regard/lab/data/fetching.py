@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from regard.errors import RegardError
-from regard.whole_files import DRAFT, whole_file
+from regard.base.errors import RegardError
+from regard.base.whole_files import DRAFT, whole_file
 
 __all__ = ["WHEEL", "Wheel", "fetch_wheel", "opened"]
 

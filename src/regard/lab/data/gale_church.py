@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 
 __all__ = ["PRIORS", "VARIANCE", "Bead", "align", "cost"]
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from regard.errors import RegardError, first_few
+from regard.base.errors import RegardError, first_few
 from regard.lab.data.corpus import Corpus, Pair
 from regard.lab.data.tokenizer import Tokenizer
 

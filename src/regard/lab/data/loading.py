@@ -7,8 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from regard.checks import checked
-from regard.errors import RegardError, nearest
+from regard.base.checks import checked
+from regard.base.errors import RegardError, nearest
 from regard.lab.data.bible import load_bible
 from regard.lab.data.corpus import Corpus, Pair
 from regard.lab.data.length_limits import limit_words

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
+from regard.base.texts.files import JSON_LINES, fields_of, json_records, lines, saved_dataset
+from regard.base.texts.streams import inner_suffix
 from regard.lab.data.corpus import Pair
 from regard.lab.data.drift import suspicious_line
-from regard.texts.files import JSON_LINES, fields_of, json_records, lines, saved_dataset
-from regard.texts.streams import inner_suffix
 
 __all__ = ["read_pairs"]
 

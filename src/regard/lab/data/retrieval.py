@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
 from regard.lab.data.corpus import Corpus
 from regard.lab.data.words import cut, word_characters
 

@@ -6,8 +6,8 @@ import hashlib
 import unicodedata
 from collections.abc import Sequence
 
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
 from regard.lab.data.corpus import Pair
 
 __all__ = ["split_pairs", "stable_draw"]

@@ -21,8 +21,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from regard.checks import checked
-from regard.errors import RegardError, nearest
+from regard.base.checks import checked
+from regard.base.errors import RegardError, nearest
 from regard.lab.data.corpus import Pair
 
 __all__ = ["LEXICON", "TASKS", "synthetic_pairs"]

@@ -12,11 +12,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from regard.checks import checked
-from regard.errors import MissingPackage, RegardError, nearest
+from regard.base.checks import checked
+from regard.base.errors import MissingPackage, RegardError, nearest
+from regard.base.whole_files import write_whole
 from regard.lab.data.vocabulary import BOS, EOS, PAD, SPECIALS, UNK
 from regard.lab.data.words import cut
-from regard.whole_files import write_whole
 
 __all__ = ["SentencePiece", "Tokenizer", "WordTokenizer", "load_tokenizer", "train_tokenizer"]
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from regard.checks import checked
-from regard.errors import RegardError, nearest
+from regard.base.checks import checked
+from regard.base.errors import RegardError, nearest
 from regard.hf import watch
 from regard.lab.data.vocabulary import BOS, EOS, PAD
 from regard.lab.decoding.search import evaluating

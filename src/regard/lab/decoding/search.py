@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.checks import Count, Size, checked
-from regard.errors import RegardError
+from regard.base.checks import Count, Size, checked
+from regard.base.errors import RegardError
+from regard.base.shapes import to_device, to_host
 from regard.lab.data.vocabulary import BOS, EOS, PAD
-from regard.shapes import to_device, to_host
 
 if TYPE_CHECKING:
     from regard.lab.models.translator import Translator

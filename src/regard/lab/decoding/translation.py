@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from regard.checks import Count, checked
-from regard.errors import RegardError
+from regard.base.checks import Count, checked
+from regard.base.errors import RegardError
 from regard.lab.data.vocabulary import EOS, UNK
 from regard.lab.decoding.alignment import Alignment, align, as_written, check_alignable, padded, written_words
 from regard.lab.decoding.search import Hypothesis, Search

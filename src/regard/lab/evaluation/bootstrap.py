@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.lab.evaluation.metrics import bleu_metric, bleu_tokenizer
 
 #: Counts for each sentence: its length, the length of the reference, matching n-grams and all n-grams, n = 1 to 4.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.lab.data.batches import Batch
 from regard.lab.data.vocabulary import EOS, PAD
 from regard.lab.decoding.alignment import attention_of, check_alignable

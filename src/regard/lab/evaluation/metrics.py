@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from itertools import islice
 from typing import Any, Literal, get_args
 
-from regard.errors import MissingPackage, RegardError, nearest
+from regard.base.errors import MissingPackage, RegardError, nearest
 from regard.lab.data.words import script_without_spaces
 
 #: sacrebleu's tokenizers for BLEU.

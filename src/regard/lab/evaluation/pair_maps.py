@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.hf import watch
 from regard.lab.data.tokenizer import SPACE
 from regard.lab.data.vocabulary import BOS, EOS

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from regard.checks import checked
-from regard.errors import RegardError
+from regard.base.checks import checked
+from regard.base.errors import RegardError
 from regard.lab.data.batches import Batches
 from regard.lab.data.corpus import encode_pairs
 from regard.lab.data.length_limits import pairs_within

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.checks import Size, checked
+from regard.base.checks import Size, checked
 from regard.encodings import Sinusoidal
 from regard.lab.models.translator import Memory, State, Translator, real_tokens
 from regard.nn import Cells, Embedding, MultiHeadAttention, RecurrentEncoder, Residual, attention_for

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 
 
 @dataclass(frozen=True, eq=False)

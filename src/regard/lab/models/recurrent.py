@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.checks import Size, checked
+from regard.base.checks import Size, checked
 from regard.lab.models.translator import Memory, State, Translator, real_tokens
 from regard.masks import Mask
 from regard.nn import (

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from regard.checks import Size, checked
-from regard.errors import RegardError, nearest
+from regard.base.checks import Size, checked
+from regard.base.errors import RegardError, nearest
 from regard.hf import prune
 from regard.lab.models.hybrid import HybridTranslator
 from regard.lab.models.recurrent import BahdanauTranslator, FixedVectorTranslator, LuongTranslator
@@ -84,7 +84,7 @@ def find_system(name: str) -> System:
     >>> find_system("luong_conkat")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    regard.errors.RegardError: build: there is no system 'luong_conkat'. Did you mean 'luong_concat'? ...
+    regard.RegardError: build: there is no system 'luong_conkat'. Did you mean 'luong_concat'? ...
     """
     if name not in SYSTEMS:
         raise RegardError(f"build: there is no system {name!r}. {nearest(str(name), SYSTEMS)}")

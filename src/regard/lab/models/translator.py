@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
+from regard.base.shapes import to_device
 from regard.lab.data.vocabulary import EOS, PAD
 from regard.masks import Mask, padding
 from regard.nn import MultiHeadAttention, ProjectedKV, Rows, select_rows
-from regard.shapes import to_device
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from regard.errors import MissingPackage, RegardError, nearest
+from regard.base.errors import MissingPackage, RegardError, nearest
 from regard.lab.comparison.curves import curves
 from regard.lab.data.words import cut
 from regard.lab.evaluation.pair_maps import read_alignments, read_pair

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.hf.text_reader import TextReader
 from regard.lab.data.corpus import Pair
 from regard.lab.decoding.translation import translate

@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
+from regard.base.texts.files import read_json
 from regard.lab.evaluation.bootstrap import bleu_counts
 from regard.lab.evaluation.scores import Evaluation
 from regard.lab.runs.run import METRICS, read_metrics
-from regard.texts.files import read_json
 
 COMPARISON, TRIALS, RETRIEVAL, TEST = "comparison.json", "trials", "retrieval.json", "test.json"
 EVALUATION, LOOKING, PRUNING = "evaluation.json", "looking.json", "pruning.json"

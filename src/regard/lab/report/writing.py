@@ -7,7 +7,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
+from regard.base.whole_files import write_whole
 from regard.lab.report.alignments import alignment_figures
 from regard.lab.report.blocks import Block, Figures, Folded
 from regard.lab.report.folder import read_study
@@ -16,7 +17,6 @@ from regard.lab.report.markdown import FIGURES, to_markdown
 from regard.lab.report.numbers import numbers
 from regard.lab.report.sections import document
 from regard.lab.report.svg import Figure
-from regard.whole_files import write_whole
 
 
 def write_report(folder: str | os.PathLike[str]) -> Path:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from regard.errors import RegardError, nearest
+from regard.base.errors import RegardError, nearest
 from regard.lab.data.synthetic import TASKS
 from regard.lab.evaluation.metrics import Name
 
@@ -298,7 +298,7 @@ def make_config(data: Mapping[str, Any]) -> Config:
 
     >>> make_config({"model": {"widht": 64}})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    regard.errors.RegardError: config: there is no key model.widht. Did you mean 'width'? Known names: ...
+    regard.RegardError: config: there is no key model.widht. Did you mean 'width'? Known names: ...
     """
     try:
         return Config.model_validate(dict(data))

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.errors import MissingPackage, RegardError
-from regard.whole_files import write_whole
+from regard.base.errors import MissingPackage, RegardError
+from regard.base.whole_files import write_whole
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from regard.errors import RegardError
-from regard.whole_files import remove_drafts
+from regard.base.errors import RegardError
+from regard.base.whole_files import remove_drafts
 
 LOCK = ".lock"
 #: Signals of Ctrl-C, of `kill` or a scheduler, and of a closed terminal.

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from regard.errors import RegardError, nearest
+from regard.base.errors import RegardError, nearest
+from regard.base.texts.files import read_json
+from regard.base.whole_files import append, write_whole
 from regard.lab.data.tokenizer import Tokenizer, load_tokenizer
 from regard.lab.decoding import Search, Translation, TranslationOptions, translate
 from regard.lab.models.sharding import sharded_like
 from regard.lab.runs.files import read_tensors, write_tensors
-from regard.texts.files import read_json
 from regard.version import __version__
-from regard.whole_files import append, write_whole
 
 if TYPE_CHECKING:
     from regard.lab.models.translator import Translator

@@ -17,7 +17,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_only
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.lab.models.sharding import is_sharded
 from regard.lab.runs.config import Training
 from regard.lab.runs.guards import stop_signals

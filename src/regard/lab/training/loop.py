@@ -15,7 +15,7 @@ from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.lab.data.batches import Batch
 from regard.lab.evaluation import clock
 from regard.lab.evaluation.validation import Score, Validation, negative_log_likelihood

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
+from regard.base.whole_files import write_whole
 from regard.lab.data.batches import Batches, Encoded
 from regard.lab.data.corpus import Corpus, Pair, encode_pairs
 from regard.lab.data.length_limits import limit_pieces
@@ -36,7 +37,6 @@ from regard.lab.runs.run import (
 from regard.lab.training.loop import Task
 from regard.lab.training.ranks import process_number
 from regard.lab.training.stream import Epochs
-from regard.whole_files import write_whole
 
 #: Sizes of a vocabulary that "auto" tries in turn: small corpora have fewer pieces, and some scripts have more
 #: characters.

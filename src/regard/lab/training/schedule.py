@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from regard.errors import RegardError, nearest
+from regard.base.errors import RegardError, nearest
 
 #: The schedules by name, and their factor of the peak learning rate after the warm-up.
 SCHEDULES = {

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.lab.data.corpus import Corpus
 from regard.lab.data.tokenizer import Tokenizer
 from regard.lab.models import Translator

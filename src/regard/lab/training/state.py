@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 from regard.lab.models.sharding import is_sharded_tensor, own_rows
 from regard.lab.runs.files import read_tensors, write_tensors
 from regard.lab.training.ranks import rank, together, world

@@ -15,8 +15,8 @@ from typing import Annotated, Any, TypeVar
 import torch
 from torch import Tensor
 
-from regard.errors import RegardError
-from regard.names import explanation
+from regard.base.errors import RegardError
+from regard.base.names import explanation
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ def checked(target: Checked) -> Checked:
     without axes, which may be learned. True is neither an integer nor a number. The function itself checks the rules
     that an annotation cannot express, such as a shape.
 
-    >>> from regard.checks import checked
+    >>> from regard.base.checks import checked
     >>> @checked
     ... def repeat(word: str, times: int = 2) -> str:
     ...     return word * times
     >>> repeat("ab", times="3")
     Traceback (most recent call last):
         ...
-    regard.errors.RegardError: repeat(times='3'): times must be an integer, got str. repeat(word: str, times: int = 2)
+    regard.RegardError: repeat(times='3'): times must be an integer, got str. repeat(word: str, times: int = 2)
     """
     if isinstance(target, type):
         target.__init__ = _checked(target.__init__, target.__name__)  # type: ignore[misc]
@@ -71,7 +71,7 @@ def explained(target: Checked) -> Checked:
     >>> rg.Attention(is_causal=True)
     Traceback (most recent call last):
         ...
-    regard.errors.RegardError: Attention: got an unexpected keyword argument 'is_causal'. is_causal: a mask is a piece:
+    regard.RegardError: Attention: got an unexpected keyword argument 'is_causal'. is_causal: a mask is a piece:
       Attention(mask=regard.causal()). Attention(score: Score | None = None, *,
       position: Encoding | None = None, bias: Bias | Iterable[Bias] = (), mask: Mask | None = None,
       normalizer: Normalizer | None = None, dropout: float = 0.0, transition: Transition | None = None,
@@ -288,7 +288,7 @@ def integer(owner: str, name: str, value: Any) -> int:
     >>> integer("Positions", "start", 1.5)
     Traceback (most recent call last):
         ...
-    regard.errors.RegardError: Positions(start=1.5): start must be an integer.
+    regard.RegardError: Positions(start=1.5): start must be an integer.
     """
     if not _is_integer(value):
         raise RegardError(f"{owner}({name}={value!r}): {name} must be an integer.")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 
 __all__ = ["DRAFT", "append", "remove_drafts", "whole_file", "write_whole"]
 

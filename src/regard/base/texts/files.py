@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from regard.errors import MissingPackage, RegardError
-from regard.texts.streams import utf8_stream
+from regard.base.errors import MissingPackage, RegardError
+from regard.base.texts.streams import utf8_stream
 
 __all__ = [
     "JSON_LINES",

@@ -11,9 +11,9 @@ import pytest
 import typer
 
 from extras import asked_for, distributions, is_missing, project_extras
+from regard.base.errors import RegardError
 from regard.cli.app import app
 from regard.cli.extras import COMMANDS, extra_of
-from regard.errors import RegardError
 from regard.version import __version__
 from warm import environment
 

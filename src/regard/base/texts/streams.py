@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 
 __all__ = ["inner_suffix", "utf8_stream"]
 

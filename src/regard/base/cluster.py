@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from regard.errors import MissingPackage, RegardError, nearest
+from regard.base.errors import MissingPackage, RegardError, nearest
 
 #: The engines for work that many processes can share.
 ENGINES = ("local", "ray")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from regard.attention_output import AttentionOutput
-from regard.checks import checked
+from regard.base.checks import checked
 from regard.maps.sum_map import SumMap, weighted_sum
 
 

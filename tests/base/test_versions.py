@@ -13,9 +13,9 @@ from torch import nn
 
 import extras
 import regard as rg
-from regard import versions
+from regard.base import versions
+from regard.base.errors import RegardError
 from regard.engine import flash
-from regard.errors import RegardError
 from regard.hf import text_reader
 from regard.hf.capture import transformers_interface
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from regard.upper_layers import upper_layer
+from regard.base.upper_layers import upper_layer
 
 _WATCH = "with rg.watch(model, tokenizer) as seen: model(**inputs)"
 _READ = f"{_WATCH}, then seen[3]"

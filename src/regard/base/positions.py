@@ -13,9 +13,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from regard.checks import integer
-from regard.errors import RegardError
-from regard.spans import EMPTY, Spans
+from regard.base.checks import integer
+from regard.base.errors import RegardError
+from regard.base.spans import EMPTY, Spans
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.attention_output import attend
-from regard.checks import explained
-from regard.errors import RegardError, errors_named
-from regard.positions import Positions
+from regard.base.checks import explained
+from regard.base.errors import RegardError, errors_named
+from regard.base.positions import Positions
 
 
 @explained

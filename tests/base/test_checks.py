@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from regard.checks import checked, fits, words
-from regard.errors import RegardError
+from regard.base.checks import checked, fits, words
+from regard.base.errors import RegardError
 
 FITS = {
     "an integer": (

@@ -19,7 +19,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 
 
 @dataclass(frozen=True)

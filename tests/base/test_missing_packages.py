@@ -14,10 +14,10 @@ import typer
 
 from extras import distributions, project_extras
 from page_files import bring_files
+from regard.base.errors import MissingPackage
 from regard.cli import extras as command_extras
 from regard.cli.app import app
 from regard.cli.extras import EXTRAS, extra_of, modules_of
-from regard.errors import MissingPackage
 
 ROOT = Path(__file__).parents[2]
 PROCESS = Path(__file__).parents[1] / "tools" / "hiding_process.py"

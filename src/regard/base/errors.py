@@ -18,8 +18,10 @@ class RegardError(ValueError):
     >>> rg.RoPE(head_dim=3)
     Traceback (most recent call last):
         ...
-    regard.errors.RegardError: RoPE(head_dim=3): channels turn in pairs, so the width must be even.
+    regard.RegardError: RoPE(head_dim=3): channels turn in pairs, so the width must be even.
     """
+
+    __module__ = "regard"  # where a program finds it: tracebacks print it
 
 
 class MissingPackage(RegardError):
@@ -44,7 +46,7 @@ def errors_named(inner: str, outer: str) -> Iterator[None]:
     ...     raise RegardError("attend: no keys")
     Traceback (most recent call last):
         ...
-    regard.errors.RegardError: plan: no keys
+    regard.RegardError: plan: no keys
     """
     try:
         yield

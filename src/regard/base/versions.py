@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.errors import RegardError
+from regard.base.errors import RegardError
 
 #: The oldest transformers whose models are watched and edited, and the oldest for which `register` knows all masks.
 WATCHED, REGISTERED = (4, 57), (5, 15)
