@@ -38,7 +38,8 @@ TARGETS = (
     "engine/*.py",
     "maps/*.py",
     "attention.py",
-    "cache.py",
+    "caches.py",
+    *("base/positions.py", "base/shapes.py", "base/spans.py"),
     "attention_output.py",
     "nn/projected_kv.py",
 )

@@ -88,6 +88,23 @@ def test_pictures_of_a_watch_have_the_tokens_of_the_model(seen):
     assert len(figure.rows) > 5
 
 
+def test_a_heatmap_of_a_watch_says_which_layer_it_is(seen):
+    pytest.importorskip("matplotlib")
+    assert seen.heatmap(1, head=0).axes[0].get_title() == "layer 1, head 0"
+    assert seen.heatmap(-1, head="mean").axes[0].get_title() == f"{seen.names[-1]}, mean of heads"
+    assert seen.heatmap(1)._suptitle.get_text() == "layer 1"
+    assert seen.heatmap(1, head=0, title="mine").axes[0].get_title() == "mine"
+    with pytest.raises(rg.RegardError, match="missing a required argument: 'layer'"):
+        seen.heatmap()
+
+
+def test_a_part_of_a_module_path_is_answered_with_the_path(seen):
+    inside = seen.names[1].rpartition(".")[0]
+    for part in (inside, inside.partition(".")[2]):
+        with pytest.raises(rg.RegardError, match=f"Did you mean '{seen.names[1]}'"):
+            seen[part]
+
+
 def test_tokens_of_a_generation_are_the_prompt_and_what_followed(model):
     prompt = torch.tensor([[3, 1, 4]])
     with torch.no_grad(), rg.watch(model, Words()) as seen:
@@ -184,6 +201,8 @@ def test_weights_that_are_shown_are_saved_as_a_page(tmp_path):
     assert text["tokens"] == ["a", "b", "c", "d"] and len(text["maps"]) == 3
     with pytest.raises(rg.RegardError, match=r"one \.html file.*savefig"):
         shown.save(tmp_path / "attention.png")
+    with pytest.raises(rg.RegardError, match=r"one file, attention\.html, or a folder, attention"):
+        shown.save(tmp_path / "attention.txt")
 
 
 @pytest.mark.parametrize("kind", [torch.long, torch.bool])

@@ -514,7 +514,7 @@ def test_pages_and_pictures(tmp_path):
     page = seen.save(tmp_path / "attention.html").read_text()
     assert all(name.split()[1] in page for name in seen.names)
     assert seen.show() is not None
-    assert seen.heatmap(2, 0, tokens=list("abcde")) is not None
+    assert seen.heatmap(2, 0, tokens=list("abcde")).axes[0].get_title() == "call 2, head 0"
     assert seen.figure(layer=2).rows and seen.figure().rows
 
 

@@ -31,6 +31,8 @@ from regard.viewer.story import Story, story_of
 MANIFEST, STORY, FORMAT, VERSION = "manifest.json", "story.json", "regard run", 1
 #: Endings of pictures. A page cannot be saved as a picture.
 PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg")
+#: Endings of other files. A folder of one of these names is a mistake.
+FILES = (".txt", ".md", ".csv", ".json", ".pt", ".npy", ".npz", ".safetensors")
 #: The most layers of a text.
 MOST_LAYERS = 10_000
 #: The fields of a text in tokens.json. The other fields are in statistics.json.
@@ -47,6 +49,9 @@ def save_texts(path: str | os.PathLike[str], texts: Sequence[TextReading | Sheet
             f"save({str(path)!r}): a page is one .html file, or a folder. To save a picture of a head, call "
             f"rg.heatmap(weights, tokens).savefig({Path(path).name!r}), or seen.heatmap(layer=0, head=0).savefig(...)."
         )
+    if kind in FILES:
+        name = Path(path).stem
+        raise RegardError(f"save({str(path)!r}): a page is one file, {name}.html, or a folder, {name}.")
     sheets = sheets_of(texts)
     return write_page(path, sheets) if kind in (".html", ".htm") else save_run(path, sheets)
 

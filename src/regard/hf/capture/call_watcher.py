@@ -99,9 +99,8 @@ class WatchedCalls(WatchedAttention):
         """The checks that failed, also those of calls that were dropped."""
         return self._wrong | super().mismatched
 
-    def heatmap(self, layer: str | int, head: Any = None, **options: Any) -> Any:
-        """The heatmap of a call, `rg.heatmap(seen[layer], tokens, head)`; `layer` is its number."""
-        return super().heatmap(layer, head, **options)
+    def _title_of(self, layer: str | int) -> str:
+        return f"call {layer}"
 
     def figure(self, *, layer: int | None = None, **options: Any) -> Any:
         """A figure for a paper of the calls with the sizes of call `layer` (by default the first that is kept)."""

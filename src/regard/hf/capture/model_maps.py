@@ -13,7 +13,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 from torch import Tensor
 
-from regard.base.checks import HoldsMaps
+from regard.base.checks import HoldsMaps, explained
 from regard.base.errors import RegardError, nearest
 from regard.base.other_libraries import OF_WATCHED, missing
 from regard.base.upper_layers import upper_layer
@@ -384,11 +384,22 @@ class WatchedAttention(HoldsMaps):
         widget = upper_layer("widget")
         return widget.save_texts(path, self._texts(widget, tokens, targets, batch, image, grid))
 
+    @explained
     def heatmap(self, layer: str | int, head: Any = None, **options: Any) -> Any:
-        """The heatmap of a layer, `rg.heatmap(seen[layer], tokens, head)`, with the tokens that the model read."""
+        """The heatmap of a layer, `rg.heatmap(seen[layer], tokens, head)`, with the tokens that the model read.
+
+        Without a `title`, the title names the layer.
+        """
         weights, batch = self[layer], options.get("batch", 0)
         options.setdefault("tokens", self._names_of(weights, batch))
+        options.setdefault("title", heatmap_title(self._title_of(layer), head))
         return upper_layer("drawing").heatmap(weights, head=head, **options)
+
+    def _title_of(self, layer: str | int) -> str:
+        if isinstance(layer, str):
+            return layer
+        number = _number(layer)
+        return f"layer {number}" if number >= 0 else self._name(number)
 
     def figure(self, *, layer: int | None = None, **options: Any) -> Any:
         """A figure for a paper, `rg.figure(seen, tokens, layer=layer)`, with the tokens that the model read."""
@@ -460,11 +471,13 @@ class WatchedAttention(HoldsMaps):
         if name in self._missing:
             remedy = "" if self.names else f". {REMEDY}"
             raise NotCaptured(f"seen[{name!r}]: not captured: {self._missing[name]}{remedy}")
-        if name in self._order:
+        inside = [own for own in names if f".{name}." in f".{own}."]  # h.1 is a part of transformer.h.1.attn
+        if name in self._order and not inside:
             raise NotCaptured(f"seen[{name!r}]: this module was not watched. {self._captured()} See watch(layers=...).")
         kind = str(name[0] if isinstance(name, tuple) and name else name).rpartition(".")[2].removeprefix("hook_")
         call = f"Here: {OF_WATCHED[kind]}. " if kind in OF_WATCHED else ""
-        known = f"there is no such attention module. {call}{nearest(name, names)}" if names else self._captured()
+        near = f"Did you mean {inside[0]!r}? Known names: {', '.join(names)}." if inside else nearest(name, names)
+        known = f"there is no such attention module. {call}{near}" if names else self._captured()
         raise NotCaptured(f"seen[{name!r}]: {known}")
 
     def _name(self, number: int) -> str:
@@ -531,6 +544,13 @@ def _number(name: Any) -> int:
         f"seen[{name!r}]: a layer is a number, such as seen[3], or a module path, one of seen.names. seen[1:3] is a "
         "list of maps."
     )
+
+
+def heatmap_title(name: str, head: Any) -> str:
+    """The title of a heatmap: the name of a layer, and the head if there is one."""
+    if head is None or isinstance(head, list | tuple | range):
+        return name
+    return f"{name}, mean of heads" if head == "mean" else f"{name}, head {head}"
 
 
 @contextmanager
