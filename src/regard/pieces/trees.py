@@ -64,7 +64,7 @@ class tree(Mask):
         return tuple(depths)
 
     def allowed(self, grid: Grid) -> Tensor:
-        """In depth-first order the descendants of a token are an interval, so two comparisons decide a pair."""
+        """In an Euler tour the descendants of a token are an interval, so two comparisons decide a pair."""
         first, stop = (to_device(order, grid.device) for order in self.intervals)
         at = first[grid.query].view(1, 1, -1, 1)
         return (first[grid.key] <= at) & (at < stop[grid.key])
@@ -95,7 +95,7 @@ class tree(Mask):
 
     @cached_property
     def intervals(self) -> tuple[Tensor, Tensor]:
-        """The place of each position in depth-first order, and the first place after its descendants."""
+        """An Euler tour, the order of a depth-first walk: where each position is entered, and where it is left."""
         sizes = [1] * len(self.parents)
         for token in range(len(self.parents) - 1, -1, -1):
             if self.parents[token] >= 0:
