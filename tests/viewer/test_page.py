@@ -47,7 +47,8 @@ def sheet(*given, **options):
 
 
 def test_the_bundle_is_that_of_the_sources():
-    names = ["package.json", "package-lock.json", *sorted(f"src/{path.name}" for path in (FRONTEND / "src").iterdir())]
+    sources = [path.relative_to(FRONTEND).as_posix() for path in (FRONTEND / "src").rglob("*") if path.is_file()]
+    names = ["package.json", "package-lock.json", *sorted(sources)]
     found = hashlib.sha256()
     for name in names:
         found.update(f"{name}\n".encode() + (FRONTEND / name).read_bytes())

@@ -24,9 +24,10 @@ def sheets():
 
 
 def test_the_views_are_those_of_the_page():
-    source = (Path(__file__).parents[2] / "frontend" / "src" / "state.ts").read_text()
-    (listed,) = re.findall(r"export const VIEWS = \[(.*?)\] as const", source, re.DOTALL)
-    assert set(VIEWS) == set(re.findall(r'"(\w+)"', listed))
+    sources = Path(__file__).parents[2] / "frontend" / "src"
+    assert set(VIEWS) == {path.stem for path in (sources / "views").iterdir()}
+    opened = {name for path in sources.rglob("*.ts") for name in re.findall(r'view: "(\w+)"', path.read_text())}
+    assert len(opened) > 4 and opened <= set(VIEWS), "a button opens a view that does not exist"
 
 
 def test_a_story_is_in_the_file_and_in_the_folder(sheets, tmp_path):

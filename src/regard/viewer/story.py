@@ -7,14 +7,15 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qsl
 
 from regard.base.errors import RegardError, nearest
 from regard.viewer.sheet import Sheet
 
-#: The views of the page, as `VIEWS` in frontend/src/state.ts.
-VIEWS = ("overview", "map", "text", "alignment", "statistics", "learn", "picture", "compare", "pins")
+#: The views of the page: the files of frontend/src/views, as `make page` wrote their names down.
+VIEWS = tuple(json.loads(files("regard.viewer").joinpath("static", "views.json").read_text(encoding="utf-8")))
 #: The most views of a story, and the most characters of a title and of a sentence.
 STEPS, TITLE, SENTENCE = 50, 80, 1000
 #: The most bytes of a file.
