@@ -52,7 +52,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   const keys = h("dl", {});
   const showKeys = () => {
     const views = offered();
-    fill(keys, ...[[`1 … ${views.length}`, views.join(", ")], ...KEYS].flatMap(([key, effect]) =>
+    fill(keys, ...[[`1 … ${Math.min(views.length, 9)}`, views.slice(0, 9).join(", ")], ...KEYS].flatMap(([key, effect]) =>
       [h("dt", {}, h("kbd", {}, key)), h("dd", {}, effect)]));
     help.showModal();
   };
@@ -148,7 +148,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     listedTexts = source.titles.length;
     about.draw();
     tabs.replaceChildren(...offered().map((view, at) =>
-      h("button", { type: "button", "aria-current": view === state.view ? "page" : null, title: `${view} (${at + 1})`,
+      h("button", { type: "button", "aria-current": view === state.view ? "page" : null, title: at < 9 ? `${view} (${at + 1})` : view,
       onclick: () => context.set({ view }) }, view[0].toUpperCase() + view.slice(1))));
     bar.draw();
   }
