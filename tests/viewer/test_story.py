@@ -12,8 +12,7 @@ from pages import reading, told, translation
 from regard.base.errors import RegardError
 from regard.viewer import Sheet, Step, Story, load_run, save_run, write_page
 from regard.viewer.saved import STORY
-from regard.viewer.story import VIEWS, story_of
-from regard.viewer.tour import tour
+from regard.viewer.story import VIEWS, story_of, tour
 
 STEP = {"link": "#map?layer=1&head=2&query=3&key=-1", "sentence": "One head."}
 
