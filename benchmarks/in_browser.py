@@ -14,8 +14,7 @@ from typing import Any
 from benchmarks.measure import Goal
 from benchmarks.texts import HEADS, LAYERS, LENGTH, long_text, many_heads, page_of_words
 from regard.viewer import load_run, save_run, write_page
-from regard.viewer.connections import in_thread
-from regard.viewer.server import application
+from regard.viewer.server import application, in_thread
 
 VIEWS = re.findall(
     r'"(\w+)"',

@@ -7,7 +7,6 @@ theme, which the documentation shows, go to docs/images too, with 8 bits a pixel
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 import subprocess
 import sys
@@ -62,10 +61,10 @@ def main() -> None:
 
 def links_of_views() -> dict[str, str]:
     """The links above, and those of all other views of the page."""
-    state = (ROOT / "frontend/src/state.ts").read_text()
-    views = re.findall(r'"(\w+)"', re.search(r"VIEWS = \[(.*?)\]", state, re.DOTALL)[1])  # type: ignore[index]
+    from regard.viewer.story import VIEWS
+
     shown = {link.split("?")[0] for link in LINKS.values()}
-    return LINKS | {view: view for view in views if view not in shown}
+    return LINKS | {view: view for view in VIEWS if view not in shown}
 
 
 def demo_page() -> Path:

@@ -15,7 +15,7 @@ from torch import Tensor
 import regard as rg
 from regard.catalog.entry import DRAWS, FAMILIES
 from regard.cli.catalog import LETTERS
-from regard.drawing.ramp import colormap
+from regard.drawing.color import colormap
 from regard.hf.models import load_model
 
 mpl.use("agg")

@@ -10,27 +10,14 @@ import { whatIf } from "./knock_out";
 import { opening } from "./opening";
 import { scaleRow } from "./scale";
 import type { Source } from "./source";
-import { fromLink, START, toLink, VIEWS, type State, type View } from "./state";
-import { alignmentView } from "./alignment";
-import { figureSheet, OF_VIEW } from "./figure";
-import { canCompare, compareView } from "./compare";
-import { learnView } from "./learn";
-import { mapView } from "./map";
-import { overview } from "./overview";
-import { hasPicture, pictureView } from "./picture";
+import { fromLink, START, toLink, type State } from "./state";
+import { figureSheet } from "./figure";
 import { storyBar } from "./story";
-import { pinsView } from "./pins";
 import { withPin } from "./pin_set";
-import { statisticsView } from "./statistics";
+import { offeredViews, viewOf } from "./registry";
 import { within } from "./steps";
-import { textView } from "./text";
+import "every-view";
 
-const MAKE: Record<View, (context: Context) => Panel> = { overview, map: mapView, text: textView,
-  alignment: alignmentView, statistics: statisticsView, learn: learnView, picture: pictureView,
-  compare: compareView, pins: pinsView };
-// Views that only some pages have.
-const OFFERED: Partial<Record<View, (context: Context) => boolean>> = { picture: ({ text }) => hasPicture(text),
-  compare: canCompare };
 const KEYS: [string, string][] = [
   ["[ ]", "previous head, next head"],
     ["{ }", "previous layer, next layer"], ["arrows", "move between heads, cells or words (with Shift: ten cells, or the other word of a link)"],
@@ -61,11 +48,11 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   const about = identity(context, (text) => openText(text));
   const main = h("main", { class: "view", tabindex: -1 });
   const notice = h("p", { class: "notice", role: "alert", hidden: true });
-  const offered = () => VIEWS.filter((view) => OFFERED[view]?.(context) ?? true);
+  const offered = () => offeredViews(context);
   const keys = h("dl", {});
   const showKeys = () => {
     const views = offered();
-    fill(keys, ...[[`1 … ${views.length}`, views.join(", ")], ...KEYS].flatMap(([key, effect]) =>
+    fill(keys, ...[[`1 … ${Math.min(views.length, 9)}`, views.slice(0, 9).join(", ")], ...KEYS].flatMap(([key, effect]) =>
       [h("dt", {}, h("kbd", {}, key)), h("dd", {}, effect)]));
     help.showModal();
   };
@@ -81,7 +68,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     onclick: () => openFigure() }, "Figure"), theme, h("button", { type: "button", class: "quiet", title: "Keys (?)",
     "aria-label": "Keys", onclick: showKeys }, "?")));
   const figures = figureSheet(context);
-  const openFigure = () => context.set({ figure: OF_VIEW[state.view] ?? "map" });
+  const openFigure = () => context.set({ figure: viewOf(state.view).figure ?? "map" });
   const scale = scaleRow(context);
   const [knocked, steps, why] = [whatIf(context), generationSteps(context), attributionPanel(context)];
   root.replaceChildren(header, h("div", { class: "frame-row" }, bar.element, scale.element), notice, knocked.element, why.element, steps.element, main, story.element, help, figures.element, spoken);
@@ -120,7 +107,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     state.layer = nearest(state.layer, text.layers.length);
     state.head = nearest(state.head, text.layers[state.layer].heads.length);
     state.query = nearest(state.query, (text.queries ?? text.tokens).length);
-    if (state.view === "picture" && !hasPicture(text)) state.view = "overview";
+    if (!offered().includes(state.view)) state.view = START.view;
     state.key = Math.min(Math.max(-1, Math.round(state.key)), text.tokens.length - 1);
     if (!SCALES.some(([kind]) => kind === state.scale)) state.scale = START.scale;
   }
@@ -161,7 +148,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     listedTexts = source.titles.length;
     about.draw();
     tabs.replaceChildren(...offered().map((view, at) =>
-      h("button", { type: "button", "aria-current": view === state.view ? "page" : null, title: `${view} (${at + 1})`,
+      h("button", { type: "button", "aria-current": view === state.view ? "page" : null, title: at < 9 ? `${view} (${at + 1})` : view,
       onclick: () => context.set({ view }) }, view[0].toUpperCase() + view.slice(1))));
     bar.draw();
   }
@@ -181,7 +168,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     if (before?.view !== state.view || before.text !== state.text) scale.keysPerCell(1); else scale.update();
     if (!panel || before?.view !== state.view) {
       panel?.close?.();
-      panel = MAKE[state.view](context);
+      panel = viewOf(state.view).make(context);
       main.replaceChildren(panel.element);
       main.className = `view view-${state.view}`;
       drawFrame();
@@ -195,7 +182,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
 
   function pressed(event: KeyboardEvent) {
     const target = event.composedPath()[0] as HTMLElement;
-    if (own && (event.ctrlKey || event.metaKey) && event.key === "p" && OF_VIEW[state.view]) {
+    if (own && (event.ctrlKey || event.metaKey) && event.key === "p" && viewOf(state.view).figure) {
       event.preventDefault(); // the browser cannot wait for a server, so the page starts the print
       void figures.beforePrint().then(() => print());
     }
@@ -242,7 +229,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   // A view without a figure prints as it is, in the light theme.
   let themeBefore: string | null = null;
   const beforePrint = () => {
-    if (OF_VIEW[state.view] || figures.element.open || root.querySelector(":scope > .story-pages"))
+    if (viewOf(state.view).figure || figures.element.open || root.querySelector(":scope > .story-pages"))
       return void figures.beforePrint();
     if (!isDark()) return;
     themeBefore = root.dataset.theme ?? "";

@@ -3,9 +3,9 @@ import { curvesOfRun } from "./charts_of_head";
 import type { Context } from "./context";
 import type { Text } from "./data";
 import { fill, h } from "./dom";
+import { viewOf } from "./registry";
 import { sentenceOf } from "./typed";
 
-const SHOWN_IN = ["text", "map"];
 const WIDE = 460; // pixels of a chart
 
 export interface Why { element: HTMLElement; draw(): void; close(): void }
@@ -62,7 +62,7 @@ export function attributionPanel(context: Context): Why {
   function draw() {
     const { text, state } = context;
     const offered = canAsk && text.queries === null && !text.picture && !text.generation && !text.effect && !text.attribution;
-    element.hidden = !SHOWN_IN.includes(state.view) || !(offered || text.attribution);
+    element.hidden = !viewOf(state.view).hasQuestions || !(offered || text.attribution);
     form.hidden = !offered;
     if (element.hidden || shown === text) return;
     shown = text;

@@ -1,5 +1,5 @@
 // One ramp of colors for every view, and one mapping from a weight to a color. The lightness of the ramp (ramp.json,
-// the same as src/regard/drawing/ramp.py) changes evenly: it is readable in gray and with color blindness.
+// the same as src/regard/drawing/color.py) changes evenly: it is readable in gray and with color blindness.
 import { s, shown } from "./dom";
 import ramp from "./ramp.json";
 

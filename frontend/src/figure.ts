@@ -6,11 +6,9 @@ import { choice, cut, fill, h, s, segments, visible } from "./dom";
 import { FONT, gradient, INK, linesOfText, NORMAL, ramp, round, widthOf, write, type Drawn, type Frame } from "./figure_frame";
 import { CSV_HEAD, DRAW, PANELS } from "./figure_panels";
 import { csvText, download, DPI, fileName, printDocument, printedPage, PT, pngBlob, svgBlob } from "./output";
-import type { State, View } from "./state";
+import { viewOf } from "./registry";
+import type { State } from "./state";
 
-// The panels of each view: the figure that its print and the sheet start with.
-export const OF_VIEW: Partial<Record<View, string>> = { overview: "heads", map: "map", text: "words", alignment: "alignment",
-  statistics: "statistics" };
 const [LISTED, MARGIN] = [400, 4]; // words in a list to choose from; points around a figure
 const LEGENDS: Record<string, string> = { log: "logarithmic", linear: "linear", sqrt: "square root" };
 const SAID: Record<string, string> = { log: "a logarithmic scale", linear: "a linear scale", sqrt: "a square-root scale" };
@@ -211,7 +209,7 @@ export function figureSheet(context: Context): FigureSheet {
     // Puts the figure of the view where the browser's print finds it. In a page that is a file nothing waits for a
     // server, so this ends before the print that calls it begins.
     async beforePrint() {
-      const panels = element.open ? chosen() : (OF_VIEW[context.state.view] ?? "").split(",").filter(Boolean);
+      const panels = element.open ? chosen() : (viewOf(context.state.view).figure ?? "").split(",").filter(Boolean);
       if (!panels.length || context.root.querySelector(":scope > .figure-print, :scope > .story-pages")) return;
       const paper = context.root.appendChild(h("div", { class: "figure-paper figure-print" }));
       try {

@@ -4,7 +4,7 @@ import { bytes, layerLabel, queriesOf, shortName, weightOf, type Pool } from "./
 import { s } from "./dom";
 import { cellImage, gutter, NORMAL, ramp, round, shortToken, SMALL, TALLEST, tokensAlong, weightCells, widest, widthOf, write, GOLD, INK,
   LINE, SOFT, type Drawn, type Frame } from "./figure_frame";
-import { alignmentPanels } from "./alignment";
+import { alignmentPanels } from "./views/alignment";
 import { headOrder } from "./head_order";
 import type { Row } from "./output";
 import { TILE } from "./source";

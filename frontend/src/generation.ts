@@ -1,9 +1,8 @@
 // A generation as one text with a slider over its steps: which token a step wrote, and the row of weights that it read.
 import type { Context } from "./context";
 import { fill, h, joins, strong, visible } from "./dom";
+import { viewOf } from "./registry";
 import { within } from "./steps";
-
-const SHOWN_IN = ["text", "map"];
 
 export interface Steps { element: HTMLElement; draw(): void }
 
@@ -29,7 +28,7 @@ export function generationSteps(context: Context): Steps {
 
   function draw() {
     const { text, state } = context;
-    element.hidden = !text.generation || !SHOWN_IN.includes(state.view);
+    element.hidden = !text.generation || !viewOf(state.view).hasQuestions;
     if (element.hidden) return;
     const { prompt, labels } = parts();
     const steps = labels.length - prompt;

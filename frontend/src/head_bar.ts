@@ -5,8 +5,7 @@ import { headName, type Context } from "./context";
 import { layerLabel, rolesOf } from "./data";
 import { headsInWords, shownMean } from "./head_sets";
 import { choice, fill, h, signButton, strong } from "./dom";
-
-const WITHOUT_HEAD = ["learn", "overview", "pins"]; // Pins has a chooser on each side
+import { viewOf } from "./registry";
 
 export interface HeadBar { element: HTMLElement; draw(): void; turn(by: number): void }
 
@@ -37,7 +36,7 @@ export function headBar(context: Context): HeadBar {
 
   function draw() {
     const { state, text, source } = context;
-    const isOfHead = !WITHOUT_HEAD.includes(state.view);
+    const isOfHead = !viewOf(state.view).hasNoHead;
     const canType = source.common.live_model && state.view !== "compare";
     element.hidden = !isOfHead && (state.view === "learn" || !source.common.live_model);
     if (isNew(state.text, text.title, text.layers.length, text.layers[state.layer].heads.length, isOfHead, canType))

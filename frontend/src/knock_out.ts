@@ -3,10 +3,9 @@ import { strongest, type Context } from "./context";
 import type { Text } from "./data";
 import { fill, h } from "./dom";
 import { effectPanel } from "./effect";
+import { viewOf } from "./registry";
 import { sentenceOf } from "./typed";
 import { wordNames } from "./word_names";
-
-const SHOWN_IN = ["text", "map"];
 
 export interface WhatIf { element: HTMLElement; draw(): void; key(key: string): boolean; close(): void }
 // What can be knocked out: its name, and the short form that the server reads.
@@ -106,7 +105,7 @@ export function whatIf(context: Context): WhatIf {
   function draw() {
     const { text, state } = context;
     const offered = canAsk && text.queries === null && !text.picture && !text.generation && !text.attribution;
-    element.hidden = !SHOWN_IN.includes(state.view) || !(offered || text.effect);
+    element.hidden = !viewOf(state.view).hasQuestions || !(offered || text.effect);
     if (element.hidden) { turn++; return; }
     offers.hidden = !offered;
     if (offered) void drawOffers();

@@ -1,4 +1,6 @@
 // Pins: up to two heads, each of a text and a layer, as a link writes them: "0.5.3,0.2.1".
+import { place as placeOf, type Context } from "./context";
+import { h } from "./dom";
 import type { Place } from "./source";
 
 const nameOf = ({ text, layer, head }: Place) => `${text}.${layer}.${head}`;
@@ -10,7 +12,7 @@ export function pinsOf(pins: string): Place[] {
   }).slice(0, 2);
 }
 export const asPins = (pins: Place[]) => pins.map(nameOf).join();
-export const isPinned = (pins: string, place: Place) => pinsOf(pins).some((one) => nameOf(one) === nameOf(place));
+const isPinned = (pins: string, place: Place) => pinsOf(pins).some((one) => nameOf(one) === nameOf(place));
 
 // The pins after another one: a third replaces the second, and a pin that is there is taken off.
 export function withPin(pins: string, place: Place): string {
@@ -22,4 +24,13 @@ export function withPin(pins: string, place: Place): string {
 // "A" or "B" of a pinned head; otherwise nothing.
 export function pinLetter(pins: string, place: Place): string {
   return ["A", "B"][pinsOf(pins).findIndex((one) => nameOf(one) === nameOf(place))] ?? "";
+}
+
+// Pins the head of the state, or takes its pin off.
+export function pinButton(context: Context): HTMLButtonElement {
+  const { state } = context;
+  const here = placeOf(context);
+  const isThere = isPinned(state.pins, here);
+  return h("button", { type: "button", class: "pin-button", "aria-pressed": String(isThere), title: "Compare heads in the view Pins (p)",
+    onclick: () => context.set({ pins: withPin(state.pins, here) }) }, isThere ? "Pinned" : "Pin this head");
 }

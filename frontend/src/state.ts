@@ -1,10 +1,9 @@
 // The state of the page. The address contains all of it, so every view is a link.
 
-export const VIEWS = ["overview", "map", "text", "alignment", "statistics", "learn", "picture", "compare", "pins"] as const;
-export type View = (typeof VIEWS)[number];
+import { isView } from "./registry";
 
 export interface State {
-  view: View;
+  view: string; // a file of views/
   text: number;
   layer: number; // its index in the list of layers
   head: number;
@@ -59,7 +58,7 @@ export function toLink(state: State): string {
 // Values that the link omits are those of START, or those with which the text begins. Null: not a link of this page.
 export function fromLink(hash: string): Partial<State> | null {
   const [view, query] = hash.replace(/^#/, "").split("?");
-  if (!VIEWS.includes(view as View)) return null;
+  if (!isView(view)) return null;
   const found: Record<string, unknown> = { view };
   for (const [name, value] of new URLSearchParams(query ?? "")) {
     const known = START[name as keyof State];

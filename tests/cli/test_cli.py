@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 import regard as rg
 from regard.catalog import mechanism, mechanisms
 from regard.cli.app import app
-from regard.cli.draw import FORBIDDEN, draw
-from regard.cli.planning import build
+from regard.cli.catalog import FORBIDDEN, build, draw
 from regard.engine.kernel.library import described
 
 runner = CliRunner()

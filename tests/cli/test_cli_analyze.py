@@ -20,8 +20,8 @@ import regard as rg
 from extras import needs_transformers
 from miniatures import BART, BERT, IMAGE
 from regard.cli.app import app
-from regard.cli.compare import letter_of
-from regard.cli.steps import shown_steps
+from regard.cli.outputs import shown_steps
+from regard.cli.report import letter_of
 from regard.hf import text_reader as reading
 from regard.hf.text_reader import PROBE, TextReader
 from regard.stats import roles, shuffle_order
@@ -265,7 +265,7 @@ def test_all_figures_need_a_folder():
 def test_figures_of_several_texts_have_folders_of_their_own(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     saved = []
-    monkeypatch.setattr("regard.viewer.figures.save_figures", lambda *given, **_: saved.append(given[:2]) or [])
+    monkeypatch.setattr("regard.drawing.figures.save_figures", lambda *given, **_: saved.append(given[:2]) or [])
     run("It rains.", "It snows.", "--layers", "0", "--figures", str(tmp_path))
     assert [(folder, reading.title) for folder, reading in saved] == [
         (tmp_path / "A", "It rains."),

@@ -13,7 +13,7 @@ pytest.importorskip("rich")
 
 import regard as rg
 from exact_maps import exact
-from regard.cli.summary import extremes, role_lines
+from regard.cli.report import extremes, role_lines
 from regard.types import TextReading
 
 N = 9

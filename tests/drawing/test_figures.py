@@ -10,10 +10,10 @@ import torch
 
 import regard as rg
 from regard.types import Role, RoleTable
-from regard.viewer.lead import lead_of
+from regard.viewer.findings import TELLING, lead_of, telling_heads
 from regard.viewer.sheet import Sheet
 
-figures = pytest.importorskip("regard.viewer.figures")
+figures = pytest.importorskip("regard.drawing.figures")
 TOKENS = ["[CLS]", "a", "dog", "[SEP]"]
 
 
@@ -62,13 +62,18 @@ def test_a_role_map_has_a_color_a_score_and_a_null_for_every_name(reading):
 
 def test_all_figures_are_saved_whole(reading, tmp_path):
     counts = []
-    saved = figures.save_figures(tmp_path / "out", reading, lambda done, total: counts.append((done, total)))
+
+    def tell(done, total):
+        counts.append((done, total))
+
+    lead, telling = lead_of(reading), telling_heads(reading)
+    saved = figures.save_figures(tmp_path / "out", reading, lead, telling, tell)
     assert counts == [(done, len(saved)) for done in range(1, len(saved) + 1)]
     papers = {f"{name}.{kind}" for name in ("figure", "words", "map", "heads") for kind in ("pdf", "svg", "png", "csv")}
-    heads = {f"head-L{layer}.H{head}.png" for layer, head in figures.telling_heads(reading)}
-    assert {p.name for p in saved} == papers | heads | {"map-entropy.png"} and 1 <= len(heads) <= figures.TELLING
+    heads = {f"head-L{layer}.H{head}.png" for layer, head in telling}
+    assert {p.name for p in saved} == papers | heads | {"map-entropy.png"} and 1 <= len(heads) <= TELLING
     assert {p.read_bytes()[:4] for p in saved if p.suffix == ".png"} == {b"\x89PNG"}
-    lead = lead_of(reading) or {"layer": 0, "head": 0}
+    lead = lead or {"layer": 0, "head": 0}
     assert f"Layer {lead['layer']}, head {lead['head']}." in (tmp_path / "out" / "words.svg").read_text()
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(p.name for p in saved)
 
@@ -78,7 +83,7 @@ def test_the_heatmaps_of_a_layer_are_those_of_the_public_function(reading, monke
     calls = []
     monkeypatch.setattr(figures, "heatmap", lambda *given, **named: calls.append((*given, named["title"])))
     layer = reading.profile.layers[1]
-    pictures = figures._pictures(reading, every_head=True)
+    pictures = figures._pictures(reading, [], every_head=True)
     assert {f"{name}-layer-{n}" for name in ("similarity", "received", "offsets", "heads") for n in (0, 1)} <= {
         *pictures
     }
@@ -116,5 +121,5 @@ def test_telling_heads_are_those_of_the_links_and_cards_of_the_page(reading):
     about = Sheet.of(reading).about
     places = [(about["lead"][name] for name in ("layer", "head"))] if about["lead"] else []
     places += [place for card in about["cards"] for place in card["heads"] or []]
-    telling = figures.telling_heads(reading)
+    telling = telling_heads(reading)
     assert telling and set(telling) <= {tuple(place) for place in places} and len(set(telling)) == len(telling)

@@ -15,7 +15,7 @@ import torch
 import regard as rg
 from figure_files import chunks, media_box, pdf_text
 from pages import WORDS, maps_of, reading, translation
-from regard.drawing.scale import WeightScale
+from regard.drawing.color import WeightScale
 
 pytest.importorskip("matplotlib")
 MAP_PANELS = ["words", "map", "heads", "alignment"]

@@ -11,8 +11,8 @@ import torch
 
 import regard as rg
 from ramps import BLINDNESS, SOURCES, contrast, lab, ramp, rgb, seen_with, stops, variables
+from regard.drawing.color import RAMP, colormap, text_color
 from regard.drawing.paper import GOLD
-from regard.drawing.ramp import RAMP, colormap, text_color
 
 ALL = ramp(np.linspace(0, 1, 255))
 

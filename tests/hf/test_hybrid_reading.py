@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 import regard as rg
 from extras import needs_transformers
 from recurrent_models import V, build, tokens
-from regard.cli.importance import with_importance
+from regard.cli.report import with_importance
 from regard.maps.convolution_map import Convolution, convolution_map
 from regard.maps.head_mean import HeadMean
 from regard.stats import layer_kinds as kinds_module

@@ -20,7 +20,7 @@ from regard.hf.image_grids import image_grids
 from regard.hf.window_maps import window_tokens
 from regard.stats import PatchGrid, patch_roles, shuffle_patches
 from regard.viewer import picture_sheets
-from regard.viewer.images import LONGEST, as_bytes, data_url
+from regard.viewer.pictures import LONGEST, as_bytes, data_url
 from vision_models import (
     COLUMNS,
     ROWS,

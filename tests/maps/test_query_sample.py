@@ -13,8 +13,7 @@ from test_shares import FAMILIES
 import regard as rg
 from exact_maps import exact
 from regard.catalog import mechanisms
-from regard.cli.report import print_roles
-from regard.cli.summary import role_lines
+from regard.cli.report import print_roles, role_lines
 from regard.maps.attention_map import AttentionMap
 from regard.maps.query_sample import QuerySample
 from regard.stats import roles, shuffle_order

@@ -48,8 +48,7 @@ def translation(title="Bahdanau"):
 
 def served(sheets, asking=10, **options):
     """The address of a server of these texts; a client has `asking` seconds for its request."""
-    from regard.viewer.connections import in_thread
-    from regard.viewer.server import application
+    from regard.viewer.server import application, in_thread
 
     return in_thread(application(sheets, **options), asking)
 

@@ -22,11 +22,10 @@ from regard.lab.evaluation.pair_maps import read_pair
 from regard.lab.pages.translations import translator_model
 from regard.types import TextReading
 from regard.viewer import Sheet
-from regard.viewer import typed_texts as typed_texts_module
+from regard.viewer import live_request as live_request_module
 from regard.viewer.live_model import TOKENS, LiveModel, Stopped, text_model
-from regard.viewer.live_request import BODY, CHARACTERS, EDITS, STEPS, LiveRequest, live_request
-from regard.viewer.typed_requests import WAITING
-from regard.viewer.typed_texts import TypedTexts
+from regard.viewer.live_request import BODY, CHARACTERS, EDITS, STEPS, LiveRequest, TypedTexts, live_request
+from regard.viewer.server import WAITING
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -200,7 +199,7 @@ def test_a_hundred_requests_at_once_are_read_one_at_a_time_or_refused_in_words()
 
 
 def test_the_oldest_typed_texts_are_dropped_and_their_numbers_never_used_again(monkeypatch):
-    monkeypatch.setattr(typed_texts_module, "KEPT", 3)
+    monkeypatch.setattr(live_request_module, "KEPT", 3)
     words = Words()
     with served([Sheet.of(reading())], model=words.model()) as address:
         numbers = [post(address, f"text {n} here")[1]["texts"][0][0] for n in range(5)]
@@ -216,9 +215,9 @@ def test_the_oldest_typed_texts_are_dropped_and_their_numbers_never_used_again(m
 
 def test_typed_texts_are_bounded_in_bytes(monkeypatch):
     sheet = Sheet.of(reading())
-    size = sum(typed_texts_module.exact_bytes(weights) for weights in sheet.maps)
+    size = sum(live_request_module.exact_bytes(weights) for weights in sheet.maps)
     assert size == 2 * (2 * 3 * 15 * 8 * 4 + 3 * 15 * 4), "q, k and r of two layers"
-    monkeypatch.setattr(typed_texts_module, "KEPT_BYTES", 3 * size)
+    monkeypatch.setattr(live_request_module, "KEPT_BYTES", 3 * size)
     typed = TypedTexts(1)
     assert [typed.add(LiveRequest(f"{n}"), [sheet])[0] for n in range(6)] == [1, 2, 3, 4, 5, 6]
     assert [number for number, _ in typed.titles()] == [4, 5, 6] and typed.dropped(3) and not typed.dropped(0)

@@ -21,9 +21,8 @@ from regard.maps.pyramid import Pyramid, cells, coarser
 from regard.stats.roles import MEANINGS
 from regard.types import TextReading
 from regard.viewer import Sheet, load_run, page_reductions, save_run, write_page
-from regard.viewer import embedded as embedded_module
 from regard.viewer.answers import Answers, NoAnswer
-from regard.viewer.page import bundle, embed, payload, render
+from regard.viewer.page import bundle, embed, embedded, payload, render
 from regard.viewer.sheet import quantize
 
 FRONTEND = Path(__file__).parents[2] / "frontend"
@@ -47,7 +46,8 @@ def sheet(*given, **options):
 
 
 def test_the_bundle_is_that_of_the_sources():
-    names = ["package.json", "package-lock.json", *sorted(f"src/{path.name}" for path in (FRONTEND / "src").iterdir())]
+    sources = [path.relative_to(FRONTEND).as_posix() for path in (FRONTEND / "src").rglob("*") if path.is_file()]
+    names = ["package.json", "package-lock.json", *sorted(sources)]
     found = hashlib.sha256()
     for name in names:
         found.update(f"{name}\n".encode() + (FRONTEND / name).read_bytes())
@@ -146,8 +146,8 @@ def test_long_texts_come_in_half_precision_then_in_cells():
     sheets = [sheet(length=200), sheet(length=6), sheet(length=150)]
     whole = [text["maps"][0] for text in payload(sheets)["texts"]]
     assert all(maps["form"] == "dot" and not maps["half"] for maps in whole)
-    assert embedded_module.embedded(sheets, 130_000)[0][0]["half"]
-    found = embedded_module.embedded(sheets, 20_000)
+    assert embedded(sheets, 130_000)[0][0]["half"]
+    found = embedded(sheets, 20_000)
     assert found[1][0]["form"] == "dot" and found[0][0]["form"] == "cells"
     side = -(-200 // 2 ** found[0][0]["level"])
     steps = numbers(found[0][0]["cells"], "u1").reshape(3, side, side).astype(float)

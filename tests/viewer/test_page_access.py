@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
 from page_browser import NEEDS_CHROMIUM, browser, file, opened, texts
 from pages import idle, until
+from regard.viewer.story import VIEWS
 
 pytest.importorskip("playwright.sync_api")
 axe = pytest.importorskip("axe_playwright_python.base", reason="axe-core is not installed")
 pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
 
-STATE = Path(__file__).parents[2] / "frontend/src/state.ts"
-#: Every view of the page, and further looks of some.
-VIEWS = re.findall(r'"(\w+)"', re.search(r"VIEWS = \[(.*?)\]", STATE.read_text(), re.DOTALL)[1])
+#: Further looks of some views.
 LOOKS = ["text?way=heads", "text?way=model", "text?way=neurons", "alignment?text=3", "text?text=3", "statistics?text=4"]
 LOOKS += [
     "map?figure=words%2Cmap",
@@ -64,7 +60,7 @@ def violations(page, options):
     ]
 
 
-@pytest.mark.parametrize("link", VIEWS + LOOKS)
+@pytest.mark.parametrize("link", [*VIEWS, *LOOKS])
 def test_axe_finds_nothing(themed, file, link):
     for theme, options in THEMES.items():
         shown(themed[theme], file, link)

@@ -12,6 +12,7 @@ from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server,
 from pages import HOSTILE, WORDS, painted, served, until
 from regard.lab.pages.runs import open_folder
 from regard.viewer import write_page
+from regard.viewer.story import VIEWS
 
 pytest.importorskip("playwright.sync_api")
 pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
@@ -250,15 +251,15 @@ def test_dark_and_light(browser, file):
 
 
 SIZES = {"phone": (390, 800), "400 %": (320, 256), "widest": (2200, 1200)}
-VIEWS = ["overview", "map", "text", "text?way=model", "text?way=neurons", "alignment", "alignment?text=3"]
-VIEWS += ["statistics", "statistics?table=head", "pins", "learn", "learn?learn=masks", "learn?learn=scores"]
+LOOKS = [*VIEWS, "text?way=model", "text?way=neurons", "alignment?text=3", "statistics?table=head"]
+LOOKS += ["learn?learn=masks", "learn?learn=scores"]
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_no_view_scrolls_sideways(browser, file, size):
     width, height = SIZES[size]
     with opened(browser, file, width=width, height=height) as page:
-        for view in VIEWS:
+        for view in LOOKS:
             page.goto(f"{file}#{view}")
             painted(page)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, view
@@ -286,7 +287,7 @@ def test_everything_has_a_name_and_can_be_reached(browser, file):
         .filter((one) => !one.closest('label')?.textContent.trim())
         .map((one) => one.outerHTML.slice(0, 120))"""
     with opened(browser, file) as page:
-        for view in VIEWS:
+        for view in LOOKS:
             page.goto(f"{file}#{view}")
             painted(page)
             assert page.evaluate(nameless) == [], view

@@ -15,9 +15,7 @@ from exact_maps import exact
 from pages import TEXT, WORDS, maps_of, reading, told, translation
 from regard.types import Role, RoleTable, TextReading
 from regard.viewer import Sheet, load_run, save_run
-from regard.viewer.cards import cards_of
-from regard.viewer.lead import lead_of, pronouns
-from regard.viewer.sentences import joined, percent
+from regard.viewer.findings import cards_of, joined, lead_of, percent, pronouns
 
 N = 12
 NAMES = [f"word{n}" for n in range(N)]

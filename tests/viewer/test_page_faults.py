@@ -10,7 +10,7 @@ import torch
 from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, settled, texts, weight
 from pages import WORDS, reading, served, until
 from regard.viewer import Sheet, write_page
-from regard.viewer.embedded import embedded
+from regard.viewer.page import embedded
 
 pytest.importorskip("playwright.sync_api")
 pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]

@@ -12,7 +12,7 @@ from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server,
 from pages import WORDS, maps_of, reading, translation, until
 from regard.types import TextReading
 from regard.viewer import Sheet, write_page
-from regard.viewer.sentences import joined
+from regard.viewer.findings import joined
 
 pytest.importorskip("playwright.sync_api")
 pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]

@@ -196,7 +196,7 @@ def test_number_keys_follow_the_tabs_that_are_shown(browser):
 
 
 def test_a_link_to_a_text_that_is_not_kept_any_more_opens_the_first(browser, monkeypatch):
-    monkeypatch.setattr("regard.viewer.typed_texts.KEPT", 1)
+    monkeypatch.setattr("regard.viewer.live_request.KEPT", 1)
     with served([sheet_of(SENTENCE)], model=LiveModel("words", "text", read)) as address:
         for text in ("the first", "the second"):
             body = json.dumps({"text": text}).encode()

@@ -12,8 +12,7 @@ from pages import reading, told, translation
 from regard.base.errors import RegardError
 from regard.viewer import Sheet, Step, Story, load_run, save_run, write_page
 from regard.viewer.saved import STORY
-from regard.viewer.story import VIEWS, story_of
-from regard.viewer.tour import tour
+from regard.viewer.story import VIEWS, story_of, tour
 
 STEP = {"link": "#map?layer=1&head=2&query=3&key=-1", "sentence": "One head."}
 
@@ -24,9 +23,10 @@ def sheets():
 
 
 def test_the_views_are_those_of_the_page():
-    source = (Path(__file__).parents[2] / "frontend" / "src" / "state.ts").read_text()
-    (listed,) = re.findall(r"export const VIEWS = \[(.*?)\] as const", source, re.DOTALL)
-    assert set(VIEWS) == set(re.findall(r'"(\w+)"', listed))
+    sources = Path(__file__).parents[2] / "frontend" / "src"
+    assert set(VIEWS) == {path.stem for path in (sources / "views").iterdir()}
+    opened = {name for path in sources.rglob("*.ts") for name in re.findall(r'view: "(\w+)"', path.read_text())}
+    assert len(opened) > 4 and opened <= set(VIEWS), "a button opens a view that does not exist"
 
 
 def test_a_story_is_in_the_file_and_in_the_folder(sheets, tmp_path):

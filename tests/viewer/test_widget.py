@@ -14,7 +14,7 @@ import torch
 import regard as rg
 from pages import FLAGS, WORDS, chromium, maps_of, reading, until
 from regard.base import upper_layers
-from regard.viewer import figures, notebook_widget
+from regard.viewer import notebook_widget
 from regard.viewer import widget as widget_module
 from regard.viewer.page import bundle
 from watching import watched
@@ -53,13 +53,13 @@ def test_cross_attention_and_positions_without_names():
 def test_a_picture_stays_where_no_widget_runs(monkeypatch):
     """As GitHub shows a stored notebook: the words of one head, its map and all heads, drawn once, with a sentence."""
     pytest.importorskip("matplotlib")
-    drawn, draw = [], figures.figure
+    drawn, draw = [], notebook_widget.figure
 
     def counted(*given, **named):
         drawn.append(draw(*given, **named))
         return drawn[-1]
 
-    monkeypatch.setattr(figures, "figure", counted)
+    monkeypatch.setattr(notebook_widget, "figure", counted)
     weights = maps_of(4, keys=6)["layer.0"]
     one, several = weights.show(list("abcdef"), list("wxyz")), widget_module.show_texts([reading(title="A text")])
     for widget in (one, several):
@@ -81,9 +81,9 @@ def test_a_picture_stays_where_no_widget_runs(monkeypatch):
 @pytest.mark.parametrize("reason", ["matplotlib is missing", "the text is long"])
 def test_without_a_picture_the_page_is_all(reason, monkeypatch):
     if reason == "the text is long":
-        monkeypatch.setattr(figures, "PICTURED", 1)
+        monkeypatch.setattr(notebook_widget, "PICTURED", 1)
     else:
-        monkeypatch.setattr(figures, "find_spec", lambda name: None)
+        monkeypatch.setattr(notebook_widget, "find_spec", lambda name: None)
     data, _ = maps_of(3)["layer.0"].show()._repr_mimebundle_()
     assert set(data) == {"text/plain", "application/vnd.jupyter.widget-view+json"}
 

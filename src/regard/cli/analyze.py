@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,18 +15,34 @@ from rich.console import Console
 from rich.text import Text
 
 from regard.base.errors import RegardError
-from regard.cli.compare import FEW_HEADS, NUM_HEADS, check_words, letter_of, print_differences
-from regard.cli.importance import most_important, with_importance
-from regard.cli.outputs import check_drawing, check_folder
-from regard.cli.report import as_data, locate, print_findings, print_reading, print_roles, print_word, roles_data
-from regard.cli.steps import shown_steps
-from regard.cli.summary import print_ending, print_probe, print_statements, print_summary
-from regard.cli.texts import read_texts
+from regard.base.texts.files import looks_like_path
+from regard.cli.outputs import check_drawing, check_folder, shown_steps
+from regard.cli.report import (
+    FEW_HEADS,
+    NUM_DIFFERENT,
+    as_data,
+    check_words,
+    letter_of,
+    locate,
+    most_important,
+    print_differences,
+    print_ending,
+    print_findings,
+    print_probe,
+    print_reading,
+    print_roles,
+    print_statements,
+    print_summary,
+    print_word,
+    roles_data,
+    with_importance,
+)
 from regard.hf.text_reader import TextReader, TextResult, no_reductions
 from regard.stats.roles import RoleTable
 from regard.stats.text_differences import text_differences
 from regard.stats.text_reading import TextReading
 from regard.viewer import Sheet, Story, page_reductions, save_run, write_page
+from regard.viewer.findings import lead_of, telling_heads
 from regard.viewer.story import story_of
 
 #: Printed by default if the text has it: what this word refers to depends on the sentence.
@@ -142,7 +160,7 @@ def _print_several(console: Console, results: Sequence[TextResult], options: Opt
         size = f"  {len(result.reading.profile.tokens)} tokens"
         console.print(Text.assemble((letter_of(number), "bold"), f"  {result.reading.title}", (size, "dim")))
     console.print()
-    print_differences(console, [result.reading for result in results], NUM_HEADS if options.table else FEW_HEADS)
+    print_differences(console, [result.reading for result in results], NUM_DIFFERENT if options.table else FEW_HEADS)
     for number, result in enumerate(results):
         console.print()
         console.print(Text(f"{letter_of(number)}  {result.reading.title}", style="bold"))
@@ -185,13 +203,15 @@ def save_page(options: Options, sheets_of: Callable[[], list[Sheet]], errors: Co
 def _write(results: Sequence[TextResult], options: Options, errors: Console, lines: bool) -> None:
     save_page(options, lambda: [Sheet.of(result.reading, charts=result.charts) for result in results], errors, lines)
     if options.figures is not None:
-        from regard.viewer.figures import save_figures
+        from regard.drawing.figures import save_figures
 
         for number, result in enumerate(results):
             folder = options.figures if len(results) == 1 else options.figures / letter_of(number)
             with shown_steps(errors, f"Drawing pictures for {folder}", lines) as show:
                 told = partial(_tell_saved, show)
-                saved = save_figures(folder, result.reading, told, every_head=options.all_figures)
+                reading = result.reading
+                link, heads = lead_of(reading), telling_heads(reading)
+                saved = save_figures(folder, reading, link, heads, told, every_head=options.all_figures)
             errors.print(f"{len(saved)} pictures are in {folder}", markup=False, highlight=False)
 
 
@@ -202,3 +222,40 @@ def _tell_saved(show: Callable[[str], None], done: int, total: int) -> None:
 def default_words(reading: TextReading) -> list[str]:
     """`PRONOUN`, if the text has it."""
     return [PRONOUN] if reading.find(PRONOUN) is not None else []
+
+
+#: Ends the errors about a source.
+REMEDY = "Give a text, a UTF-8 file, or - for standard input."
+
+
+def read_texts(sources: Sequence[str]) -> list[str]:
+    """The texts in their order; empty ones are refused."""
+    if sources.count("-") > 1:
+        raise RegardError("analyze: standard input can be read once. Give - once, and the other texts as files.")
+    texts = [_read_text(source) for source in sources]
+    if not all(text.strip() for text in texts):
+        raise RegardError("analyze: the text is empty. Give at least one word, a file, or - for standard input.")
+    return texts
+
+
+def _read_text(source: str) -> str:
+    if source == "-":
+        return _decode(sys.stdin.buffer.read(), "standard input")
+    if os.path.isfile(source):
+        with open(source, "rb") as file:
+            return _decode(file.read(), source)
+    if os.path.isdir(source):
+        raise RegardError(f"analyze: {source} is a folder. {REMEDY}")
+    if looks_like_path(source):
+        raise RegardError(f"analyze: there is no file {source}. {REMEDY}")
+    return source
+
+
+def _decode(content: bytes, name: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RegardError(
+            f"analyze: {name} is not UTF-8 text (byte {error.start} is 0x{content[error.start]:02x}). Convert it, for "
+            "example with: iconv -f latin1 -t utf-8"
+        ) from None

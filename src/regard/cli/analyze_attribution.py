@@ -14,9 +14,8 @@ from rich.text import Text
 from regard.attribution import attribute
 from regard.attribution.result import Attribution
 from regard.base.errors import RegardError
-from regard.cli.analyze import Options
-from regard.cli.steps import shown_steps
-from regard.cli.texts import read_texts
+from regard.cli.analyze import Options, read_texts
+from regard.cli.outputs import shown_steps
 from regard.hf.text_reader import TextReader
 from regard.stats.numbering import head_name, layer_numbers
 

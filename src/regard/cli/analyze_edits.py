@@ -11,10 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.base.errors import RegardError
-from regard.cli.analyze import Options, save_page
-from regard.cli.outputs import check_folder
-from regard.cli.steps import shown_steps
-from regard.cli.texts import read_texts
+from regard.cli.analyze import Options, read_texts, save_page
+from regard.cli.outputs import check_folder, shown_steps
 from regard.edits import EditSequence, KnockOut
 from regard.edits.selection import Where
 from regard.edits.values import AttentionEdit
@@ -22,7 +20,7 @@ from regard.hf.edit_effects import SENTENCE, EditResult, edit_effect
 from regard.hf.text_reader import TextReader
 from regard.stats.roles import RoleTable
 from regard.viewer import Sheet, page_reductions
-from regard.viewer.questions import edited_sheet
+from regard.viewer.live_model import edited_sheet
 
 #: The options of `regard analyze` that say nothing about an edit, by their fields.
 OF_MAPS = {"words": "--word", "verify_all": "--verify-all", "all_figures": "--all-figures"} | {

@@ -14,17 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.base.errors import RegardError
-from regard.cli.analyze import Options, save_page
-from regard.cli.outputs import check_folder
+from regard.cli.analyze import Options, read_texts, save_page
+from regard.cli.outputs import check_folder, shown_steps
 from regard.cli.report import facts
-from regard.cli.steps import shown_steps
-from regard.cli.texts import read_texts
 from regard.hf.generation_reader import GenerationResult, read_generation
 from regard.hf.text_reader import TextReader
 from regard.stats import CAVEAT
 from regard.stats.numbering import head_name
 from regard.viewer import page_reductions
-from regard.viewer.questions import generation_sheets
+from regard.viewer.live_model import generation_sheets
 
 #: Links that are printed.
 NUM_LINKS = 6

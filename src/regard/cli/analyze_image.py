@@ -12,13 +12,12 @@ from rich.text import Text
 
 from regard.base.errors import MissingPackage, RegardError
 from regard.cli.analyze import Options, save_page
-from regard.cli.outputs import check_folder
-from regard.cli.steps import shown_steps
+from regard.cli.outputs import check_folder, shown_steps
 from regard.hf.image_reader import ImageReader
 from regard.stats.numbering import head_name
 from regard.stats.roles import Role
 from regard.viewer import Sheet, picture_sheets
-from regard.viewer.picture_sheets import places_of
+from regard.viewer.pictures import places_of
 
 #: Lines about roles and about strongest links.
 NUM_LINES = 6

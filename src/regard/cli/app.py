@@ -153,7 +153,7 @@ def plan(
     layout: Annotated[str, typer.Option(help="How the processes share it: contiguous or zigzag.")] = "contiguous",
 ) -> None:
     """Print how a mechanism would run at a size: its engine, why others cannot run it, time and memory."""
-    from regard.cli.planning import print_plan
+    from regard.cli.catalog import print_plan
 
     print_plan(name, length, heads, key_heads, head_dim, dtype, set_ or [], ranks, layout)
 

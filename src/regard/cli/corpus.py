@@ -14,7 +14,7 @@ from rich.text import Text
 from regard.base.cluster import check_engine
 from regard.base.errors import RegardError
 from regard.cli.analyze import Options, check_outputs
-from regard.cli.steps import shown_steps
+from regard.cli.outputs import shown_steps
 from regard.hf.text_reader import TextReader
 from regard.profiling.corpus import NotSaved, profile_corpus
 from regard.profiling.corpus_profile import CorpusProfile

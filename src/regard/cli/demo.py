@@ -13,13 +13,13 @@ from regard.base.texts.embedded import passage
 from regard.cli.analyze import default_words
 from regard.cli.lab import lab
 from regard.cli.outputs import check_folder
-from regard.cli.summary import print_summary
+from regard.cli.report import print_summary
 from regard.engine.kernel.library import described
 from regard.hf.text_reader import TextReader, TextResult
 from regard.stats import CAVEAT
 from regard.viewer import page_reductions, write_page
 from regard.viewer.sheet import sheets_of
-from regard.viewer.tour import tour
+from regard.viewer.story import tour
 
 SENTENCES = (
     "The animal didn't cross the street because it was too tired.",

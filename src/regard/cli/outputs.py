@@ -1,12 +1,17 @@
-"""Checks that a command can write its outputs, before work that may take hours."""
+"""Checks that a command can write its outputs, before work that may take hours; and the step that it shows."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
 
 from regard.base.errors import MissingPackage, RegardError
 
@@ -68,3 +73,28 @@ def _check_name(path: Path) -> None:
     """Raise the operating system's error for an invalid name."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.stat(path)
+
+
+@contextmanager
+def shown_steps(console: Console, first: str, lines: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show the step `first`, and then each step that the yielded function is called with.
+
+    A terminal has one line, which changes and goes. Elsewhere nothing is printed, or with `lines` a line for each step.
+
+    >>> import sys
+    >>> with shown_steps(Console(file=sys.stdout), "Reading", lines=True) as show:
+    ...     show("Saving to out[/b]")
+    Reading
+    Saving to out[/b]
+    """
+    if console.is_terminal:
+        with console.status(Text(first)) as status:
+            yield lambda step: status.update(Text(step))
+        return
+
+    def show(step: str) -> None:
+        if lines:
+            console.print(step, markup=False, highlight=False, soft_wrap=True)
+
+    show(first)
+    yield show

@@ -1,22 +1,30 @@
-"""Prints the result of a text in full: every head, what a word attends to, roles and warnings."""
+"""Prints the result of a text: in about ten lines, or in full with every head; and the heads in which texts differ."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from regard.base.errors import RegardError
-from regard.hf.text_reader import TextResult
+from regard.hf import importance, pruning_curve
+from regard.hf.heads.pruning_curve import ORDERS, TENTHS
+from regard.hf.text_reader import TextReader, TextResult
 from regard.stats import CAVEAT
+from regard.stats.head_extremes import NEARBY, entropies_outside, nearby_shares
 from regard.stats.layer_kinds import kind_lines
 from regard.stats.numbering import head_name
-from regard.stats.profile import LayerProfile
-from regard.stats.roles import KINDS, QUERIES, Role, RoleTable
+from regard.stats.profile import LayerProfile, ModelProfile
+from regard.stats.roles import CONTENT, KINDS, LABEL, QUERIES, Role, RoleTable
+from regard.stats.text_differences import text_differences
 from regard.stats.text_reading import TextReading
+from regard.stats.warning_lines import warning_lines
 from regard.stats.warnings import Finding
 
 #: Width of one block of the table of heads, in characters.
@@ -225,3 +233,197 @@ def _word_data(reading: TextReading, word: str) -> dict[str, Any]:
     heads = [{"layer": n.layer, "head": n.head, **vars(n.link)} for n in reading.notable(query)]
     places = reading.occurrences(word)
     return {"word": word, "query": query, "occurrences": places, "layers": layers, "heads": heads}
+
+
+#: Kinds of roles that are printed, and heads named in a line.
+NUM_KINDS, NUM_HEADS = 3, 2
+#: Kinds of roles whose score is not a share of the weight.
+SCORE = {"broad": "evenness "}
+#: The last line.
+MORE = "More: --table (every head), --word WORD, --probe, --save DIR (a page), --json."
+
+
+def print_summary(console: Console, result: TextResult, words: Sequence[str]) -> None:
+    """Print the title, the sizes and the statements."""
+    console.print(Text(result.reading.title, style="bold"))
+    console.print(Text(facts(result), style="dim"))
+    print_statements(console, result.reading, words)
+
+
+def print_statements(console: Console, reading: TextReading, words: Sequence[str]) -> None:
+    """Print roles, the most focused and the broadest head, what each word attends to, and warnings."""
+    for line in (
+        *kind_lines(reading.profile),
+        *role_lines(reading),
+        extremes(reading.profile),
+        *word_lines(reading, words),
+    ):
+        console.print(line)
+    num_heads = sum(layer.num_heads for layer in reading.profile.layers)
+    for line in warning_lines(reading.findings, num_heads).values():
+        console.print(Text.assemble(("! ", "yellow"), line))
+
+
+def print_probe(console: Console, probe: RoleTable) -> None:
+    """Print all kinds of roles on the probe; induction and duplicate-token heads come first."""
+    lines = list(named_lines(probe)) or [Text("No head has a role.")]
+    console.print(Text("On random tokens, each of them twice:", style="dim"))
+    for line in lines:
+        console.print(line)
+
+
+def print_ending(console: Console) -> None:
+    """Print what weights do not tell, and the options that print more."""
+    console.print(Text(CAVEAT, style="dim"))
+    console.print(Text(MORE, style="dim"))
+
+
+def role_lines(reading: TextReading) -> Iterator[Text]:
+    """One line for each of the first kinds of roles; for a short text, the heads with most weight on nearby tokens."""
+    if reading.roles is None:
+        yield from _nearby_lines(reading)
+        yield Text(TOO_SHORT)
+        return
+    lines = list(named_lines(reading.roles))
+    yield from lines[:NUM_KINDS]
+    if not lines:
+        yield Text("No head has a role on this text.")
+    if reading.roles.note:
+        yield Text(reading.roles.note, style="dim")
+
+
+def named_lines(table: RoleTable) -> Iterator[Text]:
+    """One line for each kind: `L0.H2 and L2.H11 attend to the previous token (0.81; 0.79 on shuffled text).`."""
+    for kind in (*(k for k in KINDS if k in CONTENT), *(k for k in KINDS if k not in CONTENT)):
+        named = [role for role in table.of(kind) if role.label]
+        if named:
+            best = named[0]
+            names = [head_name(role.layer, role.head) for role in named]
+            verb = "attend" if len(names) > 1 else "attends"
+            of = SCORE.get(kind, "") if best.offset is None else f"{best.offset:+d} for {names[0]}: "
+            score, null = (f"{best.score:.2f}", "cyan"), f"; {best.null:.2f} on shuffled text)."
+            yield Text.assemble((_listed(names), "bold"), f" {verb} to {KINDS[kind]} ({of}", score, null)
+
+
+def _nearby_lines(reading: TextReading) -> Iterator[Text]:
+    """One line: the head with most weight on each token of `NEARBY`, not counting the first token."""
+    best = [(target, max(nearby_shares(reading, name))) for name, target in NEARBY.items()]
+    clauses = [((h.name, "bold"), f"{100 * h.value:.0f} %", target) for target, h in best if h.value >= LABEL]
+    if clauses:
+        head, share, target = clauses[0]
+        more = (part for head, share, target in clauses[1:] for part in ("; ", head, f" {share} on {target}"))
+        yield Text.assemble(head, f" puts {share} of its weight on {target}", *more, ".")
+
+
+def extremes(profile: ModelProfile) -> Text:
+    """The most focused and the broadest head; exp(entropy) is the effective number of tokens.
+
+    The entropy is that of the weight outside the first token and special tokens. Heads with less than `LABEL` of their
+    weight there are left out: they hardly attend to the text.
+    """
+    heads = list(entropies_outside(profile))
+    if not heads:
+        return Text("Every head puts most of its weight on the first token and on special tokens.")
+    focused, broadest = min(heads), max(heads)
+    return Text.assemble(
+        *("Most focused: ", (focused.name, "bold"), f" (effectively {math.exp(focused.value):.1f} tokens); "),
+        *("broadest: ", (broadest.name, "bold"), f" (effectively {math.exp(broadest.value):.1f} tokens)."),
+    )
+
+
+def word_lines(reading: TextReading, words: Sequence[str]) -> Iterator[Text]:
+    """For each word the tokens beyond its neighbors to which single heads attend most, and what is left out."""
+    for word in words:
+        links = notable(reading, locate(reading, word), NUM_HEADS)
+        text = f"attends most to {links}" if links else "attends to nothing but its neighbors"
+        yield Text.assemble((f"“{word}”", "bold"), f" ({occurrence(reading, word)}) {text}.")
+    if words:
+        first = ", the first token" if reading.profile.is_self_attention else ""
+        yield Text(f"Left out: the word itself, its neighbors{first} and special tokens.", style="dim")
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`L1.H2, L1.H3 and 4 more`."""
+    shown = list(names[:NUM_HEADS])
+    more = len(names) - len(shown)
+    last = f"{more} more" if more else shown.pop() if len(shown) > 1 else ""
+    return f"{', '.join(shown)} and {last}" if last else shown[0]
+
+
+#: Heads in the table, and in the summary.
+NUM_DIFFERENT, FEW_HEADS = 20, 5
+
+
+def print_differences(console: Console, readings: Sequence[TextReading], count: int = NUM_DIFFERENT) -> None:
+    """The `count` heads that differ most, with their value on each text."""
+    letters = [letter_of(number) for number in range(len(readings))]
+    console.print(Text("The heads that differ most between the texts", style="bold"))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("L", "H"):
+        table.add_column(title, justify="right", style="bold")
+    table.add_column("differs in")
+    for title in (*letters, "spread"):
+        table.add_column(title, justify="right", style="cyan" if title == "spread" else "")
+    for head in text_differences(readings)[:count]:
+        numbers = (f"{value:.2f}" for value in (*head.values, head.spread))
+        table.add_row(str(head.layer), str(head.head), head.statistic, *numbers)
+    console.print(table)
+
+
+def letter_of(number: int) -> str:
+    """The name of a text: A, B, ... Z, then T27, T28, ..."""
+    return chr(ord("A") + number) if number < 26 else f"T{number + 1}"
+
+
+def check_words(readings: Sequence[TextReading], words: Sequence[str]) -> None:
+    """Refuse a word that is in none of the texts."""
+    for word in words:
+        if all(reading.find(word) is None for reading in readings):
+            raise RegardError(f"analyze: none of the {len(readings)} texts has the word {word!r}.")
+
+
+#: Heads named in a line.
+NUM_NAMED = 3
+
+
+def with_importance(reader: TextReader, text: str, result: TextResult, length: int | None = None) -> TextResult:
+    """The result with the importance of every head, and the loss against the share of heads removed.
+
+    The loss is that of predicting each next token of this text. Importance is |d loss / d gate| (Michel et al. 2019,
+    arXiv:1905.10650).
+    """
+    loss = reader.next_token_loss(text, length)
+    importances = importance(reader.model, lambda model, _: loss(model), [text])
+    layers = result.reading.profile.layers
+    for layer in layers:
+        if layer.name not in importances.values:
+            known = [str(other.number) for other in layers if other.name in importances.values]
+            remedy = f" Name the layers of attention: --layers {','.join(known)}" if known else ""
+            other = f"it is a {layer.kind} layer, and only heads of attention are removed.{remedy}"
+            reason = importances.missing.get(layer.name, other)
+            raise RegardError(f"analyze: the importance of {layer.name} is not known: {reason}.")
+    layers = [replace(layer, values=layer.values | {"importance": importances.values[layer.name]}) for layer in layers]
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("Removing heads", total=len(ORDERS) * len(TENTHS))
+        curve = pruning_curve(
+            reader.model, lambda model: float(loss(model)), importances, progress=lambda _: progress.advance(task)
+        )
+    series = [
+        {"name": ORDERS[order], "points": [list(point) for point in curve.qualities(order).items()]}
+        for order in dict.fromkeys(point.order for point in curve.points)
+    ]
+    title = "Loss of the next token without heads"
+    chart = {"title": title, "x": "share of heads removed", "y": "loss in nats", "series": series}
+    profile = replace(result.reading.profile, layers=layers)
+    return replace(result, reading=replace(result.reading, profile=profile), charts=[*result.charts, chart])
+
+
+def most_important(reading: TextReading) -> Text:
+    """Names the heads on which the loss depends most."""
+    heads = [
+        (value, head_name(layer.number, head))
+        for layer in reading.profile.layers
+        for head, value in enumerate(layer.values.get("importance", ()))
+    ]
+    named = ", ".join(f"{head} ({float(value):.2g})" for value, head in sorted(heads, reverse=True)[:NUM_NAMED])
+    return Text(f"Predicting the next token depends most on heads {named}: |d loss / d gate|, in nats.")

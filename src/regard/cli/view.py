@@ -12,7 +12,7 @@ from rich.console import Console
 from regard.base.errors import MissingPackage, RegardError
 from regard.cli.demo import SENTENCES
 from regard.cli.lab import lab
-from regard.cli.steps import shown_steps
+from regard.cli.outputs import shown_steps
 from regard.viewer import Sheet
 from regard.viewer.live_model import LiveModel
 from regard.viewer.saved import STORY

@@ -21,7 +21,7 @@ from numpy import linspace
 
 from regard.base.errors import RegardError
 from regard.base.whole_files import write_whole
-from regard.drawing.ramp import colormap
+from regard.drawing.color import colormap
 
 #: What a figure can be saved as.
 KINDS = ("pdf", "svg", "png", "csv")

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from regard.base.checks import Count, checked
 from regard.base.errors import RegardError, nearest
+from regard.drawing.color import ScaleName, WeightScale
 from regard.drawing.panels import label, token_lists
 from regard.drawing.panels import panels as chosen_panels
-from regard.drawing.paper import NORMAL, Paper
-from regard.drawing.paper_panels import PANELS, Content, Drawn, Layer
-from regard.drawing.scale import ScaleName, WeightScale
+from regard.drawing.paper import NORMAL, PANELS, Content, Drawn, Layer, Paper
 from regard.maps import AttentionMap
 from regard.maps.share_map import ShareMap
 from regard.stats.numbering import layer_numbers
@@ -23,7 +22,7 @@ from regard.stats.text_reading import TextReading
 
 if TYPE_CHECKING:
     from regard.drawing.canvas import PaperFigure
-    from regard.drawing.picture import Tokens
+    from regard.drawing.panels import Tokens
     from regard.hf import WatchedAttention
 
 #: The first line of a table of numbers.

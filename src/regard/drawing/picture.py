@@ -13,19 +13,13 @@ from torch import Tensor
 
 from regard.base.checks import Count, checked
 from regard.base.errors import MissingPackage, RegardError
+from regard.drawing.color import colormap, text_color
 from regard.drawing.panels import Heads, Panels, panels
-from regard.drawing.ramp import colormap, text_color
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.figure import Figure
-    from numpy.typing import ArrayLike
 
-    from regard.maps import AttentionMap
-
-    Tokens = Sequence[object] | tuple[Sequence[object], Sequence[object]] | None
-    Weights = AttentionMap | Tensor | ArrayLike
+    from regard.drawing.panels import Tokens, Weights
 
 #: The most cells per side of a picture; larger maps are pooled.
 LARGEST = 512

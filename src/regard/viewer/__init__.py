@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from regard.base.other_libraries import answers_for
 from regard.stats import PatchGrid
 from regard.viewer.page import write_page
-from regard.viewer.picture_sheets import picture_sheets
+from regard.viewer.pictures import picture_sheets
 from regard.viewer.saved import load_run, save_run
 from regard.viewer.sheet import Sheet, page_reductions
 from regard.viewer.story import Step, Story

@@ -24,11 +24,10 @@ from regard.maps import AttentionMap
 from regard.maps.dot import is_dot, scaled
 from regard.maps.pyramid import averaged, cells, coarser
 from regard.viewer.live_model import Check, LiveModel, Stopped
-from regard.viewer.live_request import live_request
+from regard.viewer.live_request import TypedTexts, live_request
 from regard.viewer.page import embed
 from regard.viewer.sheet import COMMON, QUICK, Sheet, base_level, raw
 from regard.viewer.story import Story
-from regard.viewer.typed_texts import TypedTexts
 
 #: Cells per side of a tile, and the number of cached tiles: at most 64 MiB.
 TILE, CACHED = 128, 1024

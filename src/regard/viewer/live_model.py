@@ -9,12 +9,19 @@ from typing import Any
 
 from torch import nn
 
+from regard.attribution import attribute
+from regard.attribution.faithfulness import FaithfulnessCurves
+from regard.attribution.result import Attribution
 from regard.base.errors import RegardError
-from regard.hf.generation_reader import read_generation
-from regard.hf.text_reader import TextReader
+from regard.edits import EditSequence, KnockOut
+from regard.edits.selection import Where
+from regard.hf.edit_effects import EditResult, edit_effect
+from regard.hf.editing import edit
+from regard.hf.generation_reader import GenerationResult, read_generation
+from regard.hf.text_reader import TextReader, in_one_line
 from regard.maps import AttentionMap, Reduction
-from regard.viewer.live_request import CHARACTERS, EDITS, STEPS, LiveRequest
-from regard.viewer.questions import attribution_sheet, edited_sheet, generation_sheets
+from regard.stats.text_reading import TextReading
+from regard.viewer.live_request import CHARACTERS, EDIT, EDITS, STEPS, LiveRequest
 from regard.viewer.sheet import Sheet, page_reductions
 
 #: The most tokens of a typed text.
@@ -135,3 +142,126 @@ def stoppable(model: nn.Module, check: Check) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+#: Tokens whose states changed most, and probable tokens, of the panel "What changes".
+SHOWN = 6
+
+
+def edited_sheet(
+    reader: TextReader,
+    text: str,
+    edits: Sequence[str],
+    also: Callable[[AttentionMap], Sequence[Reduction]] = page_reductions,
+    length: int | None = None,
+    roles: Any = None,
+) -> Sheet:
+    """The sheet of a text that a model reads without some weights; `about["effect"]` says what changes.
+
+    An edit is a short form of `rg.Where.parse`. The maps are the weights inside the edit, as they then are. `length`
+    and `roles` are those of `edit_effect`.
+
+    >>> import regard as rg
+    >>> reader = rg.TextReader.load("minilm")
+    >>> sheet = edited_sheet(reader, "The cat sat.", ["L2.H1: #2 -> #1"])
+    >>> sheet.about["title"], float(sheet.maps[2][0, 1, 2, 1])
+    ('The cat sat. (without L2.H1: cat → the)', 0.0)
+    """
+    knocked_out = EditSequence(tuple(KnockOut(Where.parse(short)) for short in edits))
+    effect = edit_effect(reader, text, knocked_out, length, roles)
+    named = [(short, edit_in_words(short, effect.tokens)) for short in edits]
+    title = in_one_line(text)
+    without = ", ".join(words for _, words in named) if len(named) < 3 else f"{len(named)} parts"
+    with edit(reader.model, knocked_out, effect.tokens, roles=roles):
+        reading = reader.read(text, None, length, f"{title} (without {without})", also).reading
+    sheet = Sheet.of(reading)
+    return Sheet(sheet.about | {"effect": effect_data(effect, title, named)}, sheet.maps, sheet.ready)
+
+
+def generation_sheets(result: GenerationResult) -> list[Sheet]:
+    """The sheets of a text that a model continued: one of all tokens that it read, and one of its cross-attention.
+
+    `about["generation"]` has the number of tokens of the prompt and the names of all tokens. The token n was predicted
+    by the row n - 1; the last one was not read.
+    """
+    steps = {"generation": {"prompt": result.prompt_length, "labels": result.labels}}
+    sheets = [Sheet.of(reading) for reading in (result.result.reading, result.cross) if reading is not None]
+    return [Sheet(sheet.about | steps, sheet.maps, sheet.ready) for sheet in sheets]
+
+
+def attribution_sheet(
+    reader: TextReader,
+    text: str,
+    method: str,
+    target: str | None = None,
+    also: Callable[[AttentionMap], Sequence[Reduction]] = page_reductions,
+) -> Sheet:
+    """The sheet of the links that made a prediction; its charts are the curves of `rg.faithfulness`.
+
+    The maps keep their signs; statistics and small maps are those of the shares of |weight x gradient|.
+    """
+    inputs = reader.tokenize(text, None)
+    found = attribute(reader.model, inputs, target, method, tokenizer=reader.tokenizer)
+    ids, title = inputs["input_ids"][0].tolist(), in_one_line(text)
+    name = f"{title} (why {found.target})"
+    reading = TextReading.of(
+        name, found.maps, reader.labels(ids), reader.special(ids), also=also, model=reader.model_name
+    )
+    sheet = Sheet.of(reading, charts=[] if found.test is None else faithfulness_charts(found.test))
+    return Sheet(sheet.about | {"attribution": attribution_data(found, title)}, list(found.maps.values()), sheet.ready)
+
+
+def attribution_data(found: Attribution, title: str) -> dict[str, Any]:
+    """An attribution as JSON, without its maps. `of` is the title of the text with its weights."""
+    test = [] if found.test is None else found.test.sentences
+    return {"of": title, "method": found.method, "sentence": found.sentence, "test": [*test, *found.notes]}
+
+
+def faithfulness_charts(test: FaithfulnessCurves) -> list[dict[str, Any]]:
+    """The curves of deletion and insertion, each with the band of the random orders."""
+    counts = test.counts.tolist()
+    curves = (("removed", test.deletion, test.random_deletion), ("inserted", test.insertion, test.random_insertion))
+    return [
+        {
+            "title": f"Tokens {done}, the most relevant first",
+            "x": f"tokens {done}",
+            "y": test.measure,
+            "series": [
+                {"name": "by relevance", "points": [list(point) for point in zip(counts, curve.tolist(), strict=True)]},
+                {
+                    "name": "random order, mean",
+                    "points": [list(p) for p in zip(counts, drawn.mean(0).tolist(), strict=True)],
+                },
+            ],
+            "band": [list(p) for p in zip(counts, drawn.amin(0).tolist(), drawn.amax(0).tolist(), strict=True)],
+        }
+        for done, curve, drawn in curves
+    ]
+
+
+def effect_data(effect: EditResult, title: str, edits: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """What an edit changes, as JSON. `of` is the title of the text with all its weights."""
+    predicts = effect.before.ndim == 1
+    return {
+        "of": title,
+        "edits": [list(pair) for pair in edits],
+        "kind": effect.kind,
+        "sentence": " ".join(effect.sentences),
+        "probabilities": [list(row) for row in effect.top(SHOWN)] if predicts else [],
+        "moved": [] if predicts else [list(row) for row in effect.moved(SHOWN)],
+    }
+
+
+def edit_in_words(short: str, tokens: Sequence[str]) -> str:
+    """A short form with words in place of numbers.
+
+    >>> edit_in_words("L5.H3: #1 -> #0", ["a", "b"]), edit_in_words("*: * -> #1", ["a", "b"]), edit_in_words("L5", [])
+    ('L5.H3: b → a', 'b in every head', 'L5')
+    """
+    found = EDIT.fullmatch(short)
+    if found is None or found[2] is None:
+        return short
+    query, key = ("all" if part == "*" else tokens[int(part[1:])] for part in (found[2], found[3]))
+    if (found[1], found[2]) == ("*", "*"):
+        return f"{key} in every head"
+    return f"{'every head' if found[1] == '*' else found[1]}: {query} → {key}"

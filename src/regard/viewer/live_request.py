@@ -9,17 +9,22 @@
 
 An edit is the short form of `rg.Where.parse`, with numbers of tokens in place of words. Every part is bounded, and a
 field that the model does not know is refused, so no page shows the weights of another request than its own.
+
+`TypedTexts` keeps the texts that a reader typed last.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from regard.base.errors import RegardError
+from regard.viewer.page import exact_bytes
+from regard.viewer.sheet import Sheet
 
 #: The most characters of a typed text, the most edits of one, and the most tokens by which a model continues it.
 CHARACTERS, EDITS, STEPS = 2000, 64, 64
@@ -113,3 +118,55 @@ def _attribution(given: Any) -> tuple[str, str | None]:
 
 #: Question -> the function that reads its field.
 READ = {"edits": _edits, "generate": _steps, "attribute": _attribution}
+
+
+#: The most typed texts that are kept, and the most bytes of their maps. The oldest are dropped first.
+KEPT, KEPT_BYTES = 12, 128 << 20
+
+
+class TypedTexts:
+    """Typed texts get numbers from `first` on. A number is never used twice, so an open page never mixes two texts.
+
+    A text may have several sheets: those of a translator are its alignment, its encoder and its decoder.
+    """
+
+    def __init__(self, first: int) -> None:
+        self._first, self._next, self._lock = first, first, threading.Lock()
+        self._numbers: dict[LiveRequest, list[int]] = {}  # the least recently typed text first
+        self._sheets: dict[int, Sheet] = {}
+
+    def find(self, request: LiveRequest) -> list[int]:
+        """The numbers of a text that was typed before and is still kept; it then counts as typed last."""
+        with self._lock:
+            numbers = self._numbers.pop(request, [])
+            if numbers:
+                self._numbers[request] = numbers
+            return numbers
+
+    def add(self, request: LiveRequest, sheets: list[Sheet]) -> list[int]:
+        """Keep the sheets of a text, drop the oldest texts beyond the limits, and return the numbers of the sheets."""
+        with self._lock:
+            numbers = list(range(self._next, self._next + len(sheets)))
+            self._next += len(sheets)
+            self._numbers[request] = numbers
+            self._sheets |= dict(zip(numbers, sheets, strict=True))
+            while len(self._numbers) > 1 and (len(self._numbers) > KEPT or self._bytes() > KEPT_BYTES):
+                for number in self._numbers.pop(next(iter(self._numbers))):
+                    del self._sheets[number]
+            return numbers
+
+    def get(self, number: int) -> Sheet | None:
+        """The sheet of a number; None if there is none, or none any more."""
+        return self._sheets.get(number)
+
+    def titles(self) -> list[tuple[int, str]]:
+        """The numbers and titles of all kept sheets."""
+        with self._lock:
+            return [(number, sheet.about["title"]) for number, sheet in self._sheets.items()]
+
+    def dropped(self, number: int) -> bool:
+        """Whether a text had this number and is not kept any more."""
+        return self._first <= number < self._next and number not in self._sheets
+
+    def _bytes(self) -> int:
+        return sum(exact_bytes(weights) for sheet in self._sheets.values() for weights in sheet.maps)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from base64 import b64encode
+from collections.abc import Sequence
 from functools import cached_property
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,19 @@ import anywidget
 import traitlets
 
 from regard.base.errors import RegardError
+from regard.drawing.paper_figure import figure
+from regard.drawing.picture import canvas
+from regard.stats.numbering import layer_numbers
 from regard.viewer.answers import Answers, NoAnswer
-from regard.viewer.figures import static_picture
+from regard.viewer.findings import joined
 from regard.viewer.page import bundle, embed, payload
 from regard.viewer.saved import save_texts
 from regard.viewer.sheet import Sheet
 
 #: The most bytes of maps inside the widget.
 EMBEDDED_BYTES = 4 << 20
+#: The most weights of a text with a static picture: a second or two of work.
+PICTURED = 1 << 26
 
 
 class Regard(anywidget.AnyWidget):
@@ -62,3 +69,29 @@ class Regard(anywidget.AnyWidget):
             self.send({"id": content["id"]}, [self.answers.answer(str(content["path"]))])
         except (NoAnswer, RegardError) as reason:
             self.send({"id": content["id"], "error": str(reason)})
+
+
+def static_picture(sheets: Sequence[Sheet]) -> bytes | None:
+    """A PNG of the first text, or of the first with cross-attention, for places where no page can run.
+
+    It shows the words of the link that the page opens with, and all heads. None without matplotlib, and for long texts,
+    whose weights take too long to pool.
+    """
+    sheet = next((sheet for sheet in sheets if sheet.about["queries"]), sheets[0])
+    about, maps = sheet.about, sheet.maps
+    if find_spec("matplotlib") is None or sum(math.prod(weights.shape) for weights in maps) > PICTURED:
+        return None
+    names = [layer["name"] for layer in about["layers"]]
+    tokens = about["queries"] or about["tokens"], about["tokens"]
+    panels = ["words", "map", "heads"] if sum(weights.shape[1] for weights in maps) > 1 else ["words", "map"]
+    start = about["start"]
+    place = {"layer": layer_numbers(names)[start["layer"]], "head": start["head"], "query": start["query"]}
+    drawn = figure(dict(zip(names, maps, strict=True)), tokens, panels, width=17, caption=_sentence(about), **place)
+    return canvas("show").png(drawn)
+
+
+def _sentence(about: dict[str, Any]) -> str:
+    """What the page says first about a text."""
+    names = ", ".join(name for name in (about["model"], f"“{about['title']}”" if about["title"] else "") if name)
+    lead = joined(about["lead"]["sentence"]) if about["lead"] else ""
+    return f"{names}. {lead}".lstrip(". ")

@@ -1,6 +1,7 @@
 """Serves the page over HTTP, on loopback or with a token. Weights are computed on request.
 
-Only GET is answered. With a live model, POST /ask/read reads a typed text.
+Only GET is answered. With a live model, POST /ask/read reads a typed text. A client that sends half a
+request, or reads nothing, is disconnected after a time.
 """
 
 from __future__ import annotations
@@ -8,22 +9,140 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from regard.base.errors import MissingPackage, RegardError
 from regard.viewer.answers import Answers, NoAnswer
-from regard.viewer.connections import server_config
-from regard.viewer.live_model import LiveModel
+from regard.viewer.live_model import LiveModel, Stopped
+from regard.viewer.live_request import BODY
 from regard.viewer.page import embed, html
 from regard.viewer.sheet import Sheet
 from regard.viewer.story import Story
-from regard.viewer.typed_requests import TypedRequests
 
 if TYPE_CHECKING:
+    import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+
+#: Seconds that a client has to send the head of its request, and to make room for more of an answer.
+ASKING, READING = 10.0, 60.0
+
+
+def server_config(app: Any, asking: float = ASKING, reading: float = READING, **options: Any) -> uvicorn.Config:
+    """The configuration of uvicorn, with one parser of HTTP, whatever else is installed."""
+    import uvicorn
+
+    from regard.viewer.timed_connection import TimedConnection
+
+    connection = type("Connection", (TimedConnection,), {"asking": asking, "reading": reading})
+    defaults = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 1, "ws": "none"}
+    return uvicorn.Config(app, http=connection, **defaults | options)
+
+
+@contextmanager
+def in_thread(app: Any, asking: float = ASKING) -> Iterator[str]:
+    """The address of a server in a thread, which ends with the block: for tests and measurements."""
+    import uvicorn
+
+    server = uvicorn.Server(server_config(app, asking, port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        thread.join(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
+    server.should_exit = True
+    thread.join(10)
+
+
+#: The most texts that wait for the model, and the seconds that a request may take to arrive.
+WAITING, ARRIVAL = 8, 10.0
+#: The status of a request whose page did not wait for the answer; nobody reads it.
+GONE = 499
+
+
+class TypedRequests:
+    """Reads typed texts with the live model of `answers`. A page that goes away, or presses Stop, stops its text."""
+
+    def __init__(self, answers: Answers) -> None:
+        import anyio
+
+        self.answers, self.turn, self.waiting = answers, anyio.Semaphore(1), 0
+
+    async def content(self, request: Request) -> tuple[int, bytes]:
+        """The status and the answer of `Answers.read`, or the reason for none in words."""
+        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+            return 415, b"The content type must be application/json."
+        if (body := await _body(request)) is None:
+            return 413, f"The request is longer than {BODY:,} bytes, or takes longer than {ARRIVAL:.0f} s.".encode()
+        if self.waiting > WAITING:
+            return 503, f"The model reads one text at a time, and {WAITING} wait. Try again in a moment.".encode()
+        self.waiting += 1
+        try:
+            async with self.turn:
+                return await self._read(request, body)
+        finally:
+            self.waiting -= 1
+
+    async def _read(self, request: Request, body: bytes) -> tuple[int, bytes]:
+        """Read in a thread, which looks at `stopped` again and again; a second task sets it when the page goes."""
+        import anyio
+        from starlette.concurrency import run_in_threadpool
+
+        if await request.is_disconnected():  # while it waited
+            return GONE, b""
+        stopped, result = threading.Event(), (GONE, b"")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_await_disconnection, request, stopped)
+            result = await run_in_threadpool(_result, self.answers, body, stopped)
+            tasks.cancel_scope.cancel()
+        return result
+
+
+def _result(answers: Answers, body: bytes, stopped: threading.Event) -> tuple[int, bytes]:
+    """The status and the content of an answer. It runs in a thread of its own."""
+
+    def check() -> None:
+        if stopped.is_set():
+            raise Stopped("The reader of the page stopped this text.")
+
+    try:
+        return 200, answers.read(body, check)
+    except Stopped:
+        return GONE, b""
+    except RegardError as reason:
+        return 400, str(reason).encode()
+    except Exception as error:  # models raise errors of many types; the page says which, and the server goes on
+        lines = str(error).strip().splitlines() or [""]
+        return 500, f"The model cannot read this text: {type(error).__name__}: {lines[0][:200]}".encode()
+
+
+async def _await_disconnection(request: Request, stopped: threading.Event) -> None:
+    import anyio
+
+    while not await request.is_disconnected():
+        await anyio.sleep(0.05)
+    stopped.set()
+
+
+async def _body(request: Request) -> bytes | None:
+    """The body of a request; None if it is too long, too slow or incomplete."""
+    import anyio
+    from starlette.requests import ClientDisconnect
+
+    body = b""
+    with anyio.move_on_after(ARRIVAL), suppress(ClientDisconnect):
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > BODY:
+                return None
+        return body
+    return None
+
 
 #: Host names that only this machine can use.
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

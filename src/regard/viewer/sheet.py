@@ -20,8 +20,7 @@ from regard.stats.profile import LayerProfile, ModelProfile
 from regard.stats.roles import MEANINGS, QUERIES, ROLE_CAVEAT, RoleTable
 from regard.stats.text_reading import TextReading
 from regard.stats.warning_lines import warning_lines
-from regard.viewer.cards import cards_of
-from regard.viewer.lead import lead_of
+from regard.viewer.findings import cards_of, lead_of
 
 #: Cells per side of a thumbnail; for long texts at most 2 to the power SMALL_LEVELS.
 THUMBNAIL, SMALL_LEVELS = 48, 6

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from regard.base.errors import MissingPackage, RegardError, errors_named
 from regard.maps import AttentionMap
 from regard.stats.text_reading import TextReading
-from regard.viewer.picture_sheets import picture_sheets
+from regard.viewer.pictures import picture_sheets
 from regard.viewer.saved import save_texts as save_texts  # lower layers reach it here
 from regard.viewer.sheet import Sheet, page_reductions, sheets_of
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from regard.base.errors import RegardError, first_few, nearest
 from regard.base.texts.files import decoded, looks_like_path
 from regard.base.texts.streams import utf8_stream
-from regard.cli.draw import SHADES
+from regard.cli.catalog import SHADES
 from regard.lab.decoding.alignment import READINGS, Alignment, write_pharaoh
 from regard.lab.decoding.translation import Translation, TranslationOptions
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
-from regard.drawing.ramp import RAMP
+from regard.drawing.color import RAMP
 from regard.lab.report.folder import Study
 from regard.lab.report.numbers import title
 from regard.lab.report.svg import FONT, Figure, element

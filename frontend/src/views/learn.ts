@@ -1,10 +1,11 @@
 // The view Learn: small experiments with positions, masks, scores and temperature.
-import type { Context, Panel } from "./context";
-import { h, segments } from "./dom";
-import { maskLesson } from "./learn_masks";
-import { positions } from "./learn_positions";
-import { scores } from "./learn_scores";
-import type { Lesson } from "./lesson";
+import type { Context, Panel } from "../context";
+import { h, segments } from "../dom";
+import { maskLesson } from "../learn_masks";
+import { positions } from "../learn_positions";
+import { scores } from "../learn_scores";
+import type { Lesson } from "../lesson";
+import type { View } from "../registry";
 
 const LESSONS: Record<string, [string, string, Lesson]> = {
   positions: ["Positions", "How a model knows the order of the words", positions],
@@ -12,7 +13,9 @@ const LESSONS: Record<string, [string, string, Lesson]> = {
   scores: ["Scores and temperature", "How scores become weights", scores],
 };
 
-export function learnView(context: Context): Panel {
+export const view: View = { place: 6, make: learnView, hasNoHead: true };
+
+function learnView(context: Context): Panel {
   const [title, tools, body] = [h("h1", {}), h("div", { class: "tools" }), h("div", {})];
   const element = h("div", { class: "learn" }, title, tools, body);
   return {

@@ -1,18 +1,21 @@
 // The overview: what stands out in the text, the grid of all heads, and the chosen head with warnings and roles.
-import { aboutHead } from "./about_head";
-import { changeDetector } from "./changes";
-import { legend, rangeLegend } from "./color";
-import { headName, type Context, type Panel } from "./context";
-import { shortName } from "./data";
-import { choice, fill, h, s, saving, strong } from "./dom";
-import { firstView } from "./first";
-import { headGrid } from "./head_grid";
-import { headOrder } from "./head_order";
-import { axesOf, label } from "./labels";
-import { smallMap } from "./small_map";
-import { warningList } from "./warning_list";
+import { aboutHead } from "../about_head";
+import { changeDetector } from "../changes";
+import { legend, rangeLegend } from "../color";
+import { headName, type Context, type Panel } from "../context";
+import { shortName } from "../data";
+import { choice, fill, h, s, saving, strong } from "../dom";
+import { firstView } from "../first";
+import { headGrid } from "../head_grid";
+import { headOrder } from "../head_order";
+import { axesOf, label } from "../labels";
+import type { View } from "../registry";
+import { smallMap } from "../small_map";
+import { warningList } from "../warning_list";
 
-export function overview(context: Context): Panel {
+export const view: View = { place: 1, make: overview, figure: "heads", hasNoHead: true };
+
+function overview(context: Context): Panel {
   const first = firstView(context);
   const tools = h("div", { class: "tools" });
   const key = h("div", { class: "reading-key" });

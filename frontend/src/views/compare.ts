@@ -1,16 +1,17 @@
 // The compare view: two texts side by side in the chosen head, and the heads in which the chosen word changes most.
-import { changeDetector } from "./changes";
-import { headName, inText, interval, place, strongest, type Context, type Panel } from "./context";
-import { counterparts, rowChange, shareWords } from "./counterparts";
-import { queriesOf, shortName, type Text } from "./data";
-import { choice, cut, fill, h, joins, shown, strong, visible } from "./dom";
-import { panelOf } from "./pin_figure";
-import { asPins } from "./pin_set";
-import { TILE } from "./source";
-import { arrowOf } from "./steps";
-import { typedPanel } from "./typed";
-import { unknownNote } from "./unknown";
-import { wordNames } from "./word_names";
+import { changeDetector } from "../changes";
+import { headName, inText, interval, place, strongest, type Context, type Panel } from "../context";
+import { counterparts, rowChange, shareWords } from "../counterparts";
+import { queriesOf, shortName, type Text } from "../data";
+import { choice, cut, fill, h, joins, shown, strong, visible } from "../dom";
+import { panelOf } from "../pin_figure";
+import { asPins } from "../pin_set";
+import type { View } from "../registry";
+import { TILE } from "../source";
+import { arrowOf } from "../steps";
+import { typedPanel } from "../typed";
+import { unknownNote } from "../unknown";
+import { wordNames } from "../word_names";
 
 const [WORDS, LISTED, SHORT] = [400, 8, 2048]; // tokens of a text, heads in the list, keys up to which all layers count
 
@@ -19,7 +20,7 @@ interface Side { text: Text; number: number; query: number; rows: Float32Array[]
 interface Change { layer: number; head: number; change: number; keys: [number, number]; weights: [number, number] }
 
 const numbersOf = ({ source }: Context) => source.titles.flatMap((_, at) => [at]);
-export const canCompare = (context: Context) =>
+const canCompare = (context: Context) =>
   !!context.source.common.live_model || numbersOf(context).length > 1;
 const sameHeads = (one: Text, other: Text) => (one.queries === null) === (other.queries === null)
   && one.layers.map((layer) => layer.heads.length).join() === other.layers.map((layer) => layer.heads.length).join();
@@ -28,7 +29,9 @@ const sameHeads = (one: Text, other: Text) => (one.queries === null) === (other.
 const directionOf = (tokens: string[], special: Set<number>) => (/\p{Script=Arabic}|\p{Script=Hebrew}|\p{Script=Syriac}/u
   .test(tokens.find((token, at) => !special.has(at) && /\p{L}/u.test(token)) ?? "") ? "rtl" : "ltr");
 
-export function compareView(context: Context): Panel {
+export const view: View = { place: 8, make: compareView, isOffered: canCompare };
+
+function compareView(context: Context): Panel {
   const { source } = context;
   const [chooser, buttons] = [1, 2].map(() => h("span", { style: "display:contents" }));
   const [tools, pair, changes, maps] = [h("div", { class: "tools" }, chooser, buttons), h("div", { class: "pair" }), h("section", {}),

@@ -1,14 +1,15 @@
 // The alignment view: weights of target words on source words, several mechanisms on one color scale, with gold links.
-import { changeDetector } from "./changes";
-import { legend } from "./color";
-import { cellGrid } from "./cell_grid";
-import { interval, meansOnly, type Context, type Panel } from "./context";
-import { layerName, queriesOf, type Text } from "./data";
-import { choice, fill, h, s, saving } from "./dom";
-import { pauses } from "./pause";
-import type { Range } from "./source";
-import { unknownNote } from "./unknown";
-import { cutName, wordNames } from "./word_names";
+import { changeDetector } from "../changes";
+import { legend } from "../color";
+import { cellGrid } from "../cell_grid";
+import { interval, meansOnly, type Context, type Panel } from "../context";
+import { layerName, queriesOf, type Text } from "../data";
+import { choice, fill, h, s, saving } from "../dom";
+import { pauses } from "../pause";
+import type { View } from "../registry";
+import type { Range } from "../source";
+import { unknownNote } from "../unknown";
+import { cutName, wordNames } from "../word_names";
 
 const SHOWN = 60; // words on a side
 const READINGS: Record<string, string> = {
@@ -50,7 +51,9 @@ const outline = (x: number, y: number, cell: number, sure: boolean): SVGElement[
 // Pixels for the names of words.
 const roomOf = (names: string[]) => Math.max(...names.map((name) => Math.min([...name].length, 14))) * 12 * 0.58 + 10;
 
-export function alignmentView(context: Context): Panel {
+export const view: View = { place: 4, make: alignmentView, figure: "alignment" };
+
+function alignmentView(context: Context): Panel {
   const [tools, body] = [h("div", { class: "tools" }), h("div", { class: "panels" })];
   const notes = h("div", {});
   const element = h("div", {}, tools, h("p", { class: "hint about-reading" }), notes, body);

@@ -1,19 +1,22 @@
 // The statistics view: charts of all heads, of the chosen head and of a run, or a table of all heads.
-import { changeDetector } from "./changes";
-import type { Chart } from "./chart";
-import { chartsOfHead, curvesOfRun } from "./charts_of_head";
-import { mapsOfHeads, similarMaps } from "./charts_of_heads";
-import { contactsOfHead } from "./contacts";
-import type { Context, Panel } from "./context";
-import { choice, fill, h, segments } from "./dom";
-import { headTable } from "./head_table";
-import { label } from "./labels";
-import { pauses } from "./pause";
-import type { State } from "./state";
+import { changeDetector } from "../changes";
+import type { Chart } from "../chart";
+import { chartsOfHead, curvesOfRun } from "../charts_of_head";
+import { mapsOfHeads, similarMaps } from "../charts_of_heads";
+import { contactsOfHead } from "../contacts";
+import type { Context, Panel } from "../context";
+import { choice, fill, h, segments } from "../dom";
+import { headTable } from "../head_table";
+import { label } from "../labels";
+import { pauses } from "../pause";
+import type { View } from "../registry";
+import type { State } from "../state";
 
 const OF_TABLE: (keyof State)[] = ["view", "text", "layer", "head", "table", "find"]; // needs a new table
 
-export function statisticsView(context: Context): Panel {
+export const view: View = { place: 5, make: statisticsView, figure: "statistics" };
+
+function statisticsView(context: Context): Panel {
   const [tools, body] = [h("div", { class: "tools" }), h("div", { class: "charts" })];
   const [heads, shape] = [headTable(context), h("div", { class: "tools" })];
   const element = h("div", {}, shape, tools, body, heads.element);

@@ -1,22 +1,22 @@
 // The picture view: weights over an image, the frames of a video or a spectrogram; a map of every head beside it.
-import { changeDetector } from "./changes";
-import { headName, meansOnly, type Context, type Panel } from "./context";
-import type { Text } from "./data";
-import { choice, fill, h, saving, segments, shown, strong, visible } from "./dom";
-import { byLayer, headsInWords, isChosen, listedHeads, meanLine } from "./head_sets";
-import { legendOfCover, shareOnScale } from "./patches";
-import { linksInWords } from "./picture_readout";
-import { pictureStage } from "./picture_stage";
-import { pictureTiles } from "./picture_tiles";
-import { PictureTokens } from "./picture_tokens";
-import { pictureWords } from "./picture_words";
-import { arrowOf } from "./steps";
+import { changeDetector } from "../changes";
+import { headName, meansOnly, type Context, type Panel } from "../context";
+import { choice, fill, h, saving, segments, shown, strong, visible } from "../dom";
+import { byLayer, headsInWords, isChosen, listedHeads, meanLine } from "../head_sets";
+import { legendOfCover, shareOnScale } from "../patches";
+import { linksInWords } from "../picture_readout";
+import { pictureStage } from "../picture_stage";
+import { pictureTiles } from "../picture_tiles";
+import { PictureTokens } from "../picture_tokens";
+import { pictureWords } from "../picture_words";
+import type { View } from "../registry";
+import { arrowOf } from "../steps";
 
 const [SOON, WAIT] = [30, 120]; // milliseconds that the mouse rests before the maps of a layer follow, and those of all layers
 
-export const hasPicture = (text: Text) => Boolean(text.picture);
+export const view: View = { place: 7, make: pictureView, isOffered: ({ text }) => Boolean(text.picture) };
 
-export function pictureView(context: Context): Panel {
+function pictureView(context: Context): Panel {
   const tokens = new PictureTokens(context);
   const [tools, notes, legendBox] = [h("div", { class: "tools" }), h("div", {}), h("div", { class: "key" })];
   const readout = h("p", { class: "readout looks", "aria-live": "polite" });

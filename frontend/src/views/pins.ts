@@ -1,31 +1,25 @@
 // Pins: two heads, of one text or of two, side by side on one scale, and their difference.
 import { interpolateRgb } from "d3-interpolate";
-import { changeDetector } from "./changes";
-import { legend } from "./color";
-import { interval, place, type Context, type Panel as View } from "./context";
-import { layerName, queriesOf, type Text } from "./data";
-import { choice, cut, fill, h, saving, strong } from "./dom";
-import { differenceLegend, panelOf, type Grid, type Panel } from "./pin_figure";
-import { asPins, isPinned, pinsOf, withPin } from "./pin_set";
-import type { Place, Range } from "./source";
-import type { State } from "./state";
-import { arrowOf, within } from "./steps";
-import { wordNames } from "./word_names";
+import { changeDetector } from "../changes";
+import { legend } from "../color";
+import { interval, place, type Context, type Panel as PinsPanel } from "../context";
+import { layerName, queriesOf, type Text } from "../data";
+import { choice, cut, fill, h, saving, strong } from "../dom";
+import { differenceLegend, panelOf, type Grid, type Panel } from "../pin_figure";
+import { asPins, pinsOf } from "../pin_set";
+import type { View } from "../registry";
+import type { Place, Range } from "../source";
+import type { State } from "../state";
+import { arrowOf, within } from "../steps";
+import { wordNames } from "../word_names";
 
 const [WHOLE, NEAR, LISTED] = [64, 48, 8]; // cells of a whole map, words around the chosen ones, keys in the table
 interface Side { place: Place; text: Text; letter: string }
 const DRAWN: (keyof State)[] = ["view", "text", "layer", "head", "pins", "scale", "x", "y"]; // needs a new drawing
 
-// Pins the head of the state, or takes its pin off.
-export function pinButton(context: Context): HTMLButtonElement {
-  const { state } = context;
-  const here = place(context);
-  const isThere = isPinned(state.pins, here);
-  return h("button", { type: "button", class: "pin-button", "aria-pressed": String(isThere), title: "Compare heads in the view Pins (p)",
-    onclick: () => context.set({ pins: withPin(state.pins, here) }) }, isThere ? "Pinned" : "Pin this head");
-}
+export const view: View = { place: 9, make: pinsView, hasNoHead: true }; // a chooser is on each side
 
-export function pinsView(context: Context): View {
+function pinsView(context: Context): PinsPanel {
   const [tools, body, key] = [h("div", { class: "tools" }), h("div", { class: "pin-panels" }), h("div", { class: "pin-key" })];
   const readout = h("p", { class: "readout pin-readout", role: "status", "aria-live": "polite" });
   const [moved, lower] = [h("p", { class: "hint moved" }), h("div", { class: "pin-lower" })];

@@ -1,21 +1,24 @@
 // The map view: one head, zoomable from pooled cells to single weights, with token labels.
-import { aboutHead } from "./about_head";
-import { changeDetector } from "./changes";
-import { headName, type Context, type Panel } from "./context";
-import { queriesOf } from "./data";
-import { choice, fill, h, s, saving, signButton, strong, visible } from "./dom";
-import { headStrip } from "./head_strip";
-import { figureOfMap, labelsOf, paintMap } from "./map_drawing";
-import { DEEPEST, MapFrame } from "./map_frame";
-import { tellCell, tellStrongest } from "./map_readout";
-import { mapSearch } from "./map_search";
-import { MapTiles } from "./map_tiles";
-import { pinButton } from "./pins";
-import { arrowOf, within } from "./steps";
+import { aboutHead } from "../about_head";
+import { changeDetector } from "../changes";
+import { headName, type Context, type Panel } from "../context";
+import { queriesOf } from "../data";
+import { choice, fill, h, s, saving, signButton, strong, visible } from "../dom";
+import { headStrip } from "../head_strip";
+import { figureOfMap, labelsOf, paintMap } from "../map_drawing";
+import { DEEPEST, MapFrame } from "../map_frame";
+import { tellCell, tellStrongest } from "../map_readout";
+import { mapSearch } from "../map_search";
+import { MapTiles } from "../map_tiles";
+import { pinButton } from "../pin_set";
+import type { View } from "../registry";
+import { arrowOf, within } from "../steps";
 
 const READABLE = 48; // pixels per weight
 
-export function mapView(context: Context): Panel {
+export const view: View = { place: 2, make: mapView, figure: "map", hasQuestions: true };
+
+function mapView(context: Context): Panel {
   const canvas = h("canvas", { role: "img", tabindex: 0 });
   const labels = s("svg", { class: "labels", "aria-hidden": "true" });
   const box = h("div", { class: "map-box" }, canvas, labels);

@@ -1,21 +1,24 @@
 // The text view: what words attend to, and what attends to them, in chosen heads; as words, lines, a model or neurons.
-import { headName, meansOnly, type Context, type Panel } from "./context";
-import { fill, h, saving, segments, choice } from "./dom";
-import { headTiles } from "./head_tiles";
-import { linesMode } from "./lines";
-import { modelMode } from "./model";
-import type { MakeMode, Mode } from "./mode";
-import { neuronsMode } from "./neurons";
-import { isPair } from "./sentences";
-import type { State } from "./state";
-import { wordsMode } from "./words";
+import { headName, meansOnly, type Context, type Panel } from "../context";
+import { fill, h, saving, segments, choice } from "../dom";
+import { headTiles } from "../head_tiles";
+import { linesMode } from "../lines";
+import { modelMode } from "../model";
+import type { MakeMode, Mode } from "../mode";
+import { neuronsMode } from "../neurons";
+import type { View } from "../registry";
+import { isPair } from "../sentences";
+import type { State } from "../state";
+import { wordsMode } from "../words";
 
 const MODES: Record<string, MakeMode> = { words: wordsMode, heads: linesMode, model: modelMode, neurons: neuronsMode };
 const NAMES: [string, string][] = [["words", "Words"], ["heads", "Head view"], ["model", "Model view"],
   ["neurons", "Neurons"]];
 const DRAWN: (keyof State)[] = ["view", "text", "layer", "head", "way", "heads", "side", "pairs", "scale"]; // needs a new drawing
 
-export function textView(context: Context): Panel {
+export const view: View = { place: 3, make: textView, figure: "words", hasQuestions: true };
+
+function textView(context: Context): Panel {
   const [tools, body, notes] = [h("div", { class: "tools" }), h("div", {}), h("div", {})];
   const tiles = headTiles(context, (head) => mode?.preview?.(head));
   const element = h("div", { class: "text-view" }, tools, tiles.element, notes, body);

@@ -7,29 +7,23 @@ color blindness. Weights are shown by their square root, so that small weights a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
-from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
 from regard.base.errors import RegardError
 from regard.base.whole_files import write_whole
+from regard.drawing.color import colormap
 from regard.drawing.panels import label
 from regard.drawing.paper_figure import figure
 from regard.drawing.picture import LARGEST, canvas, heatmap, name_tokens, write_numbers
-from regard.drawing.ramp import colormap
 from regard.maps import AttentionMap
 from regard.stats import Offsets
-from regard.stats.numbering import head_name, layer_numbers
+from regard.stats.numbering import head_name
 from regard.stats.profile import LayerProfile, ModelProfile
 from regard.stats.roles import KINDS, Role, RoleTable
 from regard.stats.text_reading import TextReading
-from regard.viewer.cards import cards_of
-from regard.viewer.lead import lead_of
-from regard.viewer.sentences import joined
-from regard.viewer.sheet import Sheet
 
 #: Colors of roles: light enough for black numbers, and distinct with color blindness (Okabe and Ito, lightened).
 COLORS = {
@@ -45,12 +39,8 @@ COLORS = {
 }
 #: The most heads of a similarity matrix with a number in each cell, and the most tokens of a chart with their names.
 NUMBERED, NAMED = 20, 64
-#: The most weights of a text with a static picture: a second or two of work.
-PICTURED = 1 << 26
 #: What a figure for a paper is saved as.
 KINDS_OF_FILE = ("pdf", "svg", "png", "csv")
-#: The most heads with a map of their own.
-TELLING = 6
 
 #: Makes a figure.
 Make = Callable[[], Any]
@@ -148,6 +138,8 @@ def offset_bars(weights: AttentionMap, title: str = "", batch: int = 0) -> Any:
 def save_figures(
     folder: str | os.PathLike[str],
     reading: TextReading,
+    link: Mapping[str, Any] | None,
+    heads: Sequence[tuple[int, int]],
     tell: Callable[[int, int], None] = lambda done, total: None,
     *,
     every_head: bool = False,
@@ -155,12 +147,13 @@ def save_figures(
     """Write the figures of a reading into `folder`, each completely or not at all.
 
     Figures for papers are .pdf, .svg, .png and .csv files: `figure` at the width of a page, and its panels at that of a
-    column. The others are .png files: roles, the entropy of all heads, and the map of each head of `telling_heads`;
-    with `every_head` each statistic, and the heads of every layer. `tell` is called after each file with the number of
+    column, of the layer (its index), head and query of `link`; None: the first ones. The others are .png files: roles,
+    the entropy of all heads, and the map of each of `heads`, (index of the layer, head); with `every_head` each
+    statistic, and the heads of every layer. `tell` is called after each file with the number of
     files so far and in all.
     """
     folder, saved = Path(folder), list[Path]()
-    papers, pictures = _papers(reading), _pictures(reading, every_head)
+    papers, pictures = _papers(reading, link), _pictures(reading, heads, every_head)
     total = len(papers) * len(KINDS_OF_FILE) + len(pictures)
     for name, make in papers.items():
         made = make()
@@ -173,30 +166,21 @@ def save_figures(
     return saved
 
 
-def telling_heads(reading: TextReading) -> list[tuple[int, int]]:
-    """The heads of the links and cards that the page opens with: (index of the layer, head), the most telling first."""
-    lead = lead_of(reading)
-    links = [] if lead is None else [lead, *([lead["other"]] if lead["other"] else [])]
-    places = [(link["layer"], link["head"]) for link in links]
-    places += [tuple(place) for card in cards_of(reading, lead) for place in card["heads"] or []]
-    return list(dict.fromkeys(places))[:TELLING]
-
-
-def _papers(reading: TextReading) -> dict[str, Make]:
-    """The whole figure, and each of its panels alone, of the link that the page opens with."""
+def _papers(reading: TextReading, link: Mapping[str, Any] | None) -> dict[str, Make]:
+    """The whole figure, and each of its panels alone, of one link."""
     panels = ["words", "map", "heads", "statistics"]
     if not reading.profile.is_self_attention:
         panels.insert(1, "alignment")
-    lead = lead_of(reading) or {"layer": 0, "head": 0, "query": 0}
-    place = {"layer": reading.profile.layers[lead["layer"]].number, "head": lead["head"], "query": lead["query"]}
+    link = link or {"layer": 0, "head": 0, "query": 0}
+    place = {"layer": reading.profile.layers[link["layer"]].number, "head": link["head"], "query": link["query"]}
     alone: dict[str, Make] = {
         name: partial(figure, reading, panels=[name], **place) for name in panels if name != "statistics"
     }
     return {"figure": partial(figure, reading, panels=panels, width=17, **place)} | alone
 
 
-def _pictures(reading: TextReading, every_head: bool) -> dict[str, Make]:
-    """Figures of roles, of statistics, and of the telling heads or of every layer."""
+def _pictures(reading: TextReading, heads: Sequence[tuple[int, int]], every_head: bool) -> dict[str, Make]:
+    """Figures of roles, of statistics, and of some heads or of every layer."""
     layers = reading.profile.layers
     statistics = [name for name in layers[0].values if every_head or name == "entropy"]
     pictures: dict[str, Make] = {} if reading.roles is None else {"map-roles": partial(role_map, reading)}
@@ -207,7 +191,7 @@ def _pictures(reading: TextReading, every_head: bool) -> dict[str, Make]:
         for index in range(len(layers)):
             pictures |= _of_layer(reading, index)
         return pictures
-    for index, head in telling_heads(reading):
+    for index, head in heads:
         name = head_name(layers[index].number, head)
         if max(reading.maps[layers[index].name].shape[2:]) <= LARGEST:
             pictures[f"head-{name}"] = partial(_heatmap, reading, layers[index], head, name)
@@ -239,32 +223,6 @@ def _of_layer(reading: TextReading, index: int) -> dict[str, Make]:
 def _heatmap(reading: TextReading, layer: LayerProfile, head: int | Literal["mean"] | None, title: str) -> Any:
     tokens = reading.profile.query_tokens, reading.profile.tokens
     return heatmap(reading.maps[layer.name], tokens, head, title=title)
-
-
-def static_picture(sheets: Sequence[Sheet]) -> bytes | None:
-    """A PNG of the first text, or of the first with cross-attention, for places where no page can run.
-
-    It shows the words of the link that the page opens with, and all heads. None without matplotlib, and for long texts,
-    whose weights take too long to pool.
-    """
-    sheet = next((sheet for sheet in sheets if sheet.about["queries"]), sheets[0])
-    about, maps = sheet.about, sheet.maps
-    if find_spec("matplotlib") is None or sum(prod(weights.shape) for weights in maps) > PICTURED:
-        return None
-    names = [layer["name"] for layer in about["layers"]]
-    tokens = about["queries"] or about["tokens"], about["tokens"]
-    panels = ["words", "map", "heads"] if sum(weights.shape[1] for weights in maps) > 1 else ["words", "map"]
-    start = about["start"]
-    place = {"layer": layer_numbers(names)[start["layer"]], "head": start["head"], "query": start["query"]}
-    drawn = figure(dict(zip(names, maps, strict=True)), tokens, panels, width=17, caption=_sentence(about), **place)
-    return canvas("show").png(drawn)
-
-
-def _sentence(about: dict[str, Any]) -> str:
-    """What the page says first about a text."""
-    names = ", ".join(name for name in (about["model"], f"“{about['title']}”" if about["title"] else "") if name)
-    lead = joined(about["lead"]["sentence"]) if about["lead"] else ""
-    return f"{names}. {lead}".lstrip(". ")
 
 
 def _head_of_words(profile: ModelProfile, layer: LayerProfile) -> int:

@@ -1,0 +1,22 @@
+// The views of the page. Each file of views/ holds one: the name of the file is the name of the view in the address and
+// on its tab, and its `view` says the rest. The build registers all files of the folder; nothing else lists them.
+import type { Context, Panel } from "./context";
+
+export interface View {
+  place: number; // among the tabs: the view with the least place is the first, and the key 1 opens it
+  make(context: Context): Panel;
+  figure?: string; // panels of the figure sheet, with commas: what its print and the sheet start with
+  hasNoHead?: boolean; // the frame shows no chooser of a layer and a head
+  hasQuestions?: boolean; // above it: what if, why, and the steps of a generation
+  isOffered?(context: Context): boolean; // only some pages have it
+}
+
+const registered = new Map<string, View>();
+export const register = (name: string, view: View) => void registered.set(name, view);
+export const isView = (name: string) => registered.has(name);
+export const viewOf = (name: string): View => registered.get(name)!;
+
+// The names of the views of a page, in the order of their tabs.
+export const offeredViews = (context: Context): string[] => [...registered]
+  .filter(([, { isOffered }]) => isOffered?.(context) ?? true)
+  .sort(([, one], [, other]) => one.place - other.place).map(([name]) => name);
