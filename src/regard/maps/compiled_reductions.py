@@ -17,8 +17,20 @@ from regard.engine.kernel.similarity import HeadProducts, add_products
 from regard.engine.kernel.statistics import Statistics, add_statistics
 from regard.engine.problem import Problem
 from regard.maps.pyramid import Pyramid
-from regard.maps.reductions import Distance, Entropy, KeyTotals, MassOn, Pool, Reduction, Similarity, State, TopLinks
+from regard.maps.reductions import (
+    Distance,
+    Entropy,
+    KeyTotals,
+    MassOn,
+    MassWhere,
+    Pool,
+    Reduction,
+    Similarity,
+    State,
+    TopLinks,
+)
 from regard.pieces.grid import Grid
+from regard.pieces.mask import Not, causal
 from regard.pieces.normalizer import any_coarse
 
 #: Fewest pairs of one head for which a compiled pass is worth its call.
@@ -148,5 +160,11 @@ def _pyramid(reduction: Pyramid, state: State, sizes: Sizes) -> Parts:
     return {"cells": state[0], "cell_maxima": state[1], "row_cells": rows, "column_cells": columns}
 
 
+def _mass_where(reduction: MassWhere, state: State, _sizes: Sizes) -> Parts | None:
+    mask = reduction.mask
+    return {"later": state[0]} if isinstance(mask, Not) and type(mask.mask) is causal else None
+
+
+computes(MassWhere, _mass_where)
 computes(Similarity, _similarity)
 computes(Pyramid, _pyramid)
