@@ -179,7 +179,7 @@ NAMES = """
 AttentionMap AttentionOutput Attribution CacheCost KeyHeadSplit CheckFinding CheckReport CompositePlan
 CompositionScores CorpusProfile CurvePoint TextDifference EditResult EditedRun EditSequence FaithfulnessCurves
 Finding Generation GradientMap Grid HeadEdges HeadLink HeadPair HeadTable HeadMatrices ImportanceScores KeyGroupMap
-LayerLocality LayerProfile LayerSplit LayerTable Link RowLinks ModelLocality MatrixMap CatalogEntry LayerPatterns
+LayerLocality LayerProfile LayerSplit LayerTable Link RowLinks ModelLocality DenseMap CatalogEntry LayerPatterns
 ExecutionPlan ProductMap ModelProfile QualityCurve PruningResult RankLost RegardError RingMap RingPlan
 RingTransportedMap Role RoleTable Steps SumMap SyntaxSentence TextReader TextReading TextResult Tile TransportedMap
 ValueWeightedMap TimeAlignment WatchedAttention WatchedNeedle WatchedSentence WatchedStep Ring edit_effect

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 from regard.base.other_libraries import answers_for
 from regard.maps import call_map, share_map  # noqa: F401  tell AttentionMap the families
 from regard.maps.attention_map import AttentionMap
+from regard.maps.dense_map import DenseMap
 from regard.maps.divergence import Divergence
 from regard.maps.gradient_map import GradientMap
 from regard.maps.key_group_map import KeyGroupMap
 from regard.maps.paged_keys import PagedKeys
-from regard.maps.product_map import MatrixMap, ProductMap
+from regard.maps.product_map import ProductMap
 from regard.maps.reductions import (
     Distance,
     Entropy,
@@ -32,6 +33,7 @@ from regard.maps.value_weighted_map import ValueWeightedMap
 
 __all__ = [
     "AttentionMap",
+    "DenseMap",
     "Distance",
     "Divergence",
     "Entropy",
@@ -40,7 +42,6 @@ __all__ = [
     "KeyTotals",
     "MassOn",
     "MassWhere",
-    "MatrixMap",
     "PagedKeys",
     "Pool",
     "ProductMap",
