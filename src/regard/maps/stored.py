@@ -77,7 +77,7 @@ def save_map(path: str | os.PathLike[str], weights: AttentionMap) -> None:
 def load_map(path: str | os.PathLike[str]) -> AttentionMap:
     """The map of a file that `save_map` wrote, on the CPU.
 
-    >>> import tempfile, regard as rg
+    >>> import tempfile, torch, regard as rg
     >>> seen = rg.Attention(mask=rg.causal())(*(torch.randn(1, 2, 5, 4) for _ in range(3)))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_map(folder + "/map.safetensors", seen.weights)
