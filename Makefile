@@ -82,7 +82,7 @@ screenshots: $(STAMPS)/dev ## Take pictures of every view of the page: build/scr
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/screenshots.py $(ARGS)
 
 kernels: $(STAMPS)/compiler ## Compile kernels/ into the package, after a change in it (clang comes as a wheel)
-	@$(BIN)/python scripts/build_kernels.py $(ARGS)
+	@$(BIN)/python scripts/kernel_layouts.py && $(BIN)/python scripts/build_kernels.py $(ARGS)
 
 wheels: $(STAMPS)/compiler ## Make a wheel for each system in dist/, with its kernels, and one without them for all others
 	@for target in $$($(BIN)/python scripts/build_kernels.py --list); do \

@@ -22,7 +22,7 @@ from regard.base.upper_layers import importers
 from regard.caches import Cache, Extended, GrowingCache, RecurrentCache
 from regard.call_options import CallOptions
 from regard.composites.composite import Composite, CompositeCall
-from regard.composites.plan import CompositePlan, PlannedMap, PlannedPart
+from regard.composites.plan import CompositePlan, PlannedPart, planned_map
 from regard.engine.hidden import may_be_spoiled, without_hidden
 from regard.engine.kept_plans import Request, kept_plans
 from regard.engine.plan import ExecutionPlan
@@ -311,7 +311,7 @@ def _plan_composite(request: Request, cache: Cache | None) -> CompositePlan:
         else:
             options: Any = {"positions": positions, "engine": request.engine, **_needed(part, request)}
             plans.append(plan(query, key, value, attention=part, **options))
-        return PlannedPart(query.new_zeros(*query.shape[:3], value.shape[3]), PlannedMap(query, positions))
+        return PlannedPart(query.new_zeros(*query.shape[:3], value.shape[3]), planned_map(query, positions))
 
     sizes = Sizes.of(request.query, request.key, request.value)
     assert request.positions is not None

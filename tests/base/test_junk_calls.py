@@ -48,7 +48,6 @@ JUNK = WRONG | {
 #: A right call of public names that `CALLS` of `test_mistakes.py` does not have.
 OTHERS = {
     "AxialRoPE": {"coordinates": torch.arange(12).view(6, 2), "axes": [0, 0, 1, 1], "rates": [1.0, 0.1, 1.0, 0.1]},
-    "Beyond": {"sinks": 1, "window": 2},
     "ChannelDecay": {"complement": False, "bonus": None},
     "Decay": {"log_decay": -0.1},
     "Delta": {"unit": True},
@@ -68,6 +67,7 @@ OTHERS = {
     "LongRoPEScaling": {"factors": [1.0, 2.0], "extension": 2.0, "trained_length": 8},
     "YaRNScaling": {"factor": 2.0, "trained_length": 8, "fast": 32.0, "slow": 1.0, "attention_factor": 1.0},
     "ProportionalScaling": {"share": 0.5, "factor": 2.0},
+    "MassWhere": {"mask": rg.causal()},
     "MeanGroups": {"size": 2, "stride": 1},
     "ProjectedGroups": {"length": 8, "num_groups": 2, "is_shared": True},
     "Nystrom": {"num_landmarks": 2, "iterations": 2},
@@ -179,7 +179,7 @@ NAMES = """
 AttentionMap AttentionOutput Attribution CacheCost KeyHeadSplit CheckFinding CheckReport CompositePlan
 CompositionScores CorpusProfile CurvePoint TextDifference EditResult EditedRun EditSequence FaithfulnessCurves
 Finding Generation GradientMap Grid HeadEdges HeadLink HeadPair HeadTable HeadMatrices ImportanceScores KeyGroupMap
-LayerLocality LayerProfile LayerSplit LayerTable Link RowLinks ModelLocality MatrixMap CatalogEntry LayerPatterns
+LayerLocality LayerProfile LayerSplit LayerTable Link RowLinks ModelLocality DenseMap CatalogEntry LayerPatterns
 ExecutionPlan ProductMap ModelProfile QualityCurve PruningResult RankLost RegardError RingMap RingPlan
 RingTransportedMap Role RoleTable Steps SumMap SyntaxSentence TextReader TextReading TextResult Tile TransportedMap
 ValueWeightedMap TimeAlignment WatchedAttention WatchedNeedle WatchedSentence WatchedStep Ring edit_effect

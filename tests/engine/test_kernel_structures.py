@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from ctypes import c_float, c_int64, c_void_p
-from pathlib import Path
+from ctypes import c_int64, c_void_p
 
-import pytest
-
-from regard.engine.kernel import attention, recurrence, structures
+from kernel_layouts import LAYOUTS, layouts, text_of
+from regard.engine.kernel import attention, structures
 from regard.engine.kernel.recurrence import Recurrence
 from regard.engine.kernel.rotation import Rotation
 from regard.engine.kernel.similarity import SimilarityFields
@@ -16,52 +14,24 @@ from regard.engine.kernel.statistics import StatisticsFields
 from regard.engine.kernel.sums import Sums
 from regard.engine.kernel.transport import Transport
 
-KERNELS = Path(__file__).parents[2] / "kernels"
-TYPES = {"int64_t": c_int64, "float": c_float, "Tensor": structures.TensorFields}
+
+def test_the_layouts_are_those_of_the_sources():
+    assert LAYOUTS.read_text() == layouts(), "a structure of kernels/ has changed: run make kernels"
 
 
-def text_of(name):
-    """A source without its comments."""
-    return re.sub(r"/\*.*?\*/", "", (KERNELS / name).read_text(), flags=re.DOTALL)
+def test_every_structure_that_is_passed_is_laid_out_and_a_tensor_is_that_of_its_source():
+    kinds = structures.KernelCall, Rotation, StatisticsFields, SimilarityFields, Sums, Recurrence, Transport
+    assert [[*kind._fields_] for kind in kinds] == [
+        [*structures.fields_of(kind.__name__.removesuffix("Fields").removeprefix("Kernel"))] for kind in kinds
+    ]
+    body = re.search(r"typedef struct \{([^}]*)\} Tensor;", text_of("regard.h"))[1]
+    assert body.split() == ["void", "*data;", "int64_t", "strides[4];", "int64_t", "dtype;"]
+    assert structures.TensorFields._fields_ == (("data", c_void_p), ("strides", c_int64 * 4), ("dtype", c_int64))
 
 
-def fields_of(source, structure):
-    """(name, type) of each field of a structure in C."""
-    body = re.search(rf"typedef struct \{{([^}}]*)\}} {structure};", text_of(source))[1]
-    for declaration in body.split(";")[:-1]:
-        kind, names = re.fullmatch(r"\s*(?:const )?(\w+) (.*)", declaration, re.DOTALL).groups()
-        for star, name, length in re.findall(r"(\*?)(\w+)(?:\[(\d+)\])?", names):
-            yield name, c_void_p if star else TYPES[kind] * int(length) if length else TYPES[kind]
-
-
-@pytest.mark.parametrize(
-    ("source", "name", "structure"),
-    [
-        ("regard.h", "Call", structures.KernelCall),
-        ("regard.h", "Tensor", structures.TensorFields),
-        ("rotate.c", "Rotation", Rotation),
-        ("cells.h", "Statistics", StatisticsFields),
-        ("similarity.c", "Similarity", SimilarityFields),
-        ("sums.c", "Sums", Sums),
-        ("recurrence.h", "Recurrence", Recurrence),
-        ("transport.c", "Transport", Transport),
-    ],
-)
-def test_a_structure_has_the_fields_of_its_source_in_the_same_order(source, name, structure):
-    assert list(structure._fields_) == list(fields_of(source, name))
-
-
-def test_the_numbers_are_those_of_the_header():
-    header = text_of("regard.h")
-    for name in ("TILE_QUERIES", "PART_KEYS", "MARGIN", "CLIPPED_MARGIN"):
-        assert int(re.search(rf"#define {name} (\d+)", header)[1]) == getattr(structures, name)
+def test_the_numbers_of_dtypes_are_those_of_the_header():
     for dtype, number in structures.DTYPES.items():
-        assert f"{str(dtype).removeprefix('torch.').upper()} = {number}" in header
-
-
-def test_the_sizes_of_chunks_are_those_of_the_sources():
-    for source, name in (("recurrence.h", "CHUNK"), ("recurrence.c", "FEW")):
-        assert int(re.search(rf"#define {name} (\d+)", text_of(source))[1]) == getattr(recurrence, name)
+        assert f"{str(dtype).removeprefix('torch.').upper()} = {number}" in text_of("regard.h")
 
 
 def test_the_lanes_are_those_of_the_vectors():

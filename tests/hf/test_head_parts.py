@@ -18,7 +18,7 @@ import recurrent_models
 import regard as rg
 from extras import needs_transformers
 from miniatures import DECODERS, ENCODERS, GPT2, LLAMA, OTHERS, SEQ2SEQ, V, sharpened, tokens
-from regard.maps.stored import load_map, save_map, tabled
+from regard.maps.stored import load_map, save_map
 
 MODELS = {model.name: model for model in (*ENCODERS, *DECODERS, *SEQ2SEQ, *OTHERS)}
 NAMES = ["GPT2Model", "LlamaModel", "BertModel", "T5Model", "ViTModel", "WhisperModel", "GPTNeoXModel", "OlmoModel"]
@@ -184,7 +184,7 @@ def test_a_value_weighted_map_has_a_profile_and_roles():
     words, other = ([f"t{number}" for number in order] for order in (range(30), drawn.tolist()))
     lazy, null = ({name: of.value_weighted(name) for name in of.names} for of in (seen, shuffled))
     dense, dense_null = (
-        {name: tabled(sent.dense() / sent.dense().sum(-1, keepdim=True)) for name, sent in maps.items()}
+        {name: rg.maps.DenseMap(sent.dense() / sent.dense().sum(-1, keepdim=True)) for name, sent in maps.items()}
         for maps in (lazy, null)
     )
     pairs = zip(rg.stats.profile(lazy, words).layers, rg.stats.profile(dense, words).layers, strict=True)

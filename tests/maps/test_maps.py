@@ -16,7 +16,6 @@ from regard.maps.head_mean import HeadMean
 from regard.maps.pyramid import Pyramid
 from regard.maps.reductions import greatest
 from regard.maps.scored_map import ScoredMap
-from regard.maps.stored import tabled
 from regard.reference import reference
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
@@ -149,7 +148,7 @@ def test_uniform_attention_has_entropy_log_n():
 
 
 def test_a_weight_that_was_rounded_above_one_has_no_entropy_below_zero():
-    weights = tabled(torch.tensor([1 + 2**-22, 1.0]).view(1, 1, 2, 1))
+    weights = rg.maps.DenseMap(torch.tensor([1 + 2**-22, 1.0]).view(1, 1, 2, 1))
     assert weights.entropy().flatten().tolist() == [0.0, 0.0]
 
 
@@ -325,8 +324,7 @@ def test_maps_without_queries_and_keys_say_what_they_are_made_of():
     for weights, made_of in (
         (rg.maps.ProductMap([plain, plain]), r"product of maps, weights\.factors"),
         (rg.maps.SumMap([plain, plain], [0.5, 0.5]), r"sum of maps, weights\.parts"),
-        (rg.maps.MatrixMap(plain.dense()), r"matrix of weights"),
-        (tabled(plain.dense()), r"table of weights"),
+        (rg.maps.DenseMap(plain.dense()), r"matrix of weights"),
         (delta, r"weights\.steps"),
         (grouped, r"weights\.by_group"),
         (HeadMean(plain), r"mean over the heads of weights\.source"),

@@ -10,7 +10,7 @@ from regard.edits.layer_edits import LayerEdit, LayerEdits
 from regard.edits.pairs import Pairs
 from regard.maps.head_mean import HeadMean
 from regard.maps.joined import joined
-from regard.maps.stored import load_map, save_map, tabled
+from regard.maps.stored import load_map, save_map
 
 
 def seen(**pieces):
@@ -65,13 +65,12 @@ FAMILIES = {
     ),
     "product": (lambda: rg.maps.ProductMap([seen(), seen()]), True),
     "product with matrix": (
-        lambda: rg.maps.ProductMap([seen(), rg.maps.MatrixMap(2 * torch.eye(6).expand(1, 2, 6, 6))]),
+        lambda: rg.maps.ProductMap([seen(), rg.maps.DenseMap(2 * torch.eye(6).expand(1, 2, 6, 6))]),
         False,
     ),
-    "matrix": (lambda: rg.maps.MatrixMap(torch.rand(1, 2, 6, 6)), False),
-    "matrix of shares": (lambda: rg.maps.MatrixMap(torch.rand(1, 2, 6, 6).softmax(-1)), True),
-    "table": (lambda: tabled(torch.rand(1, 2, 6, 6)), False),
-    "table of shares": (lambda: tabled(torch.rand(1, 2, 6, 6).softmax(-1)), True),
+    "matrix": (lambda: rg.maps.DenseMap(torch.rand(1, 2, 6, 6)), False),
+    "matrix of shares": (lambda: rg.maps.DenseMap(torch.rand(1, 2, 6, 6).softmax(-1)), True),
+    "signed matrix": (lambda: rg.maps.DenseMap(torch.rand(1, 2, 6, 6).softmax(-1), is_signed=True), False),
     "shares": (lambda: seen(normalizer=rg.normalizers.Sigmoid()).shares(), True),
     "mean of heads": (lambda: HeadMean(seen()), True),
     "mean of sigmoids": (lambda: HeadMean(seen(normalizer=rg.normalizers.Sigmoid())), False),

@@ -129,7 +129,7 @@ def test_a_product_of_maps_is_that_of_dense_weights():
     torch.manual_seed(0)
     q, k, latent = torch.randn(B, H, I, 4), torch.randn(B, H, J, 4), torch.randn(B, H, 3, 4)
     read = rg.Attention()(latent, k, k)
-    between = rg.maps.MatrixMap(torch.randn(B, H, 3, 3))
+    between = rg.maps.DenseMap(torch.randn(B, H, 3, 3))
     write = rg.Attention()(q, latent, between.dense() @ read.output)
     product = rg.maps.ProductMap([write.weights, between, read.weights])
     expected = write.weights.dense() @ between.dense() @ read.weights.dense()
@@ -149,4 +149,4 @@ def test_products_that_do_not_fit_are_refused():
     with pytest.raises(rg.RegardError, match="at least one map"):
         rg.maps.ProductMap([])
     with pytest.raises(rg.RegardError, match=r"\(B, H, I, J\), got \(2, 2\)"):
-        rg.maps.MatrixMap(torch.eye(2))
+        rg.maps.DenseMap(torch.eye(2))

@@ -145,3 +145,32 @@ def test_tokens_that_do_not_fit_are_refused(ids):
 @pytest.mark.parametrize(("token", "is_one"), [("…", True), ('Ġ"', True), ("##!", True), ("a.", False), ("5", False)])
 def test_punctuation_is_told_by_its_signs(token, is_one):
     assert is_punctuation(token) is is_one
+
+
+#: Other masks than that of the attention, each for 2 batch entries and 11 tokens.
+WHERE = {
+    "later": ~rg.causal(),
+    "near": rg.window(3),
+    "far": ~rg.window(4) & rg.causal(),
+    "documents": rg.masks.documents([4, 6, 1]),
+    "prefix": rg.masks.prefix(5),
+    "padding": rg.padding([9, 4]),
+    "function": rg.mask_mod(lambda b, h, i, j: (i + j + h) % 3 == 0),
+}
+
+
+@pytest.mark.parametrize("where", WHERE)
+@every_mask
+def test_mass_where_is_the_sum_over_the_pairs_of_a_mask(mask, where, small_blocks):
+    weights = weights_of(mask=MASKS[mask], batch=2)
+    allowed = WHERE[where].dense(11, batch_size=2, num_heads=3)
+    close(weights.summarize(rg.maps.MassWhere(WHERE[where]))[0], (weights.dense() * allowed).sum(-1))
+
+
+@pytest.mark.parametrize("many", [1, 64])
+@pytest.mark.parametrize("queries", [4, 11])
+def test_many_offsets_are_sums_of_diagonals_of_positions(queries, many, small_blocks, monkeypatch):
+    monkeypatch.setattr("regard.stats.token_reductions.MANY", many)
+    weights, shift = weights_of(queries=queries), 11 - queries
+    w = weights.dense().double().numpy()
+    close(weights.summarize(Offsets(-6, 5))[0], np.stack([np.trace(w, d + shift, 2, 3) for d in range(-6, 6)], -1))

@@ -8,7 +8,8 @@ import torch
 
 import regard as rg
 from exact_maps import exact
-from regard.stats import Beyond, WatchedNeedle, cache_split, retrieval_roles
+from regard.stats import WatchedNeedle, cache_split, retrieval_roles
+from regard.stats.cache_split import beyond_cache
 from regard.types import Role
 
 N, ANSWER, LENGTH = 44, 34, 9
@@ -84,7 +85,7 @@ def test_the_split_is_its_definition_on_dense_weights():
     for layer, weights in zip(split.layers.values(), maps.values(), strict=True):
         dense = weights.dense()[0].double().numpy()
         beyond = (dense * ((j >= sinks) & (i - j >= window))).sum(-1)
-        np.testing.assert_allclose(weights.summarize(Beyond(sinks, window))[0][0], beyond, atol=1e-6)
+        np.testing.assert_allclose(weights.summarize(beyond_cache(sinks, window))[0][0], beyond, atol=1e-6)
         mean = beyond[:, sinks + window :].mean(-1)
         np.testing.assert_allclose(layer.beyond, mean, rtol=1e-5)
         needs = [bool((mean[g : g + 3] >= least).any()) for g in (0, 3)]

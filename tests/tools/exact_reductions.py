@@ -7,7 +7,6 @@ import torch
 import regard as rg
 from regard.maps.pyramid import Pyramid
 from regard.maps.value_weighted_map import Carried
-from regard.stats.mask_warnings import Future
 from regard.stats.statistics import Offset, WeightOnKeys
 from regard.stats.token_reductions import Agreement, Offsets, SameToken
 
@@ -71,7 +70,7 @@ def definitions(w, distance, reductions):
                 keys = list(reduction.keys)
                 values = w[..., keys].sum(-1), entropy[..., keys].sum(-1)
                 yield reduction, values, (values[0], values[1] + values[0])
-            case Future():
+            case rg.maps.MassWhere():
                 yield reduction, (w * (distance > 0)).sum(-1)
             case SameToken():
                 equal = reduction.queries[:, None, :, None] == reduction.keys[:, None, None]
@@ -109,6 +108,9 @@ def some_reductions(B, H, I, J, seed=0):
         Carried(torch.rand(B, H, J, generator=numbers)),
         *(rg.maps.Pool(1 + seed % 37, 1 + seed % 23), Pyramid(1 + seed % 5)),
         *(Offset(-1), Offset(seed % 7 - 3), Offsets(-4, 2 + seed % 5)),
-        *(Future(), SameToken(*(torch.randint(-1, 4, (B, n), generator=numbers) for n in (J, I)))),
+        *(
+            rg.maps.MassWhere(~rg.causal()),
+            SameToken(*(torch.randint(-1, 4, (B, n), generator=numbers) for n in (J, I))),
+        ),
         *(rg.maps.Similarity(1 + seed % 3), Agreement(special, 1 + seed % 3)),
     )

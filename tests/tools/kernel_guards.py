@@ -22,7 +22,6 @@ from regard.engine.kernel.structures import KernelCall
 from regard.maps import compiled_reductions
 from regard.maps.pyramid import Pyramid
 from regard.maps.value_weighted_map import Carried
-from regard.stats.mask_warnings import Future
 from regard.stats.statistics import Offset, WeightOnKeys
 from regard.stats.token_reductions import Agreement, Offsets, SameToken
 
@@ -146,8 +145,13 @@ def statistics_of(mechanism, tensors):
             rg.maps.MassOn([0]),
             Carried(numbers),
         ),
-        *(rg.maps.Pool(5, 7), Pyramid(2), Offset(-1), Offsets(-3, 3), WeightOnKeys(tuple(range(few))), Future()),
-        *(SameToken(torch.arange(J) % 3, torch.arange(I) % 3), rg.maps.Similarity(2), Agreement(tuple(range(few)), 2)),
+        *(rg.maps.Pool(5, 7), Pyramid(2), Offset(-1), Offsets(-3, 3), WeightOnKeys(tuple(range(few)))),
+        *(
+            rg.maps.MassWhere(~rg.causal()),
+            SameToken(torch.arange(J) % 3, torch.arange(I) % 3),
+            rg.maps.Similarity(2),
+            Agreement(tuple(range(few)), 2),
+        ),
     )
     return [part for state in weights.reduction_states(reductions).values() for part in state]
 

@@ -10,7 +10,6 @@ from regard.maps.gradient_map import PositiveMap
 from regard.maps.head_mean import HeadMean
 from regard.maps.joined import joined
 from regard.maps.query_sample import QuerySample
-from regard.maps.stored import tabled
 
 
 def of_mechanism(name):
@@ -58,8 +57,8 @@ MADE = {
     "positive": lambda: PositiveMap(signed()),
     "some queries": lambda: QuerySample(plain(), torch.tensor([1, 4, 5])),
     "steps": steps,
-    "table": lambda: tabled(torch.randn(2, 3, 4, 5), is_signed=True),
-    "matrix": lambda: rg.maps.MatrixMap(torch.randn(2, 3, 4, 5, dtype=torch.float64)),
+    "table": lambda: rg.maps.DenseMap(torch.randn(2, 3, 4, 5)),
+    "matrix": lambda: rg.maps.DenseMap(torch.randn(2, 3, 4, 5, dtype=torch.float64)),
     "value weighted": lambda: rg.maps.ValueWeightedMap(plain(), torch.rand(2, 3, 11)),
     "selected": lambda: plain().select([1], [2, 0]),
 }

@@ -283,7 +283,7 @@ def test_a_wrong_program_is_found_and_not_used(wrong, monkeypatch):
         if wrong == "error":
             raise NotImplementedError("no such instruction\nand more")
         statistics.add_statistics(terms, logsumexp, wanted, queries)
-        tensor = wanted.numbers[0][1] if wrong == "mass" else getattr(wanted, wrong)
+        tensor = wanted["numbers"][0][1] if wrong == "mass" else wanted[wrong]
         tensor.copy_((tensor + 1) % 20 if wrong == "top_keys" else tensor * 1.02)
 
     weights = rg.Attention()(*tensors((20, 20)), engine="dense").weights

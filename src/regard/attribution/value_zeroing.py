@@ -24,7 +24,7 @@ from regard.base.errors import RegardError
 from regard.base.shapes import at_least_float32
 from regard.hf.attention_modules import attention_modules
 from regard.hf.calls import AttentionCall
-from regard.maps import AttentionMap, MatrixMap
+from regard.maps import AttentionMap, DenseMap
 
 FORMULA = "C_ij = 1 - cos(x_i, x_i without v_j), rows divided by their sums; relevance = e_t C_L ... C_1"
 #: A cosine distance below this is rounding: outputs that do not change are equal, to the bit.
@@ -77,7 +77,7 @@ class _ZeroValue(CallChange):
 
 
 @torch.no_grad()
-def _layer_map(blocks: BlockCalls, name: str, call: TracedCall) -> MatrixMap:
+def _layer_map(blocks: BlockCalls, name: str, call: TracedCall) -> DenseMap:
     kept = blocks.calls[block_name(name)]
     change = _ZeroValue(call.module)
     columns: list[Tensor] = []
@@ -92,4 +92,4 @@ def _layer_map(blocks: BlockCalls, name: str, call: TracedCall) -> MatrixMap:
     distances = torch.stack(columns, -1).clamp_min(0.0)
     distances = distances.masked_fill(distances < ROUNDING, 0.0)
     sums = distances.sum(-1, keepdim=True)
-    return MatrixMap((distances / sums.masked_fill(sums == 0, 1.0))[None, None].to(at_least_float32(kept.output).dtype))
+    return DenseMap((distances / sums.masked_fill(sums == 0, 1.0))[None, None].to(at_least_float32(kept.output).dtype))

@@ -16,8 +16,7 @@ from regard.base.errors import RegardError
 from regard.hf import importance, pruning_curve
 from regard.hf.heads.pruning_curve import ORDERS, TENTHS
 from regard.hf.text_reader import TextReader, TextResult
-from regard.stats import CAVEAT
-from regard.stats.head_extremes import NEARBY, entropies_outside, nearby_shares
+from regard.stats import CAVEAT, STATISTICS
 from regard.stats.layer_kinds import kind_lines
 from regard.stats.numbering import head_name
 from regard.stats.profile import LayerProfile, ModelProfile
@@ -27,10 +26,12 @@ from regard.stats.text_reading import TextReading
 from regard.stats.warning_lines import warning_lines
 from regard.stats.warnings import Finding
 
-#: Width of one block of the table of heads, in characters.
-BLOCK = 38
-#: The part of this width that numbers and spaces take.
-NUMBERS = 22
+#: The statistics in the table of heads.
+COLUMNS = [statistic for statistic in STATISTICS if statistic.digits is not None]
+#: Characters that numbers and spaces take in one block of this table: of a head, of a weight, and of statistics.
+NUMBERS = 8 + sum(len(statistic.name) + 1 for statistic in COLUMNS)
+#: Width of one block, with the two words of a link.
+BLOCK = NUMBERS + 16
 #: Tokens named for each layer of a word.
 NUM_TOKENS = 4
 #: Heads named for a role.
@@ -75,13 +76,13 @@ def facts(result: TextResult) -> str:
 
 
 def heads_table(reading: TextReading, width: int) -> Table:
-    """Entropy, reach and strongest link of every head, in as many columns as fit into the width."""
+    """Statistics and the strongest link of every head, in as many columns as fit into the width."""
     num_blocks = max(1, (width - 3) // BLOCK)
     room = max((width - 3) // num_blocks, BLOCK) - NUMBERS
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("L", style="dim")
     for _ in range(num_blocks):
-        for title in ("H", "entropy", "reach"):
+        for title in ("H", *(statistic.name for statistic in COLUMNS)):
             table.add_column(title, justify="right", style="bold" if title == "H" else "")
         table.add_column("strongest link", width=room, no_wrap=True)
         table.add_column("", style="cyan")
@@ -98,8 +99,8 @@ def _cells(reading: TextReading, layer: LayerProfile, head: int, room: int) -> t
     link, fit = layer.strongest(head, reading.profile.ordinary), (room - 3) // 2
     words = (reading.profile.query_tokens[link.query], reading.profile.tokens[link.key])
     named = " → ".join(_shortened(word, fit) for word in words) if link.key >= 0 else "none"
-    entropy, reach = float(layer.values["entropy"][head]), float(layer.values["reach"][head])
-    return tuple(map(Text, (str(head), f"{entropy:.2f}", f"{reach:.1f}", named, f"{link.weight:.2f}")))
+    numbers = (f"{float(layer.values[column.name][head]):.{column.digits}f}" for column in COLUMNS)
+    return tuple(map(Text, (str(head), *numbers, named, f"{link.weight:.2f}")))
 
 
 def _shortened(token: str, width: int) -> str:

@@ -12,7 +12,8 @@ from regard.base.positions import Positions
 from regard.base.shapes import at_least_float32
 from regard.composites.composite import Composite, CompositeCall
 from regard.maps.attention_map import AttentionMap
-from regard.maps.product_map import MatrixMap, ProductMap
+from regard.maps.dense_map import DenseMap
+from regard.maps.product_map import ProductMap
 
 
 @checked
@@ -47,7 +48,7 @@ class Nystrom(Composite):
         corrected = (inverse @ at_least_float32(read.output)).to(call.value.dtype)
         own_keys = key.repeat_interleave(query.shape[1] // key.shape[1], 1)  # the corrected values differ by query head
         write = call.attend(plain, call.query, own_keys, corrected, Positions.of(0, I, M))
-        return write.output, ProductMap([write.weights, MatrixMap(inverse), read.weights], call.positions)
+        return write.output, ProductMap([write.weights, DenseMap(inverse), read.weights], call.positions)
 
     def _landmarks(self, x: Tensor) -> Tensor:
         """Means of segments of the sequence: (B, H, n, D) -> (B, H, M, D)."""

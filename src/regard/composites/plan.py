@@ -7,13 +7,13 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from regard.attention import Attention
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes
 from regard.composites.composite import Composite
 from regard.engine.formatting import number
 from regard.engine.plan import ExecutionPlan
 from regard.maps.attention_map import AttentionMap
+from regard.maps.dense_map import DenseMap
 from regard.pieces.grid import Grid
 
 
@@ -59,16 +59,11 @@ class PlannedPart:
     weights: AttentionMap
 
 
-class PlannedMap(AttentionMap):
+def planned_map(query: Tensor, positions: Positions) -> DenseMap:
     """The map of a part that was planned and not run: it has sizes and positions only."""
+    B, H, I, _ = query.shape
+    return DenseMap(_no_weights, False, Grid.whole(positions, B, H, I, query.device))
 
-    def __init__(self, query: Tensor, positions: Positions) -> None:
-        B, H, I, _ = query.shape
-        self.positions, self.attention = positions, Attention()
-        self.grid = Grid.whole(positions, B, H, I, query.device)
 
-    def select(self, batch: object, head: object) -> NoReturn:
-        raise AssertionError("a plan has no weights")
-
-    def _weights(self, rows: object, cols: object) -> NoReturn:
-        raise AssertionError("a plan has no weights")
+def _no_weights() -> NoReturn:
+    raise AssertionError("a plan has no weights")

@@ -12,7 +12,7 @@ from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.base.upper_layers import upper_layer
 from regard.drawing.panels import as_weights
-from regard.maps import AttentionMap, MatrixMap
+from regard.maps import AttentionMap, DenseMap
 
 
 @checked
@@ -40,7 +40,7 @@ def show(
             "show: there are no weights. Models of transformers return none with the fast backends. Watch the "
             "model instead: `with rg.watch(model, tokenizer) as seen: model(**inputs)`, then seen.show()."
         )
-    maps = [layer if isinstance(layer, AttentionMap) else MatrixMap(_weights(layer)) for layer in layers]
+    maps = [layer if isinstance(layer, AttentionMap) else DenseMap(_weights(layer)) for layer in layers]
     return upper_layer("widget").show_maps(maps, tokens, queries, batch)
 
 

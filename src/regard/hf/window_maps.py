@@ -10,8 +10,7 @@ from torch import Tensor
 
 from regard.base.errors import RegardError
 from regard.hf.capture.model_inputs import ModelInputs
-from regard.maps import AttentionMap
-from regard.maps.stored import tabled
+from regard.maps import AttentionMap, DenseMap
 
 #: Kinds of models whose blocks are those of Swin.
 KINDS = ("swin", "donut-swin")
@@ -59,7 +58,7 @@ def whole_map(inputs: ModelInputs, name: str, weights: AttentionMap, batch: int 
     of_windows = weights.dense()[own].transpose(0, 1)
     whole = of_windows.new_zeros(weights.shape[1], rows * columns, rows * columns)
     whole[:, tokens[:, :, None], tokens[:, None, :]] = of_windows
-    return tabled(whole[None])
+    return DenseMap(whole[None], False)
 
 
 def _window(config: Any, rows: int, columns: int, block: int) -> tuple[int, int]:

@@ -5,16 +5,18 @@ from typing import TYPE_CHECKING
 from regard.base.other_libraries import answers_for
 from regard.maps import call_map, share_map  # noqa: F401  tell AttentionMap the families
 from regard.maps.attention_map import AttentionMap
+from regard.maps.dense_map import DenseMap
 from regard.maps.divergence import Divergence
 from regard.maps.gradient_map import GradientMap
 from regard.maps.key_group_map import KeyGroupMap
 from regard.maps.paged_keys import PagedKeys
-from regard.maps.product_map import MatrixMap, ProductMap
+from regard.maps.product_map import ProductMap
 from regard.maps.reductions import (
     Distance,
     Entropy,
     KeyTotals,
     MassOn,
+    MassWhere,
     Pool,
     Reduction,
     RowLinks,
@@ -31,6 +33,7 @@ from regard.maps.value_weighted_map import ValueWeightedMap
 
 __all__ = [
     "AttentionMap",
+    "DenseMap",
     "Distance",
     "Divergence",
     "Entropy",
@@ -38,7 +41,7 @@ __all__ = [
     "KeyGroupMap",
     "KeyTotals",
     "MassOn",
-    "MatrixMap",
+    "MassWhere",
     "PagedKeys",
     "Pool",
     "ProductMap",

@@ -202,8 +202,8 @@ class AttentionMap(TensorInterface, ABC):
         """
         raise RegardError(f"weights.key: {self._without_scores()}")
 
-    def _without_scores(self, made_of: str | None = None) -> str:
-        return f"this map has no queries and keys. It is {made_of or self._made_of}."
+    def _without_scores(self) -> str:
+        return f"this map has no queries and keys. It is {self._made_of}."
 
     @property
     def value(self) -> Tensor:

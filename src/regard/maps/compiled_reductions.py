@@ -14,11 +14,23 @@ from regard.base.shapes import Sizes
 from regard.engine.kernel import KernelProblem
 from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.similarity import HeadProducts, add_products
-from regard.engine.kernel.statistics import Statistics, add_statistics
+from regard.engine.kernel.statistics import Parts, add_statistics
 from regard.engine.problem import Problem
 from regard.maps.pyramid import Pyramid
-from regard.maps.reductions import Distance, Entropy, KeyTotals, MassOn, Pool, Reduction, Similarity, State, TopLinks
+from regard.maps.reductions import (
+    Distance,
+    Entropy,
+    KeyTotals,
+    MassOn,
+    MassWhere,
+    Pool,
+    Reduction,
+    Similarity,
+    State,
+    TopLinks,
+)
 from regard.pieces.grid import Grid
+from regard.pieces.mask import Not, causal
 from regard.pieces.normalizer import any_coarse
 
 #: Fewest pairs of one head for which a compiled pass is worth its call.
@@ -56,10 +68,9 @@ def map_problem(attention: Attention, prepared: Prepared, positions: Positions, 
     )
 
 
-#: What the kernels compute for a reduction: fields of `Statistics`, or "products", a list of `HeadProducts`. Lists of
-#: several reductions are joined. None: the kernels cannot compute this reduction.
-Parts = dict[str, Any]
-#: For each reduction that kernels of C or of Triton know, its parts. A subclass is another reduction.
+#: What the kernels compute for each reduction that they know, of C or of Triton: `Parts` of one pass, or "products", a
+#: list of `HeadProducts`. Lists of several reductions are joined. None: they cannot compute this reduction. A subclass
+#: is another reduction.
 _PARTS_OF: dict[type[Reduction], Callable[[Any, State, Sizes], Parts | None]] = {
     Entropy: lambda _reduction, state, _sizes: {"entropy": state[0]},
     Distance: lambda _reduction, state, _sizes: {"distance": state[0]},
@@ -127,7 +138,7 @@ def _pass(terms: KernelProblem, logsumexp: Tensor, parts: Parts) -> None:
     for whole, part in _pairs(parts.pop("products", [])):
         add_products(setting, inputs, logsumexp, whole, part)
     if parts:
-        add_statistics(setting, inputs, logsumexp, Statistics(first_shift(terms.problem.positions), **parts))
+        add_statistics(setting, inputs, logsumexp, parts | {"shift": first_shift(terms.problem.positions)})
 
 
 def _pairs(wanted: list[HeadProducts]) -> Iterator[tuple[HeadProducts | None, HeadProducts]]:
@@ -148,5 +159,11 @@ def _pyramid(reduction: Pyramid, state: State, sizes: Sizes) -> Parts:
     return {"cells": state[0], "cell_maxima": state[1], "row_cells": rows, "column_cells": columns}
 
 
+def _mass_where(reduction: MassWhere, state: State, _sizes: Sizes) -> Parts | None:
+    mask = reduction.mask
+    return {"later": state[0]} if isinstance(mask, Not) and type(mask.mask) is causal else None
+
+
+computes(MassWhere, _mass_where)
 computes(Similarity, _similarity)
 computes(Pyramid, _pyramid)

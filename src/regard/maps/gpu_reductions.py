@@ -24,16 +24,16 @@ from regard.engine.gpu.statistics import (
     terms_of,
 )
 from regard.engine.kernel import KernelProblem
-from regard.engine.kernel.statistics import Statistics
+from regard.engine.kernel.statistics import Parts
 from regard.engine.problem import Problem
-from regard.maps.compiled_reductions import Parts, first_shift, map_problem, parts_of
+from regard.maps.compiled_reductions import first_shift, map_problem, parts_of
 from regard.maps.reductions import Reduction, RowLinks, State, Tile
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import any_coarse
 
 #: The devices whose maps the kernel computes.
 DEVICES = {"cuda"}
-#: The fields of `Statistics` that the kernel fills or reads. Cells are those of `Pool`, which have no maxima.
+#: The parts that the kernel fills or reads. Cells are those of `Pool`, which have no maxima.
 FIELDS = {"entropy", "distance", "numbers", "received", "cells", "row_cells", "column_cells", "top_weights", "top_keys"}
 #: Queries that are verified together, at the start, in the middle and at the end.
 ROWS = 2
@@ -53,7 +53,7 @@ def gpu_terms(attention: Attention, prepared: Prepared, positions: Positions, gr
 
 def gpu_logsumexp(terms: KernelProblem) -> Tensor | None:
     """The log-sum-exp of every row, (B, H, I); None if the kernel is wrong."""
-    blocks = blocks_of(terms, Statistics(0))
+    blocks = blocks_of(terms, {})
     is_right = _is_right(_program(terms, "log-sum-exp", blocks), lambda: _wrong_rows(terms))
     return logsumexp_of(terms) if is_right else None
 
@@ -73,7 +73,7 @@ def fill_on_gpu(terms: KernelProblem, logsumexp: Tensor, states: Mapping[Reducti
     return done
 
 
-def wanted_statistics(states: Mapping[Reduction, State], problem: Problem) -> tuple[Statistics, set[Reduction]]:
+def wanted_statistics(states: Mapping[Reduction, State], problem: Problem) -> tuple[Parts, set[Reduction]]:
     """The tensors that one pass fills, and the reductions that they belong to: the first for each field."""
     joined: Parts = {}
     done = set()
@@ -82,7 +82,7 @@ def wanted_statistics(states: Mapping[Reduction, State], problem: Problem) -> tu
         if parts is not None and parts.keys() <= FIELDS - joined.keys() and _is_small(parts):
             joined |= parts
             done.add(reduction)
-    return Statistics(first_shift(problem.positions), **joined), done
+    return joined | {"shift": first_shift(problem.positions)}, done
 
 
 def _is_small(parts: Parts) -> bool:

@@ -147,7 +147,7 @@ class PositiveMap(ChangedMap):
 
     >>> import torch, regard as rg
     >>> from regard.maps.gradient_map import PositiveMap
-    >>> PositiveMap(rg.maps.MatrixMap(torch.tensor([[[[1.0, -2.0]]]])))[0, 0, 0]
+    >>> PositiveMap(rg.maps.DenseMap(torch.tensor([[[[1.0, -2.0]]]])))[0, 0, 0]
     tensor([1., 0.])
     """
 

@@ -14,12 +14,10 @@ from regard.attention import Attention
 from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
-from regard.base.shapes import to_device
 from regard.base.spans import Spans
 from regard.maps.attention_map import AttentionMap
 from regard.maps.gradients import LiveRows, Rows, joined_rows
 from regard.maps.indices import Index, indices
-from regard.maps.reductions import are_shares
 from regard.pieces.grid import Grid
 
 
@@ -106,68 +104,6 @@ class ProductMap(AttentionMap):
             return rows
 
         return joined_rows([factor.live_rows() for factor in self.factors], combine)
-
-
-class MatrixMap(AttentionMap):
-    """Weights that are a matrix (B, H, I, J) in memory, such as a pseudo-inverse between two other maps.
-
-    >>> import torch, regard as rg
-    >>> rg.maps.MatrixMap(torch.eye(3)[None, None])[0, 0, 1]
-    tensor([0., 1., 0.])
-    """
-
-    _made_of: ClassVar[str] = "a matrix of weights, weights.matrix"
-
-    def __init__(self, matrix: Tensor) -> None:
-        if not isinstance(matrix, Tensor) or matrix.ndim != 4:
-            given = tuple(matrix.shape) if isinstance(matrix, Tensor) else type(matrix).__name__
-            raise RegardError(f"MatrixMap: the matrix must be a tensor (B, H, I, J), got {given}.")
-        self.matrix = matrix if torch.is_grad_enabled() else matrix.detach()
-        B, H, I, J = matrix.shape
-        self.positions = Positions.aligned_to_end(I, J)
-        self.grid = Grid.whole(self.positions, B, H, I, matrix.device)
-        self.attention = Attention()
-
-    @cached_property
-    def is_signed(self) -> bool:  # type: ignore[override]
-        return bool((self.matrix < 0).any())
-
-    @cached_property
-    def has_shares(self) -> bool:  # type: ignore[override]
-        return are_shares(self.matrix)
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return tuple(self.matrix.shape)  # type: ignore[return-value]
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return self.matrix.dtype
-
-    @checked
-    def select(self, batch: Index, head: Index) -> MatrixMap:
-        """The map of some batch entries and heads (indices)."""
-        b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
-        h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
-        return MatrixMap(self.matrix[b][:, h])
-
-    @property
-    def requires_grad(self) -> bool:
-        return self.matrix.requires_grad
-
-    def live_rows(self) -> LiveRows:
-        def around(tensors: Sequence[Tensor]) -> Rows:
-            (matrix,) = tensors
-            return lambda queries, keys: (_rows_of(matrix, queries)[..., keys.tensor(matrix.device)], None)
-
-        return LiveRows([self.matrix], around)
-
-    def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
-        return _rows_of(self.matrix, rows)[..., cols if isinstance(cols, slice) else to_device(cols, self.device)]
-
-
-def _rows_of(matrix: Tensor, rows: Tensor | slice) -> Tensor:
-    return matrix[:, :, rows if isinstance(rows, slice) else to_device(rows, matrix.device)]
 
 
 def _check_factors(factors: list[AttentionMap]) -> None:

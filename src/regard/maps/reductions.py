@@ -20,6 +20,7 @@ from regard.base.errors import RegardError
 from regard.base.shapes import known_none, to_device
 from regard.base.spans import Spans
 from regard.pieces.grid import Grid
+from regard.pieces.mask import Mask
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -351,6 +352,31 @@ class MassOn(Reduction[Tensor]):
 
     def merge(self, state: State, other: State) -> State:
         return [state[0] + other[0], state[1]]
+
+
+@checked
+@dataclass(frozen=True, eq=False)
+class MassWhere(Reduction[Tensor]):
+    """The sum of w_ij over the pairs that a mask allows, another mask than that of the attention; (B, H, I).
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 1, 4, 8)
+    >>> rg.Attention()(x, x, x).weights.summarize(rg.maps.MassWhere(~rg.causal()))[0]  # on later keys
+    tensor([[[0.7500, 0.5000, 0.2500, 0.0000]]])
+    """
+
+    mask: Mask
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        return [zeros(device, *shape[:3])]
+
+    def add(self, state: State, tile: Tile) -> None:
+        positions = tile.grid.positions
+        if positions is not None:
+            start, stop = positions.start, positions.start + len(tile.grid.query)
+            if not self.mask.any_allowed(start, stop) & positions.keys:
+                return
+        state[0][:, :, tile.rows] += (tile.weights * self.mask.allowed(tile.grid)).sum(-1)
 
 
 @checked

@@ -122,17 +122,15 @@ class ScoredMap(AttentionMap):
 
     @property
     def query(self) -> Tensor:
-        return self._compared("query").query
+        return self._compared().query
 
     @property
     def key(self) -> Tensor:
-        return self._compared("key").key
+        return self._compared().key
 
-    def _compared(self, name: str) -> Prepared:
+    def _compared(self) -> Prepared:
         """The tensors that the score compares, with their graphs if the map has them."""
         self._check_unchanged()
-        if (made_of := getattr(self.attention.score, "made_of", None)) is not None:
-            raise RegardError(f"weights.{name}: {self._without_scores(made_of)}")
         return self._prepared if self._live is None else self._live[0]
 
     @property

@@ -1,6 +1,7 @@
 """`save_map` and `load_map`: maps as files, with pieces as JSON and tensors as safetensors. Nothing is pickled.
 
-A file has prepared queries and keys and the row statistics, so any tile can be computed from it.
+A file has prepared queries and keys and the row statistics, so any tile can be computed from it. Maps whose pieces
+cannot be named are stored weight by weight.
 The header names the pieces: `{"piece": "regard.pieces.mask:window", "fields": {"size": 256}}`.
 """
 
@@ -13,29 +14,27 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention, Prepared
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
-from regard.base.shapes import widest_float
 from regard.base.spans import Spans
 from regard.base.whole_files import whole_file
 from regard.maps.attention_map import AttentionMap
-from regard.maps.reductions import are_shares
+from regard.maps.dense_map import DenseMap
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.bias import Bias
 from regard.pieces.contents import kind_of
 from regard.pieces.feature_maps import FeatureMap
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
-from regard.pieces.normalizer import Normalizer, RowStatistic
+from regard.pieces.normalizer import Normalizer
 from regard.pieces.position import Encoding, Scaling
 from regard.pieces.score import Score
 
 #: The version of the file format; files of later versions are refused.
-VERSION = 2
+VERSION = 3
 #: Names of earlier files that have changed: of modules, of classes, and of their fields.
 RENAMED: dict[str, str] = {
     "regard.pieces.kernel": "regard.pieces.feature_maps",
@@ -51,64 +50,10 @@ KINDS = (Score, Bias, Mask, Normalizer, Encoding, Scaling, FeatureMap, Spans)
 #: The only module of another package that pieces contain.
 LINEAR = "torch.nn:Linear"
 SLOTS = ("score", "position", "bias", "mask", "normalizer")
+#: The score of a map that versions 1 and 2 stored weight by weight: its queries are the weights.
+TABLE = {"piece": "regard.maps.stored:Table", "fields": {}}
 #: The largest map, in bytes, that is stored weight by weight if its pieces cannot be named.
 LARGEST_TABLE = 256 << 20
-
-
-class Table(Score):
-    """A score that reads a table: prepared queries are rows of weights, prepared keys are column numbers."""
-
-    nonnegative = True
-    #: What a map of this score is, which has no queries and keys.
-    made_of = "a table of weights"
-
-    def check(self, sizes: object, key_dim: int) -> None:
-        """Accept any size."""
-
-    def tile(self, query: Tensor, key: Tensor, grid: Grid) -> Tensor:
-        return query[..., key[0, 0, :, 0].long()]
-
-
-class Unchanged(Normalizer):
-    """w_ij = s_ij; the row statistic is the sum of the row."""
-
-    row_sum = None
-
-    def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
-        return (scores.sum(-1),)
-
-    def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
-        return scores
-
-
-class UnchangedShares(Unchanged):
-    """w_ij = s_ij, which are shares."""
-
-    row_sum = 1.0
-
-
-class UnchangedSigned(Unchanged):
-    """w_ij = s_ij, which may be negative."""
-
-    is_signed = True
-
-
-def tabled(weights: Tensor, is_signed: bool = False) -> ScoredMap:
-    """A map from weights (B, H, I, J) that are already computed.
-
-    >>> tabled(torch.eye(3)[None, None])[0, 0, 1]
-    tensor([0., 1., 0.])
-    """
-    B, H, I, J = weights.shape
-    positions = Positions.aligned_to_end(I, J)
-    columns = (
-        torch.arange(J, dtype=widest_float(weights.device), device=weights.device).view(1, 1, J, 1).expand(B, H, J, 1)
-    )
-    prepared = Prepared(weights.detach(), columns, (), ())
-    grid = Grid.whole(positions, B, H, I, weights.device)
-    unsigned = UnchangedShares() if are_shares(weights) else Unchanged()
-    normalizer = UnchangedSigned() if is_signed else unsigned
-    return ScoredMap(Attention(Table(), normalizer=normalizer), prepared, positions, grid, None)
 
 
 def save_map(path: str | os.PathLike[str], weights: AttentionMap) -> None:
@@ -120,7 +65,7 @@ def save_map(path: str | os.PathLike[str], weights: AttentionMap) -> None:
     try:
         header, tensors = _to_header(weights)
     except _Unnamed as reason:
-        header, tensors = _to_header(_as_table(weights, reason))
+        header, tensors = _of_weights(weights, reason)
     metadata = {"format": "regard map", "version": str(VERSION), "map": json.dumps(header, allow_nan=False)}
     try:
         with whole_file(path, "save_map") as draft:
@@ -132,7 +77,7 @@ def save_map(path: str | os.PathLike[str], weights: AttentionMap) -> None:
 def load_map(path: str | os.PathLike[str]) -> AttentionMap:
     """The map of a file that `save_map` wrote, on the CPU.
 
-    >>> import tempfile, regard as rg
+    >>> import tempfile, torch, regard as rg
     >>> seen = rg.Attention(mask=rg.causal())(*(torch.randn(1, 2, 5, 4) for _ in range(3)))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_map(folder + "/map.safetensors", seen.weights)
@@ -162,14 +107,15 @@ class _Unnamed(Exception):
     """A piece that cannot be written as JSON and tensors."""
 
 
-def _as_table(weights: AttentionMap, reason: Exception) -> AttentionMap:
+def _of_weights(weights: AttentionMap, reason: Exception) -> tuple[dict[str, Any], dict[str, Tensor]]:
     size = math.prod(weights.shape) * 4
     if size > LARGEST_TABLE:
         raise RegardError(
             f"save_map: {reason}, and the weights take {size / 2**20:,.0f} MiB. Use masks and pieces of regard, "
             "regard.mask_tensor(tensor) for instance, or a shorter text."
         )
-    return tabled(weights.dense().float(), weights.is_signed)
+    tensors: dict[str, Tensor] = {}
+    return {"dense": _encode(weights.dense().float(), tensors), "is_signed": weights.is_signed}, tensors
 
 
 def _to_header(weights: AttentionMap) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -186,7 +132,12 @@ def _to_header(weights: AttentionMap) -> tuple[dict[str, Any], dict[str, Tensor]
     return header, tensors
 
 
-def _from_header(header: dict[str, Any], tensors: dict[str, Tensor]) -> ScoredMap:
+def _from_header(header: dict[str, Any], tensors: dict[str, Tensor]) -> AttentionMap:
+    if "dense" in header:
+        return DenseMap(_decode(header["dense"], tensors), bool(header["is_signed"]))
+    if header["pieces"]["score"] == TABLE:
+        is_signed = header["pieces"]["normalizer"]["piece"].endswith("Signed")
+        return DenseMap(_decode(header["prepared"][0], tensors), is_signed)
     pieces = {slot: _decode(header["pieces"][slot], tensors) for slot in SLOTS}
     query, key, rows, cols, row_statistic = (_decode(part, tensors) for part in header["prepared"])
     if not (isinstance(query, Tensor) and isinstance(key, Tensor)):

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from regard.base.other_libraries import answers_for
 from regard.stats.alignment_roles import alignment_roles
-from regard.stats.cache_split import Beyond, cache_split
+from regard.stats.cache_split import cache_split
 from regard.stats.composition import head_composition
 from regard.stats.contacts import contact_maps
 from regard.stats.flow import rollout, value_weighted
@@ -32,7 +32,6 @@ __all__ = [
     "CAVEAT",
     "STATISTICS",
     "Agreement",
-    "Beyond",
     "HeadStatistic",
     "Offsets",
     "PatchGrid",

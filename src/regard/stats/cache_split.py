@@ -10,36 +10,16 @@ from torch import Tensor
 
 from regard.base.checks import Count, Size, checked
 from regard.base.errors import RegardError, first_few
-from regard.maps import AttentionMap, Reduction, Tile
-from regard.maps.reductions import Shape, State, zeros
-from regard.pieces.mask import sees_no_later_key
+from regard.maps import AttentionMap, MassWhere
+from regard.pieces import mask
 from regard.stats.numbering import head_name, layer_numbers
 from regard.stats.profile import one_text
 from regard.stats.roles import Role
 
 
-@checked
-@dataclass(frozen=True)
-class Beyond(Reduction[Tensor]):
-    """The weight of every query on keys beyond the first `sinks` and the last `window` positions; (B, H, I).
-
-    >>> import torch, regard as rg
-    >>> from regard.stats import Beyond
-    >>> x = torch.zeros(1, 1, 5, 2)
-    >>> rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(Beyond(1, 2))[0]
-    tensor([[[0.0000, 0.0000, 0.0000, 0.2500, 0.4000]]])
-    """
-
-    sinks: Count
-    window: Size
-
-    def init(self, shape: Shape, device: torch.device) -> State:
-        return [zeros(device, *shape[:3])]
-
-    def add(self, state: State, tile: Tile) -> None:
-        far = (tile.grid.j >= self.sinks) & (tile.grid.i - tile.grid.j >= self.window)
-        if far.any():
-            state[0][:, :, tile.rows] += (tile.weights * far).sum(-1)
+def beyond_cache(sinks: int, window: int) -> MassWhere:
+    """The weight of every query on keys beyond the first `sinks` and the last `window` positions; (B, H, I)."""
+    return MassWhere(mask.causal() & ~mask.window(window) & ~mask.prefix(sinks))
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +182,7 @@ def cache_split(
     for number, (name, weights) in zip(layer_numbers(maps, numbers), maps.items(), strict=True):
         length, group = weights.shape[3], (groups or {}).get(name, 1)
         _check(name, weights, sinks + window, group)
-        (beyond,) = one_text("cache_split", weights, batch).summarize(Beyond(sinks, window))
+        (beyond,) = one_text("cache_split", weights, batch).summarize(beyond_cache(sinks, window))
         mean = beyond[0, :, sinks + window :].mean(-1).cpu()
         layers[name] = LayerSplit(number, mean, group, least)
     return KeyHeadSplit(sinks, window, least, layers, length)
@@ -210,7 +190,7 @@ def cache_split(
 
 def _check(name: str, weights: AttentionMap, kept: int, group: int) -> None:
     _, H, I, J = weights.shape
-    if I != J or not sees_no_later_key(weights.attention.mask):
+    if I != J or not mask.sees_no_later_key(weights.attention.mask):
         raise RegardError(
             f"cache_split: the map of {name!r} has {I} queries and {J} keys, with the mask {weights.attention.mask!r}. "
             "A cache belongs to causal self-attention over a whole text."

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from regard.base.checks import Count, Size, checked
 from regard.base.errors import RegardError
-from regard.maps import AttentionMap, Distance
+from regard.maps import AttentionMap, Distance, MassWhere
+from regard.pieces.mask import window
 from regard.stats.numbering import layer_numbers
-from regard.stats.patterns import Near, WithEqualWeights
+from regard.stats.patterns import WithEqualWeights
 from regard.stats.profile import one_text
 from regard.stats.statistics import Allowed
 
@@ -116,6 +117,8 @@ def locality(
 
 def _layer(weights: AttentionMap, number: int, within: int) -> LayerLocality:
     (allowed,) = weights.summarize(Allowed(weights))
-    distance, (near, equal) = weights.summarize(Distance(), WithEqualWeights(Near(within), weights, allowed))
+    distance, (near, equal) = weights.summarize(
+        Distance(), WithEqualWeights(MassWhere(window(within + 1)), weights, allowed)
+    )
     rows = (allowed > 0).sum(-1).clamp_min(1)
     return LayerLocality(number, within, *((part.sum(-1) / rows)[0].cpu() for part in (distance, near, equal)))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from regard.base.checks import checked
 from regard.base.errors import RegardError
-from regard.maps import AttentionMap, KeyTotals, MassOn, Reduction, Tile
-from regard.maps.compiled_reductions import computes
-from regard.maps.reductions import Shape, State, zeros
+from regard.maps import AttentionMap, KeyTotals, MassOn, MassWhere
+from regard.pieces import mask
 from regard.stats.numbering import layer_numbers
 from regard.stats.warnings import Finding, ending, head_names
 
@@ -21,21 +19,6 @@ ONE_MASK = "Texts of different lengths attend to the same keys: one mask seems t
 #: Weight on masked keys is reported above this share of a row. A boolean mask gives exactly 0. Models that add a large
 #: negative number instead may leave a little weight in half precision, where a weight is rounded to 1e-3 of its value.
 NEGLIGIBLE = 1e-4
-
-
-@dataclass(frozen=True)
-class Future(Reduction):
-    """Weight that every query puts on keys after it, sum of w_ij over j > i; (B, H, I)."""
-
-    def init(self, shape: Shape, device: torch.device) -> State:
-        return [zeros(device, *shape[:3])]
-
-    def add(self, state: State, tile: Tile) -> None:
-        if int(tile.grid.distance.max()) > 0:
-            state[0][:, :, tile.rows] += (tile.weights * (tile.grid.distance > 0)).sum(-1)
-
-
-computes(Future, lambda _reduction, state, _sizes: {"later": state[0]})
 
 
 @checked
@@ -72,7 +55,7 @@ def mask_findings(
 
 def leaks(number: int, weights: AttentionMap) -> Iterator[Finding]:
     """Heads with weight on tokens after the query."""
-    share = weights.summarize(Future())[0].amax((0, 2))
+    share = weights.summarize(MassWhere(~mask.causal()))[0].amax((0, 2))
     heads = tuple((share > NEGLIGIBLE).nonzero().flatten().tolist())
     if heads:
         value = float(share.max())

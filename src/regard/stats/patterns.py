@@ -11,11 +11,14 @@ from torch import Tensor
 
 from regard.base.checks import Count, checked
 from regard.base.errors import RegardError
-from regard.maps import AttentionMap, KeyTotals, Reduction, Tile
+from regard.maps import AttentionMap, KeyTotals, MassWhere, Reduction, Tile
 from regard.maps.reductions import Shape, State, zeros
+from regard.pieces.data_masks import documents
+from regard.pieces.mask import window
 from regard.stats.profile import one_text
 from regard.stats.statistics import Allowed
 from regard.stats.targets import may_attend
+from regard.stats.token_reductions import Offsets
 
 #: Positions to either side that count as local.
 NEAR = 2
@@ -84,11 +87,11 @@ def patterns(weights: AttentionMap, segments: Sequence[int] | Tensor | None = No
     divisions = _divisions(I, segments)
     (allowed,) = text_map.summarize(Allowed(text_map))
     near, received, squares, offsets, *inside = text_map.summarize(
-        WithEqualWeights(Near(NEAR), text_map, allowed),
+        WithEqualWeights(MassWhere(window(NEAR + 1)), text_map, allowed),
         WithEqualWeights(KeyTotals(), text_map, allowed),
         Squares(),
-        OffsetSums(),
-        *(Within(_segment_of(lengths)) for lengths in divisions),
+        Offsets(1 - I, I - 1),
+        *(MassWhere(documents(lengths)) for lengths in divisions),
     )
     ratio = (1 / squares.clamp_min(torch.finfo(torch.float32).tiny)).clamp(1.0).minimum(allowed.clamp_min(1))
     choice, rows = allowed > 1, (allowed > 0).sum(-1).clamp_min(1)
@@ -121,11 +124,6 @@ def _lengths(segments: Sequence[int] | Tensor) -> list[int]:
     if segments.ndim != 1 or segments.dtype not in (torch.int32, torch.int64) or segments.is_meta:
         raise RegardError(f"patterns: segments are a vector of lengths, got {segments.dtype} {tuple(segments.shape)}.")
     return segments.tolist()
-
-
-def _segment_of(lengths: list[int]) -> Tensor:
-    """The number of the segment of every token."""
-    return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
 
 
 def _above(score: Tensor, expected: Tensor) -> Tensor:
@@ -179,19 +177,6 @@ class WithEqualWeights(Reduction):
 
 
 @dataclass(frozen=True)
-class Near(Reduction):
-    """Weight of every query on keys at most `by` positions away; (B, H, I)."""
-
-    by: int
-
-    def init(self, shape: Shape, device: torch.device) -> State:
-        return [zeros(device, *shape[:3])]
-
-    def add(self, state: State, tile: Tile) -> None:
-        state[0][:, :, tile.rows] += (tile.weights * (tile.grid.distance.abs() <= self.by)).sum(-1)
-
-
-@dataclass(frozen=True)
 class Squares(Reduction):
     """sum_j w_ij^2, the inverse of the participation ratio of a row; (B, H, I)."""
 
@@ -200,42 +185,3 @@ class Squares(Reduction):
 
     def add(self, state: State, tile: Tile) -> None:
         state[0][:, :, tile.rows] += torch.linalg.vecdot(tile.weights, tile.weights)
-
-
-@dataclass(frozen=True)
-class OffsetSums(Reduction):
-    """Weight at every offset j - i of indices, from 1 - I to J - 1, summed over queries; (B, H, I + J - 1)."""
-
-    def init(self, shape: Shape, device: torch.device) -> State:
-        B, H, I, J = shape
-        return [zeros(device, B, H, I + J - 1), torch.tensor(I - 1, device=device)]
-
-    def add(self, state: State, tile: Tile) -> None:
-        total, zero = state
-        height, width = tile.weights.shape[-2:]
-        # Padding and reshaping to rows of width + height - 1 moves each diagonal of the tile into one column.
-        padded = torch.nn.functional.pad(tile.weights.flip(-2), (0, height)).flatten(-2)[..., : -height or None]
-        sums = padded.unflatten(-1, (height, width + height - 1)).sum(-2)
-        first = tile.cols.start - (tile.rows.stop - 1) + int(zero)
-        total[..., first : first + sums.shape[-1]] += sums
-
-    def merge(self, state: State, other: State) -> State:
-        return [state[0] + other[0], state[1]]
-
-
-@dataclass(frozen=True, eq=False)
-class Within(Reduction):
-    """Weight of every query on its own segment, where `segment` (n,) holds the segment of each token; (B, H, I)."""
-
-    segment: Tensor
-
-    def init(self, shape: Shape, device: torch.device) -> State:
-        return [zeros(device, *shape[:3]), self.segment.to(device)]
-
-    def add(self, state: State, tile: Tile) -> None:
-        same = state[1][tile.rows, None] == state[1][None, tile.cols]
-        if same.any():
-            state[0][:, :, tile.rows] += (tile.weights * same).sum(-1)
-
-    def merge(self, state: State, other: State) -> State:
-        return [state[0] + other[0], state[1]]

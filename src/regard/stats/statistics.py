@@ -22,7 +22,8 @@ from regard.maps.reductions import Shape, State, zeros
 class HeadStatistic(ABC):
     """The base class of the statistics of heads. A new statistic is one subclass; pass it to `profile(statistics=)`.
 
-    `name` is the title of its column, `meaning` a phrase for readers, with the unit.
+    `name` is the title of its column, `meaning` a phrase for readers, with the unit. `label` is its name in plain words
+    on the page. `regard analyze --table` prints it with `digits` decimal places, or not if these are None.
 
     >>> import torch, regard as rg
     >>> from regard.stats import HeadStatistic, profile
@@ -38,6 +39,8 @@ class HeadStatistic(ABC):
 
     name: ClassVar[str]
     meaning: ClassVar[str]
+    label: ClassVar[str] = ""
+    digits: ClassVar[int | None] = None
 
     @abstractmethod
     def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
@@ -57,6 +60,8 @@ class MeanEntropy(HeadStatistic):
     """Mean over queries of -sum_j w_ij log w_ij, in nats."""
 
     name: ClassVar[str] = "entropy"
+    label: ClassVar[str] = "spread (entropy)"
+    digits: ClassVar[int | None] = 2
     meaning: ClassVar[str] = "entropy of a row in nats: 0 for one token, log n for n tokens of equal weight"
 
     def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
@@ -71,6 +76,7 @@ class Evenness(HeadStatistic):
     """
 
     name: ClassVar[str] = "evenness"
+    label: ClassVar[str] = "spread, 0 to 1 (evenness)"
     meaning: ClassVar[str] = "entropy as a share of the largest possible entropy: 1 if all tokens have equal weight"
 
     def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
@@ -91,6 +97,8 @@ class Reach(HeadStatistic):
     """Mean over queries of sum_j w_ij |i - j|, in positions."""
 
     name: ClassVar[str] = "reach"
+    label: ClassVar[str] = "distance (reach)"
+    digits: ClassVar[int | None] = 1
     meaning: ClassVar[str] = "mean distance between query and key, in tokens"
 
     def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
@@ -102,6 +110,7 @@ class Special(HeadStatistic):
     """Mean over queries of the weight on special tokens such as [CLS] and [SEP]."""
 
     name: ClassVar[str] = "special"
+    label: ClassVar[str] = "weight on special tokens (special)"
     meaning: ClassVar[str] = "share of the weight on special tokens such as [CLS] and [SEP]"
 
     def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
@@ -113,6 +122,7 @@ class First(HeadStatistic):
     """Mean over queries of the weight on the first key."""
 
     name: ClassVar[str] = "first"
+    label: ClassVar[str] = "weight on the first token (first)"
     meaning: ClassVar[str] = "share of the weight on the first token"
 
     def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
@@ -128,6 +138,7 @@ class Elsewhere(HeadStatistic):
     """
 
     name: ClassVar[str] = "elsewhere"
+    label: ClassVar[str] = "part of the spread from ordinary tokens (elsewhere)"
     meaning: ClassVar[str] = (
         "the part of the entropy, in nats, that comes from tokens other than the first and special ones: "
         "their weight times the entropy of their weights"
@@ -155,6 +166,7 @@ class Previous(HeadStatistic):
     """Mean over queries of the weight on the previous token."""
 
     name: ClassVar[str] = "previous"
+    label: ClassVar[str] = "weight on the previous token (previous)"
     meaning: ClassVar[str] = "share of the weight on the previous token"
 
     def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
@@ -166,6 +178,7 @@ class Following(HeadStatistic):
     """Mean over queries of the weight on the next token."""
 
     name: ClassVar[str] = "next"
+    label: ClassVar[str] = "weight on the next token (next)"
     meaning: ClassVar[str] = "share of the weight on the next token"
 
     def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
@@ -177,6 +190,7 @@ class Itself(HeadStatistic):
     """Mean over queries of the weight on the query's own position."""
 
     name: ClassVar[str] = "itself"
+    label: ClassVar[str] = "weight on the token itself (itself)"
     meaning: ClassVar[str] = "share of the weight on the token itself"
 
     def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:

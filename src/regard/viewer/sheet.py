@@ -35,24 +35,12 @@ LEAST_HALF = torch.finfo(torch.float16).smallest_normal * torch.finfo(torch.floa
 #: Letters of roles on a small map, where the initial is already in use.
 LETTERS = {"positional": "O", "punctuation": "M", "left": "←", "right": "→", "above": "↑", "below": "↓"}
 LETTERS |= {"monotonic": "↘", "retrieval": "E", "subject": "U", "object": "J", "pronoun": "H"}
-#: Statistic -> its label on the page: plain words, with the name of the statistic.
-LABELS = {
-    "entropy": "spread (entropy)",
-    "evenness": "spread, 0 to 1 (evenness)",
-    "reach": "distance (reach)",
-    "special": "weight on special tokens (special)",
-    "first": "weight on the first token (first)",
-    "elsewhere": "part of the spread from ordinary tokens (elsewhere)",
-    "previous": "weight on the previous token (previous)",
-    "next": "weight on the next token (next)",
-    "itself": "weight on the token itself (itself)",
-    "importance": "effect on the loss (importance)",
-}
 #: The data that is the same for all texts.
 COMMON = {
     "statistics": {statistic.name: statistic.meaning for statistic in STATISTICS}
     | {"importance": "|d loss / d gate|: how much the loss depends on the head"},
-    "labels": LABELS,
+    "labels": {statistic.name: statistic.label or statistic.name for statistic in STATISTICS}
+    | {"importance": "effect on the loss (importance)"},
     "kinds": {
         kind: {"letter": LETTERS.get(kind, kind[0].upper()), "meaning": meaning} for kind, meaning in MEANINGS.items()
     },

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.base.shapes import to_device
 from regard.engine.kernel import KernelProblem
 from regard.engine.kernel.engine import LARGEST_WIDTH, MASK_BYTES
-from regard.engine.kernel.statistics import Statistics
+from regard.engine.kernel.statistics import Parts
 from regard.engine.kernel.structures import DTYPES
 from regard.engine.problem import Problem
 from regard.pieces.bias import ShawBias
@@ -64,22 +64,22 @@ def kernels() -> ModuleType:
     return import_module("regard.engine.gpu.statistics_kernel")
 
 
-def add_statistics(terms: KernelProblem, logsumexp: Tensor, wanted: Statistics, queries: range | None = None) -> None:
+def add_statistics(terms: KernelProblem, logsumexp: Tensor, wanted: Parts, queries: range | None = None) -> None:
     """Fill the tensors of `wanted` with the statistics of all weights, or of those of some queries."""
     queries = range(terms.problem.sizes.I) if queries is None else queries
     scores = _scores(terms, logsumexp.float().masked_fill(logsumexp.isneginf(), torch.inf).contiguous())
     _launch("statistics_kernel", terms, queries, scores, _sums(wanted), blocks_of(terms, wanted))
-    if wanted.top_weights is not None and wanted.top_keys is not None:
-        order = wanted.top_weights.sort(-1, descending=True)
-        wanted.top_weights.copy_(order.values)
-        wanted.top_keys.copy_(wanted.top_keys.gather(-1, order.indices))
+    if "top_weights" in wanted:
+        order = wanted["top_weights"].sort(-1, descending=True)
+        wanted["top_weights"].copy_(order.values)
+        wanted["top_keys"].copy_(wanted["top_keys"].gather(-1, order.indices))
 
 
 def logsumexp_of(terms: KernelProblem) -> Tensor:
     """The log-sum-exp of every row, (B, H, I), with the share of a sink."""
     s, query = terms.problem.sizes, terms.problem.query
     logsumexp = torch.full((s.B, s.H, s.I), -torch.inf, dtype=torch.float32, device=query.device)
-    blocks = {name: size for name, size in blocks_of(terms, Statistics(0)).items() if name in SCORE_BLOCKS}
+    blocks = {name: size for name, size in blocks_of(terms, {}).items() if name in SCORE_BLOCKS}
     _launch("logsumexp_kernel", terms, range(s.I), _scores(terms, None), logsumexp, blocks)
     return terms.problem.attention.normalizer.with_sink((logsumexp,))[0]  # type: ignore[attr-defined]
 
@@ -119,26 +119,31 @@ def _pattern(terms: KernelProblem, tiles: list[int]) -> tuple:
     return kernels().Pattern(to_device(some, device), to_device(segments, device), flags, head_stride, *ends)
 
 
-def _sums(wanted: Statistics) -> tuple:
-    rows, columns = (0, 0) if wanted.cells is None else wanted.cells.shape[2:]
-    numbers, mass = wanted.numbers[0] if wanted.numbers else (None, None)
+def _sums(wanted: Parts) -> tuple:
+    rows, columns = wanted["cells"].shape[2:] if "cells" in wanted else (0, 0)
+    numbers, mass = wanted["numbers"][0] if "numbers" in wanted else (None, None)
     flags = None if numbers is None else numbers[:, 0].float().contiguous()
-    rows_sums = wanted.entropy, wanted.distance, mass, flags
-    key_sums = wanted.received, wanted.cells, wanted.top_weights, wanted.top_keys
-    return kernels().Sums(*rows_sums, *key_sums, rows, columns, max(1, wanted.k), wanted.shift)
+    rows_sums = wanted.get("entropy"), wanted.get("distance"), mass, flags
+    key_sums = (wanted.get(name) for name in ("received", "cells", "top_weights", "top_keys"))
+    return kernels().Sums(*rows_sums, *key_sums, rows, columns, _num_links(wanted), wanted["shift"])
 
 
-def blocks_of(terms: KernelProblem, wanted: Statistics) -> dict[str, int]:
+def _num_links(wanted: Parts) -> int:
+    """The number of strongest links of a row, at least 1."""
+    return wanted["top_weights"].shape[-1] if "top_weights" in wanted else 1
+
+
+def blocks_of(terms: KernelProblem, wanted: Parts) -> dict[str, int]:
     """The sizes that Triton compiles a kernel for."""
     s, query = terms.problem.sizes, terms.problem.query
     width = max(LEAST_SIDE, _power_of_2(s.D))
     keys = KEYS if width * query.element_size() <= WIDE else KEYS // 2
-    rows, columns = (0, 0) if wanted.cells is None else wanted.cells.shape[2:]
+    rows, columns = wanted["cells"].shape[2:] if "cells" in wanted else (0, 0)
     return {
         "QUERIES": QUERIES,
         "KEYS": keys,
         "WIDTH": width,
-        "TOP": _power_of_2(max(1, wanted.k)),
+        "TOP": _power_of_2(_num_links(wanted)),
         "CELL_ROWS": _most_cells(QUERIES, rows, s.I),
         "CELL_COLUMNS": _most_cells(keys, columns, s.J),
     }

@@ -57,7 +57,7 @@ class KernelSizes(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """The tensors of `regard.engine.kernel.statistics.Statistics`; None leaves a statistic out."""
+    """The statistics by their names in `regard.engine.kernel.statistics.Parts`; None leaves one out."""
 
     entropy: Any
     distance: Any

@@ -20,7 +20,7 @@ from regard.base.positions import Positions
 from regard.base.shapes import Sizes
 from regard.base.spans import EMPTY, Spans
 from regard.engine.blocks import query_edges
-from regard.engine.kernel.structures import MARGIN, TILE_QUERIES
+from regard.engine.kernel.layouts import MARGIN, TILE_QUERIES
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, conjuncts, leaves
 

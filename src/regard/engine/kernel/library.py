@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from regard.base.errors import RegardError, nearest
+from regard.engine.kernel.layouts import INTERFACE_VERSION as VERSION
 
-#: INTERFACE_VERSION of kernels/regard.h.
-VERSION = 10
 #: Variants of the kernels; the place in the list is the level that `regard_level` of kernels/dispatch.c returns.
 LEVELS = ("baseline", "avx2", "avx512")
 #: Lowest level that is chosen: without AVX2 torch's kernel is faster.

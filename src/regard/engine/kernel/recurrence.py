@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from ctypes import c_int64, c_void_p
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from regard.engine.kernel.layouts import CHUNK, FEW
 from regard.engine.kernel.library import Library, load
 from regard.engine.kernel.running import counters, empty, run
-from regard.engine.kernel.structures import Pointers, TensorFields, fields_of, have_addresses
+from regard.engine.kernel.structures import Pointers, fields_of, have_addresses
 from regard.engine.transforms import is_transformed
 
-#: CHUNK and FEW of the kernels: tokens of a chunk, and the most tokens that go one by one.
-CHUNK, FEW = 48, 4
 #: Threads for each head from which torch is faster in chunks: a head is computed by one thread.
 MOST_THREADS_PER_HEAD = 2
 
@@ -23,13 +21,7 @@ MOST_THREADS_PER_HEAD = 2
 class Recurrence(Pointers):
     """`Recurrence` of kernels/recurrence.h."""
 
-    _fields_ = (
-        *fields_of(c_int64, "B H n W E"),
-        *fields_of(TensorFields, "query key value address decay output written"),
-        *fields_of(c_void_p, "before state states counters"),
-        *fields_of(TensorFields, "grad_output grad_query grad_key grad_value grad_address grad_decay"),
-        *fields_of(c_void_p, "grad_state"),
-    )
+    _fields_ = fields_of("Recurrence")
 
 
 def compiled_recurrence(value: Tensor, *tensors: Tensor | None) -> Library | None:

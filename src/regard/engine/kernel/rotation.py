@@ -7,7 +7,6 @@ torch needs about ten passes. Rotation is linear and its transpose turns backwar
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import c_int64, c_void_p
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from regard.engine.kernel.library import Library, load
 from regard.engine.kernel.running import counters, run
-from regard.engine.kernel.structures import DTYPES, Pointers, TensorFields, fields_of, has_address
+from regard.engine.kernel.structures import DTYPES, Pointers, fields_of, has_address
 from regard.engine.transforms import is_transformed
 from regard.pieces import position
 
@@ -26,11 +25,7 @@ PER_FLOAT = 24
 class Rotation(Pointers):
     """`Rotation` of kernels/rotate.c."""
 
-    _fields_ = (
-        *fields_of(c_int64, "B H n D num_pairs interleaved direction"),
-        *fields_of(TensorFields, "vectors output"),
-        *fields_of(c_void_p, "positions frequencies counters"),
-    )
+    _fields_ = fields_of("Rotation")
 
 
 class Rotated(torch.autograd.Function):

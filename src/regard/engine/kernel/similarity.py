@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
 
 import torch
@@ -23,10 +22,7 @@ NUM_PRODUCTS = 3
 class SimilarityFields(Pointers):
     """`Similarity` of kernels/similarity.c, field by field."""
 
-    _fields_ = (
-        *fields_of(c_void_p, "queries ordinary products received"),
-        *fields_of(c_int64, "num_parts"),
-    )
+    _fields_ = fields_of("Similarity")
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""The structures of kernels/regard.h for ctypes, field by field in the same order."""
+"""The structures of kernels/ for ctypes; `layouts.py` has their fields, which `make kernels` reads from the sources."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from collections.abc import Iterable
 from ctypes import Structure, c_float, c_int64, c_void_p
 from functools import cache
 from struct import Struct as Packing
-from typing import Self
+from typing import Any, Self
 
 import torch
 
 from regard.base.shapes import has_numbers
+from regard.engine.kernel.layouts import LAYOUTS
 from regard.engine.transforms import is_recorded
 
-#: Numbers of kernels/regard.h.
-TILE_QUERIES, PART_KEYS, MARGIN, CLIPPED_MARGIN = 96, 1024, 64, 16
 #: Types of tensors that are nothing but numbers.
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -46,19 +45,23 @@ def _lies_in_memory(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and (tensor.data_ptr() != 0 or tensor.numel() == 0)
 
 
-def fields_of(kind: type, names: str) -> tuple[tuple[str, type], ...]:
-    """Fields of one type, by their names: "B H n".
-
-    >>> fields_of(c_float, "scale cap")
-    (('scale', <class 'ctypes.c_float'>), ('cap', <class 'ctypes.c_float'>))
-    """
-    return tuple((name, kind) for name in names.split())
-
-
 class TensorFields(Structure):
     """`Tensor`: a tensor of four axes, in any strides."""
 
     _fields_ = (("data", c_void_p), ("strides", c_int64 * 4), ("dtype", c_int64))
+
+
+#: The types of fields in C.
+TYPES: dict[str, Any] = {"pointer": c_void_p, "int64_t": c_int64, "float": c_float, "Tensor": TensorFields}
+
+
+def fields_of(structure: str) -> tuple[tuple[str, Any], ...]:
+    """The fields of a structure of the kernels, by their names and types.
+
+    >>> [name for name, _ in fields_of("Similarity")]
+    ['queries', 'ordinary', 'products', 'received', 'num_parts']
+    """
+    return tuple((name, TYPES[kind]) for kind, names in LAYOUTS[structure] for name in names.split())
 
 
 #: `TensorFields` in one step, which takes a third of the time of its fields one by one.
@@ -103,22 +106,4 @@ def _described(kind: type[Pointers]) -> dict[str, int]:
 class KernelCall(Pointers):
     """`KernelCall`: the sizes, numbers and buffers of one call."""
 
-    _fields_ = (
-        *fields_of(c_int64, "B H G I J D E"),
-        *fields_of(c_float, "scale cap"),
-        *fields_of(c_int64, "low high"),
-        *fields_of(c_void_p, "before after sink"),
-        *fields_of(c_int64, "diagonals_stride"),
-        *fields_of(c_void_p, "clipped"),
-        *fields_of(c_int64, "first_clipped clipped_width"),
-        *fields_of(c_void_p, "tiles segments allowed"),
-        *fields_of(c_int64, "allowed_head_stride num_tiles tiles_have_entries"),
-        *fields_of(c_int64, "dropped_words seed query_position key_position"),
-        *fields_of(c_float, "kept_factor"),
-        *fields_of(TensorFields, "query key value output"),
-        *fields_of(c_void_p, "direction logsumexp packed_keys packed_values counters partials"),
-        *fields_of(TensorFields, "grad_output"),
-        *fields_of(c_void_p, "delta packed_value_panels packed_key_rows"),
-        *fields_of(c_int64, "num_parts"),
-        *fields_of(c_void_p, "grad_query grad_key grad_value grad_before grad_after grad_clipped grad_direction"),
-    )
+    _fields_ = fields_of("Call")

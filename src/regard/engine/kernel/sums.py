@@ -6,7 +6,6 @@ gradient, values and keys in place of queries, keys and values; those of keys an
 
 from __future__ import annotations
 
-from ctypes import c_int64, c_void_p
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch.nn import functional as F
 
 from regard.engine.kernel.library import Library, load
 from regard.engine.kernel.running import counters, empty, run
-from regard.engine.kernel.structures import Pointers, TensorFields, fields_of, has_address
+from regard.engine.kernel.structures import Pointers, fields_of, has_address
 from regard.engine.transforms import is_transformed
 
 #: Threads for each key head from which torch is faster: a key head is computed by one thread.
@@ -26,11 +25,7 @@ MOST_THREADS_PER_HEAD = 2
 class Sums(Pointers):
     """`Sums` of kernels/sums.c."""
 
-    _fields_ = (
-        *fields_of(c_int64, "B H G n W E averages"),
-        *fields_of(TensorFields, "query key value output"),
-        *fields_of(c_void_p, "denominators state counters"),
-    )
+    _fields_ = fields_of("Sums")
 
     def reverse_time(self) -> None:
         """Read and write the last token first."""

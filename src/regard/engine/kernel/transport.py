@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from ctypes import c_int64, c_void_p
-
 import torch
 from torch import Tensor
 
 from regard.engine.kernel.library import Library, load
 from regard.engine.kernel.running import counters, run, zeros
-from regard.engine.kernel.structures import Pointers, TensorFields, fields_of, have_addresses
+from regard.engine.kernel.structures import Pointers, fields_of, have_addresses
 
 #: Rows from which chunks are faster: the kernel passes every token once for each row.
 MOST_ROWS = 16
@@ -18,11 +16,7 @@ MOST_ROWS = 16
 class Transport(Pointers):
     """`Transport` of kernels/transport.c."""
 
-    _fields_ = (
-        *fields_of(c_int64, "B H n W num_rows until"),
-        *fields_of(TensorFields, "query key address decay"),
-        *fields_of(c_void_p, "tokens weights counters"),
-    )
+    _fields_ = fields_of("Transport")
 
 
 def compiled_weights(

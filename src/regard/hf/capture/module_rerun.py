@@ -7,21 +7,19 @@ module runs again, and the result of its softmax is taken. Dense weights are hel
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.attention import Attention
-from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
-from regard.base.shapes import at_least_float32, spread_indices, to_device
+from regard.base.shapes import spread_indices
 from regard.hf.calls import NO_NUMBERS, Untranslatable
 from regard.hf.capture.kept_values import NoValues, values_of_product
 from regard.hf.capture.softmax_trace import Trace
@@ -29,8 +27,7 @@ from regard.hf.capture.verification import Check
 from regard.hf.masks.mask_tensors import recognize
 from regard.maps import attention_map
 from regard.maps.attention_map import AttentionMap
-from regard.maps.indices import Index, indices
-from regard.maps.reductions import are_shares
+from regard.maps.dense_map import DenseMap
 from regard.pieces.data_masks import mask_tensor
 from regard.pieces.grid import Grid
 
@@ -128,8 +125,8 @@ class RerunCall:
     @property
     def map(self) -> AttentionMap:
         B, H, I, J = self.shape
-        positions = Positions.aligned_to_end(I, J)
-        return RerunMap(self.weights, positions, Grid.whole(positions, B, H, I, self.sample.device))
+        grid = Grid.whole(Positions.aligned_to_end(I, J), B, H, I, self.sample.device)
+        return DenseMap(self.weights, False, grid, mask_of)
 
     def weights(self) -> Tensor:
         """The dense weights (B, H, I, J), held or from running the module again."""
@@ -184,8 +181,8 @@ class RerunSteps:
     @property
     def map(self) -> AttentionMap:
         B, H, I, J = self.shape
-        positions = Positions.aligned_to_end(I, J)
-        return RerunMap(self.weights, positions, Grid.whole(positions, B, H, I, self.calls[0].sample.device))
+        grid = Grid.whole(Positions.aligned_to_end(I, J), B, H, I, self.calls[0].sample.device)
+        return DenseMap(self.weights, False, grid, mask_of)
 
     def read_values(self) -> Tensor:
         """The values, which all steps read."""
@@ -212,44 +209,10 @@ class RerunSteps:
         return True
 
 
-class RerunMap(AttentionMap):
-    """A map whose dense weights come from running one module again; used like any other map."""
-
-    _made_of: ClassVar[str] = "the weights that a module computed itself"
-
-    def __init__(self, source: Callable[[], Tensor], positions: Positions, grid: Grid) -> None:
-        self.positions, self.grid, self._source = positions, grid, source
-
-    @cached_property
-    def attention(self) -> Attention:  # type: ignore[override]
-        """An attention with only a mask: the rule that says where weights are 0, if there is a short one.
-
-        It is the rule of the whole call, since the grid of a selection has the numbers of its texts in the call.
-        """
-        return mask_of(self._source() > 0)
-
-    @cached_property
-    def has_shares(self) -> bool:  # type: ignore[override]
-        return are_shares(at_least_float32(self._source()))
-
-    @checked
-    def select(self, batch: Index, head: Index) -> AttentionMap:
-        batch = indices("weights.select", "batch", batch, self.shape[0])
-        head = indices("weights.select", "head", head, self.shape[1])
-        b, h = to_device(batch, self.device), to_device(head, self.device)
-        grid = replace(self.grid, batch=self.grid.batch[b], head=self.grid.head[h])
-        return RerunMap(self._source, self.positions, grid)
-
-    def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
-        rows, cols = (x if isinstance(x, slice) else to_device(x, self.device) for x in (rows, cols))
-        weights = self._source()[:, :, rows][..., cols]
-        return at_least_float32(weights[self.grid.batch][:, self.grid.head])
-
-
-def mask_of(allowed: Tensor) -> Attention:
-    """An attention with only a mask, the rule of these pairs (B, H, I, J), if there is a short one."""
-    B, _, I, J = allowed.shape
-    rule = recognize(allowed, B, I, J).mask
+def mask_of(weights: Tensor) -> Attention:
+    """An attention with only a mask, the rule that says where weights (B, H, I, J) are 0, if there is a short one."""
+    B, _, I, J = weights.shape
+    rule = recognize(weights.abs() > 0, B, I, J).mask
     return Attention(mask=None if isinstance(rule, mask_tensor) else rule).eval()
 
 

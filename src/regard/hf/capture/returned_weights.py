@@ -11,15 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.base.positions import Positions
 from regard.base.shapes import at_least_float32, grouped_values
 from regard.hf.calls import DIRECT, MULTIHEAD, NO_NUMBERS, Untranslatable
-from regard.hf.capture.module_rerun import RerunMap
+from regard.hf.capture.module_rerun import mask_of
 from regard.hf.capture.torch_calls import ObservedCall
 from regard.hf.capture.verification import TOLERANCE, Check
 from regard.maps import attention_map
 from regard.maps.attention_map import AttentionMap
-from regard.pieces.grid import Grid
+from regard.maps.dense_map import DenseMap
 
 
 @dataclass(eq=False)
@@ -43,9 +42,7 @@ class ReturnedCall:
 
     @property
     def map(self) -> AttentionMap:
-        B, H, I, J = self.shape
-        positions = Positions.aligned_to_end(I, J)
-        return RerunMap(lambda: self.weights, positions, Grid.whole(positions, B, H, I, self.weights.device))
+        return DenseMap(self.weights, False, rule=mask_of)
 
 
 @torch.no_grad()

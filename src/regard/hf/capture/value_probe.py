@@ -14,24 +14,21 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.attention import Attention
-from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import spread_indices
 from regard.hf.calls import NO_NUMBERS, Untranslatable
 from regard.hf.capture.kept_values import NoValues
-from regard.hf.capture.module_rerun import LastWeights, RerunMap, mask_of, snapshot
+from regard.hf.capture.module_rerun import LastWeights, mask_of, snapshot
 from regard.hf.capture.verification import Check
 from regard.maps import attention_map
 from regard.maps.attention_map import AttentionMap
-from regard.maps.indices import Index
+from regard.maps.dense_map import DenseMap
 from regard.pieces.grid import Grid
 
 #: Names of the projections of values and of outputs, of inputs that are values themselves, and of the number of heads.
@@ -210,8 +207,8 @@ class ProbedCall:
     @property
     def map(self) -> AttentionMap:
         B, H, I, J = self.shape
-        positions = Positions.aligned_to_end(I, J)
-        return MeasuredMap(self.weights, positions, Grid.whole(positions, B, H, I, self.sample.device))
+        grid = Grid.whole(Positions.aligned_to_end(I, J), B, H, I, self.sample.device)
+        return DenseMap(self.weights, _has_negative, grid, mask_of)
 
     def read_values(self) -> Tensor:
         """The values (B, H, J, E), from running the module again."""
@@ -266,24 +263,9 @@ class ProbedCall:
             yield self.layout.sums(run)[..., : len(places)]
 
 
-class MeasuredMap(RerunMap):
-    """A map whose weights were measured. Some have signs: products of maps, and convolutions of the values."""
-
-    _made_of: ClassVar[str] = "measured: a module ran with unit vectors as its values"
-
-    @cached_property
-    def is_signed(self) -> bool:  # type: ignore[override]
-        return bool((self._source() < -ROUNDING).any())
-
-    @cached_property
-    def attention(self) -> Attention:  # type: ignore[override]
-        """An attention with only a mask: the rule that says where weights are 0, if there is a short one."""
-        return mask_of(self._source() != 0)
-
-    @checked
-    def select(self, batch: Index, head: Index) -> AttentionMap:
-        view = super().select(batch, head)
-        return MeasuredMap(self._source, view.positions, view.grid)
+def _has_negative(weights: Tensor) -> bool:
+    """Whether measured weights have signs: those of products of maps, and of convolutions of the values."""
+    return bool((weights < -ROUNDING).any())
 
 
 def _layouts(module: nn.Module, run: ModuleRun) -> Iterator[ValueAxes]:

@@ -15,8 +15,7 @@ from regard.lab.data.words import begins_spaceless
 from regard.lab.decoding.alignment import Links
 from regard.lab.decoding.search import evaluating
 from regard.lab.evaluation.dependence import source_gradients
-from regard.maps import AttentionMap
-from regard.maps.stored import tabled
+from regard.maps import AttentionMap, DenseMap
 from regard.stats.text_reading import TextReading
 
 if TYPE_CHECKING:
@@ -86,7 +85,9 @@ def read_pair(systems: Mapping[str, TranslationSystem], pair: Pair, parts: bool 
 def read_alignments(written: Mapping[str, WrittenAlignment]) -> PairReading:
     """Written alignments of several systems, by name, of the same words, as one reading."""
     first = next(iter(written.values()))
-    maps = {name: tabled(torch.tensor(alignment["weights"])[None, None]) for name, alignment in written.items()}
+    maps = {
+        name: DenseMap(torch.tensor(alignment["weights"])[None, None], False) for name, alignment in written.items()
+    }
     gold = [(target, source, True) for source, target in first.get("gold") or ()]
     words, model = (first["source"], first["target"]), ", ".join(written)
     return _aligned(" ".join(first["source"]), maps, *words, gold, first["reading"], model)
@@ -121,7 +122,7 @@ def _maps(model: Translator, source: list[int], target: list[int]) -> tuple[dict
     if model.cross_attention is None:
         norms = source_gradients(model, source_ids, target_ids)
         shares = norms / norms.sum(-1, keepdim=True).clamp_min(torch.finfo(norms.dtype).tiny)
-        return {}, {}, {GRADIENT: tabled(shares[:, None])}
+        return {}, {}, {GRADIENT: DenseMap(shares[:, None].detach(), False)}
     with evaluating(model), watch(model, verify=False) as seen:
         model(source_ids, target_ids[:, :-1])
     return seen.encoder.maps, seen.decoder.maps, seen.cross.maps
