@@ -113,7 +113,7 @@ def split(mask: Mask | None) -> tuple[bool, Mask | None] | None:
     for part in () if mask is None else conjuncts(mask):
         if part.keys_only:
             of_keys = part if of_keys is None else of_keys & part
-        elif part.is_causal:
+        elif part.is_lower_triangular:
             is_causal = True
         else:
             return None

@@ -14,7 +14,7 @@ from regard.attention import Attention, Prepared, hides_gradients, makes_new_sco
 from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
-from regard.base.shapes import Sizes, as_slice, to_device
+from regard.base.shapes import Sizes, as_slice, at_least_float32, to_device
 from regard.base.spans import Spans
 from regard.engine.blocks import blocks
 from regard.engine.kernel import KernelProblem
@@ -159,8 +159,13 @@ class ScoredMap(AttentionMap):
         return self.attention.normalizer.merge_refusal is None
 
     def _empty_statistic(self, normalizer: Normalizer, num_rows: int) -> RowStatistic:
-        query, shape = self._prepared.query, (*self.shape[:2], num_rows)
-        return normalizer.empty_statistic(query.new_empty(shape, dtype=torch.promote_types(query.dtype, torch.float32)))
+        like = self._prepared.query.new_empty((*self.shape[:2], num_rows), dtype=self._dtype)
+        return normalizer.empty_statistic(like)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return at_least_float32(self._prepared.query).dtype
 
     def _of_parts(self) -> RowStatistic:
         """A statistic that is merged from tile to tile."""
