@@ -123,7 +123,7 @@ class Attention(HoldsPieces):
 
     def _check_transition(self) -> None:
         """Refuse pieces beside a transition that it cannot have."""
-        if not isinstance(self.mask, causal):
+        if self.mask is None or not self.mask.is_lower_triangular:
             raise RegardError(f"Attention: with a transition the mask is causal(), or left out; got {self.mask!r}.")
         if self.score.scale(1) is None:
             raise RegardError(

@@ -13,11 +13,10 @@ from torch import distributed
 import regard as rg
 from cataloged import SINGLE, TRANSPORTED
 from regard.catalog import mechanisms
-from regard.engine.ring.kv_chunk import refusal
 from regard.maps.ring_map import RingMap
 from slopes import CLOSE, agree
 
-MERGES = [name for name in SINGLE if refusal(mechanisms()[name].example()[0]) is None]
+MERGES = [name for name in SINGLE if mechanisms()[name].example()[0].normalizer.merge_refusal is None]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -25,7 +25,7 @@ import ring_requests  # noqa: F401 - its cases
 import ring_tensors  # noqa: F401 - its cases
 from cataloged import SINGLE
 from regard.catalog import mechanisms
-from regard.engine.ring.kv_chunk import KVChunk, refusal
+from regard.engine.ring.kv_chunk import KVChunk
 from ring_tools import (
     BIASES,
     CASES,
@@ -44,7 +44,7 @@ from ring_tools import (
     some,
 )
 
-MERGES = [name for name in SINGLE if refusal(mechanisms()[name].example()[0]) is None]
+MERGES = [name for name in SINGLE if mechanisms()[name].example()[0].normalizer.merge_refusal is None]
 
 
 def lost_memory_is_nan():

@@ -6,12 +6,13 @@ The first part must hold before a mechanism is timed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.attention import Attention
+from regard.attention import Attention, scores
 from regard.attention_output import AttentionOutput
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
@@ -259,6 +260,30 @@ def rows_sum_to_what_the_normalizer_declares(small: Small) -> None:
         torch.testing.assert_close(sums, torch.full_like(sums, expected))
 
 
+@torch.no_grad()
+def rows_merge_from_their_parts(small: Small) -> None:
+    """The statistic of a row is merged from two parts of its keys, and its weights are theirs times their shares.
+
+    Not for a normalizer that needs all scores of a row at once, as its `merge_refusal` says.
+    """
+    problem = problem_of(*small())
+    normalizer = problem.attention.normalizer
+    if normalizer.merge_refusal is not None:
+        return
+    s, part = scores(problem.attention, problem.prepared, problem.grid), normalizer.of_part()
+    columns = torch.arange(s.shape[-1])
+    halves = list(zip(s.tensor_split(2, -1), columns.tensor_split(2), strict=True))
+    statistics = [part.row_statistic(*half) for half in halves]
+    whole = normalizer.finish(reduce(part.merge, statistics, part.empty_statistic(s[..., 0])))
+    expected = normalizer.row_statistic(s, columns)
+    torch.testing.assert_close(whole, expected, **CLOSE)
+    weights = [
+        part.weights(own, statistic, indices) * normalizer.share(statistic, whole)[..., None]
+        for (own, indices), statistic in zip(halves, statistics, strict=True)
+    ]
+    torch.testing.assert_close(torch.cat(weights, -1), normalizer.weights(s, expected, columns), **CLOSE)
+
+
 def _parts(attention: Attention, tensors: Mapping[str, Any], start: int, count: int) -> dict[str, Any]:
     """The tensors of a call for some tokens, which are queries and keys."""
     found = dict(tensors)
@@ -421,6 +446,7 @@ LAWS: dict[str, Callable[[Small], None]] = {
     "lazy tiles equal the dense weights": lazy_tiles_equal_dense_weights,
     "weights times values are the output": weights_times_values_are_the_output,
     "rows sum to what the normalizer declares": rows_sum_to_what_the_normalizer_declares,
+    "rows merge from their parts": rows_merge_from_their_parts,
     "masked weights are zero": masked_weights_are_zero,
     "spans bound the mask": spans_bound_the_mask,
     "no future leaks": no_future_leaks,

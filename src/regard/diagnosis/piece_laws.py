@@ -103,5 +103,6 @@ def _finding(name: str, law: Callable[[Callable[[], Example]], None], small: Cal
 _REMEDIES = {
     "spans bound the mask": "any_allowed may be too large, never too small; all_allowed too small, never too large.",
     "engines agree with dense": "A tile must depend only on grid.i, grid.j and the tensors, not on its size.",
+    "rows merge from their parts": "Without `merge` and `share` of its own, leave out `merge_refusal = None`.",
     "rows sum to what the normalizer declares": "Set `row_sum` to what a full row sums to, or None.",
 }

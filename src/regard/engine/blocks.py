@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.base.positions import Positions
 from regard.base.spans import Spans
-from regard.pieces.mask import Both, Either, Mask, causal
+from regard.pieces.mask import Mask
 
 #: A block reads one interval of keys if that is at most this many times as long as the needed keys.
 HULL_SLACK = 1.25
@@ -95,9 +95,10 @@ def blocks(
 def starts_causal(block: Block, positions: Positions) -> bool:
     """Whether the causal flag of the kernel masks this block: its first query stands at its first key."""
     keys, columns = positions.keys.intervals, block.columns.intervals
-    if not isinstance(block.mask, causal) or len(keys) != 1 or len(columns) != 1:
+    if block.mask is None or len(keys) != 1 or len(columns) != 1:
         return False
-    return keys[0][0] + columns[0][0] == positions.start + block.start
+    is_aligned = keys[0][0] + columns[0][0] == positions.start + block.start
+    return is_aligned and block.mask.is_lower_triangular
 
 
 def query_edges(mask: Mask | None, positions: Positions, num_queries: int) -> list[int]:
@@ -145,7 +146,7 @@ def _block(mask: Mask | None, positions: Positions, start: int, stop: int) -> Bl
     if len(positions.keys.intervals) != 1:
         full = positions.columns(mask.all_allowed(first, last)).covers(columns)
         return Block(start, stop, columns, full, None if full else mask)
-    left = _within(mask, first, last, columns.shift(positions.keys.intervals[0][0]))
+    left = mask.remaining(first, last, columns.shift(positions.keys.intervals[0][0]))
     return Block(start, stop, columns, left is None, left)
 
 
@@ -169,24 +170,6 @@ def _shifted(mask: Mask | None, positions: Positions, start: int, stop: int, kno
     ):
         known[size] = block
     return block
-
-
-def _within(mask: Mask, start: int, stop: int, keys: Spans) -> Mask | None:
-    """The sub-mask that still has to be evaluated for queries [start, stop) and `keys`; None if it allows all pairs."""
-    if mask.all_allowed(start, stop).covers(keys):
-        return None
-    if not isinstance(mask, Both | Either):
-        return mask
-    if isinstance(mask, Both):
-        left, right = (_within(m, start, stop, keys) for m in (mask.left, mask.right))
-        if left is None or right is None:
-            return right if left is None else left
-    else:
-        for narrow, wide in ((mask.left, mask.right), (mask.right, mask.left)):
-            if wide.all_allowed(start, stop).covers(narrow.any_allowed(start, stop) & keys):
-                return _within(wide, start, stop, keys)
-        left, right = mask.left, mask.right
-    return mask if left is mask.left and right is mask.right else type(mask)(left, right)
 
 
 def usual_width(mask: Mask | None, positions: Positions, num_queries: int, size: int) -> float:

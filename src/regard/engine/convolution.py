@@ -9,7 +9,6 @@ from torch.nn import functional as F
 from regard.base.shapes import at_least_float32
 from regard.engine.problem import Cost, Engine, Problem, Result, empty_result
 from regard.pieces.convolution import ConvolutionFilter
-from regard.pieces.normalizer import Unnormalized
 from regard.pieces.score import scale_of_heads
 from regard.pieces.transition import with_heads
 
@@ -28,7 +27,7 @@ class ConvolutionEngine(Engine):
     def refusal(self, problem: Problem) -> str | None:
         attention, query = problem.attention, problem.prepared.query
         is_filter = len(attention.bias) == 1 and isinstance(attention.bias[0], ConvolutionFilter)
-        if not is_filter or type(attention.normalizer) is not Unnormalized:
+        if not is_filter or not attention.normalizer.is_linear or attention.normalizer.row_sum is not None:
             return "it needs one ConvolutionFilter, such as Taps, and the Unnormalized normalizer"
         if attention.score.scale(query.shape[-1]) is None:
             return f"{type(attention.score).__name__} is no dot product"

@@ -13,12 +13,13 @@ from regard.base.shapes import at_least_float32, group, has_numbers, in_one_dtyp
 from regard.base.versions import shares_key_heads
 from regard.engine.blocks import Block, starts_causal
 from regard.engine.problem import Problem
+from regard.engine.rows import finished_rows
 from regard.engine.runs import BlockRun
 from regard.engine.transforms import HIDDEN_GRADIENTS
 from regard.pieces.bias import AdditiveBias
 from regard.pieces.grid import Grid, along_diagonals
 from regard.pieces.mask import Mask
-from regard.pieces.normalizer import LogSumExpNormalizer, RowStatistic, any_coarse, has_logsumexp
+from regard.pieces.normalizer import LogSumExpNormalizer, RowStatistic, any_coarse
 
 
 def flash(
@@ -167,14 +168,6 @@ def _mark_empty(logsumexp: Tensor, suspects: Tensor, mask: Tensor) -> Tensor:
     return logsumexp
 
 
-def include_sink(normalizer: LogSumExpNormalizer, output: Tensor, logsumexp: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of whole rows, once a sink takes its share of each row."""
-    (with_sink,) = normalizer.with_sink((logsumexp,))
-    if normalizer.row_sum is None:
-        output = output * torch.exp(logsumexp - with_sink)[..., None].to(output.dtype)
-    return output, with_sink
-
-
 class FlashRows:
     """Blocks of one problem as calls of the fused kernel: biases and mask become one additive tensor."""
 
@@ -200,9 +193,9 @@ class FlashRows:
             return HIDDEN_GRADIENTS
         if p.dropout:
             return "it could not drop the same weights again in the backward pass"
-        if attention.normalizer.row_sum is None and (self._learns_sink or not self.returns_row_statistic):
+        sink = self._normalizer.sink
+        if sink is not None and (self._learns_sink or not self.returns_row_statistic):
             return "the sink needs the log-sum-exp with gradients, and the kernel does not return them"
-        sink = None if attention.normalizer.row_sum is not None else self._normalizer.sink
         if sink is not None and any_coarse(sink):
             return "the sink is so large that the log-sum-exp of the kernel is too coarse for its share of the row"
         return None
@@ -226,7 +219,7 @@ class FlashRows:
     @property
     def has_gradients(self) -> bool:
         """Whether `gradients` can use the output and the statistic. Not with a sink, which scaled the output."""
-        return self.returns_row_statistic and self._normalizer.row_sum is not None
+        return self.returns_row_statistic and self._normalizer.sink is None
 
     def gradients(
         self, block: Block, tile: Prepared, value: Tensor, output: Tensor, logsumexp: Tensor, grad: Tensor
@@ -290,13 +283,13 @@ class FlashRows:
     ) -> tuple[Tensor, RowStatistic | None]:
         if logsumexp is None:
             return output.to(dtype), None
-        output, logsumexp = include_sink(self._normalizer, output, logsumexp)
-        return output.to(dtype), (logsumexp,)
+        output, row_statistic = finished_rows(self._normalizer, output, (logsumexp,))
+        return output.to(dtype), row_statistic
 
     @property
     def _normalizer(self) -> LogSumExpNormalizer:
-        normalizer = self.problem.attention.normalizer
-        assert has_logsumexp(normalizer)
+        normalizer = self.problem.attention.normalizer.as_softmax
+        assert normalizer is not None
         return normalizer
 
     def floats_per_pair(self, block: Block) -> int:

@@ -21,11 +21,10 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from regard.base.shapes import at_least_float32, to_device
 from regard.base.versions import flex_with_logsumexp
 from regard.engine.dense import Dense, flops_per_pair
-from regard.engine.flash import include_sink
 from regard.engine.lowering import NoLowering, PairMask, PairScore, change_of, number, pairs_of
 from regard.engine.problem import Cost, Engine, Problem, Result
+from regard.engine.rows import finished_rows
 from regard.engine.transforms import HIDDEN_GRADIENTS
-from regard.pieces.normalizer import has_logsumexp
 
 #: Queries, and keys, of a block: it is skipped, masked, or computed without a mask.
 BLOCK = 128
@@ -56,10 +55,8 @@ class Flex(Engine):
         lowered = _lowered(problem)
         assert isinstance(lowered, Lowered), lowered
         output, logsumexp = flex_with_logsumexp(call(problem.query.device), *lowered.tensors, **lowered.options)
-        normalizer = problem.attention.normalizer
-        assert has_logsumexp(normalizer)
-        output, logsumexp = include_sink(normalizer, output, logsumexp)
-        return Result(output.to(problem.value.dtype), (logsumexp.detach(),))
+        output, row_statistic = finished_rows(problem.attention.normalizer, output, (logsumexp,))
+        return Result(output.to(problem.value.dtype), tuple(t.detach() for t in row_statistic))
 
     def cost(self, problem: Problem) -> Cost:
         if problem.query.device.type == "cpu":

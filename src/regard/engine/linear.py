@@ -20,10 +20,8 @@ from regard.base.shapes import at_least_float32, group, in_one_dtype
 from regard.engine.kernel.sums import CompiledAverages, compiled_sums
 from regard.engine.problem import Cost, Engine, Problem, Result, empty_result
 from regard.engine.transforms import differentiable_once
-from regard.pieces.feature_maps import FeatureScore
 from regard.pieces.grid import Grid
-from regard.pieces.mask import Both, Mask, causal
-from regard.pieces.normalizer import SumNormalizer
+from regard.pieces.mask import Mask, conjuncts
 
 #: Tokens of a chunk, whose pairs are scored. With twice as many, a call takes 10 % longer (64 and 256 features).
 CHUNK = 64
@@ -41,7 +39,8 @@ class LinearEngine(Engine):
 
     def refusal(self, problem: Problem) -> str | None:
         attention = problem.attention
-        if not isinstance(attention.score, FeatureScore) or not isinstance(attention.normalizer, SumNormalizer):
+        is_average = attention.normalizer.is_linear and attention.normalizer.row_sum == 1.0
+        if not is_average or attention.score.scale(problem.prepared.query.shape[-1]) != 1.0:
             return "it needs a FeatureScore with the SumNormalizer"
         if attention.bias:
             return "a bias acts on single scores, which this engine does not compute"
@@ -110,18 +109,15 @@ def _all_averages(query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> tu
 
 def split(mask: Mask | None) -> tuple[bool, Mask | None] | None:
     """A mask as (whether it is causal, its sub-mask that depends on keys alone); None if it is more than these two."""
-    if mask is None or isinstance(mask, causal):
-        return mask is not None, None
-    if mask.keys_only:
-        return False, mask
-    if not isinstance(mask, Both):
-        return None
-    left, right = split(mask.left), split(mask.right)
-    if left is None or right is None:
-        return None
-    masks = [m for m in (left[1], right[1]) if m is not None]
-    both = Both(*masks) if len(masks) == 2 else (masks[0] if masks else None)
-    return left[0] or right[0], both
+    is_causal, of_keys = False, None
+    for part in () if mask is None else conjuncts(mask):
+        if part.keys_only:
+            of_keys = part if of_keys is None else of_keys & part
+        elif part.is_lower_triangular:
+            is_causal = True
+        else:
+            return None
+    return is_causal, of_keys
 
 
 def _chosen(mask: Mask, grid: Grid) -> Tensor:

@@ -20,7 +20,7 @@ from regard.engine.transforms import is_transformed
 from regard.pieces.call_tensors import CallTensors
 from regard.pieces.contents import Originals, PieceTemplate, is_small, split_tensors, tensor_snapshot, tensors_of
 from regard.pieces.grid import Grid
-from regard.pieces.normalizer import RowStatistic, has_logsumexp
+from regard.pieces.normalizer import RowStatistic
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,13 +108,13 @@ class Problem:
     @cached_property
     def scale(self) -> float | None:
         """The factor of q.k if the weights are a softmax of scaled dot products, else None."""
-        normalizer = self.attention.normalizer
-        if not has_logsumexp(normalizer):
+        softmax = self.attention.normalizer.as_softmax
+        if softmax is None:
             return None
         scale = self.attention.score.scale(self.prepared.query.shape[-1])
-        if scale is None or isinstance(scale, Tensor) or isinstance(normalizer.temperature, Tensor):
+        if scale is None or isinstance(scale, Tensor) or isinstance(softmax.temperature, Tensor):
             return None  # kernels take one number for all heads, without gradients
-        return scale / normalizer.temperature
+        return scale / softmax.temperature
 
     def needs_gradient(self, *tensors: Tensor | None) -> bool:
         is_recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()

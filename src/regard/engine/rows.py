@@ -11,7 +11,7 @@ from regard.base.shapes import as_slice, at_least_float32, grouped_values, has_n
 from regard.base.spans import Spans
 from regard.pieces.dropout import kept
 from regard.pieces.grid import Grid
-from regard.pieces.normalizer import RowStatistic, has_logsumexp, is_coarse
+from regard.pieces.normalizer import Normalizer, RowStatistic, is_coarse
 
 #: Bytes of scores that may be held while the statistic of rows is computed again.
 RECOMPUTED_BYTES = 48 << 20
@@ -38,6 +38,14 @@ def attend_rows(
     return output, tuple(t.detach() for t in row_statistic)
 
 
+def finished_rows(normalizer: Normalizer, output: Tensor, row_statistic: RowStatistic) -> tuple[Tensor, RowStatistic]:
+    """Output and statistic of whole rows, from those of all their keys: a sink takes its share of each row."""
+    whole = normalizer.finish(row_statistic)
+    if whole is row_statistic:
+        return output, row_statistic
+    return output * normalizer.share(row_statistic, whole)[..., None].to(output.dtype), whole
+
+
 @torch.no_grad()
 def with_remainder(
     attention: Attention, prepared: Prepared, positions: Positions, grid: Grid, row_statistic: RowStatistic
@@ -47,7 +55,7 @@ def with_remainder(
     If a row is coarse in any batch entry or head, its numbers in all of them are computed from scores; else the
     remainder is 0. If the numbers of the tensor cannot be read, all remainders are 0.
     """
-    if len(row_statistic) != 1 or not has_logsumexp(attention.normalizer):
+    if len(row_statistic) != 1 or attention.normalizer.as_softmax is None:
         return row_statistic
     logsumexp, remainder = row_statistic[0], torch.zeros_like(row_statistic[0])
     coarse = is_coarse(logsumexp).flatten(0, 1).any(0)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from regard.engine.blocks import Block
-from regard.pieces.mask import Both, Either, Mask, Not
 
 #: Bytes of output of one call: an output that still is in the cache is cheap to copy to its place.
 CALL_BYTES = 2 << 20
@@ -69,13 +68,4 @@ def _follows(run: BlockRun, block: Block) -> bool:
         return False
     if block.full or first.full:
         return block.full and first.full
-    return block.mask is not None and block.mask.relative and _same(block.mask, first.mask)
-
-
-def _same(mask: Mask | None, other: Mask | None) -> bool:
-    """Whether two masks are equal; `==` alone compares combined masks by identity."""
-    if isinstance(mask, Both | Either) and type(mask) is type(other):
-        return _same(mask.left, other.left) and _same(mask.right, other.right)  # type: ignore[union-attr]
-    if isinstance(mask, Not) and isinstance(other, Not):
-        return _same(mask.mask, other.mask)
-    return mask == other
+    return block.mask is not None and block.mask.relative and block.mask.is_same(first.mask)

@@ -12,7 +12,6 @@ import torch
 from regard.engine.blocked import Work
 from regard.engine.kernel.attention import PER_HIDDEN_UNIT, is_few, reading_factor
 from regard.engine.problem import Cost, Problem
-from regard.pieces.normalizer import Entmax15, Sparsemax
 
 #: Share of the matrix-product rate that products reach: in long rows, in blocks of the fused kernel, in chunks of
 #: linear attention, and in our own kernels (measured: 0.85 and 0.8 in long rows, 0.58, 0.4; 0.7 to 1.0).
@@ -21,8 +20,8 @@ LONG_ROWS, BLOCKS, CHUNKS, OWN = 0.8, 0.58, 0.4, 0.85
 BUSY_ROWS = 32
 #: Keys that the fused kernel reads at once: of a causal mask it skips only whole blocks of keys.
 KEY_BLOCK = 512
-#: Time of one score, in units of one exponential: in softmax or any other pass over the scores, and in sorting.
-PASS, SORT = 4.0, 40.0
+#: Time of one score, in units of one exponential, in a pass over the scores.
+PASS = 4.0
 #: Seconds of a call to `attend` with very little to compute.
 ATTEND = 300e-6
 
@@ -105,5 +104,4 @@ def _bias_seconds(problem: Problem, rates: MachineRates) -> float:
 def _passes(problem: Problem) -> float:
     """Time of one pair besides its products, in units of one exponential: normalizer, biases, hidden units."""
     attention, floats = problem.attention, problem.attention.score.floats_per_score
-    is_sorted = isinstance(attention.normalizer, Sparsemax | Entmax15)
-    return (SORT if is_sorted else PASS) + PASS * (len(attention.bias) + (floats if floats > 1 else 0))
+    return attention.normalizer.cost + PASS * (len(attention.bias) + (floats if floats > 1 else 0))

@@ -21,7 +21,7 @@ from regard.maps.scored_map import ScoredMap
 from regard.maps.transported_map import TransportedMap
 from regard.pieces.call_tensors import CallTensors, check_call_tensors
 from regard.pieces.data_masks import padding
-from regard.pieces.normalizer import RowStatistic, has_logsumexp
+from regard.pieces.normalizer import RowStatistic
 
 #: A given log-sum-exp may differ from that of the scores by this much: kernels in half precision round both.
 STATISTIC_TOLERANCE = 0.05
@@ -91,7 +91,7 @@ def _gathered(attention: Attention, keys: PagedKeys, positions: Positions | None
 def _checked_statistic(problem: Problem, statistic: Tensor) -> RowStatistic:
     """The log-sum-exp of somebody else's kernel, after a comparison of a few rows with the scores."""
     sizes, normalizer = problem.sizes, problem.attention.normalizer
-    if problem.prepared.steps is not None or not has_logsumexp(normalizer):
+    if problem.prepared.steps is not None or normalizer.as_softmax is None:
         kind = "a transition" if problem.prepared.steps is not None else type(normalizer).__name__
         raise RegardError(f"AttentionMap.of: with {kind} no row has a log-sum-exp. Leave `statistic` out.")
     if not isinstance(statistic, Tensor) or statistic.shape != (sizes.B, sizes.H, sizes.I):

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.base.shapes import at_least_float32
 from regard.maps.attention_map import AttentionMap
 from regard.maps.scored_map import ScoredMap
-from regard.pieces.normalizer import any_coarse, has_logsumexp
+from regard.pieces.normalizer import any_coarse
 from regard.pieces.score import scale_of_heads
 
 
@@ -25,7 +25,7 @@ def is_dot(weights: AttentionMap) -> TypeGuard[ScoredMap]:
         return False
     attention = weights.attention
     scale = attention.score.scale(weights._prepared.query.shape[-1])
-    plain = has_logsumexp(attention.normalizer) and not attention.bias
+    plain = attention.normalizer.as_softmax is not None and not attention.bias
     one_mask = (
         attention.mask is None or attention.mask.allowed(weights.grid.tile(slice(0, 1), slice(0, 1))).shape[1] == 1
     )
@@ -37,10 +37,11 @@ def scaled(weights: ScoredMap) -> tuple[Tensor, Tensor, Tensor]:
     prepared, attention = weights._prepared, weights.attention
     query = at_least_float32(prepared.query)
     scale = scale_of_heads(attention.score, query, weights.grid)
-    assert scale is not None
+    softmax = attention.normalizer.as_softmax
+    assert scale is not None and softmax is not None
     empty = weights.row_statistic[0].isneginf()
     return (
-        (query[0] * (scale / attention.normalizer.temperature)).float(),  # type: ignore[union-attr]
+        (query[0] * (scale / softmax.temperature)).float(),
         prepared.key[0].float(),
         weights.row_statistic[0].masked_fill(empty, 0.0)[0].float(),
     )

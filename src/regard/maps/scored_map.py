@@ -27,7 +27,7 @@ from regard.maps.indices import Index, indices
 from regard.maps.reductions import Reduction, State, Tile, check_reductions
 from regard.pieces.contents import Originals, split_tensors, tensor_snapshot, versions_of
 from regard.pieces.grid import Grid
-from regard.pieces.normalizer import RowStatistic, add_log_sums, any_coarse, has_logsumexp
+from regard.pieces.normalizer import Normalizer, RowStatistic, any_coarse
 
 #: If a range of queries has more tiles, their scores are not kept: they are computed again after the row statistic.
 STRIP = 32
@@ -146,17 +146,19 @@ class ScoredMap(AttentionMap):
         if self._row_statistic is not None:
             return with_remainder(self.attention, self._prepared, self.positions, self.grid, self._row_statistic)
         if 0 in self.shape:
-            return self._of_empty_rows()
+            return self._empty_statistic(self.attention.normalizer, self.shape[2])
         terms = self._compiled_terms()
         if terms is not None and (logsumexp := passes.logsumexp(terms)) is not None:
             return with_remainder(self.attention, self._prepared, self.positions, self.grid, (logsumexp,))
-        return self._of_parts() if has_logsumexp(self.attention.normalizer) else self._of_whole_rows()
+        return self._of_parts() if self._has_mergeable_rows else self._of_whole_rows()
 
-    def _of_empty_rows(self) -> RowStatistic:
-        """The statistic of empty rows, computed from one masked key."""
-        normalizer = self.attention.normalizer
-        masked = self._prepared.query.new_full((*self.shape[:3], 1), normalizer.masked_score, dtype=self._dtype)
-        return normalizer.row_statistic(masked, torch.zeros(1, dtype=torch.int64, device=self.device))
+    @property
+    def _has_mergeable_rows(self) -> bool:
+        return self.attention.normalizer.merge_refusal is None
+
+    def _empty_statistic(self, normalizer: Normalizer, num_rows: int) -> RowStatistic:
+        like = self._prepared.query.new_empty((*self.shape[:2], num_rows), dtype=self._dtype)
+        return normalizer.empty_statistic(like)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -164,20 +166,18 @@ class ScoredMap(AttentionMap):
         return at_least_float32(self._prepared.query).dtype
 
     def _of_parts(self) -> RowStatistic:
-        """A statistic that is the log of a sum, accumulated from tile to tile."""
+        """A statistic that is merged from tile to tile."""
         collected = StatisticBuffer(self.shape[0], self.shape[2])
         for rows, parts in self._strips():
-            collected.write(rows, self._total(rows, (self._tile_scores(rows, *part) for part in parts)))
+            collected.write(rows, self._total(rows, parts, (self._tile_scores(rows, *part) for part in parts)))
         return collected.tensors()
 
-    def _total(self, rows: slice, scores: Iterable[Tensor]) -> RowStatistic:
-        """A statistic that is the log of a sum, for the queries of these tiles."""
-        normalizer, query = self.attention.normalizer, self._prepared.query[:, :, rows, 0]
-        assert has_logsumexp(normalizer)
-        none = torch.full_like(query, -torch.inf, dtype=at_least_float32(query).dtype)
-        return normalizer.with_sink(
-            reduce(add_log_sums, map(normalizer.logsumexp, scores), (none, torch.zeros_like(none)))
-        )
+    def _total(self, rows: slice, parts: list[TileKeys], scores: Iterable[Tensor]) -> RowStatistic:
+        """The statistic of the queries of these tiles, merged from those of the tiles."""
+        normalizer, part_normalizer = self.attention.normalizer, self.attention.normalizer.of_part()
+        none = self._empty_statistic(part_normalizer, rows.stop - rows.start)
+        statistics = map(part_normalizer.row_statistic, scores, map(self._columns, parts))
+        return normalizer.finish(reduce(part_normalizer.merge, statistics, none))
 
     def _of_whole_rows(self) -> RowStatistic:
         """A statistic that needs all scores of a row at once, such as a threshold."""
@@ -348,14 +348,14 @@ class ScoredMap(AttentionMap):
         tiles, a pass over the whole map computes it.
         """
         normalizer = self.attention.normalizer
-        fits = len(parts) <= STRIP if has_logsumexp(normalizer) else len(parts) == 1
+        fits = len(parts) <= (STRIP if self._has_mergeable_rows else 1)
         if self._is_solved or not fits:
             row_statistic = tuple(t[:, :, rows] for t in self.row_statistic)
             if self._are_coarse(row_statistic):
-                if not has_logsumexp(normalizer):
+                if not self._has_mergeable_rows:
                     yield from super()._weights_of_strip(rows, parts)
                     return
-                row_statistic = self._total(rows, (self._tile_scores(rows, *part) for part in parts))
+                row_statistic = self._total(rows, parts, (self._tile_scores(rows, *part) for part in parts))
             for part in parts:
                 yield normalizer.tile_weights(self._tile_scores(rows, *part), row_statistic, self._columns(part))
             return
@@ -365,7 +365,7 @@ class ScoredMap(AttentionMap):
             collected.write(rows, row_statistic)
             yield weights, logs
             return
-        collected.write(rows, row_statistic := self._total(rows, kept))
+        collected.write(rows, row_statistic := self._total(rows, parts, kept))
         for part, s in zip(parts, kept, strict=True):
             yield normalizer.tile_weights(s, row_statistic, self._columns(part))
 

@@ -27,7 +27,6 @@ from regard.nn.listener import Attends, listeners
 from regard.nn.module_output import ModuleOutput
 from regard.normalizers import Softmax
 from regard.pieces.contents import versions_of
-from regard.pieces.data_masks import RealKeys
 from regard.pieces.grid import Grid
 from regard.pieces.mask import sees_no_later_key
 
@@ -186,20 +185,21 @@ class ProjectedKV:
         """The mask as a tensor that is added to scores, (B, 1, 1, J): 0 for allowed keys, -inf for the other keys."""
         if self.mask is None:
             return None
-        assert isinstance(self.mask, RealKeys)
-        real = self.mask.real[:, None, None, : self.length]
+        real = self.mask.real_keys
+        assert real is not None
+        real = real[:, None, None, : self.length]
         added = torch.zeros_like(real, dtype=self.key.dtype).masked_fill(~real, -torch.inf)
         return to_device(added, self.key.device)
 
     @cached_property
     def is_plain(self) -> bool:
         """Whether weights are a softmax, and every row has at least one allowed key."""
-        if self.attention.normalizer != PLAIN or not (self.mask is None or isinstance(self.mask, RealKeys)):
+        if self.attention.normalizer != PLAIN or self.mask is None:
+            return self.attention.normalizer == PLAIN
+        if (real := self.mask.real_keys) is None:
             return False
-        if self.mask is None:
-            return True
         self.mask.check(self.sizes(self.key), Positions.aligned_to_end(1, self.length))
-        return bool(self.mask.real[:, : self.length].any(1).all())
+        return bool(real[:, : self.length].any(1).all())
 
     def sizes(self, query: Tensor) -> Sizes:
         """The sizes of a call of `attend` with queries (B, H, I, D)."""
@@ -312,7 +312,7 @@ def _prepared(query: Tensor, keys: ProjectedKV, positions: Positions) -> tuple[P
 def _fused(attention: Attention, query: Tensor, key: Tensor, keys: ProjectedKV) -> Tensor:
     scale = attention.score.scale(query.shape[3])
     assert isinstance(scale, float | int), "has_products says so"
-    real = None if keys.mask is None else keys.mask.real  # type: ignore[attr-defined]
+    real = None if keys.mask is None else keys.mask.real_keys
     return decode(query, key, keys.value, scale, real, lambda: keys.added).to(keys.value.dtype)
 
 
@@ -345,7 +345,7 @@ def _no_mask(attention: Composite, mask: Mask) -> RegardError:
 
 def _sees_all(mask: Mask | None, start: int, num_keys: int) -> bool:
     """Whether a single query at `start` may attend to all keys."""
-    return mask is None or (isinstance(mask, causal) and start >= num_keys - 1)
+    return mask is None or (mask.is_lower_triangular and start >= num_keys - 1)
 
 
 def _both(first: Mask | None, second: Mask | None) -> Mask | None:

@@ -119,7 +119,7 @@ def _build(name: str, arguments: dict[str, Any], role: str, num_heads: int, head
 
 def _mask(mask: Mask | None, role: str) -> Mask | None:
     """The mask for a role: causal for a decoder, otherwise without a plain causal mask of the mechanism."""
-    mask = None if isinstance(mask, causal) else mask
+    mask = None if mask is not None and mask.is_lower_triangular else mask
     if role != "decoder":
         return mask
     return causal() if mask is None else causal() & mask

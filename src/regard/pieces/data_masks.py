@@ -104,6 +104,10 @@ class RealKeys(Mask):
     def __post_init__(self) -> None:
         object.__setattr__(self, "real", own_copy(self.real).cpu())
 
+    @property
+    def real_keys(self) -> Tensor:  # type: ignore[override]
+        return self.real
+
     def allowed(self, grid: Grid) -> Tensor:
         return to_device(self.real, grid.device)[grid.batch][:, grid.key][:, None, None]
 

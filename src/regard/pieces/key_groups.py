@@ -15,7 +15,7 @@ from regard.base.positions import Positions
 from regard.base.shapes import Sizes, at_least_float32, to_device
 from regard.base.spans import EMPTY, Spans
 from regard.pieces.grid import Grid
-from regard.pieces.mask import Composed, Mask, causal, conjuncts
+from regard.pieces.mask import Composed, Mask
 from regard.pieces.piece import Piece
 from regard.pieces.token_ranks import TokenRanks
 
@@ -123,7 +123,7 @@ class MeanGroups(KeyGroups):
 
     def visible(self, mask: Mask | None, sizes: Sizes, grid: Grid) -> tuple[KeyGroups, Mask | None]:
         """The groups themselves with causal masks; otherwise the groups that a part of the mask cannot cut."""
-        if mask is None or all(isinstance(part, causal) for part in conjuncts(mask)):
+        if mask is None or mask.is_lower_triangular:
             return self, mask
         assert grid.positions is not None
         mask.check(sizes, grid.positions)

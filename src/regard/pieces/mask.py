@@ -33,7 +33,8 @@ class Mask(Piece):
 
     `relative`: the answer depends on j - i only, for every batch entry and head, so one tile serves a whole diagonal
     of blocks. `keys_only`: the answer does not depend on the query, so one sum over keys serves all queries.
-    `batched`: batch entries may have different answers.
+    `batched`: batch entries may have different answers. `is_lower_triangular`: it allows exactly the pairs j <= i.
+    `real_keys` (B, n): it hides the keys where this tensor is False, and no other pair; None for all other masks.
 
     A mask is a value: it copies the tensors that it receives, so a later change of these tensors does not change it.
     It has no truth value, because `and`, `or` and `not` would silently drop a mask.
@@ -50,6 +51,8 @@ class Mask(Piece):
     relative: bool = False
     keys_only: bool = False
     batched: bool = True
+    is_lower_triangular: bool = False
+    real_keys: Tensor | None = None
     #: Whether it holds other masks or functions. A mask of this package that holds none never changes.
     holds_parts: ClassVar[bool] = False
 
@@ -64,6 +67,18 @@ class Mask(Piece):
     def all_allowed(self, start: int, stop: int) -> Spans:
         """Key positions that every query in [start, stop) may attend to; never too many, perhaps too few."""
         return EMPTY
+
+    def remaining(self, start: int, stop: int, keys: Spans) -> Mask | None:
+        """The sub-mask that has to be evaluated for queries [start, stop) and `keys`; None if it allows all pairs."""
+        return None if self.all_allowed(start, stop).covers(keys) else self
+
+    def is_same(self, other: Mask | None) -> bool:
+        """Whether two masks are equal, and so are their parts; `==` compares combined masks by identity."""
+        return self == other
+
+    def numbers(self, grid: Grid) -> tuple[Tensor, Tensor] | None:
+        """The numbers of queries (B or 1, I) and keys (B or 1, J) if equal numbers mean that a pair is allowed."""
+        return None
 
     def edges(self, start: int, stop: int) -> Sequence[int]:
         """Query positions inside (start, stop), ascending, where the allowed keys jump: good places to cut blocks."""
@@ -234,6 +249,15 @@ class Pair(Composed):
     def parts(self) -> tuple[Mask, Mask]:
         return self.left, self.right
 
+    def is_same(self, other: Mask | None) -> bool:
+        if not isinstance(other, Pair) or type(other) is not type(self):
+            return False
+        return self.left.is_same(other.left) and self.right.is_same(other.right)
+
+    @property
+    def is_lower_triangular(self) -> bool:  # type: ignore[override]
+        return self.left.is_lower_triangular and self.right.is_lower_triangular
+
     def allowed(self, grid: Grid) -> Tensor:
         return self.join(self.left.allowed(grid), self.right.allowed(grid))
 
@@ -249,6 +273,12 @@ class Both(Pair):
 
     join = staticmethod(and_)
 
+    def remaining(self, start: int, stop: int, keys: Spans) -> Mask | None:
+        left, right = (part.remaining(start, stop, keys) for part in self.parts)
+        if left is None or right is None:
+            return right if left is None else left
+        return self._with_parts([left, right])
+
     def __repr__(self) -> str:
         return f"({self.left!r} & {self.right!r})"
 
@@ -257,6 +287,14 @@ class Either(Pair):
     """left | right: allowed where at least one of the two allows."""
 
     join = staticmethod(or_)
+
+    def remaining(self, start: int, stop: int, keys: Spans) -> Mask | None:
+        if super().remaining(start, stop, keys) is None:
+            return None
+        for narrow, wide in ((self.left, self.right), (self.right, self.left)):
+            if wide.all_allowed(start, stop).covers(narrow.any_allowed(start, stop) & keys):
+                return wide.remaining(start, stop, keys)
+        return self
 
     def __repr__(self) -> str:
         return f"({self.left!r} | {self.right!r})"
@@ -271,6 +309,9 @@ class Not(Composed):
     @property
     def parts(self) -> tuple[Mask]:
         return (self.mask,)
+
+    def is_same(self, other: Mask | None) -> bool:
+        return isinstance(other, Not) and self.mask.is_same(other.mask)
 
     def allowed(self, grid: Grid) -> Tensor:
         return ~self.mask.allowed(grid)
@@ -375,6 +416,7 @@ class causal(Mask):
 
     relative = True
     batched = False
+    is_lower_triangular = True
 
     def allowed(self, grid: Grid) -> Tensor:
         return grid.j <= grid.i

@@ -11,7 +11,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +24,8 @@ RowStatistic = tuple[Tensor, ...]
 
 #: A greater log-sum-exp is coarse: it rounds by more than 1024 half units in the last place of 1 (6e-5 in float32).
 COARSE = 1024.0
+#: The `cost` of a weight whose row is sorted.
+SORTING = 40.0
 
 
 class Normalizer(Piece):
@@ -33,7 +34,14 @@ class Normalizer(Piece):
     `row_sum` is the sum of the weights of a row that is not empty; None if it varies. `independent`: each key has its
     weight by itself, so a row may sum to more than 1. `is_signed`: weights may be negative. `masked_score` replaces
     masked scores. `needs_nonnegative` refuses a score piece whose scores may be below 0. `is_relative`: weights are
-    functions of s_ij - r_i, r_i the first number of the statistic, so they lose digits if both are large.
+    functions of s_ij - r_i, r_i the first number of the statistic, so they lose digits if both are large. `is_linear`:
+    w_ij = s_ij, divided by the sum of the row if `row_sum` is 1, so sums over keys suffice. `cost`: the time of one
+    weight in units of one exponential, for predicted seconds.
+
+    A row may be computed in parts, each with some of its keys, as a ring and long maps do. `of_part` gives the weights
+    of a part, `merge` joins the statistics of two parts, `finish` turns the statistic of all keys into that of the row,
+    and `share` is the factor between the weights of a part and those of the row. A normalizer that can do this sets
+    `merge_refusal` to None. The methods given here are right if a weight depends on its own score only.
 
     >>> import torch, regard as rg
     >>> scores, columns = torch.zeros(1, 1, 1, 4), torch.arange(4)
@@ -48,6 +56,8 @@ class Normalizer(Piece):
     masked_score: float = -torch.inf
     needs_nonnegative: bool = False
     is_relative: bool = False
+    is_linear: bool = False
+    cost: float = 4.0
 
     @property
     def has_shares(self) -> bool:
@@ -65,6 +75,40 @@ class Normalizer(Piece):
     def restated(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> RowStatistic:
         """The statistic of rows whose scores were computed again, and rounded to other numbers."""
         return self.row_statistic(scores, columns)
+
+    @property
+    def merge_refusal(self) -> str | None:
+        """Why a row cannot be computed in parts; None if it can."""
+        return (
+            f"the weights of {self!r} need all scores of a row at once (for a threshold, or for the keys that are "
+            "kept), and the row statistics of parts do not give that of the whole row, as they do for softmax"
+        )
+
+    def of_part(self) -> Normalizer:
+        """The normalizer of a part of a row: without what belongs to the whole row, such as a sink."""
+        return self
+
+    def merge(self, left: RowStatistic, right: RowStatistic) -> RowStatistic:
+        """The statistic of the keys of two parts, (B, H, I) each. `empty_statistic` is its neutral element."""
+        return right
+
+    def finish(self, row_statistic: RowStatistic) -> RowStatistic:
+        """The statistic of whole rows, from that of all their keys."""
+        return row_statistic
+
+    def share(self, part: RowStatistic, whole: RowStatistic) -> Tensor:
+        """The weights of a row divided by those of its part, (B, H, I), from the statistics of both."""
+        return torch.ones_like(whole[0])
+
+    def empty_statistic(self, like: Tensor) -> RowStatistic:
+        """The statistic of rows without a key, for a tensor of their shape (B, H, I) and dtype."""
+        masked = torch.full_like(like, self.masked_score).unsqueeze(-1)
+        return self.row_statistic(masked, torch.zeros(1, dtype=torch.int64, device=like.device))
+
+    @property
+    def as_softmax(self) -> LogSumExpNormalizer | None:
+        """The softmax with these weights and this statistic, which fused kernels run; None if there is none."""
+        return None
 
     def log_weights(self, scores: Tensor, row_statistic: RowStatistic) -> Tensor | None:
         """The logarithms of the weights if they are cheaper than log(weights), else None. May overwrite the scores."""
@@ -186,24 +230,37 @@ def _finite(logsumexp: Tensor) -> Tensor:
 class LogSumExpNormalizer(Normalizer):
     """Base of softmax with and without a sink: w_ij = exp(s_ij / T - r_i), where r_i is a log-sum-exp.
 
-    So the statistic of a row can be combined from those of its parts (`add_log_sums`), and fused kernels can run it.
+    So a row can be computed in parts, and fused kernels can run it. A statistic may lack the second number, the
+    remainder; that of a fused kernel does.
     """
 
     is_relative = True
     has_shares = True  # type: ignore[assignment]
+    merge_refusal = None
     temperature: float = 1.0
     sink: float | Tensor | None
 
-    @abstractmethod
-    def with_sink(self, logsumexp: RowStatistic) -> RowStatistic:
-        """The statistic from a log-sum-exp without the sink (B, H, I), in one number or two."""
+    @property
+    def as_softmax(self) -> LogSumExpNormalizer:
+        return self
+
+    def of_part(self) -> LogSumExpNormalizer:
+        return self if self.sink is None else Softmax(self.temperature)
+
+    def merge(self, left: RowStatistic, right: RowStatistic) -> RowStatistic:
+        return add_log_sums(left, right)
+
+    def finish(self, row_statistic: RowStatistic) -> RowStatistic:
+        return row_statistic if self.sink is None else _with_sink(row_statistic, self.sink)
+
+    def share(self, part: RowStatistic, whole: RowStatistic) -> Tensor:
+        difference = part[0] - _finite(whole[0])
+        for remainder, whole_remainder in zip(part[1:], whole[1:], strict=True):
+            difference = difference + (remainder - whole_remainder)
+        return difference.exp()
 
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
-        return self.with_sink(self.logsumexp(scores))
-
-    def logsumexp(self, scores: Tensor) -> RowStatistic:
-        """log sum_j exp(s_ij / T) over any part of the rows, (B, H, I). `add_log_sums` combines parts of a row."""
-        return log_sum_exp(self.tempered(scores))
+        return self.finish(log_sum_exp(self.tempered(scores)))
 
     def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
         return softmax_weights(self.tempered(scores), row_statistic)
@@ -229,11 +286,6 @@ class LogSumExpNormalizer(Normalizer):
 def _log_softmax(scores: Tensor) -> Tensor:
     empty = scores.detach().amax(-1, keepdim=True).isneginf()
     return torch.log_softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(empty, -torch.inf)
-
-
-def has_logsumexp(normalizer: Normalizer) -> TypeGuard[LogSumExpNormalizer]:
-    """Whether the statistic of a row is a log-sum-exp, which can be combined from those of the row's parts."""
-    return isinstance(normalizer, LogSumExpNormalizer)
 
 
 @checked
@@ -269,11 +321,6 @@ class Softmax(LogSumExpNormalizer):
     @property
     def row_sum(self) -> float | None:  # type: ignore[override]
         return 1.0 if self.sink is None else None
-
-    def with_sink(self, logsumexp: RowStatistic) -> RowStatistic:
-        if self.sink is None:
-            return logsumexp
-        return _with_sink(logsumexp, torch.full_like(logsumexp[0], self.sink))
 
     def normalize_rows(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, RowStatistic]:
         if self.sink is not None:
@@ -314,9 +361,6 @@ class LearnedSink(nn.Module, LogSumExpNormalizer):
         super().__init__()
         self.sink = nn.Parameter(torch.zeros(num_heads))
 
-    def with_sink(self, logsumexp: RowStatistic) -> RowStatistic:
-        return _with_sink(logsumexp, self.sink.to(logsumexp[0].dtype).view(1, -1, 1).expand_as(logsumexp[0]))
-
     def of_heads(self, head: Tensor) -> LearnedSink:
         some = LearnedSink(1)
         del some.sink  # that of some heads is no parameter: its gradient goes to the parameter of all
@@ -333,7 +377,10 @@ class LearnedSink(nn.Module, LogSumExpNormalizer):
         return str(self.sink.shape[0])
 
 
-def _with_sink(logsumexp: RowStatistic, sink: Tensor) -> RowStatistic:
+def _with_sink(logsumexp: RowStatistic, sink: float | Tensor) -> RowStatistic:
+    """The statistic with one sink, or one for each head."""
+    sink = torch.as_tensor(sink, dtype=logsumexp[0].dtype, device=logsumexp[0].device)
+    sink = sink.view(1, -1, 1).expand_as(logsumexp[0])
     if len(logsumexp) == 1:
         return (torch.logaddexp(logsumexp[0], sink),)
     return add_log_sums(logsumexp, (sink, torch.zeros_like(sink)))
@@ -351,6 +398,7 @@ class Sparsemax(Normalizer):
     """
 
     is_relative = True
+    cost = SORTING
 
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         greatest = _greatest(scores)
@@ -378,6 +426,7 @@ class Entmax15(Normalizer):
     """
 
     is_relative = True
+    cost = SORTING
 
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         greatest = _greatest(scores)
@@ -479,13 +528,20 @@ class SumNormalizer(Normalizer):
 
     masked_score = 0.0
     needs_nonnegative = True
+    is_linear = True
+    merge_refusal = None
 
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         return (scores.sum(-1),)
 
+    def merge(self, left: RowStatistic, right: RowStatistic) -> RowStatistic:
+        return (left[0] + right[0],)
+
+    def share(self, part: RowStatistic, whole: RowStatistic) -> Tensor:
+        return part[0] / whole[0].masked_fill(whole[0] == 0, 1.0)
+
     def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
-        total = row_statistic[0].unsqueeze(-1)
-        return _at_most_one(scores / total.masked_fill(total == 0, 1.0))
+        return _at_most_one(self.share((scores,), (row_statistic[0].unsqueeze(-1),)))
 
 
 @checked
@@ -508,6 +564,15 @@ class Sigmoid(Normalizer):
     independent = True
 
     offset: float | None = None
+
+    @property
+    def merge_refusal(self) -> str | None:
+        if self.offset is not None:
+            return None
+        return (
+            f"the weights of {self!r} need the number of keys of the whole row before the first of them; with "
+            "Sigmoid(offset=...) they do not"
+        )
 
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         if self.offset is not None:
@@ -538,7 +603,9 @@ class Unnormalized(Normalizer):
     row_sum = None
     independent = True
     is_signed = True
+    is_linear = True
     masked_score = 0.0
+    merge_refusal = None
 
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         return (scores.new_zeros(scores.shape[:-1]),)

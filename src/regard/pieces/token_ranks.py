@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.pieces.data_masks import documents
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, conjuncts
-from regard.pieces.same_group import SameGroup
 
 
 @dataclass(frozen=True)
@@ -37,9 +35,9 @@ class TokenRanks:
         for part in () if mask is None else conjuncts(mask):
             if part.keys_only and (allowed := part.allowed(one_row)).shape[1] == 1:
                 real = real & allowed[:, 0, 0]
-            elif isinstance(part, documents | SameGroup):
-                numbers = part.numbers(one_row)[1].view(-1, len(grid.key))
-                begins = begins | F.pad(numbers.diff() != 0, (1, 0))
+            elif (numbers := part.numbers(one_row)) is not None:
+                of_keys = numbers[1].view(-1, len(grid.key))
+                begins = begins | F.pad(of_keys.diff() != 0, (1, 0))
         before = real.cumsum(1) - real.long()  # of the whole sequence
         begun = torch.where(begins, before, 0)
         return TokenRanks(real, before - (begun.cummax(1).values if begun.numel() else begun))

@@ -19,7 +19,6 @@ from regard.engine.problem import Problem
 from regard.pieces.bias import ShawBias
 from regard.pieces.data_masks import mask_mod
 from regard.pieces.mask import Mask, leaves
-from regard.pieces.normalizer import has_logsumexp
 
 #: Queries of a tile, and keys that are computed together; half as many keys if a vector has more bytes than WIDE.
 QUERIES, KEYS, WIDE = 64, 64, 256
@@ -38,7 +37,7 @@ def terms_of(problem: Problem) -> KernelProblem | None:
     with masks of this package, and a number for each distance j - i before and after one soft cap.
     """
     attention, query, key = problem.attention, problem.prepared.query, problem.prepared.key
-    if problem.scale is None or not has_logsumexp(attention.normalizer):
+    if problem.scale is None:
         return None
     if query.dtype != key.dtype or query.dtype not in DTYPES or query.shape[-1] > LARGEST_WIDTH:
         return None
@@ -81,7 +80,7 @@ def logsumexp_of(terms: KernelProblem) -> Tensor:
     logsumexp = torch.full((s.B, s.H, s.I), -torch.inf, dtype=torch.float32, device=query.device)
     blocks = {name: size for name, size in blocks_of(terms, {}).items() if name in SCORE_BLOCKS}
     _launch("logsumexp_kernel", terms, range(s.I), _scores(terms, None), logsumexp, blocks)
-    return terms.problem.attention.normalizer.with_sink((logsumexp,))[0]  # type: ignore[attr-defined]
+    return terms.problem.attention.normalizer.finish((logsumexp,))[0]
 
 
 def _launch(

@@ -21,7 +21,7 @@ from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.transforms import HIDDEN_GRADIENTS, is_transformed
 from regard.pieces.bias import AdditiveBias, Bias, ShawBias, Softcap
 from regard.pieces.grid import Grid
-from regard.pieces.normalizer import any_coarse, has_logsumexp
+from regard.pieces.normalizer import LogSumExpNormalizer, any_coarse
 from regard.pieces.score import TanhScore
 
 #: Widest query and value that the kernels compute, and most hidden units of an additive score.
@@ -135,7 +135,7 @@ class KernelProblem:
     @cached_property
     def refusal(self) -> str | None:
         """Why the kernels cannot compute the problem; None if they can."""
-        p, attention = self.problem, self.problem.attention
+        p = self.problem
         if self.scale is None:
             return "its weights are no softmax of scaled dot products or additive scores"
         if (unfit := self._unfit_tensors()) is not None:
@@ -146,8 +146,7 @@ class KernelProblem:
             return HIDDEN_GRADIENTS
         if (unfit := self.unfit_bias()) is not None:
             return unfit
-        sink = attention.normalizer.sink if has_logsumexp(attention.normalizer) else None
-        if sink is not None and any_coarse(sink):
+        if self._softmax.sink is not None and any_coarse(self._softmax.sink):
             return "the sink is so large that float32 is too coarse for its share of the row"
         if (num_bytes := self.mask_bytes) > MASK_BYTES:
             return f"its mask has no spans and would take {size(num_bytes)}"
@@ -219,10 +218,16 @@ class KernelProblem:
     @cached_property
     def scale(self) -> float | None:
         """The factor of dot products or additive scores under the softmax; None for other weights."""
-        normalizer = self.problem.attention.normalizer
-        if self.direction is None or not has_logsumexp(normalizer):
+        softmax = self.problem.attention.normalizer.as_softmax
+        if self.direction is None or softmax is None:
             return self.problem.scale
-        return None if isinstance(normalizer.temperature, Tensor) else 1 / normalizer.temperature
+        return None if isinstance(softmax.temperature, Tensor) else 1 / softmax.temperature
+
+    @property
+    def _softmax(self) -> LogSumExpNormalizer:
+        softmax = self.problem.attention.normalizer.as_softmax
+        assert softmax is not None, "there is a scale"
+        return softmax
 
     def setting(self) -> CallSettings:
         """What does not depend on the numbers of tensors, and the seed of dropout."""
@@ -249,7 +254,7 @@ class KernelProblem:
 
     @property
     def _temperature(self) -> float:
-        temperature = self.problem.attention.normalizer.temperature  # type: ignore[attr-defined]
+        temperature = self._softmax.temperature
         assert not isinstance(temperature, Tensor), "the scale is a number"
         return temperature
 
@@ -301,12 +306,10 @@ class KernelProblem:
         return (total / self._temperature)[0, :, 0].float().expand(self.problem.sizes.H, -1)
 
     def _sink(self) -> Tensor | None:
-        normalizer = self.problem.attention.normalizer
-        assert has_logsumexp(normalizer)
-        if normalizer.sink is None:
+        if (sink := self._softmax.sink) is None:
             return None
         device = self.problem.query.device
-        return torch.as_tensor(normalizer.sink, dtype=torch.float32, device=device).expand(self.problem.sizes.H)
+        return torch.as_tensor(sink, dtype=torch.float32, device=device).expand(self.problem.sizes.H)
 
 
 def logsumexp_of(terms: KernelProblem) -> Tensor:

@@ -20,7 +20,7 @@ from regard.engine.blocks import Block
 from regard.engine.gradients import Gradients, GradientSums, block_gradients
 from regard.engine.kernel import KernelProblem
 from regard.engine.kernel.attention import Inputs, backward
-from regard.engine.ring.kv_chunk import KVChunk, adds_up
+from regard.engine.ring.kv_chunk import KVChunk
 from regard.pieces.contents import tensors_of
 from regard.pieces.dropout import kept
 from regard.pieces.normalizer import Normalizer, RowStatistic, any_coarse
@@ -146,6 +146,6 @@ class ChunkGradients:
         if chunk.dropout:
             weights = weights * kept(grid, chunk.dropout, chunk.seed or 0) / (1 - chunk.dropout)
         output = grouped_values(weights, at_least_float32(value).to(weights.dtype))
-        if adds_up(self.whole):
+        if self.whole.independent:
             return [(output, rows.grad.to(output.dtype))]
         return [(output, rows.grad.to(output.dtype)), (row_sums, -rows.dot.to(output.dtype))]

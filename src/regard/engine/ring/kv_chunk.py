@@ -18,40 +18,10 @@ from regard.engine.kernel.attention import forward
 from regard.engine.problem import Engine, Problem
 from regard.engine.rows import with_remainder
 from regard.pieces.contents import split_tensors
-from regard.pieces.normalizer import (
-    Normalizer,
-    RowStatistic,
-    Sigmoid,
-    Softmax,
-    SumNormalizer,
-    Unnormalized,
-    add_log_sums,
-    has_logsumexp,
-)
+from regard.pieces.normalizer import Normalizer, RowStatistic
 
 #: Output and row statistic of some queries.
 Rows = tuple[Tensor, RowStatistic]
-
-
-def refusal(attention: Attention) -> str | None:
-    """Why rows of chunks cannot be merged; None if they can."""
-    normalizer = attention.normalizer
-    if has_logsumexp(normalizer) or isinstance(normalizer, SumNormalizer) or adds_up(normalizer):
-        return None
-    if isinstance(normalizer, Sigmoid):
-        return (
-            f"the weights of {normalizer!r} need the number of keys of the whole row before the first of them; with "
-            "Sigmoid(offset=...) they do not"
-        )
-    return (
-        f"the weights of {normalizer!r} need all scores of a row at once (for a threshold, or for the keys that are "
-        "kept), and the row statistics of parts do not give that of the whole row, as they do for softmax"
-    )
-
-
-def adds_up(normalizer: Normalizer) -> bool:
-    """Whether a weight depends on its own score only, so that the outputs of chunks are added."""
-    return isinstance(normalizer, Unnormalized) or (isinstance(normalizer, Sigmoid) and normalizer.offset is not None)
 
 
 def chunk_attention(whole: Attention) -> Attention:
@@ -59,9 +29,8 @@ def chunk_attention(whole: Attention) -> Attention:
 
     Prepared keys contain their positions. A sink belongs to the whole row, and is added after the last merge.
     """
-    normalizer = whole.normalizer
-    sinkless = Softmax(normalizer.temperature) if has_logsumexp(normalizer) else normalizer
-    return Attention(whole.score, bias=whole.bias, mask=whole.mask, normalizer=sinkless, dropout=whole.dropout)
+    normalizer = whole.normalizer.of_part()
+    return Attention(whole.score, bias=whole.bias, mask=whole.mask, normalizer=normalizer, dropout=whole.dropout)
 
 
 class KVChunk(Problem):
@@ -110,37 +79,10 @@ class KVChunk(Problem):
 
 
 def merge(normalizer: Normalizer, rows: Rows, new_rows: Rows) -> None:
-    """Merge the same rows over other keys into `rows`, in place: their sum, or their mean by row sums."""
+    """Merge the same rows over other keys into `rows`, in place."""
     (output, statistic), (new_output, new_statistic) = rows, new_rows
-    if adds_up(normalizer):
-        output += new_output
-        for number, new_number in zip(statistic, new_statistic, strict=True):
-            number.copy_(new_number)
-        return
-    if has_logsumexp(normalizer):
-        merged = add_log_sums(statistic, new_statistic)
-        factors = share(statistic, merged), share(new_statistic, merged)
-    else:
-        merged = (statistic[0] + new_statistic[0],)
-        row_sum = merged[0].masked_fill(merged[0] == 0, 1.0)
-        factors = statistic[0] / row_sum, new_statistic[0] / row_sum
+    merged = normalizer.merge(statistic, new_statistic)
+    factors = normalizer.share(statistic, merged), normalizer.share(new_statistic, merged)
     output.mul_(factors[0][..., None]).addcmul_(new_output, factors[1][..., None])
     for number, merged_number in zip(statistic, merged, strict=True):
         number.copy_(merged_number)
-
-
-def share(chunk: RowStatistic, whole: RowStatistic) -> Tensor:
-    """The share of a chunk in the sum of each row, from the log-sum-exps and remainders of both; 0 in empty rows."""
-    finite = whole[0].masked_fill(whole[0].isneginf(), 0.0)
-    return torch.exp(chunk[0] - finite + (chunk[1] - whole[1]))
-
-
-def finished(normalizer: Normalizer, rows: Rows) -> Rows:
-    """The rows after the last merge: the sink takes its share."""
-    output, row_statistic = rows
-    if not has_logsumexp(normalizer):
-        return rows
-    with_sink = normalizer.with_sink(row_statistic)
-    if normalizer.row_sum is None:
-        output = output * share(row_statistic, with_sink)[..., None]
-    return output, with_sink

@@ -22,7 +22,6 @@ from regard.engine.ring.choosing import with_chosen_keys
 from regard.engine.ring.digests import Contents, words
 from regard.engine.ring.exchange import Agreement, Exchange
 from regard.engine.ring.gathering import Gathered
-from regard.engine.ring.kv_chunk import refusal
 from regard.engine.ring.plan import RingPlan
 from regard.engine.ring.rank_share import RankShare, ShareProblem, of_all_keys
 from regard.engine.ring.ring_call import RingCall
@@ -267,7 +266,7 @@ def _checked(share: RankShare) -> RankShare:
     share = share.checked()
     attention, positions, sizes = share.attention, share.positions, share.sizes
     check_positions(positions)
-    reason = refusal(attention)
+    reason = unmergeable = attention.normalizer.merge_refusal
     if reason is None and positions is not None and len(positions.keys.intervals) != 1:
         reason = f"its keys must have contiguous positions, and {positions.keys} are several intervals"
     if reason is None and _hides_gradients(share):
@@ -278,7 +277,7 @@ def _checked(share: RankShare) -> RankShare:
             f"{sizes.B}, {sizes.I} and {sizes.J}"
         )
     if reason is not None:
-        able = "" if refusal(attention) is None else " Engines that can: dense, blocked, each on one device."
+        able = "" if unmergeable is None else " Engines that can: dense, blocked, each on one device."
         raise RegardError(f"attend: the ring engine cannot run {attention!r}: {reason}.{able}")
     return share
 

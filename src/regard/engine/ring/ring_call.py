@@ -18,11 +18,12 @@ from regard.engine.gradients import GradientSums, zeros_like
 from regard.engine.problem import Problem, Result
 from regard.engine.ring.chunk_gradients import ChunkGradients, OutputGrads
 from regard.engine.ring.exchange import Exchange, Transfer
-from regard.engine.ring.kv_chunk import KVChunk, Rows, chunk_attention, finished, merge
+from regard.engine.ring.kv_chunk import KVChunk, Rows, chunk_attention, merge
 from regard.engine.ring.route import Route
+from regard.engine.rows import finished_rows
 from regard.engine.transforms import differentiable_once
 from regard.pieces.contents import tensor_snapshot, tensors_of
-from regard.pieces.normalizer import RowStatistic, has_logsumexp
+from regard.pieces.normalizer import RowStatistic
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +159,7 @@ class _RingCall(torch.autograd.Function):
         for step, received in ring_call.visits(ring_call.keys(shared)):
             if received:
                 _merge_step(ring_call, rows, step, ring_call.with_keys(shared, received))
-        output, row_statistic = finished(whole, rows)
+        output, row_statistic = finished_rows(whole, *rows)
         output = output.to(ring_call.own.value.dtype)
         ctx.outline, ctx.ring_call = outline, replace(ring_call, own=None)  # autograd saves its tensors
         ctx.save_for_backward(
@@ -188,16 +189,15 @@ def _merge_step(ring_call: RingCall, rows: Rows, step: int, shared: Sequence[Ten
     """Compute the chunks of one step and merge them into the rows."""
     for place, _, chunk in ring_call.chunks(step, shared):
         chunk_rows = rows[0][:, :, place], tuple(t[:, :, place] for t in rows[1])
-        merge(ring_call.own.attention.normalizer, chunk_rows, chunk.attend())
+        merge(ring_call.attention.normalizer, chunk_rows, chunk.attend())
 
 
 def _empty_rows(ring_call: RingCall) -> Rows:
     """Rows before the first merge."""
     s, value = ring_call.own.sizes, ring_call.own.value
     precision = torch.promote_types(value.dtype, torch.float32)
-    empty_statistic = (-torch.inf, 0.0) if has_logsumexp(ring_call.own.attention.normalizer) else (0.0,)
     output = torch.zeros(s.B, s.H, s.I, s.E, dtype=precision, device=value.device)
-    return output, tuple(output.new_full(output.shape[:3], number) for number in empty_statistic)
+    return output, ring_call.attention.normalizer.empty_statistic(output.new_empty(output.shape[:3]))
 
 
 class _Backward:
@@ -246,10 +246,12 @@ class _Backward:
         normalizer = self.ring_call.own.attention.normalizer
         ids = {id(t) for t in tensors_of(normalizer)}
         numbers = [n for n, t in enumerate(self.parameters) if id(t) in ids and t.requires_grad]
-        if not numbers or not has_logsumexp(normalizer):
+        if not numbers:
             return
         with torch.enable_grad():
-            logsumexp, _ = normalizer.with_sink(sinkless_statistic)
+            logsumexp = normalizer.finish(sinkless_statistic)[0]
+            if not logsumexp.requires_grad:
+                return
             learned = [self.parameters[n] for n in numbers]
             grads = torch.autograd.grad(logsumexp, learned, -output_grads.dot.to(logsumexp.dtype), allow_unused=True)
         for n, grad in zip(numbers, grads, strict=True):

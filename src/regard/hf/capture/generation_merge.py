@@ -20,9 +20,9 @@ from regard.base.shapes import Sizes
 from regard.hf.capture.captured_calls import Capture
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.bias import Softcap
+from regard.pieces.contents import tensors_of
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, causal, window
-from regard.pieces.normalizer import LearnedSink, Softmax
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,9 +98,8 @@ def _queries(part: CallRows) -> Tensor:
 def _have_same_pieces(attentions: Sequence[Attention]) -> bool:
     """Whether the calls differ in nothing but their masks: no bias of pairs, the same scale and the same sinks."""
     first = attentions[0]
-    sinks = [a.normalizer.sink for a in attentions if isinstance(a.normalizer, LearnedSink)]
-    plain = all(isinstance(a.normalizer, Softmax) for a in attentions)
-    if not plain and (len(sinks) < len(attentions) or not all(torch.equal(sink, sinks[0]) for sink in sinks)):
+    tensors = [tensors_of(a.normalizer) for a in attentions]
+    if not all(all(map(torch.equal, own, tensors[0])) for own in tensors):
         return False
     return all(
         a.position is None

@@ -16,7 +16,6 @@ from regard.attention import Prepared, scores
 from regard.base.shapes import has_numbers
 from regard.hf.calls import AttentionCall, Translation
 from regard.pieces.grid import Grid
-from regard.pieces.normalizer import Softmax
 
 #: Fewest queries for which a kernel is observed: every operation inside its backend then passes through Python.
 FEWEST_QUERIES = 128
@@ -61,7 +60,8 @@ def row_logsumexp(call: AttentionCall, translation: Translation) -> Tensor | Non
     attention, logsumexp, (B, H, I, _) = translation.attention, call.logsumexp, call.query.shape
     if logsumexp is None or logsumexp.shape != (B, H, I) or attention.bias:
         return None
-    if not isinstance(attention.normalizer, Softmax):
+    softmax = attention.normalizer.as_softmax
+    if softmax is None or softmax.sink is not None:
         return None
     rows = torch.linspace(0, I - 1, ROWS).round().long()
     prepared = Prepared.of(attention, translation.query, call.key, translation.positions)

@@ -17,7 +17,6 @@ from regard.biases import ShawBias, Softcap
 from regard.composites import Composite
 from regard.hf.heads.layout import COUNTS, Heads, ModelHeads
 from regard.nn import MultiHeadAttention
-from regard.normalizers import LearnedSink
 from regard.pieces.contents import tensors_of
 from regard.scores import Bilinear
 
@@ -205,7 +204,7 @@ def _piece_per_head(attention: Attention | Composite) -> str | None:
             f"its {type(attention).__name__} is made of several attentions, whose parts may have numbers for each head"
         )
     pieces = [bias for bias in attention.bias if not isinstance(bias, ShawBias | Softcap)]
-    pieces += [attention.normalizer] if isinstance(attention.normalizer, LearnedSink) else []
+    pieces += [attention.normalizer] if any(tensor.ndim for tensor in tensors_of(attention.normalizer)) else []
     pieces += [attention.score] if isinstance(attention.score, Bilinear) and len(attention.score.weight) > 1 else []
     pieces += [attention.transition] if tensors_of(attention.transition) else []
     return f"its {type(pieces[0]).__name__} has a number for each head" if pieces else None

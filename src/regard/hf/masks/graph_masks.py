@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.hf.masks.mask_tensors import Recognized
-from regard.pieces.data_masks import RealKeys, padding
+from regard.pieces.data_masks import padding
 from regard.pieces.mask import Mask, causal, conjuncts, window
 from regard.pieces.same_group import groups_mask
 
@@ -34,12 +34,12 @@ class GraphMask:
         """The numbers of a rule; None if it needs more than these."""
         found = GraphMask(rule.positions(num_queries, num_keys).start, rule.first, False, 0, None, None)
         for part in () if rule.mask is None else conjuncts(rule.mask):
-            if isinstance(part, causal):
+            if part.is_lower_triangular:
                 found = replace(found, is_causal=True)
             elif isinstance(part, window) and not found.window:
                 found = replace(found, window=part.size)
-            elif isinstance(part, RealKeys) and found.real is None:
-                found = replace(found, real=part.real)
+            elif part.real_keys is not None and found.real is None:
+                found = replace(found, real=part.real_keys)
             else:
                 return None
         return found

@@ -78,7 +78,7 @@ class MaskFunctionReader:
         names = {function.__qualname__ for function in mask_functions if function.__module__ == MASKING_UTILS}
         inside = _BesideCausal(self.length, self.use_vmap, self.places) if "causal_mask_function" in names else self
         masks = [mask for mask in map(inside.read, mask_functions) if mask is not None]
-        masks.sort(key=lambda mask: not isinstance(mask, causal))
+        masks.sort(key=lambda mask: not mask.is_lower_triangular)
         return reduce(and_, masks) if masks else None
 
     def _or_masks(self, mask_functions: tuple[MaskFunction, ...]) -> Mask | None:
