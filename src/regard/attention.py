@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.base.checks import explained
 from regard.base.errors import RegardError
@@ -18,7 +18,7 @@ from regard.base.shapes import Sizes, at_least_float32, has_numbers, pick, witho
 from regard.base.upper_layers import upper_layer
 from regard.pieces.bias import Bias, State
 from regard.pieces.call_tensors import CallTensors, tensors_for
-from regard.pieces.contents import PieceTemplate, is_small, split_tensors, tensor_snapshot
+from regard.pieces.contents import HELD, PieceTemplate, is_small, split_tensors, tensor_snapshot
 from regard.pieces.grid import Grid
 from regard.pieces.holder import HoldsPieces
 from regard.pieces.mask import Mask, causal
@@ -152,10 +152,16 @@ class Attention(HoldsPieces):
 
     def with_pieces(self, **pieces: Any) -> Attention:
         """An `Attention` with some other pieces, by the names of their slots; the rest is shared, not copied."""
-        slots = ("score", "position", "bias", "mask", "normalizer", "dropout")
-        other = Attention(**{name: getattr(self, name) for name in slots} | pieces)
-        other.transition, other.selection = self.transition, self.selection
-        other.training = self.training  # set here only: the pieces belong to other modules too
+        other, own = object.__new__(Attention), vars(self)
+        nn.Module.__init__(other)
+        for name in self.piece_order:
+            if name in pieces or name not in own or name in own.get(HELD, ()):
+                setattr(other, name, pieces[name] if name in pieces else getattr(self, name))
+            else:  # it has been checked, and there is nothing to register
+                vars(other)[name] = own[name]
+        other._check_signs()
+        # set here only: the pieces belong to other modules too
+        vars(other).update(dropout=self.dropout, training=self.training)
         return other
 
     def with_mask(self, mask: Mask | None) -> Attention:
