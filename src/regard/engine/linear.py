@@ -38,8 +38,9 @@ class LinearEngine(Engine):
 
     name = "linear"
     description = "sums over keys, once for all queries, in O(n) time and memory"
+    continues_sums = True
 
-    def refusal(self, problem: Problem) -> str | None:
+    def _refusal(self, problem: Problem) -> str | None:
         attention = problem.attention
         if not isinstance(attention.score, FeatureScore) or not isinstance(attention.normalizer, SumNormalizer):
             return "it needs a FeatureScore with the SumNormalizer"
