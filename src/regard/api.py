@@ -7,7 +7,7 @@ from regard.base.errors import RegardError
 from regard.biases import ALiBi
 from regard.caches import GrowingCache
 from regard.catalog import mechanism, mechanisms
-from regard.composites.combine import combine
+from regard.composites.sum import combine
 from regard.diagnosis import check
 from regard.drawing import figure, heatmap, show, weight_table
 from regard.edits import KnockOut, Where

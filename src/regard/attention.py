@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.base.checks import explained
 from regard.base.errors import RegardError
@@ -17,8 +18,8 @@ from regard.base.positions import Positions
 from regard.base.shapes import Sizes, at_least_float32, has_numbers, pick, without_autocast
 from regard.base.upper_layers import upper_layer
 from regard.pieces.bias import Bias, State
-from regard.pieces.call_tensors import CallTensors, tensors_for
-from regard.pieces.contents import PieceTemplate, is_small, split_tensors, tensor_snapshot
+from regard.pieces.call_tensors import CallTensors, needs_of, tensors_for
+from regard.pieces.contents import HELD, PieceTemplate, is_small, split_tensors, tensor_snapshot
 from regard.pieces.grid import Grid
 from regard.pieces.holder import HoldsPieces
 from regard.pieces.mask import Mask, causal
@@ -45,8 +46,54 @@ SLOTS: dict[str, type] = {
 OPTIONAL = ("position", "mask", "transition", "selection")
 
 
+class Mechanism(HoldsPieces, ABC):
+    """What `attend` runs. The two kinds are an `Attention`, which is one set of pieces, and a composite of several.
+
+    `attend` and `plan` know nothing else of a mechanism: `pieces` name the tensors that a call needs, `check_option`
+    and `with_mask_too` apply the arguments of the call, and `attend_request` and `plan_request` run it and plan it.
+    """
+
+    #: The mask over tokens: no query attends to a key that it hides.
+    mask: Mask | None
+    #: Whether a weight is a function of one score, w_ij = f(s_ij, r_i), and the keys are those of the mask.
+    is_scored: bool = False
+
+    @abstractmethod
+    def pieces(self) -> list[Any]:
+        """All pieces, which may need tensors of the call."""
+
+    @abstractmethod
+    def check_option(self, name: str) -> None:
+        """Refuse an argument of a call that this mechanism has no place for."""
+
+    @abstractmethod
+    def with_mask_too(self, mask: Mask) -> Self:
+        """The mechanism in which a query attends only to those of its keys that this mask allows."""
+
+    @abstractmethod
+    def attend_request(self, request: Any, cache: Any, check: bool) -> Any:
+        """The `AttentionOutput` of a call, whose arguments are in `request` (`engine/kept_plans.py`)."""
+
+    @abstractmethod
+    def plan_request(self, request: Any, cache: Any) -> Any:
+        """The plan of the same call."""
+
+    def memory_pieces(self) -> tuple[Any, ...]:
+        """The pieces that decide about the memory that a cache keeps beside its keys; () without such a memory."""
+        return ()
+
+    def key_axes(self) -> dict[str, int]:
+        """The tensors that the pieces need for each key, and the axis of the keys."""
+        needs = [item for piece in self.pieces() for item in needs_of(piece).items()]
+        return {name: words.split().index("J") for name, words in needs if "J" in words.split()}
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+        """`regard.attend` with this attention: the output, the weights, and the next cache."""
+        return upper_layer("attention").attend(query, key, value, attention=self, **options)
+
+
 @explained
-class Attention(HoldsPieces):
+class Attention(Mechanism):
     """An attention mechanism: w_ij = normalize(bias(score(position(q_i), position(k_j)))) where mask allows.
 
     Each slot holds a piece: `score` compares a query with a key; `position` encodes the positions of both before;
@@ -93,45 +140,27 @@ class Attention(HoldsPieces):
         self.bias = bias
         self.mask = mask
         self.normalizer = Softmax() if normalizer is None else normalizer
-        if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0 <= dropout < 1:
-            raise RegardError(f"Attention(dropout={dropout!r}): the share of dropped weights is in [0, 1).")
-        self.dropout = float(dropout)
+        self.dropout = dropout
         self.transition = transition
         self.selection = selection
-        self._check_signs()
         if transition is not None:
             if normalizer is not None:
                 raise RegardError(f"Attention: {NO_NORMALIZER}, got {normalizer!r}.")
             self.mask = causal() if mask is None else mask
-            self._check_transition()
+        self.family.check_pieces(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Check the type of a piece."""
+        """Check the type of a piece, and the share of dropout."""
         if name in SLOTS:
             value = _slot(name, value, SLOTS[name], optional=name in OPTIONAL)
         elif name == "bias":
             is_list = isinstance(value, Iterable) and not isinstance(value, Bias | Tensor)
             value = tuple(_slot("bias", piece, Bias) for piece in (value if is_list else (value,)))
+        elif name == "dropout":
+            if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < 1:
+                raise RegardError(f"Attention(dropout={value!r}): the share of dropped weights is in [0, 1).")
+            value = float(value)
         super().__setattr__(name, value)
-
-    def _check_signs(self) -> None:
-        if self.normalizer.needs_nonnegative and not self.score.nonnegative:
-            raise RegardError(
-                f"Attention: {type(self.normalizer).__name__} divides by a sum, so it needs scores that are not "
-                f"negative. Scores of {type(self.score).__name__} may be. Use FeatureScore, or another normalizer."
-            )
-
-    def _check_transition(self) -> None:
-        """Refuse pieces beside a transition that it cannot have."""
-        if self.mask is None or not self.mask.is_lower_triangular:
-            raise RegardError(f"Attention: with a transition the mask is causal(), or left out; got {self.mask!r}.")
-        if self.score.scale(1) is None:
-            raise RegardError(
-                f"Attention: a transition needs a score that is a dot product, such as Dot(), got {self.score!r}."
-            )
-        if self.bias or self.dropout or self.selection is not None:
-            piece = self.bias or self.selection or f"dropout={self.dropout}"
-            raise RegardError(f"Attention: a transition computes no single weights, which {piece!r} would change.")
 
     @staticmethod
     def remedy(value: object) -> str:
@@ -146,21 +175,48 @@ class Attention(HoldsPieces):
             return "Build an Attention: mechanism.build(...)."
         return "For plain attention: regard.Attention()."
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
-        """`regard.attend` with this attention: the output, the weights, and the next cache."""
-        return upper_layer("attention").attend(query, key, value, attention=self, **options)
+    @property
+    def family(self) -> type[Family]:
+        """How the pieces make weights: of scores, or by a transition."""
+        return Scored if self.transition is None else Transported
+
+    @property
+    def is_scored(self) -> bool:  # type: ignore[override]
+        return self.family is Scored and self.selection is None
+
+    def check_option(self, name: str) -> None:
+        if name == "dropout_p" and self.family is not Scored:
+            raise RegardError("attend(dropout_p=...): with a transition there are no single weights to drop.")
+
+    def memory_pieces(self) -> tuple[Any, ...]:
+        return self.family.memory_pieces(self)
+
+    def attend_request(self, request: Any, cache: Any, check: bool) -> Any:
+        return upper_layer("attention").attend_pieces(request, cache, check)
+
+    def plan_request(self, request: Any, cache: Any) -> Any:
+        return upper_layer("attention").plan_pieces(request, cache)
 
     def with_pieces(self, **pieces: Any) -> Attention:
         """An `Attention` with some other pieces, by the names of their slots; the rest is shared, not copied."""
-        slots = ("score", "position", "bias", "mask", "normalizer", "dropout")
-        other = Attention(**{name: getattr(self, name) for name in slots} | pieces)
-        other.transition, other.selection = self.transition, self.selection
-        other.training = self.training  # set here only: the pieces belong to other modules too
+        other, own = object.__new__(Attention), vars(self)
+        nn.Module.__init__(other)
+        for name in self.piece_order:
+            if name in pieces or name not in own or name in own.get(HELD, ()):
+                setattr(other, name, pieces[name] if name in pieces else getattr(self, name))
+            else:  # it has been checked, and there is nothing to register
+                vars(other)[name] = own[name]
+        # set here only: the pieces belong to other modules too
+        vars(other).update(dropout=self.dropout, training=self.training)
         return other
 
     def with_mask(self, mask: Mask | None) -> Attention:
         """An `Attention` of the same pieces with another mask."""
         return self.with_pieces(mask=mask)
+
+    def with_mask_too(self, mask: Mask) -> Attention:
+        """An `Attention` in which a query attends only to those of its keys that this mask allows."""
+        return self.with_pieces(mask=mask if self.mask is None else self.mask & mask)
 
     def of_heads(self, head: Tensor) -> Attention:
         """The pieces for scores of some query heads (indices); biases read the numbers of heads from the grid."""
@@ -178,7 +234,7 @@ class Attention(HoldsPieces):
 
     def check(self, sizes: Sizes, positions: Positions, key_dim: int) -> None:
         """Refuse sizes that do not fit one of the pieces."""
-        self._check_signs()
+        self.family.check_pieces(self)
         self.score.check(sizes, key_dim)
         self.normalizer.check(sizes)
         for bias in self.bias:
@@ -188,7 +244,6 @@ class Attention(HoldsPieces):
         if self.selection is not None:
             self.selection.check(sizes)
         if self.transition is not None:
-            self._check_transition()
             self.transition.check(sizes, positions)
 
     def __repr__(self) -> str:
@@ -196,12 +251,13 @@ class Attention(HoldsPieces):
         slots |= {"selection": self.selection}
         slots |= {"normalizer": self.normalizer} if self.transition is None else {"transition": self.transition}
         slots |= {"dropout": self.dropout}
-        return f"Attention({', '.join(f'{name}={piece!r}' for name, piece in slots.items() if _holds(piece))})"
+        filled = [f"{name}={piece!r}" for name, piece in slots.items() if piece is not None and piece not in ((), 0.0)]
+        return f"Attention({', '.join(filled)})"
 
 
-def _holds(slot: object) -> bool:
-    """Whether a slot is filled: by a piece, by biases, or by a dropout above 0."""
-    return slot is not None and slot != () and slot != 0.0
+def checked_mechanism(owner: str, mechanism: object) -> Mechanism:
+    """Return a mechanism unchanged; for anything else raise a `RegardError` with the remedy."""
+    return mechanism if isinstance(mechanism, Mechanism) else checked_attention(owner, mechanism)
 
 
 def checked_attention(owner: str, attention: object) -> Attention:
@@ -293,11 +349,9 @@ class Prepared:
             query, key = position.encode_both(query, key, positions, **tensors_for(position, tensors))
         prepare = _state_of if state_of is None else state_of
         states = [prepare(bias, query, key, positions, tensors) for bias in attention.bias]
-        prepared = score.prepare(query, key, **tensors_for(score, tensors))
-        if (transition := attention.transition) is not None:
-            steps = scaled_steps(transition, score, *prepared, tensors_for(transition, tensors))
-            return Prepared(*prepared, (), (), steps)
-        return Prepared(*prepared, tuple(r for r, _ in states), tuple(c for _, c in states))
+        query, key = score.prepare(query, key, **tensors_for(score, tensors))
+        prepared = Prepared(query, key, tuple(r for r, _ in states), tuple(c for _, c in states))
+        return attention.family.prepared(attention, prepared, tensors)
 
     def tensors(self) -> list[Tensor]:
         return [t for t in (self.query, self.key, *self.rows, *self.cols) if t is not None]
@@ -344,6 +398,84 @@ def _state_of(bias: Bias, query: Tensor, key: Tensor, positions: Positions, tens
     return bias.prepare(query, key, positions, **tensors_for(bias, tensors))
 
 
+class Family:
+    """How the pieces of an `Attention` make weights. `Attention.family` chooses one; its methods are told the pieces.
+
+    Layers above look up what is theirs by the family: `family.engine`, the map of a call, the call of a ring.
+    """
+
+    #: Its name in the catalog.
+    name: ClassVar[str]
+    #: Why an engine of other families cannot run it.
+    refusal: ClassVar[str]
+    #: The only engine that computes it, and what the engine is for; None if engines compete.
+    engine: ClassVar[str | None] = None
+    purpose: ClassVar[str] = ""
+    #: Whether its engines apply the mask to pairs. A transition needs none, and the weights depend on no position.
+    applies_mask: ClassVar[bool] = True
+
+    @staticmethod
+    def check_pieces(attention: Attention) -> None:
+        """Refuse pieces that do not fit together."""
+        if attention.normalizer.needs_nonnegative and not attention.score.nonnegative:
+            raise RegardError(
+                f"Attention: {type(attention.normalizer).__name__} divides by a sum, so it needs scores that are not "
+                f"negative. Scores of {type(attention.score).__name__} may be. Use FeatureScore, or another normalizer."
+            )
+
+    @staticmethod
+    def prepared(attention: Attention, prepared: Prepared, tensors: CallTensors) -> Prepared:
+        """The prepared tensors, with what the family needs beside queries and keys."""
+        return prepared
+
+    @staticmethod
+    def memory_pieces(attention: Attention) -> tuple[Any, ...]:
+        """`Mechanism.memory_pieces`."""
+        return ()
+
+
+class Scored(Family):
+    """w_ij = f(s_ij, r_i): a score of each pair, and a statistic of each row."""
+
+    name = "scored"
+    refusal = "it needs a transition, such as Attention(transition=GatedDelta())"
+
+
+class Transported(Family):
+    """w_ij = q_i . A_i ... A_{j+1} k_j: keys that a transition carries from token to token."""
+
+    name = "transported"
+    refusal = "a transition carries keys from token to token, and this engine scores pairs; use the recurrent engine"
+    engine, purpose = "recurrent", "It is the engine of transitions."
+    applies_mask = False
+
+    @staticmethod
+    def check_pieces(attention: Attention) -> None:
+        Family.check_pieces(attention)
+        if attention.mask is None or not attention.mask.is_lower_triangular:
+            got = repr(attention.mask)
+            raise RegardError(f"Attention: with a transition the mask is causal(), or left out; got {got}.")
+        if attention.score.scale(1) is None:
+            raise RegardError(
+                f"Attention: a transition needs a score that is a dot product, such as Dot(), got {attention.score!r}."
+            )
+        if attention.bias or attention.dropout or attention.selection is not None:
+            piece = attention.bias or attention.selection or f"dropout={attention.dropout}"
+            raise RegardError(f"Attention: a transition computes no single weights, which {piece!r} would change.")
+
+    @staticmethod
+    def prepared(attention: Attention, prepared: Prepared, tensors: CallTensors) -> Prepared:
+        transition, score = attention.transition, attention.score
+        assert transition is not None
+        given = tensors_for(transition, tensors)
+        steps = scaled_steps(transition, score, prepared.query, prepared.key, given)
+        return Prepared(prepared.query, prepared.key, (), (), steps)
+
+    @staticmethod
+    def memory_pieces(attention: Attention) -> tuple[Any, ...]:
+        return attention.score, attention.position, attention.transition
+
+
 @torch.no_grad()
 def choose_keys(
     attention: Attention, query: Tensor, key: Tensor, positions: Positions, tensors: CallTensors = EMPTY
@@ -367,7 +499,7 @@ def choose_keys(
             f"{type(selection).__name__}.choose must return a mask, such as regard.masks.chosen_keys(ids), got "
             f"{type(chosen).__name__}."
         )
-    resolved = attention.with_mask(chosen if mask is None else mask & chosen)
+    resolved = attention.with_mask_too(chosen)
     resolved.selection = None
     return resolved
 

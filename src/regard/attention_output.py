@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from regard.attention import Attention, checked_attention
+from regard.attention import Attention, Mechanism, checked_mechanism
 from regard.base.checks import explained
 from regard.base.context import ContextItems
 from regard.base.errors import RegardError, errors_named
@@ -19,22 +19,18 @@ from regard.base.positions import Positions, check_positions
 from regard.base.shapes import Sizes, check_finite, in_autocast_dtype, without_autocast
 from regard.base.spans import Spans
 from regard.base.upper_layers import importers
-from regard.caches import Cache, Extended, GrowingCache, RecurrentCache
+from regard.caches import Cache, Extended
 from regard.call_options import CallOptions
-from regard.composites.composite import Composite, CompositeCall
-from regard.composites.plan import CompositePlan, PlannedPart, planned_map
 from regard.engine.hidden import may_be_spoiled, without_hidden
 from regard.engine.kept_plans import Request, kept_plans
-from regard.engine.plan import ExecutionPlan
+from regard.engine.plan import CompositePlan, ExecutionPlan
 from regard.engine.plan import plan as engine_plan
 from regard.engine.problem import Problem, Result
-from regard.engine.ring import RankShare, Ring, RingCall, RingPlan
+from regard.engine.ring import RankShare, Ring, RingPlan
 from regard.engine.transforms import numbers_needed, refuse_tracing, uncompiled
 from regard.maps.attention_map import AttentionMap
-from regard.maps.call_map import map_of, problem_of
+from regard.maps.call_map import RING_MAPS, map_of, problem_of
 from regard.maps.listener import Listeners
-from regard.maps.ring_map import RingMap
-from regard.maps.ring_transported_map import RingTransportedMap
 from regard.pieces.call_tensors import ARGUMENTS, CallTensors, check_call_tensors, needs_of
 from regard.pieces.mask import Mask
 
@@ -83,7 +79,7 @@ def attend(
     key: Tensor,
     value: Tensor,
     *,
-    attention: Attention | Composite | None = None,
+    attention: Mechanism | None = None,
     mask: Mask | Tensor | None = None,
     is_causal: bool = False,
     scale: float | Tensor | None = None,
@@ -132,11 +128,19 @@ def attend(
     if not isinstance(check, bool):
         raise RegardError(f"attend: check is True or False, got {type(check).__name__}.")
     refuse_tracing("attend")
-    query, key, value = _with_heads_first(layout, query, key, value)
-    attention = _of_call(
-        attention, (query, key, value), positions, cache, CallOptions(mask, is_causal, scale, dropout_p)
-    )
-    seen = _attend(attention, query, key, value, positions, cache, engine, check, tensors)
+    options = CallOptions(mask, is_causal, scale, dropout_p)
+    request = _request(attention, (query, key, value), layout, positions, cache, options, engine, tensors)
+    if attend_editors and not attend_listeners.busy:
+        edited = [*attend_editors][-1](
+            *request[:4], positions=positions, cache=cache, engine=engine, check=check, **request.tensors
+        )
+        if edited is not None:
+            attend_listeners.tell(None, lambda: edited.weights, lambda: request.value)
+            return _in_layout(edited, layout)
+    return _in_layout(request.attention.attend_request(request, cache, check), layout)
+
+
+def _in_layout(seen: AttentionOutput, layout: str) -> AttentionOutput:
     return seen if layout == "bhld" else replace(seen, output=seen.output.transpose(1, 2))
 
 
@@ -152,68 +156,27 @@ def _with_heads_first(layout: str, *tensors: Tensor) -> Iterable[Tensor]:
     return [t.transpose(1, 2) if isinstance(t, Tensor) and t.ndim == 4 else t for t in tensors]
 
 
-def _of_call(
-    attention: Attention | Composite | None,
+def _request(
+    attention: Mechanism | None,
     inputs: tuple[Tensor, Tensor, Tensor],
+    layout: str,
     positions: Positions | None,
     cache: Cache | None,
     options: CallOptions,
-) -> Attention | Composite:
-    """The attention of a call, with the options that change it."""
-    attention = PLAIN if attention is None else attention
-    if not isinstance(attention, Composite):
-        checked_attention("attend: attention", attention)
-    if isinstance(inputs[0], nn.Module):
-        raise RegardError(TENSORS_FIRST)
-    if not options:
-        return attention
-    earlier = cache.length if isinstance(cache, Cache) else None
-    return options.applied(attention, Sizes.of(*inputs), positions, earlier)
-
-
-def _attend(
-    attention: Attention | Composite,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    positions: Positions | None,
-    cache: Cache | None,
     engine: str | Ring,
-    check: bool,
     tensors: CallTensors,
-) -> AttentionOutput:
-    """`attend` with the attention of the call."""
+) -> Request:
+    """The arguments of a call, with the options in its attention."""
+    query, key, value = _with_heads_first(layout, *inputs)
+    attention = PLAIN if attention is None else checked_mechanism("attend: attention", attention)
+    if isinstance(query, nn.Module):
+        raise RegardError(TENSORS_FIRST)
+    if options:
+        earlier = cache.length if isinstance(cache, Cache) else None
+        attention = options.applied(attention, Sizes.of(query, key, value), positions, earlier)
     if isinstance(query, Tensor) and query.is_inference():
         query, key, tensors = _copies(query), _copies(key), {name: _copies(t) for name, t in tensors.items()}
-    if attend_editors and not attend_listeners.busy:
-        options = {"positions": positions, "cache": cache, "engine": engine, "check": check, **tensors}
-        edited = [*attend_editors][-1](attention, query, key, value, **options)
-        if edited is not None:
-            attend_listeners.tell(None, lambda: edited.weights, lambda: value)
-            return edited
-    if isinstance(attention, Composite):
-        request = Request(attention, query, key, value, positions, None, None, engine, tensors)  # type: ignore[arg-type]
-        return _attend_composite(request, cache, check)
-    if (ring := Ring.of(engine)) is not None:
-        query, key, value = (in_autocast_dtype(t) for t in (query, key, value))
-        return _attend_ring(ring, RankShare(attention, query, key, value, positions, tensors), cache, check)
-    with numbers_needed(query):
-        request = Request(attention, query, key, value, positions, None, _seed(attention), engine, tensors)
-        request, next_cache = _extended("attend", request, cache)
-        planned, plan_key = kept_plans.find(request)
-        problem = _problem(request) if planned is None else planned.problem
-        if check:
-            check_finite(query=query, key=key, value=value)
-        result = _run(problem, engine, planned, request, plan_key)
-        if may_be_spoiled(problem, result.output) and (shown := without_hidden(request, problem)) is not None:
-            request = shown.request
-            problem = _problem(request)
-            result = shown.marked(problem, _run(problem, engine, None, request, None))
-        if isinstance(next_cache, RecurrentCache) or (next_cache is not None and attention.transition is not None):
-            next_cache = next_cache.with_state(result.state, _of_memory(attention))
-    weights = map_of(problem, result.row_statistic)
-    attend_listeners.tell(None, lambda: weights, lambda: request.value)
-    return AttentionOutput(result.output, weights, next_cache)
+    return Request(attention, query, key, value, positions, None, None, engine, tensors)
 
 
 def _copies(tensor: Tensor) -> Tensor:
@@ -222,15 +185,17 @@ def _copies(tensor: Tensor) -> Tensor:
 
 
 @overload
-def plan(query: Tensor, key: Tensor, value: Tensor, *, attention: Composite, **options: Any) -> CompositePlan: ...
-
-
-@overload
 def plan(query: Tensor, key: Tensor, value: Tensor, *, engine: Ring | Literal["ring"], **options: Any) -> RingPlan: ...
 
 
 @overload
-def plan(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> ExecutionPlan: ...
+def plan(
+    query: Tensor, key: Tensor, value: Tensor, *, attention: Attention | None = None, **options: Any
+) -> ExecutionPlan: ...
+
+
+@overload
+def plan(query: Tensor, key: Tensor, value: Tensor, *, attention: Mechanism, **options: Any) -> CompositePlan: ...
 
 
 @explained
@@ -239,7 +204,7 @@ def plan(
     key: Tensor,
     value: Tensor,
     *,
-    attention: Attention | Composite | None = None,
+    attention: Mechanism | None = None,
     mask: Mask | Tensor | None = None,
     is_causal: bool = False,
     scale: float | Tensor | None = None,
@@ -264,86 +229,54 @@ def plan(
     The ... engine is chosen: ...
     """
     with errors_named("attend", "plan"):
-        query, key, value = _with_heads_first(layout, query, key, value)
         options = CallOptions(mask, is_causal, scale, dropout_p)
-        attention = _of_call(attention, (query, key, value), positions, cache, options)
-        if isinstance(attention, Composite):
-            request = Request(attention, query, key, value, positions, None, None, engine, tensors)  # type: ignore[arg-type]
-            return _plan_composite(request, cache)
-        if (ring := Ring.of(engine)) is not None:
-            return ring.plan(RankShare(attention, query, key, value, positions, tensors))
-        seed = 0 if _drops(attention) else None
-        request = Request(attention, query, key, value, positions, None, seed, engine, tensors)
-        problem = _problem(_extended("attend", request, cache)[0])
-        planned = engine_plan(problem, engine)
-        problem.plan_cache.clear()
-        return planned
+        request = _request(attention, (query, key, value), layout, positions, cache, options, engine, tensors)
+        return request.attention.plan_request(request, cache)
 
 
-def _attend_composite(request: Request, cache: Cache | None, check: bool) -> AttentionOutput:
-    """`attend` with several attentions, which the composite runs and puts together."""
-    composite: Any = request.attention
-    request, next_cache = _composite_request(request, cache)
-    if check:
-        check_finite(query=request.query, key=request.key, value=request.value)
-
-    def attend_part(part: Attention | Composite, *inputs: Any) -> AttentionOutput:
-        *tensors, positions = inputs
-        return attend(*tensors, attention=part, positions=positions, engine=request.engine, **_needed(part, request))
-
-    call = CompositeCall(request.query, request.key, request.value, request.positions, request.tensors, attend_part)  # type: ignore[arg-type]
-    with attend_listeners.computing(), without_autocast(request.query.device):
-        output, weights = composite.run(call)
+def attend_pieces(request: Request, cache: Cache | None, check: bool) -> AttentionOutput:
+    """`attend` with one `Attention`."""
+    attention: Attention = request.attention
+    if (ring := Ring.of(request.engine)) is not None:
+        return _attend_ring(ring, request, cache, check)
+    with numbers_needed(request.query):
+        request, next_cache = extended(request._replace(seed=_seed(attention)), cache)
+        planned, plan_key = kept_plans.find(request)
+        problem = _problem(request) if planned is None else planned.problem
+        if check:
+            check_finite(query=request.query, key=request.key, value=request.value)
+        result = _run(problem, planned, request, plan_key)
+        if may_be_spoiled(problem, result.output) and (shown := without_hidden(request, problem)) is not None:
+            request = shown.request
+            problem = _problem(request)
+            result = shown.marked(problem, _run(problem, None, request, None))
+        if next_cache is not None:
+            next_cache = next_cache.with_state(result.state, attention.memory_pieces())
+    weights = map_of(problem, result.row_statistic)
     attend_listeners.tell(None, lambda: weights, lambda: request.value)
-    return AttentionOutput(output, weights, next_cache)
+    return AttentionOutput(result.output, weights, next_cache)
 
 
-def _plan_composite(request: Request, cache: Cache | None) -> CompositePlan:
-    """The plans of the attentions of a composite, in the order in which they run."""
-    composite: Any = request.attention
-    request = _composite_request(request, cache)[0]
-    plans: list[ExecutionPlan] = []
-
-    def plan_part(part: Attention | Composite, *inputs: Any) -> PlannedPart:
-        query, key, value, positions = inputs
-        if isinstance(part, Composite):
-            part.run(CompositeCall(query, key, value, positions, request.tensors, plan_part))
-        else:
-            options: Any = {"positions": positions, "engine": request.engine, **_needed(part, request)}
-            plans.append(plan(query, key, value, attention=part, **options))
-        return PlannedPart(query.new_zeros(*query.shape[:3], value.shape[3]), planned_map(query, positions))
-
-    sizes = Sizes.of(request.query, request.key, request.value)
-    assert request.positions is not None
-    tensors = request.query, request.key, request.value
-    composite.run(CompositeCall(*tensors, request.positions, request.tensors, plan_part))
-    return CompositePlan(composite, tuple(plans), sizes)
+def plan_pieces(request: Request, cache: Cache | None) -> ExecutionPlan | RingPlan:
+    """`plan` with one `Attention`."""
+    if (ring := Ring.of(request.engine)) is not None:
+        return ring.plan(_share(request))
+    seed = 0 if _drops(request.attention) else None
+    problem = _problem(extended(request._replace(seed=seed), cache)[0])
+    planned = engine_plan(problem, request.engine)
+    problem.plan_cache.clear()
+    return planned
 
 
-def _needed(part: Attention | Composite, request: Request) -> dict[str, Tensor]:
-    """Those tensors of the call that a part of a composite needs."""
-    return {name: request.tensors[name] for piece in part.pieces() for name in needs_of(piece)}
+def _share(request: Request) -> RankShare:
+    """The share of the tokens that this rank gives to a call."""
+    attention, query, key, value, positions, *_ = request
+    return RankShare(attention, query, key, value, positions, request.tensors)
 
 
-def _composite_request(request: Request, cache: Cache | None) -> tuple[Request, Cache | None]:
-    """The call of a composite after checks, with its positions and all keys of the cache, and the next cache."""
-    if Ring.of(request.engine) is not None:
-        raise RegardError("attend: the ring engine runs one Attention, not a composite of several.")
-    if cache is not None and not isinstance(cache, GrowingCache):
-        raise RegardError(
-            f"attend: a composite of several attentions reads all earlier keys, which {type(cache).__name__} does not "
-            "keep. Use GrowingCache."
-        )
-    request, next_cache = _extended("attend", request, cache)
-    sizes = Sizes.of(request.query, request.key, request.value)
-    check_positions(request.positions)
-    positions = request.positions or Positions.aligned_to_end(sizes.I, sizes.J)
-    positions.check(sizes.J)
-    return request._replace(positions=positions), next_cache
-
-
-def _attend_ring(ring: Ring, share: RankShare, cache: Cache | None, check: bool) -> AttentionOutput:
+def _attend_ring(ring: Ring, request: Request, cache: Cache | None, check: bool) -> AttentionOutput:
     """`attend` with the ring engine, on all ranks of a group."""
+    share = _share(_in_autocast_dtype(request))
 
     def check_own() -> None:
         if cache is not None:
@@ -356,25 +289,26 @@ def _attend_ring(ring: Ring, share: RankShare, cache: Cache | None, check: bool)
     ring_call = ring.start_call(share, _seed(share.attention), check_own)
     with attend_listeners.computing(), without_autocast(share.query.device):
         result = ring_call.run()
-    weights = RingMap(ring_call, result) if isinstance(ring_call, RingCall) else RingTransportedMap(ring_call)
+    weights = RING_MAPS[share.attention.family](ring_call, result)
     attend_listeners.tell(None, lambda: weights)
     return AttentionOutput(result.output, weights)
 
 
-def _extended(operation: str, request: Request, cache: Cache | None) -> tuple[Request, Cache | None]:
-    """The call after checks of its tensors, with all keys of the cache, and the next cache."""
-    attention = request.attention
-    if not isinstance(attention, Composite):
-        checked_attention("attend: attention", attention)
+def _in_autocast_dtype(request: Request) -> Request:
     query, key, value = (in_autocast_dtype(t) for t in (request.query, request.key, request.value))
-    request = request._replace(query=query, key=key, value=value)
-    pieces = attention.pieces()
-    sizes = None
+    return request._replace(query=query, key=key, value=value)
+
+
+def extended(request: Request, cache: Cache | None) -> tuple[Request, Cache | None]:
+    """The call after checks of its tensors, with all keys of the cache, and the next cache."""
+    request, pieces, sizes = _in_autocast_dtype(request), request.attention.pieces(), None
     if request.tensors or any(map(needs_of, pieces)):
-        sizes = Sizes.of(query, key, value)
-        tensors = check_call_tensors(operation, pieces, sizes, request.tensors, ARGUMENTS)
+        sizes = Sizes.of(request.query, request.key, request.value)
+        tensors = check_call_tensors("attend", pieces, sizes, request.tensors, ARGUMENTS)
         request = request._replace(tensors=tensors)
-    return (request, None) if cache is None else _with_cache(request, cache, sizes or Sizes.of(query, key, value))
+    if cache is None:
+        return request, None
+    return _with_cache(request, cache, sizes or Sizes.of(request.query, request.key, request.value))
 
 
 def _with_cache(request: Request, cache: Cache, sizes: Sizes) -> tuple[Request, Cache]:
@@ -387,37 +321,25 @@ def _with_cache(request: Request, cache: Cache, sizes: Sizes) -> tuple[Request, 
         raise RegardError(f"attend: the cache must be a regard.caches.Cache, got {kind}. {remedy}")
     if request.positions is not None:
         raise RegardError("attend: a cache has its own positions; give a cache or positions, not both.")
-    extended = cache.extend(key, value)
-    tensors, next_cache = request.tensors, extended.cache
-    if axes := _key_axes(attention):
+    longer = cache.extend(key, value)
+    tensors, next_cache = request.tensors, longer.cache
+    if axes := attention.key_axes():
         of_keys = cache.extend_tensors({name: tensors[name] for name in axes}, axes)
         tensors, next_cache = {**tensors, **of_keys}, next_cache.with_tensors(of_keys)
-    if isinstance(cache, RecurrentCache):
-        request = request._replace(state=query.new_zeros(()) if cache.state is None else cache.state)
-    elif isinstance(cache, GrowingCache) and _has_transition(attention) and sizes.I <= sizes.J:
-        request = request._replace(memory=cache.memory_of(_of_memory(attention)))
+    memory = cache.memory_of(attention.memory_pieces()) if sizes.I <= sizes.J else None
     if cache.mask is not None:
-        attention = attention.with_mask(cache.mask if attention.mask is None else attention.mask & cache.mask)
-    positions = _positions_of(sizes, extended, cache)
+        attention = attention.with_mask_too(cache.mask)
+    positions = _positions_of(sizes, longer, cache)
     request = request._replace(
-        attention=attention, key=extended.key, value=extended.value, positions=positions, tensors=tensors
+        attention=attention,
+        key=longer.key,
+        value=longer.value,
+        positions=positions,
+        state=cache.sums(query),
+        tensors=tensors,
+        memory=memory,
     )
     return request, next_cache
-
-
-def _of_memory(attention: Attention) -> tuple[Any, ...]:
-    """The pieces that decide about the memory of a transition."""
-    return attention.score, attention.position, attention.transition
-
-
-def _has_transition(attention: Attention | Composite) -> bool:
-    return isinstance(attention, Attention) and attention.transition is not None
-
-
-def _key_axes(attention: Attention) -> dict[str, int]:
-    """The tensors that the pieces need for each key, and the axis of the keys."""
-    needs = [item for piece in attention.pieces() for item in needs_of(piece).items()]
-    return {name: words.split().index("J") for name, words in needs if "J" in words.split()}
 
 
 def _problem(request: Request) -> Problem:
@@ -426,14 +348,12 @@ def _problem(request: Request) -> Problem:
     return problem_of(attention, query, key, value, positions, state, seed, tensors, memory)
 
 
-def _run(
-    problem: Problem, engine: str | Ring, kept: ExecutionPlan | None, request: Request, plan_key: Hashable
-) -> Result:
+def _run(problem: Problem, kept: ExecutionPlan | None, request: Request, plan_key: Hashable) -> Result:
     """Plan and run, without autocast: it has rounded the inputs, and it must not round sums."""
     with attend_listeners.computing(), without_autocast(problem.query.device):
-        chosen = engine_plan(problem, engine) if kept is None else kept
+        chosen = engine_plan(problem, request.engine) if kept is None else kept
         for reason in chosen.quadratic if kept is None else ():
-            warnings.warn(f"attend: {reason}. regard.plan(...) shows the whole plan.", stacklevel=5)
+            warnings.warn(f"attend: {reason}. regard.plan(...) shows the whole plan.", stacklevel=7)
         result = chosen.run()
         if kept is None:
             kept_plans.keep(plan_key, chosen, request.attention)
@@ -442,7 +362,7 @@ def _run(
 
 
 def _drops(attention: Attention) -> bool:
-    return isinstance(attention, Attention) and attention.training and attention.dropout > 0
+    return attention.training and attention.dropout > 0
 
 
 def _seed(attention: Attention) -> int | None:
@@ -450,9 +370,9 @@ def _seed(attention: Attention) -> int | None:
     return int(torch.randint(2**31, ())) if _drops(attention) else None
 
 
-def _positions_of(sizes: Sizes, extended: Extended, cache: Cache) -> Positions:
+def _positions_of(sizes: Sizes, longer: Extended, cache: Cache) -> Positions:
     """The positions of a call with a cache, for `sizes.I` queries and `sizes.J` new keys, aligned to the end."""
-    keys, length = extended.positions.keys, extended.positions.start + sizes.J
+    keys, length = longer.positions.keys, longer.positions.start + sizes.J
     start = length - sizes.I
     if (
         sizes.I > sizes.J

@@ -81,6 +81,14 @@ class Cache(ABC):
         """This cache with what the pieces of a call summed over its keys, if it keeps that."""
         return self
 
+    def sums(self, query: Tensor) -> Tensor | None:
+        """The sums over earlier keys, if they are kept in place of these keys; 0 before the first."""
+        return None
+
+    def memory_of(self, pieces: tuple[Any, ...]) -> Memory | None:
+        """What these pieces made of the earlier keys, if it is kept beside them."""
+        return None
+
     @property
     def mask(self) -> Mask | None:
         """The mask that a forgetful cache adds: queries of a chunk then attend to the same keys as single queries."""
@@ -202,12 +210,13 @@ class GrowingCache(Cache):
 
     def with_state(self, state: Tensor | None, pieces: tuple[Any, ...] = ()) -> GrowingCache:
         """This cache with the memory of a transition, so that the next call computes its new tokens only."""
+        if not pieces:
+            return self
         memory = None if state is None else Memory(state, self.length, pieces)
         return GrowingCache(self.store, self.length, self.tensors, memory)
 
     def memory_of(self, pieces: tuple[Any, ...]) -> Memory | None:
-        """The memory, if these pieces made it."""
-        known = self.memory
+        known = self.memory if pieces else None
         return known if known is not None and all(map(operator.is_, known.pieces, pieces)) else None
 
 
@@ -289,8 +298,10 @@ class RecurrentCache(Cache):
         return Extended(key, value, positions, self._next(self.state, length))
 
     def with_state(self, state: Tensor | None, pieces: tuple[Any, ...] = ()) -> RecurrentCache:
-        """This cache with another state."""
         return self._next(state, self.length)
+
+    def sums(self, query: Tensor) -> Tensor:
+        return query.new_zeros(()) if self.state is None else self.state
 
     @staticmethod
     def _next(state: Tensor | None, length: int) -> RecurrentCache:

@@ -5,8 +5,9 @@ A mask is a piece, or a tensor as torch takes it: booleans (True = may attend), 
 
 from __future__ import annotations
 
+from itertools import compress
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +16,6 @@ from regard.attention import Attention
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes, has_numbers
-from regard.composites.composite import Composite
 from regard.pieces.bias import Bias
 from regard.pieces.data_masks import mask_tensor, padding
 from regard.pieces.mask import Mask, causal, conjuncts
@@ -34,26 +34,21 @@ class CallOptions(NamedTuple):
 
     def __bool__(self) -> bool:
         """Whether one of them is not its default."""
-        return self.mask is not None or self.is_causal is not False or self.scale is not None or not self._keeps_all
+        return any(self._given)
+
+    @property
+    def _given(self) -> tuple[bool, ...]:
+        """For each argument, whether it is not its default."""
+        return self.mask is not None, self.is_causal is not False, self.scale is not None, not self._keeps_all
 
     @property
     def _keeps_all(self) -> bool:
         return isinstance(self.dropout_p, Real) and self.dropout_p == 0
 
-    def applied(
-        self, attention: Attention | Composite, sizes: Sizes, positions: Positions | None, earlier: int | None
-    ) -> Attention:
+    def applied(self, attention: Any, sizes: Sizes, positions: Positions | None, earlier: int | None) -> Attention:
         """The attention with these options. `earlier` keys are in a cache; None without a cache."""
-        if isinstance(attention, Composite):
-            given = [
-                name
-                for name, value, default in zip(self._fields, self, CallOptions(), strict=True)
-                if value is not default
-            ]
-            raise RegardError(
-                f"attend({given[0]}=...): {type(attention).__name__} is made of several attentions, which have masks, "
-                "scores and dropout of their own. Give it to the parts: regard.Attention(mask=...)."
-            )
+        for name in compress(self._fields, self._given):
+            attention.check_option(name)
         mask, biases = attention.mask, attention.bias
         if self.mask is not None:
             added, bias = read_mask("attend", self.mask, sizes, positions, sizes.J + (earlier or 0))
@@ -116,8 +111,6 @@ def _dropping(attention: Attention, share: object) -> Attention:
         raise RegardError(
             f"attend(dropout_p={share}): the attention has dropout={attention.dropout} already. Give one of the two."
         )
-    if attention.transition is not None:
-        raise RegardError("attend(dropout_p=...): with a transition there are no single weights to drop.")
     attention.dropout, attention.training = float(share), True
     return attention
 

@@ -10,9 +10,8 @@ from regard.base.other_libraries import answers_for
 from regard.base.positions import Positions
 from regard.base.spans import Spans
 from regard.catalog import CatalogEntry
-from regard.composites.plan import CompositePlan
 from regard.diagnosis.report import CheckFinding, CheckReport
-from regard.engine.plan import ExecutionPlan
+from regard.engine.plan import CompositePlan, ExecutionPlan
 from regard.engine.ring import RankLost, RingPlan
 from regard.pieces.grid import Grid
 from regard.profiling.corpus_profile import CorpusProfile

@@ -17,7 +17,7 @@ from regard.engine.flash import FlashRows
 from regard.engine.fused import block_of
 from regard.engine.kernel.library import load_fast
 from regard.engine.plan import plan
-from regard.engine.problem import Problem
+from regard.engine.problem import Engine, Problem
 
 #: 4 query heads over 2 of keys, 300 queries and keys of width 8, values of width 6.
 Q, K, V = torch.randn(2, 4, 300, 8), torch.randn(2, 2, 300, 8), torch.randn(2, 2, 300, 6)
@@ -150,7 +150,8 @@ def test_a_plan_says_whether_its_engine_was_asked_for(engine, monkeypatch):
 
 
 def test_inside_transformations_of_torch_the_dense_engine_is_chosen(monkeypatch):
-    monkeypatch.setitem(plan.__globals__, "is_transformed", lambda: True)
+    for function in (plan, Engine.refusal):
+        monkeypatch.setitem(function.__globals__, "is_transformed", lambda: True)
     planned = rg.plan(Q, K, V, attention=rg.Attention(mask=WINDOW))
     assert (planned.engine, planned.requested) == ("dense", False) and "forward-mode" in planned.why
 

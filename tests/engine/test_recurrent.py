@@ -8,7 +8,7 @@ import torch
 from extras import needs_transformers
 from regard.engine.recurrent import Transport, recur
 from regard.engine.recurrent import chunked as chunked_module
-from regard.engine.recurrent import running as running_module
+from regard.engine.recurrent import engine as engine_module
 from regard.engine.recurrent import transport as transport_module
 from regard.pieces.transition import GatedDelta, KimiDelta, Steps
 from transports import NAMES, by_definition, drawn, steps_of
@@ -39,7 +39,7 @@ def test_tokens_one_by_one_in_parts_and_at_once_agree(name, monkeypatch):
     transition, q, k, v, tensors = drawn(name, 19)
     whole, last = recur(steps_of(transition, q, k, tensors), v)
     for few, sizes in ((4, [1] * 19), (0, [1] * 19), (30, [19]), (4, [6, 0, 1, 12])):
-        monkeypatch.setattr(running_module, "FEW", few)
+        monkeypatch.setattr(engine_module, "FEW", few)
         outputs, state, start = [], None, 0
         for size in sizes:
             part = slice(start, start := start + size)

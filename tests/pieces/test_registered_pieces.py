@@ -252,9 +252,10 @@ def test_parts_of_composites_and_modules_with_an_encoding():
             super().__init__()
             self.encoding, self.attention = Scaled(learned()), rg.Attention()
 
-        def run(self, call):
-            seen = call.attend(self.attention, self.encoding.encode(call.query, None), call.key, call.value, None)
-            return seen.output, seen.weights
+        def prepare(self, call):
+            query = self.encoding.encode(call.query, None)
+            part = rg.composites.Part(self.attention, query, call.key, call.value, call.positions)
+            return rg.composites.PreparedParts([part], lambda seen: (seen[0].output, seen[0].weights))
 
     assert [name for name, _ in Twice().named_parameters()] == ["encoding_factor"]
     embedding = Embedding(5, 8, position=Scaled(learned()))

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention import Attention
+from regard.attention import Mechanism
 from regard.base.errors import RegardError, nearest
 from regard.base.shapes import Sizes
-from regard.composites.composite import Composite
 from regard.pieces.call_tensors import needs_of
 
 #: The families, in the order of the documentation, and what the weights of each are.
@@ -57,7 +56,7 @@ class CatalogEntry:
     torch.Size([2, 4, 3, 8])
     """
 
-    build: Callable[..., Attention | Composite]
+    build: Callable[..., Mechanism]
     formula: str
     paper: str
     cost: str

@@ -18,7 +18,6 @@ from regard.hf.heads.pruning_curve import ORDERS, TENTHS
 from regard.hf.text_reader import TextReader, TextResult
 from regard.stats import CAVEAT, STATISTICS
 from regard.stats.head_extremes import NEARBY, entropies_outside, nearby_shares
-from regard.stats.head_extremes import NEARBY, entropies_outside, nearby_shares
 from regard.stats.layer_kinds import kind_lines
 from regard.stats.numbering import head_name
 from regard.stats.profile import LayerProfile, ModelProfile

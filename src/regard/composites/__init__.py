@@ -3,13 +3,11 @@
 from typing import TYPE_CHECKING
 
 from regard.base.other_libraries import answers_for
-from regard.composites.composite import Composite
-from regard.composites.factors import ConstantFactors, DifferenceFactors, Factors, GateFactors, HeadGate
+from regard.composites.composite import Composite, Part, PreparedParts
 from regard.composites.grouped import Grouped
-from regard.composites.latents import ThroughLatents
 from regard.composites.memory import SegmentMemory
-from regard.composites.nystrom import Nystrom
-from regard.composites.sum import Sum
+from regard.composites.sum import ConstantFactors, DifferenceFactors, Factors, GateFactors, HeadGate, Sum
+from regard.composites.through import Nystrom, ThroughLatents
 from regard.pieces.key_groups import KeyGroups, MeanGroups, ProjectedGroups
 
 __all__ = [
@@ -23,6 +21,8 @@ __all__ = [
     "KeyGroups",
     "MeanGroups",
     "Nystrom",
+    "Part",
+    "PreparedParts",
     "ProjectedGroups",
     "SegmentMemory",
     "Sum",

@@ -2,69 +2,155 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn
 
 from torch import Tensor
 
-from regard.attention import Attention
-from regard.base.positions import Positions
-from regard.base.upper_layers import upper_layer
+from regard.attention import Mechanism
+from regard.attention_output import AttentionOutput, attend, attend_listeners, extended, plan
+from regard.base.errors import RegardError
+from regard.base.positions import Positions, check_positions
+from regard.base.shapes import Sizes, check_finite, without_autocast
+from regard.caches import Cache, GrowingCache
+from regard.engine.kept_plans import Request
+from regard.engine.plan import CompositePlan, ExecutionPlan
+from regard.engine.ring import Ring
 from regard.maps.attention_map import AttentionMap
-from regard.pieces.holder import HoldsPieces
+from regard.pieces.call_tensors import needs_of
 from regard.pieces.mask import Mask
-
-
-class Attended(Protocol):
-    """The result of a part: its output and its map."""
-
-    @property
-    def output(self) -> Tensor: ...
-    @property
-    def weights(self) -> AttentionMap: ...
 
 
 @dataclass(frozen=True, eq=False)
 class CompositeCall:
-    """One call of `attend`: queries (B, H, I, D), keys and values of all tokens, positions, other tensors by name.
-
-    `part(query, key, value, positions)` runs a part with the engine of the call.
-    """
+    """One call of `attend`: queries (B, H, I, D), keys and values of all tokens, positions, other tensors by name."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     positions: Positions
     tensors: Mapping[str, Tensor]
-    attend: Callable[[Attention | Composite, Tensor, Tensor, Tensor, Positions], Attended]
+
+    def part(self, attention: Mechanism) -> Part:
+        """A part that reads all tokens of the call."""
+        return Part(attention, self.query, self.key, self.value, self.positions)
 
 
-class Composite(HoldsPieces, ABC):
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One attention of a composite, and its tensors. `value` may be a function of the output of the part before."""
+
+    attention: Mechanism
+    query: Tensor
+    key: Tensor
+    value: Tensor | Callable[[Tensor], Tensor]
+    positions: Positions
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedParts:
+    """The parts of a call, in their order, and `join`.
+
+    `join` makes of their results the output (B, H, I, E), and the map W over tokens with output = W . values.
+    """
+
+    parts: Sequence[Part]
+    join: Callable[[list[AttentionOutput]], tuple[Tensor, AttentionMap]]
+
+
+class Composite(Mechanism):
     """The base of attentions that are made of several: `attend` gives the output and one map of the whole.
 
     >>> import torch, regard as rg
     >>> class Twice(rg.composites.Composite):
-    ...     def run(self, call):
-    ...         seen = call.attend(rg.Attention(), call.query, call.key, call.value, call.positions)
-    ...         return 2 * seen.output, rg.maps.SumMap([seen.weights], [2.0])
+    ...     def prepare(self, call):
+    ...         def join(seen):
+    ...             return 2 * seen[0].output, rg.maps.SumMap([seen[0].weights], [2.0])
+    ...         return rg.composites.PreparedParts([call.part(rg.Attention())], join)
     >>> x = torch.zeros(1, 1, 3, 4)
     >>> Twice()(x, x, x).weights[0, 0, 0]
     tensor([0.6667, 0.6667, 0.6667])
     """
 
-    #: The mask over tokens: no part lets a query attend to a token that it hides.
     mask: Mask | None = None
 
+    @abstractmethod
+    def prepare(self, call: CompositeCall) -> PreparedParts:
+        """The parts of a call. To plan a call, the same parts are planned, and nothing is joined."""
+
     def pieces(self) -> list[Any]:
-        """The pieces of all parts, which may need tensors of the call."""
         return []
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
-        """`regard.attend` with this attention: the output, the weights, and the next cache."""
-        return upper_layer("attention").attend(query, key, value, attention=self, **options)
+    def check_option(self, name: str) -> None:
+        raise RegardError(
+            f"attend({name}=...): {type(self).__name__} is made of several attentions, which have masks, scores and "
+            "dropout of their own. Give it to the parts: regard.Attention(mask=...)."
+        )
 
-    @abstractmethod
-    def run(self, call: CompositeCall) -> tuple[Tensor, AttentionMap]:
-        """The output (B, H, I, E), and the map W over tokens with output = W . values."""
+    def with_mask_too(self, mask: Mask) -> NoReturn:
+        raise RegardError(
+            f"attention: {type(self).__name__} is made of several attentions, and a mask of a call, {mask!r}, has no "
+            "place in them. Give each part its mask when you build it."
+        )
+
+    def attend_request(self, request: Request, cache: Cache | None, check: bool) -> AttentionOutput:
+        request, next_cache = _extended(request, cache)
+        if check:
+            check_finite(query=request.query, key=request.key, value=request.value)
+        seen: list[AttentionOutput] = []
+        with attend_listeners.computing(), without_autocast(request.query.device):
+            prepared = self._prepared(request)
+            for part in prepared.parts:
+                value = part.value if isinstance(part.value, Tensor) else part.value(seen[-1].output)
+                seen.append(attend(part.query, part.key, value, **_options(part, request)))
+            output, weights = prepared.join(seen)
+        attend_listeners.tell(None, lambda: weights, lambda: request.value)
+        return AttentionOutput(output, weights, next_cache)
+
+    def plan_request(self, request: Request, cache: Cache | None) -> CompositePlan:
+        request = _extended(request, cache)[0]
+        plans: list[ExecutionPlan] = []
+        for part, value in _planned(self._prepared(request).parts):
+            plans += plan(part.query, part.key, value, **_options(part, request)).parts
+        return CompositePlan(self, tuple(plans), Sizes.of(request.query, request.key, request.value))
+
+    def _prepared(self, request: Request) -> PreparedParts:
+        assert request.positions is not None
+        return self.prepare(CompositeCall(*request[1:5], request.tensors))  # type: ignore[arg-type]
+
+
+def _planned(parts: Sequence[Part]) -> Iterator[tuple[Part, Tensor]]:
+    """The parts with their values: zeros in place of outputs, of which a plan reads the sizes only."""
+    output: Tensor | None = None
+    for part in parts:
+        value = part.value
+        if not isinstance(value, Tensor):
+            assert output is not None, "the first part has values"
+            value = value(output)
+        output = part.query.new_zeros(*part.query.shape[:3], value.shape[3])
+        yield part, value
+
+
+def _options(part: Part, request: Request) -> dict[str, Any]:
+    """The arguments of a part: its own, and those tensors of the call that it needs."""
+    needed = {name: request.tensors[name] for piece in part.attention.pieces() for name in needs_of(piece)}
+    return {"attention": part.attention, "positions": part.positions, "engine": request.engine, **needed}
+
+
+def _extended(request: Request, cache: Cache | None) -> tuple[Request, Cache | None]:
+    """The call after checks, with its positions and all keys of the cache, and the next cache."""
+    if Ring.of(request.engine) is not None:
+        raise RegardError("attend: the ring engine runs one Attention, not a composite of several.")
+    if cache is not None and not isinstance(cache, GrowingCache):
+        raise RegardError(
+            f"attend: a composite of several attentions reads all earlier keys, which {type(cache).__name__} does not "
+            "keep. Use GrowingCache."
+        )
+    request, next_cache = extended(request, cache)
+    sizes = Sizes.of(request.query, request.key, request.value)
+    check_positions(request.positions)
+    positions = request.positions or Positions.aligned_to_end(sizes.I, sizes.J)
+    positions.check(sizes.J)
+    return request._replace(positions=positions), next_cache

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from regard.attention import Attention
 from regard.base.checks import checked
 from regard.base.shapes import Sizes
-from regard.composites.composite import Composite, CompositeCall
-from regard.maps.attention_map import AttentionMap
+from regard.composites.composite import Composite, CompositeCall, Part, PreparedParts
 from regard.maps.key_group_map import KeyGroupMap
 from regard.masks import causal
 from regard.pieces.grid import Grid
@@ -43,15 +40,17 @@ class Grouped(Composite):
     def mask(self) -> Mask | None:  # type: ignore[override]
         return causal() if sees_no_later_key(self.attention.mask) else None
 
-    def run(self, call: CompositeCall) -> tuple[Tensor, AttentionMap]:
+    def prepare(self, call: CompositeCall) -> PreparedParts:
         sizes, mask = Sizes.of(call.query, call.key, call.value), self.attention.mask
         self.groups.check(sizes.J, mask)
         grid = Grid.whole(call.positions, sizes.B, sizes.H, sizes.I, call.key.device)
         groups, of_groups = self.groups.visible(mask, sizes, grid)
         attention = self.attention if of_groups is mask else self.attention.with_mask(of_groups)
         key, value = groups.keys(call.key), groups.values(call.value)
-        seen = call.attend(attention, call.query, key, value, groups.positions(call.positions, key.shape[2]))
-        return seen.output, KeyGroupMap(seen.weights, groups, call.positions)
+        part = Part(attention, call.query, key, value, groups.positions(call.positions, key.shape[2]))
+        return PreparedParts(
+            [part], lambda seen: (seen[0].output, KeyGroupMap(seen[0].weights, groups, call.positions))
+        )
 
     def __repr__(self) -> str:
         return f"Grouped({self.attention!r}, {self.groups!r})"

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from regard.attention import Attention, Prepared
 from regard.base.checks import Size, checked
 from regard.base.shapes import Sizes, at_least_float32
-from regard.composites.composite import Composite, CompositeCall
+from regard.composites.composite import Composite, CompositeCall, PreparedParts
 from regard.maps.attention_map import AttentionMap
 from regard.maps.scored_map import ScoredMap
 from regard.masks import block_local, causal
@@ -48,20 +48,23 @@ class SegmentMemory(Composite):
     def mask(self) -> Mask | None:  # type: ignore[override]
         return self.attention.mask
 
-    def run(self, call: CompositeCall) -> tuple[Tensor, AttentionMap]:
+    def prepare(self, call: CompositeCall) -> PreparedParts:
         sizes, positions = Sizes.of(call.query, call.key, call.value), call.positions
         is_aligned = 0 <= positions.start <= sizes.J - sizes.I and positions.keys.intervals == ((0, sizes.J),)
         if sizes.is_empty or not is_aligned:
-            seen = call.attend(self.attention, call.query, call.key, call.value, positions)
-            return seen.output, seen.weights
+            return PreparedParts([call.part(self.attention)], lambda seen: (seen[0].output, seen[0].weights))
         self.attention.check(sizes, positions, call.key.shape[-1])
-        prepared = Prepared.of(self.attention, call.query, call.key, positions)
+        return PreparedParts([], lambda _: self._summed(call, sizes))
+
+    def _summed(self, call: CompositeCall, sizes: Sizes) -> tuple[Tensor, AttentionMap]:
+        """The output and the map by sums over segments."""
+        prepared = Prepared.of(self.attention, call.query, call.key, call.positions)
         query, key, value = map(at_least_float32, (prepared.query, prepared.key, call.value))
         state = self._states(key, torch.cat((value, torch.ones_like(value[..., :1])), -1))
-        sums = self._read(query.unflatten(1, (sizes.G, sizes.R)), state, positions.start).flatten(1, 2)
+        sums = self._read(query.unflatten(1, (sizes.G, sizes.R)), state, call.positions.start).flatten(1, 2)
         output, total = sums[..., :-1], sums[..., -1]
         output = output / total.masked_fill(total == 0, 1.0)[..., None]
-        weights = ScoredMap(self.attention, prepared, positions, sizes, (total.detach(),))
+        weights = ScoredMap(self.attention, prepared, call.positions, sizes, (total.detach(),))
         return output.to(call.value.dtype), weights
 
     def _states(self, key: Tensor, value: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention import Attention, scores
+from regard.attention import Attention, Transported, scores
 from regard.attention_output import AttentionOutput
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
@@ -22,7 +22,7 @@ from regard.catalog.entry import call_tensors
 from regard.composites import Composite
 from regard.engine import ENGINES, Problem
 from regard.maps import Distance, Entropy, KeyTotals, Pool, Similarity, TopLinks
-from regard.masks import Mask, mask_mod, padding
+from regard.masks import mask_mod, padding
 from regard.pieces.call_tensors import needs_of
 from regard.pieces.grid import Grid
 from regard.reference import reference
@@ -151,7 +151,7 @@ def _laws(small: Callable[[], Example]) -> Iterator[tuple[str, Callable[[], None
     if isinstance(attention, Composite):
         yield "the output of a composite is that of its map", lambda: composite_gives_its_map(small())
         return
-    if attention.transition is not None:
+    if attention.family is Transported:
         yield "a call with its tensors agrees with the reference", lambda: call_agrees_with_the_reference(small())
         return
     yield "dense agrees with the reference", lambda: agrees_with_the_reference("dense", small())
@@ -308,15 +308,11 @@ def _axes(attention: Attention, letters: str) -> Iterator[tuple[str, int]]:
             yield from ((name, axis) for axis, letter in enumerate(words.split()) if letter in letters)
 
 
-def _joined(attention: Attention, mask: Mask) -> Attention:
-    return attention.with_mask(mask if attention.mask is None else attention.mask & mask)
-
-
 @torch.no_grad()
 def masked_weights_are_zero(small: Small) -> None:
     """Pairs that the mask forbids have a weight of exactly 0."""
     attention, q, k, v = small()
-    attention = _joined(attention, mask_mod(lambda b, h, i, j: (i + 2 * j + b) % 3 != 0))
+    attention = attention.with_mask_too(mask_mod(lambda b, h, i, j: (i + 2 * j + b) % 3 != 0))
     seen = called(attention, q, k, v)
     assert attention.mask is not None
     grid = Grid.whole(seen.weights.positions, q.shape[0], q.shape[1], q.shape[2])
@@ -384,7 +380,7 @@ def padding_does_not_matter(small: Small) -> None:
     """What hidden keys and values hold does not change the output."""
     attention, q, k, v = small()
     lengths = [max(1, k.shape[2] - (2, 5)[b % 2]) for b in range(k.shape[0])]
-    padded = _joined(attention, padding(lengths))
+    padded = attention.with_mask_too(padding(lengths))
     before = called(padded, q, k, v)
     k, v = k.clone(), v.clone()
     for b, length in enumerate(lengths):
@@ -396,7 +392,7 @@ def empty_rows_give_zeros(small: Small) -> None:
     """A query without any allowed key gets zeros, and finite gradients, in every engine."""
     for engine in TORCH_ENGINES:
         attention, *tensors = small()
-        attention = _joined(attention, mask_mod(lambda b, h, i, j: (i != i.min()) & (j >= 0)))
+        attention = attention.with_mask_too(mask_mod(lambda b, h, i, j: (i != i.min()) & (j >= 0)))
         inputs = [t.requires_grad_() for t in tensors]
         q, k, v = inputs
         seen = runs(engine, attention, q, k, v)

@@ -48,7 +48,7 @@ class Blocked(Engine):
     name = "blocked"
     description = "computes block by block over the spans of the mask, in O(n) memory"
 
-    def refusal(self, problem: Problem) -> str | None:
+    def _refusal(self, problem: Problem) -> str | None:
         return HIDDEN_GRADIENTS if problem.hides_gradients else None
 
     def run(self, problem: Problem) -> Result:

@@ -24,7 +24,7 @@ class ConvolutionEngine(Engine):
     name = "convolution"
     description = "convolves keys times values with the filter, in O(n) memory"
 
-    def refusal(self, problem: Problem) -> str | None:
+    def _refusal(self, problem: Problem) -> str | None:
         attention, query = problem.attention, problem.prepared.query
         is_filter = len(attention.bias) == 1 and isinstance(attention.bias[0], ConvolutionFilter)
         if not is_filter or not attention.normalizer.is_linear or attention.normalizer.row_sum is not None:

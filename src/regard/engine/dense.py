@@ -13,9 +13,7 @@ class Dense(Engine):
 
     name = "dense"
     description = "holds all scores at once"
-
-    def refusal(self, problem: Problem) -> str | None:
-        return None
+    is_transformable = True
 
     def run(self, problem: Problem) -> Result:
         columns = torch.arange(problem.sizes.J, device=problem.query.device)

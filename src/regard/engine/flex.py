@@ -36,7 +36,7 @@ class Flex(Engine):
     name = "flex"
     description = "is one call of FlexAttention over the blocks that the mask allows"
 
-    def refusal(self, problem: Problem) -> str | None:
+    def _refusal(self, problem: Problem) -> str | None:
         if problem.scale is None:
             return "its weights are no softmax of scaled dot products, the only weights that FlexAttention computes"
         if problem.dropout:

@@ -20,7 +20,7 @@ class Fused(Engine):
     name = "fused"
     description = "is one call of torch's fused kernel"
 
-    def refusal(self, problem: Problem) -> str | None:
+    def _refusal(self, problem: Problem) -> str | None:
         refusal = FlashRows(problem).refusal
         if refusal is not None:
             return refusal

@@ -24,7 +24,7 @@ from regard.pieces.normalizer import RowStatistic
 def may_be_spoiled(problem: Problem, output: Tensor) -> bool:
     """Whether hidden keys or values may have made a NaN. Not asked on other devices: the host would wait for them."""
     attention = problem.attention
-    if attention.mask is None or attention.transition is not None or output.device.type != "cpu":
+    if attention.mask is None or not attention.family.applies_mask or output.device.type != "cpu":
         return False
     if is_transformed() or not has_numbers(output):
         return False

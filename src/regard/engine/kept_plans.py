@@ -145,8 +145,8 @@ def _key(request: Request, piece_tensors: list[Tensor]) -> Hashable:
     attention, query, key, value, positions, state, seed, engine, tensors, memory = request
     if type(attention) is not Attention or attention.selection is not None or memory is not None:
         return None
-    if state is not None and attention.transition is None:
-        return None  # a mask reads positions, which differ from step to step; a transition does not
+    if state is not None and attention.family.applies_mask:
+        return None  # a mask reads positions, which differ from step to step
     states = () if state is None else (state,)
     if not _is_plain_call(query, key, value, *tensors.values(), *states):
         return None

@@ -36,8 +36,9 @@ class LinearEngine(Engine):
 
     name = "linear"
     description = "sums over keys, once for all queries, in O(n) time and memory"
+    continues_sums = True
 
-    def refusal(self, problem: Problem) -> str | None:
+    def _refusal(self, problem: Problem) -> str | None:
         attention = problem.attention
         is_average = attention.normalizer.is_linear and attention.normalizer.row_sum == 1.0
         if not is_average or attention.score.scale(problem.prepared.query.shape[-1]) != 1.0:

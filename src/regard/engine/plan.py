@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from regard.attention import Mechanism
 from regard.base.errors import RegardError, nearest
+from regard.base.shapes import Sizes
 from regard.engine.blocked import Blocked, Work
 from regard.engine.convolution import ConvolutionEngine
 from regard.engine.dense import Dense
@@ -67,7 +69,7 @@ class ExecutionPlan:
         """The engines that cannot run this call, each with the reason."""
         if self.problem.is_empty:
             return {}
-        reasons = {name: _refusal(name, self.problem) for name in ENGINES}
+        reasons = {name: engine.refusal(self.problem) for name, engine in ENGINES.items()}
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
     @cached_property
@@ -81,6 +83,11 @@ class ExecutionPlan:
     def seconds(self) -> float | None:
         """Predicted seconds of the forward pass on this machine, within a factor of 2; None if there is no model."""
         return 0.0 if self.problem.is_empty else seconds(self.engine, self.problem, self.cost)
+
+    @property
+    def parts(self) -> tuple[ExecutionPlan, ...]:
+        """The plans of single attentions: here itself."""
+        return (self,)
 
     def run(self) -> Result:
         """Compute the output."""
@@ -123,6 +130,40 @@ class ExecutionPlan:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class CompositePlan:
+    """How `attend` will run a composite: `parts` has the plan of each attention, in the order in which they run.
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 2, 100, 8)
+    >>> latents = rg.composites.ThroughLatents(num_latents=4, head_dim=8, num_heads=2)
+    >>> plan = rg.plan(x, x, x, attention=latents, engine="dense")
+    >>> [part.cost.pairs for part in plan.parts]  # 2 heads, 4 latents, 100 tokens
+    [800, 800]
+    """
+
+    composite: Mechanism
+    parts: tuple[ExecutionPlan, ...]
+    sizes: Sizes
+
+    @property
+    def engine(self) -> str:
+        """The engines of the parts, each once."""
+        return ", ".join(dict.fromkeys(part.engine for part in self.parts))
+
+    @property
+    def seconds(self) -> float | None:
+        """The predicted time of all parts; None if that of one is not known."""
+        seconds = [part.seconds for part in self.parts]
+        return None if None in seconds else sum(seconds)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        s = self.sizes
+        given = f"{number(s.I, 'query', 'queries')}, {number(s.J, 'key')}, {number(s.H, 'head')} of width {s.D}"
+        head = f"{self.composite!r}\n{given}, batch {s.B}. It runs {number(len(self.parts), 'attention')}."
+        return "\n\n".join([head, *(f"Attention {n} of {len(self.parts)}: {p}" for n, p in enumerate(self.parts, 1))])
+
+
 def plan(problem: Problem, engine: object = "auto") -> ExecutionPlan:
     """Choose an engine, or check the given one. If it cannot run the call, a `RegardError` names engines that can."""
     if not isinstance(engine, str) or (engine != "auto" and engine not in ENGINES):
@@ -134,7 +175,7 @@ def plan(problem: Problem, engine: object = "auto") -> ExecutionPlan:
     if engine == "auto":
         return ExecutionPlan(*_choose(problem), problem)
     planned = ExecutionPlan(engine, True, "", problem)
-    if _refusal(engine, problem) is not None:
+    if ENGINES[engine].refusal(problem) is not None:
         able = ", ".join(name for name in ENGINES if name not in planned.refused) or "none"
         raise RegardError(
             f"attend: the {engine} engine cannot run {problem.attention!r}: {planned.refused[engine]}. "
@@ -143,56 +184,49 @@ def plan(problem: Problem, engine: object = "auto") -> ExecutionPlan:
     return planned
 
 
-def _refusal(name: str, problem: Problem) -> str | None:
-    if problem.attention.transition is not None and name not in ("recurrent", "reference"):
-        return "a transition carries keys from token to token, and this engine scores pairs; use the recurrent engine"
-    if problem.state is not None and name not in ("linear", "recurrent"):
-        return "a RecurrentCache keeps only a sum of earlier keys; use GrowingCache to keep the keys"
-    if name != "dense" and is_transformed():
-        return TRANSFORMED
-    return ENGINES[name].refusal(problem)
-
-
 def _choose(problem: Problem) -> tuple[str, bool, str]:
     """The first engine in a fixed order that can run and is worth it: its name, False (not requested), and why."""
-    if problem.attention.transition is not None:
-        if (reason := _refusal("recurrent", problem)) is not None:
-            raise RegardError(f"attend: a transition needs the recurrent engine, which cannot run this: {reason}.")
-        return "recurrent", False, "It is the engine of transitions."
-    not_linear = _refusal("linear", problem)
+    family = problem.attention.family
+    if (only := family.engine) is not None:
+        if (reason := ENGINES[only].refusal(problem)) is not None:
+            raise RegardError(f"attend: a transition needs the {only} engine, which cannot run this: {reason}.")
+        return only, False, family.purpose
+    not_linear = ENGINES["linear"].refusal(problem)
     if not_linear is None:
         return "linear", False, "It sums feature scores over keys, and scores pairs only inside chunks."
-    if problem.state is None and _refusal("convolution", problem) is None:
+    if ENGINES["convolution"].refusal(problem) is None:
         return "convolution", False, "It computes no single weights, and sums over distances once."
     if problem.state is not None:
         raise RegardError(
             f"attend: a RecurrentCache needs the linear engine, which cannot run this: {not_linear}. GrowingCache "
             "keeps all keys, and RingCache(size) those of a window or a short convolution."
         )
-    if pays(problem) and _refusal("kernel", problem) is None:
+    if pays(problem) and ENGINES["kernel"].refusal(problem) is None:
         return "kernel", False, "It is the fastest engine for softmax over this many queries and keys."
-    if _refusal("fused", problem) is None and not _worth_skipping(problem):
+    if ENGINES["fused"].refusal(problem) is None and not _worth_skipping(problem):
         return "fused", False, "One call of the kernel is enough: few pairs in all, or blocks would skip few more."
     if is_transformed():
         return "dense", False, f"{TRANSFORMED[0].upper()}{TRANSFORMED[1:]}."
     dense = Dense().cost(problem).bytes
     if Work.of(problem).flash is None and dense <= DENSE_BYTES:
         return "dense", False, f"All scores fit in {size(dense)}."
-    if on_gpu(problem) and _refusal("flex", problem) is None:
+    if on_gpu(problem) and ENGINES["flex"].refusal(problem) is None:
         return "flex", False, "It computes only the blocks that the spans of the mask allow."
-    if (reason := _refusal("blocked", problem)) is not None:
+    if (reason := ENGINES["blocked"].refusal(problem)) is not None:
         raise RegardError(
             f"attend: {problem.attention!r} has {size(dense)} of scores, and cannot run in blocks: {reason}. "
             "With engine='dense' it holds all scores at once."
         )
-    return "blocked", False, f"{_inside(problem)} inside blocks of {Work.of(problem).block_size} queries."
+    work = Work.of(problem)
+    inside = "The fused kernel runs" if work.flash is not None else "Whole rows of scores are computed, and not kept,"
+    return "blocked", False, f"{inside} inside blocks of {work.block_size} queries."
 
 
 def _quadratic(planned: ExecutionPlan) -> Iterator[str]:
     """The reasons of `ExecutionPlan.quadratic`."""
     problem, attention = planned.problem, planned.problem.attention
     summed = attention.normalizer.needs_nonnegative and planned.engine != "linear"
-    if summed and (reason := _refusal("linear", problem)) is not None:
+    if summed and (reason := ENGINES["linear"].refusal(problem)) is not None:
         piece = attention.bias or (f"dropout={attention.dropout}" if problem.dropout else attention.mask)
         yield f"all pairs are scored because of {piece!r}, and sums over keys would take linear time: {reason}"
     if planned.engine == "flex" and not on_gpu(problem):
@@ -205,13 +239,6 @@ def _quadratic(planned: ExecutionPlan) -> Iterator[str]:
 def on_gpu(problem: Problem) -> bool:
     """Whether the call is on a CUDA GPU. On CPU compiled FlexAttention has no backward pass and no row statistic."""
     return problem.query.device.type == "cuda"
-
-
-FLASH_INSIDE = "The fused kernel runs"
-
-
-def _inside(problem: Problem) -> str:
-    return FLASH_INSIDE if Work.of(problem).flash is not None else "Whole rows of scores are computed, and not kept,"
 
 
 def _worth_skipping(problem: Problem) -> bool:

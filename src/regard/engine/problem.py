@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import repeat
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from regard.attention import EMPTY, Attention, Prepared, choose_keys, hides_gradients, snapshot_around
+from regard.attention import EMPTY, Attention, Family, Prepared, Scored, choose_keys, hides_gradients, snapshot_around
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes, grouped_scores, grouped_values
 from regard.caches import Memory
-from regard.engine.transforms import is_transformed
+from regard.engine.transforms import TRANSFORMED, is_transformed
 from regard.pieces.call_tensors import CallTensors
 from regard.pieces.contents import Originals, PieceTemplate, is_small, split_tensors, tensor_snapshot, tensors_of
 from regard.pieces.grid import Grid
@@ -213,12 +213,28 @@ class Cost:
 class Engine(ABC):
     """Base: an engine runs a problem exactly, or says why it cannot. It never falls back to another silently."""
 
-    name: str
-    description: str
+    name: ClassVar[str]
+    description: ClassVar[str]
+    #: The families of weights that it computes.
+    families: ClassVar[tuple[type[Family], ...]] = (Scored,)
+    #: Whether it continues the sums over keys that a `RecurrentCache` keeps.
+    continues_sums: ClassVar[bool] = False
+    #: Whether it consists of torch's own operations, which torch can transform.
+    is_transformable: ClassVar[bool] = False
 
-    @abstractmethod
     def refusal(self, problem: Problem) -> str | None:
         """Why this engine cannot run the problem; None if it can."""
+        if (family := problem.attention.family) not in self.families:
+            return family.refusal
+        if problem.state is not None and not self.continues_sums:
+            return "a RecurrentCache keeps only a sum of earlier keys; use GrowingCache to keep the keys"
+        if is_transformed() and not self.is_transformable:
+            return TRANSFORMED
+        return self._refusal(problem)
+
+    def _refusal(self, problem: Problem) -> str | None:
+        """The same, for problems of its families."""
+        return None
 
     @abstractmethod
     def run(self, problem: Problem) -> Result: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from regard.attention import Scored, Transported
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.reference import reference
 
@@ -13,8 +14,9 @@ class Reference(Engine):
 
     name = "reference"
     description = "follows the definition in NumPy, in float64, one head at a time"
+    families = (Scored, Transported)
 
-    def refusal(self, problem: Problem) -> str | None:
+    def _refusal(self, problem: Problem) -> str | None:
         if problem.learns:
             return "NumPy has no gradients; wrap the call in torch.no_grad()"
         return None

@@ -13,11 +13,10 @@ from typing import Any
 
 from torch import nn
 
-from regard.attention import Attention
+from regard.attention import Attention, Mechanism
 from regard.attention_output import attend
 from regard.base.closures import closure_values
 from regard.base.errors import RegardError, nearest
-from regard.composites.composite import Composite
 from regard.nn import Attends
 from regard.stats.numbering import layer_number, layer_paths
 
@@ -87,7 +86,7 @@ def _code_names_attention(module: nn.Module) -> bool:
 
 def is_called_attention(module: object) -> bool:
     """Whether a module is called in place of `regard.attend`: the attention is that of the module that calls it."""
-    return isinstance(module, Attention | Composite)
+    return isinstance(module, Mechanism)
 
 
 def _has_projections(module: nn.Module) -> bool:

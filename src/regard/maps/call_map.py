@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.attention import EMPTY, Attention, checked_attention
+from regard.attention import EMPTY, Attention, Family, Scored, Transported, checked_attention
 from regard.base.errors import RegardError, errors_named
 from regard.base.positions import Positions, check_positions
 from regard.base.shapes import Sizes, in_autocast_dtype, spread_indices
 from regard.caches import Memory
-from regard.engine.problem import Problem
+from regard.engine.problem import Problem, Result
 from regard.engine.rows import recomputed_statistic
 from regard.maps.attention_map import AttentionMap
 from regard.maps.paged_keys import PagedKeys
+from regard.maps.ring_map import RingMap
+from regard.maps.ring_transported_map import RingTransportedMap
 from regard.maps.scored_map import ScoredMap
 from regard.maps.transported_map import TransportedMap
 from regard.pieces.call_tensors import CallTensors, check_call_tensors
@@ -51,10 +54,25 @@ def problem_of(
 
 def map_of(problem: Problem, row_statistic: RowStatistic | None) -> AttentionMap:
     """The weights of a call."""
-    pieces, prepared = problem.pieces_snapshot(), problem.prepared
-    if prepared.steps is not None:
-        return TransportedMap(prepared.steps, pieces, problem.positions)
-    return ScoredMap(pieces, prepared, problem.positions, problem.sizes, row_statistic, problem.originals())
+    return MAPS[problem.attention.family](problem, row_statistic)
+
+
+def _scored(problem: Problem, row_statistic: RowStatistic | None) -> AttentionMap:
+    pieces, positions, sizes = problem.pieces_snapshot(), problem.positions, problem.sizes
+    return ScoredMap(pieces, problem.prepared, positions, sizes, row_statistic, problem.originals())
+
+
+def _transported(problem: Problem, row_statistic: RowStatistic | None) -> AttentionMap:
+    assert problem.prepared.steps is not None
+    return TransportedMap(problem.prepared.steps, problem.pieces_snapshot(), problem.positions)
+
+
+#: The map of a call, and that of a call of a ring, by the family of the weights.
+MAPS = {Scored: _scored, Transported: _transported}
+RING_MAPS: dict[type[Family], Callable[[Any, Result], AttentionMap]] = {
+    Scored: RingMap,
+    Transported: lambda call, result: RingTransportedMap(call),
+}
 
 
 def map_of_tensors(
@@ -83,16 +101,15 @@ def _gathered(attention: Attention, keys: PagedKeys, positions: Positions | None
     key, real = keys.gathered()
     if real is None:
         return attention, key
-    mask = padding(real)
-    return attention.with_mask(mask if attention.mask is None else attention.mask & mask), key
+    return attention.with_mask_too(padding(real)), key
 
 
 @torch.no_grad()
 def _checked_statistic(problem: Problem, statistic: Tensor) -> RowStatistic:
     """The log-sum-exp of somebody else's kernel, after a comparison of a few rows with the scores."""
-    sizes, normalizer = problem.sizes, problem.attention.normalizer
-    if problem.prepared.steps is not None or normalizer.as_softmax is None:
-        kind = "a transition" if problem.prepared.steps is not None else type(normalizer).__name__
+    sizes, normalizer, is_scored = problem.sizes, problem.attention.normalizer, problem.attention.is_scored
+    if not is_scored or normalizer.as_softmax is None:
+        kind = type(normalizer).__name__ if is_scored else "a transition"
         raise RegardError(f"AttentionMap.of: with {kind} no row has a log-sum-exp. Leave `statistic` out.")
     if not isinstance(statistic, Tensor) or statistic.shape != (sizes.B, sizes.H, sizes.I):
         got = tuple(statistic.shape) if isinstance(statistic, Tensor) else type(statistic).__name__

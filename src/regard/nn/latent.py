@@ -128,7 +128,7 @@ class MultiHeadLatentAttention(Attends):
     def _attend(
         self, query: Tensor, key: Tensor, positions: Positions, mask: Mask | None, form: Form
     ) -> AttentionOutput:
-        attention = self.attention if mask is None else self.attention.with_mask(_both(self.attention.mask, mask))
+        attention = self.attention if mask is None else self.attention.with_mask_too(mask)
         latent = key[..., self.rotary_dim :]
         if form == "absorbed" or (form == "auto" and self._absorbing_is_cheaper(query.shape[2], key.shape[2])):
             seen = attention(query, key, latent, positions=positions)
@@ -168,7 +168,3 @@ class MultiHeadLatentAttention(Attends):
     def extra_repr(self) -> str:
         _, D, C = self._score.weight.shape
         return f"{self.latent.in_features}, {self.num_heads}, latent_dim={C}, head_dim={D}"
-
-
-def _both(first: Mask | None, second: Mask) -> Mask:
-    return second if first is None else first & second

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.attention import Attention
+from regard.attention import Attention, Mechanism
 from regard.base.checks import Size, checked, explained
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes
 from regard.call_options import read_mask
-from regard.composites import Composite
 from regard.masks import Mask, causal
 from regard.nn.listener import Attends
 from regard.nn.module_output import ModuleOutput
@@ -56,7 +55,7 @@ class MultiHeadAttention(Attends):
         embed_dim: Size,
         num_heads: Size,
         num_key_value_heads: Size | None = None,
-        attention: Attention | Composite | None = None,
+        attention: Mechanism | None = None,
         *,
         key_dim: Size | None = None,
         value_dim: Size | None = None,
@@ -218,7 +217,7 @@ def _check_aligned(num_queries: int, num_keys: int) -> None:
         )
 
 
-def _attention(attention: Attention | Composite | None, dropout: float, is_causal: bool) -> Attention | Composite:
+def _attention(attention: Mechanism | None, dropout: float, is_causal: bool) -> Mechanism:
     """The given attention, which has its own dropout and mask, or the default one."""
     if attention is None:
         return Attention(mask=causal() if is_causal else None, dropout=dropout)

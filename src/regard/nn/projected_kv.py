@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention import Attention, Prepared, scores
+from regard.attention import Attention, Mechanism, Prepared, scores
 from regard.attention_output import attend_editors
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes, grouped_values, to_device, without_autocast
 from regard.base.spans import Spans
-from regard.composites import Composite
 from regard.engine.decoding import decode
 from regard.engine.ring import Ring
 from regard.engine.rows import attend_rows
@@ -95,7 +94,7 @@ class ProjectedKV:
     (5, True)
     """
 
-    attention: Any  # an Attention, or a Composite of several
+    attention: Any  # a Mechanism
     key: Tensor
     value: Tensor
     mask: Mask | None = None
@@ -153,12 +152,9 @@ class ProjectedKV:
 
     def causal(self) -> ProjectedKV:
         """The same keys for an attention in which no query attends to a later key."""
-        mask = self.attention.mask
-        if sees_no_later_key(mask):
+        if sees_no_later_key(self.attention.mask):
             return self
-        if isinstance(self.attention, Composite):
-            raise _no_mask(self.attention, causal())
-        return replace(self, attention=self.attention.with_mask(_both(mask, causal())))
+        return replace(self, attention=self.attention.with_mask_too(causal()))
 
     def compared(self, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The query prepared by the score, the keys prepared by the score, and the keys after their position encoding.
@@ -233,12 +229,9 @@ def read(module: Attends, query: Tensor, keys: ProjectedKV, start: int | None = 
     return _read_one(module, query, keys, start)
 
 
-def _needs_a_call(attention: Attention | Composite) -> bool:
+def _needs_a_call(attention: Mechanism) -> bool:
     """Whether a single query, too, is a call of `attend`: its weights are not those of one score, or dropout draws."""
-    if isinstance(attention, Composite):
-        return True
-    is_scored = attention.transition is None and attention.selection is None
-    return not is_scored or bool(attention.training and attention.dropout)
+    return not attention.is_scored or bool(attention.training and attention.dropout)
 
 
 def _read_share(module: Attends, query: Tensor, keys: ProjectedKV, start: int | None) -> ModuleOutput:
@@ -330,26 +323,12 @@ def _numbers(x: Tensor) -> Tensor:
 
 
 def _masked(attention: Any, keys: ProjectedKV) -> Any:
-    if keys.mask is not None and isinstance(attention, Composite):
-        raise _no_mask(attention, keys.mask)
-    return attention if keys.mask is None else attention.with_mask(_both(attention.mask, keys.mask))
-
-
-def _no_mask(attention: Composite, mask: Mask) -> RegardError:
-    """The error for a mask that a composite cannot take."""
-    return RegardError(
-        f"attention: {type(attention).__name__} is made of several attentions, and a mask of a call, {mask!r}, has no "
-        "place in them. Give each part its mask when you build it."
-    )
+    return attention if keys.mask is None else attention.with_mask_too(keys.mask)
 
 
 def _sees_all(mask: Mask | None, start: int, num_keys: int) -> bool:
     """Whether a single query at `start` may attend to all keys."""
     return mask is None or (mask.is_lower_triangular and start >= num_keys - 1)
-
-
-def _both(first: Mask | None, second: Mask | None) -> Mask | None:
-    return second if first is None else first if second is None else first & second
 
 
 def select_rows(value: Any, index: Tensor) -> Any:

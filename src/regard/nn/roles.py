@@ -69,22 +69,15 @@ def attention_for(
             "Use positions 'rope', 'sinusoidal' or 'learned' with it."
         )
     position = _position(built.position, positions, role, head_dim)
-    if built.transition is not None:
-        if role != "decoder":
-            raise RegardError(
-                f"attention {mechanism_name!r} goes from token to token, so it is causal, and the {role} is not. Use "
-                "it in a decoder."
-            )
-        return Attention(score, position=position, bias=bias, transition=built.transition, dropout=dropout)
-    return Attention(
-        score,
-        position=position,
-        bias=bias,
-        mask=_mask(built.mask, role),
-        normalizer=built.normalizer,
-        selection=built.selection,
-        dropout=dropout or built.dropout,
-    )
+    if role != "decoder" and not built.family.applies_mask:
+        raise RegardError(
+            f"attention {mechanism_name!r} goes from token to token, so it is causal, and the {role} is not. Use "
+            "it in a decoder."
+        )
+    attention = built.with_pieces(score=score, position=position, bias=bias, mask=_mask(built.mask, role))
+    attention.dropout = dropout or built.dropout
+    attention.family.check_pieces(attention)
+    return attention
 
 
 def _build(name: str, arguments: dict[str, Any], role: str, num_heads: int, head_dim: int, key_dim: int) -> Attention:

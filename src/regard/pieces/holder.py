@@ -38,13 +38,12 @@ class HoldsPieces(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._release(name)
-        if isinstance(value, nn.Module) or not isinstance(value, Piece | tuple):
-            if value is None:
-                self._modules.pop(name, None)
-            super().__setattr__(name, value)  # type: ignore[arg-type]
+        is_piece = isinstance(value, Piece | tuple) and not isinstance(value, nn.Module)
+        if not is_piece and value is not None:
+            super().__setattr__(name, value)
             return
         self._modules.pop(name, None)
-        learned = learned_parts(self.registered_as.get(name, name), value)
+        learned = learned_parts(self.registered_as.get(name, name), value) if is_piece else {}
         if learned:
             vars(self).setdefault(HELD, {})[name] = held = Held(value, learned)
             for path, part in learned.items():
@@ -53,7 +52,10 @@ class HoldsPieces(nn.Module):
             if held.parameters:
                 vars(self).pop(name, None)
                 return
-        super().__setattr__(name, value)  # type: ignore[arg-type]
+        if name in self._parameters or name in self._buffers:
+            super().__setattr__(name, value)  # type: ignore[arg-type]
+        else:
+            object.__setattr__(self, name, value)  # what torch's own method ends with, after its questions
 
     def _release(self, name: str) -> None:
         """Unregister the parameters and modules of the piece that the attribute held before."""

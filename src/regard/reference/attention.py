@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from regard.attention import Scored, Transported
 from regard.pieces.dropout import kept
 from regard.pieces.grid import Grid
 from regard.reference.basics import Array, Place, array
@@ -42,21 +43,24 @@ def one_head(problem: Problem, b: int, h: int) -> tuple[Array, Array]:
         given = {name: array(tensor[b]) for name, tensor in problem.call_tensors.items()}
         q = encode_heads(attention.position, all_q, place, True, given)[h]
         k = encode_heads(attention.position, all_k, place, False, given)[g]
-    if attention.transition is not None:
-        w = carried(problem, q, k, b, h)
-        return w @ v, w
-    s = compare(attention.score, q, k, h)
-    for piece in attention.bias:
-        s = shift(piece, s, q, k, place, **_tensors_of(piece, problem, b, h))
-    allowed = np.ones(s.shape, bool) if attention.mask is None else attends(attention.mask, place)
-    w = normalize(attention.normalizer, s, np.broadcast_to(allowed, s.shape), h)
+    w = WEIGHTS[attention.family](problem, q, k, place)
     dropped = w * _dropout_factors(problem, place) if problem.dropout else w
     return dropped @ v, w
 
 
-def _tensors_of(piece: object, problem: Problem, b: int, h: int) -> dict[str, Array]:
+def scored(problem: Problem, q: Array, k: Array, place: Place) -> Array:
+    """Weights (I, J) of one head: normalize(bias(score(q_i, k_j))) where the mask allows."""
+    attention = problem.attention
+    s = compare(attention.score, q, k, place.h)
+    for piece in attention.bias:
+        s = shift(piece, s, q, k, place, **_tensors_of(piece, problem, place))
+    allowed = np.ones(s.shape, bool) if attention.mask is None else attends(attention.mask, place)
+    return normalize(attention.normalizer, s, np.broadcast_to(allowed, s.shape), place.h)
+
+
+def _tensors_of(piece: object, problem: Problem, place: Place) -> dict[str, Array]:
     """The tensors of the call that a piece needs, for one head."""
-    return {name: array(problem.call_tensors[name][b, h]) for name in getattr(piece, "needs", {})}
+    return {name: array(problem.call_tensors[name][place.b, place.h]) for name in getattr(piece, "needs", {})}
 
 
 def _positions(problem: Problem) -> tuple[Array, Array]:
@@ -71,10 +75,10 @@ def _dropout_factors(problem: Problem, place: Place) -> Array:
     return array(kept(grid, problem.dropout, problem.seed or 0)[0, 0]) / (1 - problem.dropout)
 
 
-def carried(problem: Problem, q: Array, k: Array, b: int, h: int) -> Array:
+def transported(problem: Problem, q: Array, k: Array, place: Place) -> Array:
     """Weights (I, J) of one head: q_i . A_i ... A_{j+1} k_j."""
-    piece, scale = problem.attention.transition, problem.attention.score
-    tensors = _tensors_of(piece, problem, b, h)
+    piece, scale, h = problem.attention.transition, problem.attention.score, place.h
+    tensors = _tensors_of(piece, problem, place)
     if getattr(piece, "unit", False):
         q, k = (x / np.sqrt((x**2).sum(1, keepdims=True) + 1e-6) for x in (q, k))
     q = compare(scale, q, np.eye(q.shape[1]), h)  # q_i . e_d, with the factor of the score
@@ -88,3 +92,7 @@ def carried(problem: Problem, q: Array, k: Array, b: int, h: int) -> Array:
                 x = x @ written.matrices[j]
         w[i, token] += 0 if written.own is None else written.own[i]
     return w
+
+
+#: The weights of one head, by the family of the attention.
+WEIGHTS = {Scored: scored, Transported: transported}

@@ -54,7 +54,7 @@ class Kernel(Engine):
     name = "kernel"
     description = "is one call of Regard's compiled kernel, which reads only the keys that the mask allows"
 
-    def refusal(self, problem: Problem) -> str | None:
+    def _refusal(self, problem: Problem) -> str | None:
         return KernelProblem.of(problem).refusal
 
     def run(self, problem: Problem) -> Result:

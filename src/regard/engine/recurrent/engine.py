@@ -1,11 +1,22 @@
-"""The engine `recurrent`: runs attentions with a transition."""
+"""The engine `recurrent`, and `recur`: outputs and the last state of a recurrence, token by token or in chunks."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.attention import Transported
+from regard.base.shapes import at_least_float32, in_one_dtype
+from regard.engine.kernel.recurrence import CompiledRecurrence, compiled_recurrence, run_recurrence
 from regard.engine.problem import Cost, Engine, Problem, Result
-from regard.engine.recurrent import chunked
-from regard.engine.recurrent.running import FEW, recur
-from regard.pieces.transition import with_heads
+from regard.engine.recurrent.chunked import CHUNK, RUN, Inputs, Kind, chunked
+from regard.engine.transforms import differentiable_once
+from regard.pieces.transition import Steps, with_heads
+
+#: Up to this number of tokens a call without gradients runs token by token.
+FEW = 4
 
 
 class RecurrentEngine(Engine):
@@ -13,11 +24,8 @@ class RecurrentEngine(Engine):
 
     name = "recurrent"
     description = "carries a memory of fixed size over the tokens, in O(n) time and memory"
-
-    def refusal(self, problem: Problem) -> str | None:
-        if problem.attention.transition is None:
-            return "it needs a transition, such as Attention(transition=GatedDelta())"
-        return None
+    families = (Transported,)
+    continues_sums = True
 
     def run(self, problem: Problem) -> Result:
         steps, state, value, memory = problem.prepared.steps, problem.state, problem.value, problem.memory
@@ -30,9 +38,130 @@ class RecurrentEngine(Engine):
     def cost(self, problem: Problem) -> Cost:
         s, steps = problem.sizes, problem.prepared.steps
         assert steps is not None
-        chunk = min(chunked.CHUNK, s.J) if s.J > FEW else 1
+        chunk = min(CHUNK, s.J) if s.J > FEW else 1
         products = 2 if steps.address is None else 4  # of pairs, and of states
         pairs = s.B * s.H * s.I * (chunk + 1) // 2
         flops = products * (pairs * (s.D + s.E) // 2 + 2 * s.B * s.H * s.J * s.D * s.E)
-        held = min(s.J, chunked.RUN * chunk // max(1, s.B * s.H) + chunk) * s.B * s.H
+        held = min(s.J, RUN * chunk // max(1, s.B * s.H) + chunk) * s.B * s.H
         return Cost(pairs, flops, 4 * held * (4 * (s.D + s.E) + 2 * chunk + s.D * s.E // chunk))
+
+
+def recur(steps: Steps, value: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Outputs (B, H, I, E) of the last I of J tokens, and the state (B, H, D, E) after all.
+
+    `value` is (B, H, J, E). `state` is that before the first token, zeros by default. Any gradient is exact.
+    """
+    B, H, I, D = steps.query.shape
+    J, E = value.shape[2:]
+    if 0 in (B * H, J):
+        last = value.new_zeros(B, H, D, E) if state is None else state.expand(B, H, D, E)
+        return value.new_zeros(B, H, I, E), at_least_float32(last)
+    found = _compiled(steps, value, state)
+    output, last = _in_torch(steps, value, state) if found is None else found
+    if steps.own is not None:
+        output = output + steps.own[..., None] * value[:, :, J - I :]
+    return output, last
+
+
+def _compiled(steps: Steps, value: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """Outputs and the last state by the compiled kernels; None where they cannot run."""
+    is_plain = not (steps.reads_before or steps.erases_before) and steps.erase is None
+    if not is_plain or (steps.log_decay is not None and steps.log_decay.shape[3] > 1):
+        return None
+    (B, H, I, D), (J, E) = steps.query.shape, value.shape[2:]
+    log_decay = value.new_zeros(()).expand(B, H, J, 1) if steps.log_decay is None else steps.log_decay
+    state = value.new_zeros(B, H, D, E) if state is None else state.expand(B, H, D, E)
+    given = [steps.query, steps.key, value, log_decay, state, *(() if steps.address is None else (steps.address,))]
+    given = [at_least_float32(x) for x in given]
+    library = compiled_recurrence(*given)
+    if library is None:
+        return None
+    learns = torch.is_grad_enabled() and any([x.requires_grad for x in given])
+    run: Any = CompiledRecurrence.apply if learns else run_recurrence
+    query, key, value, log_decay, last, *address = differentiable_once("recurrent", *given)
+    on_cols = key, value, log_decay, address[0] if address else None
+    if J == I:
+        return run(library, query, *on_cols, last)
+    parts = slice(0, J - I), slice(J - I, None)  # tokens without a query, and those with one
+    early, late = ([None if x is None else x[:, :, part] for x in on_cols] for part in parts)
+    _, last = run(library, None, *early, last)
+    return run(library, query, *late, last) if I else (value.new_empty(B, H, 0, E), last)
+
+
+def _in_torch(steps: Steps, value: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Outputs and the last state by torch's operations."""
+    B, H, I, D = steps.query.shape
+    J, E = value.shape[2:]
+    flat = {name: _flat(getattr(steps, name)) for name in ("query", *Steps.ON_COLS)}
+    value_ = _flat(value)
+    assert value_ is not None and flat["key"] is not None
+    start = value_.new_zeros(B * H, D, E) if state is None else state.expand(B, H, D, E).reshape(B * H, D, E)
+    if flat["log_decay"] is None:
+        flat["log_decay"] = value_.new_zeros(B * H, J, 1)
+    names = [name for name, x in flat.items() if x is not None]
+    *given, value_, start = in_one_dtype(*(flat[name] for name in names), value_, at_least_float32(start))  # type: ignore[arg-type]
+    flat.update(zip(names, differentiable_once("recurrent", *given), strict=True))
+    output, last = _in_parts(flat, value_, start, Kind(steps.reads_before, steps.erases_before))
+    return output.view(B, H, I, E), last.view(B, H, D, E)
+
+
+def _flat(x: Tensor | None) -> Tensor | None:
+    """(B, H, n, W) -> (B * H, n, W)."""
+    return None if x is None else x.flatten(0, 1)
+
+
+def _in_parts(flat: dict[str, Tensor | None], value: Tensor, state: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
+    """Earlier tokens without a query, then those with one."""
+    query = flat["query"]
+    assert query is not None
+    num_earlier = value.shape[1] - query.shape[1]
+    learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*flat.values(), value, state))
+    run = chunked if value.shape[1] > FEW or learns else stepwise
+    if num_earlier:
+        state = run(_inputs(flat, value, slice(0, num_earlier), None), state, kind)[1]
+    output, state = run(_inputs(flat, value, slice(num_earlier, None), query), state, kind)
+    assert output is not None
+    return output, state
+
+
+def _inputs(flat: dict[str, Tensor | None], value: Tensor, part: slice, query: Tensor | None) -> Inputs:
+    key, log_decay, address, erase = (None if (x := flat[name]) is None else x[:, part] for name in Steps.ON_COLS)
+    assert key is not None and log_decay is not None
+    return query, key, value[:, part], log_decay, address, erase
+
+
+def stepwise(inputs: Inputs, state: Tensor, kind: Kind) -> tuple[Tensor | None, Tensor]:
+    """Outputs (Z, n, E), None without queries, and the state (Z, D, E), token by token.
+
+    The state is read once a token, for query and address together, and written once.
+    """
+    query, _, value, *_ = inputs
+    outputs = []
+    for t in range(value.shape[1]):
+        output, state = _step(tuple(None if x is None else x[:, t, None] for x in inputs), state, kind)
+        outputs.append(output)
+    if query is None:
+        return None, state
+    return torch.cat(outputs, 1) if outputs else torch.zeros_like(value), state
+
+
+def _step(token: tuple[Tensor | None, ...], state: Tensor, kind: Kind) -> tuple[Tensor | None, Tensor]:
+    """The output (Z, 1, E) of one token, and the state after it."""
+    query, key, value, log_decay, address, erase = token
+    assert key is not None and value is not None and log_decay is not None
+    decay = log_decay.exp()
+    readers = [
+        x if before else x * decay
+        for x, before in ((address, kind.erases_before), (query, kind.reads_before))
+        if x is not None
+    ]
+    found = torch.bmm(torch.cat(readers, 1) if len(readers) > 1 else readers[0], state) if readers else value[:, :0]
+    keys, values = key, value
+    if address is not None and erase is None:
+        values = value - found[:, :1]
+    elif address is not None and erase is not None:
+        keys, values = torch.cat((key, erase), 1), torch.cat((value, -found[:, :1]), 1)
+    output = None if query is None else found[:, -1:]
+    if output is not None and query is not None and not kind.reads_before:
+        output = output + torch.bmm(torch.bmm(query, keys.mT), values)
+    return output, (state * decay.mT).baddbmm_(keys.mT, values)

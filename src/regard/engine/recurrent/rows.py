@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from regard.base.shapes import as_slice, to_device
 from regard.base.spans import Spans
-from regard.engine.recurrent.running import recur
+from regard.engine.recurrent.engine import recur
 from regard.engine.recurrent.transport import Transport
 from regard.engine.transforms import gradients_once
 from regard.pieces.transition import Steps

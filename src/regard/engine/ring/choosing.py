@@ -40,7 +40,7 @@ def with_chosen_keys(
         query, there = share.query[:, :, part], Positions(positions.start + start, positions.keys)
         masks.append(selection.choose(query, unread_keys(share.key, J), there, attention.mask, **given))
     chosen = _of_all_ranks(masks, selection, exchange, queries, positions.start)
-    resolved = attention.with_mask(chosen if attention.mask is None else attention.mask & chosen)
+    resolved = attention.with_mask_too(chosen)
     resolved.selection = None
     tensors = {name: x for name, x in share.tensors.items() if name not in needs_of(selection)}
     return replace(share, attention=resolved, tensors=tensors)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from regard.attention import Attention, Family, Scored, Transported
 from regard.base.checks import checked
 from regard.base.errors import RegardError, nearest
 from regard.base.positions import Positions, check_positions
@@ -36,8 +37,8 @@ from regard.pieces.contents import split_tensors
 #: outside of these blocks notices them; it notices neither a ContextVar nor a threading.local.
 _defaults: tuple[tuple[int, Ring], ...] = ()
 _changing = Lock()
-#: The pieces of an attention that ranks compare.
-SLOTS = ("score", "position", "bias", "mask", "normalizer", "transition", "selection")
+#: A call on one rank, by the family of the weights.
+CALLS: dict[type[Family], type[RingCall | StatePassing]] = {Scored: RingCall, Transported: StatePassing}
 
 
 @checked
@@ -176,13 +177,12 @@ class Ring:
             whole=of_all_keys(share, share.attention.bias, exchange, agreement.number, held[1]),
             all_keys=Spans.union(interval for of_rank in route.keys for interval in of_rank),
         )
-        kind = RingCall if share.attention.transition is None else StatePassing
-        return kind(problem, route, exchange, agreement.number)
+        return CALLS[share.attention.family](problem, route, exchange, agreement.number)
 
     def plan(self, share: RankShare) -> RingPlan:
         """The plan of these ranks and shares; without a process group, of whole tensors on `ranks` ranks."""
-        if getattr(share.attention, "transition", None) is not None:
-            raise RegardError("attend: there is no cost model of a transition in a ring. attend(...) runs it.")
+        if (reason := CALLS[share.attention.family].unplanned) is not None:
+            raise RegardError(f"attend: {reason}")
         if self.ranks is not None and not (dist.is_available() and dist.is_initialized()):
             share = _checked(share)
             held = [shares(length, self.ranks, self.layout) for length in (share.sizes.I, share.sizes.J)]
@@ -201,7 +201,7 @@ class Ring:
             check()
             share = _checked(share)
             exchange.check_device(share.query.device.type)
-            contents = {name: Contents.of(getattr(share.attention, name)) for name in SLOTS}
+            contents = {name: Contents.of(getattr(share.attention, name)) for name in Attention.piece_order}
             contents |= {f"tensor {name}": Contents.of(tensor) for name, tensor in share.of_all_tokens().items()}
             request = self._request(share)
             request["dropout"] = "none" if seed is None else str(share.attention.dropout)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ class RingCall:
     route: Route
     exchange: Exchange
     number: int = 0
+    #: Why it cannot be planned; None if it can.
+    unplanned: ClassVar[str | None] = None
 
     def run(self) -> Result:
         output, *row_statistic = _RingCall.apply(self, *differentiable_once("ring", *self.own.tensors()))  # type: ignore[misc]

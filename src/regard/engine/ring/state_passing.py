@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -53,6 +54,7 @@ class StatePassing:
     route: Route
     exchange: Exchange
     number: int = 0
+    unplanned: ClassVar[str] = "there is no cost model of a transition in a ring. attend(...) runs it."
 
     def run(self) -> Result:
         steps, value = self.own.prepared.steps, with_heads(self.own.value, self.own.sizes.H)

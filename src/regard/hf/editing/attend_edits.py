@@ -68,7 +68,7 @@ def _refusal(module: nn.Module, what: str) -> RegardError:
 def _with_weights(seen: AttentionOutput, call: AttentionCall, translation: Translation) -> AttentionOutput:
     """The result with the rows whose weights are edited after the softmax."""
     attention = translation.attention
-    if attention.transition is not None or attention.selection is not None or any(map(needs_of, attention.pieces())):
+    if not attention.is_scored or any(map(needs_of, attention.pieces())):
         raise RegardError(
             f"edit: the weights of {type(call.module).__name__} cannot be edited after they are computed: its "
             "attention is recurrent, chooses keys or needs tensors of the call. KnockOut (renormalized) and Steer "
