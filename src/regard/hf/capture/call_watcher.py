@@ -24,13 +24,12 @@ from regard.base.shapes import has_numbers
 from regard.base.upper_layers import upper_layer
 from regard.hf.attention_modules import OF_TORCH, ChosenLayers, is_called_attention, names_called
 from regard.hf.calls import DIRECT, MULTIHEAD, AttentionCall, Untranslatable
-from regard.hf.capture.captured_calls import Capture, ModuleCalls, NotCaptured
-from regard.hf.capture.function_calls import FUSED, SDPA, function_calls, may_fuse
+from regard.hf.capture.captured_calls import Capture, DeferredCall, ModuleCalls, NotCaptured
 from regard.hf.capture.generation_steps import StepOptions
-from regard.hf.capture.lazy_projection import DeferredCall
+from regard.hf.capture.kept_calls import Check
 from regard.hf.capture.model_maps import WatchedAttention
-from regard.hf.capture.module_hooks import inside_backward, module_calls
-from regard.hf.capture.returned_weights import ReturnedCall
+from regard.hf.capture.module_hooks import FUSED, SDPA, function_calls, inside_backward, may_fuse, module_calls
+from regard.hf.capture.module_rerun import ReturnedCall
 from regard.hf.capture.torch_calls import (
     ObservedCall,
     encoder_layer,
@@ -40,7 +39,6 @@ from regard.hf.capture.torch_calls import (
     sdpa,
 )
 from regard.hf.capture.transformers_interface import backend_calls
-from regard.hf.capture.verification import Check
 from regard.hf.capture.watcher import Captured, Watcher
 from regard.maps import AttentionMap, Reduction
 from regard.maps.listener import Values

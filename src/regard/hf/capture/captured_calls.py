@@ -2,29 +2,110 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention import Attention, Prepared
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.edits.edited_map import EditedMap
 from regard.edits.layer_edits import LayerEdits
-from regard.hf.capture.kept_values import NoValues
-from regard.hf.capture.lazy_projection import DeferredCall
-from regard.hf.capture.module_rerun import RerunCall, RerunSteps
+from regard.hf.calls import DIRECT, AttentionCall, Translation, Untranslatable
+from regard.hf.capture.kept_calls import Check, NoValues, worst
+from regard.hf.capture.module_rerun import RerunCall, RerunSteps, ReturnedCall
 from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.capture.recurrent_calls import RecurrentCall
-from regard.hf.capture.returned_weights import ReturnedCall
+from regard.hf.capture.torch_calls import ObservedCall, ProjectionInputs
 from regard.hf.capture.value_probe import ProbedCall
-from regard.hf.capture.verification import Check, worst
 from regard.maps.attention_map import AttentionMap
 from regard.maps.joined import joined
 from regard.maps.scored_map import ScoredMap
+from regard.maps.sum_map import SumMap
 from regard.pieces.grid import Grid
+
+
+def call_tensors(
+    call: AttentionCall, translation: Translation, with_values: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Queries, keys, and values if they are kept; keys and values of a static cache are copies."""
+    tensors = translation.query, call.key, call.value
+    query, key, value = tensors if torch.is_grad_enabled() else (tensor.detach() for tensor in tensors)
+    value = value if with_values else None
+    if not _is_static(call):
+        return query, key, value
+    return query, key.clone(), None if value is None else value.clone()
+
+
+def _is_static(call: AttentionCall) -> bool:
+    """Whether keys and values belong to a cache that is written in place."""
+    if hasattr(call.key, "_dynamo_static_input_type"):
+        return True
+    place = call.key.untyped_storage().data_ptr()
+    return call.backend == DIRECT and any(b.untyped_storage().data_ptr() == place for b in call.module.buffers())
+
+
+@dataclass(eq=False)
+class DeferredCall:
+    """One call of a torch layer: its pieces, and its inputs. Queries and keys are projected when its map is read.
+
+    These layers project inside one fused kernel, which does not return queries and keys. Projecting again while the
+    model runs would take a fifth of its time. So the inputs are kept, and projected later. This is only done for layers
+    with torch's own forward, which never changes its inputs in place.
+    """
+
+    name: str
+    attention: Attention
+    positions: Positions
+    inputs: ProjectionInputs
+    check: Check
+    keeps_values: bool = False
+
+    def __post_init__(self) -> None:
+        self._versions, self._sample = self._state()
+
+    def _state(self) -> tuple[list[int], list[Tensor]]:
+        return self.inputs.versions(self.keeps_values), self.inputs.sample(self.keeps_values)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        query, key, _ = self.inputs.shaped()
+        B, H, I, _ = query.shape
+        return B, H, I, key.shape[2]
+
+    @cached_property
+    @torch.no_grad()
+    def map(self) -> AttentionMap:
+        """The weights; the first access projects queries and keys."""
+        self._check_unchanged()
+        B, H, I, _ = self.shape
+        device = self.inputs.tensors[0].device
+        with torch.autocast(device.type, enabled=False):
+            query, key = (self.inputs.projected(number, self.inputs.tensors[number]) for number in (0, 1))
+        prepared = Prepared.of(self.attention, query, key, self.positions)
+        grid = Grid.whole(self.positions, B, H, I, device)
+        return ScoredMap(self.attention, prepared, self.positions, grid, None)
+
+    @torch.no_grad()
+    def read_values(self) -> Tensor:
+        """The values (B, H, J, E), projected again."""
+        self._check_unchanged()
+        with torch.autocast(self.inputs.tensors[2].device.type, enabled=False):
+            return self.inputs.projected(2, self.inputs.tensors[2])
+
+    def _check_unchanged(self) -> None:
+        versions, sample = self._state()
+        same = all(torch.equal(now, then) for now, then in zip(sample, self._sample, strict=True))
+        if not same or versions != self._versions:
+            raise RegardError(
+                f"seen[{self.name!r}]: the inputs or parameters of this layer were changed in place after it was "
+                "watched (by an optimizer step, perhaps), so its queries and keys are lost. Read the map before the "
+                "change, or compute statistics while the model runs: watch(model, keep='statistics')."
+            )
+
 
 #: The kind of every layer that is not recurrent.
 ATTENTION = "attention"
@@ -273,3 +354,69 @@ class ModuleCalls:
         for call in self.calls[-1:]:
             if isinstance(call, RerunCall | RerunSteps):
                 (call.calls[-1] if isinstance(call, RerunSteps) else call).memory = None
+
+
+PARAMETERS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "lambda_init", "groupnorm", "o_proj")
+#: Largest error of the module's output, relative to the largest output.
+TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 1e-2}
+
+
+def is_differential(module: nn.Module | None) -> bool:
+    """Whether a module subtracts two softmaxes, as DiffLlama does."""
+    return module is not None and all(hasattr(module, name) for name in PARAMETERS)
+
+
+@dataclass(eq=False)
+class DifferentialCapture(Capture):
+    """One call of differential attention, W = W_1 - lambda W_2: the two softmaxes, and lambda.
+
+    DiffLlama (arXiv 2410.05258) calls the backend twice, with the same queries and keys and two halves of the values.
+    The first half of the heads gives W_1, and the second half W_2.
+    """
+
+    factor: float = 0.0
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        B, H, I, J = super().shape
+        return B, H // 2, I, J
+
+    @cached_property
+    def map(self) -> AttentionMap:
+        """W_1 - lambda W_2; its `parts` are the two softmaxes, and its `factors` 1 and -lambda."""
+        both = self._scored()
+        half = both.shape[1] // 2
+        parts = [both.select(slice(None), slice(start, start + half)) for start in (0, half)]
+        return SumMap(parts, [1.0, -self.factor])
+
+
+@torch.no_grad()
+def differential(module: Any, first: Capture, halves: list[ObservedCall], output: Tensor) -> DifferentialCapture:
+    """The difference of two softmaxes, from the captured first call, and both calls, with outputs (B, I, H, D).
+
+    `Untranslatable` if the difference, normalized and projected, is not the output of the module.
+    """
+    of_first, of_second = (half.output for half in halves)
+    factor = float(_exp_dot(module.lambda_q1, module.lambda_k1) - _exp_dot(module.lambda_q2, module.lambda_k2))
+    factor += module.lambda_init
+    plus, minus = torch.cat([of_first, of_second], -1).chunk(2, dim=2)
+    normed = (1 - module.lambda_init) * module.groupnorm(plus - factor * minus)
+    expected = module.o_proj(normed.flatten(2))
+    tolerance = TOLERANCE.get(output.dtype, 1e-4) * max(float(output.abs().max()), 1e-6)
+    error = float((expected - output).abs().max())
+    if not error <= tolerance:
+        raise Untranslatable(f"{type(module).__name__} does not subtract its two maps as DiffLlama does")
+    check = replace(first.check, error=max(error, first.check.error or 0.0)) if first.check.ok else first.check
+    values = None if first.values is None else SharedKeys(_values(halves))
+    return DifferentialCapture(
+        first.attention, first.positions, first.query, first.keys, check, first.logsumexp, values, factor=factor
+    )
+
+
+def _values(halves: list[ObservedCall]) -> Tensor:
+    """The values (B, G, J, 2 D) of each pair of heads: of either call, whose two halves of the heads have the same."""
+    return torch.cat([half.call.value.detach().chunk(2, dim=1)[0] for half in halves], -1)
+
+
+def _exp_dot(left: Tensor, right: Tensor) -> Tensor:
+    return (left * right).sum(-1, dtype=torch.float32).exp()

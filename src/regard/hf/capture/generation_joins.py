@@ -14,16 +14,252 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from regard.hf.capture.captured_calls import ModuleCalls
-from regard.hf.capture.generation_merge import CallRows, merged_map
-from regard.hf.capture.generation_statistics import joined_statistics
+from regard.attention import Attention, Prepared
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes
+from regard.hf.capture.captured_calls import Capture, ModuleCalls
+from regard.hf.capture.kept_calls import Check, worst
 from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.capture.recurrent_calls import RecurrentCall
-from regard.hf.capture.verification import Check, worst
 from regard.hf.recurrent.forms import map_of
+from regard.maps import Distance, Entropy, KeyTotals, MassOn, Reduction, RowLinks, TopLinks
 from regard.maps.attention_map import AttentionMap
 from regard.maps.joined import JoinedMap, MapRows
+from regard.maps.scored_map import ScoredMap
+from regard.pieces.bias import Softcap
+from regard.pieces.grid import Grid
+from regard.pieces.mask import Mask, causal, window
+from regard.pieces.normalizer import LearnedSink, Softmax
+
+
+@dataclass(frozen=True, eq=False)
+class CallRows:
+    """Some rows of a call and their place in the joined map; the fields are those of `MapRows`."""
+
+    call: Capture
+    rows: range
+    start: int
+    offset: int
+    entries: Tensor
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.rows)
+
+    def key(self, columns: range) -> Tensor:
+        """Keys (N, G, J', D) of some columns of the joined map."""
+        tensor, entries = self.call.keys.tensor, self.entries.to(self.call.keys.tensor.device)
+        return tensor[:, :, columns.start - self.offset : columns.stop - self.offset].index_select(0, entries)
+
+    def allowed(self, num_keys: int) -> Tensor:
+        """Which keys of the joined map the call allows for these rows: (N or 1, H or 1, I', J)."""
+        positions, mask, J = self.call.positions, self.call.attention.mask, self.call.shape[3]
+        columns = range(max(0, self.offset), min(num_keys, self.offset + J))
+        device = self.call.query.device
+        entries, heads = self.entries.to(device), torch.arange(self.call.shape[1], device=device)
+        queries = positions.query(slice(self.rows.start, self.rows.stop), device)
+        keys = positions.key(device)[columns.start - self.offset : columns.stop - self.offset]
+        pairs = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+        pairs = pairs if mask is None else mask.allowed(Grid(entries, heads, queries, keys))
+        allowed = torch.zeros(*pairs.shape[:2], len(self.rows), num_keys, dtype=torch.bool, device=device)
+        allowed[..., columns.start : columns.stop] = pairs
+        return allowed
+
+
+def merged_map(parts: Sequence[CallRows], num_queries: int, num_keys: int, is_cross: bool) -> ScoredMap | None:
+    """One map of all rows, if the calls have the same pieces and keys, and one rule for their masks; else None.
+
+    Most generations are that: a key never changes after its token was read, whatever the cache does with it. Then
+    memory is O(n), reductions run in the compiled kernels, and the map is stored as queries and keys. If a key did
+    change (a quantized cache), or if no rule describes the masks of all calls, there is no such map.
+    """
+    if not all(_is_plain(part) for part in parts):
+        return None
+    if sum(len(part.rows) for part in parts) != num_queries or not _have_same_pieces([p.call.attention for p in parts]):
+        return None
+    key = _keys(parts, num_queries, num_keys, is_cross)
+    if key is None:
+        return None
+    positions = Positions.aligned_to_end(num_queries, num_keys)
+    found = _common_mask(parts, positions, num_keys, is_cross)
+    if not found:
+        return None
+    first = parts[0].call.attention
+    attention = Attention(first.score, bias=first.bias, mask=found[0], normalizer=first.normalizer).eval()
+    query = torch.cat([_queries(part) for part in parts], 2)
+    prepared = Prepared.of(attention, query, key, positions)
+    grid = Grid.whole(positions, len(query), query.shape[1], num_queries, query.device)
+    return ScoredMap(attention, prepared, positions, grid, None)
+
+
+def _is_plain(part: CallRows) -> bool:
+    """Whether all its rows are those of queries and keys without graphs, whose weights no edit changed."""
+    return (
+        type(part.call) is Capture
+        and not part.call.is_live
+        and part.call.edits is None
+        and bool((part.entries >= 0).all())
+    )
+
+
+def _queries(part: CallRows) -> Tensor:
+    query = part.call.query[:, :, part.rows.start : part.rows.stop]
+    return query.index_select(0, part.entries.to(query.device))
+
+
+def _have_same_pieces(attentions: Sequence[Attention]) -> bool:
+    """Whether the calls differ in nothing but their masks: no bias of pairs, the same scale and the same sinks."""
+    first = attentions[0]
+    sinks = [a.normalizer.sink for a in attentions if isinstance(a.normalizer, LearnedSink)]
+    plain = all(isinstance(a.normalizer, Softmax) for a in attentions)
+    if not plain and (len(sinks) < len(attentions) or not all(torch.equal(sink, sinks[0]) for sink in sinks)):
+        return False
+    return all(
+        a.position is None
+        and all(isinstance(bias, Softcap) for bias in a.bias)
+        and (repr(a.bias), repr(a.score), repr(a.normalizer))
+        == (repr(first.bias), repr(first.score), repr(first.normalizer))
+        for a in attentions
+    )
+
+
+def _keys(parts: Sequence[CallRows], num_queries: int, num_keys: int, is_cross: bool) -> Tensor | None:
+    """The keys of all columns, each from the call that read its token; None if a later call has another key there."""
+    if is_cross:
+        key, shift = parts[0].key(range(num_keys)), num_keys
+    else:
+        shift = num_keys - num_queries
+        starts = [0, *(part.start + shift for part in parts[1:])]
+        if any(part.offset > start for part, start in zip(parts, starts, strict=True)):
+            return None
+        own = zip(parts, starts, [*starts[1:], num_keys], strict=True)
+        key = torch.cat([part.key(range(start, stop)) for part, start, stop in own], 2)
+    last = parts[-1]
+    for part in parts:
+        if part.call.keys is last.call.keys and torch.equal(part.entries, last.entries):
+            continue  # calls with a growing cache share one tensor
+        columns = range(max(0, part.offset), num_keys if is_cross else part.stop + shift)
+        if not torch.equal(part.key(columns), key[:, :, columns.start : columns.stop]):
+            return None
+    if not torch.equal(last.key(range(max(0, last.offset), num_keys)), key[:, :, max(0, last.offset) :]):
+        return None
+    return key
+
+
+def _common_mask(
+    parts: Sequence[CallRows], positions: Positions, num_keys: int, is_cross: bool
+) -> tuple[Mask | None] | tuple[()]:
+    """The mask that agrees with those of all calls, in a tuple; empty if no candidate does."""
+    B, H = len(parts[0].entries), parts[0].call.shape[1]
+    sizes = Sizes(B, H, H, sum(len(part.rows) for part in parts), num_keys, 1, 1)
+    for candidate in _candidates(parts, is_cross):
+        if _fits(candidate, sizes, positions) and all(_agrees(candidate, part, positions, num_keys) for part in parts):
+            return (candidate,)
+    return ()
+
+
+def _candidates(parts: Sequence[CallRows], is_cross: bool) -> Iterator[Mask | None]:
+    last = parts[-1]
+    own = None if last.call.attention.mask is None else last.call.attention.mask.select(last.entries)
+    if is_cross:
+        yield from (None, *([] if own is None else [own]))
+        return
+    rules: list[Mask] = [causal()]
+    if last.offset > 0:
+        rules.append(causal() & window(last.call.shape[3]))
+    rules += [mask for part in parts[:2] if len(part.rows) > 1 and (mask := part.call.attention.mask) is not None]
+    yield from rules
+    yield from (rule & own for rule in rules if own is not None)
+
+
+def _fits(candidate: Mask | None, sizes: Sizes, positions: Positions) -> bool:
+    """Whether the mask has an answer for every key; padding of the prompt has none for later tokens."""
+    try:
+        if candidate is not None:
+            candidate.check(sizes, positions)
+    except RegardError:
+        return False
+    return True
+
+
+def _agrees(candidate: Mask | None, part: CallRows, positions: Positions, num_keys: int) -> bool:
+    allowed = part.allowed(num_keys)
+    if candidate is None:
+        return bool(allowed.all())
+    device = allowed.device
+    entries, heads = torch.arange(len(part.entries), device=device), torch.arange(part.call.shape[1], device=device)
+    grid = Grid(entries, heads, positions.query(slice(part.start, part.stop), device), positions.key(device))
+    return bool((candidate.allowed(grid) == allowed).all())
+
+
+#: Reductions with a result for each row, and the reduction with a sum over rows for each key.
+OF_ROWS, OF_KEYS = (Distance, Entropy, MassOn, TopLinks), KeyTotals
+
+
+def joined_statistics(
+    module: ModuleCalls, parts: Sequence[CallRows], num_queries: int, num_keys: int
+) -> ModuleStatistics:
+    """The statistics of a module over a generation; only of reductions whose results are by row, or sums over all rows.
+
+    A sum over rows cannot leave rows out, so there is none where drafts were refused, or where padding is cut off. In
+    cross-attention there is no distance: the place of a query among the keys would be another one in each call.
+    """
+    statistics = module.statistics
+    assert statistics is not None
+    every_row = all(len(part.rows) == part.call.shape[2] for part in parts)
+    kinds = (*OF_ROWS, OF_KEYS) if every_row else OF_ROWS
+    without = Distance if module.part == "cross" else ()
+    reductions = tuple(
+        reduction
+        for reduction in statistics.reductions
+        if isinstance(reduction, kinds) and not isinstance(reduction, without)
+    )
+    results = tuple(
+        _joined(
+            reduction,
+            [(part, statistics.of(reduction, module.calls.index(part.call))) for part in parts],
+            num_queries,
+            num_keys,
+        )
+        for reduction in reductions
+    )
+    return ModuleStatistics(statistics.name, reductions, [results])
+
+
+def _joined(reduction: Reduction, parts: Sequence[tuple[CallRows, Any]], num_queries: int, num_keys: int) -> Any:
+    if isinstance(reduction, TopLinks):
+        weights = _rows([(part, links.weights) for part, links in parts], num_queries)
+        return RowLinks(weights, _rows([(part, links.keys + part.offset) for part, links in parts], num_queries))
+    if not isinstance(reduction, OF_KEYS):
+        return _rows(parts, num_queries)
+    first = parts[0][1]
+    totals = first.new_zeros(len(parts[0][0].entries), first.shape[1], num_keys)
+    for part, result in parts:
+        present = (part.entries >= 0).nonzero().flatten()
+        columns = range(max(0, part.offset), min(num_keys, part.offset + result.shape[2]))
+        own = result[part.entries[present]][:, :, columns.start - part.offset : columns.stop - part.offset]
+        totals[present, :, columns.start : columns.stop] += own
+    return totals
+
+
+def _rows(parts: Sequence[tuple[CallRows, Tensor]], num_queries: int) -> Tensor:
+    """Results (B, H, I, ...) of each call as results (N, H, R, ...); 0 after the end of a sequence.
+
+    Of k strongest links a call with fewer keys has fewer; the others are 0.
+    """
+    first, widest = parts[0][1], max((result for _, result in parts), key=lambda result: result.shape[3:])
+    joined = first.new_zeros(len(parts[0][0].entries), first.shape[1], num_queries, *widest.shape[3:])
+    for part, result in parts:
+        present = (part.entries >= 0).nonzero().flatten()
+        own = result[part.entries[present]][:, :, part.rows.start : part.rows.stop].to(joined.dtype)
+        if own.ndim == 4:
+            own = pad(own, (0, joined.shape[3] - own.shape[3]))
+        joined[present, :, part.start : part.stop] = own
+    return joined
+
 
 #: Why a module has no map of a generation.
 OTHER_TOKENS = (

@@ -21,11 +21,11 @@ from regard.attention import Attention
 from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
-from regard.base.shapes import at_least_float32, spread_indices, to_device
-from regard.hf.calls import NO_NUMBERS, Untranslatable
-from regard.hf.capture.kept_values import NoValues, values_of_product
+from regard.base.shapes import at_least_float32, grouped_values, spread_indices, to_device
+from regard.hf.calls import DIRECT, MULTIHEAD, NO_NUMBERS, Untranslatable
+from regard.hf.capture.kept_calls import TOLERANCE, Check, NoValues, values_of_product
 from regard.hf.capture.softmax_trace import Trace
-from regard.hf.capture.verification import Check
+from regard.hf.capture.torch_calls import ObservedCall
 from regard.hf.masks.mask_tensors import recognize
 from regard.maps import attention_map
 from regard.maps.attention_map import AttentionMap
@@ -342,3 +342,61 @@ def _is_cache(kind: type) -> bool:
     """Whether this is a cache of transformers, or one of its layers; some models have caches of their own."""
     module = kind.__module__
     return module == "transformers.cache_utils" or (module.startswith("transformers.") and "Cache" in kind.__name__)
+
+
+@dataclass(eq=False)
+class ReturnedCall:
+    """One call of a backend, and the weights (B, H, I, J) that it returned."""
+
+    name: str
+    weights: Tensor
+    check: Check
+    #: Kept with watch(keep="qkv").
+    values: Tensor | None = None
+
+    def read_values(self) -> Tensor:
+        assert self.values is not None
+        return self.values
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        B, H, I, J = self.weights.shape
+        return B, H, I, J
+
+    @property
+    def map(self) -> AttentionMap:
+        B, H, I, J = self.shape
+        positions = Positions.aligned_to_end(I, J)
+        return RerunMap(lambda: self.weights, positions, Grid.whole(positions, B, H, I, self.weights.device))
+
+
+@torch.no_grad()
+def returned_call(
+    name: str, observed: ObservedCall, reason: Untranslatable, keeps_values: bool = False
+) -> ReturnedCall:
+    """The returned weights of a call that cannot be recomputed; else `Untranslatable` with reason and remedy.
+
+    Eager backends return their weights. They are kept only if weights times values are the backend's output: some
+    models return other weights than they compute with. They take O(n^2) memory, so this is the last resort.
+    """
+    call, weights = observed.call, observed.weights
+    if weights is None or weights.ndim != 4:
+        remedy = (
+            ""
+            if call.backend in ("eager", DIRECT, MULTIHEAD)
+            else "; model.set_attn_implementation('eager') may return its weights"
+        )
+        raise Untranslatable(f"{reason}{remedy}")
+    if weights.is_meta:
+        raise Untranslatable(NO_NUMBERS)
+    fits = weights.shape == (*call.query.shape[:3], call.value.shape[2]) and not call.drops
+    if not fits or weights.numel() * weights.element_size() > attention_map.BUDGET:
+        raise Untranslatable(f"{reason}; the weights that it returned cannot be used")
+    sums = grouped_values(at_least_float32(weights), at_least_float32(call.value)).transpose(1, 2)
+    tolerance = TOLERANCE.get(observed.output.dtype, 1e-4) * max(float(observed.output.abs().max()), 1e-6)
+    error = float((sums - observed.output).abs().max())
+    if not error <= tolerance:
+        raise Untranslatable(f"{reason}; the weights that it returned are not those that it computes with")
+    values = call.value.detach() if keeps_values else None
+    verified = Check(name, error, tolerance, True, "these weights were returned")
+    return ReturnedCall(name, weights.detach(), verified, values)

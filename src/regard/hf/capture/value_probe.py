@@ -26,9 +26,8 @@ from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import spread_indices
 from regard.hf.calls import NO_NUMBERS, Untranslatable
-from regard.hf.capture.kept_values import NoValues
+from regard.hf.capture.kept_calls import Check, NoValues
 from regard.hf.capture.module_rerun import LastWeights, RerunMap, mask_of, snapshot
-from regard.hf.capture.verification import Check
 from regard.maps import attention_map
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indices import Index
