@@ -20,11 +20,9 @@ from regard.attention import Attention, Prepared
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes
-from regard.hf.capture.captured_calls import Capture, ModuleCalls
-from regard.hf.capture.kept_calls import Check, worst
+from regard.hf.capture.captured_calls import ModuleCalls
+from regard.hf.capture.kept_calls import KeptCall, LazyCall, worst
 from regard.hf.capture.module_statistics import ModuleStatistics
-from regard.hf.capture.recurrent_calls import RecurrentCall
-from regard.hf.recurrent.forms import map_of
 from regard.maps import Distance, Entropy, KeyTotals, MassOn, Reduction, RowLinks, TopLinks
 from regard.maps.attention_map import AttentionMap
 from regard.maps.joined import JoinedMap, MapRows
@@ -39,7 +37,7 @@ from regard.pieces.normalizer import LearnedSink, Softmax
 class CallRows:
     """Some rows of a call and their place in the joined map; the fields are those of `MapRows`."""
 
-    call: Capture
+    call: Any
     rows: range
     start: int
     offset: int
@@ -97,12 +95,7 @@ def merged_map(parts: Sequence[CallRows], num_queries: int, num_keys: int, is_cr
 
 def _is_plain(part: CallRows) -> bool:
     """Whether all its rows are those of queries and keys without graphs, whose weights no edit changed."""
-    return (
-        type(part.call) is Capture
-        and not part.call.is_live
-        and part.call.edits is None
-        and bool((part.entries >= 0).all())
-    )
+    return part.call.is_scored and bool((part.entries >= 0).all())
 
 
 def _queries(part: CallRows) -> Tensor:
@@ -327,21 +320,6 @@ class GenerationRecord:
         return int(self.beams[sequence, min(step, last)])
 
 
-@dataclass(eq=False)
-class JoinedCalls:
-    """The calls of one module in a generation, as one call."""
-
-    shape: tuple[int, int, int, int]
-    check: Check
-    _build: Callable[[], AttentionMap]
-    read_values: Callable[[], Tensor]
-
-    @cached_property
-    def map(self) -> AttentionMap:
-        """The map; built at the first access."""
-        return self._build()
-
-
 @dataclass(frozen=True)
 class TokenRange:
     """A range of the tokens: `rows` of the decoder and `source` of the encoder (None: all), for some sequences."""
@@ -361,7 +339,7 @@ class ModuleJoin:
     part: TokenRange
 
     @cached_property
-    def _steps(self) -> list[list[Any]]:
+    def _steps(self) -> list[list[KeptCall]]:
         """Its calls in each pass."""
         numbers = [a_pass.calls.get(self.name, range(0)) for a_pass in self.record.passes]
         dropped = self.module.num_dropped
@@ -387,13 +365,13 @@ class ModuleJoin:
         """Whether it runs in every pass, with rows that are not the tokens of the pass."""
         return self._runs_in_every_pass and len(self._steps) > 1 and not self._reads_the_tokens
 
-    def joined(self) -> list[Any]:
+    def joined(self) -> list[KeptCall]:
         """Its calls as one call, or one call for each time that it ran in a pass; of an encoder its only call."""
         if self._runs_in_every_pass and self._reads_the_tokens:
             return [self._joined(list(calls)) for calls in zip(*self._steps, strict=True)]
         return self._of_encoder(next((calls[-1] for calls in self._steps if calls), None))
 
-    def _of_encoder(self, call: Any = None) -> list[Any]:
+    def _of_encoder(self, call: KeptCall | None = None) -> list[KeptCall]:
         """The last call before the first pass, or the given one: all its tokens, for each of the sequences."""
         number = self.record.before.get(self.name, 0) - 1 - self.module.num_dropped
         call = self.module.calls[number] if call is None and number >= 0 else call
@@ -408,17 +386,17 @@ class ModuleJoin:
             return [call]
         build = partial(_rows_of_one_map, call, tokens, entries, keys)
         values = partial(_values_of_one_call, call, tokens if real is not None else range(J), entries)
-        return [JoinedCalls((len(rows), H, len(tokens), keys), call.check, build, values)]
+        return [LazyCall((len(rows), H, len(tokens), keys), call.check, build, values)]
 
-    def _joined(self, calls: list[Any]) -> JoinedCalls:
+    def _joined(self, calls: list[KeptCall]) -> LazyCall:
         """One call from the calls of all passes."""
         ends, starts, rows, keys = self._places(calls)
         shape = (len(self.part.sequences), calls[-1].shape[1], len(rows), len(keys))
         build = partial(self._map, calls, starts, ends, rows, keys)
         values = partial(self._values, calls, starts, ends, keys)
-        return JoinedCalls(shape, worst([call.check for call in calls]), build, values)
+        return LazyCall(shape, worst([call.check for call in calls]), build, values)
 
-    def _places(self, calls: list[Any]) -> tuple[list[int], list[int], range, range]:
+    def _places(self, calls: list[KeptCall]) -> tuple[list[int], list[int], range, range]:
         """Where each call ends and starts in the text, and the rows and keys of the joined map."""
         ends = self._ends(calls)
         starts = [end - call.shape[2] for end, call in zip(ends, calls, strict=True)]
@@ -435,20 +413,20 @@ class ModuleJoin:
             return self.part.rows
         return self.part.source if self.part.source is not None else range(num_keys)
 
-    def _ends(self, calls: Sequence[Any]) -> list[int]:
+    def _ends(self, calls: Sequence[KeptCall]) -> list[int]:
         """The number of tokens that were read after each call."""
         ends: list[int] = []
         for a_pass, call in zip(self.record.passes, calls, strict=True):
             before, (_, _, num_queries, num_keys) = ends[-1] if ends else 0, call.shape
             if a_pass.num_cached is not None:
                 ends.append(a_pass.num_cached)
-            elif isinstance(call, RecurrentCall):
+            elif call.has_state:
                 ends.append(num_keys)
             else:  # without a cache each call reads the whole text
                 ends.append(num_queries if num_queries > before else before + num_queries)
         return ends
 
-    def _map(self, calls: list[Any], starts: list[int], ends: list[int], rows: range, keys: range) -> AttentionMap:
+    def _map(self, calls: list[KeptCall], starts: list[int], ends: list[int], rows: range, keys: range) -> AttentionMap:
         parts = self._parts(calls, starts, ends, rows, keys)
         merged = merged_map(parts, len(rows), len(keys), self._is_cross)
         if merged is not None:
@@ -463,25 +441,27 @@ class ModuleJoin:
         ]
         return JoinedMap(of_maps, len(rows), len(keys))
 
-    def _parts(self, calls: list[Any], starts: list[int], ends: list[int], rows: range, keys: range) -> list[CallRows]:
+    def _parts(
+        self, calls: list[KeptCall], starts: list[int], ends: list[int], rows: range, keys: range
+    ) -> list[CallRows]:
         """The rows of each call that are rows of the map."""
         if _every_call_has_all(calls, starts) and self._states_follow_beams(calls, starts, ends):
             return list(self._last_calls(calls, ends, rows, keys))
         return list(self._each_call(calls, starts, ends, rows, keys))
 
-    def _states_follow_beams(self, calls: list[Any], starts: list[int], ends: list[int]) -> bool:
+    def _states_follow_beams(self, calls: list[KeptCall], starts: list[int], ends: list[int]) -> bool:
         """Whether the states of a recurrent layer were reordered with the beams.
 
         Those of MiniMax are not: a text goes on with the state of another one, so its last call has other rows.
         """
         record = self.record
-        if record.beams is None or not isinstance(calls[-1], RecurrentCall):
+        if record.beams is None or not calls[-1].has_state:
             return True
         generated = [k for k, end in enumerate(ends) if end > record.first + record.prompt.shape[1]]
         rows = {k: self._entries(starts[k], ends[k]).tolist() for k in generated}
         for n, sequence in enumerate(self.part.sequences):
             last = self._last_call(sequence, ends)
-            orders = {id(call): order for call, order in calls[last]._calls()}
+            orders = {id(call): order for call, order in calls[last].run()}
             for k in (k for k in generated if k <= last):
                 order, row = orders[id(calls[k])], rows[last][n]
                 if (row if order is None else int(order[row])) != rows[k][n]:
@@ -497,7 +477,7 @@ class ModuleJoin:
         return joined_statistics(self.module, self._parts(calls, starts, ends, rows, keys), len(rows), len(keys))
 
     def _each_call(
-        self, calls: list[Any], starts: list[int], ends: list[int], rows: range, keys: range
+        self, calls: list[KeptCall], starts: list[int], ends: list[int], rows: range, keys: range
     ) -> Iterator[CallRows]:
         """The rows of each call; those of tokens that a later call read again are left out."""
         for n, (call, start, end) in enumerate(zip(calls, starts, ends, strict=True)):
@@ -507,11 +487,11 @@ class ModuleJoin:
                 offset = self._first_key(call, end) - keys.start
                 yield CallRows(call, local, first - rows.start, offset, self._entries(start, end))
 
-    def _first_key(self, call: Any, end: int) -> int:
+    def _first_key(self, call: KeptCall, end: int) -> int:
         """The token that is the first key of a call: a sliding cache has the last tokens, a static one is not full."""
         return 0 if self._is_cross else max(end - call.shape[3], 0)
 
-    def _last_calls(self, calls: list[Any], ends: list[int], rows: range, keys: range) -> Iterator[CallRows]:
+    def _last_calls(self, calls: list[KeptCall], ends: list[int], rows: range, keys: range) -> Iterator[CallRows]:
         """The last call of each sequence, which has all its rows."""
         last = torch.tensor([self._last_call(n, ends) for n in self.part.sequences])
         for number in last.unique().tolist():
@@ -520,7 +500,7 @@ class ModuleJoin:
             local = range(rows.start, min(rows.stop, end))
             yield CallRows(call, local, 0, -keys.start, entries)
 
-    def _values(self, calls: list[Any], starts: list[int], ends: list[int], keys: range) -> Tensor:
+    def _values(self, calls: list[KeptCall], starts: list[int], ends: list[int], keys: range) -> Tensor:
         """The values (N, G, J, E) of the keys, each from the call that read its token; 0 after the end of a text."""
         if self._is_cross:
             return _values_of_one_call(calls[0], keys, self._entries(starts[0], ends[0]))
@@ -557,34 +537,32 @@ class ModuleJoin:
         return torch.tensor([row if start < stop else -1 for row, stop in zip(rows, stops, strict=True)])
 
 
-def _every_call_has_all(calls: list[Any], starts: list[int]) -> bool:
+def _every_call_has_all(calls: list[KeptCall], starts: list[int]) -> bool:
     """Whether the last call has the rows of all tokens: a recurrent layer, or a model without a cache."""
-    return isinstance(calls[-1], RecurrentCall) or (len(calls) > 1 and not any(starts))
+    return calls[-1].has_state or (len(calls) > 1 and not any(starts))
 
 
-def _source(call: Any, has_all: bool = False) -> Callable[[], AttentionMap]:
+def _source(call: KeptCall, has_all: bool = False) -> Callable[[], AttentionMap]:
     """The map of a call, built once; of a recurrent layer, if `has_all`, with a row for every token so far."""
-    if isinstance(call, RecurrentCall) and has_all:
-        return cache(lambda: map_of(call.form(), call.shape[3]))
-    return cache(partial(getattr, call, "map"))
+    return cache(call.whole_map if has_all else partial(getattr, call, "map"))
 
 
 def _is_one_map(parts: Sequence[CallRows], num_queries: int, num_keys: int) -> bool:
     """Whether the only part is the whole map of its call."""
     part = parts[0]
     B, _, num_rows, num_columns = part.call.shape
-    if isinstance(part.call, RecurrentCall):
+    if part.call.has_state:
         num_rows = num_columns
     whole = (part.rows, part.offset, num_rows, num_columns) == (range(num_rows), 0, num_queries, num_keys)
     return len(parts) == 1 and whole and torch.equal(part.entries, torch.arange(B))
 
 
-def _rows_of_one_map(call: Any, rows: range, entries: Tensor, num_keys: int) -> AttentionMap:
+def _rows_of_one_map(call: KeptCall, rows: range, entries: Tensor, num_keys: int) -> AttentionMap:
     offset = -rows.start if num_keys == len(rows) else 0
     return JoinedMap([MapRows(_source(call), rows, 0, offset, entries)], len(rows), num_keys)
 
 
-def _values_of_one_call(call: Any, keys: range, entries: Tensor) -> Tensor:
+def _values_of_one_call(call: KeptCall, keys: range, entries: Tensor) -> Tensor:
     return call.read_values()[entries][:, :, keys.start : keys.stop]
 
 

@@ -395,7 +395,7 @@ class CallParts:
     @property
     def patched(self) -> Tensor | None:
         """The output (B, H, I, E) of the call, if an edit changed it."""
-        return getattr(self.calls.calls[self.call], "patched", None)
+        return self.calls.calls[self.call].patched
 
     @property
     def gates(self) -> Tensor:

@@ -17,9 +17,9 @@ from regard.base.checks import HoldsMaps
 from regard.base.errors import RegardError, nearest
 from regard.base.other_libraries import OF_WATCHED, missing
 from regard.base.upper_layers import upper_layer
-from regard.hf.capture.captured_calls import ATTENTION, Capture, ModuleCalls, NotCaptured
+from regard.hf.capture.captured_calls import ATTENTION, ModuleCalls, NotCaptured
 from regard.hf.capture.head_parts import CallParts, KeptParts
-from regard.hf.capture.kept_calls import Check, NoValues, values_reader
+from regard.hf.capture.kept_calls import Check, KeptCall, NoValues, values_reader
 from regard.hf.capture.model_inputs import ModelInputs, ReadTexts
 from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.token_labels import token_labels
@@ -79,12 +79,13 @@ def check_steps(calls: ModuleCalls, path: str) -> None:
 @torch.no_grad()
 def queries_or_keys(calls: ModuleCalls, part: str, path: str) -> Tensor:
     """The queries (B, H, n, D) of all calls of a module, or the keys (B, G, n, D) of the last one."""
-    captures = [call for call in calls.calls if isinstance(call, Capture)]
-    if len(captures) < len(calls.calls):
+    tensors = [call.read(part) for call in calls.calls]
+    known = [tensor for tensor in tensors if tensor is not None]
+    if len(known) < len(tensors):
         raise RegardError(
             f"ActivationPatch(part={part!r}): the watch kept no {part} of {path}, only its weights. Give a tensor."
         )
-    return captures[-1].keys.tensor if part == "key" else torch.cat([call.query for call in captures], 2)
+    return known[-1] if part == "key" else torch.cat(known, 2)
 
 
 #: What to do if nothing was captured.
@@ -175,7 +176,7 @@ class WatchedAttention(HoldsMaps):
         """The maps of all calls of a module, in order. With a cache they grow."""
         return [self._map(call) for call in self._part(name).calls]
 
-    def _map(self, call: Any) -> AttentionMap:
+    def _map(self, call: KeptCall) -> AttentionMap:
         """The map of a call, with its values if they are kept; the same object while the program holds a reference."""
         weights, last = call.map, _SHOWN.get(call)
         if (known := None if last is None else last()) is not None and known.shape == weights.shape:

@@ -10,14 +10,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from regard.base.shapes import spread_indices
 from regard.hf.calls import NO_NUMBERS, Untranslatable
-from regard.hf.capture.kept_calls import ROWS, TOLERANCE, Check
+from regard.hf.capture.kept_calls import ROWS, TOLERANCE, Check, KeptCall
 from regard.hf.recurrent.core_calls import READERS, CoreCall, heads_of
 from regard.hf.recurrent.core_functions import core_functions, core_names
 from regard.hf.recurrent.forms import joined, map_of
@@ -142,7 +142,7 @@ ALL_ROWS = "all"
 
 
 @dataclass(eq=False)
-class RecurrentCall:
+class RecurrentCall(KeptCall):
     """One call of a recurrent layer: the tensors of its weights, and the call that it continues.
 
     `order` has, for each batch entry, the entry of the earlier call that it continues; None: the same one.
@@ -157,6 +157,7 @@ class RecurrentCall:
     keeps_values: bool = False
     check: Check = field(init=False)
     _map: AttentionMap | None = field(default=None, init=False, repr=False)
+    has_state: ClassVar[bool] = True  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         self.check = Check(self.name, note="verify=False")
@@ -182,13 +183,17 @@ class RecurrentCall:
         return RecurrentCall(name, core, dtype, verified, last, order, keeps_values)
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> str:  # type: ignore[override]
         return self.core.kind
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def part(self) -> str | None:  # type: ignore[override]
+        return None if "encoder" in self.name.lower() else "decoder"
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:  # type: ignore[override]
         B, H, I, _ = self.core.value.shape
-        return B, H, I, sum(call.core.value.shape[2] for call, _ in self._calls())
+        return B, H, I, sum(call.core.value.shape[2] for call, _ in self.run())
 
     @property
     def map(self) -> AttentionMap:
@@ -200,22 +205,30 @@ class RecurrentCall:
             self._map = map_of(self.form(), num_queries)
         return self._map
 
+    def whole_map(self) -> AttentionMap:
+        return map_of(self.form(), self.shape[3])
+
+    def without_map(self) -> Self:
+        alone = super().without_map()
+        alone._map = None
+        return alone
+
     def form(self) -> Steps | Convolution:
         """The tensors of the weights, of all tokens up to this call."""
-        calls = list(self._calls())[::-1]
+        calls = list(self.run())[::-1]
         with torch.no_grad(), torch.autocast(self.core.value.device.type, enabled=False):
             return joined([call.core.form() for call, _ in calls], [order for _, order in calls])  # type: ignore[type-var]
 
     def read_values(self) -> Tensor:
         """The values (B, H, J, E) of all tokens up to this call. W . values is the output of the recurrence."""
-        return _whole([(call.core.value, order) for call, order in list(self._calls())[::-1]])
+        return _whole([(call.core.value, order) for call, order in list(self.run())[::-1]])
 
     @torch.no_grad()
     def verify(self) -> None:
         """Compare W . values with the output of the layer, for a few rows of this call and of those before it."""
         if not self.verified:
             return
-        calls = list(self._calls())[::-1]
+        calls = list(self.run())[::-1]
         value = _whole([(call.core.value, order) for call, order in calls])
         heads, rows = self._sampled(value)
         weights = map_of(self.form(), value.shape[2]).tile(head=heads, rows=rows)
@@ -239,7 +252,7 @@ class RecurrentCall:
 
     def forget(self) -> None:
         """Drop the outputs of this run of calls, and values that are not kept: they are only needed to verify it."""
-        for call, _ in self._calls():
+        for call, _ in self.run():
             value = call.core.value if self.keeps_values else call.core.value[..., :0].clone()
             output = call.core.output[..., :0].clone()
             call.core = replace(call.core, value=value, output=output, scale=None, offset=None)
@@ -252,8 +265,7 @@ class RecurrentCall:
         tolerance = share * max(float(actual.abs().max()) if actual.numel() else 0.0, 1e-6)
         return Check(self.name, error, tolerance, error <= tolerance)
 
-    def _calls(self) -> Iterator[tuple[RecurrentCall, Tensor | None]]:
-        """This call and those that it continues, the last first, with the batch entries of this call in each."""
+    def run(self) -> Iterator[tuple[RecurrentCall, Tensor | None]]:
         call: RecurrentCall | None = self
         order: Tensor | None = None
         while call is not None:

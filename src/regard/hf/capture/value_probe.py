@@ -23,15 +23,12 @@ from torch import Tensor, nn
 from regard.attention import Attention
 from regard.base.checks import checked
 from regard.base.errors import RegardError
-from regard.base.positions import Positions
 from regard.base.shapes import spread_indices
 from regard.hf.calls import NO_NUMBERS, Untranslatable
 from regard.hf.capture.kept_calls import Check, NoValues
-from regard.hf.capture.module_rerun import LastWeights, RerunMap, mask_of, snapshot
-from regard.maps import attention_map
+from regard.hf.capture.module_rerun import DenseCall, LastWeights, RerunMap, mask_of, snapshot
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indices import Index
-from regard.pieces.grid import Grid
 
 #: Names of the projections of values and of outputs, of inputs that are values themselves, and of the number of heads.
 VALUES = re.compile(r"^(v|v_proj|values?(_\w+)?)$")
@@ -162,7 +159,7 @@ class ValueAxes:
 
 
 @dataclass(eq=False)
-class ProbedCall:
+class ProbedCall(DenseCall):
     """One call of a module whose weights are measured with unit values."""
 
     name: str
@@ -208,9 +205,7 @@ class ProbedCall:
 
     @property
     def map(self) -> AttentionMap:
-        B, H, I, J = self.shape
-        positions = Positions.aligned_to_end(I, J)
-        return MeasuredMap(self.weights, positions, Grid.whole(positions, B, H, I, self.sample.device))
+        return MeasuredMap.whole(self.weights, self.shape, self.sample.device)
 
     def read_values(self) -> Tensor:
         """The values (B, H, J, E), from running the module again."""
@@ -223,21 +218,8 @@ class ProbedCall:
         self._check_sums(self.layout.sums(run))
         return self.layout.values(run)
 
-    def weights(self) -> Tensor:
-        """The dense weights (B, H, I, J); measured at the first access."""
-        if self.slot.owner is not self or self.slot.weights is None:
-            self.slot.owner = self.slot.weights = None
-            self.slot.owner, self.slot.weights = self, self._measured()
-        return self.slot.weights
-
-    def _measured(self) -> Tensor:
-        kind = type(self.given.module).__name__
-        size = 4 * self.sample.new_empty(self.shape, device="meta").numel()
-        if size > attention_map.BUDGET:
-            raise RegardError(
-                f"seen[{self.name!r}]: the weights of {kind} are measured all at once, {size / 2**20:,.0f} MiB; the "
-                f"budget is {attention_map.BUDGET / 2**20:,.0f} MiB. Watch a shorter text or a smaller batch."
-            )
+    def compute(self) -> Tensor:
+        self.check_budget(f"the weights of {type(self.given.module).__name__} are measured all at once")
         run = self.given.run()
         values, sums = self.layout.values(run), self.layout.sums(run)
         weights = torch.cat(list(self._columns(values)), -1)

@@ -37,22 +37,21 @@ from regard.hf.attention_modules import (
 from regard.hf.calls import NO_NUMBERS, AttentionCall, MaskCache, Untranslatable, translate
 from regard.hf.capture.captured_calls import (
     Capture,
-    DeferredCall,
-    DifferentialCapture,
     ModuleCalls,
     ModuleMap,
     SharedKeys,
     call_tensors,
+    deferred_call,
     differential,
     is_differential,
 )
 from regard.hf.capture.generation_steps import GenerationRecorder, StepOptions, generation_calls
 from regard.hf.capture.head_parts import KeptParts
-from regard.hf.capture.kept_calls import Check, check
+from regard.hf.capture.kept_calls import Check, KeptCall, check
 from regard.hf.capture.model_inputs import ModelInputs, encoder_of, pictured_inputs
 from regard.hf.capture.model_maps import WatchedAttention
 from regard.hf.capture.module_hooks import inside_backward, module_calls
-from regard.hf.capture.module_rerun import LastWeights, RerunCall, ReturnedCall, returned_call, snapshot
+from regard.hf.capture.module_rerun import LastWeights, RerunCall, returned_call, snapshot
 from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.capture.recurrent_calls import RecurrentCall, RecurrentLayers, dtype_of, is_recurrent
 from regard.hf.capture.softmax_trace import Trace
@@ -155,7 +154,6 @@ def nothing_captured(model: nn.Module, reasons: Iterable[str]) -> str:
     )
 
 
-Captured = Capture | RerunCall | ProbedCall | ReturnedCall | ModuleMap | DeferredCall | RecurrentCall
 ALL = "all"
 
 
@@ -410,7 +408,7 @@ class Watcher:
         if frame.inputs is not None:
             self._keep(frame.name, lambda: self._traced(frame))
 
-    def _traced(self, frame: ModuleFrame) -> RerunCall | ProbedCall:
+    def _traced(self, frame: ModuleFrame) -> KeptCall:
         """The weights of the softmax of a module, or measured weights if they are not those that it multiplies by."""
         name, inputs, output = frame.name or "", frame.inputs or ((), {}), frame.output
         try:
@@ -423,7 +421,7 @@ class Watcher:
             except Untranslatable as other:
                 raise Untranslatable(f"{reason}; {other}") from None
 
-    def _probed(self, frame: ModuleFrame) -> ProbedCall:
+    def _probed(self, frame: ModuleFrame) -> KeptCall:
         """Measured weights; the runs of the module for it are no calls of the model."""
         assert frame.inputs is not None and frame.random is not None
         given = GivenCall(frame.module, *frame.inputs, frame.random)
@@ -439,24 +437,24 @@ class Watcher:
     def _keep_call(self, name: str | None, observe: Callable[[], ObservedCall]) -> None:
         self._keep(name, self._with_graph(lambda: self._capture(name or "", observe())))
 
-    def _with_graph(self, capture: Callable[[], Captured]) -> Callable[[], Captured]:
+    def _with_graph(self, capture: Callable[[], KeptCall]) -> Callable[[], KeptCall]:
         """The capture with gradients, if graphs are kept and the call has them; else without."""
         is_live = self.keeps_graphs and torch.is_grad_enabled()
 
-        def run() -> Captured:
+        def run() -> KeptCall:
             with torch.set_grad_enabled(is_live):
                 return capture()
 
         return run
 
-    def _keep(self, name: str | None, capture: Callable[[], Captured]) -> None:
+    def _keep(self, name: str | None, capture: Callable[[], KeptCall]) -> None:
         if name is None or name not in self.chosen or name in self.missing or inside_backward():
             return
         needs_graph = self.keeps_graphs and torch.is_grad_enabled()
         try:
             with torch.no_grad():
                 captured = capture()
-                if needs_graph and not (isinstance(captured, ModuleMap) or getattr(captured, "is_live", False)):
+                if needs_graph and not captured.is_live:
                     raise Untranslatable(NO_GRAPH)
         except Untranslatable as reason:
             self.calls.pop(name, None)
@@ -465,10 +463,9 @@ class Watcher:
         with self.keeping, torch.no_grad():
             self._add(name, captured)
 
-    def _add(self, name: str, captured: Captured) -> None:
+    def _add(self, name: str, captured: KeptCall) -> None:
         if name not in self.calls:
-            is_state = isinstance(captured, RecurrentCall) and "encoder" not in name.lower()
-            part = "decoder" if is_state else self.torch_parts.get(name) or part_of(name, self.modules[name])
+            part = captured.part or self.torch_parts.get(name) or part_of(name, self.modules[name])
             self.calls[name] = ModuleCalls(
                 part, statistics=ModuleStatistics(name, self.reductions) if self.reductions else None
             )
@@ -476,7 +473,7 @@ class Watcher:
         if self.seen.kept is not None:
             self.seen.kept.keep_gates(self.candidates.get(name), self.calls[name].calls[-1])
 
-    def _capture(self, name: str, observed: ObservedCall) -> Capture | DeferredCall | ReturnedCall:
+    def _capture(self, name: str, observed: ObservedCall) -> KeptCall:
         if observed.output.is_meta:
             raise Untranslatable(NO_NUMBERS)
         try:
@@ -487,16 +484,14 @@ class Watcher:
         if self.verify:
             verified = check(name, observed, translation, self.verify == ALL)
         if observed.inputs is not None:
-            return DeferredCall(
-                name, translation.attention, translation.positions, observed.inputs, verified, self.keeps_values
-            )
+            return deferred_call(name, translation, observed.inputs, verified, self.keeps_values)
         query, key, value = call_tensors(call, translation, self.keeps_values)
         values = None if value is None else SharedKeys(value)
         patched = None if values is None or call.patched is None else call.patched.detach().transpose(1, 2)
         pieces, logsumexp = (translation.attention, translation.positions), row_logsumexp(call, translation)
         return Capture(*pieces, query, SharedKeys(key), verified, logsumexp, values, translation.edits, patched)
 
-    def _differential(self, frame: ModuleFrame) -> DifferentialCapture:
+    def _differential(self, frame: ModuleFrame) -> KeptCall:
         if len(frame.halves) != 2:
             raise Untranslatable(
                 f"{type(frame.module).__name__} subtracts two maps, and does not compute them by two calls of the "
