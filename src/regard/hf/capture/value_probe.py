@@ -10,7 +10,6 @@ and heads do not mix, and that all channels of a head have one map.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -27,16 +26,12 @@ from regard.base.shapes import spread_indices
 from regard.hf.calls import NO_NUMBERS, Untranslatable
 from regard.hf.capture.kept_calls import Check, NoValues
 from regard.hf.capture.module_rerun import DenseCall, LastWeights, RerunMap, mask_of, snapshot
+from regard.hf.names import ALL_SIDES, COUNTS, COUNTS_BY_HAND, is_of_values, output_names, sides_of
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indices import Index
 
-#: Names of the projections of values and of outputs, of inputs that are values themselves, and of the number of heads.
-VALUES = re.compile(r"^(v|v_proj|values?(_\w+)?)$")
-OUTPUT = re.compile(r"^(o|o_proj|to_out|out|out(put)?(_\w+)?_proj|dense|proj)$")
-#: Names of one projection of queries, keys and values; the values are the last third of its result.
-FUSED = re.compile(r"^(qkv|qkv_proj|query_key_value)$")
+#: Names of inputs that are the values of a module without a projection of values.
 GIVEN = ("values", "value", "encoder_hidden_states")
-HEADS = ("num_heads", "num_attention_heads", "num_attn_heads", "n_heads", "n_head")
 #: Largest error of a probe, relative to the largest output.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 ROWS = 4
@@ -52,8 +47,8 @@ def has_values(module: nn.Module) -> bool:
 def _projections(module: nn.Module) -> dict[str, nn.Module]:
     """The projections of values: those with a name of their own, or else one of queries, keys and values."""
     children = dict(module.named_children())
-    own = {name: child for name, child in children.items() if VALUES.match(name)}
-    return own or {name: child for name, child in children.items() if FUSED.match(name)}
+    own = {name: child for name, child in children.items() if is_of_values(name)}
+    return own or {name: child for name, child in children.items() if sides_of(name) == ALL_SIDES}
 
 
 def _given_values(module: nn.Module) -> str | None:
@@ -88,7 +83,7 @@ class GivenCall:
 
         def keep(name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:
             def hook(_: nn.Module, __: Any, output: Tensor) -> Tensor:
-                start = output.shape[-1] * 2 // 3 if FUSED.match(name) else 0
+                start = output.shape[-1] * 2 // 3 if sides_of(name) == ALL_SIDES else 0  # values are last
                 values.append((name, output[..., start:].detach().clone()))
                 changed = output.clone()
                 if replacements is not None:
@@ -102,9 +97,10 @@ class GivenCall:
             torch.set_rng_state(self.random)
             for name, child in _projections(self.module).items():
                 hooks.callback(child.register_forward_hook(keep(name)).remove)
-            for name, child in self.module.named_children():
-                if OUTPUT.match(name):
-                    hooks.callback(child.register_forward_pre_hook(lambda _, given: sums.append(given[0])).remove)
+            children = dict(self.module.named_children())
+            for name in output_names(children):
+                hook = children[name].register_forward_pre_hook(lambda _, given: sums.append(given[0]))
+                hooks.callback(hook.remove)
             output = self.module.forward(*args, **kwargs)
         result = _first(output)
         return ModuleRun(values, [x.detach().clone() for x in sums or [result]], result)
@@ -273,7 +269,7 @@ def _layouts(module: nn.Module, run: ModuleRun) -> Iterator[ValueAxes]:
     if not values or any(x.ndim != 3 or x.shape[-1] != values[0].shape[-1] for x in (*values, *sums)):
         return
     config = getattr(module, "config", None)
-    known = [getattr(owner, name, None) for owner in (module, config) for name in HEADS]
+    known = [getattr(owner, name, None) for owner in (module, config) for name in (*COUNTS, *COUNTS_BY_HAND)]
     counts = [n for n in known if isinstance(n, int) and n > 0 and values[0].shape[-1] % n == 0]
     heads = dict.fromkeys([*counts, 1])
     names = [name for name, _ in run.values]
