@@ -31,7 +31,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 import regard as rg
 import small_models
-from regard.hf.capture.reasons import UNCALLED
+from regard.hf.capture.watcher import UNCALLED
 
 DATA = Path(__file__).parents[1] / "docs" / "architectures.jsonl"
 PAGE = DATA.with_suffix(".md")

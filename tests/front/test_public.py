@@ -37,7 +37,7 @@ NAMES_LAB = ("regard", "regard.cli.lab")
 #: The same inside packages, by name.
 ROOMS = {
     "hf": [
-        {"masks", "attention_modules", "gguf", "output_projections", "token_labels"},
+        {"masks", "attention_modules", "gguf", "names", "token_labels"},
         {"calls", "models"},
         {"operator_calls", "recurrent", "edited_calls"},
         {"compiled"},

@@ -11,7 +11,7 @@ import recurrent_models
 import regard as rg
 from extras import needs_transformers, older_than
 from miniatures import BART, GPT2, LLAMA, T5, sharpened, tokens
-from regard.hf.capture.generation_calls import METHODS
+from regard.hf.capture.generation_steps import METHODS
 from regard.maps.stored import load_map, save_map
 from watching import assert_verified, oracle
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import regard as rg
-from regard.hf.heads.layout import BY_HAND, OUTPUTS, is_input_name
+from regard.hf.names import BY_HAND, OUTPUTS, sides_of
 
 C, H, T = 12, 3, 5
 
@@ -195,7 +195,7 @@ def test_a_layer_that_reads_the_input_of_the_module_is_refused_when_it_runs(laye
 
 def test_names_of_output_projections_are_not_refused():
     names = (*OUTPUTS, *BY_HAND, "linears.3", "value_out", "attn.out_proj", "to_out.0", "layers.1")
-    assert not any(map(is_input_name, names))
+    assert not any(map(sides_of, names))
 
 
 def test_numbers_of_numpy_are_numbers_of_heads():

@@ -10,7 +10,7 @@ import regard as rg
 from extras import needs_transformers
 from regard.base.errors import nearest
 from regard.hf.attention_modules import attention_modules
-from regard.hf.capture.reasons import nothing_captured
+from regard.hf.capture.watcher import nothing_captured
 
 transformers = pytest.importorskip("transformers")
 modeling_utils = pytest.importorskip("transformers.modeling_utils")

@@ -19,8 +19,8 @@ from extras import needs_transformers
 from miniatures import BART, BERT, DECODERS, ENCODERS, LLAMA, SEQ2SEQ, padding, sharpened, tokens
 from regard.base.versions import backend_lookup
 from regard.hf import calls as translating
-from regard.hf.capture import verification as verifying
-from regard.hf.capture.reasons import UNCALLED
+from regard.hf.capture import kept_calls as verifying
+from regard.hf.capture.watcher import UNCALLED
 from regard.hf.masks.mask_tensors import Recognized, recognize
 from regard.pieces.tensor_bias import DiagonalBias, TensorBias
 from watching import assert_identical, assert_verified, oracle, watched

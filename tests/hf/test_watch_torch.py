@@ -17,9 +17,9 @@ from torch.nn.modules import module as every
 import regard as rg
 from extras import needs_transformers
 from miniatures import V, padding, sharpened, tokens
-from regard.hf.capture import verification as verifying
-from regard.hf.capture.projection_inputs import ProjectionInputs
-from regard.hf.capture.reasons import UNCALLED
+from regard.hf.capture import kept_calls as verifying
+from regard.hf.capture.torch_calls import ProjectionInputs
+from regard.hf.capture.watcher import UNCALLED
 from watching import assert_identical, assert_verified, oracle, watched
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

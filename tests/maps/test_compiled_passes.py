@@ -11,7 +11,7 @@ from kernels import needs_kernel
 from miniatures import LLAMA, V, sharpened
 from regard.base.versions import shares_key_heads
 from regard.engine.kernel.library import load_fast
-from regard.hf.capture.kernel_statistic import KernelStatistic
+from regard.hf.capture.transformers_interface import KernelStatistic
 from regard.maps import compiled_reductions
 from regard.maps.scored_map import ScoredMap
 from regard.stats import mask_findings, profile, text_statistics, value_weighted

@@ -23,7 +23,7 @@ ASKED = {
     "engine/kernel/engine.py": "AdditiveBias ShawBias Softcap TanhScore",
     "engine/lowering.py": "AdditiveBias",
     "engine/ring/choosing.py": "chosen_keys",
-    "hf/capture/generation_merge.py": "Softcap",
+    "hf/capture/generation_joins.py": "Softcap",
     "hf/capture/module_rerun.py": "mask_tensor",
     "hf/heads/pruning.py": "Bilinear ShawBias Softcap",
     "hf/masks/graph_masks.py": "window",

@@ -17,11 +17,10 @@ from regard.attention import Attention, Mechanism
 from regard.attention_output import attend
 from regard.base.closures import closure_values
 from regard.base.errors import RegardError, nearest
+from regard.hf.names import is_of_attention
 from regard.nn import Attends
 from regard.stats.numbering import layer_number, layer_paths
 
-#: Names of projections that attention modules have; W_a, U_a and v_a are those of additive scores.
-PROJECTION = re.compile(r"(^|_)(w?(q|k|v|qkv|kv|query|key|value|c_attn|attn)|[wuv]_?a)(_|$|\d)", re.IGNORECASE)
 CROSS = re.compile(r"cross_?att|encdecattention|encoder_attn|encoder_attention|attn2$", re.IGNORECASE)
 #: Words that name attention in classes and variables.
 ATTENTION = re.compile("attention|attn|bahdanau|luong", re.IGNORECASE)
@@ -90,8 +89,8 @@ def is_called_attention(module: object) -> bool:
 
 
 def _has_projections(module: nn.Module) -> bool:
-    children = any(PROJECTION.search(name) and _projects(child) for name, child in module.named_children())
-    return children or any(PROJECTION.search(name) for name, _ in module.named_parameters(recurse=False))
+    children = any(is_of_attention(name) and _projects(child) for name, child in module.named_children())
+    return children or any(is_of_attention(name) for name, _ in module.named_parameters(recurse=False))
 
 
 def names_called(kind: type[nn.Module]) -> frozenset[str]:

@@ -24,13 +24,11 @@ from regard.base.shapes import has_numbers
 from regard.base.upper_layers import upper_layer
 from regard.hf.attention_modules import OF_TORCH, ChosenLayers, is_called_attention, names_called
 from regard.hf.calls import DIRECT, MULTIHEAD, AttentionCall, Untranslatable
-from regard.hf.capture.captured_calls import Capture, ModuleCalls, NotCaptured
-from regard.hf.capture.function_calls import FUSED, SDPA, function_calls, may_fuse
+from regard.hf.capture.captured_calls import ModuleCalls, NotCaptured
 from regard.hf.capture.generation_steps import StepOptions
-from regard.hf.capture.lazy_projection import DeferredCall
+from regard.hf.capture.kept_calls import Check, KeptCall
 from regard.hf.capture.model_maps import WatchedAttention
-from regard.hf.capture.module_hooks import inside_backward, module_calls
-from regard.hf.capture.returned_weights import ReturnedCall
+from regard.hf.capture.module_hooks import FUSED, SDPA, function_calls, inside_backward, may_fuse, module_calls
 from regard.hf.capture.torch_calls import (
     ObservedCall,
     encoder_layer,
@@ -40,8 +38,7 @@ from regard.hf.capture.torch_calls import (
     sdpa,
 )
 from regard.hf.capture.transformers_interface import backend_calls
-from regard.hf.capture.verification import Check
-from regard.hf.capture.watcher import Captured, Watcher
+from regard.hf.capture.watcher import Watcher
 from regard.maps import AttentionMap, Reduction
 from regard.maps.listener import Values
 from regard.nn import Attends, listeners
@@ -271,7 +268,7 @@ class CallWatcher(Watcher):
         if (name := self._new_name(kind)) is not None:
             self._keep(name, self._with_graph(lambda: self._proved(self._capture(name, observe()), is_known)))
 
-    def _proved(self, capture: Captured, is_known: bool) -> Captured:
+    def _proved(self, capture: KeptCall, is_known: bool) -> KeptCall:
         if not is_known and not capture.check.ok:
             raise Untranslatable(REPLACED)
         return capture
@@ -280,22 +277,19 @@ class CallWatcher(Watcher):
         if (name := self._new_name(type(module).__name__)) is not None:
             self.missing[name] = f"{type(module).__name__}: {reason}"
 
-    def _keep(self, name: str | None, capture: Callable[[], Captured]) -> None:
+    def _keep(self, name: str | None, capture: Callable[[], KeptCall]) -> None:
         super()._keep(name, capture)
         kind = self.torch_parts.pop(name or "", "")
         if name in self.missing:
             self.missing[name] = f"{kind}: {self.missing[name]}"
 
-    def _capture(self, name: str, observed: ObservedCall) -> Capture | DeferredCall | ReturnedCall:
+    def _capture(self, name: str, observed: ObservedCall) -> KeptCall:
         """A capture with tensors of its own: a user may change them in place, as the next step of a cache does."""
         output = observed.output
         if not output.is_meta and (is_functorch_wrapped_tensor(output) or not has_numbers(output)):
             raise Untranslatable(TRANSFORMED)
         capture = super()._capture(name, observed)
-        if isinstance(capture, Capture):
-            capture.query, capture.keys.tensor = capture.query.clone(), capture.keys.tensor.clone()
-            if capture.values is not None:
-                capture.values.tensor = capture.values.tensor.clone()
+        capture.own_tensors()
         return capture
 
 

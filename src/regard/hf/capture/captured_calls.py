@@ -1,33 +1,89 @@
-"""What a watch keeps of the calls of each attention module; every kind of call has a `shape`, a `check` and a `map`."""
+"""What a watch keeps of the calls of each attention module: captures of queries and keys, and reported maps."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attention import Attention, Prepared
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.edits.edited_map import EditedMap
 from regard.edits.layer_edits import LayerEdits
-from regard.hf.capture.kept_values import NoValues
-from regard.hf.capture.lazy_projection import DeferredCall
-from regard.hf.capture.module_rerun import RerunCall, RerunSteps
+from regard.hf.calls import DIRECT, AttentionCall, Translation, Untranslatable
+from regard.hf.capture.kept_calls import ATTENTION, Check, KeptCall, LazyCall, NoValues, worst
 from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.capture.recurrent_calls import RecurrentCall
-from regard.hf.capture.returned_weights import ReturnedCall
-from regard.hf.capture.value_probe import ProbedCall
-from regard.hf.capture.verification import Check, worst
+from regard.hf.capture.torch_calls import ObservedCall, ProjectionInputs
 from regard.maps.attention_map import AttentionMap
 from regard.maps.joined import joined
 from regard.maps.scored_map import ScoredMap
+from regard.maps.sum_map import SumMap
 from regard.pieces.grid import Grid
 
-#: The kind of every layer that is not recurrent.
-ATTENTION = "attention"
+
+def call_tensors(
+    call: AttentionCall, translation: Translation, with_values: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Queries, keys, and values if they are kept; keys and values of a static cache are copies."""
+    tensors = translation.query, call.key, call.value
+    query, key, value = tensors if torch.is_grad_enabled() else (tensor.detach() for tensor in tensors)
+    value = value if with_values else None
+    if not _is_static(call):
+        return query, key, value
+    return query, key.clone(), None if value is None else value.clone()
+
+
+def _is_static(call: AttentionCall) -> bool:
+    """Whether keys and values belong to a cache that is written in place."""
+    if hasattr(call.key, "_dynamo_static_input_type"):
+        return True
+    place = call.key.untyped_storage().data_ptr()
+    return call.backend == DIRECT and any(b.untyped_storage().data_ptr() == place for b in call.module.buffers())
+
+
+def deferred_call(
+    name: str, translation: Translation, inputs: ProjectionInputs, check: Check, keeps_values: bool
+) -> LazyCall:
+    """One call of a torch layer, by its inputs: queries and keys are projected when its map is read.
+
+    These layers project inside one fused kernel, which does not return queries and keys. Projecting again while the
+    model runs would take a fifth of its time. So the inputs are kept, and projected later. This is only done for layers
+    with torch's own forward, which never changes its inputs in place.
+    """
+    attention, positions = translation.attention, translation.positions
+    query, key, _ = inputs.shaped()
+    (B, H, I, _), J, device = query.shape, key.shape[2], inputs.tensors[0].device
+    versions, sample = inputs.versions(keeps_values), inputs.sample(keeps_values)
+
+    def project(*numbers: int) -> list[Tensor]:
+        is_same = all(torch.equal(now, then) for now, then in zip(inputs.sample(keeps_values), sample, strict=True))
+        if not is_same or inputs.versions(keeps_values) != versions:
+            raise RegardError(
+                f"seen[{name!r}]: the inputs or parameters of this layer were changed in place after it was "
+                "watched (by an optimizer step, perhaps), so its queries and keys are lost. Read the map before the "
+                "change, or compute statistics while the model runs: watch(model, keep='statistics')."
+            )
+        with torch.autocast(device.type, enabled=False):
+            return [inputs.projected(number, inputs.tensors[number]) for number in numbers]
+
+    @torch.no_grad()
+    def build() -> AttentionMap:
+        query, key = project(0, 1)
+        prepared = Prepared.of(attention, query, key, positions)
+        return ScoredMap(attention, prepared, positions, Grid.whole(positions, B, H, I, device), None)
+
+    @torch.no_grad()
+    def values() -> Tensor:
+        return project(2)[0]
+
+    return LazyCall((B, H, I, J), check, build, values)
+
+
 #: Why a map that a module reported has no values.
 OF_RING = "each rank of a ring has only its share of the values"
 
@@ -61,7 +117,7 @@ class SharedKeys:
 
 
 @dataclass(eq=False)
-class Capture:
+class Capture(KeptCall):
     """One call of a module: its pieces, queries and keys, the verification, and the log-sum-exp of rows if known.
 
     `values` are kept with watch(keep="qkv"), and `patched`, the output (B, H, I, E) after patches. If `is_live`, the
@@ -80,18 +136,37 @@ class Capture:
     is_live: bool = field(default_factory=torch.is_grad_enabled)
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> tuple[int, int, int, int]:  # type: ignore[override]
         B, H, I, _ = self.query.shape
         return B, H, I, len(self.positions.keys)
 
     @cached_property
-    def map(self) -> AttentionMap:
+    def map(self) -> AttentionMap:  # type: ignore[override]
         """The weights; built at the first access."""
         return self._scored() if self.edits is None else EditedMap(self._scored(), self.edits)
+
+    @property
+    def is_scored(self) -> bool:  # type: ignore[override]
+        return not self.is_live and self.edits is None
 
     def read_values(self) -> Tensor:
         assert self.values is not None
         return self.values.tensor[:, :, : len(self.positions.keys)]
+
+    def read(self, part: str) -> Tensor:
+        return self.keys.tensor if part == "key" else self.query
+
+    def followed_by(self, later: KeptCall) -> None:
+        """If the keys of the next call begin with those of this one, both calls share them."""
+        if isinstance(later, Capture) and self.keys.grow(later.keys.tensor):
+            later.keys = self.keys
+            if self.values and later.values and self.values.grow(later.values.tensor):
+                later.values = self.values
+
+    def own_tensors(self) -> None:
+        self.query, self.keys.tensor = self.query.clone(), self.keys.tensor.clone()
+        if self.values is not None:
+            self.values.tensor = self.values.tensor.clone()
 
     def _scored(self) -> ScoredMap:
         B, H, I, _ = self.query.shape
@@ -104,7 +179,7 @@ class Capture:
 
 
 @dataclass(eq=False)
-class ModuleMap:
+class ModuleMap(KeptCall):
     """A map that a module of `regard.nn` reported, or the maps of consecutive decoding steps.
 
     Without `steps` every call has its own map: another call of `attend` may have other pieces.
@@ -115,9 +190,10 @@ class ModuleMap:
     steps: bool = True
     values: Tensor | None = None
     patched: Tensor | None = None
+    is_live: ClassVar[bool] = True  # type: ignore[misc]
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> tuple[int, int, int, int]:  # type: ignore[override]
         B, H, _, J = self.maps[-1].shape
         return B, H, sum(weights.shape[2] for weights in self.maps), J
 
@@ -132,19 +208,24 @@ class ModuleMap:
             raise NoValues(OF_RING)
         return self.values
 
-    def append(self, later: ModuleMap) -> bool:
-        """Append the map of a later call if its queries follow; returns whether they do."""
-        if not (self.steps and later.steps) or self.patched is not None or later.patched is not None:
-            return False
+    def without_map(self) -> Self:
+        return replace(self, maps=[])
+
+    def followed_by(self, later: KeptCall) -> ModuleMap | None:
+        """This call with the map of the next one, if its queries follow."""
+        if not (isinstance(later, ModuleMap) and self.steps and later.steps):
+            return None
         last, new = self.maps[-1], later.maps[0]
+        if self.patched is not None or later.patched is not None:
+            return None
         if not (isinstance(last, ScoredMap) and isinstance(new, ScoredMap)):
-            return False
+            return None
         follows = new.positions.start == last.positions.start + last.shape[2] and new.shape[:2] == last.shape[:2]
-        if follows and _begins_with(new._prepared.key, last._prepared.key):
-            self.maps.append(new)
-            self.values = later.values
-            return True
-        return False
+        if not follows or not _begins_with(new._prepared.key, last._prepared.key):
+            return None
+        self.maps.append(new)
+        self.values = later.values
+        return self
 
 
 def _begins_with(keys: Tensor, earlier: Tensor) -> bool:
@@ -154,26 +235,19 @@ def _begins_with(keys: Tensor, earlier: Tensor) -> bool:
     return keys.shape[2] >= earlier.shape[2] and torch.allclose(keys[:, :, : earlier.shape[2]], earlier)
 
 
-@dataclass(frozen=True, eq=False)
-class ReducedCall:
-    """One call of which only statistics were kept: its shape, and the verification."""
+def reduced_call(name: str, call: KeptCall) -> LazyCall:
+    """A call of which only statistics were kept."""
 
-    name: str
-    shape: tuple[int, int, int, int]
-    check: Check
-
-    @property
-    def map(self) -> AttentionMap:
+    def build() -> AttentionMap:
         raise NotCaptured(
-            f"seen[{self.name!r}]: only statistics were kept, in seen.statistics[{self.name!r}]. "
+            f"seen[{name!r}]: only statistics were kept, in seen.statistics[{name!r}]. "
             "watch(model, keep='qk') keeps the queries and keys that a map needs."
         )
 
-    def read_values(self) -> Tensor:
+    def values() -> Tensor:
         raise NoValues("only statistics were kept")
 
-
-Kept = Capture | RerunCall | RerunSteps | ProbedCall | ReturnedCall | ModuleMap | DeferredCall | ReducedCall
+    return LazyCall(call.shape, call.check, build, values)
 
 
 @dataclass(eq=False)
@@ -181,17 +255,7 @@ class ModuleCalls:
     """One attention module: the part of the model it is in, its calls in order, and statistics if they are kept."""
 
     part: str
-    calls: list[
-        Capture
-        | RerunCall
-        | RerunSteps
-        | ProbedCall
-        | ReturnedCall
-        | ModuleMap
-        | DeferredCall
-        | RecurrentCall
-        | ReducedCall
-    ] = field(default_factory=list)
+    calls: list[KeptCall] = field(default_factory=list)
     statistics: ModuleStatistics | None = None
     kind: str = ATTENTION
     #: The last call of a recurrent layer, which the next one may continue.
@@ -220,36 +284,29 @@ class ModuleCalls:
             if self.statistics is not None:
                 del self.statistics.calls[:count]
 
-    def add(
-        self, capture: Capture | RerunCall | ProbedCall | ReturnedCall | ModuleMap | DeferredCall | RecurrentCall
-    ) -> None:
-        """Append a call. If its keys begin with those of the call before, both calls share them."""
-        if isinstance(capture, RecurrentCall):
-            self._follow(capture)
+    def add(self, call: KeptCall) -> None:
+        """Append a call, or join it to the one before."""
+        if isinstance(call, RecurrentCall):
+            self._follow(call)
         if self.statistics is not None:
-            weights = capture.map
+            weights = call.map
             with torch.autocast(weights.device.type, enabled=False):
                 self.statistics.add(weights)
-            self.calls.append(ReducedCall(self.statistics.name, capture.shape, capture.check))
+            self.calls.append(reduced_call(self.statistics.name, call))
             return
-        last = self.calls[-1] if self.calls else None
-        if isinstance(last, ModuleMap) and isinstance(capture, ModuleMap) and last.append(capture):
-            return
-        if isinstance(last, RerunCall | RerunSteps) and self._continues(last, capture):
-            return
-        if isinstance(last, Capture) and isinstance(capture, Capture) and last.keys.grow(capture.keys.tensor):
-            capture.keys = last.keys
-            if last.values and capture.values and last.values.grow(capture.values.tensor):
-                capture.values = last.values
-        self.calls.append(capture)
+        joined = self.calls[-1].followed_by(call) if self.calls else None
+        if joined is None:
+            self.calls.append(call)
+        else:
+            self.calls[-1], self.part = joined, joined.part or self.part
 
-    def _follow(self, capture: RecurrentCall) -> None:
+    def _follow(self, call: RecurrentCall) -> None:
         """Verify a run of calls of a recurrent layer when the next run begins, and each call of which none is kept."""
-        if capture.earlier is None:
+        if call.earlier is None:
             self._end_run()
         if self.statistics is not None:
-            capture.verify()
-        self.recurrent, self.kind = capture, capture.kind
+            call.verify()
+        self.recurrent, self.kind = call, call.kind
 
     def _end_run(self) -> None:
         if self.recurrent is not None:
@@ -257,19 +314,75 @@ class ModuleCalls:
                 self.recurrent.verify()
             self.recurrent.forget()
 
-    def _continues(self, last: RerunCall | RerunSteps, capture: object) -> bool:
-        """Join a step of a decoder to the steps before it; returns whether both read the same values."""
-        steps = last if isinstance(last, RerunSteps) else RerunSteps([last])
-        continues = isinstance(capture, RerunCall) and steps.append(capture)
-        if continues:
-            self.calls[-1] = steps
-            self.part = "cross"  # the values do not grow with the steps
-        steps.calls[-1 - continues].memory = None
-        return continues
-
     def release(self) -> None:
-        """Verify recurrent layers, and forget the values of the last step: no call follows."""
+        """Verify recurrent layers, and drop what was kept for a call that would follow."""
         self._end_run()
         for call in self.calls[-1:]:
-            if isinstance(call, RerunCall | RerunSteps):
-                (call.calls[-1] if isinstance(call, RerunSteps) else call).memory = None
+            call.release()
+
+
+PARAMETERS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "lambda_init", "groupnorm", "o_proj")
+#: Largest error of the module's output, relative to the largest output.
+TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 1e-2}
+
+
+def is_differential(module: nn.Module | None) -> bool:
+    """Whether a module subtracts two softmaxes, as DiffLlama does."""
+    return module is not None and all(hasattr(module, name) for name in PARAMETERS)
+
+
+@dataclass(eq=False)
+class DifferentialCapture(Capture):
+    """One call of differential attention, W = W_1 - lambda W_2: the two softmaxes, and lambda.
+
+    DiffLlama (arXiv 2410.05258) calls the backend twice, with the same queries and keys and two halves of the values.
+    The first half of the heads gives W_1, and the second half W_2.
+    """
+
+    factor: float = 0.0
+    is_scored: ClassVar[bool] = False  # type: ignore[misc]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:  # type: ignore[override]
+        B, H, I, J = super().shape
+        return B, H // 2, I, J
+
+    @cached_property
+    def map(self) -> AttentionMap:  # type: ignore[override]
+        """W_1 - lambda W_2; its `parts` are the two softmaxes, and its `factors` 1 and -lambda."""
+        both = self._scored()
+        half = both.shape[1] // 2
+        parts = [both.select(slice(None), slice(start, start + half)) for start in (0, half)]
+        return SumMap(parts, [1.0, -self.factor])
+
+
+@torch.no_grad()
+def differential(module: Any, first: Capture, halves: list[ObservedCall], output: Tensor) -> DifferentialCapture:
+    """The difference of two softmaxes, from the captured first call, and both calls, with outputs (B, I, H, D).
+
+    `Untranslatable` if the difference, normalized and projected, is not the output of the module.
+    """
+    of_first, of_second = (half.output for half in halves)
+    factor = float(_exp_dot(module.lambda_q1, module.lambda_k1) - _exp_dot(module.lambda_q2, module.lambda_k2))
+    factor += module.lambda_init
+    plus, minus = torch.cat([of_first, of_second], -1).chunk(2, dim=2)
+    normed = (1 - module.lambda_init) * module.groupnorm(plus - factor * minus)
+    expected = module.o_proj(normed.flatten(2))
+    tolerance = TOLERANCE.get(output.dtype, 1e-4) * max(float(output.abs().max()), 1e-6)
+    error = float((expected - output).abs().max())
+    if not error <= tolerance:
+        raise Untranslatable(f"{type(module).__name__} does not subtract its two maps as DiffLlama does")
+    check = replace(first.check, error=max(error, first.check.error or 0.0)) if first.check.ok else first.check
+    values = None if first.values is None else SharedKeys(_values(halves))
+    return DifferentialCapture(
+        first.attention, first.positions, first.query, first.keys, check, first.logsumexp, values, factor=factor
+    )
+
+
+def _values(halves: list[ObservedCall]) -> Tensor:
+    """The values (B, G, J, 2 D) of each pair of heads: of either call, whose two halves of the heads have the same."""
+    return torch.cat([half.call.value.detach().chunk(2, dim=1)[0] for half in halves], -1)
+
+
+def _exp_dot(left: Tensor, right: Tensor) -> Tensor:
+    return (left * right).sum(-1, dtype=torch.float32).exp()

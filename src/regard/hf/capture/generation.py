@@ -11,10 +11,9 @@ from torch import Tensor
 from regard.base.errors import RegardError
 from regard.hf.capture.captured_calls import ModuleCalls
 from regard.hf.capture.generation_joins import OTHER_TOKENS, GenerationRecord, ModuleJoin, TokenRange, real_range
-from regard.hf.capture.head_parts import CallParts
-from regard.hf.capture.kept_values import NoValues
+from regard.hf.capture.head_parts import CallParts, FinalNorm
+from regard.hf.capture.kept_calls import NoValues
 from regard.hf.capture.model_maps import WatchedAttention
-from regard.hf.capture.residual_stream import FinalNorm
 
 
 @dataclass(eq=False)

@@ -14,16 +14,244 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from regard.attention import Attention, Prepared
+from regard.base.errors import RegardError
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes
 from regard.hf.capture.captured_calls import ModuleCalls
-from regard.hf.capture.generation_merge import CallRows, merged_map
-from regard.hf.capture.generation_statistics import joined_statistics
+from regard.hf.capture.kept_calls import KeptCall, LazyCall, worst
 from regard.hf.capture.module_statistics import ModuleStatistics
-from regard.hf.capture.recurrent_calls import RecurrentCall
-from regard.hf.capture.verification import Check, worst
-from regard.hf.recurrent.forms import map_of
+from regard.maps import Distance, Entropy, KeyTotals, MassOn, Reduction, RowLinks, TopLinks
 from regard.maps.attention_map import AttentionMap
 from regard.maps.joined import JoinedMap, MapRows
+from regard.maps.scored_map import ScoredMap
+from regard.pieces.bias import Softcap
+from regard.pieces.contents import tensors_of
+from regard.pieces.grid import Grid
+from regard.pieces.mask import Mask, causal, window
+
+
+@dataclass(frozen=True, eq=False)
+class CallRows:
+    """Some rows of a call and their place in the joined map; the fields are those of `MapRows`."""
+
+    call: Any
+    rows: range
+    start: int
+    offset: int
+    entries: Tensor
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.rows)
+
+    def key(self, columns: range) -> Tensor:
+        """Keys (N, G, J', D) of some columns of the joined map."""
+        tensor, entries = self.call.keys.tensor, self.entries.to(self.call.keys.tensor.device)
+        return tensor[:, :, columns.start - self.offset : columns.stop - self.offset].index_select(0, entries)
+
+    def allowed(self, num_keys: int) -> Tensor:
+        """Which keys of the joined map the call allows for these rows: (N or 1, H or 1, I', J)."""
+        positions, mask, J = self.call.positions, self.call.attention.mask, self.call.shape[3]
+        columns = range(max(0, self.offset), min(num_keys, self.offset + J))
+        device = self.call.query.device
+        entries, heads = self.entries.to(device), torch.arange(self.call.shape[1], device=device)
+        queries = positions.query(slice(self.rows.start, self.rows.stop), device)
+        keys = positions.key(device)[columns.start - self.offset : columns.stop - self.offset]
+        pairs = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+        pairs = pairs if mask is None else mask.allowed(Grid(entries, heads, queries, keys))
+        allowed = torch.zeros(*pairs.shape[:2], len(self.rows), num_keys, dtype=torch.bool, device=device)
+        allowed[..., columns.start : columns.stop] = pairs
+        return allowed
+
+
+def merged_map(parts: Sequence[CallRows], num_queries: int, num_keys: int, is_cross: bool) -> ScoredMap | None:
+    """One map of all rows, if the calls have the same pieces and keys, and one rule for their masks; else None.
+
+    Most generations are that: a key never changes after its token was read, whatever the cache does with it. Then
+    memory is O(n), reductions run in the compiled kernels, and the map is stored as queries and keys. If a key did
+    change (a quantized cache), or if no rule describes the masks of all calls, there is no such map.
+    """
+    if not all(_is_plain(part) for part in parts):
+        return None
+    if sum(len(part.rows) for part in parts) != num_queries or not _have_same_pieces([p.call.attention for p in parts]):
+        return None
+    key = _keys(parts, num_queries, num_keys, is_cross)
+    if key is None:
+        return None
+    positions = Positions.aligned_to_end(num_queries, num_keys)
+    found = _common_mask(parts, positions, num_keys, is_cross)
+    if not found:
+        return None
+    first = parts[0].call.attention
+    attention = Attention(first.score, bias=first.bias, mask=found[0], normalizer=first.normalizer).eval()
+    query = torch.cat([_queries(part) for part in parts], 2)
+    prepared = Prepared.of(attention, query, key, positions)
+    grid = Grid.whole(positions, len(query), query.shape[1], num_queries, query.device)
+    return ScoredMap(attention, prepared, positions, grid, None)
+
+
+def _is_plain(part: CallRows) -> bool:
+    """Whether all its rows are those of queries and keys without graphs, whose weights no edit changed."""
+    return part.call.is_scored and bool((part.entries >= 0).all())
+
+
+def _queries(part: CallRows) -> Tensor:
+    query = part.call.query[:, :, part.rows.start : part.rows.stop]
+    return query.index_select(0, part.entries.to(query.device))
+
+
+def _have_same_pieces(attentions: Sequence[Attention]) -> bool:
+    """Whether the calls differ in nothing but their masks: no bias of pairs, the same scale and the same sinks."""
+    first = attentions[0]
+    tensors = [tensors_of(a.normalizer) for a in attentions]
+    if not all(all(map(torch.equal, own, tensors[0])) for own in tensors):
+        return False
+    return all(
+        a.position is None
+        and all(isinstance(bias, Softcap) for bias in a.bias)
+        and (repr(a.bias), repr(a.score), repr(a.normalizer))
+        == (repr(first.bias), repr(first.score), repr(first.normalizer))
+        for a in attentions
+    )
+
+
+def _keys(parts: Sequence[CallRows], num_queries: int, num_keys: int, is_cross: bool) -> Tensor | None:
+    """The keys of all columns, each from the call that read its token; None if a later call has another key there."""
+    if is_cross:
+        key, shift = parts[0].key(range(num_keys)), num_keys
+    else:
+        shift = num_keys - num_queries
+        starts = [0, *(part.start + shift for part in parts[1:])]
+        if any(part.offset > start for part, start in zip(parts, starts, strict=True)):
+            return None
+        own = zip(parts, starts, [*starts[1:], num_keys], strict=True)
+        key = torch.cat([part.key(range(start, stop)) for part, start, stop in own], 2)
+    last = parts[-1]
+    for part in parts:
+        if part.call.keys is last.call.keys and torch.equal(part.entries, last.entries):
+            continue  # calls with a growing cache share one tensor
+        columns = range(max(0, part.offset), num_keys if is_cross else part.stop + shift)
+        if not torch.equal(part.key(columns), key[:, :, columns.start : columns.stop]):
+            return None
+    if not torch.equal(last.key(range(max(0, last.offset), num_keys)), key[:, :, max(0, last.offset) :]):
+        return None
+    return key
+
+
+def _common_mask(
+    parts: Sequence[CallRows], positions: Positions, num_keys: int, is_cross: bool
+) -> tuple[Mask | None] | tuple[()]:
+    """The mask that agrees with those of all calls, in a tuple; empty if no candidate does."""
+    B, H = len(parts[0].entries), parts[0].call.shape[1]
+    sizes = Sizes(B, H, H, sum(len(part.rows) for part in parts), num_keys, 1, 1)
+    for candidate in _candidates(parts, is_cross):
+        if _fits(candidate, sizes, positions) and all(_agrees(candidate, part, positions, num_keys) for part in parts):
+            return (candidate,)
+    return ()
+
+
+def _candidates(parts: Sequence[CallRows], is_cross: bool) -> Iterator[Mask | None]:
+    last = parts[-1]
+    own = None if last.call.attention.mask is None else last.call.attention.mask.select(last.entries)
+    if is_cross:
+        yield from (None, *([] if own is None else [own]))
+        return
+    rules: list[Mask] = [causal()]
+    if last.offset > 0:
+        rules.append(causal() & window(last.call.shape[3]))
+    rules += [mask for part in parts[:2] if len(part.rows) > 1 and (mask := part.call.attention.mask) is not None]
+    yield from rules
+    yield from (rule & own for rule in rules if own is not None)
+
+
+def _fits(candidate: Mask | None, sizes: Sizes, positions: Positions) -> bool:
+    """Whether the mask has an answer for every key; padding of the prompt has none for later tokens."""
+    try:
+        if candidate is not None:
+            candidate.check(sizes, positions)
+    except RegardError:
+        return False
+    return True
+
+
+def _agrees(candidate: Mask | None, part: CallRows, positions: Positions, num_keys: int) -> bool:
+    allowed = part.allowed(num_keys)
+    if candidate is None:
+        return bool(allowed.all())
+    device = allowed.device
+    entries, heads = torch.arange(len(part.entries), device=device), torch.arange(part.call.shape[1], device=device)
+    grid = Grid(entries, heads, positions.query(slice(part.start, part.stop), device), positions.key(device))
+    return bool((candidate.allowed(grid) == allowed).all())
+
+
+#: Reductions with a result for each row, and the reduction with a sum over rows for each key.
+OF_ROWS, OF_KEYS = (Distance, Entropy, MassOn, TopLinks), KeyTotals
+
+
+def joined_statistics(
+    module: ModuleCalls, parts: Sequence[CallRows], num_queries: int, num_keys: int
+) -> ModuleStatistics:
+    """The statistics of a module over a generation; only of reductions whose results are by row, or sums over all rows.
+
+    A sum over rows cannot leave rows out, so there is none where drafts were refused, or where padding is cut off. In
+    cross-attention there is no distance: the place of a query among the keys would be another one in each call.
+    """
+    statistics = module.statistics
+    assert statistics is not None
+    every_row = all(len(part.rows) == part.call.shape[2] for part in parts)
+    kinds = (*OF_ROWS, OF_KEYS) if every_row else OF_ROWS
+    without = Distance if module.part == "cross" else ()
+    reductions = tuple(
+        reduction
+        for reduction in statistics.reductions
+        if isinstance(reduction, kinds) and not isinstance(reduction, without)
+    )
+    results = tuple(
+        _joined(
+            reduction,
+            [(part, statistics.of(reduction, module.calls.index(part.call))) for part in parts],
+            num_queries,
+            num_keys,
+        )
+        for reduction in reductions
+    )
+    return ModuleStatistics(statistics.name, reductions, [results])
+
+
+def _joined(reduction: Reduction, parts: Sequence[tuple[CallRows, Any]], num_queries: int, num_keys: int) -> Any:
+    if isinstance(reduction, TopLinks):
+        weights = _rows([(part, links.weights) for part, links in parts], num_queries)
+        return RowLinks(weights, _rows([(part, links.keys + part.offset) for part, links in parts], num_queries))
+    if not isinstance(reduction, OF_KEYS):
+        return _rows(parts, num_queries)
+    first = parts[0][1]
+    totals = first.new_zeros(len(parts[0][0].entries), first.shape[1], num_keys)
+    for part, result in parts:
+        present = (part.entries >= 0).nonzero().flatten()
+        columns = range(max(0, part.offset), min(num_keys, part.offset + result.shape[2]))
+        own = result[part.entries[present]][:, :, columns.start - part.offset : columns.stop - part.offset]
+        totals[present, :, columns.start : columns.stop] += own
+    return totals
+
+
+def _rows(parts: Sequence[tuple[CallRows, Tensor]], num_queries: int) -> Tensor:
+    """Results (B, H, I, ...) of each call as results (N, H, R, ...); 0 after the end of a sequence.
+
+    Of k strongest links a call with fewer keys has fewer; the others are 0.
+    """
+    first, widest = parts[0][1], max((result for _, result in parts), key=lambda result: result.shape[3:])
+    joined = first.new_zeros(len(parts[0][0].entries), first.shape[1], num_queries, *widest.shape[3:])
+    for part, result in parts:
+        present = (part.entries >= 0).nonzero().flatten()
+        own = result[part.entries[present]][:, :, part.rows.start : part.rows.stop].to(joined.dtype)
+        if own.ndim == 4:
+            own = pad(own, (0, joined.shape[3] - own.shape[3]))
+        joined[present, :, part.start : part.stop] = own
+    return joined
+
 
 #: Why a module has no map of a generation.
 OTHER_TOKENS = (
@@ -91,21 +319,6 @@ class GenerationRecord:
         return int(self.beams[sequence, min(step, last)])
 
 
-@dataclass(eq=False)
-class JoinedCalls:
-    """The calls of one module in a generation, as one call."""
-
-    shape: tuple[int, int, int, int]
-    check: Check
-    _build: Callable[[], AttentionMap]
-    read_values: Callable[[], Tensor]
-
-    @cached_property
-    def map(self) -> AttentionMap:
-        """The map; built at the first access."""
-        return self._build()
-
-
 @dataclass(frozen=True)
 class TokenRange:
     """A range of the tokens: `rows` of the decoder and `source` of the encoder (None: all), for some sequences."""
@@ -125,7 +338,7 @@ class ModuleJoin:
     part: TokenRange
 
     @cached_property
-    def _steps(self) -> list[list[Any]]:
+    def _steps(self) -> list[list[KeptCall]]:
         """Its calls in each pass."""
         numbers = [a_pass.calls.get(self.name, range(0)) for a_pass in self.record.passes]
         dropped = self.module.num_dropped
@@ -151,13 +364,13 @@ class ModuleJoin:
         """Whether it runs in every pass, with rows that are not the tokens of the pass."""
         return self._runs_in_every_pass and len(self._steps) > 1 and not self._reads_the_tokens
 
-    def joined(self) -> list[Any]:
+    def joined(self) -> list[KeptCall]:
         """Its calls as one call, or one call for each time that it ran in a pass; of an encoder its only call."""
         if self._runs_in_every_pass and self._reads_the_tokens:
             return [self._joined(list(calls)) for calls in zip(*self._steps, strict=True)]
         return self._of_encoder(next((calls[-1] for calls in self._steps if calls), None))
 
-    def _of_encoder(self, call: Any = None) -> list[Any]:
+    def _of_encoder(self, call: KeptCall | None = None) -> list[KeptCall]:
         """The last call before the first pass, or the given one: all its tokens, for each of the sequences."""
         number = self.record.before.get(self.name, 0) - 1 - self.module.num_dropped
         call = self.module.calls[number] if call is None and number >= 0 else call
@@ -172,17 +385,17 @@ class ModuleJoin:
             return [call]
         build = partial(_rows_of_one_map, call, tokens, entries, keys)
         values = partial(_values_of_one_call, call, tokens if real is not None else range(J), entries)
-        return [JoinedCalls((len(rows), H, len(tokens), keys), call.check, build, values)]
+        return [LazyCall((len(rows), H, len(tokens), keys), call.check, build, values)]
 
-    def _joined(self, calls: list[Any]) -> JoinedCalls:
+    def _joined(self, calls: list[KeptCall]) -> LazyCall:
         """One call from the calls of all passes."""
         ends, starts, rows, keys = self._places(calls)
         shape = (len(self.part.sequences), calls[-1].shape[1], len(rows), len(keys))
         build = partial(self._map, calls, starts, ends, rows, keys)
         values = partial(self._values, calls, starts, ends, keys)
-        return JoinedCalls(shape, worst([call.check for call in calls]), build, values)
+        return LazyCall(shape, worst([call.check for call in calls]), build, values)
 
-    def _places(self, calls: list[Any]) -> tuple[list[int], list[int], range, range]:
+    def _places(self, calls: list[KeptCall]) -> tuple[list[int], list[int], range, range]:
         """Where each call ends and starts in the text, and the rows and keys of the joined map."""
         ends = self._ends(calls)
         starts = [end - call.shape[2] for end, call in zip(ends, calls, strict=True)]
@@ -199,20 +412,20 @@ class ModuleJoin:
             return self.part.rows
         return self.part.source if self.part.source is not None else range(num_keys)
 
-    def _ends(self, calls: Sequence[Any]) -> list[int]:
+    def _ends(self, calls: Sequence[KeptCall]) -> list[int]:
         """The number of tokens that were read after each call."""
         ends: list[int] = []
         for a_pass, call in zip(self.record.passes, calls, strict=True):
             before, (_, _, num_queries, num_keys) = ends[-1] if ends else 0, call.shape
             if a_pass.num_cached is not None:
                 ends.append(a_pass.num_cached)
-            elif isinstance(call, RecurrentCall):
+            elif call.has_state:
                 ends.append(num_keys)
             else:  # without a cache each call reads the whole text
                 ends.append(num_queries if num_queries > before else before + num_queries)
         return ends
 
-    def _map(self, calls: list[Any], starts: list[int], ends: list[int], rows: range, keys: range) -> AttentionMap:
+    def _map(self, calls: list[KeptCall], starts: list[int], ends: list[int], rows: range, keys: range) -> AttentionMap:
         parts = self._parts(calls, starts, ends, rows, keys)
         merged = merged_map(parts, len(rows), len(keys), self._is_cross)
         if merged is not None:
@@ -227,25 +440,27 @@ class ModuleJoin:
         ]
         return JoinedMap(of_maps, len(rows), len(keys))
 
-    def _parts(self, calls: list[Any], starts: list[int], ends: list[int], rows: range, keys: range) -> list[CallRows]:
+    def _parts(
+        self, calls: list[KeptCall], starts: list[int], ends: list[int], rows: range, keys: range
+    ) -> list[CallRows]:
         """The rows of each call that are rows of the map."""
         if _every_call_has_all(calls, starts) and self._states_follow_beams(calls, starts, ends):
             return list(self._last_calls(calls, ends, rows, keys))
         return list(self._each_call(calls, starts, ends, rows, keys))
 
-    def _states_follow_beams(self, calls: list[Any], starts: list[int], ends: list[int]) -> bool:
+    def _states_follow_beams(self, calls: list[KeptCall], starts: list[int], ends: list[int]) -> bool:
         """Whether the states of a recurrent layer were reordered with the beams.
 
         Those of MiniMax are not: a text goes on with the state of another one, so its last call has other rows.
         """
         record = self.record
-        if record.beams is None or not isinstance(calls[-1], RecurrentCall):
+        if record.beams is None or not calls[-1].has_state:
             return True
         generated = [k for k, end in enumerate(ends) if end > record.first + record.prompt.shape[1]]
         rows = {k: self._entries(starts[k], ends[k]).tolist() for k in generated}
         for n, sequence in enumerate(self.part.sequences):
             last = self._last_call(sequence, ends)
-            orders = {id(call): order for call, order in calls[last]._calls()}
+            orders = {id(call): order for call, order in calls[last].run()}
             for k in (k for k in generated if k <= last):
                 order, row = orders[id(calls[k])], rows[last][n]
                 if (row if order is None else int(order[row])) != rows[k][n]:
@@ -261,7 +476,7 @@ class ModuleJoin:
         return joined_statistics(self.module, self._parts(calls, starts, ends, rows, keys), len(rows), len(keys))
 
     def _each_call(
-        self, calls: list[Any], starts: list[int], ends: list[int], rows: range, keys: range
+        self, calls: list[KeptCall], starts: list[int], ends: list[int], rows: range, keys: range
     ) -> Iterator[CallRows]:
         """The rows of each call; those of tokens that a later call read again are left out."""
         for n, (call, start, end) in enumerate(zip(calls, starts, ends, strict=True)):
@@ -271,11 +486,11 @@ class ModuleJoin:
                 offset = self._first_key(call, end) - keys.start
                 yield CallRows(call, local, first - rows.start, offset, self._entries(start, end))
 
-    def _first_key(self, call: Any, end: int) -> int:
+    def _first_key(self, call: KeptCall, end: int) -> int:
         """The token that is the first key of a call: a sliding cache has the last tokens, a static one is not full."""
         return 0 if self._is_cross else max(end - call.shape[3], 0)
 
-    def _last_calls(self, calls: list[Any], ends: list[int], rows: range, keys: range) -> Iterator[CallRows]:
+    def _last_calls(self, calls: list[KeptCall], ends: list[int], rows: range, keys: range) -> Iterator[CallRows]:
         """The last call of each sequence, which has all its rows."""
         last = torch.tensor([self._last_call(n, ends) for n in self.part.sequences])
         for number in last.unique().tolist():
@@ -284,7 +499,7 @@ class ModuleJoin:
             local = range(rows.start, min(rows.stop, end))
             yield CallRows(call, local, 0, -keys.start, entries)
 
-    def _values(self, calls: list[Any], starts: list[int], ends: list[int], keys: range) -> Tensor:
+    def _values(self, calls: list[KeptCall], starts: list[int], ends: list[int], keys: range) -> Tensor:
         """The values (N, G, J, E) of the keys, each from the call that read its token; 0 after the end of a text."""
         if self._is_cross:
             return _values_of_one_call(calls[0], keys, self._entries(starts[0], ends[0]))
@@ -321,34 +536,32 @@ class ModuleJoin:
         return torch.tensor([row if start < stop else -1 for row, stop in zip(rows, stops, strict=True)])
 
 
-def _every_call_has_all(calls: list[Any], starts: list[int]) -> bool:
+def _every_call_has_all(calls: list[KeptCall], starts: list[int]) -> bool:
     """Whether the last call has the rows of all tokens: a recurrent layer, or a model without a cache."""
-    return isinstance(calls[-1], RecurrentCall) or (len(calls) > 1 and not any(starts))
+    return calls[-1].has_state or (len(calls) > 1 and not any(starts))
 
 
-def _source(call: Any, has_all: bool = False) -> Callable[[], AttentionMap]:
+def _source(call: KeptCall, has_all: bool = False) -> Callable[[], AttentionMap]:
     """The map of a call, built once; of a recurrent layer, if `has_all`, with a row for every token so far."""
-    if isinstance(call, RecurrentCall) and has_all:
-        return cache(lambda: map_of(call.form(), call.shape[3]))
-    return cache(partial(getattr, call, "map"))
+    return cache(call.whole_map if has_all else partial(getattr, call, "map"))
 
 
 def _is_one_map(parts: Sequence[CallRows], num_queries: int, num_keys: int) -> bool:
     """Whether the only part is the whole map of its call."""
     part = parts[0]
     B, _, num_rows, num_columns = part.call.shape
-    if isinstance(part.call, RecurrentCall):
+    if part.call.has_state:
         num_rows = num_columns
     whole = (part.rows, part.offset, num_rows, num_columns) == (range(num_rows), 0, num_queries, num_keys)
     return len(parts) == 1 and whole and torch.equal(part.entries, torch.arange(B))
 
 
-def _rows_of_one_map(call: Any, rows: range, entries: Tensor, num_keys: int) -> AttentionMap:
+def _rows_of_one_map(call: KeptCall, rows: range, entries: Tensor, num_keys: int) -> AttentionMap:
     offset = -rows.start if num_keys == len(rows) else 0
     return JoinedMap([MapRows(_source(call), rows, 0, offset, entries)], len(rows), num_keys)
 
 
-def _values_of_one_call(call: Any, keys: range, entries: Tensor) -> Tensor:
+def _values_of_one_call(call: KeptCall, keys: range, entries: Tensor) -> Tensor:
     return call.read_values()[entries][:, :, keys.start : keys.stop]
 
 

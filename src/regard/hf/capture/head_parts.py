@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,18 +15,330 @@ from torch import Tensor, nn
 
 from regard.base.shapes import at_least_float32, spread_indices, to_device
 from regard.hf.capture.captured_calls import ModuleCalls
-from regard.hf.capture.joined_heads import JoinedHeads
-from regard.hf.capture.kept_values import LostProjection, NoValues
-from regard.hf.capture.residual_stream import FinalNorm, ResidualStream
-from regard.hf.output_projections import open_gates
+from regard.hf.capture.kept_calls import LostProjection, NoValues
+from regard.hf.names import LinearLayer, open_gates, output_projection
 from regard.maps.attention_map import AttentionMap
 from regard.maps.value_weighted_map import ValueWeightedMap
+from regard.nn import Attends
 from regard.stats.flow import value_weighted
 
-#: Rows of weights times values that are compared with the input of the output projection.
+#: Rows that are compared, spread over the tokens of the first and the last text.
 ROWS = 4
-#: Largest difference that is rounding, relative to the largest number.
+#: The most parts beside a head's layer that a block may add to its input.
+PARTS = 3
+#: Sums are equal if they differ by at most this number of rounding errors of their terms.
+ROUNDINGS = 4
+#: Largest error of a norm, relative to its largest number.
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 1e-2}
+#: Names of the small number that norms add to the mean square.
+EPSILONS = ("eps", "variance_epsilon", "epsilon")
+NOT_A_SUM = (
+    "this block, or one after it, does not add the result of its attention to its input and hand on the sum (a norm "
+    "after attention, a factor, or several streams), so a head has no direct effect on the logit"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class FinalNorm:
+    """norm(x) = gain * (x - mean) * scale + bias with the scale (B, I) of one call; `is_centered`: less the mean."""
+
+    gain: Tensor
+    scale: Tensor
+    is_centered: bool
+
+    def direction(self, of_logit: Tensor) -> Tensor:
+        """d (C,), such that the part p of the residual stream adds scale * (p . d) to the logit u . norm(x)."""
+        gained = self.gain * at_least_float32(of_logit)
+        return gained - gained.mean() if self.is_centered else gained
+
+
+@dataclass(frozen=True, eq=False)
+class FinalRead:
+    """One call of the language-model head: its final norm, and the attention modules whose sums reach it.
+
+    `without` has the other ones, and why.
+    """
+
+    norm: FinalNorm | str
+    reached: frozenset[str] = frozenset()
+    without: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """A few rows of one call of a block: its input, its output, and whether it is a sum."""
+
+    names: tuple[str, ...]
+    before: Tensor
+    after: Tensor
+    is_sum: bool
+
+
+@dataclass(eq=False)
+class _Running:
+    """What the blocks of one run did so far."""
+
+    parts: dict[nn.Module, list[Tensor]] = field(default_factory=dict)
+    written: dict[str, Tensor] = field(default_factory=dict)
+    blocks: list[_Block] = field(default_factory=list)
+    #: The last norm that ended, its input and its output.
+    norm: tuple[nn.Module, Tensor, Tensor] | None = None
+
+
+class ResidualStream:
+    """Observes the blocks, the final norm and the head of a language model, and whether heads reach it by sums alone.
+
+    The logit of a token is u . norm(x), where x is the residual stream and u the row of the language-model head. If x
+    is a sum of what the embedding, the heads and the MLPs write, and the scale of the norm is held as it was, then the
+    logit is the sum of their direct effects. So each block must add what its heads write to its input, and must hand on
+    the sum: a norm after attention (BERT, Gemma 2) or a factor does not. A few rows prove it while the model runs.
+    """
+
+    def __init__(self, model: nn.Module, attending: Iterable[str]) -> None:
+        self._head = language_model_head(model)
+        self.head = LinearLayer.of(self._head)
+        self.reads: list[FinalRead] = []
+        self._blocks = _blocks_of(model, attending) if self._head is not None else {}
+        self._parents = {child: block for block in self._blocks for child in block.children()}
+        self._running = _Running()
+
+    @property
+    def kind(self) -> str:
+        """The class of the language-model head."""
+        return type(self._head).__name__
+
+    @torch.no_grad()
+    def module_ended(
+        self, module: nn.Module, args: Iterable[Any], kwargs: Mapping[str, Any], output: Any, name: str | None
+    ) -> None:
+        """Follow a module that ended; `name` is the attention module whose output projection it is."""
+        result = _first((output,))
+        if self._head is None or result is None:
+            return
+        given, running = _first((*args, kwargs.get("hidden_states"), *kwargs.values())), self._running
+        if name is not None:
+            running.written[name] = result.detach()
+        if module in self._parents and not _is_norm(module):
+            running.parts.setdefault(self._parents[module], []).append(result.detach())
+        if module in self._blocks and given is not None:
+            self._keep_block(module, given, result)
+        if _is_norm(module) and given is not None:
+            running.norm = module, given.detach(), result.detach()
+        if module is self._head and given is not None:
+            self.reads.append(_final_read(running, given))
+            self._running = _Running()
+
+    def _keep_block(self, block: nn.Module, given: Tensor, result: Tensor) -> None:
+        running, names = self._running, self._blocks[block]
+        parts = running.parts.pop(block, [])
+        written = [running.written.pop(name) for name in names if name in running.written]
+        if given.ndim != 3 or result.shape != given.shape:
+            return
+        own, others = (
+            [_rows(x.reshape(given.shape)) for x in tensors if x.numel() == given.numel()]
+            for tensors in (written, parts)
+        )
+        before, after = _rows(given), _rows(result)
+        is_sum = len(own) == len(written) > 0 and _is_sum(before, after, own, others, result.dtype)
+        running.blocks.append(_Block(names, before, after, is_sum))
+
+
+def language_model_head(model: nn.Module) -> nn.Module | None:
+    """The layer that computes logits from the residual stream."""
+    get = getattr(model, "get_output_embeddings", None)
+    head = get() if callable(get) else None
+    head = getattr(model, "lm_head", None) if head is None else head
+    return head if isinstance(head, nn.Module) else None
+
+
+def _blocks_of(model: nn.Module, attending: Iterable[str]) -> dict[nn.Module, tuple[str, ...]]:
+    """The blocks of a model: the entries of lists of modules that hold attention modules, with their names."""
+    modules = dict(model.named_modules())
+    names: dict[nn.Module, tuple[str, ...]] = {}
+    for name in attending:
+        path = name
+        while path and not isinstance(modules[path.rpartition(".")[0]], nn.ModuleList):
+            path = path.rpartition(".")[0]
+        if path:
+            names[modules[path]] = (*names.get(modules[path], ()), name)
+    return names
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "norm" in type(module).__name__.lower() or type(module).__name__.endswith("LN")
+
+
+def _first(values: Iterable[Any]) -> Tensor | None:
+    """The first tensor of numbers in arguments or results."""
+    for value in values:
+        if isinstance(value, tuple | list):
+            value = _first(value)
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return value
+    return None
+
+
+def _rows(x: Tensor) -> Tensor:
+    """A few rows of (B, I, C), of the first and the last text."""
+    rows = spread_indices(x.shape[1], ROWS, x.device)
+    return at_least_float32(x[[0, -1]][:, rows].detach())
+
+
+def _are_equal(left: Tensor, right: list[Tensor], dtype: torch.dtype) -> bool:
+    """Whether left is the sum of the others, up to the rounding of each number."""
+    size = left.abs() + sum(term.abs() for term in right)
+    limit = ROUNDINGS * max(torch.finfo(dtype).eps, torch.finfo(left.dtype).eps)
+    return left.shape == right[0].shape and bool(((left - sum(right)).abs() <= limit * size).all())
+
+
+def _is_sum(before: Tensor, after: Tensor, own: list[Tensor], others: list[Tensor], dtype: torch.dtype) -> bool:
+    """Whether a block adds what its heads wrote, and a few other parts, to its input."""
+    counts = range(min(PARTS, len(others)) + 1)
+    choices = (chosen for count in counts for chosen in combinations(others, count))
+    return any(_are_equal(after, [before, *own, *chosen], dtype) for chosen in choices)
+
+
+def _final_read(running: _Running, given: Tensor) -> FinalRead:
+    """How this run ended: the norm that the head reads, and the blocks whose sums do not reach it."""
+    if running.norm is None or given.untyped_storage().data_ptr() != running.norm[2].untyped_storage().data_ptr():
+        return FinalRead("the language-model head does not read the result of a norm of the residual stream")
+    module, x, y = running.norm
+    if x.ndim != 3:
+        return FinalRead(f"the final norm reads a tensor of shape {tuple(x.shape)}, not (batch, tokens, channels)")
+    without: dict[str, str] = {}
+    known: set[str] = set()
+    stream, reaches = _rows(x), True
+    for block in reversed(running.blocks):
+        if known.isdisjoint(block.names):  # else of an earlier run that did not reach the head
+            reaches = reaches and block.is_sum and _are_equal(block.after, [stream], x.dtype)
+            without |= {} if reaches else dict.fromkeys(block.names, NOT_A_SUM)
+            known |= {*block.names}
+            stream = block.before
+    return FinalRead(_linearized(module, x, y), frozenset(known - without.keys()), without)
+
+
+def _linearized(module: nn.Module, x: Tensor, y: Tensor) -> FinalNorm | str:
+    """The norm with its scale held, if it is a LayerNorm or an RMSNorm: the form that fits its output best."""
+    wide, weight, bias = at_least_float32(x), getattr(module, "weight", None), getattr(module, "bias", None)
+    weight = torch.ones_like(wide[0, 0]) if weight is None else at_least_float32(weight.detach())
+    found: dict[float, FinalNorm] = {}
+    for is_centered in (True,) if isinstance(module, nn.LayerNorm) else (False, True):
+        centered = wide - wide.mean(-1, keepdim=True) if is_centered else wide
+        scale = (centered.square().mean(-1) + _epsilon(module, x.dtype)).rsqrt()
+        for gain in (weight, 1 + weight):
+            expected = _rows(centered) * _rows(scale[..., None]) * gain + (0 if bias is None else bias.detach())
+            error = float((expected - _rows(y)).abs().max())
+            found.setdefault(error, FinalNorm(gain.clone(), scale, is_centered))
+    if min(found) <= TOLERANCE.get(y.dtype, 1e-4) * max(float(y.abs().max()), 1e-6):
+        return found[min(found)]
+    return f"the final norm, {type(module).__name__}, is neither a LayerNorm nor an RMSNorm"
+
+
+def _epsilon(module: nn.Module, dtype: torch.dtype) -> float:
+    """The small number that a norm adds to the mean square."""
+    given = [getattr(module, name, None) for name in EPSILONS]
+    default = torch.finfo(dtype).eps if isinstance(module, nn.RMSNorm) else 1e-5
+    return next((eps for eps in given if isinstance(eps, float)), default)
+
+
+#: (B, H, I, J) of a call.
+Shape = tuple[int, int, int, int]
+
+
+class JoinedHeads:
+    """The inputs of the output projections of attention modules, in the order of their calls.
+
+    A gate or a norm between the weighted values and the projection is part of this input, so its slices times the
+    slices of the matrix are what the heads write into the residual stream.
+    """
+
+    def __init__(self, model: nn.Module, attending: Mapping[str, nn.Module]) -> None:
+        self.layers: dict[str, LinearLayer] = {}
+        self.without: dict[str, str] = {}
+        self._names: dict[nn.Module, str] = {}
+        self._inputs: dict[str, list[Tensor]] = {}
+        #: Modules that only read the weight of their output projection.
+        self._uncalled = {name for name, module in attending.items() if isinstance(module, nn.MultiheadAttention)}
+        for name, module in attending.items():
+            output = output_projection(model, name, module)
+            layer = LinearLayer.of(output)
+            if output is None or layer is None:
+                self.without[name] = _reason(module, output)
+            else:
+                self.layers[name], self._names[output] = layer, name
+
+    def module_ended(self, module: nn.Module, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str | None:
+        """Keep the input of an output projection; returns the name of its attention module."""
+        name = self._names.get(module)
+        given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+        if name is not None and given is not None:
+            self._read_layer(name, module)
+            self._inputs.setdefault(name, []).append(given.detach())
+        return name
+
+    def _read_layer(self, name: str, module: nn.Module) -> None:
+        """Read the matrix at a call. Before its first call a model may change it itself: RWKV scales its own."""
+        if name not in self._inputs:
+            self.layers[name] = LinearLayer.of(module) or self.layers[name]
+        elif not self.layers[name].is_unchanged:
+            self.without[name] = "its output projection was changed in place between its calls"
+
+    def layer(self, name: str) -> LinearLayer:
+        """The output projection of an attention module."""
+        if name in self.without:
+            raise (LostProjection if name in self.layers else NoValues)(self.without[name])
+        if name not in self.layers:
+            raise NoValues("its output projection was not found when the watch began")
+        if not self.layers[name].is_unchanged:
+            raise LostProjection(
+                "its output projection was changed in place after it was watched (by an optimizer step)"
+            )
+        return self.layers[name]
+
+    def are_values(self, name: str) -> bool:
+        """Whether the projection reads the weighted values, and is not called: in nn.MultiheadAttention."""
+        return name in self._uncalled and name not in self._inputs
+
+    def of_call(self, name: str, shapes: Sequence[Shape], call: int) -> Tensor:
+        """The heads (B, I, H, E) of one of the calls of a module. A call that joins steps has one input for each."""
+        if name not in self._inputs:
+            raise NoValues(
+                "its output projection was not called as a module inside the with-block (compiled code is not)"
+            )
+        inputs, of_calls = list(self._inputs[name]), []
+        for B, H, I, _ in shapes:
+            parts: list[Tensor] = []
+            while inputs and sum(part.shape[1] for part in parts) < I:
+                parts.append(_batch_first(inputs.pop(0), B))
+            of_calls.append((parts, B, H, I))
+        if inputs or any(sum(part.shape[1] for part in parts) != I for parts, _, _, I in of_calls):
+            raise NoValues("its output projection did not run once for each call of its attention")
+        parts, _, H, _ = of_calls[call]
+        joined = torch.cat(parts, 1)
+        if joined.shape[-1] % H:
+            raise NoValues(f"its output projection reads {joined.shape[-1]} channels, which are not those of {H} heads")
+        return joined.unflatten(-1, (H, -1))
+
+
+def _batch_first(x: Tensor, B: int) -> Tensor:
+    """The input of a projection as (B, I, channels)."""
+    if x.ndim == 3 and len(x) == B:
+        return x
+    if x.ndim != 2 or len(x) % B:
+        raise NoValues(f"its output projection reads a tensor of shape {tuple(x.shape)}, and the batch size is {B}")
+    return x.unflatten(0, (B, -1))
+
+
+def _reason(module: nn.Module, output: nn.Module | None) -> str:
+    """Why the output projection of a module is not known."""
+    kind = type(module).__name__
+    if output is None or isinstance(module, Attends):
+        return f"{kind} has no output projection of a known name, so its heads are not parts of a residual stream"
+    return (
+        f"the output projection of {kind} is a {type(output).__name__}, which is not a linear layer with plain weights"
+    )
+
+
 BETWEEN = (
     "a gate or a norm stands between its weighted values and its output projection, so no number for each key exists"
 )
@@ -82,7 +395,7 @@ class CallParts:
     @property
     def patched(self) -> Tensor | None:
         """The output (B, H, I, E) of the call, if an edit changed it."""
-        return getattr(self.calls.calls[self.call], "patched", None)
+        return self.calls.calls[self.call].patched
 
     @property
     def gates(self) -> Tensor:

@@ -19,17 +19,74 @@ from regard.base.other_libraries import OF_WATCHED, missing
 from regard.base.upper_layers import upper_layer
 from regard.hf.capture.captured_calls import ATTENTION, ModuleCalls, NotCaptured
 from regard.hf.capture.head_parts import CallParts, KeptParts
-from regard.hf.capture.kept_values import NoValues, values_reader
+from regard.hf.capture.kept_calls import Check, KeptCall, NoValues, values_reader
 from regard.hf.capture.model_inputs import ModelInputs, ReadTexts
 from regard.hf.capture.module_statistics import ModuleStatistics
-from regard.hf.capture.patch_sources import check_steps, queries_or_keys
-from regard.hf.capture.token_ids import token_id
-from regard.hf.capture.verification import Check
 from regard.hf.token_labels import token_labels
 from regard.maps.attention_map import AttentionMap
 from regard.maps.indices import Index, axis_index, indices
 from regard.maps.value_weighted_map import ValueWeightedMap
 from regard.stats.numbering import layer_number
+
+
+def token_id(token: Any, tokenizer: Any = None) -> int:
+    """The id of a token; a text must be an entry of the vocabulary, or be one token.
+
+    >>> token_id(7)
+    7
+    """
+    if isinstance(token, str):
+        return _of_text(token, tokenizer)
+    try:
+        number = -1 if isinstance(token, bool) else index(token)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise RegardError(f"seen.logit_effect(token={token!r}): a token is an id of the vocabulary, or its text.")
+    return number
+
+
+def _of_text(token: str, tokenizer: Any) -> int:
+    if tokenizer is None:
+        raise RegardError(
+            f"seen.logit_effect(token={token!r}): a text needs its tokenizer. Watch with it, "
+            "rg.watch(model, tokenizer), give tokenizer=, or give the id of the token."
+        )
+    vocabulary = tokenizer.get_vocab()
+    if token in vocabulary:
+        return vocabulary[token]
+    ids = tokenizer(token, add_special_tokens=False)["input_ids"]
+    if len(ids) != 1:
+        pieces = " ".join(map(repr, tokenizer.convert_ids_to_tokens(ids)))
+        raise RegardError(
+            f"seen.logit_effect(token={token!r}): this text is {len(ids)} tokens: {pieces}. Give one of them; a word "
+            "inside a sentence often begins with a space."
+        )
+    return ids[0]
+
+
+def check_steps(calls: ModuleCalls, path: str) -> None:
+    """Refuse calls that read whole texts one after the other: no token of theirs is one token of a run."""
+    if any(I == J > 1 for _, _, I, J in (call.map.shape for call in calls.calls[1:])):
+        raise RegardError(
+            f"ActivationPatch(source=seen): {path} read a whole text {len(calls.calls)} times (layers that share a "
+            "module, "
+            "several runs, or a generation without a cache), so it is not known which of them is meant. Watch one run, "
+            "or give a tensor, such as seen.head_output(layer, call=n)."
+        )
+
+
+@torch.no_grad()
+def queries_or_keys(calls: ModuleCalls, part: str, path: str) -> Tensor:
+    """The queries (B, H, n, D) of all calls of a module, or the keys (B, G, n, D) of the last one."""
+    tensors = [call.read(part) for call in calls.calls]
+    known = [tensor for tensor in tensors if tensor is not None]
+    if len(known) < len(tensors):
+        raise RegardError(
+            f"ActivationPatch(part={part!r}): the watch kept no {part} of {path}, only its weights. Give a tensor."
+        )
+    return known[-1] if part == "key" else torch.cat(known, 2)
+
 
 #: What to do if nothing was captured.
 REMEDY = "Run the model inside the with-block of watch."
@@ -119,7 +176,7 @@ class WatchedAttention(HoldsMaps):
         """The maps of all calls of a module, in order. With a cache they grow."""
         return [self._map(call) for call in self._part(name).calls]
 
-    def _map(self, call: Any) -> AttentionMap:
+    def _map(self, call: KeptCall) -> AttentionMap:
         """The map of a call, with its values if they are kept; the same object while the program holds a reference."""
         weights, last = call.map, _SHOWN.get(call)
         if (known := None if last is None else last()) is not None and known.shape == weights.shape:

@@ -1,27 +1,150 @@
-"""`module_calls` reports the start and end of every module, and the torch functions that chosen modules call.
+"""What runs in a thread: `module_calls` reports modules and their functions, `function_calls` all attention of torch.
 
-The hooks are torch's global ones. A hook on a single module would make `nn.TransformerEncoderLayer` leave its fused
-path, which changes the last bits of its output. For the same reason the function mode is off while torch's own
-attention modules run.
+The hooks of `module_calls` are torch's global ones. A hook on a single module would make `nn.TransformerEncoderLayer`
+leave its fused path, which changes the last bits of its output. For the same reason each function mode is off while
+torch's own attention modules run. `function_calls` serves a watch without a model: its mode is also off while `attend`
+runs, and compiled code, which calls no function of Python, runs eagerly while a block is open.
+
+Edits of functions and modules of torch happen here too: `edited_function` and `edited_multihead`.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._C import _len_torch_function_stack
+from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils.hooks import RemovableHandle
 
+from regard.attention_output import attend_listeners
 from regard.base.context import ContextItems
-from regard.hf.capture.edited_modules import edited_function, edited_multihead
-from regard.hf.capture.torch_calls import ObservedCall
-from regard.hf.edited_calls import editors
+from regard.engine.transforms import uncompiled
+from regard.hf.attention_modules import names_called
+from regard.hf.capture.torch_calls import (
+    ObservedCall,
+    multihead,
+    multihead_arguments,
+    multihead_function,
+    sdpa_arguments,
+    sdpa_call,
+)
+from regard.hf.capture.transformers_interface import backend_calls
+from regard.hf.edited_calls import (
+    EAGER,
+    all_rows,
+    as_mistakes,
+    computed,
+    edited_call,
+    editors,
+    patched_output,
+    run_edited,
+    translated,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class EditedResult:
+    """What a function or a module returns after an edit, and the edited call as watches see it."""
+
+    observed: ObservedCall
+    returned: Any
+
+
+def edited_function(
+    module: nn.Module, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> EditedResult | None:
+    """A call of one of torch's attention functions as the open edits change it; None if none does."""
+    if function not in (F.scaled_dot_product_attention, F.multi_head_attention_forward) or not _is_selected(module):
+        return None
+    if backend_calls.inside or attend_listeners.busy:
+        return None
+    if function is F.multi_head_attention_forward:
+        with attend_listeners.computing():
+            output = function(*args, **kwargs)
+        with as_mistakes(module):
+            observed = multihead_function(module, args, kwargs, output)
+        return _edited(observed, output, multihead_arguments(None, args, kwargs))
+    return _edited_sdpa(module, args, kwargs)
+
+
+def _edited_sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EditedResult | None:
+    with as_mistakes(module):
+        call = sdpa_call(module, args, kwargs)
+    edited = edited_call(call)
+    if edited is call:
+        return None
+    given: dict[str, Any] = sdpa_arguments(args, kwargs) | {
+        "query": edited.query,
+        "key": edited.key,
+        "value": edited.value,
+    }
+
+    def compute() -> tuple[Tensor, None]:
+        with attend_listeners.computing():  # the edited call is reported, and this is part of it
+            return F.scaled_dot_product_attention(**given).transpose(1, 2), None
+
+    output = run_edited(edited, compute)[0]
+    edited, (patched, _) = patched_output(edited, (output, None))
+    return EditedResult(ObservedCall(edited, output), patched.transpose(1, 2))
+
+
+def edited_multihead(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> EditedResult | None:
+    """The result of a call of `nn.MultiheadAttention` as the open edits change it; None if none does."""
+    if not isinstance(module, nn.MultiheadAttention) or not _is_selected(module) or output is None:
+        return None
+    with as_mistakes(module):
+        observed = multihead(module, args, kwargs, output)
+    call = observed.call
+    call = replace(call, options=call.options | {"dropout": module.dropout if module.training else 0.0})
+    given = multihead_arguments(module, args, kwargs)
+    return _edited(replace(observed, call=call), output, given, module.batch_first)
+
+
+def _edited(
+    observed: ObservedCall, output: Any, given: dict[str, Any], batch_first: bool = False
+) -> EditedResult | None:
+    """A call that torch projects, as the open edits change it."""
+    call = observed.call
+    edited = edited_call(call)
+    if edited is call:
+        return None
+    heads, weights = computed(replace(edited, backend=EAGER), translated(edited), all_rows(edited))
+    finish = observed.finish
+    assert finish is not None and weights is not None
+    result = finish(heads, heads, heads)
+    edited, (patched, _) = patched_output(edited, (heads.transpose(1, 2), None))
+    patched = patched.transpose(1, 2)
+    returned = finish(patched, patched, patched)
+    if output[0].ndim == 2:
+        returned = returned[0]
+    elif not batch_first:
+        returned = returned.transpose(0, 1)
+    return EditedResult(replace(observed, call=edited, output=result), (returned, _weights(given, output, weights)))
+
+
+def _is_selected(module: nn.Module) -> bool:
+    return any(editor.selects(module) for editor in editors)
+
+
+def _weights(given: dict[str, Any], output: Any, weights: Tensor) -> Tensor | None:
+    """The weights that torch returns: of each head, or their mean."""
+    if output[1] is None:
+        return None
+    weights = weights.mean(1) if given["average_attn_weights"] else weights
+    return weights[0] if output[0].ndim == 2 else weights
+
 
 _with_kwargs: dict[int, bool] = getattr(nn.modules.module, "_global_forward_hooks_with_kwargs", {})
 
@@ -45,7 +168,7 @@ class _OpenModules(threading.local):
         self.stack: list[nn.Module] = []
 
 
-class _FunctionCalls(TorchFunctionMode):
+class _FunctionMode(TorchFunctionMode):
     """Runs every torch function, as the open edits change it, and then reports it to the observers."""
 
     def __init__(self, observers: Iterable[ModuleObserver], open_modules: _OpenModules) -> None:
@@ -73,7 +196,7 @@ class _ModuleCalls:
     def __init__(self) -> None:
         self.observers: ContextItems[ModuleObserver] = ContextItems("observers")
         self._open_modules = _OpenModules()
-        self._function_calls = _FunctionCalls(self.observers, self._open_modules)
+        self._function_calls = _FunctionMode(self.observers, self._open_modules)
         self._hooks: tuple[RemovableHandle, ...] = ()
         self._num_open, self._lock = 0, threading.Lock()
 
@@ -137,3 +260,178 @@ module_calls = _ModuleCalls()
 def inside_backward() -> bool:
     """Whether a backward pass runs in this thread. Activation checkpointing runs modules again inside it."""
     return torch._C._current_graph_task_id() != -1
+
+
+#: Attention as Python calls it, and as the graphs of torch.export do.
+SDPA = (
+    F.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,
+)
+#: Modules that leave their fused path if a function mode is open.
+FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+COMPILED = (
+    "regard.watch() does not see attention inside of a graph of torch.compile. Leave fullgraph=True out, or call the "
+    "function before torch.compile"
+)
+
+
+def may_fuse(module: nn.Module) -> bool:
+    """Whether torch's own forward may run in this module, by itself or called by the forward of a subclass."""
+    kind = next((kind for kind in FUSED if isinstance(module, kind)), None)
+    if kind is None or type(module).forward is kind.forward or "forward" in vars(module):
+        return kind is not None
+    return bool({"super", kind.__name__} & names_called(type(module)))
+
+
+class CallObserver(Protocol):
+    """Is called after every call of torch's attention functions."""
+
+    def function_called(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None: ...
+
+
+class _Mode(TorchFunctionMode):
+    def __init__(self, observers: ContextItems[CallObserver]) -> None:
+        super().__init__()
+        self.observers = observers
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **kwargs or {})
+        if func is F.multi_head_attention_forward or any(func is known for known in SDPA):
+            self._report(func, args, kwargs or {}, output)
+        return output
+
+    @partial(uncompiled, reason=COMPILED)  # code that is compiled while the block is open
+    def _report(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
+        for observer in self.observers:
+            observer.function_called(func, args, kwargs, output)
+
+    def remove(self) -> bool:
+        """Take the mode off the stack; returns whether it was there. torch itself removes a mode that runs."""
+        above, was_there = [], False
+        while not was_there and _len_torch_function_stack():
+            above.append(_pop_mode())
+            was_there = above[-1] is self
+        for other in reversed(above[:-1] if was_there else above):
+            _push_mode(other)
+        return was_there
+
+
+class _EagerCode:
+    """Lets compiled functions and modules of the process run eagerly while a block is open in any thread."""
+
+    def __init__(self) -> None:
+        self._stance: Any = None
+        self._num_open, self._lock = 0, threading.Lock()
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        with self._lock:
+            self._num_open += 1
+        self.set()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_open -= 1
+                if not self._num_open and self._stance is not None:
+                    self._stance.__exit__(None, None, None)
+                    self._stance = None
+
+    def set(self) -> None:
+        """Set the stance of torch's compiler, once it is loaded: that takes seconds."""
+        if self._stance is not None or "torch._dynamo" not in sys.modules or torch.compiler.is_dynamo_compiling():
+            return
+        with self._lock:
+            try:
+                self._stance = self._stance or torch.compiler.set_stance("force_eager")
+            except RuntimeError:  # inside of compiled code, which began before
+                return
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        stance = self._stance
+        if stance is not None:
+            stance.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            if stance is not None:
+                stance.__enter__()
+
+
+class _ThreadState(threading.local):
+    """The open blocks of a thread, its running modules, and whether the mode is removed."""
+
+    def __init__(self) -> None:
+        self.num_open = 0
+        #: Each running module, and whether the mode was removed before; None if the module changed nothing.
+        self.modules: list[tuple[nn.Module, bool | None]] = []
+        self.is_removed = False
+
+
+class FunctionCalls:
+    """The observers of this thread, and the mode that serves them all."""
+
+    def __init__(self) -> None:
+        self.observers: ContextItems[CallObserver] = ContextItems("function calls")
+        self._mode, self._eager, self._here = _Mode(self.observers), _EagerCode(), _ThreadState()
+
+    @contextmanager
+    def observed_by(self, observer: CallObserver) -> Iterator[None]:
+        here = self._here
+        here.num_open += 1
+        if here.num_open == 1:
+            _push_mode(self._mode)
+        try:
+            with self.observers.adding(observer), self._eager.on():
+                yield
+        finally:
+            here.num_open -= 1
+            if not here.num_open:
+                self._mode.remove()
+                here.modules.clear()
+                here.is_removed = False
+
+    def is_first(self, observer: CallObserver) -> bool:
+        """Whether this is the observer that reports modules: one of all is enough."""
+        return next(iter(self.observers), None) is observer
+
+    def module_started(self, module: nn.Module) -> None:
+        """Remove the mode for a module with a fused path; restore it for a module of the user inside of that."""
+        here, before = self._here, None
+        self._eager.set()
+        if may_fuse(module):
+            if self._mode.remove():
+                before, here.is_removed = False, True
+        elif here.is_removed and not (getattr(module.forward, "__module__", None) or "").startswith("torch."):
+            before, here.is_removed = True, False
+            _push_mode(self._mode)
+        here.modules.append((module, before))
+
+    def module_ended(self, module: nn.Module) -> None:
+        here = self._here
+        if not any(running is module for running, _ in here.modules):
+            return
+        ended = None
+        while ended is not module:
+            ended, before = here.modules.pop()
+            if before is not None:
+                here.is_removed = before
+                _ = self._mode.remove() if before else _push_mode(self._mode)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A block of Regard's own computations: without the mode, and compiled code runs as compiled."""
+        was_there = self._mode.remove()
+        try:
+            with self._eager.off():
+                yield
+        finally:
+            if was_there:
+                _push_mode(self._mode)
+
+
+function_calls = FunctionCalls()

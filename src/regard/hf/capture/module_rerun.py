@@ -7,10 +7,11 @@ module runs again, and the result of its softmax is taken. Dense weights are hel
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +20,11 @@ from torch.overrides import TorchFunctionMode
 from regard.attention import Attention
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
-from regard.base.shapes import spread_indices
-from regard.hf.calls import NO_NUMBERS, Untranslatable
-from regard.hf.capture.kept_values import NoValues, values_of_product
+from regard.base.shapes import at_least_float32, grouped_values, spread_indices
+from regard.hf.calls import DIRECT, MULTIHEAD, NO_NUMBERS, Untranslatable
+from regard.hf.capture.kept_calls import TOLERANCE, Check, KeptCall, LazyCall, NoValues, values_of_product
 from regard.hf.capture.softmax_trace import Trace
-from regard.hf.capture.verification import Check
+from regard.hf.capture.torch_calls import ObservedCall
 from regard.hf.masks.mask_tensors import recognize
 from regard.maps import attention_map
 from regard.maps.attention_map import AttentionMap
@@ -43,6 +44,49 @@ class LastWeights:
 
     owner: object = None
     weights: Tensor | None = None
+
+    def of(self, owner: object, compute: Callable[[], Tensor]) -> Tensor:
+        """The weights of a call, computed if they are not those that are held."""
+        if self.owner is not owner or self.weights is None:
+            self.owner = self.weights = None
+            self.owner, self.weights = owner, compute()
+        return self.weights
+
+
+class DenseCall(KeptCall):
+    """A call whose dense weights come from running its module again."""
+
+    name: str
+    sample: Tensor
+    slot: LastWeights
+
+    @property
+    def map(self) -> AttentionMap:
+        B, H, I, J = self.shape
+        grid = Grid.whole(Positions.aligned_to_end(I, J), B, H, I, self.sample.device)
+        return DenseMap(self.weights, self.is_signed, grid, mask_of)
+
+    @staticmethod
+    def is_signed(weights: Tensor) -> bool:
+        """Whether some weights are below 0."""
+        return False
+
+    def weights(self) -> Tensor:
+        """The dense weights (B, H, I, J), held or computed."""
+        return self.slot.of(self, self.compute)
+
+    def compute(self) -> Tensor:
+        """The dense weights, from running the module."""
+        raise NotImplementedError
+
+    def check_budget(self, how: str) -> None:
+        """Refuse weights that would take too much memory; `how` says what computes them at once."""
+        size = 4 * self.sample.new_empty(self.shape, device="meta").numel()
+        if size > attention_map.BUDGET:
+            raise RegardError(
+                f"seen[{self.name!r}]: {how}, {size / 2**20:,.0f} MiB; the budget is "
+                f"{attention_map.BUDGET / 2**20:,.0f} MiB. Watch a shorter text or a smaller batch."
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +114,7 @@ class StepMemory:
 
 
 @dataclass(eq=False)
-class RerunCall:
+class RerunCall(DenseCall):
     """One call of a module that computes softmax itself: the inputs to run it again, and a few rows of its weights."""
 
     name: str
@@ -122,30 +166,24 @@ class RerunCall:
             raise self.values
         return self.values
 
-    @property
-    def map(self) -> AttentionMap:
-        B, H, I, J = self.shape
-        grid = Grid.whole(Positions.aligned_to_end(I, J), B, H, I, self.sample.device)
-        return DenseMap(self.weights, False, grid, mask_of)
+    def reads_the_same(self, later: RerunCall) -> bool:
+        """Whether the next call reads the values of this one, which are held."""
+        if self.memory is None or later.memory is None or self.shape != later.shape:
+            return False
+        return self.memory.is_the_same(later.memory)
+
+    def followed_by(self, later: KeptCall) -> KeptCall | None:
+        return RerunSteps([self]).followed_by(later)
+
+    def release(self) -> None:
+        self.memory = None
 
     def weights(self) -> Tensor:
-        """The dense weights (B, H, I, J), held or from running the module again."""
-        if self.small is not None:
-            return self.small
-        if self.slot.owner is not self or self.slot.weights is None:
-            self.slot.owner = self.slot.weights = None
-            self.slot.owner, self.slot.weights = self, self._rerun()
-        return self.slot.weights
+        return super().weights() if self.small is None else self.small
 
     @torch.no_grad()
-    def _rerun(self) -> Tensor:
-        size = 4 * self.sample.new_empty(self.shape, device="meta").numel()
-        if size > attention_map.BUDGET:
-            raise RegardError(
-                f"seen[{self.name!r}]: {type(self.module).__name__} computes all its weights at once, "
-                f"{size / 2**20:,.0f} MiB; the budget is {attention_map.BUDGET / 2**20:,.0f} MiB. "
-                "Watch a shorter text or a smaller batch."
-            )
+    def compute(self) -> Tensor:
+        self.check_budget(f"{type(self.module).__name__} computes all its weights at once")
         devices = [self.sample.device] if self.sample.is_cuda else []
         with torch.random.fork_rng(devices), _SoftmaxCatcher() as caught:
             self.module.forward(*_snapshot(self.args), **_snapshot(self.kwargs))
@@ -164,49 +202,42 @@ class RerunCall:
 
 
 @dataclass(eq=False)
-class RerunSteps:
+class RerunSteps(DenseCall):
     """The steps of a decoder, of one head and one query each over the same values. They form one map."""
 
     calls: list[RerunCall]
+    part: ClassVar[str] = "cross"  # type: ignore[misc]  # the values do not grow with the steps
+
+    def __post_init__(self) -> None:
+        first = self.calls[0]
+        self.check, self.sample, self.slot = first.check, first.sample, first.slot
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> tuple[int, int, int, int]:  # type: ignore[override]
         B, H, _, J = self.calls[0].shape
         return B, H, len(self.calls), J
-
-    @property
-    def check(self) -> Check:
-        return self.calls[0].check
-
-    @property
-    def map(self) -> AttentionMap:
-        B, H, I, J = self.shape
-        grid = Grid.whole(Positions.aligned_to_end(I, J), B, H, I, self.calls[0].sample.device)
-        return DenseMap(self.weights, False, grid, mask_of)
 
     def read_values(self) -> Tensor:
         """The values, which all steps read."""
         return self.calls[-1].read_values()
 
-    def weights(self) -> Tensor:
-        """The dense weights (B, 1, I, J), a row for each step."""
-        slot = self.calls[0].slot
-        if slot.owner is not self or slot.weights is None:
-            rows = torch.cat([call.weights() for call in self.calls], 2)
-            slot.owner, slot.weights = self, rows
-        return slot.weights
+    def compute(self) -> Tensor:
+        return torch.cat([call.weights() for call in self.calls], 2)
 
-    def append(self, later: RerunCall) -> bool:
-        """Append the next step if it reads the same values; returns whether it does."""
+    def followed_by(self, later: KeptCall) -> RerunSteps | None:
+        """This call with the next step, if it reads the same values."""
         last = self.calls[-1]
-        if last.memory is None or later.memory is None or last.shape != later.shape:
-            return False
-        if not last.memory.is_the_same(later.memory):
-            return False
-        self.calls.append(later)
-        if last.slot.owner is self:
-            last.slot.owner = last.slot.weights = None  # without the new row
-        return True
+        step = later if isinstance(later, RerunCall) and last.reads_the_same(later) else None
+        last.release()
+        if step is None:
+            return None
+        self.calls.append(step)
+        if self.slot.owner is self:
+            self.slot.owner = self.slot.weights = None  # without the new row
+        return self
+
+    def release(self) -> None:
+        self.calls[-1].release()
 
 
 def mask_of(weights: Tensor) -> Attention:
@@ -305,3 +336,34 @@ def _is_cache(kind: type) -> bool:
     """Whether this is a cache of transformers, or one of its layers; some models have caches of their own."""
     module = kind.__module__
     return module == "transformers.cache_utils" or (module.startswith("transformers.") and "Cache" in kind.__name__)
+
+
+@torch.no_grad()
+def returned_call(name: str, observed: ObservedCall, reason: Untranslatable, keeps_values: bool = False) -> LazyCall:
+    """The returned weights of a call that cannot be recomputed; else `Untranslatable` with reason and remedy.
+
+    Eager backends return their weights. They are kept only if weights times values are the backend's output: some
+    models return other weights than they compute with. They take O(n^2) memory, so this is the last resort.
+    """
+    call, weights = observed.call, observed.weights
+    if weights is None or weights.ndim != 4:
+        remedy = (
+            ""
+            if call.backend in ("eager", DIRECT, MULTIHEAD)
+            else "; model.set_attn_implementation('eager') may return its weights"
+        )
+        raise Untranslatable(f"{reason}{remedy}")
+    if weights.is_meta:
+        raise Untranslatable(NO_NUMBERS)
+    fits = weights.shape == (*call.query.shape[:3], call.value.shape[2]) and not call.drops
+    if not fits or weights.numel() * weights.element_size() > attention_map.BUDGET:
+        raise Untranslatable(f"{reason}; the weights that it returned cannot be used")
+    sums = grouped_values(at_least_float32(weights), at_least_float32(call.value)).transpose(1, 2)
+    tolerance = TOLERANCE.get(observed.output.dtype, 1e-4) * max(float(observed.output.abs().max()), 1e-6)
+    error = float((sums - observed.output).abs().max())
+    if not error <= tolerance:
+        raise Untranslatable(f"{reason}; the weights that it returned are not those that it computes with")
+    weights, values = weights.detach(), call.value.detach() if keeps_values else None
+    verified = Check(name, error, tolerance, True, "these weights were returned")
+    build = partial(DenseMap, weights, False, rule=mask_of)
+    return LazyCall(weights.shape, verified, build, lambda: values)  # type: ignore[arg-type,return-value]

@@ -6,20 +6,128 @@ token reaches back to the first token. A layer that begins with a state from bef
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from regard.base.shapes import spread_indices
 from regard.hf.calls import NO_NUMBERS, Untranslatable
-from regard.hf.capture.verification import ROWS, TOLERANCE, Check
-from regard.hf.recurrent.core_calls import CoreCall
+from regard.hf.capture.kept_calls import ROWS, TOLERANCE, Check, KeptCall
+from regard.hf.recurrent.core_calls import READERS, CoreCall, heads_of
+from regard.hf.recurrent.core_functions import core_functions, core_names
 from regard.hf.recurrent.forms import joined, map_of
+from regard.hf.recurrent.inline_layers import InlineReader, Seen, inline_reader, named_arguments
 from regard.maps.attention_map import AttentionMap
 from regard.maps.convolution_map import Convolution
 from regard.pieces.transition import Steps
+
+#: Called with a module, and a function that returns its call or raises the reason why there is none.
+OnCall = Callable[[nn.Module, Callable[[], CoreCall]], None]
+
+
+class _Running(threading.local):
+    """The layers that run in one thread: core calls of the innermost module, and what inline layers have seen."""
+
+    def __init__(self) -> None:
+        self.cores: dict[nn.Module, list[Callable[[], CoreCall]]] = {}
+        self.seen: dict[nn.Module, Seen] = {}
+
+
+def is_recurrent(module: nn.Module) -> bool:
+    """Whether a module computes a recurrent layer, by what it calls or its learned decay; older code is not read."""
+    has_decay = hasattr(module, "A_log") and (hasattr(module, "out_proj") or hasattr(module, "o_proj"))
+    return has_decay or bool(core_names(module)) or inline_reader(module) is not None
+
+
+class RecurrentLayers:
+    """Observes core functions through their names, and inline layers through hooks, in the watching thread."""
+
+    def __init__(self, innermost: Callable[[], nn.Module | None], is_own: Callable[[], bool], on_call: OnCall) -> None:
+        self._innermost, self._is_own, self._on_call = innermost, is_own, on_call
+        self._running = _Running()
+
+    @contextmanager
+    def observing(self, modules: Iterable[nn.Module]) -> Iterator[None]:
+        """Observe these modules while the block runs."""
+        modules = list(modules)
+        with ExitStack() as stack:
+            stack.enter_context(core_functions.observed_by(self, [m for m in modules if core_names(m)]))
+            for module in modules:
+                reader = inline_reader(module)
+                if reader is not None:
+                    self._hook(stack, module, reader)
+            yield
+
+    # Core functions
+
+    def core_called(self, name: str, given: dict[str, Any], result: Any) -> None:
+        module = self._innermost()
+        if module is not None and result is not None:
+            given, result = _detached(given), _detached(result)
+            self._running.cores.setdefault(module, []).append(lambda: READERS[name](given, result))
+
+    def module_started(self, module: nn.Module) -> None:
+        """Forget the core calls of a run that raised an error."""
+        self._running.cores.pop(module, None)
+
+    def module_ended(self, module: nn.Module) -> None:
+        """Report the core calls of a module that ended; those of its heads are one call."""
+        readers = self._running.cores.pop(module, None)
+        if readers is not None:
+            self._on_call(module, lambda: _read(module, lambda: heads_of([read() for read in readers])))
+
+    # Inline layers
+
+    def _hook(self, stack: ExitStack, module: nn.Module, reader: InlineReader) -> None:
+        def start(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._is_own():
+                given = named_arguments(module, args, kwargs)
+                self._running.seen[module] = Seen(_detached(given), reader.state_before(module, given))
+
+        def end(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            seen = self._running.seen.pop(module, None)
+            if seen is not None:
+                self._on_call(module, lambda: _read(module, lambda: reader.read(module, seen, _detached(output))))
+
+        stack.callback(module.register_forward_pre_hook(start, with_kwargs=True).remove)
+        stack.callback(module.register_forward_hook(end, with_kwargs=True).remove)
+        for part in reader.parts:
+            self._hook_part(stack, module, part)
+
+    def _hook_part(self, stack: ExitStack, module: nn.Module, part: str) -> None:
+        def end(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            seen = self._running.seen.get(module)
+            if seen is not None and isinstance(output, Tensor):
+                seen.inputs[part], seen.outputs[part] = args[0].detach(), output.detach()
+
+        child = getattr(module, part, None)
+        if isinstance(child, nn.Module):
+            stack.callback(child.register_forward_hook(end).remove)
+
+
+def _read(module: nn.Module, read: Callable[[], CoreCall]) -> CoreCall:
+    """The call; in another version of a model, whose tensors are not as expected, the reason why there is none."""
+    try:
+        return read()
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+        raise Untranslatable(
+            f"the tensors of {type(module).__name__} are not as in transformers 5.23 ({type(error).__name__}: {error})"
+        ) from error
+
+
+@torch.no_grad()
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, tuple | list):
+        return type(value)(_detached(part) for part in value) if type(value) in (tuple, list) else value
+    return {name: _detached(part) for name, part in value.items()} if type(value) is dict else value
+
 
 UNKNOWN_STATE = (
     "the layer begins with a state from before the watch, so its weights on the earlier tokens are unknown; run the "
@@ -34,7 +142,7 @@ ALL_ROWS = "all"
 
 
 @dataclass(eq=False)
-class RecurrentCall:
+class RecurrentCall(KeptCall):
     """One call of a recurrent layer: the tensors of its weights, and the call that it continues.
 
     `order` has, for each batch entry, the entry of the earlier call that it continues; None: the same one.
@@ -49,6 +157,7 @@ class RecurrentCall:
     keeps_values: bool = False
     check: Check = field(init=False)
     _map: AttentionMap | None = field(default=None, init=False, repr=False)
+    has_state: ClassVar[bool] = True  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         self.check = Check(self.name, note="verify=False")
@@ -74,13 +183,17 @@ class RecurrentCall:
         return RecurrentCall(name, core, dtype, verified, last, order, keeps_values)
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> str:  # type: ignore[override]
         return self.core.kind
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def part(self) -> str | None:  # type: ignore[override]
+        return None if "encoder" in self.name.lower() else "decoder"
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:  # type: ignore[override]
         B, H, I, _ = self.core.value.shape
-        return B, H, I, sum(call.core.value.shape[2] for call, _ in self._calls())
+        return B, H, I, sum(call.core.value.shape[2] for call, _ in self.run())
 
     @property
     def map(self) -> AttentionMap:
@@ -92,22 +205,30 @@ class RecurrentCall:
             self._map = map_of(self.form(), num_queries)
         return self._map
 
+    def whole_map(self) -> AttentionMap:
+        return map_of(self.form(), self.shape[3])
+
+    def without_map(self) -> Self:
+        alone = super().without_map()
+        alone._map = None
+        return alone
+
     def form(self) -> Steps | Convolution:
         """The tensors of the weights, of all tokens up to this call."""
-        calls = list(self._calls())[::-1]
+        calls = list(self.run())[::-1]
         with torch.no_grad(), torch.autocast(self.core.value.device.type, enabled=False):
             return joined([call.core.form() for call, _ in calls], [order for _, order in calls])  # type: ignore[type-var]
 
     def read_values(self) -> Tensor:
         """The values (B, H, J, E) of all tokens up to this call. W . values is the output of the recurrence."""
-        return _whole([(call.core.value, order) for call, order in list(self._calls())[::-1]])
+        return _whole([(call.core.value, order) for call, order in list(self.run())[::-1]])
 
     @torch.no_grad()
     def verify(self) -> None:
         """Compare W . values with the output of the layer, for a few rows of this call and of those before it."""
         if not self.verified:
             return
-        calls = list(self._calls())[::-1]
+        calls = list(self.run())[::-1]
         value = _whole([(call.core.value, order) for call, order in calls])
         heads, rows = self._sampled(value)
         weights = map_of(self.form(), value.shape[2]).tile(head=heads, rows=rows)
@@ -131,7 +252,7 @@ class RecurrentCall:
 
     def forget(self) -> None:
         """Drop the outputs of this run of calls, and values that are not kept: they are only needed to verify it."""
-        for call, _ in self._calls():
+        for call, _ in self.run():
             value = call.core.value if self.keeps_values else call.core.value[..., :0].clone()
             output = call.core.output[..., :0].clone()
             call.core = replace(call.core, value=value, output=output, scale=None, offset=None)
@@ -144,8 +265,7 @@ class RecurrentCall:
         tolerance = share * max(float(actual.abs().max()) if actual.numel() else 0.0, 1e-6)
         return Check(self.name, error, tolerance, error <= tolerance)
 
-    def _calls(self) -> Iterator[tuple[RecurrentCall, Tensor | None]]:
-        """This call and those that it continues, the last first, with the batch entries of this call in each."""
+    def run(self) -> Iterator[tuple[RecurrentCall, Tensor | None]]:
         call: RecurrentCall | None = self
         order: Tensor | None = None
         while call is not None:

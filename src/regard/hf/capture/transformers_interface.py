@@ -1,25 +1,96 @@
-"""`backend_calls` reports every call of an attention backend of transformers.
+"""Calls of an attention backend of transformers: of the interface (`backend_calls`), and in graphs (`CompiledCalls`).
 
 Attention modules of transformers get their backend from a method of `AttentionInterface` at every call. While a model
 is watched, this method returns a wrapper, which calls the same backend and reports the call. The configuration and the
-masks stay the same, and outputs are bit-identical.
+masks stay the same, and outputs are bit-identical. torch's fused kernel computes the log-sum-exp of every row, which
+its function drops; `KernelStatistic` keeps it, so a map needs no pass of its own over all keys.
+
+A model that torch compiled is watched where its attention is the operator `regard::attention`, and else refused.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import wraps
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from regard.attention import Prepared, scores
 from regard.base.context import ContextFlag, ContextItems
-from regard.base.versions import backend_lookup
-from regard.hf.calls import AttentionCall
-from regard.hf.capture.kernel_statistic import observing
+from regard.base.errors import RegardError
+from regard.base.shapes import has_numbers
+from regard.base.versions import backend_lookup, check_model
+from regard.engine.kernel.attention import Inputs
+from regard.engine.kernel.library import load_fast
+from regard.engine.kernel.operator import OperatorTerms
+from regard.hf.calls import AttentionCall, Translation
+from regard.hf.capture.torch_calls import ObservedCall
 from regard.hf.edited_calls import edited_call, editors, patched_output, run_edited
-from regard.hf.operator_calls import BackendObserver
+from regard.hf.masks.graph_masks import GraphMask
+from regard.hf.masks.span_masks import OURS
+from regard.hf.operator_calls import BackendObserver, owner_of
+from regard.pieces.grid import Grid
+
+#: Fewest queries for which a kernel is observed: every operation inside its backend then passes through Python.
+FEWEST_QUERIES = 128
+#: Rows that are compared with the definition.
+ROWS = 3
+#: Largest difference that is rounding, relative to the log-sum-exp or to 1: in half precision, and otherwise.
+HALF_TOLERANCE, TOLERANCE = 3e-2, 1e-4
+
+
+class KernelStatistic(TorchDispatchMode):
+    """Keeps the log-sum-exp of each call of torch's fused CPU kernel while it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logsumexps: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
+            self.logsumexps.append(output[1].detach())
+        return output
+
+
+def observing(call: AttentionCall) -> AbstractContextManager[KernelStatistic | None]:
+    """A block in which the kernel of this call is observed, if its log-sum-exp is that of every row without a mask."""
+    query = call.query
+    fits = (
+        call.backend == "sdpa"
+        and call.mask is None
+        and call.edits is None
+        and isinstance(query, Tensor)
+        and query.ndim == 4
+    )
+    if fits and query.device.type == "cpu" and query.shape[2] >= FEWEST_QUERIES and has_numbers(query):
+        return KernelStatistic()
+    return nullcontext()
+
+
+@torch.no_grad()
+def row_logsumexp(call: AttentionCall, translation: Translation) -> Tensor | None:
+    """The log-sum-exp (B, H, I) that the kernel of this call returned, if a few rows equal their definition."""
+    attention, logsumexp, (B, H, I, _) = translation.attention, call.logsumexp, call.query.shape
+    if logsumexp is None or logsumexp.shape != (B, H, I) or attention.bias:
+        return None
+    softmax = attention.normalizer.as_softmax
+    if softmax is None or softmax.sink is not None:
+        return None
+    rows = torch.linspace(0, I - 1, ROWS).round().long()
+    prepared = Prepared.of(attention, translation.query, call.key, translation.positions)
+    grid = Grid.whole(translation.positions, B, H, I, call.query.device)
+    grid = Grid(grid.batch, grid.head, grid.query[rows], grid.key)
+    exact = scores(attention, prepared.tile(rows, slice(None)), grid).logsumexp(-1)
+    error = ((logsumexp[:, :, rows] - exact) / exact.abs().clamp_min(1)).abs().max()
+    is_half = call.query.dtype in (torch.bfloat16, torch.float16)
+    return logsumexp if error <= (HALF_TOLERANCE if is_half else TOLERANCE) else None
 
 
 class BackendCalls:
@@ -110,3 +181,71 @@ def _call(backend: str, function: Callable[..., Any], args: tuple[Any, ...], opt
         given["a sixth positional argument"] = args[len(names) :]
     module, query, key, value, mask = (given.pop(name, None) for name in names)
     return AttentionCall(module, backend, function, query, key, value, mask, given)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    forward = module.forward
+    own = hasattr(forward, "_torchdynamo_orig_callable") and not hasattr(forward, "_torchdynamo_disable")
+    return own or hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _compiled_part(model: nn.Module) -> str:
+    """The compiled part of a model, in words; "" if no part is compiled."""
+    name = next((name for name, module in model.named_modules() if _is_compiled(module)), None)
+    return "" if name is None else f"its part {name!r}" if name else "the model"
+
+
+def refuse_compiled(model: nn.Module, operation: str, remedy: str = "") -> None:
+    """Raise an error if a part of the model is compiled, or if it is of a version that cannot be observed."""
+    check_model(model, operation)
+    if where := _compiled_part(model):
+        raise RegardError(
+            f"{operation}: {where} is compiled, and compiled code does not look up its backend again. {remedy}Use the "
+            "original model: model._orig_mod after torch.compile(model); after model.compile(), or if its forward was "
+            "compiled, load the model again."
+        )
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether a part of a model is compiled. Raises an error if its attention cannot be watched then."""
+    check_model(model, "watch")
+    is_ours = getattr(getattr(model, "config", None), "_attn_implementation", None) == OURS
+    if is_ours and load_fast() is not None:
+        return bool(_compiled_part(model))
+    remedy = (
+        "Load it with attn_implementation='regard' (after regard.register()), whose attention is an operator of the "
+        "graph, and compile it then. "
+    )
+    refuse_compiled(model, "watch", remedy)
+    return False
+
+
+class CompiledCalls:
+    """Observes the operator, and keeps each call under the module whose parameter it received.
+
+    Inside compiled code no hook runs, and its buffers are used again: the tensors are copied.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], keep: Callable[[str, Callable[[], Any]], None]) -> None:
+        owners = ((name, module, owner_of(module)) for name, module in modules.items())
+        self._owners = {owner.data_ptr(): (name, module) for name, module, owner in owners if owner is not None}
+        self._keep = keep
+
+    def operator_called(self, inputs: Inputs, terms: OperatorTerms, output: Tensor, logsumexp: Tensor) -> None:
+        if backend_calls.inside or terms.owner is None or terms.owner.data_ptr() not in self._owners:
+            return
+        name, module = self._owners[terms.owner.data_ptr()]
+        self._keep(name, lambda: _observed(module, inputs, terms, output))
+
+
+def _observed(module: nn.Module, inputs: Inputs, terms: OperatorTerms, output: Tensor) -> ObservedCall:
+    """The call of the backend that became this call of the operator."""
+    query, key, value = (t.detach().clone() for t in (inputs.query, inputs.key, inputs.value))
+    start = terms.start + (0 if terms.offset is None else int(terms.offset))
+    real = None if terms.real is None else terms.real.clone()
+    groups = None if terms.groups is None else terms.groups.clone()
+    mask = GraphMask(start, terms.first, terms.is_causal, terms.window, real, groups)
+    sink = None if inputs.sink is None else inputs.sink.detach().clone()
+    options = {"scaling": terms.scale, "softcap": terms.cap or None, "s_aux": sink, "dropout": terms.dropout}
+    call = AttentionCall(module, OURS, torch.ops.regard.attention, query, key, value, mask, options)
+    return ObservedCall(call, output.detach().transpose(1, 2))

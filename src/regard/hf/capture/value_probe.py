@@ -10,7 +10,6 @@ and heads do not mix, and that all channels of a head have one map.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -20,24 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import RegardError
-from regard.base.positions import Positions
 from regard.base.shapes import spread_indices
 from regard.hf.calls import NO_NUMBERS, Untranslatable
-from regard.hf.capture.kept_values import NoValues
-from regard.hf.capture.module_rerun import LastWeights, mask_of, snapshot
-from regard.hf.capture.verification import Check
-from regard.maps import attention_map
-from regard.maps.attention_map import AttentionMap
-from regard.maps.dense_map import DenseMap
-from regard.pieces.grid import Grid
+from regard.hf.capture.kept_calls import Check, NoValues
+from regard.hf.capture.module_rerun import DenseCall, LastWeights, snapshot
+from regard.hf.names import ALL_SIDES, COUNTS, COUNTS_BY_HAND, is_of_values, output_names, sides_of
 
-#: Names of the projections of values and of outputs, of inputs that are values themselves, and of the number of heads.
-VALUES = re.compile(r"^(v|v_proj|values?(_\w+)?)$")
-OUTPUT = re.compile(r"^(o|o_proj|to_out|out|out(put)?(_\w+)?_proj|dense|proj)$")
-#: Names of one projection of queries, keys and values; the values are the last third of its result.
-FUSED = re.compile(r"^(qkv|qkv_proj|query_key_value)$")
+#: Names of inputs that are the values of a module without a projection of values.
 GIVEN = ("values", "value", "encoder_hidden_states")
-HEADS = ("num_heads", "num_attention_heads", "num_attn_heads", "n_heads", "n_head")
 #: Largest error of a probe, relative to the largest output.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 ROWS = 4
@@ -53,8 +42,8 @@ def has_values(module: nn.Module) -> bool:
 def _projections(module: nn.Module) -> dict[str, nn.Module]:
     """The projections of values: those with a name of their own, or else one of queries, keys and values."""
     children = dict(module.named_children())
-    own = {name: child for name, child in children.items() if VALUES.match(name)}
-    return own or {name: child for name, child in children.items() if FUSED.match(name)}
+    own = {name: child for name, child in children.items() if is_of_values(name)}
+    return own or {name: child for name, child in children.items() if sides_of(name) == ALL_SIDES}
 
 
 def _given_values(module: nn.Module) -> str | None:
@@ -89,7 +78,7 @@ class GivenCall:
 
         def keep(name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:
             def hook(_: nn.Module, __: Any, output: Tensor) -> Tensor:
-                start = output.shape[-1] * 2 // 3 if FUSED.match(name) else 0
+                start = output.shape[-1] * 2 // 3 if sides_of(name) == ALL_SIDES else 0  # values are last
                 values.append((name, output[..., start:].detach().clone()))
                 changed = output.clone()
                 if replacements is not None:
@@ -103,9 +92,10 @@ class GivenCall:
             torch.set_rng_state(self.random)
             for name, child in _projections(self.module).items():
                 hooks.callback(child.register_forward_hook(keep(name)).remove)
-            for name, child in self.module.named_children():
-                if OUTPUT.match(name):
-                    hooks.callback(child.register_forward_pre_hook(lambda _, given: sums.append(given[0])).remove)
+            children = dict(self.module.named_children())
+            for name in output_names(children):
+                hook = children[name].register_forward_pre_hook(lambda _, given: sums.append(given[0]))
+                hooks.callback(hook.remove)
             output = self.module.forward(*args, **kwargs)
         result = _first(output)
         return ModuleRun(values, [x.detach().clone() for x in sums or [result]], result)
@@ -160,7 +150,7 @@ class ValueAxes:
 
 
 @dataclass(eq=False)
-class ProbedCall:
+class ProbedCall(DenseCall):
     """One call of a module whose weights are measured with unit values."""
 
     name: str
@@ -204,11 +194,10 @@ class ProbedCall:
             "measured; name the number of heads num_heads, and if it reads values from a cache, use use_cache=False"
         )
 
-    @property
-    def map(self) -> AttentionMap:
-        B, H, I, J = self.shape
-        grid = Grid.whole(Positions.aligned_to_end(I, J), B, H, I, self.sample.device)
-        return DenseMap(self.weights, _has_negative, grid, mask_of)
+    @staticmethod
+    def is_signed(weights: Tensor) -> bool:
+        """Whether some weights are below 0: those of products of maps, and of convolutions of the values."""
+        return bool((weights < -ROUNDING).any())
 
     def read_values(self) -> Tensor:
         """The values (B, H, J, E), from running the module again."""
@@ -221,21 +210,8 @@ class ProbedCall:
         self._check_sums(self.layout.sums(run))
         return self.layout.values(run)
 
-    def weights(self) -> Tensor:
-        """The dense weights (B, H, I, J); measured at the first access."""
-        if self.slot.owner is not self or self.slot.weights is None:
-            self.slot.owner = self.slot.weights = None
-            self.slot.owner, self.slot.weights = self, self._measured()
-        return self.slot.weights
-
-    def _measured(self) -> Tensor:
-        kind = type(self.given.module).__name__
-        size = 4 * self.sample.new_empty(self.shape, device="meta").numel()
-        if size > attention_map.BUDGET:
-            raise RegardError(
-                f"seen[{self.name!r}]: the weights of {kind} are measured all at once, {size / 2**20:,.0f} MiB; the "
-                f"budget is {attention_map.BUDGET / 2**20:,.0f} MiB. Watch a shorter text or a smaller batch."
-            )
+    def compute(self) -> Tensor:
+        self.check_budget(f"the weights of {type(self.given.module).__name__} are measured all at once")
         run = self.given.run()
         values, sums = self.layout.values(run), self.layout.sums(run)
         weights = torch.cat(list(self._columns(values)), -1)
@@ -263,18 +239,13 @@ class ProbedCall:
             yield self.layout.sums(run)[..., : len(places)]
 
 
-def _has_negative(weights: Tensor) -> bool:
-    """Whether measured weights have signs: those of products of maps, and of convolutions of the values."""
-    return bool((weights < -ROUNDING).any())
-
-
 def _layouts(module: nn.Module, run: ModuleRun) -> Iterator[ValueAxes]:
     """Layouts that the shapes allow."""
     values, sums = [x for _, x in run.values], [_three_axes(x) for x in run.sums]
     if not values or any(x.ndim != 3 or x.shape[-1] != values[0].shape[-1] for x in (*values, *sums)):
         return
     config = getattr(module, "config", None)
-    known = [getattr(owner, name, None) for owner in (module, config) for name in HEADS]
+    known = [getattr(owner, name, None) for owner in (module, config) for name in (*COUNTS, *COUNTS_BY_HAND)]
     counts = [n for n in known if isinstance(n, int) and n > 0 and values[0].shape[-1] % n == 0]
     heads = dict.fromkeys([*counts, 1])
     names = [name for name, _ in run.values]

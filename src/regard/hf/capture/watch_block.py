@@ -13,11 +13,11 @@ from regard.base.checks import Size, checked
 from regard.base.errors import RegardError, nearest
 from regard.hf.attention_modules import ChosenLayers
 from regard.hf.capture.call_watcher import CallWatcher
-from regard.hf.capture.compiled_models import is_compiled
 from regard.hf.capture.generation_steps import StepOptions, WatchedStep
 from regard.hf.capture.model_maps import WatchedAttention
 from regard.hf.capture.module_hooks import module_calls
 from regard.hf.capture.module_statistics import checked_reductions
+from regard.hf.capture.transformers_interface import is_compiled
 from regard.hf.capture.watcher import ALL, CompiledWatcher, Watcher
 from regard.maps import Reduction
 

@@ -9,8 +9,10 @@ changed, and its outputs are bit-identical. Patches belong to the process and wa
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from torch.nn import functional as F
 from regard.attention_output import attend_listeners
 from regard.base.context import ContextFlag
 from regard.base.errors import RegardError
+from regard.base.versions import hidden_eager
 from regard.engine.kernel.operator import operator_observers
 from regard.hf.attention_modules import (
     ChosenLayers,
@@ -32,25 +35,26 @@ from regard.hf.attention_modules import (
     with_numbers,
 )
 from regard.hf.calls import NO_NUMBERS, AttentionCall, MaskCache, Untranslatable, translate
-from regard.hf.capture.captured_calls import Capture, ModuleCalls, ModuleMap, SharedKeys
-from regard.hf.capture.compiled_models import CompiledCalls
-from regard.hf.capture.differential import DifferentialCapture, differential, is_differential
-from regard.hf.capture.generation_calls import generation_calls
-from regard.hf.capture.generation_steps import GenerationRecorder, StepOptions
+from regard.hf.capture.captured_calls import (
+    Capture,
+    ModuleCalls,
+    ModuleMap,
+    SharedKeys,
+    call_tensors,
+    deferred_call,
+    differential,
+    is_differential,
+)
+from regard.hf.capture.generation_steps import GenerationRecorder, StepOptions, generation_calls
 from regard.hf.capture.head_parts import KeptParts
-from regard.hf.capture.kernel_statistic import row_logsumexp
-from regard.hf.capture.lazy_projection import DeferredCall
+from regard.hf.capture.kept_calls import Check, KeptCall, check
 from regard.hf.capture.model_inputs import ModelInputs, encoder_of, pictured_inputs
 from regard.hf.capture.model_maps import WatchedAttention
-from regard.hf.capture.module_frames import ModuleFrame, ReturnedWeights, ThreadState
 from regard.hf.capture.module_hooks import inside_backward, module_calls
-from regard.hf.capture.module_rerun import LastWeights, RerunCall, snapshot
+from regard.hf.capture.module_rerun import LastWeights, RerunCall, returned_call, snapshot
 from regard.hf.capture.module_statistics import ModuleStatistics
-from regard.hf.capture.reasons import FUSED, NO_GRAPH, NOT_IN_GRAPH, OUTSIDE, SUPPORTED, UNCALLED, nothing_captured
-from regard.hf.capture.recurrent_calls import RecurrentCall, dtype_of
-from regard.hf.capture.recurrent_layers import RecurrentLayers, is_recurrent
-from regard.hf.capture.returned_weights import ReturnedCall, returned_call
-from regard.hf.capture.static_caches import call_tensors
+from regard.hf.capture.recurrent_calls import RecurrentCall, RecurrentLayers, dtype_of, is_recurrent
+from regard.hf.capture.softmax_trace import Trace
 from regard.hf.capture.torch_calls import (
     ObservedCall,
     encoder_layer,
@@ -59,9 +63,8 @@ from regard.hf.capture.torch_calls import (
     observed_backend,
     sdpa,
 )
-from regard.hf.capture.transformers_interface import backend_calls
+from regard.hf.capture.transformers_interface import CompiledCalls, backend_calls, row_logsumexp
 from regard.hf.capture.value_probe import GivenCall, ProbedCall, has_values
-from regard.hf.capture.verification import Check, check
 from regard.hf.models import model_name
 from regard.hf.operator_calls import graph_breaks
 from regard.hf.recurrent.core_calls import CoreCall
@@ -69,7 +72,88 @@ from regard.maps import AttentionMap, Reduction
 from regard.maps.listener import Values
 from regard.nn import Attends, listeners
 
-Captured = Capture | RerunCall | ProbedCall | ReturnedCall | ModuleMap | DeferredCall | RecurrentCall
+
+@dataclass(eq=False)
+class ModuleFrame:
+    """An attention module or encoder layer that runs: its path, the calls of its attention so far, inputs, softmaxes.
+
+    The path is None for an encoder layer that is no attention module itself. `random` is the state of the random
+    numbers at its start, if the module may have to run again to measure its weights. `halves` are the backend calls of
+    differential attention. `is_edited`: an edit ran its attention, and reported it.
+    """
+
+    module: nn.Module
+    name: str | None
+    num_calls: int
+    inputs: tuple[Any, Any] | None = None
+    random: Tensor | None = None
+    output: Any = None
+    trace: Trace = field(default_factory=Trace)
+    halves: list[ObservedCall] = field(default_factory=list)
+    is_edited: bool = False
+
+
+@dataclass(eq=False)
+class ReturnedWeights:
+    """A module that ended and returned its weights: the `caller` multiplies values by them, or nobody does."""
+
+    frame: ModuleFrame
+    caller: nn.Module
+
+
+class ThreadState(threading.local):
+    """What runs in one thread: modules of the model, a frame for each of them that attends, and calls by path.
+
+    A watch has several threads if they were given its context.
+    """
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+        self.frames: list[ModuleFrame] = []
+        self.returned: list[ReturnedWeights] = []
+        self.num_calls: Counter[str] = Counter()
+
+
+UNCALLED = "was not called inside the with-block by the watching thread"
+OUTSIDE = (
+    "computes its weights itself, without the attention interface of transformers, F.scaled_dot_product_attention, "
+    "nn.MultiheadAttention or regard.attend, and has no projection named v_proj or value to measure them by"
+)
+FUSED = (
+    "computed this layer in one fused kernel, which does not return the tensors of its weights (use model.eval()), or "
+    "in the code of another transformers than 5.23"
+)
+NO_GRAPH = (
+    "its weights have no gradients, because it is recurrent, it subtracts two maps, or its module must run once more; "
+    "watch it without grad=True, in a block of its own"
+)
+#: Ends the errors of models that cannot be watched.
+SUPPORTED = (
+    "Maps are recorded of attention that goes through transformers' attention interface (BERT, Llama, T5, ViT and some "
+    "350 more), F.scaled_dot_product_attention, nn.MultiheadAttention or regard.attend, that computes softmax itself "
+    "(known by its name, its projections or its variables: attention, attn, qkv, or q, k and v), or that is linear in "
+    "the result of a projection named v_proj or value; and of transformers' recurrent layers"
+)
+#: Why a module of a compiled model has no map.
+NOT_IN_GRAPH = (
+    "did not run inside the with-block in the watching thread, or its compiled code is older than the registration of "
+    "the backend"
+)
+
+
+def nothing_captured(model: nn.Module, reasons: Iterable[str]) -> str:
+    """What to say of a model that ran and of which no module has a map."""
+    reasons = list(reasons)
+    listed = f" {len(reasons)} attention modules: {'; '.join(dict.fromkeys(reasons))}." if reasons else ""
+    backend = getattr(getattr(model, "config", None), "_attn_implementation", "eager")
+    listed += hidden_eager(model)
+    remedy = "with attn_implementation='eager' " if backend != "eager" else ""
+    return (
+        f"watch: no attention of {type(model).__name__} was captured although it ran.{listed} {SUPPORTED}; "
+        f"output_attentions=True {remedy}may still return its weights."
+    )
+
+
 ALL = "all"
 
 
@@ -324,7 +408,7 @@ class Watcher:
         if frame.inputs is not None:
             self._keep(frame.name, lambda: self._traced(frame))
 
-    def _traced(self, frame: ModuleFrame) -> RerunCall | ProbedCall:
+    def _traced(self, frame: ModuleFrame) -> KeptCall:
         """The weights of the softmax of a module, or measured weights if they are not those that it multiplies by."""
         name, inputs, output = frame.name or "", frame.inputs or ((), {}), frame.output
         try:
@@ -337,7 +421,7 @@ class Watcher:
             except Untranslatable as other:
                 raise Untranslatable(f"{reason}; {other}") from None
 
-    def _probed(self, frame: ModuleFrame) -> ProbedCall:
+    def _probed(self, frame: ModuleFrame) -> KeptCall:
         """Measured weights; the runs of the module for it are no calls of the model."""
         assert frame.inputs is not None and frame.random is not None
         given = GivenCall(frame.module, *frame.inputs, frame.random)
@@ -353,24 +437,24 @@ class Watcher:
     def _keep_call(self, name: str | None, observe: Callable[[], ObservedCall]) -> None:
         self._keep(name, self._with_graph(lambda: self._capture(name or "", observe())))
 
-    def _with_graph(self, capture: Callable[[], Captured]) -> Callable[[], Captured]:
+    def _with_graph(self, capture: Callable[[], KeptCall]) -> Callable[[], KeptCall]:
         """The capture with gradients, if graphs are kept and the call has them; else without."""
         is_live = self.keeps_graphs and torch.is_grad_enabled()
 
-        def run() -> Captured:
+        def run() -> KeptCall:
             with torch.set_grad_enabled(is_live):
                 return capture()
 
         return run
 
-    def _keep(self, name: str | None, capture: Callable[[], Captured]) -> None:
+    def _keep(self, name: str | None, capture: Callable[[], KeptCall]) -> None:
         if name is None or name not in self.chosen or name in self.missing or inside_backward():
             return
         needs_graph = self.keeps_graphs and torch.is_grad_enabled()
         try:
             with torch.no_grad():
                 captured = capture()
-                if needs_graph and not (isinstance(captured, ModuleMap) or getattr(captured, "is_live", False)):
+                if needs_graph and not captured.is_live:
                     raise Untranslatable(NO_GRAPH)
         except Untranslatable as reason:
             self.calls.pop(name, None)
@@ -379,10 +463,9 @@ class Watcher:
         with self.keeping, torch.no_grad():
             self._add(name, captured)
 
-    def _add(self, name: str, captured: Captured) -> None:
+    def _add(self, name: str, captured: KeptCall) -> None:
         if name not in self.calls:
-            is_state = isinstance(captured, RecurrentCall) and "encoder" not in name.lower()
-            part = "decoder" if is_state else self.torch_parts.get(name) or part_of(name, self.modules[name])
+            part = captured.part or self.torch_parts.get(name) or part_of(name, self.modules[name])
             self.calls[name] = ModuleCalls(
                 part, statistics=ModuleStatistics(name, self.reductions) if self.reductions else None
             )
@@ -390,7 +473,7 @@ class Watcher:
         if self.seen.kept is not None:
             self.seen.kept.keep_gates(self.candidates.get(name), self.calls[name].calls[-1])
 
-    def _capture(self, name: str, observed: ObservedCall) -> Capture | DeferredCall | ReturnedCall:
+    def _capture(self, name: str, observed: ObservedCall) -> KeptCall:
         if observed.output.is_meta:
             raise Untranslatable(NO_NUMBERS)
         try:
@@ -401,16 +484,14 @@ class Watcher:
         if self.verify:
             verified = check(name, observed, translation, self.verify == ALL)
         if observed.inputs is not None:
-            return DeferredCall(
-                name, translation.attention, translation.positions, observed.inputs, verified, self.keeps_values
-            )
+            return deferred_call(name, translation, observed.inputs, verified, self.keeps_values)
         query, key, value = call_tensors(call, translation, self.keeps_values)
         values = None if value is None else SharedKeys(value)
         patched = None if values is None or call.patched is None else call.patched.detach().transpose(1, 2)
         pieces, logsumexp = (translation.attention, translation.positions), row_logsumexp(call, translation)
         return Capture(*pieces, query, SharedKeys(key), verified, logsumexp, values, translation.edits, patched)
 
-    def _differential(self, frame: ModuleFrame) -> DifferentialCapture:
+    def _differential(self, frame: ModuleFrame) -> KeptCall:
         if len(frame.halves) != 2:
             raise Untranslatable(
                 f"{type(frame.module).__name__} subtracts two maps, and does not compute them by two calls of the "

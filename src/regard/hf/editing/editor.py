@@ -23,11 +23,10 @@ from regard.edits.values import ActivationPatch, AttentionEdit
 from regard.edits.words import listed
 from regard.hf.attention_modules import OF_TORCH, attention_modules, names_called, part_of
 from regard.hf.calls import AttentionCall
-from regard.hf.capture.compiled_models import refuse_compiled
-from regard.hf.capture.differential import is_differential
+from regard.hf.capture.captured_calls import is_differential
 from regard.hf.capture.module_hooks import module_calls
-from regard.hf.capture.recurrent_layers import is_recurrent
-from regard.hf.capture.transformers_interface import backend_calls
+from regard.hf.capture.recurrent_calls import is_recurrent
+from regard.hf.capture.transformers_interface import backend_calls, refuse_compiled
 from regard.hf.edited_calls import allows_one, editors
 from regard.hf.editing.attend_edits import edited_attend
 from regard.hf.editing.patches import OF_KEYS, CallPatch, check_length, patch_of

@@ -18,8 +18,7 @@ from regard.edits.selection import Where
 from regard.edits.values import KnockOut
 from regard.hf.attention_modules import attention_modules
 from regard.hf.calls import AttentionCall
-from regard.hf.capture.compiled_models import refuse_compiled
-from regard.hf.capture.transformers_interface import backend_calls
+from regard.hf.capture.transformers_interface import backend_calls, refuse_compiled
 from regard.hf.edited_calls import editors
 from regard.hf.editing.places import Place, first_numbers, place_of
 from regard.pieces.grid import Grid

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
@@ -12,20 +11,19 @@ from torch import Tensor, nn
 
 from regard.base.errors import RegardError, nearest
 from regard.hf.attention_modules import attention_modules, layer_number
-from regard.hf.output_projections import BY_HAND, OUTPUTS, matrix_of, num_inputs, output_projection
+from regard.hf.names import (
+    BETWEEN,
+    BY_HAND,
+    COUNTS,
+    COUNTS_BY_HAND,
+    OUTPUTS,
+    WIDTHS,
+    matrix_of,
+    num_inputs,
+    output_projection,
+    sides_of,
+)
 from regard.nn import Attends, MultiHeadAttention
-
-COUNTS = ("num_heads", "num_attention_heads", "n_heads")
-COUNTS_BY_HAND = ("n_head", "nhead", "num_head", "heads", "h")
-WIDTHS = ("head_dim", "attention_head_size", "head_size", "d_k", "d_head", "dim_head")
-#: Names of input projections ("to_qkv", "W_q", "key_proj") are made of what they compute and of words around it.
-COMPUTED = frozenset(("q", "k", "v", "qk", "kv", "qkv", "wq", "wk", "wv", "wkv", "wqkv"))
-COMPUTED |= frozenset(("query", "key", "value", "queries", "keys", "values"))
-AROUND = frozenset(("w", "a", "b", "c", "to", "in", "input", "proj", "projection", "lin", "linear", "linears"))
-AROUND |= frozenset(("layer", "fc", "attn"))
-PACKED = frozenset(("c_attn", "in_proj"))
-#: Norms over all heads together, before the output projection (BitNet, Kosmos-2, MiniMax).
-BETWEEN = ("attn_sub_norm", "inner_attn_ln", "norm")
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +151,7 @@ class HeadHints:
                 f"{self.caller}: no attention module has an output projection {self.output!r}. "
                 f"{nearest(self.output, paths)}"
             )
-        if is_input_name(self.output):
+        if sides_of(self.output):
             name, module = next(iter(having.items()))
             refuse_input(self.caller, name, module, self.output, "computes queries, keys or values, as its name says")
 
@@ -186,20 +184,10 @@ def _told_number(caller: str, num_heads: Any) -> int | None:
     return None if num_heads is None else number
 
 
-def is_input_name(path: str) -> bool:
-    """Whether a path has the name of a projection to queries, keys or values.
-
-    >>> is_input_name("to_qkv"), is_input_name("W_q"), is_input_name("value_out"), is_input_name("linears.1")
-    (True, True, False, False)
-    """
-    words = {word for word in re.split(r"[._\d]+", path.lower()) if word}
-    return path.rpartition(".")[2] in PACKED or (bool(words & COMPUTED) and words <= COMPUTED | AROUND)
-
-
 def refuse_input(caller: str, name: str, module: nn.Module, path: str, reason: str) -> NoReturn:
     """Raise the error for an input projection in the place of the output projection."""
     kind, part = type(module).__name__, module.get_submodule(path)
-    others = [repr(other) for other in _linear_paths(module) if other != path and not is_input_name(other)]
+    others = [repr(other) for other in _linear_paths(module) if other != path and not sides_of(other)]
     remedy = f"Give its path in {kind}: output={' or '.join(others)}." if others else f"{kind} has no other layer."
     raise RegardError(
         f"{caller}: {name + '.' if name else ''}{path}, a {type(part).__name__} with a weight of shape "

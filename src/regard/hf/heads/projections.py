@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import torch
@@ -11,18 +10,10 @@ from torch import Tensor, nn
 from regard.base.checks import Count, checked
 from regard.base.errors import RegardError, first_few
 from regard.hf.attention_modules import part_of
-from regard.hf.heads.layout import AROUND, Heads, ModelHeads
-from regard.hf.output_projections import matrix_of
+from regard.hf.heads.layout import Heads, ModelHeads
+from regard.hf.names import IN_ORDER, NORMS, matrix_of, sides_of
 from regard.stats.composition import CompositionScores, HeadMatrices, head_composition
 from regard.stats.numbering import layer_numbers
-
-#: The words of a name of a projection -> what it computes.
-SIDES = {"q": "query", "wq": "query", "query": "query", "k": "key", "wk": "key", "key": "key"}
-SIDES |= {"v": "value", "wv": "value", "value": "value"}
-#: Names of projections that compute queries, keys and values one after the other.
-PACKED = ("c_attn", "qkv_proj", "in_proj", "Wqkv")
-#: Names of norms before the attention, beside the attention module. In other models such a norm may stand after it.
-NORMS = ("input_layernorm", "ln_1", "ln1", "layernorm_before", "layer_norm1", "pre_attention_layernorm")
 
 
 @checked
@@ -102,18 +93,17 @@ def _projections(name: str, heads: Heads) -> dict[str, Tensor]:
     separate, packed = {}, None
     for path, part in heads.module.named_modules():
         last = path.rpartition(".")[2]
-        words = [word for word in re.split(r"[_\d]+", last.lower()) if word]
-        telling = [word for word in words if word not in AROUND or word in SIDES]
-        if part is not heads.output and len(telling) == 1 and telling[0] in SIDES and _is_linear(part):
-            separate.setdefault(SIDES[telling[0]], matrix_of(part))
-        elif last in PACKED and _is_linear(part):
+        sides = sides_of(last) or sides_of(path)
+        if part is not heads.output and len(sides) == 1 and _is_linear(part):
+            separate.setdefault(*sides, matrix_of(part))
+        elif last in IN_ORDER and _is_linear(part):
             packed = matrix_of(part)
     if len(separate) == 3:
         return separate
     if packed is None:
         raise RegardError(
             f"composition: the projections of {name} ({type(heads.module).__name__}) have no known names: q_proj, "
-            f"k_proj and v_proj; query, key and value; or all in {', '.join(PACKED)}. Give head_composition the "
+            f"k_proj and v_proj; query, key and value; or all in {', '.join(IN_ORDER)}. Give head_composition the "
             "matrices: HeadMatrices(layer, query, key, value, output)."
         )
     head_dim, keys = heads.num_heads * heads.head_dim, heads.num_heads // heads.group * heads.head_dim

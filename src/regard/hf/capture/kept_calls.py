@@ -1,20 +1,150 @@
-"""`check` verifies a captured call: recomputed weights @ values must equal the kernel's output."""
+"""`KeptCall`: what a watch keeps of a call of attention, and the `Check` that its map is right.
+
+Each kind of call is a subclass, and what kinds differ in is a method of it. `ModuleCalls` has the calls of a module.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from regard.attention import Prepared, scores
+from regard.base.errors import RegardError
 from regard.base.shapes import at_least_float32, grouped_values, spread_indices
 from regard.hf.calls import DIRECT, AttentionCall, Translation
+from regard.hf.capture.softmax_trace import WeightedSum
 from regard.hf.capture.torch_calls import ObservedCall
 from regard.hf.masks.span_masks import OURS
+from regard.maps.attention_map import AttentionMap
 from regard.pieces.grid import Grid
+
+#: The kind of every layer that is not recurrent.
+ATTENTION = "attention"
+
+
+class NoValues(Exception):
+    """The reason why a captured call has no values."""
+
+
+class LostProjection(NoValues):
+    """The reason why an output projection that the call had is not known any more."""
+
+
+class KeptCall:
+    """One call of attention as a watch keeps it: shape, check and map, and its values with watch(keep="qkv").
+
+    The defaults are those of a call that no other call continues.
+    """
+
+    #: The part of the model that calls of this kind are in, whatever the name of their module; None: as the name says.
+    part: str | None = None
+    kind: str = ATTENTION
+    #: (B, H, I, J).
+    shape: tuple[int, int, int, int]
+    check: Check
+    #: The output (B, H, I, E) of the call, if an edit changed it and values are kept.
+    patched: Tensor | None = None
+    #: Whether its map has gradients.
+    is_live: bool = False
+    #: Whether its map is one `ScoredMap` of its queries and keys, without graphs and edits.
+    is_scored: bool = False
+    #: Whether it has the weights of all tokens so far: it is a recurrent layer.
+    has_state: bool = False
+
+    @property
+    def map(self) -> AttentionMap:
+        """The weights, computed when they are read."""
+        raise NotImplementedError
+
+    def whole_map(self) -> AttentionMap:
+        """The weights; with a state, those of all tokens so far."""
+        return self.map
+
+    def run(self) -> Iterator[tuple[KeptCall, Tensor | None]]:
+        """This call and those that it continues, the last first, with the batch entries of this call in each."""
+        yield self, None
+
+    def read_values(self) -> Tensor:
+        """The values (B, G, J, E), or `NoValues` with the reason why there are none."""
+        raise NotImplementedError
+
+    def read(self, part: str) -> Tensor | None:
+        """The "query" (B, H, I, D) or the "key" (B, G, J, D) of the call; None if they are not kept."""
+        return None
+
+    def without_map(self) -> Self:
+        """A copy that does not hold the map: a map and a call that hold each other would stay in memory until the
+        garbage collector runs.
+        """
+        alone = copy(self)
+        vars(alone).pop("map", None)
+        return alone
+
+    def followed_by(self, later: KeptCall) -> KeptCall | None:
+        """Share what both calls have; returns the call that both form, or None if they remain two."""
+        return None
+
+    def release(self) -> None:
+        """Drop what is only kept for a call that follows."""
+
+    def own_tensors(self) -> None:
+        """Copy tensors that a program may change in place."""
+
+
+@dataclass(eq=False)
+class LazyCall(KeptCall):
+    """A call whose map and values are read by functions."""
+
+    shape: tuple[int, int, int, int]
+    check: Check
+    build: Callable[[], AttentionMap]
+    values: Callable[[], Tensor]
+
+    @cached_property
+    def map(self) -> AttentionMap:  # type: ignore[override]
+        return self.build()
+
+    def read_values(self) -> Tensor:
+        return self.values()
+
+
+def values_reader(call: KeptCall) -> Callable[[], Tensor]:
+    """A function that reads the values of a call, for its map."""
+    alone = call.without_map()
+
+    def read() -> Tensor:
+        try:
+            return alone.read_values()
+        except NoValues as reason:
+            raise RegardError(f"weights.value: {reason}.") from None
+
+    return read
+
+
+def values_of_product(product: WeightedSum, shape: tuple[int, int, int, int], kind: str) -> Tensor | NoValues:
+    """The values of a product with weights (B, H, I, J), or the reason why its operands do not show them."""
+    (B, H, _, J), values = shape, product.by_key
+    if values is None:
+        return NoValues(f"the product of {kind} with its weights does not show which axes of its values are the keys")
+    leading, of_weights = tuple(values.shape[:-2]), tuple(product.weights.tensor.shape[:-2])
+    sizes = f"weights of shape {tuple(product.weights.tensor.shape)}, values of shape {tuple(values.shape)}"
+    fits = of_weights in ((B, H), (B * H,)) or prod(of_weights) == B * H == B
+    if values.shape[-2] != J or not fits:
+        return NoValues(f"the product of {kind} does not show which axes are batch, heads and keys: {sizes}")
+    if prod(leading) == B * H:
+        return values.detach().reshape(B, H, J, -1)
+    if len(leading) == 2 and leading[0] in (1, B) and leading[1] in (1, H):
+        return values.detach().expand(B, -1, -1, -1)
+    return NoValues(f"the product of {kind} does not show which axes are batch, heads and keys: {sizes}")
+
 
 #: Rows recomputed for known kernels, spread over the sequence, for the first and the last batch entry.
 ROWS = 4
