@@ -104,6 +104,8 @@ OTHERS = {
     "AddToScores": {"where": rg.Where(keys=0), "amount": 1.0},
     "ActivationPatch": {"where": rg.Where(heads=0), "part": "output", "source": 0.0},
     "Target": {"token": 3, "position": -1, "against": 2},
+    "AdaptedCall": {"query": q, "key": q, "value": q, "finish": lambda heads: heads, "mask": None, "scale": 1.0},
+    "adapter": {"kind": "NoSuchAttention", "output": "last", "num_heads": "groups"},
     "alignment_roles": {"maps": MAPS, "gold": None, "lengths": [(6, 6), (6, 6)], "first": 0, "numbers": [0, 1]},
     "cache_split": {"maps": MAPS, "sinks": 1, "window": 2, "least": 0.1, "groups": None, "batch": 0},
     "check": {"subject": rg.causal(), "mask": "keep", "scale": 1.0, "seed": 0, "limit": 60.0, "progress": None},

@@ -37,7 +37,9 @@ NAMES_LAB = ("regard", "regard.cli.lab")
 #: The same inside packages, by name.
 ROOMS = {
     "hf": [
-        {"masks", "attention_modules", "gguf", "names", "token_labels"},
+        {"adapters", "masks", "gguf", "token_labels"},
+        {"names"},
+        {"attention_modules"},
         {"calls", "models"},
         {"operator_calls", "recurrent", "edited_calls"},
         {"compiled"},

@@ -86,7 +86,7 @@ def check(
     >>> rg.check(attention, scale=1.0).ok
     True
     """
-    if mask is not None and mask not in SENSES:
+    if mask is not None and not (isinstance(mask, str) and mask in SENSES):
         raise RegardError(f"check(mask={mask!r}): the sense of a mask is one of these. {nearest(mask, SENSES)}")
     options = (("scale", scale, float | None), ("seed", seed, int), ("progress", progress, Callable[..., Any] | None))
     for name, value, expected in options:

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from regard.base.other_libraries import answers_for
+from regard.hf.adapters import AdaptedCall, adapter
 from regard.hf.backend import register
 from regard.hf.capture import Generation, WatchedAttention, WatchedStep, watch
 from regard.hf.edit_effects import EditResult, edit_effect
@@ -23,6 +24,7 @@ from regard.hf.text_probes import CacheCost
 from regard.hf.text_reader import TextReader, TextResult
 
 __all__ = [
+    "AdaptedCall",
     "CacheCost",
     "CurvePoint",
     "EditResult",
@@ -35,6 +37,7 @@ __all__ = [
     "TextResult",
     "WatchedAttention",
     "WatchedStep",
+    "adapter",
     "composition",
     "edit",
     "edit_effect",

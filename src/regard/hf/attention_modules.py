@@ -17,6 +17,7 @@ from regard.attention import Attention, Mechanism
 from regard.attention_output import attend
 from regard.base.closures import closure_values
 from regard.base.errors import RegardError, nearest
+from regard.hf.adapters import is_adapted
 from regard.hf.names import is_of_attention
 from regard.nn import Attends
 from regard.stats.numbering import layer_number, layer_paths
@@ -54,7 +55,7 @@ def _attends(module: nn.Module) -> bool:
     Beside a softmax, variables called q, k and v are as good as projections of these names.
     """
     names = names_called(type(module))
-    if isinstance(module, nn.MultiheadAttention | Attends) or INTERFACE in names or {*OF_TORCH, OURS} & names:
+    if is_adapted(module) or isinstance(module, Attends) or INTERFACE in names or {*OF_TORCH, OURS} & names:
         return True
     if not isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential) and any(
         is_called_attention(child) for child in module.children()
@@ -156,7 +157,7 @@ def may_compute_weights(module: nn.Module) -> bool:
     """Whether a module may compute its weights itself, not through transformers, torch or Regard."""
     if isinstance(module, Attends) or INTERFACE in names_called(type(module)):
         return False
-    return not any(isinstance(part, nn.MultiheadAttention) for part in module.modules())
+    return not any(map(is_adapted, module.modules()))
 
 
 def parts_of_torch_layers(model: nn.Module) -> dict[str, str]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
+from regard.base.context import ContextFlag
 from regard.base.positions import Positions
 from regard.base.shapes import at_least_float32
 from regard.edits.layer_edits import CallEdits, EditedTile, LayerEdits
@@ -39,6 +40,10 @@ NO_NUMBERS = "its tensors are on the meta device and hold no numbers; load the m
 DIRECT = "F.scaled_dot_product_attention"
 #: The backend of modules that call torch's function of multi-head attention directly.
 MULTIHEAD = "F.multi_head_attention_forward"
+#: The backend of modules that have an adapter.
+ADAPTED = "an adapter"
+#: Whether this thread runs a module for a watch or an edit: no observer sees such a run.
+measuring = ContextFlag("measuring")
 #: Options that `translate` reads.
 UNDERSTOOD = {"scaling", "is_causal", "sliding_window", "softcap", "s_aux", "position_bias", "dropout"}
 #: Options that do not change the weights, or that eager and SDPA do not read.

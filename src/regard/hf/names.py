@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from regard.hf.adapters import adapter_of
+
 #: What a word in the name of a projection says that it computes; "w" may stand before it, as in "Wqkv".
 SIDES = {word: frozenset({side}) for side in ("query", "key", "value") for word in (side, side[0], f"{side}s")}
 SIDES |= {"queries": SIDES["query"], "qk": SIDES["q"] | SIDES["k"], "kv": SIDES["k"] | SIDES["v"]}
@@ -85,7 +87,8 @@ def output_names(children: Mapping[str, nn.Module]) -> list[str]:
 
 def output_projection(model: nn.Module, name: str, module: nn.Module, path: str | None = None) -> nn.Module | None:
     """The output projection of a module: at the path that a user gave, of a known name, or beside the attention."""
-    children = dict(module.named_children())
+    children, known_path = dict(module.named_children()), adapter_of(module)
+    path = known_path.output if path is None and known_path is not None else path
     if path is not None and path in dict(module.named_modules()):
         return module.get_submodule(path)
     known = [child for child in OUTPUTS if child in children]

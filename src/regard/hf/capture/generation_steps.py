@@ -177,9 +177,8 @@ class GenerationRecorder:
         names: Callable[[], Container[nn.Module]],
         model: nn.Module,
         options: StepOptions,
-        is_probing: Callable[[], bool],
     ) -> None:
-        self.seen, self.names, self.model, self.options, self.is_probing = seen, names, model, options, is_probing
+        self.seen, self.names, self.model, self.options = seen, names, model, options
         self._record: GenerationRecord | None = None
         self._depth = 0
         self._generating: nn.Module | None = None
@@ -274,7 +273,7 @@ class GenerationRecorder:
 
     def _is_pass(self, module: nn.Module) -> bool:
         is_model = module is (self._generating or self.model)
-        return is_model and self._depth < 2 and not inside_backward() and not self.is_probing()
+        return is_model and self._depth < 2 and not inside_backward()
 
     def _counts(self) -> dict[str, int]:
         return {name: calls.num_calls for name, calls in self.seen._parts.items()}

@@ -203,7 +203,7 @@ def check(name: str, observed: ObservedCall, translation: Translation, every_row
         return Check(name, note=f"the backend returned shape {tuple(output.shape)} instead of {(B, I, H, E)}")
     compared = _Compared()
     with torch.autocast(output.device.type, enabled=False):
-        for entries, rows in _blocks(call, every_row or not _is_known(call)):
+        for entries, rows in _blocks(observed, every_row or not _is_known(call)):
             compared.add(observed, translation, entries, rows)
     return compared.check(name, call, output.dtype)
 
@@ -216,11 +216,12 @@ def _is_known(call: AttentionCall) -> bool:
     return call.backend in (DIRECT, OURS) or (module.split(".")[0] in KNOWN and original is function)
 
 
-def _blocks(call: AttentionCall, every_row: bool) -> Iterator[tuple[Tensor, Tensor]]:
+def _blocks(observed: ObservedCall, every_row: bool) -> Iterator[tuple[Tensor, Tensor]]:
     """Batch entries and rows of each block that is recomputed at once."""
+    call = observed.call
     (B, H, I, _), J, device = call.query.shape, call.key.shape[2], call.query.device
-    if every_row:
-        at_once = max(BYTES // (4 * B * H * J), 1)
+    if every_row or observed.is_whole:
+        at_once = I if observed.is_whole else max(BYTES // (4 * B * H * J), 1)
         for rows in torch.arange(I, device=device).split(at_once):
             yield torch.arange(B, device=device), rows
         return
@@ -240,11 +241,14 @@ class _Compared:
     def add(self, observed: ObservedCall, translation: Translation, entries: Tensor, rows: Tensor) -> None:
         """Recompute these rows of these batch entries, and compare them."""
         expected, empty, rounding = _recompute(observed, translation, entries, rows)
-        actual = at_least_float32(observed.output[entries[:, None], rows])
+        output = observed.output if observed.is_whole else observed.output[entries[:, None], rows]
+        actual = at_least_float32(output)
         if observed.finish is None:
             actual = actual.transpose(1, 2)
         else:
-            expected, empty = observed.finish(expected, entries, rows), empty.any(1)
+            expected, empty = at_least_float32(observed.finish(expected, entries, rows)), empty.any(1)
+        if observed.is_whole and (expected.shape != actual.shape or actual.shape[:2] != empty.shape[:2]):
+            empty = empty.new_zeros(())
         compared = expected.isfinite() & ~empty
         if not compared.any():
             return

@@ -5,7 +5,7 @@ leave its fused path, which changes the last bits of its output. For the same re
 torch's own attention modules run. `function_calls` serves a watch without a model: its mode is also off while `attend`
 runs, and compiled code, which calls no function of Python, runs eagerly while a block is open.
 
-Edits of functions and modules of torch happen here too: `edited_function` and `edited_multihead`.
+Edits of functions and modules of torch happen here too: `edited_function` and `edited_module`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ from torch.utils.hooks import RemovableHandle
 
 from regard.attention_output import attend_listeners
 from regard.base.context import ContextItems
+from regard.base.errors import RegardError
 from regard.engine.transforms import uncompiled
+from regard.hf.adapters import is_adapted
 from regard.hf.attention_modules import names_called
+from regard.hf.calls import measuring
+from regard.hf.capture.kept_calls import check
 from regard.hf.capture.torch_calls import (
     ObservedCall,
-    multihead,
     multihead_arguments,
     multihead_function,
+    observed_module,
     sdpa_arguments,
     sdpa_call,
 )
@@ -98,18 +102,41 @@ def _edited_sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     return EditedResult(ObservedCall(edited, output), patched.transpose(1, 2))
 
 
-def edited_multihead(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-) -> EditedResult | None:
-    """The result of a call of `nn.MultiheadAttention` as the open edits change it; None if none does."""
-    if not isinstance(module, nn.MultiheadAttention) or not _is_selected(module) or output is None:
+def edited_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> EditedResult | None:
+    """The result of a call of an adapted module as the open edits change it; None if none does."""
+    if output is None or not is_adapted(module) or not _is_selected(module):
         return None
     with as_mistakes(module):
-        observed = multihead(module, args, kwargs, output)
+        observed = observed_module(module, args, kwargs, output)
+    if not isinstance(module, nn.MultiheadAttention):
+        return _edited_adapted(observed, output)
     call = observed.call
     call = replace(call, options=call.options | {"dropout": module.dropout if module.training else 0.0})
     given = multihead_arguments(module, args, kwargs)
     return _edited(replace(observed, call=call), output, given, module.batch_first)
+
+
+def _edited_adapted(observed: ObservedCall, output: Any) -> EditedResult | None:
+    """A call that an adapter reads, as the open edits change it."""
+    call, others = observed.call, () if isinstance(output, Tensor) else output[1:]
+    if any(isinstance(other, Tensor) for other in others):
+        raise RegardError(
+            f"edit: {type(call.module).__name__} returns more tensors than its output, and its adapter does not tell "
+            "how an edit changes them."
+        )
+    edited = edited_call(call)
+    if edited is call:
+        return None
+    finish, verified = observed.finish, check(type(call.module).__name__, observed, translated(call))
+    if verified.ok is False:
+        raise RegardError(f"edit: the adapter of {verified.name} does not read what the module computes: {verified}.")
+    assert finish is not None
+    heads, _ = computed(edited, translated(edited), all_rows(edited))
+    result = finish(heads, heads, heads)
+    edited, (patched, _) = patched_output(edited, (heads.transpose(1, 2), None))
+    returned = finish(patched.transpose(1, 2), heads, heads)
+    whole = returned if isinstance(output, Tensor) else type(output)((returned, *others))
+    return EditedResult(replace(observed, call=edited, output=result), whole)
 
 
 def _edited(
@@ -177,6 +204,8 @@ class _FunctionMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if measuring:
+            return func(*args, **kwargs)
         if editors and (edited := edited_function(self.open_modules.stack[-1], func, args, kwargs)) is not None:
             for observer in self.observers:
                 observer.call_edited(edited.observed)
@@ -230,6 +259,8 @@ class _ModuleCalls:
                     _with_kwargs.pop(hook.id, None)  # torch keeps this entry, and compiled models then warn of hooks
 
     def _start(self, module: nn.Module, _: Any) -> None:
+        if measuring:
+            return
         for observer in self.observers:
             observer.module_started(module)
         if any(observer.observes_functions(module) for observer in self.observers):
@@ -239,12 +270,14 @@ class _ModuleCalls:
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], *more: Any) -> Any:
         """Report the end of a module; returns its output if an edit changed it."""
+        if measuring:
+            return None
         kwargs, output = more if len(more) == 2 else ({}, None)  # after an exception torch does not pass the kwargs
         if self._open_modules.stack and self._open_modules.stack[-1] is module:
             self._open_modules.stack.pop()
             if not self._open_modules.stack:
                 self._function_calls.__exit__(None, None, None)
-        edited = edited_multihead(module, args, kwargs, output) if editors else None
+        edited = edited_module(module, args, kwargs, output) if editors else None
         if edited is not None:
             output = edited.returned
             for observer in self.observers:

@@ -21,7 +21,7 @@ from regard.attention import Attention
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import at_least_float32, grouped_values, spread_indices
-from regard.hf.calls import DIRECT, MULTIHEAD, NO_NUMBERS, Untranslatable
+from regard.hf.calls import ADAPTED, DIRECT, MULTIHEAD, NO_NUMBERS, Untranslatable
 from regard.hf.capture.kept_calls import TOLERANCE, Check, KeptCall, LazyCall, NoValues, values_of_product
 from regard.hf.capture.softmax_trace import Trace
 from regard.hf.capture.torch_calls import ObservedCall
@@ -349,7 +349,7 @@ def returned_call(name: str, observed: ObservedCall, reason: Untranslatable, kee
     if weights is None or weights.ndim != 4:
         remedy = (
             ""
-            if call.backend in ("eager", DIRECT, MULTIHEAD)
+            if call.backend in ("eager", DIRECT, MULTIHEAD, ADAPTED)
             else "; model.set_attn_implementation('eager') may return its weights"
         )
         raise Untranslatable(f"{reason}{remedy}")

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.base.shapes import at_least_float32, spread_indices
-from regard.hf.calls import DIRECT, MULTIHEAD, AttentionCall, Untranslatable
+from regard.hf.adapters import read_call
+from regard.hf.calls import ADAPTED, DIRECT, MULTIHEAD, AttentionCall, Untranslatable, measuring
 
 #: Rows of inputs and weights that are copied, to detect whether they changed after the call.
 ROWS = 4
@@ -102,7 +103,7 @@ class ObservedCall:
     """A call, its output, and a function from head outputs to this output (None: they are equal).
 
     `weights` are those that a backend returned. With `inputs`, queries, keys and values of the call are not projected
-    yet; the call has only their shapes.
+    yet; the call has only their shapes. If `is_whole`, the function takes all rows of all texts at once.
     """
 
     call: AttentionCall
@@ -110,6 +111,27 @@ class ObservedCall:
     finish: Finish | None = None
     inputs: ProjectionInputs | None = None
     weights: Tensor | None = None
+    is_whole: bool = False
+
+
+def observed_module(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, deferred: bool = False
+) -> ObservedCall:
+    """A call of a module that has an adapter, or of `nn.MultiheadAttention`, which may be projected later."""
+    if isinstance(module, nn.MultiheadAttention):
+        return multihead(module, args, kwargs, output, deferred)
+    with measuring.on():
+        read = read_call(module, args, kwargs)
+
+    def finish(heads: Tensor, *_: Tensor) -> Tensor:
+        with measuring.on():
+            return read.finish(heads)
+
+    options = {"is_causal": False, "scaling": read.scale, "dropout": read.dropout}
+    tensors = read.query, read.key, read.value
+    call = AttentionCall(module, ADAPTED, read_call, *tensors, read.mask, options)
+    first = output[0] if isinstance(output, tuple | list) else output
+    return ObservedCall(call, first, finish, is_whole=True)
 
 
 def observed_backend(call: AttentionCall, output: Any) -> ObservedCall:

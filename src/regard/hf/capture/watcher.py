@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.attention_output import attend_listeners
-from regard.base.context import ContextFlag
 from regard.base.errors import RegardError
 from regard.base.versions import hidden_eager
 from regard.engine.kernel.operator import operator_observers
+from regard.hf.adapters import is_adapted
 from regard.hf.attention_modules import (
     ChosenLayers,
     attention_modules,
@@ -34,7 +34,7 @@ from regard.hf.attention_modules import (
     parts_of_torch_layers,
     with_numbers,
 )
-from regard.hf.calls import NO_NUMBERS, AttentionCall, MaskCache, Untranslatable, translate
+from regard.hf.calls import NO_NUMBERS, AttentionCall, MaskCache, Untranslatable, measuring, translate
 from regard.hf.capture.captured_calls import (
     Capture,
     ModuleCalls,
@@ -58,9 +58,9 @@ from regard.hf.capture.softmax_trace import Trace
 from regard.hf.capture.torch_calls import (
     ObservedCall,
     encoder_layer,
-    multihead,
     multihead_function,
     observed_backend,
+    observed_module,
     sdpa,
 )
 from regard.hf.capture.transformers_interface import CompiledCalls, backend_calls, row_logsumexp
@@ -132,7 +132,8 @@ SUPPORTED = (
     "Maps are recorded of attention that goes through transformers' attention interface (BERT, Llama, T5, ViT and some "
     "350 more), F.scaled_dot_product_attention, nn.MultiheadAttention or regard.attend, that computes softmax itself "
     "(known by its name, its projections or its variables: attention, attn, qkv, or q, k and v), or that is linear in "
-    "the result of a projection named v_proj or value; and of transformers' recurrent layers"
+    "the result of a projection named v_proj or value; of transformers' recurrent layers; and of modules with an "
+    "adapter (regard.hf.adapter)"
 )
 #: Why a module of a compiled model has no map.
 NOT_IN_GRAPH = (
@@ -188,7 +189,6 @@ class Watcher:
         self.torch_parts, self.deferred = parts_of_torch_layers(model), inside_torch_layers(model)
         self.running, self.keeping = ThreadState(), threading.RLock()
         self.called: set[str] = set()
-        self.probing = ContextFlag("probing")
         # The result.
         self.calls: dict[str, ModuleCalls] = {}
         self.missing: dict[str, str] = {}
@@ -196,7 +196,7 @@ class Watcher:
         self.seen.has_chosen_layers = chosen.layers is not None
         self.seen.inputs = ModelInputs(getattr(model, "config", None))
         self.seen.kept = KeptParts(model, attending) if keeps_values else None
-        self.passes = GenerationRecorder(self.seen, lambda: self.names, model, steps, lambda: bool(self.probing))
+        self.passes = GenerationRecorder(self.seen, lambda: self.names, model, steps)
 
     def _read_names(self) -> dict[str, nn.Module]:
         """Read module paths and attention modules. A model may replace its modules while it runs (BigBird)."""
@@ -249,8 +249,6 @@ class Watcher:
         return module in self.own_softmax or module in self.callers
 
     def module_started(self, module: nn.Module) -> None:
-        if self.probing:
-            return
         if module in self.names:
             self._keep_returned(lambda returned: returned.frame.module is module)
             self.recurrent.module_started(module)
@@ -278,8 +276,6 @@ class Watcher:
 
     def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         running, frames = self.running.modules, self.running.frames
-        if self.probing:
-            return
         self._keep_pictured(module, args, kwargs)
         if module in self.readers and output is not None and not inside_backward():
             self.seen.texts = self.seen.texts.after(module, args, kwargs)
@@ -311,8 +307,8 @@ class Watcher:
                 self._keep_softmax(frame)
         elif frame.random is not None and frame.inputs is not None and not self._observed_inside(frame.name or ""):
             self._keep(frame.name, lambda: self._probed(frame))
-        elif isinstance(module, nn.MultiheadAttention) and not frame.is_edited:
-            self._keep_call(frame.name, lambda: multihead(module, args, kwargs, output, module in self.deferred))
+        elif is_adapted(module) and not frame.is_edited:
+            self._keep_call(frame.name, lambda: observed_module(module, args, kwargs, output, module in self.deferred))
         elif isinstance(module, nn.TransformerEncoderLayer):
             self._keep_encoder_layer(frame, module, args, kwargs)
 
@@ -337,7 +333,7 @@ class Watcher:
     def function_called(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if backend_calls.inside or attend_listeners.busy or self.probing:
+        if backend_calls.inside or attend_listeners.busy:
             return
         for returned in self.running.returned:
             returned.frame.trace.follow(function, args, kwargs, output)
@@ -355,13 +351,13 @@ class Watcher:
     def call_edited(self, observed: ObservedCall) -> None:
         """Keep a call of a torch function or module that an edit changed, in place of the one that ends."""
         module = observed.call.module
-        for frame in self.running.frames[-1:] if not self.probing else ():
+        for frame in self.running.frames[-1:]:
             frame.inputs, frame.is_edited = None, True
         self._keep_call(self.names.get(module), lambda: observed)
 
     def backend_called(self, call: AttentionCall, output: Any) -> None:
         """Keep one call of a backend, if its module belongs to the model."""
-        if self.probing:
+        if measuring:
             return
         frame = self.running.frames[-1] if self.running.frames else None
         if frame is not None and frame.module is call.module and is_differential(frame.module):
@@ -425,7 +421,7 @@ class Watcher:
         """Measured weights; the runs of the module for it are no calls of the model."""
         assert frame.inputs is not None and frame.random is not None
         given = GivenCall(frame.module, *frame.inputs, frame.random)
-        with self.probing.on():
+        with measuring.on():
             return ProbedCall.of(frame.name or "", given, frame.output, self.last_weights)
 
     def _keep_returned(self, is_over: Callable[[ReturnedWeights], bool]) -> None:

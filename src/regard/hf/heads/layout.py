@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 from regard.base.errors import RegardError, nearest
+from regard.hf.adapters import adapter_of
 from regard.hf.attention_modules import attention_modules, layer_number
 from regard.hf.names import (
     BETWEEN,
@@ -210,7 +211,9 @@ def _heads(model: nn.Module, name: str, module: nn.Module, hints: HeadHints) -> 
     if output is None or size is None:
         names = ", ".join((*OUTPUTS, *BY_HAND))
         return f"{kind} has no output projection of a known name ({names}). Give its path in {kind}: output='...'"
-    own = _number(module, (*COUNTS, *COUNTS_BY_HAND)) or size // (_number(module, WIDTHS) or size + 1)
+    adapter = adapter_of(module)
+    told = () if adapter is None or adapter.num_heads is None else (adapter.num_heads,)
+    own = _number(module, (*told, *COUNTS, *COUNTS_BY_HAND)) or size // (_number(module, WIDTHS) or size + 1)
     hints.check_num_heads(name, own, size)
     num_heads = own or hints.num_heads
     if not num_heads or size % num_heads:

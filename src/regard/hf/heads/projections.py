@@ -95,7 +95,7 @@ def _projections(name: str, heads: Heads) -> dict[str, Tensor]:
         last = path.rpartition(".")[2]
         sides = sides_of(last) or sides_of(path)
         if part is not heads.output and len(sides) == 1 and _is_linear(part):
-            separate.setdefault(*sides, matrix_of(part))
+            separate.setdefault(next(iter(sides)), matrix_of(part))
         elif last in IN_ORDER and _is_linear(part):
             packed = matrix_of(part)
     if len(separate) == 3:
