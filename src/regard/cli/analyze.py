@@ -6,9 +6,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from regard.base.errors import RegardError
 from regard.base.texts.files import looks_like_path
+from regard.cli.options import AnalyzeOptions
 from regard.cli.outputs import check_drawing, check_folder, shown_steps
 from regard.cli.report import (
     FEW_HEADS,
@@ -51,39 +51,7 @@ PRONOUN = "it"
 LONG = 20_000
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of the command line."""
-
-    texts: list[str]
-    model: str = "minilm"
-    layers: str | None = None
-    length: int | None = None
-    words: tuple[str, ...] = ()
-    save: Path | None = None
-    figures: Path | None = None
-    all_figures: bool = False
-    probe: bool = False
-    as_json: bool = False
-    table: bool = False
-    importance: bool = False
-    verify_all: bool = False
-    story: Path | None = None
-
-    @property
-    def numbers(self) -> list[int] | None:
-        """The layers of --layers as numbers; None for all."""
-        if self.layers is None:
-            return None
-        try:
-            return sorted({int(part) for part in self.layers.split(",")})
-        except ValueError:
-            raise RegardError(
-                f"analyze: --layers takes numbers separated by commas, such as 0,1; got {self.layers!r}."
-            ) from None
-
-
-def run(options: Options) -> None:
+def run(options: AnalyzeOptions) -> None:
     """Read the texts, print the results, and write the page of --save and the figures of --figures."""
     check_outputs(options)
     texts, errors = read_texts(options.texts), Console(stderr=True)
@@ -109,7 +77,7 @@ def _is_long(texts: Sequence[str]) -> bool:
     return any(len(text) > LONG for text in texts)
 
 
-def check_outputs(options: Options) -> None:
+def check_outputs(options: AnalyzeOptions) -> None:
     """Refuse folders that cannot be written, and a story that cannot be read, before the work."""
     if options.story is not None:
         if options.save is None:
@@ -130,12 +98,12 @@ def _check_words(results: Sequence[TextResult], words: Sequence[str]) -> None:
         locate(results[0].reading, word)
 
 
-def _words(result: TextResult, options: Options) -> list[str]:
+def _words(result: TextResult, options: AnalyzeOptions) -> list[str]:
     """The words of --word that this text has, or the default words."""
     return [word for word in options.words if result.reading.find(word) is not None] or default_words(result.reading)
 
 
-def _print(console: Console, results: Sequence[TextResult], options: Options, probe: RoleTable | None) -> None:
+def _print(console: Console, results: Sequence[TextResult], options: AnalyzeOptions, probe: RoleTable | None) -> None:
     if len(results) > 1:
         _print_several(console, results, options)
     elif options.table:
@@ -155,7 +123,7 @@ def _print_probe(console: Console, probe: RoleTable) -> None:
     print_roles(console, probe, "random tokens, each of them twice")
 
 
-def _print_several(console: Console, results: Sequence[TextResult], options: Options) -> None:
+def _print_several(console: Console, results: Sequence[TextResult], options: AnalyzeOptions) -> None:
     for number, result in enumerate(results):
         size = f"  {len(result.reading.profile.tokens)} tokens"
         console.print(Text.assemble((letter_of(number), "bold"), f"  {result.reading.title}", (size, "dim")))
@@ -177,7 +145,7 @@ def _print_all(console: Console, reading: TextReading, words: Sequence[str]) -> 
     print_findings(console, reading.findings)
 
 
-def _as_data(results: Sequence[TextResult], options: Options, probe: RoleTable | None) -> dict[str, Any]:
+def _as_data(results: Sequence[TextResult], options: AnalyzeOptions, probe: RoleTable | None) -> dict[str, Any]:
     texts = [as_data(result, _words(result, options)) for result in results]
     data = texts[0]
     if len(results) > 1:
@@ -188,7 +156,9 @@ def _as_data(results: Sequence[TextResult], options: Options, probe: RoleTable |
     return data if probe is None else data | {"probe": roles_data(probe)}
 
 
-def save_page(options: Options, sheets_of: Callable[[], list[Sheet]], errors: Console, lines: bool = False) -> None:
+def save_page(
+    options: AnalyzeOptions, sheets_of: Callable[[], list[Sheet]], errors: Console, lines: bool = False
+) -> None:
     """Write the page and the maps of --save, if it is given, and print where they are."""
     if options.save is None:
         return
@@ -200,7 +170,7 @@ def save_page(options: Options, sheets_of: Callable[[], list[Sheet]], errors: Co
     errors.print(f"The page is at {page}; regard view {options.save} serves it.", markup=False, highlight=False)
 
 
-def _write(results: Sequence[TextResult], options: Options, errors: Console, lines: bool) -> None:
+def _write(results: Sequence[TextResult], options: AnalyzeOptions, errors: Console, lines: bool) -> None:
     save_page(options, lambda: [Sheet.of(result.reading, charts=result.charts) for result in results], errors, lines)
     if options.figures is not None:
         from regard.drawing.figures import save_figures

@@ -14,7 +14,8 @@ from rich.text import Text
 from regard.attribution import attribute
 from regard.attribution.result import Attribution
 from regard.base.errors import RegardError
-from regard.cli.analyze import Options, read_texts
+from regard.cli.analyze import read_texts
+from regard.cli.options import AnalyzeOptions
 from regard.cli.outputs import shown_steps
 from regard.hf.text_reader import TextReader
 from regard.stats.numbering import head_name, layer_numbers
@@ -23,10 +24,9 @@ from regard.stats.numbering import head_name, layer_numbers
 BAR, MOST_TOKENS, LINKS = 30, 40, 5
 
 
-def run(options: Options, method: str | None, target: str | None) -> None:
+def run(options: AnalyzeOptions) -> None:
     """Attribute the prediction of each text, and print the results."""
-    _check(options, method)
-    assert method is not None
+    _check(options)
     texts, errors = read_texts(options.texts), Console(stderr=True)
     with shown_steps(errors, f"Reading with {options.model}"):
         reader = TextReader.load(options.model)
@@ -36,7 +36,7 @@ def run(options: Options, method: str | None, target: str | None) -> None:
                 "model: "
                 "--model smollm2. In Python, rg.attribute takes a function of the output as its target."
             )
-        results = [_attributed(reader, text, method, target, options) for text in texts]
+        results = [_attributed(reader, text, options) for text in texts]
     if options.as_json:
         data = [_as_data(result) for result in results]
         print(json.dumps(data[0] if len(data) == 1 else data, ensure_ascii=False, indent=1))
@@ -45,10 +45,10 @@ def run(options: Options, method: str | None, target: str | None) -> None:
         _print(Console(), result)
 
 
-def _check(options: Options, method: str | None) -> None:
-    if method is None:
+def _check(options: AnalyzeOptions) -> None:
+    if options.attribute is None:
         raise RegardError("analyze: --target needs --attribute METHOD, which explains this token.")
-    if method == "edge-patching":
+    if options.attribute == "edge-patching":
         raise RegardError("analyze: edge-patching compares two texts: rg.attribute(..., corrupted=...) in Python.")
     given = {"--save": options.save, "--figures": options.figures, "--probe": options.probe, "--table": options.table}
     given |= {"--importance": options.importance, "--word": options.words}
@@ -57,8 +57,9 @@ def _check(options: Options, method: str | None) -> None:
         raise RegardError(f"analyze: --attribute prints tokens and links, and does not read {', '.join(unread)}.")
 
 
-def _attributed(reader: TextReader, text: str, method: str, target: str | None, options: Options) -> Attribution:
-    inputs = reader.tokenize(text, options.length)
+def _attributed(reader: TextReader, text: str, options: AnalyzeOptions) -> Attribution:
+    assert options.attribute is not None
+    inputs, target, method = reader.tokenize(text, options.length), options.target, options.attribute
     return attribute(reader.model, inputs, target, method, options.numbers, tokenizer=reader.tokenizer)
 
 

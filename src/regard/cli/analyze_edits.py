@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -11,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.base.errors import RegardError
-from regard.cli.analyze import Options, read_texts, save_page
+from regard.cli.analyze import read_texts, save_page
+from regard.cli.options import AnalyzeOptions
 from regard.cli.outputs import check_folder, shown_steps
 from regard.edits import EditSequence, KnockOut
 from regard.edits.selection import Where
@@ -28,7 +28,7 @@ OF_MAPS = {"words": "--word", "verify_all": "--verify-all", "all_figures": "--al
 }
 
 
-def run(knock_out: Sequence[str], options: Options) -> None:
+def run(options: AnalyzeOptions) -> None:
     """Read each text without and with the edit, and print the difference."""
     given = [option for name, option in OF_MAPS.items() if getattr(options, name)]
     if given:
@@ -36,12 +36,12 @@ def run(knock_out: Sequence[str], options: Options) -> None:
             f"analyze: {given[0]} shows maps. --knock-out goes with --model, --length, --save and --json."
         )
     check_folder("analyze", "--save", options.save)
-    edits = EditSequence(tuple(KnockOut(Where.parse(text)) for text in knock_out))
+    edits = EditSequence(tuple(KnockOut(Where.parse(text)) for text in options.knock_out))
     texts, errors = read_texts(options.texts), Console(stderr=True)
     with shown_steps(errors, f"Reading with {options.model}"):
         reader = TextReader.load(options.model)
         effects = [_effect(reader, text, edits, options) for text in texts]
-    save_page(options, lambda: [s for text in texts for s in _sheets(reader, text, knock_out, edits, options)], errors)
+    save_page(options, lambda: [s for text in texts for s in _sheets(reader, text, edits, options)], errors)
     if options.as_json:
         data = [as_data(effect) for effect in effects]
         print(json.dumps(data[0] if len(data) == 1 else data, ensure_ascii=False, indent=1))
@@ -49,11 +49,11 @@ def run(knock_out: Sequence[str], options: Options) -> None:
     for effect, text in zip(effects, texts, strict=True):
         console = Console()
         console.print(Text(" ".join(text.split()), style="bold"))
-        console.print(Text(f"Without the weights of {' and of '.join(knock_out)}:"))
+        console.print(Text(f"Without the weights of {' and of '.join(options.knock_out)}:"))
         print_effect(console, effect)
 
 
-def _effect(reader: TextReader, text: str, edits: AttentionEdit, options: Options) -> EditResult:
+def _effect(reader: TextReader, text: str, edits: AttentionEdit, options: AnalyzeOptions) -> EditResult:
     return edit_effect(reader, text, edits, options.length, _roles(reader, edits))
 
 
@@ -63,13 +63,11 @@ def _roles(reader: TextReader, edits: AttentionEdit) -> RoleTable | None:
     return reader.probe() if needs_roles else None
 
 
-def _sheets(
-    reader: TextReader, text: str, knock_out: Sequence[str], edits: AttentionEdit, options: Options
-) -> list[Sheet]:
+def _sheets(reader: TextReader, text: str, edits: AttentionEdit, options: AnalyzeOptions) -> list[Sheet]:
     """The text as the model reads it, and without these weights."""
     whole = Sheet.of(reader.read(text, None, options.length, also=page_reductions).reading)
     roles = _roles(reader, edits)
-    return [whole, edited_sheet(reader, text, knock_out, length=options.length, roles=roles)]
+    return [whole, edited_sheet(reader, text, options.knock_out, length=options.length, roles=roles)]
 
 
 def print_effect(console: Console, effect: EditResult) -> None:

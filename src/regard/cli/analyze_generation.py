@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.base.errors import RegardError
-from regard.cli.analyze import Options, read_texts, save_page
+from regard.cli.analyze import read_texts, save_page
+from regard.cli.options import AnalyzeOptions
 from regard.cli.outputs import check_folder, shown_steps
 from regard.cli.report import facts
 from regard.hf.generation_reader import GenerationResult, read_generation
@@ -37,14 +38,15 @@ ROWS = (
 )
 
 
-def run(num_tokens: int, options: Options) -> None:
+def run(options: AnalyzeOptions) -> None:
     """Generate, print what the tokens were predicted from, and write the page of --save."""
     _check(options)
+    assert options.generate is not None
     (text,), errors = read_texts(options.texts), Console(stderr=True)
     also: dict[str, Any] = {} if options.save is None else {"also": page_reductions}
     with shown_steps(errors, f"Generating with {options.model}"):
         reader = replace(TextReader.load(options.model), verify_all=options.verify_all)
-        result = read_generation(reader, text, num_tokens, options.numbers, options.length, **also)
+        result = read_generation(reader, text, options.generate, options.numbers, options.length, **also)
     if options.as_json:
         print(json.dumps(as_data(result), ensure_ascii=False, indent=1))
     else:
@@ -54,7 +56,7 @@ def run(num_tokens: int, options: Options) -> None:
     save_page(options, lambda: generation_sheets(result), errors)
 
 
-def _check(options: Options) -> None:
+def _check(options: AnalyzeOptions) -> None:
     check_folder("analyze", "--save", options.save)
     given = [option for name, option in OTHERS.items() if getattr(options, name)]
     if given:

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from regard.base.errors import MissingPackage, RegardError
-from regard.cli.analyze import Options, save_page
+from regard.cli.analyze import save_page
+from regard.cli.options import AnalyzeOptions
 from regard.cli.outputs import check_folder, shown_steps
 from regard.hf.image_reader import ImageReader
 from regard.stats.numbering import head_name
@@ -27,10 +28,11 @@ OF_TEXTS = {"words": "--word", "verify_all": "--verify-all", "all_figures": "--a
 }
 
 
-def run(image: Path, options: Options) -> None:
+def run(options: AnalyzeOptions) -> None:
     """Read the image, print what the heads attend to, and write the page of --save."""
     _check(options)
-    picture, errors = _open(image), Console(stderr=True)
+    assert options.image is not None
+    picture, errors = _open(options.image), Console(stderr=True)
     with shown_steps(errors, f"Reading with {options.model}"):
         reader = ImageReader.load(options.model)
         result = reader.read(picture, options.texts[0] if options.texts else None)
@@ -39,11 +41,11 @@ def run(image: Path, options: Options) -> None:
         print(json.dumps([_as_data(sheet) for sheet in sheets if sheet.about["picture"]], ensure_ascii=False, indent=1))
     else:
         for sheet in sheets:
-            _print(Console(), image.name, sheet)
+            _print(Console(), options.image.name, sheet)
     save_page(options, lambda: sheets, errors)
 
 
-def _check(options: Options) -> None:
+def _check(options: AnalyzeOptions) -> None:
     check_folder("analyze", "--save", options.save)
     given = [option for name, option in OF_TEXTS.items() if getattr(options, name)]
     if given:

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from regard.base.cluster import check_engine
 from regard.base.errors import RegardError
-from regard.cli.analyze import Options, check_outputs
+from regard.cli.analyze import check_outputs
+from regard.cli.options import AnalyzeOptions
 from regard.cli.outputs import shown_steps
 from regard.hf.text_reader import TextReader
 from regard.profiling.corpus import NotSaved, profile_corpus
@@ -40,15 +41,15 @@ OF_SINGLE_TEXTS = {
 SHOWN = ("entropy", "evenness", "reach", "first", "special", "previous", "next", "punctuation", "same")
 
 
-def run(options: Options, field: str, engine: str = "local", workers: int | None = None) -> None:
+def run(options: AnalyzeOptions) -> None:
     """Profile the corpus, print the table and the documents that were left out, and save a page."""
-    _check(options, engine, workers)
-    documents, errors = open_corpus(options.texts[0], field), Console(stderr=True)
+    _check(options)
+    documents, errors = open_corpus(options.texts[0], options.field), Console(stderr=True)
     with shown_steps(errors, f"Loading {options.model}"):
         reader = TextReader.load(options.model)
     unsaved = None
     try:
-        profile = _with_bar(reader, documents, options, errors, engine, workers)
+        profile = _with_bar(reader, documents, options, errors)
     except NotSaved as error:  # its numbers are printed first
         profile, unsaved = error.profile, error
     if profile.table is None:
@@ -64,21 +65,19 @@ def run(options: Options, field: str, engine: str = "local", workers: int | None
         _save_page(options.save, options, reader, documents, profile, profile.table)
 
 
-def _check(options: Options, engine: str, workers: int | None) -> None:
+def _check(options: AnalyzeOptions) -> None:
     if len(options.texts) != 1 or options.texts[0] == "-":
         raise RegardError("analyze: --corpus takes one file or folder. Put the documents into one file, one per line.")
     for name, attribute in OF_SINGLE_TEXTS.items():
         if getattr(options, attribute):
             raise RegardError(f"analyze: --{name} is for single texts, not for a corpus. Leave it out.")
-    check_engine("analyze", engine)
+    check_engine("analyze", options.engine)
     check_outputs(options)
-    if workers is not None and engine == "local":
+    if options.workers is not None and options.engine == "local":
         raise RegardError("analyze: --workers are those of --engine ray. Leave it out, or name that engine.")
 
 
-def _with_bar(
-    reader: TextReader, documents: Documents, options: Options, errors: Console, engine: str, workers: int | None
-) -> CorpusProfile:
+def _with_bar(reader: TextReader, documents: Documents, options: AnalyzeOptions, errors: Console) -> CorpusProfile:
     columns = (TextColumn("Reading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=errors, transient=True) as bar:
         task = bar.add_task("", total=None)
@@ -88,12 +87,17 @@ def _with_bar(
                 errors.print(f"Continues after {done} of {count} documents.", markup=False)
             bar.update(task, completed=done, total=count)
 
-        spread = {"engine": engine, "workers": workers, "progress": progress}
+        spread = {"engine": options.engine, "workers": options.workers, "progress": progress}
         return profile_corpus(reader, documents, options.numbers, options.length, options.save, **spread)
 
 
 def _save_page(
-    folder: Path, options: Options, reader: TextReader, documents: Documents, profile: CorpusProfile, table: HeadTable
+    folder: Path,
+    options: AnalyzeOptions,
+    reader: TextReader,
+    documents: Documents,
+    profile: CorpusProfile,
+    table: HeadTable,
 ) -> None:
     """A page for `regard view`: the statistics of the corpus, over the maps of its first readable document."""
     broken = {number for number, _ in profile.broken}

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import zip_longest
-from pathlib import Path
 
 from rich.console import Console
 
 from regard.base.errors import RegardError, first_few
 from regard.base.texts.files import lines
+from regard.cli.options import AlignOptions
 from regard.lab.commands.translate import load
 from regard.lab.decoding.alignment import align_texts, write_pharaoh
 from regard.lab.decoding.translation import LIMIT
-
-
-@dataclass(frozen=True)
-class AlignOptions:
-    """The options of the command line."""
-
-    run: str
-    source: Path
-    target: Path
-    reading: str = "output"
-    batch: int = 32
-    words: bool = False
 
 
 def run(settings: AlignOptions) -> None:

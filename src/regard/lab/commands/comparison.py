@@ -15,8 +15,9 @@ from rich.table import Table
 
 from regard.base.cluster import check_engine
 from regard.base.errors import RegardError
+from regard.cli.options import StudyOptions
 from regard.cli.outputs import check_folder
-from regard.lab.commands.study import StudyOptions, command_of, study_of
+from regard.lab.commands.study import command_of, describes_study, study_of
 from regard.lab.commands.train import clock
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def _study(settings: StudyOptions) -> tuple[Study, Path]:
     """The study and its folder; options that do not describe a study mean the one that the folder holds."""
     from regard.lab.comparison.study import STUDY, read_study
 
-    if settings.out is not None and not settings.describes_study and (settings.out / STUDY).exists():
+    if settings.out is not None and not describes_study(settings) and (settings.out / STUDY).exists():
         return read_study(settings.out), settings.out
     study = study_of(settings)
     folder = settings.out or Path("comparisons") / study.name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
+from regard.cli.options import EvaluateOptions
 from regard.cli.outputs import check_folder
 from regard.lab.commands.translate import load
 from regard.lab.data.retrieval import NEAR
@@ -22,22 +22,6 @@ from regard.lab.evaluation.scores import Bucket, Evaluation
 
 if TYPE_CHECKING:
     from regard.lab import Run
-
-
-@dataclass(frozen=True)
-class EvaluateOptions:
-    """The options of the command line."""
-
-    run: str
-    split: str = "test"
-    against: str | None = None
-    beam: int | None = None
-    batch: int = 32
-    reading: str = "output"
-    limit: int | None = None
-    as_json: bool = False
-    without_near: bool = False
-    bleu_tokenizer: str | None = None
 
 
 def run(settings: EvaluateOptions) -> None:

@@ -1,13 +1,14 @@
-"""The options of `regard compare`, and the study that they describe."""
+"""The study that the options of `regard compare` describe."""
 
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.base.errors import RegardError
+from regard.cli.options import StudyOptions
 
 if TYPE_CHECKING:
     from regard.lab import Study
@@ -18,38 +19,10 @@ SWEEPS = ("heads", "positions", "attention", "prune", "scaled")
 HOW = ("out", "processes", "engine", "report")
 
 
-@dataclass(frozen=True)
-class StudyOptions:
-    """The options of `regard compare`; None where an option is not given."""
-
-    overrides: tuple[str, ...] = ()
-    data: str | None = None
-    source: Path | None = None
-    target: Path | None = None
-    systems: str | None = None
-    seeds: str | None = None
-    minutes: float | None = None
-    steps: int | None = None
-    epochs: int | None = None
-    preset: str | None = None
-    heads: str | None = None
-    positions: str | None = None
-    attention: str | None = None
-    prune: bool = False
-    scaled: bool = False
-    train_words: int | None = None
-    without_near: bool = False
-    beam: int | None = None
-    processes: int | None = None
-    engine: str = "local"
-    out: Path | None = None
-    report: bool = False
-
-    @property
-    def describes_study(self) -> bool:
-        """Whether an option describes the study, and not only where and how trials run."""
-        about = {name: value for name, value in vars(self).items() if name not in HOW}
-        return any(value not in (None, (), False) for value in about.values())
+def describes_study(settings: StudyOptions) -> bool:
+    """Whether an option describes the study, and not only where and how trials run."""
+    about = {name: value for name, value in vars(settings).items() if name not in HOW}
+    return any(value not in (None, [], (), False) for value in about.values())
 
 
 def study_of(settings: StudyOptions) -> Study:
@@ -66,7 +39,7 @@ def study_of(settings: StudyOptions) -> Study:
         sweep=sweep,
         values=_list(value) if isinstance(value, str) else (),
         preset=settings.preset,
-        overrides=settings.overrides,
+        overrides=tuple(settings.overrides),
     )
     words = study.train_words if settings.train_words is None else settings.train_words
     return replace(study, train_words=words, without_near=settings.without_near, beam=settings.beam or 1)

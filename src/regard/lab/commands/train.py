@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,38 +14,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from regard.base.errors import RegardError
+from regard.cli.options import TrainOptions
 from regard.cli.outputs import check_folder
 
 if TYPE_CHECKING:
     from regard.lab.runs.config import Config
     from regard.lab.training.preparation import Prepared
     from regard.lab.training.stream import TrainingProgress
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """The options of `regard train`; None keeps the value of the configuration."""
-
-    config: Path | None = None
-    overrides: tuple[str, ...] = ()
-    source: Path | None = None
-    target: Path | None = None
-    data: str | None = None
-    system: str | None = None
-    minutes: float | None = None
-    steps: int | None = None
-    epochs: int | None = None
-    out: Path | None = None
-    resume: bool = False
-
-
-def train_request(arguments: list[str], **options: Any) -> TrainOptions:
-    """The options of a command line: `CONFIG.toml` and `section.key=value` in any order."""
-    files = [argument for argument in arguments if "=" not in argument]
-    if len(files) > 1:
-        raise RegardError(f"train: {' and '.join(files)} cannot both be the configuration. Give one file.")
-    overrides = tuple(argument for argument in arguments if "=" in argument)
-    return TrainOptions(Path(files[0]) if files else None, overrides, **options)
 
 
 def print_template() -> None:
@@ -57,14 +32,17 @@ def print_template() -> None:
 
 def run(settings: TrainOptions) -> None:
     """Train, and print how to translate or how to continue."""
+    if settings.template:
+        return print_template()
     check_folder("train", "--out", settings.out)
     from regard.lab import resume_training, train
     from regard.lab.training.preparation import is_unsaved
     from regard.lab.training.ranks import process_number
 
+    kept = None
     if is_unsaved_run := settings.resume and settings.out is not None and is_unsaved(settings.out):
-        settings = _restarted(settings)
-    config, folder = _configured(settings)
+        settings, kept = replace(settings, resume=False), _kept_config(settings)
+    config, folder = _configured(settings, kept)
     console = Console(stderr=True, quiet=process_number(config.training) > 0, highlight=False, soft_wrap=True)
     if is_unsaved_run:
         console.print(f"{folder} was stopped before its first save. The training begins anew.", markup=False)
@@ -101,14 +79,14 @@ def _progress(console: Console, config: Config, folder: Path) -> Any:
         yield {"on_start": on_start, "on_step": lambda progress: steps[0](progress)}
 
 
-def _configured(settings: TrainOptions) -> tuple[Config, Path]:
-    """The configuration and the folder of the run."""
+def _configured(settings: TrainOptions, kept: Path | None) -> tuple[Config, Path]:
+    """The configuration and the folder of the run. `kept` is a configuration that the folder has already."""
     from regard.lab import read_config
     from regard.lab.training.preparation import reconfigured
 
     overrides = _overrides(settings)
     if not settings.resume:
-        config = read_config(settings.config, overrides)
+        config = read_config(settings.config or kept, overrides)
         return config, settings.out or Path("runs") / _name(config)
     if settings.out is None:
         raise RegardError("train: --resume continues a run. Name its folder with --out DIR.")
@@ -125,13 +103,13 @@ def _overrides(settings: TrainOptions) -> list[str]:
     return [*_options(settings), *settings.overrides]
 
 
-def _restarted(settings: TrainOptions) -> TrainOptions:
-    """The options of a new training in a folder without a saved state; a written configuration is kept."""
+def _kept_config(settings: TrainOptions) -> Path | None:
+    """The configuration that a run without a saved state has written; the new training keeps it."""
     from regard.lab.runs.run import CONFIG
 
     assert settings.out is not None
     kept = settings.out / CONFIG
-    return replace(settings, resume=False, config=settings.config or (kept if kept.exists() else None))
+    return kept if kept.exists() else None
 
 
 def _options(settings: TrainOptions) -> Iterable[str]:

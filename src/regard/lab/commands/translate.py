@@ -17,6 +17,7 @@ from regard.base.errors import RegardError, first_few, nearest
 from regard.base.texts.files import decoded, looks_like_path
 from regard.base.texts.streams import utf8_stream
 from regard.cli.catalog import SHADES
+from regard.cli.options import TranslateOptions
 from regard.lab.decoding.alignment import READINGS, Alignment, write_pharaoh
 from regard.lab.decoding.translation import Translation, TranslationOptions
 
@@ -28,25 +29,11 @@ ALIGNMENTS = ("pharaoh", "show")
 CHUNK = 1 << 16
 
 
-@dataclass(frozen=True)
-class TranslateOptions:
-    """The options of the command line; None takes the value of the run."""
-
-    arguments: Sequence[str]
-    model: str | None = None
-    beam: int | None = None
-    n_best: int | None = None
-    length_penalty: float | None = None
-    batch: int = 32
-    align: str | None = None
-    reading: str = "output"
-    replace_unknown: bool = False
-
-    def options(self, run: Run) -> TranslationOptions:
-        """The options of `Run.translate`."""
-        search = run.search(beam=self.beam, n_best=self.n_best, length_penalty=self.length_penalty)
-        reading = None if self.align is None else self.reading
-        return TranslationOptions(search, batch=self.batch, reading=reading, replace_unknown=self.replace_unknown)
+def translation_options(settings: TranslateOptions, run: Run) -> TranslationOptions:
+    """The options of `Run.translate`; None takes the value of the run."""
+    search = run.search(beam=settings.beam, n_best=settings.n_best, length_penalty=settings.length_penalty)
+    reading = None if settings.align is None else settings.reading
+    return TranslationOptions(search, batch=settings.batch, reading=reading, replace_unknown=settings.replace_unknown)
 
 
 def run(settings: TranslateOptions) -> None:
@@ -56,7 +43,7 @@ def run(settings: TranslateOptions) -> None:
     folder, text = _arguments(settings)
     with Console(stderr=True).status("Loading the model"):
         trained = load(folder, settings.model)
-    options, printer, number = settings.options(trained), _Printer(settings), 0
+    options, printer, number = translation_options(settings, trained), _Printer(settings), 0
     for lines in read_lines(text):
         for each in trained.translate(lines, options):
             printer.print(number, each)
