@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from regard.base.checks import checked
 from regard.base.shapes import to_device
 from regard.base.spans import Spans
 from regard.maps.attention_map import AttentionMap
+from regard.maps.changed_map import ChangedMap
 from regard.maps.gradients import LiveRows, Rows, joined_rows
 from regard.maps.indices import Index
 
 
-class QuerySample(AttentionMap):
+class QuerySample(ChangedMap):
     """Some queries of another map: `queries`, ascending indices on the host. No other row is computed.
 
     >>> import torch, regard as rg
@@ -28,27 +28,20 @@ class QuerySample(AttentionMap):
     """
 
     def __init__(self, source: AttentionMap, queries: Tensor) -> None:
-        self.source, self.queries = source, queries
+        super().__init__(source)
+        self.queries = queries
         self.is_signed, self.has_shares = source.is_signed, source.has_shares  # type: ignore[misc]
-        self.attention, self.positions = source.attention, source.positions
         query = source.grid.query[to_device(queries, source.device)]
         self.grid = replace(source.grid, query=query, positions=None)
 
     @property
+    def shape(self) -> tuple[int, int, int, int]:
+        B, H, _, J = self.source.shape
+        return B, H, len(self.queries), J
+
+    @property
     def query(self) -> Tensor:
         return self.source.query[:, :, to_device(self.queries, self.device)]
-
-    @property
-    def key(self) -> Tensor:
-        return self.source.key
-
-    @property
-    def value(self) -> Tensor:
-        return self.source.value
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return self.source._dtype
 
     @property
     def _bytes_per_weight(self) -> int:
@@ -58,10 +51,6 @@ class QuerySample(AttentionMap):
     def select(self, batch: Index, head: Index) -> AttentionMap:
         """The map of some batch entries and heads, still lazy."""
         return QuerySample(self.source.select(batch, head), self.queries)
-
-    @property
-    def requires_grad(self) -> bool:
-        return self.source.requires_grad
 
     def live_rows(self) -> LiveRows:
         def combine(parts: list[Any]) -> Rows:
