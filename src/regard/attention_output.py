@@ -33,8 +33,7 @@ from regard.engine.transforms import numbers_needed, refuse_tracing, uncompiled
 from regard.maps.attention_map import AttentionMap
 from regard.maps.call_map import map_of, problem_of
 from regard.maps.listener import Listeners
-from regard.maps.ring_map import RingMap
-from regard.maps.ring_transported_map import RingTransportedMap
+from regard.maps.ring_map import RingMap, RingTransportedMap
 from regard.pieces.call_tensors import ARGUMENTS, CallTensors, check_call_tensors, needs_of
 from regard.pieces.mask import Mask
 

@@ -16,7 +16,7 @@ from regard.catalog import mechanisms
 from regard.cli.report import print_roles
 from regard.cli.summary import role_lines
 from regard.maps.attention_map import AttentionMap
-from regard.maps.query_sample import QuerySample
+from regard.maps.changed_map import QuerySample
 from regard.stats import roles, shuffle_order
 from regard.stats.roles import KINDS, SAMPLE
 from regard.stats.statistics import Allowed

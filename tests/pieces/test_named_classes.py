@@ -35,7 +35,7 @@ ASKED = {
     "hf/heads/pruning.py": "Bilinear LearnedSink ShawBias Softcap",
     "hf/masks/graph_masks.py": "RealKeys causal window",
     "hf/masks/mask_functions.py": "causal",
-    "maps/key_group_map.py": "GroupMask",
+    "maps/combined_map.py": "GroupMask",
     "nn/embedding.py": "RoPE Sinusoidal",
     "nn/latent.py": "LatentDot",
     "nn/projected_kv.py": "RealKeys causal",

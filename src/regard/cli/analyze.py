@@ -22,8 +22,7 @@ from regard.cli.summary import print_ending, print_probe, print_statements, prin
 from regard.cli.texts import read_texts
 from regard.hf.text_reader import TextReader, TextResult, no_reductions
 from regard.stats.roles import RoleTable
-from regard.stats.text_differences import text_differences
-from regard.stats.text_reading import TextReading
+from regard.stats.text_reading import TextReading, text_differences
 from regard.viewer import Sheet, Story, page_reductions, save_run, write_page
 from regard.viewer.story import story_of
 

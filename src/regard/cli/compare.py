@@ -9,8 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.base.errors import RegardError
-from regard.stats.text_differences import text_differences
-from regard.stats.text_reading import TextReading
+from regard.stats.text_reading import TextReading, text_differences
 
 #: Heads in the table, and in the summary.
 NUM_HEADS, FEW_HEADS = 20, 5

@@ -11,13 +11,12 @@ from rich.text import Text
 from regard.cli.report import TOO_SHORT, facts, locate, notable, occurrence
 from regard.hf.text_reader import TextResult
 from regard.stats import CAVEAT
-from regard.stats.head_extremes import NEARBY, entropies_outside, nearby_shares
 from regard.stats.layer_kinds import kind_lines
 from regard.stats.numbering import head_name
 from regard.stats.profile import ModelProfile
 from regard.stats.roles import CONTENT, KINDS, LABEL, RoleTable
-from regard.stats.text_reading import TextReading
-from regard.stats.warning_lines import warning_lines
+from regard.stats.text_reading import NEARBY, TextReading, entropies_outside, nearby_shares
+from regard.stats.warnings import warning_lines
 
 #: Kinds of roles that are printed, and heads named in a line.
 NUM_KINDS, NUM_HEADS = 3, 2

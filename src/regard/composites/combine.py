@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.attention_output import AttentionOutput
 from regard.base.checks import checked
-from regard.maps.sum_map import SumMap, weighted_sum
+from regard.maps.combined_map import SumMap, weighted_sum
 
 
 @checked

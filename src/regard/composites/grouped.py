@@ -11,7 +11,7 @@ from regard.base.checks import checked
 from regard.base.shapes import Sizes
 from regard.composites.composite import Composite, CompositeCall
 from regard.maps.attention_map import AttentionMap
-from regard.maps.key_group_map import KeyGroupMap
+from regard.maps.combined_map import KeyGroupMap
 from regard.masks import causal
 from regard.pieces.grid import Grid
 from regard.pieces.key_groups import KeyGroups

@@ -11,7 +11,7 @@ from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.composites.composite import Composite, CompositeCall
 from regard.maps.attention_map import AttentionMap
-from regard.maps.product_map import ProductMap
+from regard.maps.combined_map import ProductMap
 
 
 @checked

@@ -13,7 +13,7 @@ from regard.base.errors import RegardError
 from regard.composites.composite import Composite, CompositeCall
 from regard.composites.factors import ConstantFactors, Factors, check_number
 from regard.maps.attention_map import AttentionMap
-from regard.maps.sum_map import SumMap, union, weighted_sum
+from regard.maps.combined_map import SumMap, union, weighted_sum
 from regard.pieces.mask import Mask
 
 

@@ -17,7 +17,7 @@ from regard.drawing.paper import NORMAL, Paper
 from regard.drawing.paper_panels import PANELS, Content, Drawn, Layer
 from regard.drawing.scale import ScaleName, WeightScale
 from regard.maps import AttentionMap
-from regard.maps.share_map import ShareMap
+from regard.maps.changed_map import ShareMap
 from regard.stats.numbering import layer_numbers
 from regard.stats.text_reading import TextReading
 

@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 
-from regard.stats.head_extremes import NEARBY, HeadValue, entropies_outside, nearby_shares
 from regard.stats.profile import LayerProfile, ModelProfile
 from regard.stats.roles import CONTENT, KINDS, LABEL, MARGIN, QUERIES, Role
-from regard.stats.text_reading import TextReading
+from regard.stats.text_reading import NEARBY, HeadValue, TextReading, entropies_outside, nearby_shares
 from regard.stats.warnings import COMMON_TARGETS, COPY
 from regard.viewer.lead import other_link
 from regard.viewer.sentences import HEAD, PLAIN, Part, joined, percent, short_name, token, weight_of

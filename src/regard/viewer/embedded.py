@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from regard.maps import AttentionMap
-from regard.maps.dot import is_dot, scaled
-from regard.maps.pyramid import Pyramid
+from regard.maps.reductions import Pyramid
+from regard.maps.scored_map import is_dot, scaled
 from regard.viewer.sheet import Sheet, encode, quantize
 
 #: The most bytes of the maps of all texts of a page, as base64.

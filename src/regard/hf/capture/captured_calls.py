@@ -11,8 +11,7 @@ from torch import Tensor
 from regard.attention import Attention, Prepared
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
-from regard.edits.edited_map import EditedMap
-from regard.edits.layer_edits import LayerEdits
+from regard.edits.layer_edits import EditedMap, LayerEdits
 from regard.hf.capture.kept_values import NoValues
 from regard.hf.capture.lazy_projection import DeferredCall
 from regard.hf.capture.module_rerun import RerunCall, RerunSteps

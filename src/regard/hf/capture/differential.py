@@ -17,7 +17,7 @@ from regard.hf.calls import Untranslatable
 from regard.hf.capture.captured_calls import Capture, SharedKeys
 from regard.hf.capture.torch_calls import ObservedCall
 from regard.maps import AttentionMap
-from regard.maps.sum_map import SumMap
+from regard.maps.combined_map import SumMap
 
 PARAMETERS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "lambda_init", "groupnorm", "o_proj")
 #: Largest error of the module's output, relative to the largest output.

@@ -19,8 +19,8 @@ from regard.hf.capture.kept_values import LostProjection, NoValues
 from regard.hf.capture.residual_stream import FinalNorm, ResidualStream
 from regard.hf.output_projections import open_gates
 from regard.maps.attention_map import AttentionMap
-from regard.maps.value_weighted_map import ValueWeightedMap
-from regard.stats.flow import value_weighted
+from regard.maps.changed_map import ValueWeightedMap
+from regard.stats.composition import value_weighted
 
 #: Rows of weights times values that are compared with the input of the output projection.
 ROWS = 4

@@ -27,8 +27,8 @@ from regard.hf.capture.token_ids import token_id
 from regard.hf.capture.verification import Check
 from regard.hf.token_labels import token_labels
 from regard.maps.attention_map import AttentionMap
+from regard.maps.changed_map import ValueWeightedMap
 from regard.maps.indices import Index, axis_index, indices
-from regard.maps.value_weighted_map import ValueWeightedMap
 from regard.stats.numbering import layer_number
 
 #: What to do if nothing was captured.

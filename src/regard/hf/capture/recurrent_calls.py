@@ -18,7 +18,7 @@ from regard.hf.capture.verification import ROWS, TOLERANCE, Check
 from regard.hf.recurrent.core_calls import CoreCall
 from regard.hf.recurrent.forms import joined, map_of
 from regard.maps.attention_map import AttentionMap
-from regard.maps.convolution_map import Convolution
+from regard.maps.scored_map import Convolution
 from regard.pieces.transition import Steps
 
 UNKNOWN_STATE = (
