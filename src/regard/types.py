@@ -15,16 +15,13 @@ from regard.engine.plan import CompositePlan, ExecutionPlan
 from regard.engine.ring import RankLost, RingPlan
 from regard.pieces.grid import Grid
 from regard.profiling.corpus_profile import CorpusProfile
+from regard.stats.alignment import TimeAlignment
 from regard.stats.cache_split import KeyHeadSplit, LayerSplit
 from regard.stats.composition import CompositionScores, HeadMatrices, HeadPair
-from regard.stats.head_table import HeadTable, LayerTable
-from regard.stats.locality import LayerLocality, ModelLocality
-from regard.stats.patterns import LayerPatterns
-from regard.stats.profile import LayerProfile, Link, ModelProfile
+from regard.stats.patterns import LayerLocality, LayerPatterns, ModelLocality
+from regard.stats.profile import HeadTable, LayerProfile, LayerTable, Link, ModelProfile
 from regard.stats.roles import Role, RoleTable
-from regard.stats.text_differences import TextDifference
-from regard.stats.text_reading import HeadLink, TextReading
-from regard.stats.time_warping import TimeAlignment
+from regard.stats.text_reading import HeadLink, TextDifference, TextReading
 from regard.stats.warnings import Finding
 
 __all__ = [

@@ -25,7 +25,7 @@ from regard.cli.report import letter_of
 from regard.hf import text_reader as reading
 from regard.hf.text_reader import PROBE, TextReader
 from regard.stats import roles, shuffle_order
-from regard.stats.text_differences import SHARES, text_differences
+from regard.stats.text_reading import SHARES, text_differences
 from regard.viewer import load_run
 
 SENTENCE = "The animal didn't cross the street because it was too tired."

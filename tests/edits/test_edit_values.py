@@ -12,8 +12,8 @@ import torch
 import regard as rg
 from regard import RegardError
 from regard.base.spans import INFINITY
-from regard.edits.indices import Indices
-from regard.edits.pairs import AddedToScores, KnockedOut, Pairs
+from regard.edits.layer_edits import AddedToScores, KnockedOut, Pairs
+from regard.edits.selection import Indices
 
 transformers = pytest.importorskip("transformers")
 TEXT = ["[CLS]", "The", "ani", "##mal", "said", "it", "was", "tired", ",", "and", "it", "slept"]

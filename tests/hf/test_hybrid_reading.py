@@ -14,8 +14,8 @@ import regard as rg
 from extras import needs_transformers
 from recurrent_models import V, build, tokens
 from regard.cli.report import with_importance
-from regard.maps.convolution_map import Convolution, convolution_map
-from regard.maps.head_mean import HeadMean
+from regard.maps.changed_map import HeadMean
+from regard.maps.scored_map import Convolution, convolution_map
 from regard.stats import layer_kinds as kinds_module
 from regard.stats import profile, rollout
 from regard.stats.layer_kinds import kind_lines, layer_kinds

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import drawn
 import regard as rg
 from kernels import needs_kernel
-from regard.maps.dot import scaled
+from regard.maps.scored_map import scaled
 from slopes import CLOSE, Model, agree, inputs, learned
 
 pytestmark = [

@@ -12,7 +12,7 @@ import torch
 import regard as rg
 from kernels import needs_kernel
 from regard import reference
-from regard.maps.dot import is_dot
+from regard.maps.scored_map import is_dot
 from regard.maps.stored import load_map, save_map
 
 #: A log-sum-exp up to 1024 rounds by 1024 half units; the rest of a row sum is 16 sums of 40 terms.

@@ -5,7 +5,7 @@ import torch
 
 import regard as rg
 from regard.maps import attention_map
-from regard.maps.pyramid import Pyramid
+from regard.maps.reductions import Pyramid
 
 SCALES = [1.0, 1e4, 1e6, 1e12]
 NORMALIZERS = [

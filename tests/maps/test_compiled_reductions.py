@@ -21,8 +21,7 @@ from regard.engine.problem import Problem
 from regard.maps import compiled_reductions
 from regard.pieces.normalizer import any_coarse
 from regard.reference import reference
-from regard.stats.statistics import Allowed, Offset
-from regard.stats.token_reductions import Agreement, Offsets
+from regard.stats.statistics import Agreement, Allowed, Offset, Offsets
 from rounding import FLOAT32, unit_roundoff
 
 pytestmark = needs_kernel

@@ -12,9 +12,8 @@ from regard.base.shapes import Sizes
 from regard.catalog import mechanisms
 from regard.engine.problem import Problem
 from regard.maps import Tile
-from regard.maps.head_mean import HeadMean
-from regard.maps.pyramid import Pyramid
-from regard.maps.reductions import greatest
+from regard.maps.changed_map import HeadMean
+from regard.maps.reductions import Pyramid, greatest
 from regard.maps.scored_map import ScoredMap
 from regard.reference import reference
 

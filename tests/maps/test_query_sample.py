@@ -15,7 +15,7 @@ from exact_maps import exact
 from regard.catalog import mechanisms
 from regard.cli.report import print_roles, role_lines
 from regard.maps.attention_map import AttentionMap
-from regard.maps.query_sample import QuerySample
+from regard.maps.changed_map import QuerySample
 from regard.stats import roles, shuffle_order
 from regard.stats.roles import KINDS, SAMPLE
 from regard.stats.statistics import Allowed

@@ -5,10 +5,8 @@ import torch
 
 import regard as rg
 from regard.catalog import mechanisms
-from regard.edits.edited_map import EditedMap
-from regard.edits.layer_edits import LayerEdit, LayerEdits
-from regard.edits.pairs import Pairs
-from regard.maps.head_mean import HeadMean
+from regard.edits.layer_edits import EditedMap, LayerEdit, LayerEdits, Pairs
+from regard.maps.changed_map import HeadMean
 from regard.maps.joined import joined
 from regard.maps.stored import load_map, save_map
 

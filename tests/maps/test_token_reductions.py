@@ -8,7 +8,7 @@ import torch
 
 import regard as rg
 from regard.stats import STATISTICS, Agreement, Offsets, SameToken, profile, text_statistics
-from regard.stats.token_statistics import is_punctuation
+from regard.stats.statistics import is_punctuation
 from regard.types import HeadTable
 
 MASKS = {"none": None, "causal": rg.causal(), "window": rg.causal() & rg.window(3)}
@@ -170,7 +170,7 @@ def test_mass_where_is_the_sum_over_the_pairs_of_a_mask(mask, where, small_block
 @pytest.mark.parametrize("many", [1, 64])
 @pytest.mark.parametrize("queries", [4, 11])
 def test_many_offsets_are_sums_of_diagonals_of_positions(queries, many, small_blocks, monkeypatch):
-    monkeypatch.setattr("regard.stats.token_reductions.MANY", many)
+    monkeypatch.setattr("regard.stats.statistics.MANY", many)
     weights, shift = weights_of(queries=queries), 11 - queries
     w = weights.dense().double().numpy()
     close(weights.summarize(Offsets(-6, 5))[0], np.stack([np.trace(w, d + shift, 2, 3) for d in range(-6, 6)], -1))

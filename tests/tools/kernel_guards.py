@@ -20,10 +20,9 @@ from kernels import additive
 from regard.engine.kernel import attention, library, recurrence, rotation, running, similarity, statistics, sums
 from regard.engine.kernel.structures import KernelCall
 from regard.maps import compiled_reductions
-from regard.maps.pyramid import Pyramid
-from regard.maps.value_weighted_map import Carried
-from regard.stats.statistics import Offset, WeightOnKeys
-from regard.stats.token_reductions import Agreement, Offsets, SameToken
+from regard.maps.changed_map import Carried
+from regard.maps.reductions import Pyramid
+from regard.stats.statistics import Agreement, Offset, Offsets, SameToken, WeightOnKeys
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 PAGE = mmap.PAGESIZE

@@ -6,10 +6,8 @@ import torch
 
 import regard as rg
 from regard.catalog import mechanisms
-from regard.maps.gradient_map import PositiveMap
-from regard.maps.head_mean import HeadMean
+from regard.maps.changed_map import HeadMean, PositiveMap, QuerySample
 from regard.maps.joined import joined
-from regard.maps.query_sample import QuerySample
 
 
 def of_mechanism(name):

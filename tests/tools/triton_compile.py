@@ -27,7 +27,7 @@ def arguments(dtype: str, is_full: bool) -> tuple[Any, ...]:
         vectors, strides, vectors, strides, floats, optional(floats), optional(floats), "fp32", optional("fp32")
     )
     pattern = kernels.Pattern("*i64", "*i64", optional("*u8"), "i32", "i32", "i32")
-    sizes = kernels.Sizes("i32", stride, stride, "i32", "i32", "i32", "i32", "i32")
+    sizes = kernels.KernelSizes("i32", stride, stride, "i32", "i32", "i32", "i32", "i32")
     rows = (floats, *map(optional, (floats, floats, floats)))
     return scores, pattern, sizes, kernels.Sums(*rows, floats, floats, floats, "*i64", "i32", "i32", stride, "i32")
 

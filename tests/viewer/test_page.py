@@ -17,7 +17,7 @@ import torch
 
 import regard as rg
 from pages import HOSTILE, UNUSUAL, maps_of, reading, told, translation
-from regard.maps.pyramid import Pyramid, cells, coarser
+from regard.maps.reductions import Pyramid, cells, coarser
 from regard.stats.roles import MEANINGS
 from regard.types import TextReading
 from regard.viewer import Sheet, load_run, page_reductions, save_run, write_page

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import regard as rg
 from pages import reading, served, translation
-from regard.maps.pyramid import averaged, cells
+from regard.maps.reductions import averaged, cells
 from regard.viewer import Sheet
 from regard.viewer.answers import TILE, Answers, NoAnswer, cells_of_tile, levels
 from regard.viewer.server import AT_ONCE

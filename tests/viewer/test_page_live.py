@@ -13,9 +13,7 @@ import regard as rg
 from page_browser import NEEDS_CHROMIUM, axe_violations, browser, file, opened, server, texts
 from pages import served, until
 from regard.base.errors import RegardError
-from regard.edits.edited_map import EditedMap
-from regard.edits.layer_edits import LayerEdit, LayerEdits
-from regard.edits.pairs import Pairs
+from regard.edits.layer_edits import EditedMap, LayerEdit, LayerEdits, Pairs
 from regard.types import TextReading
 from regard.viewer import Sheet, write_page
 from regard.viewer.live_model import LiveModel, Stopped

@@ -16,7 +16,7 @@ from regard.attribution.chefer import check_chain, chosen_maps, reading_rows
 from regard.attribution.request import INPUT, AttributionRequest, MethodResult, one_sequence
 from regard.attribution.traced_run import traced_run
 from regard.base.errors import RegardError
-from regard.maps.head_mean import HeadMean
+from regard.maps.changed_map import HeadMean
 
 FORMULA = "maximum flow with the capacities 0.5 mean_h w + 0.5 I"
 #: Edges of the graph, above which a flow takes minutes.

@@ -17,10 +17,8 @@ from regard.attribution.traced_run import TracedCall, TracedRun, traced_run
 from regard.base.errors import RegardError
 from regard.hf.attention_modules import ChosenLayers
 from regard.maps import AttentionMap
-from regard.maps.gradient_map import PositiveMap
-from regard.maps.head_mean import HeadMean
-from regard.maps.value_weighted_map import Carried
-from regard.stats.flow import RowsTimesMap
+from regard.maps.changed_map import Carried, HeadMean, PositiveMap
+from regard.stats.composition import RowsTimesMap
 
 FORMULA = "R <- R + A' R, A' = mean_h max(w dL/dw, 0)"
 

@@ -39,8 +39,7 @@ from regard.cli.report import (
 )
 from regard.hf.text_reader import TextReader, TextResult, no_reductions
 from regard.stats.roles import RoleTable
-from regard.stats.text_differences import text_differences
-from regard.stats.text_reading import TextReading
+from regard.stats.text_reading import TextReading, text_differences
 from regard.viewer import Sheet, Story, page_reductions, save_run, write_page
 from regard.viewer.findings import lead_of, telling_heads
 from regard.viewer.story import story_of

@@ -21,8 +21,8 @@ from regard.profiling.corpus import NotSaved, profile_corpus
 from regard.profiling.corpus_profile import CorpusProfile
 from regard.profiling.documents import Documents, open_corpus
 from regard.stats import CAVEAT
-from regard.stats.head_table import HeadTable
 from regard.stats.numbering import head_name
+from regard.stats.profile import HeadTable
 from regard.viewer import Sheet, page_reductions, save_run
 
 #: Heads named for a statistic in the summary.

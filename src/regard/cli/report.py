@@ -17,15 +17,12 @@ from regard.hf import importance, pruning_curve
 from regard.hf.heads.pruning_curve import ORDERS, TENTHS
 from regard.hf.text_reader import TextReader, TextResult
 from regard.stats import CAVEAT, STATISTICS
-from regard.stats.head_extremes import NEARBY, entropies_outside, nearby_shares
 from regard.stats.layer_kinds import kind_lines
 from regard.stats.numbering import head_name
 from regard.stats.profile import LayerProfile, ModelProfile
 from regard.stats.roles import CONTENT, KINDS, LABEL, QUERIES, Role, RoleTable
-from regard.stats.text_differences import text_differences
-from regard.stats.text_reading import TextReading
-from regard.stats.warning_lines import warning_lines
-from regard.stats.warnings import Finding
+from regard.stats.text_reading import NEARBY, TextReading, entropies_outside, nearby_shares, text_differences
+from regard.stats.warnings import Finding, warning_lines
 
 #: The statistics in the table of heads.
 COLUMNS = [statistic for statistic in STATISTICS if statistic.digits is not None]

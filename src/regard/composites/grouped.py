@@ -8,7 +8,7 @@ from regard.attention import Attention
 from regard.base.checks import checked
 from regard.base.shapes import Sizes
 from regard.composites.composite import Composite, CompositeCall, Part, PreparedParts
-from regard.maps.key_group_map import KeyGroupMap
+from regard.maps.combined_map import KeyGroupMap
 from regard.masks import causal
 from regard.pieces.grid import Grid
 from regard.pieces.key_groups import KeyGroups

@@ -19,7 +19,7 @@ from regard.base.checks import Size, checked
 from regard.base.errors import RegardError
 from regard.composites.composite import Composite, CompositeCall, Part, PreparedParts
 from regard.maps.attention_map import AttentionMap
-from regard.maps.sum_map import SumMap, union, weighted_sum
+from regard.maps.combined_map import SumMap, union, weighted_sum
 from regard.pieces.mask import Mask
 
 #: No tensors of the call.

@@ -17,8 +17,8 @@ from regard.base.positions import Positions
 from regard.base.shapes import at_least_float32
 from regard.composites.composite import Composite, CompositeCall, Part, PreparedParts
 from regard.maps.attention_map import AttentionMap
+from regard.maps.combined_map import ProductMap
 from regard.maps.dense_map import DenseMap
-from regard.maps.product_map import ProductMap
 
 
 @checked

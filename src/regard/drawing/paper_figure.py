@@ -16,7 +16,7 @@ from regard.drawing.panels import label, token_lists
 from regard.drawing.panels import panels as chosen_panels
 from regard.drawing.paper import NORMAL, PANELS, Content, Drawn, Layer, Paper
 from regard.maps import AttentionMap
-from regard.maps.share_map import ShareMap
+from regard.maps.changed_map import ShareMap
 from regard.stats.numbering import layer_numbers
 from regard.stats.text_reading import TextReading
 

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from regard.base.other_libraries import answers_for
-from regard.edits.reading import edit_from_json
 from regard.edits.selection import Where
 from regard.edits.values import (
     ActivationPatch,
@@ -13,6 +12,7 @@ from regard.edits.values import (
     KnockOut,
     ReplaceWeights,
     ScaleWeights,
+    edit_from_json,
 )
 
 __all__ = [

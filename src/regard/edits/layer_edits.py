@@ -1,4 +1,4 @@
-"""What the edits of one layer do to the scores and the weights of a tile; nothing here knows a model."""
+"""The edits of one layer: the pairs that they select, as masks, biases and functions of a tile, and the edited map."""
 
 from __future__ import annotations
 
@@ -10,14 +10,98 @@ import torch
 from torch import Tensor
 
 from regard.attention import Attention
+from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
-from regard.edits.pairs import AddedToScores, KnockedOut, Pairs
+from regard.base.shapes import to_device, widest_float
+from regard.base.spans import EVERYTHING, Spans
+from regard.edits.selection import EVERY, Indices
 from regard.edits.values import AddToScores, KnockOut, ReplaceWeights, ScaleWeights, check_sums
 from regard.maps.attention_map import AttentionMap
+from regard.maps.changed_map import ChangedMap
+from regard.maps.gradients import LiveRows, mapped_rows
+from regard.maps.indices import Index
+from regard.pieces.bias import AdditiveBias
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
 from regard.stats.numbering import layer_number
+
+# The pairs that an edit selects in one layer, as a mask that forbids them and as a bias that adds to their scores.
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Heads, queries and keys: every query of the set with every key of the set.
+
+    Queries and keys are numbered in the whole sequence. An attention may number them otherwise (a window of a cache):
+    the number of a query is its position + `query_shift`, that of a key its position + `key_shift`.
+    """
+
+    heads: Indices = EVERY
+    queries: Indices = EVERY
+    keys: Indices = EVERY
+    query_shift: int = 0
+    key_shift: int = 0
+
+    def rows(self, grid: Grid) -> Tensor:
+        """For each row of a tile, whether its head and its query are selected: (1, H or 1, I, 1)."""
+        queries = self.queries.contain(grid.i + self.query_shift)
+        return queries if self.heads.is_everything else self.heads.contain(grid.h) & queries
+
+    def columns(self, grid: Grid) -> Tensor:
+        """For each key of a tile, whether it is selected: (1, 1, 1, J)."""
+        return self.keys.contain(grid.j + self.key_shift)
+
+    def cells(self, grid: Grid) -> Tensor:
+        """For each pair of a tile, whether it is selected: (1, H or 1, I, J)."""
+        return self.rows(grid) & self.columns(grid)
+
+
+@dataclass(frozen=True)
+class KnockedOut(Mask):
+    """All pairs but the selected ones.
+
+    >>> import regard as rg
+    >>> pairs = Pairs(queries=Indices.of(2), keys=Indices.of(0, 1))
+    >>> KnockedOut(pairs).dense(3).int().tolist()
+    [[1, 1, 1], [1, 1, 1], [0, 0, 1]]
+    """
+
+    pairs: Pairs
+    batched = False
+
+    def allowed(self, grid: Grid) -> Tensor:
+        return ~self.pairs.cells(grid)
+
+    def any_allowed(self, start: int, stop: int) -> Spans:
+        pairs, queries = self.pairs, Spans.of((start, stop)).shift(self.pairs.query_shift)
+        if pairs.heads.is_everything and pairs.queries.core().covers(queries):
+            return ~pairs.keys.core().shift(-pairs.key_shift)
+        return EVERYTHING
+
+    def all_allowed(self, start: int, stop: int) -> Spans:
+        pairs, queries = self.pairs, Spans.of((start, stop)).shift(self.pairs.query_shift)
+        if not pairs.queries.hull() & queries:
+            return EVERYTHING
+        return ~pairs.keys.hull().shift(-pairs.key_shift)
+
+    def __repr__(self) -> str:
+        return "knocked-out pairs"
+
+
+@dataclass(frozen=True)
+class AddedToScores(AdditiveBias):
+    """A number that is added to the scores of the selected pairs."""
+
+    pairs: Pairs
+    amount: float
+
+    def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
+        return self.pairs.cells(grid).to(widest_float(grid.device)) * self.amount
+
+
+# What the edits of one layer do to the scores and the weights of a tile; nothing here knows a model.
+
 
 #: The largest weight on a forbidden key that is rounding.
 ROUNDING = 1e-6
@@ -245,3 +329,55 @@ class CallEdits:
     def and_then(self, edits: LayerEdits) -> CallEdits:
         """These edits, then others."""
         return replace(self, edits=LayerEdits((*self.edits.edits, *edits.edits)))
+
+
+# `EditedMap`: the weights of an attention after edits of its weights.
+
+
+class EditedMap(ChangedMap):
+    """The weights of another map, scaled, replaced or removed where edits say so; computed on demand.
+
+    >>> import torch, regard as rg
+    >>> from regard.edits.layer_edits import LayerEdit
+    >>> from regard.edits.layer_edits import Pairs
+    >>> x, half = torch.zeros(1, 1, 2, 4), rg.edits.ScaleWeights(rg.Where(keys=0), 0.5)
+    >>> pairs = Pairs(keys=half.where.indices("keys"))
+    >>> EditedMap(rg.Attention()(x, x, x).weights, LayerEdits((LayerEdit(half, pairs),)))[0, 0, 1]
+    tensor([0.2500, 0.5000])
+    """
+
+    def __init__(self, source: AttentionMap, edits: LayerEdits) -> None:
+        super().__init__(source)
+        self.edits = edits
+
+    @property
+    def is_signed(self) -> bool:  # type: ignore[override]
+        return self.source.is_signed or any(edit.gives_negative for edit in self.edits.edits)
+
+    @property
+    def has_shares(self) -> bool:  # type: ignore[override]
+        return self.source.has_shares and all(edit.keeps_shares for edit in self.edits.edits)
+
+    @property
+    def _bytes_per_weight(self) -> int:
+        return 3 * self.source._bytes_per_weight
+
+    @checked
+    def select(self, batch: Index, head: Index) -> EditedMap:
+        """The map of some batch entries and heads (indices), still lazy."""
+        return EditedMap(self.source.select(batch, head), self.edits)
+
+    def live_rows(self) -> LiveRows:
+        return mapped_rows(
+            self.source.live_rows(), lambda weights, i, keys: self._edited(weights, i, keys.tensor("cpu"))
+        )
+
+    def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        return self._edited(self.source._weights(rows, cols), rows, cols)
+
+    def _edited(self, weights: Tensor, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        i = rows if isinstance(rows, slice) else to_device(rows, self.device)
+        j = cols if isinstance(cols, slice) else to_device(cols, self.device)
+        grid = replace(self.grid, query=self.grid.query[i], key=self.grid.key[j], positions=None)
+        tile = EditedTile(grid, self.grid, self.attention.mask, self.attention.normalizer.row_sum)
+        return self.edits.weights(weights, tile)

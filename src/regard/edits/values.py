@@ -1,12 +1,14 @@
-"""Edits, as values: what is changed in the attention of a model while a block runs."""
+"""Edits of attention as values, and as JSON: selections as typed, tensors as lists or in a safetensors file."""
 
 from __future__ import annotations
 
+import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from os import PathLike
+from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,9 +16,72 @@ from torch import Tensor
 
 from regard.base.checks import HoldsMaps, checked
 from regard.base.errors import RegardError, nearest
+from regard.base.whole_files import whole_file
 from regard.edits.selection import Where
-from regard.edits.writing import to_json
 from regard.maps.attention_map import AttentionMap
+
+# Edits as JSON: selections as they were typed, tensors as nested lists or in a safetensors file, never pickled.
+
+
+FORMAT = "regard edit"
+#: The version of the format; texts of later versions are refused.
+VERSION = 1
+
+
+def to_json(edits: Sequence[Any], tensors: str | PathLike[str] | None = None) -> str:
+    """Edits as JSON. With `tensors` their tensors are written to this safetensors file, and the text names it."""
+    kept: dict[str, Tensor] = {}
+    parts = [_written(part, kept if tensors is not None else None) for part in edits]
+    data: dict[str, Any] = {"format": FORMAT, "version": VERSION, "edits": parts}
+    if kept:
+        from safetensors.torch import save_file
+
+        path = Path(fspath(tensors))  # type: ignore[arg-type]
+        with whole_file(path, "to_json") as draft:
+            save_file({name: tensor.detach().cpu().clone().contiguous() for name, tensor in kept.items()}, draft)
+        data["tensors"] = str(path)
+    return json.dumps(data, ensure_ascii=False, allow_nan=False)
+
+
+def _written(edit: Any, kept: dict[str, Tensor] | None) -> dict[str, Any]:
+    values = {field.name: getattr(edit, field.name) for field in fields(edit)}
+    return {"edit": type(edit).__name__} | {name: _value(value, edit, kept) for name, value in values.items()}
+
+
+def _value(value: Any, edit: Any, kept: dict[str, Tensor] | None) -> Any:
+    if isinstance(value, Where):
+        given = ((field.name, getattr(value, field.name)) for field in fields(value))
+        return {name: _choice(choice) for name, choice in given if choice is not None}
+    if isinstance(value, AttentionMap):
+        value = value.dense()
+    if isinstance(value, Tensor):
+        if kept is None and not bool(value.isfinite().all()):
+            raise RegardError(
+                f"to_json: a tensor of {edit!r} holds inf or NaN, which JSON does not have. Write the tensors to a "
+                "file: to_json(tensors=path)."
+            )
+        dtype = str(value.dtype).removeprefix("torch.")
+        if kept is None:
+            return {"tensor": value.detach().cpu().double().tolist(), "dtype": dtype}
+        name = f"{type(edit).__name__} {len(kept)}"
+        kept[name] = value
+        return {"kept": name}
+    if isinstance(value, Mapping | HoldsMaps):
+        read = getattr(value, "patch_source", None) if hasattr(edit, "part") else None  # of a watched run
+        maps = value.maps if isinstance(value, HoldsMaps) else value
+        own = [name for name in maps if edit.where.heads_in(str(name)) is not None]
+        return {"layers": [[name, _value(read(edit.part, name) if read else maps[name], edit, kept)] for name in own]}
+    return value
+
+
+def _choice(choice: Any) -> Any:
+    if isinstance(choice, slice):
+        return {"slice": [choice.start, choice.stop, choice.step]}
+    return [_choice(one) for one in choice] if isinstance(choice, tuple) else choice
+
+
+# Edits, as values: what is changed in the attention of a model while a block runs.
+
 
 #: Weights in place of those of a model: given rows, equal weights, a map of another run, or one for each layer.
 Given = Tensor | str | AttentionMap | Mapping
@@ -278,3 +343,68 @@ def _same(one: Any, other: Any) -> bool:
 
 def _typed(value: Any) -> str:
     return f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+# Edits from the JSON that `edit.to_json()` wrote.
+
+
+KINDS: dict[str, type[Selecting]] = {
+    k.__name__: k for k in (KnockOut, ScaleWeights, AddToScores, ReplaceWeights, ActivationPatch)
+}
+
+
+def edit_from_json(text: str) -> AttentionEdit:
+    """The edit of a text that `edit.to_json()` wrote. A file of tensors that the text names is read.
+
+    >>> import regard as rg
+    >>> rg.edits.edit_from_json(rg.edits.AddToScores(rg.Where.parse("L1.H0: it -> animal"), 2.0).to_json())
+    AddToScores(Where(heads='L1.H0', queries='it', keys='animal'), 2.0)
+    """
+    try:
+        data = json.loads(text)
+        if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
+            raise RegardError(
+                f"edit_from_json: the text is no edit of version {VERSION}. Write it with edit.to_json()."
+            )
+        kept = _tensors(data["tensors"]) if "tensors" in data else {}
+        edits = tuple(_read(part, kept) for part in data["edits"])
+    except RegardError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise RegardError(f"edit_from_json: the text is damaged: {error}. Write it with edit.to_json().") from None
+    return edits[0] if len(edits) == 1 else EditSequence(edits)
+
+
+def _tensors(path: str) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise RegardError(f"edit_from_json: the file of tensors {path} cannot be read: {error}.") from None
+
+
+def _read(part: dict[str, Any], kept: dict[str, Tensor]) -> AttentionEdit:
+    kind = KINDS.get(part["edit"])
+    if kind is None:
+        raise RegardError(f"edit_from_json: there is no edit {part['edit']!r}. {nearest(str(part['edit']), KINDS)}")
+    values = {name: _read_value(value, kept) for name, value in part.items() if name not in ("edit", "where")}
+    where = Where(**{name: _read_choice(choice) for name, choice in part["where"].items()})
+    return kind(where, **values)  # type: ignore[call-arg]
+
+
+def _read_value(value: Any, kept: dict[str, Tensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if "layers" in value:
+        return {name: _read_value(one, kept) for name, one in value["layers"]}
+    if "kept" in value:
+        return kept[value["kept"]]
+    return torch.tensor(value["tensor"], dtype=getattr(torch, value["dtype"]))
+
+
+def _read_choice(choice: Any) -> Any:
+    if isinstance(choice, dict):
+        return slice(*choice["slice"])
+    return [_read_choice(one) for one in choice] if isinstance(choice, list) else choice

@@ -22,7 +22,7 @@ from regard.attention_output import attend_listeners
 from regard.base.context import ContextItems
 from regard.base.errors import RegardError
 from regard.base.shapes import at_least_float32, grouped_values, without_autocast
-from regard.edits.pairs import Pairs
+from regard.edits.layer_edits import Pairs
 from regard.hf.calls import AttentionCall, MaskCache, Translation, Untranslatable, translate
 from regard.pieces.grid import Grid
 

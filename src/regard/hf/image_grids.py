@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.base.errors import RegardError
 from regard.hf.capture.model_inputs import ModelInputs
 from regard.hf.window_maps import is_windowed, stage_size
-from regard.stats.patch_grid import PatchGrid
+from regard.stats.patch_roles import PatchGrid
 
 #: Models whose attention sees the patches in another order or in parts, and why there is no picture.
 WITHOUT_GRID = {

@@ -3,14 +3,13 @@
 from typing import TYPE_CHECKING
 
 from regard.base.other_libraries import answers_for
-from regard.maps import call_map, share_map  # noqa: F401  tell AttentionMap the families
+from regard.maps import call_map, changed_map  # noqa: F401  tell AttentionMap the families
 from regard.maps.attention_map import AttentionMap
+from regard.maps.changed_map import GradientMap, ValueWeightedMap
+from regard.maps.combined_map import KeyGroupMap, ProductMap, SumMap
 from regard.maps.dense_map import DenseMap
 from regard.maps.divergence import Divergence
-from regard.maps.gradient_map import GradientMap
-from regard.maps.key_group_map import KeyGroupMap
 from regard.maps.paged_keys import PagedKeys
-from regard.maps.product_map import ProductMap
 from regard.maps.reductions import (
     Distance,
     Entropy,
@@ -25,11 +24,8 @@ from regard.maps.reductions import (
     Tile,
     TopLinks,
 )
-from regard.maps.ring_map import RingMap
-from regard.maps.ring_transported_map import RingTransportedMap
-from regard.maps.sum_map import SumMap
+from regard.maps.ring_map import RingMap, RingTransportedMap
 from regard.maps.transported_map import TransportedMap
-from regard.maps.value_weighted_map import ValueWeightedMap
 
 __all__ = [
     "AttentionMap",

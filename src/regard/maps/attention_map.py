@@ -91,7 +91,7 @@ class AttentionMap(TensorInterface, ABC):
     has_shares: ClassVar[bool] = False
     #: Chooses the family of weights; `call_map` sets it, since the families are subclasses of this class.
     _of_tensors: ClassVar[Callable[..., AttentionMap]]
-    #: Makes the map of shares; `share_map` sets it.
+    #: Makes the map of shares; `changed_map` sets it.
     _shares_of: ClassVar[Callable[[AttentionMap], AttentionMap]]
 
     #: What the weights are computed from, in families without queries and keys.

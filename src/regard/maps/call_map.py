@@ -18,8 +18,7 @@ from regard.engine.problem import Problem, Result
 from regard.engine.rows import recomputed_statistic
 from regard.maps.attention_map import AttentionMap
 from regard.maps.paged_keys import PagedKeys
-from regard.maps.ring_map import RingMap
-from regard.maps.ring_transported_map import RingTransportedMap
+from regard.maps.ring_map import RingMap, RingTransportedMap
 from regard.maps.scored_map import ScoredMap
 from regard.maps.transported_map import TransportedMap
 from regard.pieces.call_tensors import CallTensors, check_call_tensors

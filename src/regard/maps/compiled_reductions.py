@@ -16,7 +16,6 @@ from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.similarity import HeadProducts, add_products
 from regard.engine.kernel.statistics import Parts, add_statistics
 from regard.engine.problem import Problem
-from regard.maps.pyramid import Pyramid
 from regard.maps.reductions import (
     Distance,
     Entropy,
@@ -24,6 +23,7 @@ from regard.maps.reductions import (
     MassOn,
     MassWhere,
     Pool,
+    Pyramid,
     Reduction,
     Similarity,
     State,

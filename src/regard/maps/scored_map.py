@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -26,8 +26,11 @@ from regard.maps.gradients import LiveRows, Rows
 from regard.maps.indices import Index, indices
 from regard.maps.reductions import Reduction, State, Tile, check_reductions
 from regard.pieces.contents import Originals, split_tensors, tensor_snapshot, versions_of
+from regard.pieces.convolution import Taps
 from regard.pieces.grid import Grid
-from regard.pieces.normalizer import Normalizer, RowStatistic, any_coarse
+from regard.pieces.mask import causal, window
+from regard.pieces.normalizer import Normalizer, RowStatistic, Unnormalized, any_coarse
+from regard.pieces.score import Dot, scale_of_heads
 
 #: If a range of queries has more tiles, their scores are not kept: they are computed again after the row statistic.
 STRIP = 32
@@ -419,3 +422,77 @@ def _on_device(index: Tensor | slice, device: torch.device) -> Tensor | slice:
     if isinstance(index, slice):
         return index
     return to_device(index, device) if (consecutive := as_slice(index)) is None else consecutive
+
+
+# `convolution_map`: a convolution over a few tokens between two gates, as weights.
+
+
+@dataclass(frozen=True, eq=False)
+class Convolution:
+    """o_i = out_i sum_r taps_r in_{i-r} v_{i-r}: `out_gate` (B, H, I) of the last I tokens, `in_gate` (B, H, J).
+
+    `taps` (H, K) are the numbers of the convolution; taps_0 is that of the token itself. Each channel is a head.
+    """
+
+    out_gate: Tensor
+    in_gate: Tensor
+    taps: Tensor
+
+
+def convolution_map(convolution: Convolution) -> ScoredMap:
+    """w_ij = out_i taps_{i-j} in_j, for I queries that are the last of J tokens. Gated short convolutions (LFM2).
+
+    >>> import torch
+    >>> from regard.maps.scored_map import Convolution, convolution_map
+    >>> ones = torch.ones(1, 1, 3)
+    >>> convolution_map(Convolution(2 * ones, ones, torch.tensor([[1.0, 0.5]])))[0, 0]
+    tensor([[2., 0., 0.],
+            [1., 2., 0.],
+            [0., 1., 2.]])
+    """
+    taps, gates = convolution.taps, (convolution.out_gate[..., None], convolution.in_gate[..., None])
+    mask, normalizer = causal() & window(taps.shape[1]), Unnormalized()
+    attention = Attention(Dot(1.0), bias=Taps(taps.detach()), mask=mask, normalizer=normalizer).eval()
+    (B, H, I), J = convolution.out_gate.shape, convolution.in_gate.shape[2]
+    positions = Positions.aligned_to_end(I, J)
+    grid = Grid.whole(positions, B, H, I, taps.device)
+    return ScoredMap(
+        attention, Prepared(*gates, (None,), (None,)), positions, grid, normalizer.row_statistic(gates[0], grid.key)
+    )
+
+
+# Queries, keys and row statistics of maps with w_ij = exp(c q_i . k_j - r_i): the page computes weights from these.
+
+
+def is_dot(weights: AttentionMap) -> TypeGuard[ScoredMap]:
+    """Whether w_ij = exp(c q_i . k_j - r_i) for allowed pairs, with one mask for all heads and precise r_i.
+
+    >>> import torch, regard as rg
+    >>> x = torch.randn(1, 2, 3, 4)
+    >>> is_dot(rg.Attention()(x, x, x).weights)
+    True
+    """
+    if type(weights) is not ScoredMap:
+        return False
+    attention = weights.attention
+    scale = attention.score.scale(weights._prepared.query.shape[-1])
+    plain = attention.normalizer.as_softmax is not None and not attention.bias
+    one_mask = (
+        attention.mask is None or attention.mask.allowed(weights.grid.tile(slice(0, 1), slice(0, 1))).shape[1] == 1
+    )
+    return scale is not None and plain and one_mask and not any_coarse(weights.row_statistic[0])
+
+
+def scaled(weights: ScoredMap) -> tuple[Tensor, Tensor, Tensor]:
+    """c q (H, I, D), k (G, J, D) and r (H, I) of the first text of a map that `is_dot`; r is 0 where a row is empty."""
+    prepared, attention = weights._prepared, weights.attention
+    query = at_least_float32(prepared.query)
+    scale = scale_of_heads(attention.score, query, weights.grid)
+    softmax = attention.normalizer.as_softmax
+    assert scale is not None and softmax is not None
+    empty = weights.row_statistic[0].isneginf()
+    return (
+        (query[0] * (scale / softmax.temperature)).float(),
+        prepared.key[0].float(),
+        weights.row_statistic[0].masked_fill(empty, 0.0)[0].float(),
+    )

@@ -11,7 +11,7 @@ from regard.base.errors import RegardError
 from regard.base.whole_files import write_whole
 from regard.hf.text_reader import TextReader
 from regard.profiling.documents import Unreadable
-from regard.stats.head_table import HeadTable
+from regard.stats.profile import HeadTable
 
 #: The file of a profile inside its folder.
 FILE = "corpus.json"

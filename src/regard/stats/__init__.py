@@ -3,30 +3,20 @@
 from typing import TYPE_CHECKING
 
 from regard.base.other_libraries import answers_for
-from regard.stats.alignment_roles import alignment_roles
+from regard.stats.alignment import alignment_roles, token_times, warping_path
 from regard.stats.cache_split import cache_split
-from regard.stats.composition import head_composition
-from regard.stats.contacts import contact_maps
-from regard.stats.flow import rollout, value_weighted
+from regard.stats.composition import head_composition, rollout, value_weighted
 from regard.stats.head_distances import head_divergence, head_groups, head_map, sample_rows
-from regard.stats.locality import locality
-from regard.stats.mask_warnings import mask_findings
 from regard.stats.numbering import layer_numbers
-from regard.stats.patch_grid import PatchGrid
-from regard.stats.patch_roles import patch_roles, shuffle_patches
-from regard.stats.patterns import patterns
-from regard.stats.prediction_warnings import prediction_findings
-from regard.stats.probes import probe_tokens, shuffle_order
+from regard.stats.patch_roles import PatchGrid, patch_roles, shuffle_patches
+from regard.stats.patterns import contact_maps, locality, patterns
 from regard.stats.profile import profile
 from regard.stats.retrieval_roles import WatchedNeedle, retrieval_roles
-from regard.stats.roles import roles
-from regard.stats.statistics import STATISTICS, HeadStatistic
+from regard.stats.roles import probe_tokens, roles, shuffle_order
+from regard.stats.statistics import STATISTICS, Agreement, HeadStatistic, Offsets, SameToken, text_statistics
 from regard.stats.syntax_roles import SyntaxSentence, WatchedSentence, syntax_roles, syntax_sentences
-from regard.stats.text_differences import text_differences
-from regard.stats.time_warping import token_times, warping_path
-from regard.stats.token_reductions import Agreement, Offsets, SameToken
-from regard.stats.token_statistics import text_statistics
-from regard.stats.warnings import CAVEAT, findings
+from regard.stats.text_reading import text_differences
+from regard.stats.warnings import CAVEAT, findings, mask_findings, prediction_findings
 
 __all__ = [
     "CAVEAT",

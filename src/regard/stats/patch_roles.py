@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,11 +12,60 @@ from regard.base.checks import Count, Size, checked
 from regard.base.errors import RegardError
 from regard.maps import AttentionMap
 from regard.stats.numbering import layer_numbers
-from regard.stats.patch_grid import PatchGrid
 from regard.stats.profile import one_text
-from regard.stats.roles import PATCH_KINDS, Measured, RoleTable, mean_score, roles_of_kind
+from regard.stats.roles import PATCH_KINDS, IsLink, Measured, RoleTable, TargetMass, mean_score, roles_of_kind
 from regard.stats.statistics import Allowed
-from regard.stats.targets import IsLink, TargetMass
+
+# `PatchGrid`: where the patches of an image or a video are among the tokens of a model.
+
+
+@checked
+@dataclass(frozen=True)
+class PatchGrid:
+    """Where the patches of one image, or of the frames of one video, are among the tokens.
+
+    The token of the patch in row r and column c of frame f is `start + (f * rows + r) * columns + c`, or the entry
+    of `tokens` with this number if `tokens` is given.
+
+    >>> import torch
+    >>> from regard.stats import PatchGrid
+    >>> grid = PatchGrid(2, 3, start=1)  # a class token, then 6 patches
+    >>> grid.token(1, 2), grid.fold(torch.arange(7)).tolist()
+    (6, [[[1, 2, 3], [4, 5, 6]]])
+    """
+
+    rows: int
+    columns: int
+    start: int = 0
+    frames: int = 1
+    tokens: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.rows, self.columns, self.frames) < 1 or self.start < 0:
+            raise RegardError(f"{self}: rows, columns and frames must be at least 1, and start at least 0.")
+        if self.tokens is not None and len(self.tokens) != len(self):
+            raise RegardError(
+                f"PatchGrid: {self.frames} x {self.rows} x {self.columns} patches need {len(self)} tokens, got "
+                f"{len(self.tokens)}."
+            )
+
+    def __len__(self) -> int:
+        return self.frames * self.rows * self.columns
+
+    @property
+    def places(self) -> Sequence[int]:
+        """The token of every patch: frame by frame, row by row."""
+        return range(self.start, self.start + len(self)) if self.tokens is None else self.tokens
+
+    def token(self, row: int, column: int, frame: int = 0) -> int:
+        """The token of one patch."""
+        return self.places[(frame * self.rows + row) * self.columns + column]
+
+    def fold(self, row: Tensor) -> Tensor:
+        """A row of weights (..., J) as pictures (..., frames, rows, columns)."""
+        places = torch.tensor(list(self.places), device=row.device)
+        return row[..., places].unflatten(-1, (self.frames, self.rows, self.columns))
+
 
 #: The step on the grid of each role of one neighbor: (rows, columns).
 STEPS = {"left": (0, -1), "right": (0, 1), "above": (-1, 0), "below": (1, 0)}

@@ -1,8 +1,8 @@
-"""Finds roles of heads, such as previous-token or induction heads, and compares each with a run on shuffled text."""
+"""Roles of heads: which pairs of query and key are links of a role, and which heads put their weight on them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -13,12 +13,175 @@ from torch import Tensor
 from regard.base.checks import Count, Size, checked
 from regard.base.errors import RegardError, nearest
 from regard.base.shapes import to_device
-from regard.maps import AttentionMap, Entropy
-from regard.maps.query_sample import QuerySample
+from regard.maps import AttentionMap, Entropy, Reduction, Tile
+from regard.maps.changed_map import QuerySample
+from regard.maps.reductions import Shape, State, zeros
 from regard.stats.numbering import head_name, layer_numbers
-from regard.stats.profile import one_text
-from regard.stats.statistics import Allowed, entropy_of_rest
-from regard.stats.targets import Diagonals, IsLink, TargetMass, Text, first_token
+from regard.stats.profile import SPECIAL_TOKEN, one_text
+from regard.stats.statistics import Allowed, entropy_of_rest, is_punctuation, numbers
+
+# Inputs for finding roles of heads: random sequences that repeat, and shuffled texts.
+
+
+@checked
+def probe_tokens(vocabulary: Size | Sequence[int], length: Size, seed: int = 0) -> Tensor:
+    """A random sequence of `length` different tokens, repeated once; (2 length,).
+
+    Duplicate and induction heads show on it.
+    Olsson et al. 2022, arXiv:2209.11895: in random tokens only the repetition predicts the next token.
+    `vocabulary` is the number of tokens, or a list of token numbers to draw from (leave out special tokens).
+
+    >>> probe = probe_tokens(30_000, 50)
+    >>> len(probe), torch.equal(probe[:50], probe[50:])
+    (100, True)
+    """
+    numbers = torch.arange(vocabulary) if isinstance(vocabulary, int) else torch.as_tensor(list(vocabulary))
+    if not 0 < length <= len(numbers):
+        raise RegardError(
+            f"probe_tokens: length is {length}, but the vocabulary has {len(numbers)} tokens. "
+            f"Give a length from 1 to {len(numbers)}."
+        )
+    sequence = numbers[torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))[:length]]
+    return sequence.repeat(2)
+
+
+@checked
+def shuffle_order(tokens: Sequence[str | int], special: Sequence[int] | None = None, seed: int = 0) -> list[int]:
+    """A random order of the tokens in which special tokens keep their positions.
+
+    `special` are indices; by default special tokens are recognized by their names. Run the model on `ids[order]`
+    to get the maps `null` of `roles`.
+
+    >>> order = shuffle_order(["[CLS]", "a", "b", "c", "[SEP]"])
+    >>> order[0], sorted(order[1:4]), order[4]
+    (0, [1, 2, 3], 4)
+    """
+    fixed = set(special_positions(tokens) if special is None else special)
+    free = torch.tensor([position for position in range(len(tokens)) if position not in fixed], dtype=torch.long)
+    shuffled = free[torch.randperm(len(free), generator=torch.Generator().manual_seed(seed))]
+    order = list(range(len(tokens)))
+    for position, source in zip(free.tolist(), shuffled.tolist(), strict=True):
+        order[position] = source
+    return order
+
+
+def special_positions(tokens: Sequence[str | int]) -> list[int]:
+    """Indices of the tokens whose names are those of special tokens, such as [CLS] or </s>."""
+    return [index for index, token in enumerate(tokens) if SPECIAL_TOKEN.fullmatch(str(token))]
+
+
+# Which pairs of query and key are links of a role, and the weight that heads put on them.
+
+
+#: Takes indices of queries (a column) and of keys (a row); returns which pairs are links of a role.
+IsLink = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """The tokens of a text as numbers, and flags for special tokens and for punctuation; (n,) each."""
+
+    numbers: Tensor
+    special: Tensor
+    punctuation: Tensor
+
+    @staticmethod
+    def of(tokens: Sequence[str | int], special: Sequence[int] | None, device: torch.device) -> Text:
+        positions = special_positions(tokens) if special is None else list(special)
+        flags = torch.zeros(len(tokens), dtype=torch.bool)
+        flags[torch.tensor(positions, dtype=torch.long)] = True
+        punctuation = torch.tensor([isinstance(token, str) and is_punctuation(token) for token in tokens])
+        token_numbers = numbers([str(token) for token in tokens])
+        return Text(token_numbers.to(device), flags.to(device), (punctuation & ~flags).to(device))
+
+    def duplicate(self, i: Tensor, j: Tensor) -> Tensor:
+        """t_j = t_i and j != i, neither token is special, and j is not the first key."""
+        return (self.numbers[i] == self.numbers[j]) & (i != j) & (j > 0) & ~self.special[i] & ~self.special[j]
+
+    def induction(self, i: Tensor, j: Tensor) -> Tensor:
+        """t_(j-1) = t_i with j < i: j follows an earlier occurrence of the query's token."""
+        before = (j - 1).clamp_min(0)
+        return (self.numbers[i] == self.numbers[before]) & (j > 0) & (j < i) & ~self.special[i] & ~self.special[before]
+
+    def punctuation_mark(self, i: Tensor, j: Tensor) -> Tensor:
+        """t_j is punctuation, j != i, and j is not the first key."""
+        return self.punctuation[j] & (i != j) & (j > 0)
+
+    def special_token(self, i: Tensor, j: Tensor) -> Tensor:
+        """t_j is special, j != i, and j is not the first key, which has a role of its own."""
+        return self.special[j] & (j > 0) & (i != j)
+
+
+def first_token(i: Tensor, j: Tensor) -> Tensor:
+    """j is the first key and i is not the first query."""
+    return (j == 0) & (i > 0)
+
+
+@dataclass(frozen=True, eq=False)
+class TargetMass(Reduction):
+    """For every query, the weight on links of a role, and the number of links that the mask allows; (B, H, I) each.
+
+    `queries` are the indices in the text of the queries of the map, if it has not all of them.
+    """
+
+    weights: AttentionMap
+    is_link: IsLink
+    queries: Tensor | None = None
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        return [zeros(device, *shape[:3]), zeros(device, *shape[:3])]
+
+    def add(self, state: State, tile: Tile) -> None:
+        i = torch.arange(tile.rows.start, tile.rows.stop, device=tile.weights.device)
+        j = torch.arange(tile.cols.start, tile.cols.stop, device=tile.weights.device)
+        targets = self.is_link((i if self.queries is None else self.queries[i])[:, None], j[None])
+        if targets.any():
+            i, j = targets.nonzero(as_tuple=True)  # few pairs of a long text are links
+            allowed = may_attend(self.weights, tile).expand(tile.weights.shape)
+            for total, values in zip(state, (tile.weights, allowed), strict=True):
+                total.index_add_(2, tile.rows.start + i, values[:, :, i, j].to(total.dtype))
+
+    def finish(self, state: State) -> tuple[Tensor, Tensor]:
+        return state[0], state[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Diagonals(Reduction):
+    """For every query, the weight at offsets j - i, and 1 where the mask allows it; (B, H, offsets, I) each.
+
+    The first key is left out, because weight on it has a role of its own.
+    """
+
+    weights: AttentionMap
+    offsets: tuple[int, ...]
+
+    def init(self, shape: Shape, device: torch.device) -> State:
+        B, H, I, _ = shape
+        return [zeros(device, B, H, len(self.offsets), I) for _ in range(2)]
+
+    def add(self, state: State, tile: Tile) -> None:
+        keys, order = tile.grid.key.sort()
+        allowed = may_attend(self.weights, tile).expand(tile.weights.shape)
+        for number, offset in enumerate(self.offsets):
+            wanted = tile.grid.query + offset
+            place = torch.searchsorted(keys, wanted).clamp_max(len(keys) - 1)
+            j = order[place]
+            i = ((keys[place] == wanted) & (tile.cols.start + j > 0)).nonzero()[:, 0]
+            for total, values in zip(state, (tile.weights, allowed), strict=True):
+                total[:, :, number, tile.rows.start + i] = values[:, :, i, j[i]].to(total.dtype)
+
+    def finish(self, state: State) -> tuple[Tensor, Tensor]:
+        return state[0], state[1]
+
+
+def may_attend(weights: AttentionMap, tile: Tile) -> Tensor:
+    """Which pairs of a tile the mask allows; the shape broadcasts against that of the weights."""
+    mask = weights.attention.mask if len(tile.undecided) else None
+    return tile.weights.new_ones((1, 1, 1, 1), dtype=torch.bool) if mask is None else mask.allowed(tile.grid)
+
+
+# Finds roles of heads, such as previous-token or induction heads, and compares each with a run on shuffled text.
+
 
 #: Least score of a head that has a role: two fifths of its weight. With a smaller share, the role would leave most of
 #: what the head does unnamed.

@@ -1,17 +1,24 @@
-"""The result of reading one text with one model: maps, profile, warnings, and what each word attends to."""
+"""A text with the maps of a model, as a page and a command read it: heads that stand out, and what changes by text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from regard.base.checks import checked
+from regard.base.errors import RegardError
 from regard.maps import AttentionMap, Reduction
+from regard.stats.numbering import head_name
 from regard.stats.profile import Link, ModelProfile, one_text, profile
-from regard.stats.roles import QUERIES, RoleTable
+from regard.stats.roles import LABEL, QUERIES, RoleTable
 from regard.stats.warnings import Finding, findings
+
+# The result of reading one text with one model: maps, profile, warnings, and what each word attends to.
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,3 +167,105 @@ class TextReading:
 def plain(token: str) -> str:
     """A token in lower case, without the prefixes that tokenizers add (##, Ġ, ▁)."""
     return token.removeprefix("##").lstrip("Ġ▁").strip().lower()
+
+
+# Heads that stand out on a text: most weight on a nearby token, the most focused and the broadest.
+
+
+#: Statistics that are shares of the weight on a nearby token -> that token.
+NEARBY = {"previous": "the previous token", "next": "the next token", "itself": "the token itself"}
+
+
+class HeadValue(NamedTuple):
+    """A value of one head; `layer` is the number of the layer in the model."""
+
+    value: float
+    layer: int
+    head: int
+
+    @property
+    def name(self) -> str:
+        return head_name(self.layer, self.head)
+
+
+def nearby_shares(reading: TextReading, name: str) -> Iterator[HeadValue]:
+    """A statistic of `NEARBY` for every head, over the queries whose target is not the first token."""
+    count = len(reading.profile.query_tokens)
+    query = {"previous": 1, "itself": 0}.get(name, count)  # the query whose target is the first token
+    at_first = reading.rows(query) if query < count else None
+    num_queries = max(count - (2 if name == "previous" else 1), 1)
+    for number, layer in enumerate(reading.profile.layers):
+        for head, mean in enumerate(layer.values[name].tolist()):
+            on_first = 0.0 if at_first is None else float(at_first[number][head, 0])
+            yield HeadValue((mean * count - on_first) / num_queries, layer.number, head)
+
+
+def entropies_outside(profile: ModelProfile) -> Iterator[HeadValue]:
+    """The entropy in nats of each head's weight outside the first token and special tokens.
+
+    Heads with less than `LABEL` of their weight there are left out: they hardly attend to the text. exp(entropy) is
+    the effective number of tokens.
+    """
+    for layer in profile.layers:
+        outside = 1 - layer.values["special"]
+        outside = outside if 0 in profile.special else outside - layer.values["first"]
+        for head, (kept, entropy) in enumerate(zip(outside.tolist(), layer.values["elsewhere"].tolist(), strict=True)):
+            if kept >= LABEL:
+                yield HeadValue(entropy / kept, layer.number, head)
+
+
+# `differences` compares the heads of one model on several texts; the heads that change most come first.
+
+
+#: Statistics between 0 and 1. The others grow with the length of a text, so texts cannot be compared by them.
+SHARES = ("evenness", "special", "previous", "next", "itself")
+
+
+@dataclass(frozen=True)
+class TextDifference:
+    """One head: the statistic that differs most between the texts, its value on each text, and their range.
+
+    >>> import torch, regard as rg
+    >>> from regard.stats.text_reading import text_differences
+    >>> from regard.types import TextReading
+    >>> q, k = 20 * torch.eye(4).expand(1, 1, 4, 4), torch.eye(4).expand(1, 1, 4, 4)
+    >>> maps = [rg.Attention()(query, k, k).weights for query in (q, q.flip(2))]
+    >>> (head,) = text_differences([TextReading.of("", {"layers.0": weights}) for weights in maps])
+    >>> head.statistic, [round(value) for value in head.values], round(head.spread)
+    ('itself', [1, 0], 1)
+    """
+
+    layer: int
+    head: int
+    statistic: str
+    values: tuple[float, ...]
+    spread: float
+
+
+@checked
+def text_differences(readings: Sequence[TextReading]) -> list[TextDifference]:
+    """One `TextDifference` for every head, the largest spread first. All readings must be of the same layers of one
+    model.
+
+    >>> import torch, regard as rg
+    >>> from regard.types import TextReading
+    >>> x = torch.zeros(1, 1, 3, 4)
+    >>> reading = TextReading.of("", {"layers.0": rg.Attention()(x, x, x).weights})
+    >>> [head.spread for head in text_differences([reading, reading])]
+    [0.0]
+    """
+    if not readings or len({len(reading.profile.layers) for reading in readings}) > 1:
+        raise RegardError(
+            "differences: give at least one reading. All readings must be of the same layers of one model."
+        )
+    head_differences = []
+    for layers in zip(*(reading.profile.layers for reading in readings), strict=True):
+        for head in range(layers[0].num_heads):
+            values = torch.stack([torch.stack([layer.values[name][head] for name in SHARES]) for layer in layers])
+            spread = values.amax(0) - values.amin(0)
+            largest = int(spread.argmax())
+            numbers = tuple(values[:, largest].tolist())
+            head_differences.append(
+                TextDifference(layers[0].number, head, SHARES[largest], numbers, float(spread[largest]))
+            )
+    return sorted(head_differences, key=lambda difference: -difference.spread)

@@ -1,15 +1,23 @@
-"""Warnings about heads whose weights are easily misread, each with what it does not mean."""
+"""Warnings about heads, masks and predictions, as findings with a sentence each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from regard.base.checks import checked
-from regard.stats.numbering import head_name
+from regard.base.errors import RegardError
+from regard.maps import AttentionMap, KeyTotals, MassOn, MassWhere
+from regard.pieces import mask
+from regard.stats.numbering import head_name, layer_numbers
 from regard.stats.profile import LayerProfile, ModelProfile
+
+# Warnings about heads whose weights are easily misread, each with what it does not mean.
+
 
 #: Printed once with any list of findings.
 CAVEAT = "Weights show what a model attended to, not why it decided. One text is not evidence for a role."
@@ -228,3 +236,286 @@ def head_names(layer: int, heads: tuple[int, ...]) -> str:
 def ending(heads: tuple[int, ...]) -> str:
     """The ending of the verb after the names of these heads."""
     return "s" if len(heads) == 1 else ""
+
+
+# Warnings about wrong masks: weight on future tokens or on padding, or one mask for texts of different lengths.
+
+
+#: Said if the weights of texts of different lengths are positive on the same keys.
+ONE_MASK = "Texts of different lengths attend to the same keys: one mask seems to be used for the whole batch."
+#: Weight on masked keys is reported above this share of a row. A boolean mask gives exactly 0. Models that add a large
+#: negative number instead may leave a little weight in half precision, where a weight is rounded to 1e-3 of its value.
+NEGLIGIBLE = 1e-4
+
+
+@checked
+def mask_findings(
+    maps: Mapping[str, AttentionMap],
+    *,
+    causal: bool = False,
+    real: Tensor | Sequence[int] | None = None,
+    numbers: Sequence[int] | None = None,
+) -> list[Finding]:
+    """Warnings about masks, checked against what should hold: that the model is causal, and which keys are real.
+
+    `real` is lengths (B,) or a boolean (B, J) with True = real, as for `padding`. The kinds of findings are "leak"
+    (weight on future tokens), "padding" (weight on padding) and "unseen" (real keys with weight 0 for every query,
+    while other keys have weight). If texts of different lengths attend to the same keys, the sentence adds that one
+    mask seems to be used for the whole batch; broadcasting along the wrong axis causes this. Of signed weights, shares
+    of |weight| are read, so that opposite signs do not cancel. `numbers` are the
+    numbers of the layers; by default they are read from the module paths (`layer_numbers`).
+
+    >>> import torch, regard as rg
+    >>> x = torch.zeros(1, 2, 3, 4)
+    >>> [finding.kind for finding in mask_findings({"layer": rg.Attention()(x, x, x).weights}, causal=True)]
+    ['leak']
+    """
+    found = []
+    for number, weights in zip(layer_numbers(maps, numbers), maps.values(), strict=True):
+        weights = weights if weights.has_shares else weights.shares()
+        if causal:
+            found += leaks(number, weights)
+        if real is not None:
+            found += broadcasts(number, weights, _real(real, weights.shape))
+    return found
+
+
+def leaks(number: int, weights: AttentionMap) -> Iterator[Finding]:
+    """Heads with weight on tokens after the query."""
+    share = weights.summarize(MassWhere(~mask.causal()))[0].amax((0, 2))
+    heads = tuple((share > NEGLIGIBLE).nonzero().flatten().tolist())
+    if heads:
+        value = float(share.max())
+        names, s = head_names(number, heads), ending(heads)
+        yield Finding(
+            "leak",
+            number,
+            heads,
+            value,
+            f"{names} put{s} up to {value:.1%} of a row on tokens after the query, but the "
+            "model should be causal: the causal mask is missing, transposed or shifted. Do not trust next-token scores "
+            "of this model.",
+        )
+
+
+def broadcasts(number: int, weights: AttentionMap, real: Tensor) -> Iterator[Finding]:
+    """Heads with weight on padding, and heads with weight 0 on real keys; `real` is (B, J)."""
+    real = real.to(weights.device)
+    padding, received = weights.summarize(MassOn(~real), KeyTotals())
+    shared = _shared(received, real)
+    why = f" {ONE_MASK}" if shared else ""
+    I, J = weights.shape[2:]
+    queries = real[:, None, J - I :] if I <= J else real.new_ones(1, 1, I)
+    share = (padding * queries).amax((0, 2))
+    heads = tuple((share > NEGLIGIBLE).nonzero().flatten().tolist())
+    if heads:
+        value = float(share.max())
+        names, s = head_names(number, heads), ending(heads)
+        yield Finding(
+            "padding",
+            number,
+            heads,
+            value,
+            f"{names} put{s} up to {value:.1%} of a row on padding. The mask seems to be "
+            f"missing, inverted, or broadcast along the wrong axis.{why} The output then depends on the padding.",
+        )
+    yield from _unseen(number, received, real, why)
+
+
+def _unseen(number: int, received: Tensor, real: Tensor, why: str) -> Iterator[Finding]:
+    """Heads with weight 0 on some real keys for every query, and positive weight on others."""
+    unseen = (received <= 0) & real[:, None] & (received.amax(-1, keepdim=True) > 0)
+    heads = tuple(unseen.any(-1).any(0).nonzero().flatten().tolist())
+    if heads:
+        count = int(unseen[:, list(heads)].sum(-1).amax())
+        names, s = head_names(number, heads), ending(heads)
+        yield Finding(
+            "unseen",
+            number,
+            heads,
+            float(count),
+            f"{names} never attend{s} to up to {count} real token{'s' * (count > 1)} of a "
+            f"text: their weight is exactly 0 for every query.{why} A window or a chunk can cause this too.",
+        )
+
+
+def _shared(received: Tensor, real: Tensor) -> bool:
+    """Whether the texts of a batch attend to the same keys although their real keys differ."""
+    attended = (received > 0).any(1)
+    return bool((real != real[:1]).any()) and bool((attended == attended[:1]).all())
+
+
+def _real(real: Tensor | Sequence[int], shape: tuple[int, int, int, int]) -> Tensor:
+    B, _, _, J = shape
+    real = torch.as_tensor(real)
+    if real.dtype in (torch.int32, torch.int64) and real.shape == (B,):
+        return torch.arange(J, device=real.device) < real[:, None]
+    if real.dtype == torch.bool and real.shape == (B, J):
+        return real
+    raise RegardError(
+        f"mask_findings: real are {B} integer lengths or booleans of shape ({B}, {J}) with True = real, "
+        f"got {real.dtype} of shape {tuple(real.shape)}. An attention_mask of 0 and 1 becomes mask.bool()."
+    )
+
+
+# Warnings about what a whole model predicts: it reads later tokens, or it predicts another token than the next.
+
+
+#: Logits count as changed above this share of the largest logit.
+CHANGED = 1e-4
+#: Which tokens are compared with the next one, by their distance from the token that is read.
+OFFSETS = {-1: "the token before the one that they read", 0: "the token that they read", 2: "the next token but one"}
+#: Another token is predicted if it has a loss this much smaller than the next one, in nats a token.
+SMALLER = 0.5
+#: The number of the layer in a finding about the whole model.
+WHOLE_MODEL = -1
+#: Fewest tokens of a text: each offset needs a position where all tokens exist.
+SHORTEST = 5
+
+
+@checked
+@torch.no_grad()
+def prediction_findings(model: Callable[[Tensor], Tensor], ids: Tensor) -> list[Finding]:
+    """Warnings about a trained model of the next token: "leak" and "offset". No map is needed.
+
+    `model` maps ids (B, I) to logits (B, I, V). `ids` (B, I + 1) are texts of one length without padding: the model
+    reads all but the last token, and position t should predict token t + 1. For an encoder and decoder, ids are those
+    of the target: `lambda ids: model(source, ids)`.
+
+    - "leak": a change of the last token changes earlier outputs, so the model reads later tokens. The sentence
+      gives the loss at the last position, where no later token can be read.
+    - "offset": the logits fit another token better than the next one, so the labels were shifted wrongly.
+
+    Findings are about the whole model: `layer` is -1 and `heads` are empty. `number` is the largest change of a logit,
+    or the distance from the token that is read to the token that is predicted.
+
+    >>> import torch
+    >>> ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7], [3, 1, 4, 2, 7, 0, 5]])
+    >>> def repeats_its_input(ids):
+    ...     return 9.0 * torch.nn.functional.one_hot(ids, 8)
+    >>> [finding.kind for finding in prediction_findings(repeats_its_input, ids)]
+    ['offset']
+    """
+    _check_ids(ids)
+    read = ids[:, :-1]
+    logits = _logits(model, read)
+    if not torch.equal(logits, _logits(model, read)):
+        raise RegardError(
+            "prediction_findings: two calls with equal ids gave different logits. Call model.eval() to switch off "
+            "dropout."
+        )
+    changed = _logits(model, torch.cat([read[:, :-1], _other_tokens(read)[:, None]], 1))
+    return [*_leak(logits, changed, ids), *_offset(logits, ids)]
+
+
+def _leak(logits: Tensor, changed: Tensor, ids: Tensor) -> Iterator[Finding]:
+    change = (logits - changed)[:, :-1].abs().amax((0, 2))
+    count = int((change > CHANGED * logits.abs().max()).sum())
+    if count:
+        loss = cross_entropy(logits.mT, ids[:, 1:], reduction="none").mean(0)
+        yield Finding(
+            "leak",
+            WHOLE_MODEL,
+            (),
+            float(change.max()),
+            f"The model reads later tokens: a change of the last token changes the outputs at {count} of the "
+            f"{len(change)} positions before it. The loss is {float(loss[:-1].mean()):.2f} nats a token at these "
+            f"positions and {float(loss[-1]):.2f} at the last, where no later token can be read. Look for a missing "
+            "causal mask (mask_findings) and for cross-attention whose keys are those of the target.",
+        )
+
+
+def _offset(logits: Tensor, ids: Tensor) -> Iterator[Finding]:
+    positions = torch.arange(1, ids.shape[1] - 2, device=ids.device)  # where every offset has a token
+    losses = {o: float(cross_entropy(logits[:, positions].mT, ids[:, positions + o])) for o in (1, *OFFSETS)}
+    best = min(losses, key=losses.__getitem__)
+    if losses[best] < losses[1] - SMALLER:
+        yield Finding(
+            "offset",
+            WHOLE_MODEL,
+            (),
+            float(best),
+            f"The logits predict {OFFSETS[best]} ({losses[best]:.2f} nats a token) rather than the next token "
+            f"({losses[1]:.2f}). The labels of position t must be the token t + 1: shift them once, either in the data "
+            "or in the model.",
+        )
+
+
+def _other_tokens(read: Tensor) -> Tensor:
+    """For each text a token that differs from its last one, and that the texts contain."""
+    known = read.unique()
+    if len(known) < 2:
+        raise RegardError("prediction_findings: all ids are equal, so no token can be replaced. Give a text.")
+    return known[(torch.searchsorted(known, read[:, -1].contiguous()) + 1) % len(known)]
+
+
+def _logits(model: Callable[[Tensor], Tensor], read: Tensor) -> Tensor:
+    logits = model(read)
+    if not isinstance(logits, Tensor) or logits.shape[:2] != read.shape or logits.ndim != 3:
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise RegardError(
+            f"prediction_findings: model(ids) must return logits (B, I, V), here {(*read.shape, 'V')}, got {got}. "
+            "For a model of transformers give lambda ids: model(ids).logits."
+        )
+    return logits.float()
+
+
+def _check_ids(ids: Tensor) -> None:
+    if ids.ndim != 2 or ids.dtype not in (torch.int32, torch.int64) or not len(ids) or ids.shape[1] < SHORTEST:
+        raise RegardError(
+            f"prediction_findings: ids are integers (B, I + 1) with at least {SHORTEST} tokens a text, "
+            f"got {ids.dtype} of shape {tuple(ids.shape)}."
+        )
+
+
+# One line for each kind of warning, for many heads together.
+
+
+#: Kind of warning -> its text for several heads, for one head, and what it does not mean.
+WARNINGS = {
+    "uniform": (
+        "give all tokens nearly the same weight",
+        "gives all tokens nearly the same weight",
+        "this does not make them useless",
+    ),
+    "special": (
+        "put 90 % of their weight or more on special tokens",
+        "puts 90 % of its weight or more on special tokens",
+        "they may not matter",
+    ),
+    "sink": (
+        "put 90 % of their weight or more on the first token",
+        "puts 90 % of its weight or more on the first token",
+        "they may not matter",
+    ),
+    "copies": (
+        "have nearly the same map as another",
+        "has nearly the same map as another",
+        "what they carry may still differ",
+    ),
+}
+
+
+def warning_lines(findings: Sequence[Finding], num_heads: int) -> dict[str, str]:
+    """Kind of warning -> one line for all warnings of this kind, about a model of `num_heads` heads.
+
+    >>> print(warning_lines([Finding("sink", 2, (0, 3), 0.95, "A sentence.")], num_heads=8)["sink"])
+    2 of 8 heads (L2.H0, ...) put 90 % of their weight or more on the first token; they may not matter.
+    """
+    lines = {}
+    for kind in dict.fromkeys(finding.kind for finding in findings):
+        same = [finding for finding in findings if finding.kind == kind]
+        lines[kind] = _line(same, num_heads) if kind in WARNINGS else _first_of(same)
+    return lines
+
+
+def _line(same: Sequence[Finding], num_heads: int) -> str:
+    heads = [head_name(finding.layer, head) for finding in same for head in finding.heads]
+    several, single, caution = WARNINGS[same[0].kind]
+    text = several if len(heads) > 1 else single
+    return f"{len(heads)} of {num_heads} heads ({heads[0]}{', ...' if len(heads) > 1 else ''}) {text}; {caution}."
+
+
+def _first_of(same: Sequence[Finding]) -> str:
+    more = f" The same in {len(same) - 1} more." if len(same) > 1 else ""
+    return same[0].sentence + more

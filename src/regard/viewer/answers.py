@@ -21,8 +21,8 @@ from torch import Tensor
 
 from regard.base.errors import RegardError
 from regard.maps import AttentionMap
-from regard.maps.dot import is_dot, scaled
-from regard.maps.pyramid import averaged, cells, coarser
+from regard.maps.reductions import averaged, cells, coarser
+from regard.maps.scored_map import is_dot, scaled
 from regard.viewer.live_model import Check, LiveModel, Stopped
 from regard.viewer.live_request import TypedTexts, live_request
 from regard.viewer.page import embed

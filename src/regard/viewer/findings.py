@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 
-from regard.stats.head_extremes import NEARBY, HeadValue, entropies_outside, nearby_shares
 from regard.stats.numbering import head_name
 from regard.stats.profile import LayerProfile, Link, ModelProfile
 from regard.stats.roles import CONTENT, KINDS, LABEL, MARGIN, QUERIES, Role
-from regard.stats.text_reading import TextReading, plain
+from regard.stats.text_reading import NEARBY, HeadValue, TextReading, entropies_outside, nearby_shares, plain
 from regard.stats.warnings import COMMON_TARGETS, COPY
 
 #: The kinds of parts of a sentence.

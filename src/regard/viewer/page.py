@@ -25,8 +25,8 @@ from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.base.whole_files import write_whole
 from regard.maps import AttentionMap
-from regard.maps.dot import is_dot, scaled
-from regard.maps.pyramid import Pyramid
+from regard.maps.reductions import Pyramid
+from regard.maps.scored_map import is_dot, scaled
 from regard.stats.text_reading import TextReading
 from regard.viewer.sheet import COMMON, Sheet, encode, quantize, sheets_of
 from regard.viewer.story import Story, story_of

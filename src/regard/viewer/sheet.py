@@ -12,14 +12,14 @@ from torch import Tensor
 
 from regard.base.errors import RegardError
 from regard.maps import AttentionMap, Pool, Reduction
-from regard.maps.pyramid import Pyramid, coarser
+from regard.maps.reductions import Pyramid, coarser
 from regard.stats import CAVEAT, STATISTICS, Offsets, head_map, sample_rows
 from regard.stats.head_distances import head_divergence
 from regard.stats.layer_kinds import layer_note
 from regard.stats.profile import LayerProfile, ModelProfile
 from regard.stats.roles import MEANINGS, QUERIES, ROLE_CAVEAT, RoleTable
 from regard.stats.text_reading import TextReading
-from regard.stats.warning_lines import warning_lines
+from regard.stats.warnings import warning_lines
 from regard.viewer.findings import cards_of, lead_of
 
 #: Cells per side of a thumbnail; for long texts at most 2 to the power SMALL_LEVELS.

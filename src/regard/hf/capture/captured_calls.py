@@ -12,17 +12,16 @@ from torch import Tensor, nn
 from regard.attention import Attention, Prepared
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
-from regard.edits.edited_map import EditedMap
-from regard.edits.layer_edits import LayerEdits
+from regard.edits.layer_edits import EditedMap, LayerEdits
 from regard.hf.calls import DIRECT, AttentionCall, Translation, Untranslatable
 from regard.hf.capture.kept_calls import ATTENTION, Check, KeptCall, LazyCall, NoValues, worst
 from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.capture.recurrent_calls import RecurrentCall
 from regard.hf.capture.torch_calls import ObservedCall, ProjectionInputs
 from regard.maps.attention_map import AttentionMap
+from regard.maps.combined_map import SumMap
 from regard.maps.joined import joined
 from regard.maps.scored_map import ScoredMap
-from regard.maps.sum_map import SumMap
 from regard.pieces.grid import Grid
 
 

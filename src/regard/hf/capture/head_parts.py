@@ -18,9 +18,9 @@ from regard.hf.capture.captured_calls import ModuleCalls
 from regard.hf.capture.kept_calls import LostProjection, NoValues
 from regard.hf.names import LinearLayer, open_gates, output_projection
 from regard.maps.attention_map import AttentionMap
-from regard.maps.value_weighted_map import ValueWeightedMap
+from regard.maps.changed_map import ValueWeightedMap
 from regard.nn import Attends
-from regard.stats.flow import value_weighted
+from regard.stats.composition import value_weighted
 
 #: Rows that are compared, spread over the tokens of the first and the last text.
 ROWS = 4

@@ -24,8 +24,8 @@ from regard.hf.capture.model_inputs import ModelInputs, ReadTexts
 from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.token_labels import token_labels
 from regard.maps.attention_map import AttentionMap
+from regard.maps.changed_map import ValueWeightedMap
 from regard.maps.indices import Index, axis_index, indices
-from regard.maps.value_weighted_map import ValueWeightedMap
 from regard.stats.numbering import layer_number
 
 

@@ -23,7 +23,7 @@ from regard.hf.recurrent.core_functions import core_functions, core_names
 from regard.hf.recurrent.forms import joined, map_of
 from regard.hf.recurrent.inline_layers import InlineReader, Seen, inline_reader, named_arguments
 from regard.maps.attention_map import AttentionMap
-from regard.maps.convolution_map import Convolution
+from regard.maps.scored_map import Convolution
 from regard.pieces.transition import Steps
 
 #: Called with a module, and a function that returns its call or raises the reason why there is none.

@@ -13,8 +13,7 @@ from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.caches import Cache
 from regard.composites.composite import Composite
-from regard.edits.edited_map import EditedMap
-from regard.edits.layer_edits import LayerEdits
+from regard.edits.layer_edits import EditedMap, LayerEdits
 from regard.engine.ring import Ring
 from regard.hf.calls import AttentionCall, Translation
 from regard.hf.edited_calls import computed, edited_call, editors, patched_output, rows_of, with_rows

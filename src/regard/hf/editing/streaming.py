@@ -11,10 +11,8 @@ from torch import Tensor, nn
 
 from regard.base.checks import checked
 from regard.base.errors import RegardError, nearest
-from regard.edits.indices import Indices
-from regard.edits.layer_edits import LayerEdit, LayerEdits
-from regard.edits.pairs import Pairs
-from regard.edits.selection import Where
+from regard.edits.layer_edits import LayerEdit, LayerEdits, Pairs
+from regard.edits.selection import Indices, Where
 from regard.edits.values import KnockOut
 from regard.hf.attention_modules import attention_modules
 from regard.hf.calls import AttentionCall

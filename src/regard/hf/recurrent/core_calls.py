@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from regard.base.shapes import at_least_float32
 from regard.hf.recurrent.forms import heads_joined
-from regard.maps.convolution_map import Convolution
+from regard.maps.scored_map import Convolution
 from regard.pieces.transition import Steps
 
 #: What a layer is, in the words of the field.

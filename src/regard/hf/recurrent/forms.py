@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.maps.attention_map import AttentionMap
-from regard.maps.convolution_map import Convolution, convolution_map
+from regard.maps.scored_map import Convolution, convolution_map
 from regard.maps.transported_map import TransportedMap
 from regard.pieces.transition import Steps
 

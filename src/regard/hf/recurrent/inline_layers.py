@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from regard.base.shapes import at_least_float32
 from regard.hf.calls import Untranslatable
 from regard.hf.recurrent.core_calls import CONVOLUTION, GATED, LINEAR, CoreCall, heads_first, state_copies
-from regard.maps.convolution_map import Convolution
+from regard.maps.scored_map import Convolution
 from regard.pieces.transition import Steps
 
 
