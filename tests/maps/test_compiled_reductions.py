@@ -1,6 +1,4 @@
-"""Every reduction that the kernels compute, at every level, against its definition on float64 weights of the
-reference.
-"""
+"""What is special to reductions by the compiled kernels. test_reductions.py compares them with their definitions."""
 
 from __future__ import annotations
 
@@ -14,11 +12,11 @@ from hypothesis import strategies as st
 import drawn
 import regard as rg
 from exact_reductions import check, some_reductions
-from kernels import DTYPES, at_level, every_level, in_dtype, needs_kernel, problems, weight_errors
-from regard.base.shapes import Sizes
+from kernels import at_level, in_dtype, needs_kernel, problems, weight_errors
+from reduction_backends import ATTENTIONS, MASKS
 from regard.engine.kernel import library
-from regard.engine.problem import Problem
 from regard.maps import compiled_reductions
+from regard.maps.scored_map import ScoredMap
 from regard.pieces.normalizer import any_coarse
 from regard.reference import reference
 from regard.stats.statistics import Agreement, Allowed, Offset, Offsets
@@ -32,16 +30,6 @@ def any_size(monkeypatch):
     """The kernels run for few pairs and at the lowest level too."""
     monkeypatch.setattr(compiled_reductions, "FEWEST_PAIRS", 0)
     monkeypatch.setattr(library, "LOWEST_LEVEL", 0)
-
-
-@pytest.fixture
-def no_tiles(monkeypatch):
-    """Computing a tile of weights is an error."""
-
-    def refused(self):
-        raise AssertionError("tiles were computed")
-
-    monkeypatch.setattr(rg.AttentionMap, "tiles", refused)
 
 
 @settings(max_examples=60)
@@ -60,40 +48,19 @@ def test_drawn_problems(problem, seed, level):
     check(states, w, problem.grid.distance, float(share) + (s.I + s.J + 60) * FLOAT32)
 
 
-MASKS = {
-    "none": lambda: None,
-    "causal": rg.causal,
-    "window": lambda: rg.causal() & rg.window(40),
-    "documents": lambda: rg.causal() & rg.documents([60, 150, 63]),
-    "padding": lambda: rg.padding([130, 0]),
-    "predicate": lambda: rg.mask_mod(lambda b, h, i, j: (i + j + h) % 3 > 0),
-    "no key": lambda: rg.causal() & ~rg.window(900),
-}
+REDUCTIONS = (
+    rg.maps.Entropy(),
+    rg.maps.TopLinks(3),
+    rg.maps.KeyTotals(),
+    rg.maps.Distance(),
+    rg.maps.MassOn([0, 5, 7]),
+    rg.maps.Pool(9, 13),
+)
 
 
 def inputs(length=273, heads=(6, 2), dtype=torch.float32, width=16):
     shapes = ((2, heads[0], length, width), *[(2, heads[1], length, width)] * 2)
     return [torch.randn(shape).to(dtype) for shape in shapes]
-
-
-@every_level
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@torch.no_grad()
-@pytest.mark.usefixtures("no_tiles")
-def test_no_tile_is_computed(mask, dtype, level):
-    """Neither for the reductions of a profile and of the page."""
-    q, k, v = inputs(dtype=dtype)
-    attention = rg.Attention(mask=MASKS[mask]())
-    with at_level(level):
-        seen = attention(q, k, v, engine="kernel").weights
-        states = seen.reduction_states((*some_reductions(2, 6, 273, 273), allowed := Allowed(seen)))
-    problem = Problem(attention, *(t.double() for t in (q, k, v)), seen.positions, Sizes.of(q, k, v))
-    _, w = (torch.from_numpy(a) for a in reference(problem))
-    counts = states.pop(allowed)[0]
-    check(states, w, problem.grid.distance, 1e-4)
-    dense = torch.ones(273, 273) if attention.mask is None else attention.mask.dense(273, num_heads=6)
-    assert torch.equal(counts, dense.expand(2, 6, 273, 273).sum(-1).float())
 
 
 @pytest.mark.parametrize(("I", "J"), [(1, 1), (1, 300), (300, 1), (2, 5), (0, 7), (7, 0)])
@@ -169,3 +136,85 @@ def test_additive_scores_compare_heads_on_tiles():
     with mock.patch.object(compiled_reductions, "add_products", side_effect=AssertionError):
         states = seen.reduction_states(some_reductions(2, 1, 150, 150, 4))
     check(states, seen.dense().double(), seen.grid.distance, 1e-4)
+
+
+# Beside what tiles compute
+
+
+def tensors(lengths=(250, 250), heads=(4, 2), width=24, dtype=torch.float32):
+    (I, J), (H, G) = lengths, heads
+    return (torch.randn(2, n, length, width, dtype=dtype) for n, length in ((H, I), (G, J), (G, J)))
+
+
+def by_tiles(monkeypatch, weights, reductions):
+    with monkeypatch.context() as off:
+        off.setattr(compiled_reductions, "FEWEST_PAIRS", 1 << 60)
+        return weights.summarize(*reductions)
+
+
+def check_equal(compiled, tiled):
+    for mine, theirs in zip(compiled, tiled, strict=True):
+        if isinstance(mine, rg.maps.RowLinks):
+            torch.testing.assert_close(mine.weights, theirs.weights, atol=2e-6, rtol=1e-4)
+            assert torch.equal(mine.keys < 0, theirs.keys < 0)
+        else:
+            torch.testing.assert_close(mine, theirs, atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [*ATTENTIONS.values(), *(lambda make=make: rg.Attention(mask=make()) for make in MASKS.values())],
+    ids=[*ATTENTIONS, *MASKS],
+)
+def test_an_unknown_row_statistic_is_computed(make):
+    """As of a model's own kernel, which returns no log-sum-exp."""
+    known = make()(*tensors((250, 273)), engine="blocked").weights
+    weights = ScoredMap(known.attention, known._prepared, known.positions, known.grid, None)
+    for mine, theirs in zip(weights.row_statistic, known.row_statistic, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_an_unknown_row_statistic_of_few_queries_is_computed():
+    """They are read by the kernel of decoding, with values of width 0."""
+    known = rg.Attention(mask=rg.window(900))(*tensors((3, 6000)), engine="blocked").weights
+    weights = ScoredMap(known.attention, known._prepared, known.positions, known.grid, None)
+    for mine, theirs in zip(weights.row_statistic, known.row_statistic, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_selected_heads_keep_their_own_bias(monkeypatch):
+    weights = rg.Attention(bias=rg.ALiBi(4))(*tensors()).weights.select(None, [3, 1])
+    check_equal(weights.summarize(*REDUCTIONS), by_tiles(monkeypatch, weights, REDUCTIONS))
+
+
+def test_a_fold_of_the_users_own_runs_beside(monkeypatch):
+    class Squares(rg.maps.Reduction):
+        def init(self, shape, device):
+            return [torch.zeros(shape[:2], device=device)]
+
+        def add(self, state, tile):
+            state[0] += tile.weights.square().sum((-2, -1))
+
+    weights = rg.Attention(mask=rg.causal())(*tensors()).weights
+    reductions = (rg.maps.Entropy(), Squares(), rg.maps.TopLinks(1), rg.maps.TopLinks(2))
+    check_equal(weights.summarize(*reductions), by_tiles(monkeypatch, weights, reductions))
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_drawn_sizes(data):
+    I, J = data.draw(st.integers(1, 300)), data.draw(st.integers(130, 300))
+    width, k = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 9))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+    reductions = (
+        rg.maps.Entropy(),
+        rg.maps.TopLinks(k),
+        rg.maps.KeyTotals(),
+        rg.maps.Distance(),
+        rg.maps.Pool(data.draw(st.integers(1, 40)), 7),
+    )
+    weights = rg.Attention(mask=rg.window(data.draw(st.integers(1, 200))))(
+        *tensors((I, J), width=width, dtype=dtype)
+    ).weights
+    with pytest.MonkeyPatch.context() as patch:
+        check_equal(weights.summarize(*reductions), by_tiles(patch, weights, reductions))

@@ -8,12 +8,13 @@ import torch
 
 import regard as rg
 from cataloged import SHARES
+from exact_reductions import some_reductions, wrong_results
 from regard.base.shapes import Sizes
 from regard.catalog import mechanisms
 from regard.engine.problem import Problem
 from regard.maps import Tile
 from regard.maps.changed_map import HeadMean
-from regard.maps.reductions import Pyramid, greatest
+from regard.maps.reductions import greatest
 from regard.maps.scored_map import ScoredMap
 from regard.reference import reference
 
@@ -34,38 +35,30 @@ def close(mine, theirs):
 
 
 @every_mechanism
-def test_streamed_statistics_equal_dense_ones(name):
+def test_streamed_reductions_are_those_of_dense_weights(name):
     seen, w = seen_and_dense(name)
-    B, H, I, J = w.shape
-    apart = np.abs(np.arange(I)[:, None] + (J - I) - np.arange(J)[None])
-    close(seen.weights.entropy(), -(w * np.log(np.where(w > 0, w, 1))).sum(-1))
-    close(seen.weights.received(), w.sum(-2))
-    close(seen.weights.distance(), (w * apart).sum(-1))
-    close(seen.weights.mass([0, -1]), w[..., [0, J - 1]].sum(-1))
-    flags = torch.arange(J) % 3 == 0
-    close(seen.weights.mass(flags), w[..., flags.numpy()].sum(-1))
-    close(seen.weights.top(3).weights, -np.sort(-w, axis=-1)[..., :3])
-    links = seen.weights.top(1)
-    strongest = np.take_along_axis(w, np.maximum(links.keys.numpy(), 0), -1)
-    close(links.weights, np.where(links.keys.numpy() >= 0, strongest, 0))
-    flat = w.reshape(B, H, -1)
-    norms = np.linalg.norm(flat, axis=-1)
-    close(seen.weights.similarity(), flat @ flat.transpose(0, 2, 1) / (norms[:, :, None] * norms[:, None]))
+    reductions = (*some_reductions(*w.shape, 13), rg.maps.Pool(5, 4), rg.maps.Pool(1000, 1000), rg.maps.TopLinks(1))
+    found = dict(zip(reductions, seen.weights.summarize(*reductions), strict=True))
+    assert not wrong_results(found, torch.from_numpy(w), seen.weights.grid.distance, 1e-5)
 
 
-@every_mechanism
-def test_a_pooled_map_sums_keys_and_averages_queries(name):
-    seen, w = seen_and_dense(name)
-    rows, cols = 5, 4
-    I, J = w.shape[2:]
-    cell_of_row, cell_of_col = np.arange(I) * rows // I, np.arange(J) * cols // J
-    expected = np.zeros((*w.shape[:2], rows, cols))
-    for r in range(rows):
-        for c in range(cols):
-            block = w[:, :, cell_of_row == r][..., cell_of_col == c]
-            expected[:, :, r, c] = block.sum(-1).mean(-1)
-    close(seen.weights.pool(rows, cols), expected)
-    close(seen.weights.pool(1000, 1000), w)
+@pytest.mark.parametrize("name", ["multi_head", "sliding_window"])
+def test_methods_are_their_reductions(name):
+    weights = seen_and_dense(name)[0].weights
+    flags, J = torch.arange(weights.shape[3]) % 3 == 0, weights.shape[3]
+    asked = {
+        rg.maps.Entropy(): weights.entropy(),
+        rg.maps.KeyTotals(): weights.received(),
+        rg.maps.Distance(): weights.distance(),
+        rg.maps.MassOn([0, J - 1]): weights.mass([0, -1]),
+        rg.maps.MassOn(flags): weights.mass(flags),
+        rg.maps.TopLinks(3): weights.top(3),
+        rg.maps.TopLinks(1): weights.top(),
+        rg.maps.Similarity(): weights.similarity(),
+        rg.maps.Pool(5, 4): weights.pool(5, 4),
+    }
+    for mine, theirs in zip(asked.values(), weights.summarize(*asked), strict=True):
+        torch.testing.assert_close(tuple(mine), tuple(theirs), rtol=0, atol=0)
 
 
 def test_one_pass_gives_what_single_passes_give():
@@ -74,32 +67,6 @@ def test_one_pass_gives_what_single_passes_give():
     alone = (seen.weights.entropy(), seen.weights.received(), seen.weights.top(2))
     assert torch.equal(together[0], alone[0]) and torch.equal(together[1], alone[1])
     assert torch.equal(together[2].weights, alone[2].weights) and torch.equal(together[2].keys, alone[2].keys)
-
-
-REDUCTIONS = [
-    *(
-        rg.maps.Entropy(),
-        rg.maps.TopLinks(3),
-        rg.maps.KeyTotals(),
-        rg.maps.Distance(),
-        rg.maps.MassOn([1]),
-        rg.maps.Pool(4, 4),
-        rg.maps.Similarity(),
-    ),
-    Pyramid(1),
-]
-
-
-@pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda f: type(f).__name__)
-def test_states_of_disjoint_tiles_merge(reduction):
-    seen, _ = seen_and_dense("sliding_window")
-    states = [reduction.init(seen.weights.shape, torch.device("cpu")) for _ in range(3)]
-    for number, tile in enumerate(seen.weights.tiles()):
-        reduction.add(states[0], tile)
-        reduction.add(states[1 + number % 2], tile)
-    merged = reduction.finish(reduction.merge(states[1], states[2]))
-    whole = reduction.finish(states[0])
-    torch.testing.assert_close(getattr(merged, "weights", merged), getattr(whole, "weights", whole))
 
 
 @every_mechanism
@@ -118,12 +85,6 @@ def test_statistics_do_not_depend_on_who_found_the_row_statistic(name, width, st
         torch.testing.assert_close(mine, theirs)
     for mine, theirs in zip(alone.row_statistic, told.row_statistic, strict=True):
         torch.testing.assert_close(mine, theirs, check_dtype=False)
-
-
-def test_heads_are_compared_by_every_so_many_th_query(small_blocks):
-    weights = rg.Attention(mask=rg.causal())(*torch.randn(3, 1, 4, 23, 8)).weights
-    flat = torch.nn.functional.normalize(weights.dense()[:, :, ::3].flatten(2), dim=-1)
-    torch.testing.assert_close(weights.summarize(rg.maps.Similarity(every=3))[0], flat @ flat.transpose(-1, -2))
 
 
 @pytest.mark.parametrize("length", [1, 7, 31, 64, 257, 4096])

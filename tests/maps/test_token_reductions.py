@@ -28,15 +28,6 @@ def close(mine, theirs):
     np.testing.assert_allclose(mine.numpy(), theirs, atol=2e-6)
 
 
-@every_mask
-def test_offsets_are_sums_of_diagonals(mask, small_blocks):
-    weights = weights_of(mask=MASKS[mask], batch=2)
-    w = weights.dense().double().numpy()
-    found = weights.summarize(Offsets())[0]
-    assert found.shape == (2, 3, 17)
-    close(found, np.stack([np.trace(w, d, 2, 3) for d in range(-8, 9)], -1))
-
-
 def test_offsets_are_of_positions_not_of_indices():
     weights = weights_of(queries=4)
     w = weights.dense().double().numpy()
@@ -44,42 +35,19 @@ def test_offsets_are_of_positions_not_of_indices():
 
 
 @every_mask
-def test_same_token_is_its_definition(mask, small_blocks):
-    weights = weights_of(mask=MASKS[mask], batch=2)
-    ids = torch.randint(0, 3, (2, 11))
+def test_tokens_of_one_text_are_those_of_all_texts(mask, small_blocks):
+    """The tokens of queries are by default those of the last keys."""
+    weights, ids = weights_of(mask=MASKS[mask], batch=2), torch.randint(0, 3, (2, 11))
+    one, each, mixed = weights.summarize(SameToken(ids[0]), SameToken(ids), SameToken(ids[0], ids[1]))
     w, t = weights.dense().double().numpy(), ids.numpy()
-    same = (t[:, :, None] == t[:, None]) & ~np.eye(11, dtype=bool)
-    close(weights.summarize(SameToken(ids))[0], (w * same[:, None]).sum(-1))
-    close(
-        weights.summarize(SameToken(ids[0], ids[1]))[0], (w * (t[1][:, None] == t[0]) * ~np.eye(11, dtype=bool)).sum(-1)
-    )
-
-
-@pytest.mark.parametrize("every", [1, 2])
-@every_mask
-def test_agreement_is_its_definition(mask, every, small_blocks):
-    weights = weights_of(mask=MASKS[mask], batch=2)
-    w = weights.dense().double().numpy()[:, :, 1:10][:, :, (every - 1) :: every, 1:10]
-    w = (w - w.mean(2, keepdims=True)).reshape(2, 3, -1)
-    w /= np.linalg.norm(w, axis=-1, keepdims=True)
-    close(weights.summarize(Agreement((0, 10), every))[0], w @ w.swapaxes(1, 2))
+    for found, keys, queries in ((one, t[[0, 0]], t[[0, 0]]), (each, t, t), (mixed, t[[0, 0]], t[[1, 1]])):
+        same = (queries[:, :, None] == keys[:, None]) & ~np.eye(11, dtype=bool)
+        close(found, (w * same[:, None]).sum(-1))
 
 
 def test_heads_with_equal_rows_agree_with_none():
     x = torch.zeros(1, 2, 7, 4)
     assert rg.Attention()(x, x, x).weights.summarize(Agreement())[0].tolist() == [[[0.0] * 2] * 2]
-
-
-REDUCTIONS = {"Offsets": Offsets(-2, 3), "SameToken": SameToken(torch.arange(11) % 3), "Agreement": Agreement((0,), 2)}
-
-
-@pytest.mark.parametrize("reduction", REDUCTIONS.values(), ids=REDUCTIONS)
-def test_states_of_disjoint_tiles_merge(reduction, small_blocks):
-    weights = weights_of()
-    states = [reduction.init(weights.shape, torch.device("cpu")) for _ in range(2)]
-    for number, tile in enumerate(weights.tiles()):
-        reduction.add(states[number % 2], tile)
-    torch.testing.assert_close(reduction.finish(reduction.merge(*states)), weights.summarize(reduction)[0])
 
 
 @every_mask
