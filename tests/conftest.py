@@ -6,6 +6,8 @@ import os
 import signal
 import tempfile
 from collections import Counter
+from itertools import chain
+from pathlib import Path
 
 import pytest
 import torch
@@ -109,6 +111,14 @@ def commands():
         yield folder
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Where `--dist loadgroup` asks for groups, whole files are groups as well."""
+    from file_scheduler import FileScheduling
+
+    return FileScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
 def pytest_collection_modifyitems(items):
     """Workers of xdist must collect the same names, so a name must not hold an address."""
     if named := [item.nodeid for item in items if " at 0x" in item.nodeid]:
@@ -122,7 +132,14 @@ def law_of(nodeid):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """How many law x mechanism cases ran, by law."""
+    """The seconds of each folder, those of fixtures too, and how many law x mechanism cases ran, by law."""
+    seconds = Counter()
+    for report in chain.from_iterable(terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            seconds[Path(report.location[0]).parent.as_posix()] += report.duration
+    terminalreporter.section("seconds")
+    for folder, duration in seconds.most_common():
+        terminalreporter.write_line(f"{duration:7.1f}  {folder}")
     passed = [r.nodeid for r in terminalreporter.stats.get("passed", []) if "test_laws.py" in r.nodeid]
     laws = Counter(law_of(nodeid) for nodeid in passed)
     if laws:
