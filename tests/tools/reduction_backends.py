@@ -206,7 +206,7 @@ def mean_of_heads():
 
 def matrix():
     w = torch.randn(2, 3, 11, 13, dtype=torch.float64)
-    return rg.maps.MatrixMap(w), w
+    return rg.maps.DenseMap(w), w
 
 
 def loaded():
