@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from regard.catalog import mechanisms
+from regard.catalog.entry import DRAWS
 from regard.pieces.transition import (
     RWKV7,
     ChannelDecay,
@@ -43,6 +45,31 @@ TRANSITIONS = {
         lambda J: {"log_decay": -_drawn(J, D, 0.6), "address": _unit(J), "rate": _drawn(J, D)},
     ),
 }
+
+
+def _from_catalog():
+    """Transitions of the catalog that are not above, with the tensors that they need in their calls."""
+    above = {type(build()) for build, _ in TRANSITIONS.values()}
+    sizes = {"num_heads": H, "head_dim": D}
+    for name, entry in mechanisms().items():
+        if entry.family != "transported":
+            continue
+        arguments = entry.tiny | {argument: size for argument, size in sizes.items() if argument in entry.tiny}
+        transition = entry.build(**arguments).double().transition
+        if type(transition) not in above:
+            yield name, (lambda own=transition: own, lambda J, own=transition: _needed(own, J))
+
+
+def _needed(transition, J):
+    sizes = {"B": B, "H": H, "J": J, "D": D}
+    tensors = {}
+    for name, axes in transition.needs.items():
+        draw, _ = DRAWS.get(name, (torch.clone, ""))
+        tensors[name] = draw(torch.rand([sizes[axis] for axis in axes.split()], dtype=torch.float64))
+    return tensors
+
+
+TRANSITIONS |= dict(_from_catalog())
 NAMES = sorted(TRANSITIONS)
 
 
