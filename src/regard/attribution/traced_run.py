@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.attribution.inputs import TextInputs
 from regard.attribution.projected_heads import ProjectedHeads, UnknownOutput
 from regard.base.errors import RegardError
-from regard.hf.calls import AttentionCall
+from regard.hf.calls import AttentionCall, CallObserver
 from regard.hf.capture import WatchedAttention, watch
 from regard.hf.capture.module_hooks import inside_backward
 from regard.hf.capture.transformers_interface import backend_calls
@@ -84,7 +84,7 @@ class Rules:
         return False
 
 
-class _Outputs:
+class _Outputs(CallObserver):
     """Keeps the output of every attention call of a model, so that its gradient can be asked."""
 
     def __init__(self, model: nn.Module) -> None:

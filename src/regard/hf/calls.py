@@ -114,6 +114,33 @@ class AttentionCall:
         return self.dropout > 0 and (self.module.training or self.backend in (DIRECT, MULTIHEAD))
 
 
+class CallObserver:
+    """What a watch or an edit may observe in its thread; each method does nothing by default.
+
+    Modules start and end, call functions of torch, and call backends; edits report the calls that they change; and each
+    `generate()` starts and ends. `observes_functions` says whether the functions of a module are reported.
+    """
+
+    def observes_functions(self, module: nn.Module) -> bool:
+        return False
+
+    def module_started(self, module: nn.Module) -> None: ...
+
+    def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None: ...
+
+    def function_called(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None: ...
+
+    def backend_called(self, call: AttentionCall, output: Any) -> None: ...
+
+    def call_edited(self, observed: Any) -> None: ...
+
+    def generation_started(self, model: nn.Module, prompt: Tensor, options: dict[str, Any]) -> None: ...
+
+    def generation_ended(self, model: nn.Module, tokens: Tensor | None, beams: Tensor | None) -> None: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Translation:
     """The attention, the positions, and the query (already scaled if the scale is a tensor).

@@ -6,7 +6,7 @@ torch's compiler traces these functions, so they are plain Python that it can fo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,18 +14,11 @@ from torch import Tensor, nn
 from regard.base.context import ContextItems
 from regard.engine.kernel.engine import LARGEST_WIDTH
 from regard.engine.kernel.structures import DTYPES
-from regard.hf.calls import HARMLESS, PACKING, UNDERSTOOD, AttentionCall
+from regard.hf.calls import HARMLESS, PACKING, UNDERSTOOD, CallObserver
 from regard.hf.masks.graph_masks import GraphMask
 
-
-class BackendObserver(Protocol):
-    """Is called after every call of a backend."""
-
-    def backend_called(self, call: AttentionCall, output: Any) -> None: ...
-
-
 #: Observers of the calls in this context that break a graph of torch.compile.
-graph_breaks: ContextItems[BackendObserver] = ContextItems("graph breaks")
+graph_breaks: ContextItems[CallObserver] = ContextItems("graph breaks")
 
 
 def fits_operator(query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> bool:

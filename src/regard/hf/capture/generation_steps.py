@@ -14,12 +14,13 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
 from regard.base.context import ContextItems
 from regard.base.versions import check_generation
+from regard.hf.calls import CallObserver
 from regard.hf.capture.captured_calls import ModuleCalls
 from regard.hf.capture.generation import Generation
 from regard.hf.capture.generation_joins import ForwardPass, GenerationRecord
@@ -29,13 +30,6 @@ from regard.hf.capture.module_hooks import inside_backward
 #: The methods that decode; beam search is the one with rows that continue other rows.
 BEAMS = "_beam_search"
 METHODS = ("_sample", BEAMS, "_assisted_decoding")
-
-
-class GenerationObserver(Protocol):
-    """Is called before and after each `generate()` decodes."""
-
-    def generation_started(self, model: nn.Module, prompt: Tensor, options: dict[str, Any]) -> None: ...
-    def generation_ended(self, model: nn.Module, tokens: Tensor | None, beams: Tensor | None) -> None: ...
 
 
 class GenerationCalls:
@@ -48,13 +42,13 @@ class GenerationCalls:
     """
 
     def __init__(self) -> None:
-        self.observers: ContextItems[GenerationObserver] = ContextItems("generations")
+        self.observers: ContextItems[CallObserver] = ContextItems("generations")
         self._num_open, self._lock = 0, threading.Lock()
         self._originals: dict[str, Callable[..., Any]] = {}
         self._replacements: dict[str, Callable[..., Any]] = {}
 
     @contextmanager
-    def observed_by(self, observer: GenerationObserver) -> Iterator[None]:
+    def observed_by(self, observer: CallObserver) -> Iterator[None]:
         module = sys.modules.get("transformers.generation.utils")
         mixin = getattr(module, "GenerationMixin", None)
         if mixin is None:
@@ -168,7 +162,7 @@ def _calls_of(module: ModuleCalls, numbers: range) -> ModuleCalls:
     return ModuleCalls(module.part, calls, module.statistics, module.kind)
 
 
-class GenerationRecorder:
+class GenerationRecorder(CallObserver):
     """Observes the forward passes of a model, and the beginning and end of each `generate()`."""
 
     def __init__(
@@ -219,15 +213,6 @@ class GenerationRecorder:
         return model in self.names() or any(module is self.model for module in model.modules())
 
     # Forward passes
-
-    def observes_functions(self, module: nn.Module) -> bool:
-        return False
-
-    def function_called(self, function: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """Functions are not observed."""
-
-    def call_edited(self, observed: Any) -> None:
-        """Calls are not observed."""
 
     def module_started(self, module: nn.Module) -> None:
         if self._is_pass(module):

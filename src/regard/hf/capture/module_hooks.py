@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from regard.base.errors import RegardError
 from regard.engine.transforms import uncompiled
 from regard.hf.adapters import is_adapted
 from regard.hf.attention_modules import names_called
-from regard.hf.calls import measuring
+from regard.hf.calls import CallObserver, measuring
 from regard.hf.capture.kept_calls import check
 from regard.hf.capture.torch_calls import (
     ObservedCall,
@@ -176,18 +176,6 @@ def _weights(given: dict[str, Any], output: Any, weights: Tensor) -> Tensor | No
 _with_kwargs: dict[int, bool] = getattr(nn.modules.module, "_global_forward_hooks_with_kwargs", {})
 
 
-class ModuleObserver(Protocol):
-    """Is called at the start and the end of every module, and for every torch function inside chosen modules."""
-
-    def observes_functions(self, module: nn.Module) -> bool: ...
-    def module_started(self, module: nn.Module) -> None: ...
-    def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None: ...
-    def function_called(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None: ...
-    def call_edited(self, observed: ObservedCall) -> None: ...
-
-
 class _OpenModules(threading.local):
     """The modules with observed functions that run in this thread. Torch's function modes belong to a thread, too."""
 
@@ -198,7 +186,7 @@ class _OpenModules(threading.local):
 class _FunctionMode(TorchFunctionMode):
     """Runs every torch function, as the open edits change it, and then reports it to the observers."""
 
-    def __init__(self, observers: Iterable[ModuleObserver], open_modules: _OpenModules) -> None:
+    def __init__(self, observers: Iterable[CallObserver], open_modules: _OpenModules) -> None:
         super().__init__()
         self.observers, self.open_modules = observers, open_modules
 
@@ -223,14 +211,14 @@ class _ModuleCalls:
     """
 
     def __init__(self) -> None:
-        self.observers: ContextItems[ModuleObserver] = ContextItems("observers")
+        self.observers: ContextItems[CallObserver] = ContextItems("observers")
         self._open_modules = _OpenModules()
         self._function_calls = _FunctionMode(self.observers, self._open_modules)
         self._hooks: tuple[RemovableHandle, ...] = ()
         self._num_open, self._lock = 0, threading.Lock()
 
     @contextmanager
-    def observed_by(self, observer: ModuleObserver) -> Iterator[None]:
+    def observed_by(self, observer: CallObserver) -> Iterator[None]:
         self._open()
         try:
             with self.observers.adding(observer):
@@ -315,14 +303,6 @@ def may_fuse(module: nn.Module) -> bool:
     if kind is None or type(module).forward is kind.forward or "forward" in vars(module):
         return kind is not None
     return bool({"super", kind.__name__} & names_called(type(module)))
-
-
-class CallObserver(Protocol):
-    """Is called after every call of torch's attention functions."""
-
-    def function_called(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None: ...
 
 
 class _Mode(TorchFunctionMode):

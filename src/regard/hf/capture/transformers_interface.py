@@ -29,12 +29,12 @@ from regard.base.versions import backend_lookup, check_model
 from regard.engine.kernel.attention import Inputs
 from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.operator import OperatorTerms
-from regard.hf.calls import AttentionCall, Translation
+from regard.hf.calls import AttentionCall, CallObserver, Translation
 from regard.hf.capture.torch_calls import ObservedCall
 from regard.hf.edited_calls import edited_call, editors, patched_output, run_edited
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.span_masks import OURS
-from regard.hf.operator_calls import BackendObserver, owner_of
+from regard.hf.operator_calls import owner_of
 from regard.pieces.grid import Grid
 
 #: Fewest queries for which a kernel is observed: every operation inside its backend then passes through Python.
@@ -100,14 +100,14 @@ class BackendCalls:
     """
 
     def __init__(self) -> None:
-        self.observers: ContextItems[BackendObserver] = ContextItems("interface")
+        self.observers: ContextItems[CallObserver] = ContextItems("interface")
         self._inside = ContextFlag("inside")
         self._num_open, self._lock = 0, threading.Lock()
         self.replacement: Callable[..., Any] | None = None
         self._original: Callable[..., Any] | None = None
 
     @contextmanager
-    def observed_by(self, observer: BackendObserver) -> Iterator[None]:
+    def observed_by(self, observer: CallObserver) -> Iterator[None]:
         with self.replaced(), self.observers.adding(observer):
             yield
 

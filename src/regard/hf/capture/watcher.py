@@ -34,7 +34,7 @@ from regard.hf.attention_modules import (
     parts_of_torch_layers,
     with_numbers,
 )
-from regard.hf.calls import NO_NUMBERS, AttentionCall, MaskCache, Untranslatable, measuring, translate
+from regard.hf.calls import NO_NUMBERS, AttentionCall, CallObserver, MaskCache, Untranslatable, measuring, translate
 from regard.hf.capture.captured_calls import (
     Capture,
     ModuleCalls,
@@ -158,7 +158,7 @@ def nothing_captured(model: nn.Module, reasons: Iterable[str]) -> str:
 ALL = "all"
 
 
-class Watcher:
+class Watcher(CallObserver):
     """Observes one model, and keeps each attention call as a capture or as the reason why there is none."""
 
     def __init__(

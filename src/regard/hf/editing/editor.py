@@ -19,7 +19,7 @@ from regard.edits.layer_edits import LayerEdit, LayerEdits, Pairs, given_weights
 from regard.edits.selection import Indices, Roles, Where, listed
 from regard.edits.values import ActivationPatch, AttentionEdit
 from regard.hf.attention_modules import OF_TORCH, attention_modules, names_called, part_of
-from regard.hf.calls import AttentionCall
+from regard.hf.calls import AttentionCall, CallObserver
 from regard.hf.capture.captured_calls import is_differential
 from regard.hf.capture.module_hooks import module_calls
 from regard.hf.capture.recurrent_calls import is_recurrent
@@ -132,7 +132,7 @@ def _names_words(edits: AttentionEdit) -> bool:
     return any(isinstance(one, str) for choice in chosen for one in choice)
 
 
-class _Editor:
+class _Editor(CallObserver):
     """Changes the calls of one model. It observes which attention modules run, to name those that it cannot edit."""
 
     def __init__(
@@ -220,12 +220,6 @@ class _Editor:
             pass
         if output is not None and not frame[1][0]:
             self.unedited[self.observed[module]] = type(module).__name__
-
-    def function_called(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Functions are edited when they are called, and nothing is left to do then."""
-
-    def call_edited(self, observed: Any) -> None:
-        """Nothing is left to do after an edited call."""
 
     # Changes of a call
 
