@@ -11,7 +11,8 @@ import torch
 import regard as rg
 from dense_edits import Dense, drawn
 from extras import needs_transformers, older_than
-from regard import RegardError, versions
+from regard import RegardError
+from regard.base import versions
 from registered import OURS
 
 transformers = pytest.importorskip("transformers")
