@@ -176,7 +176,7 @@ def _request(
         attention = options.applied(attention, Sizes.of(query, key, value), positions, earlier)
     if isinstance(query, Tensor) and query.is_inference():
         query, key, tensors = _copies(query), _copies(key), {name: _copies(t) for name, t in tensors.items()}
-    return Request(attention, query, key, value, positions, None, None, engine, tensors)
+    return Request(attention, query, key, value, positions, None, None, engine, tensors)  # type: ignore[arg-type]
 
 
 def _copies(tensor: Tensor) -> Tensor:

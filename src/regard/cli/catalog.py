@@ -16,11 +16,10 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from regard.attention import Attention
+from regard.attention import Mechanism
 from regard.attention_output import plan
 from regard.base.errors import RegardError, nearest
 from regard.catalog import CatalogEntry, mechanism, mechanisms
-from regard.composites import Composite
 from regard.engine.ring import Ring
 from regard.maps import AttentionMap
 
@@ -215,7 +214,7 @@ def _check_memory(length: int, bytes_per_token: int, ranks: int | None) -> None:
 
 def build(
     entry: CatalogEntry, length: int, heads: int, key_heads: int, head_dim: int, settings: Sequence[str] = ()
-) -> Attention | Composite:
+) -> Mechanism:
     """Build the mechanism at a size. Sizes are filled in; `settings` are "key=value"."""
     sizes = {
         **dict.fromkeys(FROM_HEADS, heads),

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.attention import Attention
+from regard.attention import Mechanism
 from regard.base.errors import RegardError
 from regard.catalog import CatalogEntry, mechanisms
-from regard.composites import Composite
 from regard.diagnosis.calling import Caller, with_function
 from regard.diagnosis.scores import Product, product_of
 from regard.diagnosis.weights import Measurement, close, measure, with_identities
@@ -59,7 +58,7 @@ def learned_mechanism(caller: Caller) -> tuple[str, ...]:
     return ()
 
 
-def _same(attention: Attention | Composite, measurement: Measurement) -> bool:
+def _same(attention: Mechanism, measurement: Measurement) -> bool:
     try:
         weights = attention.double()(
             measurement.query.double(), measurement.key.double(), measurement.key.double()
@@ -69,7 +68,7 @@ def _same(attention: Attention | Composite, measurement: Measurement) -> bool:
     return close(weights, measurement.weights.nan_to_num(), 1e-5)
 
 
-def _built(entry: CatalogEntry, measurement: Measurement, product: Product | None) -> Iterator[Attention | Composite]:
+def _built(entry: CatalogEntry, measurement: Measurement, product: Product | None) -> Iterator[Mechanism]:
     """The mechanism with the settings that the weights suggest; none if it has parameters to learn."""
     width, names = measurement.query.shape[-1], inspect.signature(entry.build).parameters
     heads = measurement.weights.shape[1]

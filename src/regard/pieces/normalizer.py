@@ -236,7 +236,7 @@ class LogSumExpNormalizer(Normalizer):
 
     is_relative = True
     has_shares = True  # type: ignore[assignment]
-    merge_refusal = None
+    merge_refusal = None  # type: ignore[assignment]
     temperature: float = 1.0
     sink: float | Tensor | None
 
@@ -529,7 +529,7 @@ class SumNormalizer(Normalizer):
     masked_score = 0.0
     needs_nonnegative = True
     is_linear = True
-    merge_refusal = None
+    merge_refusal = None  # type: ignore[assignment]
 
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         return (scores.sum(-1),)
@@ -605,7 +605,7 @@ class Unnormalized(Normalizer):
     is_signed = True
     is_linear = True
     masked_score = 0.0
-    merge_refusal = None
+    merge_refusal = None  # type: ignore[assignment]
 
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         return (scores.new_zeros(scores.shape[:-1]),)

@@ -39,7 +39,7 @@ def add_statistics(setting: CallSettings, inputs: Inputs, logsumexp: Tensor, wan
     call, wanted = statistics_call(setting, inputs, logsumexp), dict(wanted)
     fields = StatisticsFields(num_parts=-(-PARTS // (call.B * call.H)), shift=wanted.pop("shift"))
     adds = [prepare(setting, call, fields, wanted) for name, prepare in PREPARED.items() if name in wanted]
-    assert wanted.keys() <= {name for name, *_ in StatisticsFields._fields_}, f"no such statistics: {[*wanted]}"
+    assert wanted.keys() <= {field[0] for field in StatisticsFields._fields_}, f"no such statistics: {[*wanted]}"
     fields.point(**wanted)
     run(setting.library, "statistics", call, setting.layout.num_pairs * call.H * call.D, fields)
     for add in adds:
