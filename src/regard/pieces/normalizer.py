@@ -58,6 +58,11 @@ class Normalizer(Piece):
     is_relative: bool = False
     is_linear: bool = False
     cost: float = 4.0
+    #: What the weights need, so that a row cannot be computed in parts; None if it can.
+    merge_refusal: str | None = (
+        "need all scores of a row at once (for a threshold, or for the keys that are kept), and the row statistics of "
+        "parts do not give that of the whole row, as they do for softmax"
+    )
 
     @property
     def has_shares(self) -> bool:
@@ -75,14 +80,6 @@ class Normalizer(Piece):
     def restated(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> RowStatistic:
         """The statistic of rows whose scores were computed again, and rounded to other numbers."""
         return self.row_statistic(scores, columns)
-
-    @property
-    def merge_refusal(self) -> str | None:
-        """Why a row cannot be computed in parts; None if it can."""
-        return (
-            f"the weights of {self!r} need all scores of a row at once (for a threshold, or for the keys that are "
-            "kept), and the row statistics of parts do not give that of the whole row, as they do for softmax"
-        )
 
     def of_part(self) -> Normalizer:
         """The normalizer of a part of a row: without what belongs to the whole row, such as a sink."""
@@ -566,13 +563,10 @@ class Sigmoid(Normalizer):
     offset: float | None = None
 
     @property
-    def merge_refusal(self) -> str | None:
+    def merge_refusal(self) -> str | None:  # type: ignore[override]
         if self.offset is not None:
             return None
-        return (
-            f"the weights of {self!r} need the number of keys of the whole row before the first of them; with "
-            "Sigmoid(offset=...) they do not"
-        )
+        return "need the number of keys of the whole row before the first of them; with Sigmoid(offset=...) they do not"
 
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         if self.offset is not None:

@@ -266,7 +266,8 @@ def _checked(share: RankShare) -> RankShare:
     share = share.checked()
     attention, positions, sizes = share.attention, share.positions, share.sizes
     check_positions(positions)
-    reason = unmergeable = attention.normalizer.merge_refusal
+    unmergeable = attention.normalizer.merge_refusal
+    reason = None if unmergeable is None else f"the weights of {attention.normalizer!r} {unmergeable}"
     if reason is None and positions is not None and len(positions.keys.intervals) != 1:
         reason = f"its keys must have contiguous positions, and {positions.keys} are several intervals"
     if reason is None and _hides_gradients(share):
