@@ -7,7 +7,6 @@ import signal
 import tempfile
 from collections import Counter
 from itertools import chain
-from pathlib import Path
 
 import pytest
 import torch
@@ -136,7 +135,7 @@ def pytest_terminal_summary(terminalreporter):
     seconds = Counter()
     for report in chain.from_iterable(terminalreporter.stats.values()):
         if isinstance(report, pytest.TestReport):
-            seconds[Path(report.location[0]).parent.as_posix()] += report.duration
+            seconds[report.nodeid.partition("::")[0].rpartition("/")[0]] += report.duration
     terminalreporter.section("seconds")
     for folder, duration in seconds.most_common():
         terminalreporter.write_line(f"{duration:7.1f}  {folder}")

@@ -8,7 +8,6 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from typer.testing import CliRunner
 import regard as rg
 from attentions import by_matmul
 from regard.cli.app import app
+from warm import environment
 from wrong_attentions import no_scale
 
 
@@ -140,12 +140,13 @@ def test_ctrl_c_says_what_was_found_so_far(file):
     assert "at the check" in result.stderr and "the scores are not scaled" in result.stderr
 
 
-def test_a_terminal_shows_the_running_check(file):
+def test_a_terminal_shows_the_running_check(file, commands):
     """In a pseudo-terminal, while a call does not return."""
     file.write_text("import time\ndef slow(q, k, v):\n    time.sleep(2.5)\n    return q + k + v\n")
     master, slave = pty.openpty()
-    command = [sys.executable, "-m", "regard.cli.main", "check", f"{file}:slow", "--limit", "2"]
-    process = subprocess.Popen(command, stderr=slave, stdout=subprocess.DEVNULL, env=os.environ | {"TERM": "xterm"})
+    command = [commands / "regard", "check", f"{file}:slow", "--limit", "2"]
+    variables = environment(commands) | {"TERM": "xterm"}
+    process = subprocess.Popen(command, stderr=slave, stdout=subprocess.DEVNULL, env=variables)
     os.close(slave)
     written = b""
     with contextlib.suppress(OSError):  # the other end is closed

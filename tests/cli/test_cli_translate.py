@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -19,6 +18,7 @@ from regard.lab.decoding.alignment import write_pharaoh
 from regard.lab.decoding.translation import TranslationOptions, translate
 from regard.lab.evaluation.scores import Evaluation
 from regard.lab.runs.run import WEIGHTS, load_run, save_weights
+from warm import environment
 
 pytest.importorskip("pydantic")
 runner = CliRunner()
@@ -183,10 +183,10 @@ def test_near_duplicates_are_left_out_and_counted(runs, tmp_path):
     assert f"left out {near} " in " ".join(run("evaluate", tmp_path / "run", "--without-near").stdout.split())
 
 
-def test_a_line_is_translated_before_the_next_is_there(runs):
-    code = "from regard.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "translate", str(runs / "bahdanau")]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def test_a_line_is_translated_before_the_next_is_there(runs, commands):
+    command = [commands / "regard", "translate", str(runs / "bahdanau")]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen(command, env=environment(commands), **pipes)
     with process:
         assert process.stdin is not None and process.stdout is not None
         for line in (LINES[0], LINES[2]):

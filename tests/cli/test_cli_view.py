@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import urllib.request
 
 import pytest
@@ -22,6 +21,7 @@ from regard.base.errors import MissingPackage
 from regard.cli.app import app
 from regard.cli.demo import SENTENCES
 from regard.lab.pages import translations
+from warm import environment
 
 SENTENCE = "The animal didn't cross the street because it was too tired."
 
@@ -34,12 +34,12 @@ def run(*arguments, status=0):
 
 
 @pytest.mark.slow
-def test_what_see_keeps_view_serves(tmp_path):
+def test_what_see_keeps_view_serves(tmp_path, commands):
     said = run("analyze", SENTENCE, "--layers", "0,3", "--save", str(tmp_path / "kept")).stderr
     assert f"regard view {tmp_path / 'kept'} serves it" in " ".join(said.split())
     assert (tmp_path / "kept" / "index.html").stat().st_size > 300_000
-    command = [sys.executable, "-m", "regard.cli.main", "view", str(tmp_path / "kept"), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    command = [commands / "regard", "view", str(tmp_path / "kept"), "--port", "0"]
+    with subprocess.Popen(command, env=environment(commands), stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         address = next(found[0] for line in process.stderr if (found := re.search(r"http://127\.0\.0\.1:\d+/", line)))
         with urllib.request.urlopen(address + "ask/text/0", timeout=300) as answer:
