@@ -157,7 +157,7 @@ class Attention(Mechanism):
             is_list = isinstance(value, Iterable) and not isinstance(value, Bias | Tensor)
             value = tuple(_slot("bias", piece, Bias) for piece in (value if is_list else (value,)))
         elif name == "dropout":
-            if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < 1:
+            if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < 1:
                 raise RegardError(f"Attention(dropout={value!r}): the share of dropped weights is in [0, 1).")
             value = float(value)
         super().__setattr__(name, value)

@@ -40,7 +40,7 @@ class HoldsPieces(nn.Module):
         self._release(name)
         is_piece = isinstance(value, Piece | tuple) and not isinstance(value, nn.Module)
         if not is_piece and value is not None:
-            super().__setattr__(name, value)
+            super().__setattr__(name, value)  # type: ignore[arg-type]
             return
         self._modules.pop(name, None)
         learned = learned_parts(self.registered_as.get(name, name), value) if is_piece else {}
