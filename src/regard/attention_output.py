@@ -240,7 +240,7 @@ def attend_pieces(request: Request, cache: Cache | None, check: bool) -> Attenti
     if (ring := Ring.of(request.engine)) is not None:
         return _attend_ring(ring, request, cache, check)
     with numbers_needed(request.query):
-        request, next_cache = extended(request._replace(seed=_seed(attention)), cache)
+        request, next_cache = extended(request, cache, _seed(attention))
         planned, plan_key = kept_plans.find(request)
         problem = _problem(request) if planned is None else planned.problem
         if check:
@@ -262,7 +262,7 @@ def plan_pieces(request: Request, cache: Cache | None) -> ExecutionPlan | RingPl
     if (ring := Ring.of(request.engine)) is not None:
         return ring.plan(_share(request))
     seed = 0 if _drops(request.attention) else None
-    problem = _problem(extended(request._replace(seed=seed), cache)[0])
+    problem = _problem(extended(request, cache, seed)[0])
     planned = engine_plan(problem, request.engine)
     problem.plan_cache.clear()
     return planned
@@ -270,13 +270,13 @@ def plan_pieces(request: Request, cache: Cache | None) -> ExecutionPlan | RingPl
 
 def _share(request: Request) -> RankShare:
     """The share of the tokens that this rank gives to a call."""
-    attention, query, key, value, positions, *_ = request
-    return RankShare(attention, query, key, value, positions, request.tensors)
+    query, key, value = (in_autocast_dtype(t) for t in (request.query, request.key, request.value))
+    return RankShare(request.attention, query, key, value, request.positions, request.tensors)
 
 
 def _attend_ring(ring: Ring, request: Request, cache: Cache | None, check: bool) -> AttentionOutput:
     """`attend` with the ring engine, on all ranks of a group."""
-    share = _share(_in_autocast_dtype(request))
+    share = _share(request)
 
     def check_own() -> None:
         if cache is not None:
@@ -294,21 +294,18 @@ def _attend_ring(ring: Ring, request: Request, cache: Cache | None, check: bool)
     return AttentionOutput(result.output, weights)
 
 
-def _in_autocast_dtype(request: Request) -> Request:
+def extended(request: Request, cache: Cache | None, seed: int | None = None) -> tuple[Request, Cache | None]:
+    """The call after checks of its tensors, with all keys of the cache, and the next cache. `seed`: of dropout."""
     query, key, value = (in_autocast_dtype(t) for t in (request.query, request.key, request.value))
-    return request._replace(query=query, key=key, value=value)
-
-
-def extended(request: Request, cache: Cache | None) -> tuple[Request, Cache | None]:
-    """The call after checks of its tensors, with all keys of the cache, and the next cache."""
-    request, pieces, sizes = _in_autocast_dtype(request), request.attention.pieces(), None
+    request = request._replace(query=query, key=key, value=value, seed=seed)
+    pieces, sizes = request.attention.pieces(), None
     if request.tensors or any(map(needs_of, pieces)):
-        sizes = Sizes.of(request.query, request.key, request.value)
+        sizes = Sizes.of(query, key, value)
         tensors = check_call_tensors("attend", pieces, sizes, request.tensors, ARGUMENTS)
         request = request._replace(tensors=tensors)
     if cache is None:
         return request, None
-    return _with_cache(request, cache, sizes or Sizes.of(request.query, request.key, request.value))
+    return _with_cache(request, cache, sizes or Sizes.of(query, key, value))
 
 
 def _with_cache(request: Request, cache: Cache, sizes: Sizes) -> tuple[Request, Cache]:
