@@ -13,7 +13,7 @@ from torch import nn
 
 import regard as rg
 from regard.hf.models import load_model
-from regard.maps.head_mean import HeadMean
+from regard.maps.changed_map import HeadMean
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
