@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.attention import Attention, Prepared
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes
+from regard.base.spans import INFINITY, Spans
 from regard.engine.kernel import KernelProblem
 from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.similarity import HeadProducts, add_products
@@ -30,7 +31,6 @@ from regard.maps.reductions import (
     TopLinks,
 )
 from regard.pieces.grid import Grid
-from regard.pieces.mask import Not, causal
 from regard.pieces.normalizer import any_coarse
 
 #: Fewest pairs of one head for which a compiled pass is worth its call.
@@ -160,8 +160,9 @@ def _pyramid(reduction: Pyramid, state: State, sizes: Sizes) -> Parts:
 
 
 def _mass_where(reduction: MassWhere, state: State, _sizes: Sizes) -> Parts | None:
-    mask = reduction.mask
-    return {"later": state[0]} if isinstance(mask, Not) and type(mask.mask) is causal else None
+    mask, after = reduction.mask, Spans(((1, INFINITY),))
+    is_later = mask.relative and mask.any_allowed(0, 1) == after == mask.all_allowed(0, 1)
+    return {"later": state[0]} if is_later else None
 
 
 computes(MassWhere, _mass_where)
