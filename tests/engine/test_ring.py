@@ -1,15 +1,13 @@
 """One sequence over 2 and 4 processes is one sequence in one process: outputs, gradients, weights, bytes, losses.
 
-Processes start once for each number of ranks and run all cases of rings.py; each test reads what they found.
+Processes start once for each number of ranks. Each case of rings.py is a test, which all ranks run at its turn.
 """
 
 from __future__ import annotations
 
-import functools
-import json
+import contextlib
 import multiprocessing
 import socket
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,62 +16,86 @@ from typer.testing import CliRunner
 import regard as rg
 from regard.base.errors import RegardError
 from regard.cli.app import app
-from rings import cases, main
+from rings import cases, lose_ranks, serve
 
 
-def start(folder: Path, ranks: int, suite: str) -> list[int | None]:
-    """Processes that know each other as those of torchrun do; their exit codes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
-    context = multiprocessing.get_context("forkserver")  # torch is imported once, not by every process
-    context.set_forkserver_preload(["torch", "regard.api"])
-    processes = [context.Process(target=main, args=(folder, suite, told | {"RANK": str(r)})) for r in range(ranks)]
-    for process in processes:
-        process.start()
-    try:
-        for process in processes:
+class Ranks:
+    """Processes that know each other as those of torchrun do, and answer what they found."""
+
+    def __init__(self, ranks, target):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+        context = multiprocessing.get_context("forkserver")  # torch is imported once, not by every process
+        context.set_forkserver_preload(["torch", "regard.api"])
+        self.pipes, self.processes = [], []
+        for rank in range(ranks):
+            mine, theirs = context.Pipe()
+            process = context.Process(target=target, args=(told | {"RANK": str(rank)}, theirs))
+            process.start()
+            theirs.close()  # so that the end of a process is the end of its answers
+            self.pipes.append(mine)
+            self.processes.append(process)
+
+    def send(self, name):
+        for pipe in self.pipes:
+            with contextlib.suppress(OSError):  # a rank that has ended
+                pipe.send(name)
+
+    def answer(self, rank):
+        try:
+            return self.pipes[rank].recv() if self.pipes[rank].poll(600) else "no answer in 600 s"
+        except EOFError:
+            return "this process has ended"
+
+    def exit_codes(self):
+        for process in self.processes:
             process.join(600)
-        return [process.exitcode for process in processes]
-    finally:
-        for process in processes:
+        return [process.exitcode for process in self.processes]
+
+    def kill(self):
+        for process, pipe in zip(self.processes, self.pipes, strict=True):
             process.kill()
             process.join()
+            pipe.close()
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """What all ranks found, by number of ranks."""
-
-    @functools.cache
-    def of(ranks):
-        folder = tmp_path_factory.mktemp(f"ring{ranks}")
-        codes = start(folder, ranks, "cases")
-        assert codes == [0] * ranks
-        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-
-    return of
+def ring(request):
+    """One process group for all cases of a number of ranks."""
+    ranks = Ranks(request.param, serve)
+    try:
+        yield ranks
+        ranks.send(None)
+        assert ranks.exit_codes() == [0] * request.param
+    finally:
+        ranks.kill()
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("ring")  # the processes start once
 @pytest.mark.parametrize(
-    ("ranks", "name"),
+    ("ring", "name"),
     [
         pytest.param(ranks, name, marks=pytest.mark.example if ranks == 4 else ())
         for ranks in (2, 4)
         for name in cases(ranks)
     ],
+    indirect=["ring"],
 )
-def test_many_ranks_are_as_one(found, ranks, name):
-    for rank, said in enumerate(found(ranks)):
-        assert said[name] == "ok", f"rank {rank}: {said[name]}"
+def test_many_ranks_are_as_one(ring, name):
+    ring.send(name)
+    wrong = {rank: said for rank in range(len(ring.pipes)) if (said := ring.answer(rank)) != "ok"}
+    assert not wrong, "\n".join(f"rank {rank}: {said}" for rank, said in wrong.items())
 
 
-def test_a_rank_that_is_lost_ends_the_others(tmp_path):
-    codes = start(tmp_path, 2, "losses")
-    assert codes == [0, -9]
-    said = json.loads((tmp_path / "0.json").read_text())
+def test_a_rank_that_is_lost_ends_the_others():
+    ranks = Ranks(2, lose_ranks)
+    try:
+        said = ranks.answer(0)
+        assert ranks.exit_codes() == [0, -9]
+    finally:
+        ranks.kill()
     for seconds, words in said.values():
         assert "rank 0 of 2 got no answer" in words and "time-out" in words
         assert seconds < 200, "the limit of the ring, and not the 300 s of the default group"

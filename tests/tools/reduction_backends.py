@@ -33,6 +33,7 @@ from regard.maps.scored_map import ScoredMap
 from regard.maps.stored import load_map, save_map
 from regard.reference import reference
 from regard.stats.statistics import Allowed, WeightOnKeys
+from regard.stats.token_reductions import Agreement
 
 #: A map, and its weights in float64.
 Weighed = tuple[rg.AttentionMap, torch.Tensor]
@@ -225,7 +226,8 @@ def kind_of(reduction):
 
 def reductions_of(weights):
     """Those that the map allows: some need shares, and some need weights that are not negative."""
-    for reduction in (*some_reductions(*weights.shape, 13), rg.maps.SignedMass(), Allowed(weights)):
+    of_all_queries = rg.maps.Similarity(), Agreement((0,))
+    for reduction in (*some_reductions(*weights.shape, 13), *of_all_queries, rg.maps.SignedMass(), Allowed(weights)):
         needs_sign = isinstance(reduction, rg.maps.TopLinks | WeightOnKeys | Pyramid)
         if (weights.has_shares or not reduction.needs_shares) and not (weights.is_signed and needs_sign):
             yield reduction

@@ -1,12 +1,11 @@
-"""What each rank of a ring runs: test_ring.py starts `main` in processes that are told what torchrun tells.
+"""What each rank of a ring runs: test_ring.py starts `serve` in processes that are told what torchrun tells.
 
-Every rank runs all cases of the suite in the same order; what it found goes to a folder as JSON, one file a rank.
+Every rank runs the cases that the test names, in the same order, and answers what it found. No case depends on another.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
 import signal
@@ -485,6 +484,7 @@ def losses():
 
 
 def run(name):
+    torch.manual_seed(0)
     try:
         CASES[name]()
     except BaseException:
@@ -497,12 +497,22 @@ def cases(ranks):
     return [name for name in CASES if ranks == 2 or not name.endswith("-contiguous")]
 
 
-def main(folder, suite, told):
+def join_group(told):
     os.environ |= told
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     lost_memory_is_nan()
-    found = losses() if suite == "losses" else {name: run(name) for name in cases(dist.get_world_size())}
-    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
-    if suite != "losses":
-        dist.destroy_process_group()
+
+
+def serve(told, asked):
+    """Run the cases that are asked for, until None is."""
+    join_group(told)
+    for name in iter(asked.recv, None):
+        asked.send(run(name))
+    dist.destroy_process_group()
+
+
+def lose_ranks(told, asked):
+    """Answer with what this rank is told of others that are lost."""
+    join_group(told)
+    asked.send(losses())
