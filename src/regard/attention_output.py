@@ -130,7 +130,7 @@ def attend(
     refuse_tracing("attend")
     options = CallOptions(mask, is_causal, scale, dropout_p)
     request = _request(attention, (query, key, value), layout, positions, cache, options, engine, tensors)
-    if attend_editors and not attend_listeners.busy:
+    if attend_editors and not attend_listeners.busy:  # the innermost `rg.edit` runs the call, if it selects it
         edited = [*attend_editors][-1](
             *request[:4], positions=positions, cache=cache, engine=engine, check=check, **request.tensors
         )

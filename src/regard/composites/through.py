@@ -89,17 +89,18 @@ class Nystrom(Composite):
             return PreparedParts([call.part(plain)], lambda seen: (seen[0].output, seen[0].weights))
         query, key = self._landmarks(call.query), self._landmarks(call.key)
         inverse = self._inverse(query, key)
-        own_keys = key.repeat_interleave(query.shape[1] // key.shape[1], 1)  # the corrected values differ by query head
+        head_keys = key.repeat_interleave(query.shape[1] // key.shape[1], 1)  # landmark values differ by query head
 
-        def corrected(output: Tensor) -> Tensor:
+        def landmark_values(output: Tensor) -> Tensor:  # of the first part, times A^+: the values of the second
             return (inverse @ at_least_float32(output)).to(call.value.dtype)
 
         def join(seen: list[AttentionOutput]) -> tuple[Tensor, AttentionMap]:
             factors = [seen[1].weights, DenseMap(inverse), seen[0].weights]
             return seen[1].output, ProductMap(factors, call.positions)
 
-        read = Part(plain, query, call.key, call.value, Positions.of(0, M, J))
-        return PreparedParts([read, Part(plain, call.query, own_keys, corrected, Positions.of(0, I, M))], join)
+        from_tokens = Part(plain, query, call.key, call.value, Positions.of(0, M, J))
+        to_tokens = Part(plain, call.query, head_keys, landmark_values, Positions.of(0, I, M))
+        return PreparedParts([from_tokens, to_tokens], join)
 
     def _landmarks(self, x: Tensor) -> Tensor:
         """Means of segments of the sequence: (B, H, n, D) -> (B, H, M, D)."""

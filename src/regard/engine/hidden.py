@@ -1,7 +1,8 @@
-"""What the mask hides has no effect, whatever it holds: NaN and infinities in hidden keys and values.
+"""Hidden keys and values have no effect on the output, also if they are NaN or infinite.
 
 A weight of 0 times NaN is NaN, so the products of an engine spread it to rows that may not attend to it. This is rare,
-and looking for it would read all keys again. So the output is looked at, which is small, and the call runs once more.
+and a check of all keys would read them again. So only the output is checked. If it is not finite, the call runs again
+with zeros in place of the keys and values that are not finite.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from regard.pieces.normalizer import RowStatistic
 
 
 def may_be_spoiled(problem: Problem, output: Tensor) -> bool:
-    """Whether hidden keys or values may have made a NaN. Not asked on other devices: the host would wait for them."""
+    """Whether hidden keys or values may have made a NaN: the output (for gradients also the input) is not finite.
+
+    On devices other than the CPU this is False, because the host would wait for them.
+    """
     attention = problem.attention
     if attention.mask is None or not attention.family.applies_mask or output.device.type != "cpu":
         return False
@@ -34,9 +38,10 @@ def may_be_spoiled(problem: Problem, output: Tensor) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """A call without its keys and values that are not finite.
+    """A call with zeros in place of keys and values that are not finite.
 
-    Beside it the rows that may attend to such keys, (B, H, I, 1), and to such values, channel by channel (B, H, I, E).
+    `rows_of_keys` (B, H, I, 1) are the rows that may attend to such a key, `rows_of_values` (B, H, I, E) the rows and
+    channels that may read such a value. `marked` sets them to NaN.
     """
 
     request: Request

@@ -87,14 +87,14 @@ def output_names(children: Mapping[str, nn.Module]) -> list[str]:
 
 def output_projection(model: nn.Module, name: str, module: nn.Module, path: str | None = None) -> nn.Module | None:
     """The output projection of a module: at the path that a user gave, of a known name, or beside the attention."""
-    children, known_path = dict(module.named_children()), adapter_of(module)
-    path = known_path.output if path is None and known_path is not None else path
+    children, adapter = dict(module.named_children()), adapter_of(module)
+    path = adapter.output if path is None and adapter is not None else path
     if path is not None and path in dict(module.named_modules()):
         return module.get_submodule(path)
-    known = [child for child in OUTPUTS if child in children]
-    known += [child for child in BY_HAND if num_inputs(children.get(child)) is not None]
-    if known:
-        return children[known[0]]
+    candidates = [child for child in OUTPUTS if child in children]
+    candidates += [child for child in BY_HAND if num_inputs(children.get(child)) is not None]
+    if candidates:
+        return children[candidates[0]]
     parent = name.rpartition(".")[0]
     return dict(model.named_modules()).get(f"{parent}.{BESIDE}" if parent else BESIDE)
 

@@ -48,16 +48,16 @@ def window_tokens(rows: int, columns: int, window: int, shift: int) -> Tensor:
 def whole_map(inputs: ModelInputs, name: str, weights: AttentionMap, batch: int = 0) -> AttentionMap:
     """The map of a block over all patches of one image, (1, H, N, N), from its map of windows (windows, H, W, W).
 
-    The weight of two patches in different windows is 0. Every weight is that of the model, none is computed anew.
+    The weight of two patches in different windows is 0. All others are copied from the map of windows.
     """
     rows, columns = stage_size(inputs, name)
     window, shift = _window(inputs.config, rows, columns, _block(name)[1])
     _check(name, rows, columns, window, weights.shape[1])
     tokens = window_tokens(rows, columns, window, shift).to(weights.device)
-    own = slice(batch * len(tokens), (batch + 1) * len(tokens))
-    of_windows = weights.dense()[own].transpose(0, 1)
-    whole = of_windows.new_zeros(weights.shape[1], rows * columns, rows * columns)
-    whole[:, tokens[:, :, None], tokens[:, None, :]] = of_windows
+    image_windows = slice(batch * len(tokens), (batch + 1) * len(tokens))
+    window_weights = weights.dense()[image_windows].transpose(0, 1)
+    whole = window_weights.new_zeros(weights.shape[1], rows * columns, rows * columns)
+    whole[:, tokens[:, :, None], tokens[:, None, :]] = window_weights
     return DenseMap(whole[None], False)
 
 

@@ -74,7 +74,10 @@ def fill_on_gpu(terms: KernelProblem, logsumexp: Tensor, states: Mapping[Reducti
 
 
 def wanted_statistics(states: Mapping[Reduction, State], problem: Problem) -> tuple[Parts, set[Reduction]]:
-    """The tensors that one pass fills, and the reductions that they belong to: the first for each field."""
+    """The tensors that one pass of the kernel fills, and the reductions that they belong to.
+
+    The kernel has one tensor for each field. If two reductions need the same field, only the first is in this pass.
+    """
     joined: Parts = {}
     done = set()
     for reduction, state in states.items():

@@ -133,7 +133,7 @@ def _num_links(wanted: Parts) -> int:
 
 
 def blocks_of(terms: KernelProblem, wanted: Parts) -> dict[str, int]:
-    """The sizes that Triton compiles a kernel for."""
+    """The block sizes, which are constants of the compiled Triton kernel: each combination is compiled once."""
     s, query = terms.problem.sizes, terms.problem.query
     width = max(LEAST_SIDE, _power_of_2(s.D))
     keys = KEYS if width * query.element_size() <= WIDE else KEYS // 2

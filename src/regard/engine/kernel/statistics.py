@@ -54,17 +54,18 @@ def statistics_call(setting: CallSettings, inputs: Inputs, logsumexp: Tensor) ->
     return call
 
 
-# Each of these functions takes what it prepares out of `wanted`, and returns what is done after the pass.
+# Each of these functions prepares one statistic: it removes the statistic from `wanted`, sets the fields of C, and
+# returns a function to call after the pass, which adds the result to the tensor of the caller.
 
 
 def _strongest(setting: CallSettings, call: KernelCall, fields: StatisticsFields, wanted: Parts) -> Callable[[], None]:
-    """The number of strongest links of a row."""
+    """Set the number of strongest links of a row; the pass writes them to the tensors of the caller."""
     fields.k = wanted["top_weights"].shape[-1]
     return _nothing
 
 
 def _chosen(setting: CallSettings, call: KernelCall, fields: StatisticsFields, wanted: Parts) -> Callable[[], None]:
-    """The number of chosen keys, which ascend."""
+    """Set the number of chosen keys, which ascend."""
     fields.num_chosen = len(wanted["chosen"])
     return _nothing
 
@@ -75,11 +76,11 @@ def _add_each(totals: Sequence[Tensor], sums: Tensor) -> None:
 
 
 def _nothing() -> None:
-    """What is done after the pass for tensors that it adds to itself."""
+    """Nothing is left to do: the pass itself added to the tensors of the caller."""
 
 
 def _tokens(setting: CallSettings, call: KernelCall, fields: StatisticsFields, wanted: Parts) -> Callable[[], None]:
-    """Tokens as small numbers."""
+    """Number the different tokens from 0 on, because the fields of C are 32-bit integers."""
     given = wanted.pop("key_tokens"), wanted.pop("query_tokens")
     tokens = torch.cat(given, -1).unique(return_inverse=True)[1].int()
     keys, queries = tokens.split([call.J, call.I], -1)
@@ -89,14 +90,14 @@ def _tokens(setting: CallSettings, call: KernelCall, fields: StatisticsFields, w
 
 
 def _received(setting: CallSettings, call: KernelCall, fields: StatisticsFields, wanted: Parts) -> Callable[[], None]:
-    """Room for the sums of each part."""
+    """Allocate one sum for each part of the work; they are added up after the pass."""
     total, sums = wanted.pop("received"), zeros(call.B, call.H, fields.num_parts, setting.padded(call.J))
     fields.point(received=sums)
     return lambda: total.add_(sums.sum(2)[..., : call.J])
 
 
 def _cells(setting: CallSettings, call: KernelCall, fields: StatisticsFields, wanted: Parts) -> Callable[[], None]:
-    """Room for the cells of each part: sums and maxima. The cells of queries and keys ascend without gaps."""
+    """Allocate sums and maxima of cells for each part of the work. Cells of queries and keys ascend without gaps."""
     total, most = wanted.pop("cells"), wanted.pop("cell_maxima", None)
     rows, columns = wanted.pop("row_cells"), wanted.pop("column_cells")
     shape = call.B, call.H, fields.num_parts, *total.shape[2:]
@@ -115,7 +116,7 @@ def _cells(setting: CallSettings, call: KernelCall, fields: StatisticsFields, wa
 
 
 def _numbers(setting: CallSettings, call: KernelCall, fields: StatisticsFields, wanted: Parts) -> Callable[[], None]:
-    """Room for the sums of weights times numbers of keys, (B, H, count, I)."""
+    """Allocate the sums of weights times numbers of keys, (B, H, count, I)."""
     given, totals = zip(*wanted.pop("numbers"), strict=True)
     sums = zeros(call.B, call.H, len(given), call.I)
     of_heads = torch.stack([numbers.float().expand(call.B, call.H, call.J) for numbers in given], 2)
@@ -125,7 +126,7 @@ def _numbers(setting: CallSettings, call: KernelCall, fields: StatisticsFields, 
 
 
 def _offsets(setting: CallSettings, call: KernelCall, fields: StatisticsFields, wanted: Parts) -> Callable[[], None]:
-    """Room for the weights at single distances, (B, H, count, I)."""
+    """Allocate the weights at single distances, (B, H, count, I)."""
     given, totals = zip(*wanted.pop("offsets"), strict=True)
     weights = zeros(call.B, call.H, len(given), call.I)
     steps = torch.tensor([offset - fields.shift for offset in given], dtype=torch.int64, device="cpu")
@@ -137,7 +138,7 @@ def _offsets(setting: CallSettings, call: KernelCall, fields: StatisticsFields, 
 def _offset_sums(
     setting: CallSettings, call: KernelCall, fields: StatisticsFields, wanted: Parts
 ) -> Callable[[], None]:
-    """Room for the sums of each part at distances that follow each other."""
+    """Allocate the sums at consecutive distances, for each part of the work."""
     total = wanted.pop("offset_sums")
     fields.first_sum, fields.num_sums = wanted.pop("first_offset") - fields.shift, total.shape[-1]
     sums = zeros(call.B, call.H, fields.num_parts, fields.num_sums)
@@ -145,7 +146,7 @@ def _offset_sums(
     return lambda: total.add_(sums.sum(2))
 
 
-#: The statistics that need more than their tensors, or sums of each part of the work, which are added after the pass.
+#: Statistics that need preparation. For all others the pass adds to the tensors of the caller.
 PREPARED = {
     "top_weights": _strongest,
     "chosen": _chosen,

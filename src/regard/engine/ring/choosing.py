@@ -33,12 +33,13 @@ def with_chosen_keys(
     positions = share.positions or Positions.aligned_to_end(I, J)
     positions.check(J)
     whole = of_all_keys(share, [selection], exchange, number, keys)
-    masks, before = [], 0
+    masks, num_done = [], 0
     for start, stop in queries[exchange.rank]:
-        part = slice(before, before := before + stop - start)
-        given = of_queries(selection, whole, part)
-        query, there = share.query[:, :, part], Positions(positions.start + start, positions.keys)
-        masks.append(selection.choose(query, unread_keys(share.key, J), there, attention.mask, **given))
+        part = slice(num_done, num_done := num_done + stop - start)
+        query, query_tensors = share.query[:, :, part], of_queries(selection, whole, part)
+        part_positions = Positions(positions.start + start, positions.keys)
+        keys_of_shape = unread_keys(share.key, J)
+        masks.append(selection.choose(query, keys_of_shape, part_positions, attention.mask, **query_tensors))
     chosen = _of_all_ranks(masks, selection, exchange, queries, positions.start)
     resolved = attention.with_mask_too(chosen)
     resolved.selection = None

@@ -156,12 +156,12 @@ class _RingCall(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, ring_call: RingCall, *tensors: Tensor) -> tuple[Tensor, ...]:
-        outline, whole, rows = ring_call.own.outline(), ring_call.own.attention.normalizer, _empty_rows(ring_call)
+        outline, rows = ring_call.own.outline(), _empty_rows(ring_call)
         shared, piece_tensors = tensors[: len(outline.on_rows)], ring_call.own.piece_tensors
         for step, received in ring_call.visits(ring_call.keys(shared)):
             if received:
                 _merge_step(ring_call, rows, step, ring_call.with_keys(shared, received))
-        output, row_statistic = finished_rows(whole, *rows)
+        output, row_statistic = finished_rows(ring_call.own.attention.normalizer, *rows)
         output = output.to(ring_call.own.value.dtype)
         ctx.outline, ctx.ring_call = outline, replace(ring_call, own=None)  # autograd saves its tensors
         ctx.save_for_backward(

@@ -239,7 +239,10 @@ class _Compared:
     rounding: float = 0.0
 
     def add(self, observed: ObservedCall, translation: Translation, entries: Tensor, rows: Tensor) -> None:
-        """Recompute these rows of these batch entries, and compare them."""
+        """Recompute these rows of these batch entries, and compare them with the output of the model.
+
+        Rows without an allowed key are not compared, because kernels differ in what they return for them.
+        """
         expected, empty, rounding = _recompute(observed, translation, entries, rows)
         output = observed.output if observed.is_whole else observed.output[entries[:, None], rows]
         actual = at_least_float32(output)
@@ -247,6 +250,7 @@ class _Compared:
             actual = actual.transpose(1, 2)
         else:
             expected, empty = at_least_float32(observed.finish(expected, entries, rows)), empty.any(1)
+        # an adapter may return its output in other axes than rows; then every number is compared
         if observed.is_whole and (expected.shape != actual.shape or actual.shape[:2] != empty.shape[:2]):
             empty = empty.new_zeros(())
         compared = expected.isfinite() & ~empty

@@ -100,10 +100,11 @@ Finish = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class ObservedCall:
-    """A call, its output, and a function from head outputs to this output (None: they are equal).
+    """A call and the output that the model computed.
 
-    `weights` are those that a backend returned. With `inputs`, queries, keys and values of the call are not projected
-    yet; the call has only their shapes. If `is_whole`, the function takes all rows of all texts at once.
+    `finish` is the function from head outputs to this output; None if they are equal. If `is_whole`, it takes all rows
+    of the whole batch at once. `weights` are those that a backend returned. With `inputs`, the queries, keys and values
+    are not projected yet, and the call has only their shapes.
     """
 
     call: AttentionCall
@@ -117,19 +118,22 @@ class ObservedCall:
 def observed_module(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, deferred: bool = False
 ) -> ObservedCall:
-    """A call of a module that has an adapter, or of `nn.MultiheadAttention`, which may be projected later."""
+    """The call of a module that has an adapter, or of `nn.MultiheadAttention`, after its forward returned `output`.
+
+    With `deferred`, the inputs of `nn.MultiheadAttention` are projected when the map is read.
+    """
     if isinstance(module, nn.MultiheadAttention):
         return multihead(module, args, kwargs, output, deferred)
     with measuring.on():
-        read = read_call(module, args, kwargs)
+        adapted = read_call(module, args, kwargs)
 
     def finish(heads: Tensor, *_: Tensor) -> Tensor:
         with measuring.on():
-            return read.finish(heads)
+            return adapted.finish(heads)
 
-    options = {"is_causal": False, "scaling": read.scale, "dropout": read.dropout}
-    tensors = read.query, read.key, read.value
-    call = AttentionCall(module, ADAPTED, read_call, *tensors, read.mask, options)
+    options = {"is_causal": False, "scaling": adapted.scale, "dropout": adapted.dropout}
+    tensors = adapted.query, adapted.key, adapted.value
+    call = AttentionCall(module, ADAPTED, read_call, *tensors, adapted.mask, options)
     first = output[0] if isinstance(output, tuple | list) else output
     return ObservedCall(call, first, finish, is_whole=True)
 

@@ -460,6 +460,7 @@ class Watcher(CallObserver):
             self._add(name, captured)
 
     def _add(self, name: str, captured: KeptCall) -> None:
+        """Append a call to the calls of its module, and update the module's statistics if reductions are watched."""
         if name not in self.calls:
             part = captured.part or self.torch_parts.get(name) or part_of(name, self.modules[name])
             self.calls[name] = ModuleCalls(
@@ -470,6 +471,7 @@ class Watcher(CallObserver):
             self.seen.kept.keep_gates(self.candidates.get(name), self.calls[name].calls[-1])
 
     def _capture(self, name: str, observed: ObservedCall) -> KeptCall:
+        """What is kept of a call: its queries and keys, or the returned weights if the call cannot be translated."""
         if observed.output.is_meta:
             raise Untranslatable(NO_NUMBERS)
         try:

@@ -212,10 +212,10 @@ def _heads(model: nn.Module, name: str, module: nn.Module, hints: HeadHints) -> 
         names = ", ".join((*OUTPUTS, *BY_HAND))
         return f"{kind} has no output projection of a known name ({names}). Give its path in {kind}: output='...'"
     adapter = adapter_of(module)
-    told = () if adapter is None or adapter.num_heads is None else (adapter.num_heads,)
-    own = _number(module, (*told, *COUNTS, *COUNTS_BY_HAND)) or size // (_number(module, WIDTHS) or size + 1)
-    hints.check_num_heads(name, own, size)
-    num_heads = own or hints.num_heads
+    by_adapter = () if adapter is None or adapter.num_heads is None else (adapter.num_heads,)
+    known = _number(module, (*by_adapter, *COUNTS, *COUNTS_BY_HAND)) or size // (_number(module, WIDTHS) or size + 1)
+    hints.check_num_heads(name, known, size)
+    num_heads = known or hints.num_heads
     if not num_heads or size % num_heads:
         return f"{kind} does not say how its output projection of {size} inputs divides into heads. Give num_heads="
     return Heads(name, module, output, num_heads, size // num_heads, _number(module, ("num_key_value_groups",)) or 1)
