@@ -47,10 +47,10 @@ OPTIONAL = ("position", "mask", "transition", "selection")
 
 
 class Mechanism(HoldsPieces, ABC):
-    """What `attend` runs. The two kinds are an `Attention`, which is one set of pieces, and a composite of several.
+    """What `attend` runs: an `Attention`, which is one set of pieces, or a composite of several attentions.
 
-    `attend` and `plan` know nothing else of a mechanism: `pieces` name the tensors that a call needs, `check_option`
-    and `with_mask_too` apply the arguments of the call, and `attend_request` and `plan_request` run it and plan it.
+    `attend` and `plan` use these methods only. `pieces` name the tensors that a call needs. `check_option` and
+    `with_mask_too` apply the arguments of the call. `attend_request` runs the call, and `plan_request` plans it.
     """
 
     #: The mask over tokens: no query attends to a key that it hides.
@@ -64,11 +64,11 @@ class Mechanism(HoldsPieces, ABC):
 
     @abstractmethod
     def check_option(self, name: str) -> None:
-        """Refuse an argument of a call that this mechanism has no place for."""
+        """Raise a `RegardError` if this mechanism does not support the argument of a call."""
 
     @abstractmethod
     def with_mask_too(self, mask: Mask) -> Self:
-        """The mechanism in which a query attends only to those of its keys that this mask allows."""
+        """This mechanism with its mask joined to this mask, `&`."""
 
     @abstractmethod
     def attend_request(self, request: Any, cache: Any, check: bool) -> Any:
@@ -79,7 +79,7 @@ class Mechanism(HoldsPieces, ABC):
         """The plan of the same call."""
 
     def memory_pieces(self) -> tuple[Any, ...]:
-        """The pieces that decide about the memory that a cache keeps beside its keys; () without such a memory."""
+        """The pieces whose results a cache keeps beside its keys; () if it keeps only keys and values."""
         return ()
 
     def key_axes(self) -> dict[str, int]:
@@ -177,7 +177,7 @@ class Attention(Mechanism):
 
     @property
     def family(self) -> type[Family]:
-        """How the pieces make weights: of scores, or by a transition."""
+        """How weights are computed: from scores, or by a transition."""
         return Scored if self.transition is None else Transported
 
     @property
@@ -204,7 +204,7 @@ class Attention(Mechanism):
         for name in self.piece_order:
             if name in pieces or name not in own or name in own.get(HELD, ()):
                 setattr(other, name, pieces[name] if name in pieces else getattr(self, name))
-            else:  # it has been checked, and there is nothing to register
+            else:  # already checked, and holds no parameters to register
                 vars(other)[name] = own[name]
         # set here only: the pieces belong to other modules too
         vars(other).update(dropout=self.dropout, training=self.training)
@@ -215,7 +215,7 @@ class Attention(Mechanism):
         return self.with_pieces(mask=mask)
 
     def with_mask_too(self, mask: Mask) -> Attention:
-        """An `Attention` in which a query attends only to those of its keys that this mask allows."""
+        """This `Attention` with its mask joined to this mask, `&`."""
         return self.with_pieces(mask=mask if self.mask is None else self.mask & mask)
 
     def of_heads(self, head: Tensor) -> Attention:
@@ -399,9 +399,9 @@ def _state_of(bias: Bias, query: Tensor, key: Tensor, positions: Positions, tens
 
 
 class Family:
-    """How the pieces of an `Attention` make weights. `Attention.family` chooses one; its methods are told the pieces.
+    """How an `Attention` computes weights from its pieces; `Attention.family` returns the class.
 
-    Layers above look up what is theirs by the family: `family.engine`, the map of a call, the call of a ring.
+    Engines list the families that they compute. Maps of calls and calls of a ring are tables from a family to a class.
     """
 
     #: Its name in the catalog.
@@ -411,7 +411,7 @@ class Family:
     #: The only engine that computes it, and what the engine is for; None if engines compete.
     engine: ClassVar[str | None] = None
     purpose: ClassVar[str] = ""
-    #: Whether its engines apply the mask to pairs. A transition needs none, and the weights depend on no position.
+    #: Whether its engines apply the mask to pairs. A transition is causal by itself, and reads no positions.
     applies_mask: ClassVar[bool] = True
 
     @staticmethod

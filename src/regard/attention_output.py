@@ -166,7 +166,7 @@ def _request(
     engine: str | Ring,
     tensors: CallTensors,
 ) -> Request:
-    """The arguments of a call, with the options in its attention."""
+    """The `Request` of a call: heads first, and the options of the call applied to the attention."""
     query, key, value = _with_heads_first(layout, *inputs)
     attention = PLAIN if attention is None else checked_mechanism("attend: attention", attention)
     if isinstance(query, nn.Module):
@@ -295,7 +295,7 @@ def _attend_ring(ring: Ring, request: Request, cache: Cache | None, check: bool)
 
 
 def extended(request: Request, cache: Cache | None, seed: int | None = None) -> tuple[Request, Cache | None]:
-    """The call after checks of its tensors, with all keys of the cache, and the next cache. `seed`: of dropout."""
+    """The checked call with the keys of the cache before its own, and the next cache. `seed` is the seed of dropout."""
     query, key, value = (in_autocast_dtype(t) for t in (request.query, request.key, request.value))
     request = request._replace(query=query, key=key, value=value, seed=seed)
     pieces, sizes = request.attention.pieces(), None

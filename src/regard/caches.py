@@ -86,7 +86,7 @@ class Cache(ABC):
         return None
 
     def memory_of(self, pieces: tuple[Any, ...]) -> Memory | None:
-        """What these pieces made of the earlier keys, if it is kept beside them."""
+        """The results of these pieces for the earlier keys, such as compressed keys, if the cache keeps them."""
         return None
 
     @property

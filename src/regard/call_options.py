@@ -38,7 +38,7 @@ class CallOptions(NamedTuple):
 
     @property
     def _given(self) -> tuple[bool, ...]:
-        """For each argument, whether it is not its default."""
+        """For each argument, whether it differs from its default."""
         return self.mask is not None, self.is_causal is not False, self.scale is not None, not self._keeps_all
 
     @property

@@ -1,1 +1,1 @@
-"""What every package uses, and what knows of none: errors, checks of arguments, sizes, spans, files, versions."""
+"""The lowest layer, which imports no other package: errors, checks of arguments, sizes, spans, files, versions."""

@@ -21,7 +21,7 @@ class RegardError(ValueError):
     regard.RegardError: RoPE(head_dim=3): channels turn in pairs, so the width must be even.
     """
 
-    __module__ = "regard"  # where a program finds it: tracebacks print it
+    __module__ = "regard"  # the public name, which tracebacks print
 
 
 class MissingPackage(RegardError):
@@ -40,7 +40,7 @@ class MissingPackage(RegardError):
 
 @contextmanager
 def errors_named(inner: str, outer: str) -> Iterator[None]:
-    """Errors of a block name the operation `outer`, which checks its arguments with the code of `inner`.
+    """In the errors of a block, replace the operation `inner` by `outer`, which runs the checks of `inner`.
 
     >>> with errors_named("attend", "plan"):
     ...     raise RegardError("attend: no keys")

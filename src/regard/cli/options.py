@@ -1,4 +1,4 @@
-"""The arguments and options of the larger commands: each is declared once, as a field of the options of its command.
+"""Arguments and options of the larger commands: one dataclass for each command, one field for each option.
 
 The docstring of a class is what --help prints first. This file imports little, so --help needs no torch.
 """

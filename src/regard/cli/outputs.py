@@ -1,4 +1,4 @@
-"""Checks that a command can write its outputs, before work that may take hours; and the step that it shows."""
+"""Checks that a command can write its outputs before it computes for hours; prints the current step."""
 
 from __future__ import annotations
 

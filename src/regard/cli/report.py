@@ -26,7 +26,7 @@ from regard.stats.warnings import Finding, warning_lines
 
 #: The statistics in the table of heads.
 COLUMNS = [statistic for statistic in STATISTICS if statistic.digits is not None]
-#: Characters that numbers and spaces take in one block of this table: of a head, of a weight, and of statistics.
+#: Characters of the numbers and spaces in one block of this table: a head, a weight and the statistics.
 NUMBERS = 8 + sum(len(statistic.name) + 1 for statistic in COLUMNS)
 #: Width of one block, with the two words of a link.
 BLOCK = NUMBERS + 16

@@ -51,9 +51,9 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class PreparedParts:
-    """The parts of a call, in their order, and `join`.
+    """The parts of a call, which run in this order, and the function that joins their results.
 
-    `join` makes of their results the output (B, H, I, E), and the map W over tokens with output = W . values.
+    `join` returns the output (B, H, I, E) and the map W over tokens, with output = W . values.
     """
 
     parts: Sequence[Part]
@@ -61,7 +61,7 @@ class PreparedParts:
 
 
 class Composite(Mechanism):
-    """The base of attentions that are made of several: `attend` gives the output and one map of the whole.
+    """Base of mechanisms that consist of several attentions: `attend` returns one output and one map.
 
     >>> import torch, regard as rg
     >>> class Twice(rg.composites.Composite):
@@ -78,7 +78,7 @@ class Composite(Mechanism):
 
     @abstractmethod
     def prepare(self, call: CompositeCall) -> PreparedParts:
-        """The parts of a call. To plan a call, the same parts are planned, and nothing is joined."""
+        """The parts of a call. `plan` calls it too, and plans the parts without joining them."""
 
     def pieces(self) -> list[Any]:
         return []
@@ -122,7 +122,7 @@ class Composite(Mechanism):
 
 
 def _planned(parts: Sequence[Part]) -> Iterator[tuple[Part, Tensor]]:
-    """The parts with their values: zeros in place of outputs, of which a plan reads the sizes only."""
+    """The parts with their values. Zeros replace the outputs of earlier parts, because a plan depends on sizes only."""
     output: Tensor | None = None
     for part in parts:
         value = part.value
@@ -140,7 +140,7 @@ def _options(part: Part, request: Request) -> dict[str, Any]:
 
 
 def _extended(request: Request, cache: Cache | None) -> tuple[Request, Cache | None]:
-    """The call after checks, with its positions and all keys of the cache, and the next cache."""
+    """The checked call with its positions and the keys of the cache in front of its own, and the next cache."""
     if Ring.of(request.engine) is not None:
         raise RegardError("attend: the ring engine runs one Attention, not a composite of several.")
     if cache is not None and not isinstance(cache, GrowingCache):

@@ -262,9 +262,9 @@ def rows_sum_to_what_the_normalizer_declares(small: Small) -> None:
 
 @torch.no_grad()
 def rows_merge_from_their_parts(small: Small) -> None:
-    """The statistic of a row is merged from two parts of its keys, and its weights are theirs times their shares.
+    """The statistics of two halves of a row merge to that of the row, and weights of a half times its share are right.
 
-    Not for a normalizer that needs all scores of a row at once, as its `merge_refusal` says.
+    Normalizers with a `merge_refusal` are skipped, because they need all scores of a row at once.
     """
     problem = problem_of(*small())
     normalizer = problem.attention.normalizer

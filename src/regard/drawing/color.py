@@ -1,8 +1,8 @@
 """From weights to colors: the ramp of colors, and the scales of the page (linear, square root, logarithmic).
 
 The figures, the catalog and the page (frontend/src/ramp.json) have the same ramp. Its lightness (CIELAB L*) falls
-evenly from 97 to 12, so it can be read in gray and with color blindness. On a dark ground the page turns it: more is
-lighter.
+evenly from 97 to 12, so it can be read in gray and with color blindness. On a dark background the page
+reverses it, so larger weights are lighter.
 """
 
 from __future__ import annotations

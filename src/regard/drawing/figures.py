@@ -146,11 +146,12 @@ def save_figures(
 ) -> list[Path]:
     """Write the figures of a reading into `folder`, each completely or not at all.
 
-    Figures for papers are .pdf, .svg, .png and .csv files: `figure` at the width of a page, and its panels at that of a
-    column, of the layer (its index), head and query of `link`; None: the first ones. The others are .png files: roles,
-    the entropy of all heads, and the map of each of `heads`, (index of the layer, head); with `every_head` each
-    statistic, and the heads of every layer. `tell` is called after each file with the number of
-    files so far and in all.
+    Figures for papers are .pdf, .svg, .png and .csv files: the whole `figure` at the width of a page, and each panel at
+    the width of a column. They show the layer (its index), head and query of `link`; None: the first ones.
+
+    Other figures are .png files: roles, the entropy of all heads, and the map of each of `heads`, (index of the layer,
+    head). With `every_head` each statistic and the heads of every layer follow. `tell(done, total)` is called
+    after each file.
     """
     folder, saved = Path(folder), list[Path]()
     papers, pictures = _papers(reading, link), _pictures(reading, heads, every_head)
@@ -167,7 +168,7 @@ def save_figures(
 
 
 def _papers(reading: TextReading, link: Mapping[str, Any] | None) -> dict[str, Make]:
-    """The whole figure, and each of its panels alone, of one link."""
+    """The whole figure of one link, and each of its panels alone."""
     panels = ["words", "map", "heads", "statistics"]
     if not reading.profile.is_self_attention:
         panels.insert(1, "alignment")

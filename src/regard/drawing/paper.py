@@ -1,6 +1,6 @@
 """`Paper`: words, cells and legends of a figure, in points from the top left. A figure grows downwards.
 
-Below it are the panels of a figure: words with arcs, the map of a head, all heads, alignment, a statistic.
+The file also has the panels: words with arcs, the map of a head, all heads, an alignment, a statistic.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def _key(request: Request, piece_tensors: list[Tensor]) -> Hashable:
     if type(attention) is not Attention or attention.selection is not None or memory is not None:
         return None
     if state is not None and attention.family.applies_mask:
-        return None  # a mask reads positions, which differ from step to step
+        return None  # a mask depends on positions, which differ at each decoding step
     states = () if state is None else (state,)
     if not _is_plain_call(query, key, value, *tensors.values(), *states):
         return None

@@ -86,7 +86,7 @@ class ExecutionPlan:
 
     @property
     def parts(self) -> tuple[ExecutionPlan, ...]:
-        """The plans of single attentions: here itself."""
+        """The plans of single attentions: this plan alone."""
         return (self,)
 
     def run(self) -> Result:

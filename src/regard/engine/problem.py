@@ -217,9 +217,9 @@ class Engine(ABC):
     description: ClassVar[str]
     #: The families of weights that it computes.
     families: ClassVar[tuple[type[Family], ...]] = (Scored,)
-    #: Whether it continues the sums over keys that a `RecurrentCache` keeps.
+    #: Whether it accepts the sums over earlier keys that a `RecurrentCache` keeps.
     continues_sums: ClassVar[bool] = False
-    #: Whether it consists of torch's own operations, which torch can transform.
+    #: Whether it consists of torch's own operations, so that torch.func and forward mode work.
     is_transformable: ClassVar[bool] = False
 
     def refusal(self, problem: Problem) -> str | None:
@@ -233,7 +233,7 @@ class Engine(ABC):
         return self._refusal(problem)
 
     def _refusal(self, problem: Problem) -> str | None:
-        """The same, for problems of its families."""
+        """Why this engine cannot run a problem of one of its families; None if it can."""
         return None
 
     @abstractmethod

@@ -39,7 +39,7 @@ def attend_rows(
 
 
 def finished_rows(normalizer: Normalizer, output: Tensor, row_statistic: RowStatistic) -> tuple[Tensor, RowStatistic]:
-    """Output and statistic of whole rows, from those of all their keys: a sink takes its share of each row."""
+    """Output and statistic of rows after all keys are merged: a sink is added, which takes a share of each row."""
     whole = normalizer.finish(row_statistic)
     if whole is row_statistic:
         return output, row_statistic

@@ -20,7 +20,7 @@ LONG_ROWS, BLOCKS, CHUNKS, OWN = 0.8, 0.58, 0.4, 0.85
 BUSY_ROWS = 32
 #: Keys that the fused kernel reads at once: of a causal mask it skips only whole blocks of keys.
 KEY_BLOCK = 512
-#: Time of one score, in units of one exponential, in a pass over the scores.
+#: Time that one pass over the scores takes for each score, in units of one exponential.
 PASS = 4.0
 #: Seconds of a call to `attend` with very little to compute.
 ATTEND = 300e-6

@@ -1,7 +1,6 @@
-"""Adapters: what the queries, keys and values of a module are that computes attention in its own way.
+"""Adapters: functions that read the queries, keys and values of modules that compute attention in their own way.
 
-An adapter is one function for a class of modules. With it the module is watched and edited as `nn.MultiheadAttention`
-is. Adapters of known models stand at the end of this file.
+An adapter is one function for a class of modules. With it a module is watched and edited like `nn.MultiheadAttention`.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ Read = Callable[..., "AdaptedCall"]
 
 @dataclass(frozen=True, eq=False)
 class AdaptedCall:
-    """One call of a module: what its heads attend with, and what the module computes from their outputs.
+    """One call of a module: its queries, keys and values, and what the module computes from the outputs of the heads.
 
-    `query` (B, H, I, D), `key` (B, G, J, D) and `value` (B, G, J, E); H is a multiple of G. `finish` gets the outputs
-    of the heads (B, H, I, E), softmax(scale q k^T) v, and returns what the module returns, or the first part of it.
-    `mask` (B or 1, H or 1, I, J) is True where a query may attend, or is added to the scores. `scale` is 1/sqrt(D) by
-    default. `dropout` is the share of weights that the module drops in training mode.
+    `query` is (B, H, I, D), `key` (B, G, J, D) and `value` (B, G, J, E); H is a multiple of G. `finish` gets the
+    outputs of the heads, softmax(scale q k^T) v, (B, H, I, E). It returns the output of the module, without the other
+    entries of a tuple. `mask` (B or 1, H or 1, I, J) is boolean, True = may attend, or is added to the scores. `scale`
+    is 1/sqrt(D) by default. `dropout` is the share of weights that the module drops in training mode.
     """
 
     query: Tensor
@@ -50,7 +49,7 @@ class AdaptedCall:
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """The function that reads a call, and where a module has its output projection and its number of heads."""
+    """The function that reads a call; the path of the output projection and the attribute with the number of heads."""
 
     read: Read
     output: str | None = None
@@ -64,11 +63,11 @@ _adapters: dict[str | type, Adapter] = {}
 def adapter(
     kind: str | type[nn.Module], *, output: str | None = None, num_heads: str | None = None
 ) -> Callable[[Read], Read]:
-    """Register a function that reads the calls of a module that computes attention in its own way.
+    """Register a function that reads the calls of modules that compute attention in their own way.
 
     `kind` is the class of the module or the name of the class. The function gets the module and the arguments of its
-    forward, and returns an `AdaptedCall`. `rg.watch` then has a map of the module, and checks it: the weights times the
-    values, through `finish`, must be what the module returned. `rg.edit` changes it, too. `output` is the path of the
+    forward, and returns an `AdaptedCall`. `rg.watch` then returns a map of the module and checks it: `finish(weights @
+    values)` must equal the output of the module. `rg.edit` changes the module, too. `output` is the path of the
     output projection inside the module, and `num_heads` the attribute with the number of its heads, for
     `keep="qkv"`, `rg.importance` and gates.
 
@@ -103,7 +102,7 @@ def adapter(
 
 
 def adapter_of(module: nn.Module) -> Adapter | None:
-    """The adapter of the class of a module, or of one that it extends."""
+    """The adapter of the class of a module, or of its nearest base class with an adapter."""
     kinds = type(module).__mro__ if _adapters else ()
     return next((_adapters[name] for kind in kinds for name in (kind, kind.__name__) if name in _adapters), None)
 

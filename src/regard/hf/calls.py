@@ -42,7 +42,7 @@ DIRECT = "F.scaled_dot_product_attention"
 MULTIHEAD = "F.multi_head_attention_forward"
 #: The backend of modules that have an adapter.
 ADAPTED = "an adapter"
-#: Whether this thread runs a module for a watch or an edit: no observer sees such a run.
+#: Whether this thread runs a module again for a watch or an edit. Observers do not see such a run.
 measuring = ContextFlag("measuring")
 #: Options that `translate` reads.
 UNDERSTOOD = {"scaling", "is_causal", "sliding_window", "softcap", "s_aux", "position_bias", "dropout"}
@@ -115,10 +115,11 @@ class AttentionCall:
 
 
 class CallObserver:
-    """What a watch or an edit may observe in its thread; each method does nothing by default.
+    """Base of observers of the calls of a thread: a watch, an edit, a recorder. Each method does nothing by default.
 
-    Modules start and end, call functions of torch, and call backends; edits report the calls that they change; and each
-    `generate()` starts and ends. `observes_functions` says whether the functions of a module are reported.
+    The methods are called when a module starts and ends, when it calls a function of torch or a backend, when an edit
+    changes a call, and when `generate()` starts and ends. `function_called` is only called for modules for which
+    `observes_functions` returns True.
     """
 
     def observes_functions(self, module: nn.Module) -> bool:

@@ -1,7 +1,4 @@
-"""Names that models give to the parts of an attention module, and the layers that have them.
-
-Whoever looks for a projection, the number of heads or a norm by its name, looks here.
-"""
+"""Names of projections, norms and numbers of heads in attention modules, and functions that find these parts."""
 
 from __future__ import annotations
 
@@ -13,16 +10,16 @@ from torch import Tensor, nn
 
 from regard.hf.adapters import adapter_of
 
-#: What a word in the name of a projection says that it computes; "w" may stand before it, as in "Wqkv".
+#: A word in the name of a projection -> what it computes: "q" -> query. A "w" may stand before it, as in "Wqkv".
 SIDES = {word: frozenset({side}) for side in ("query", "key", "value") for word in (side, side[0], f"{side}s")}
 SIDES |= {"queries": SIDES["query"], "qk": SIDES["q"] | SIDES["k"], "kv": SIDES["k"] | SIDES["v"]}
 ALL_SIDES = frozenset({"query", "key", "value"})
 SIDES |= {"qkv": ALL_SIDES}
 SIDES |= {f"w{word}": sides for word, sides in SIDES.items()}
-#: Words that may stand around such a word ("to_qkv", "W_q", "key_proj").
+#: Words that may stand beside such a word ("to_qkv", "W_q", "key_proj").
 AROUND = frozenset(("w", "a", "b", "c", "to", "in", "input", "proj", "projection", "lin", "linear", "linears"))
 AROUND |= frozenset(("layer", "fc", "attn"))
-#: Names of projections to queries, keys and values that do not say so.
+#: Names of projections to queries, keys and values that contain no such word.
 PACKED = frozenset(("c_attn", "in_proj"))
 #: Names of projections whose result is all queries, then all keys, then all values. The result of a query_key_value
 #: (GPT-NeoX, Bloom, Falcon) is not: it has the query, key and value of each head one after the other.
@@ -52,7 +49,7 @@ open_gates: dict[tuple[nn.Module, object], Tensor] = {}
 
 
 def sides_of(path: str) -> frozenset[str]:
-    """Which of "query", "key" and "value" a projection computes, as its name says; empty if it does not.
+    """Which of "query", "key" and "value" a projection computes, read from its name; empty if the name does not say it.
 
     >>> [sorted(sides_of(name)) for name in ("to_qkv", "W_q", "value_out", "linears.1")]
     [['key', 'query', 'value'], ['query'], [], []]

@@ -91,7 +91,7 @@ class AttentionMap(TensorInterface, ABC):
     has_shares: ClassVar[bool] = False
     #: Chooses the family of weights; `call_map` sets it, since the families are subclasses of this class.
     _of_tensors: ClassVar[Callable[..., AttentionMap]]
-    #: Makes the map of shares; `changed_map` sets it.
+    #: The class of the map of shares; `changed_map` sets it, because it imports this file.
     _shares_of: ClassVar[Callable[[AttentionMap], AttentionMap]]
 
     #: What the weights are computed from, in families without queries and keys.
@@ -364,8 +364,8 @@ class AttentionMap(TensorInterface, ABC):
     def with_gradients(self) -> Self:
         """This map, if it requires grad; else a `RegardError` that says why it does not.
 
-        Use it where a loss needs gradients: `weights.with_gradients().entropy()`. A constant would add nothing to the
-        loss without a word.
+        Use it where a loss needs gradients: `weights.with_gradients().entropy()`. A constant map
+        would contribute no gradient, and no error would say so.
 
         >>> import torch, regard as rg
         >>> x = torch.randn(1, 1, 3, 4, requires_grad=True)

@@ -66,7 +66,7 @@ def _transported(problem: Problem, row_statistic: RowStatistic | None) -> Attent
     return TransportedMap(problem.prepared.steps, problem.pieces_snapshot(), problem.positions)
 
 
-#: The map of a call, and that of a call of a ring, by the family of the weights.
+#: Family of weights -> the class of the map of a call; the same for a call of a ring.
 MAPS = {Scored: _scored, Transported: _transported}
 RING_MAPS: dict[type[Family], Callable[[Any, Result], AttentionMap]] = {
     Scored: RingMap,

@@ -68,9 +68,9 @@ def map_problem(attention: Attention, prepared: Prepared, positions: Positions, 
     )
 
 
-#: What the kernels compute for each reduction that they know, of C or of Triton: `Parts` of one pass, or "products", a
-#: list of `HeadProducts`. Lists of several reductions are joined. None: they cannot compute this reduction. A subclass
-#: is another reduction.
+#: Kind of reduction -> the `Parts` that the kernels (C or Triton) compute for it in one pass; None if they cannot.
+#: Parts may have "products", a list of `HeadProducts`. Lists of several reductions are concatenated. Subclasses of a
+#: kind do not inherit its entry.
 _PARTS_OF: dict[type[Reduction], Callable[[Any, State, Sizes], Parts | None]] = {
     Entropy: lambda _reduction, state, _sizes: {"entropy": state[0]},
     Distance: lambda _reduction, state, _sizes: {"distance": state[0]},
@@ -84,7 +84,7 @@ BY_DISTANCE = frozenset({"distance", "offsets", "offset_sums", "later", "same"})
 
 
 def computes(kind: type[Reduction], parts: Callable[[Any, State, Sizes], Parts | None]) -> None:
-    """Tell how the kernels compute a kind of reduction: `parts` of a reduction, its state and the sizes of the map."""
+    """Register a kind of reduction for the kernels: `parts(reduction, state, sizes)` returns what they compute."""
     _PARTS_OF[kind] = parts
 
 

@@ -44,9 +44,10 @@ class DenseMap(AttentionMap):
         grid: Grid | None = None,
         rule: Callable[[Tensor], Attention] | None = None,
     ) -> None:
-        """`source` is the matrix, or a function that is called at each look; then `grid` says what it will return.
+        """`source` is the matrix, or a function that computes it at each read; then `grid` has its sizes and positions.
 
-        `is_signed` may be a function of the matrix, and so is `rule`, which gives an attention with only a mask.
+        `is_signed` says whether weights may be negative, or is a function of the matrix. `rule` is a function of the
+        matrix that returns an attention with only a mask, which describes where the weights are 0.
         """
         if grid is None:
             if not isinstance(source, Tensor) or source.ndim != 4:
@@ -71,9 +72,9 @@ class DenseMap(AttentionMap):
 
     @cached_property
     def attention(self) -> Attention:  # type: ignore[override]
-        """An attention with only a mask: the rule that says where weights are 0, if there is a short one.
+        """An attention with only a mask, the rule for the zeros of the weights, if `rule` finds one.
 
-        It is the rule of the whole source, since the grid of a selection has the numbers of its texts in the source.
+        It is the rule of the whole source: after a selection the grid still numbers batch entries as the source does.
         """
         return Attention() if self._rule is None else self._rule(self._whole)
 

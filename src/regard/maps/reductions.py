@@ -358,7 +358,9 @@ class MassOn(Reduction[Tensor]):
 @checked
 @dataclass(frozen=True, eq=False)
 class MassWhere(Reduction[Tensor]):
-    """The sum of w_ij over the pairs that a mask allows, another mask than that of the attention; (B, H, I).
+    """The weight of each query on the pairs that `mask` allows, sum of w_ij over these keys j; (B, H, I).
+
+    `mask` is independent of the mask of the attention.
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 4, 8)

@@ -169,14 +169,14 @@ class ScoredMap(AttentionMap):
         return at_least_float32(self._prepared.query).dtype
 
     def _of_parts(self) -> RowStatistic:
-        """A statistic that is merged from tile to tile."""
+        """The row statistic, merged from the statistics of the tiles of each row."""
         collected = StatisticBuffer(self.shape[0], self.shape[2])
         for rows, parts in self._strips():
             collected.write(rows, self._total(rows, parts, (self._tile_scores(rows, *part) for part in parts)))
         return collected.tensors()
 
     def _total(self, rows: slice, parts: list[TileKeys], scores: Iterable[Tensor]) -> RowStatistic:
-        """The statistic of the queries of these tiles, merged from those of the tiles."""
+        """The row statistic of some queries, merged from the statistics of their tiles."""
         normalizer, part_normalizer = self.attention.normalizer, self.attention.normalizer.of_part()
         none = self._empty_statistic(part_normalizer, rows.stop - rows.start)
         statistics = map(part_normalizer.row_statistic, scores, map(self._columns, parts))

@@ -35,7 +35,7 @@ from regard.pieces.score import Score
 
 #: The version of the file format; files of later versions are refused.
 VERSION = 3
-#: Names of earlier files that have changed: of modules, of classes, and of their fields.
+#: Old names of modules, classes and fields in saved files -> new names.
 RENAMED: dict[str, str] = {
     "regard.pieces.kernel": "regard.pieces.feature_maps",
     "regard.pieces.mask_data": "regard.pieces.data_masks",

@@ -55,7 +55,9 @@ class HoldsPieces(nn.Module):
         if name in self._parameters or name in self._buffers:
             super().__setattr__(name, value)  # type: ignore[arg-type]
         else:
-            object.__setattr__(self, name, value)  # what torch's own method ends with, after its questions
+            object.__setattr__(
+                self, name, value
+            )  # the last line of nn.Module.__setattr__, without the checks before it
 
     def _release(self, name: str) -> None:
         """Unregister the parameters and modules of the piece that the attribute held before."""

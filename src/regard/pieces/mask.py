@@ -77,7 +77,7 @@ class Mask(Piece):
         return self == other
 
     def numbers(self, grid: Grid) -> tuple[Tensor, Tensor] | None:
-        """The numbers of queries (B or 1, I) and keys (B or 1, J) if equal numbers mean that a pair is allowed."""
+        """Group numbers (B or 1, I) and (B or 1, J), if a pair is allowed if and only if they are equal; else None."""
         return None
 
     def edges(self, start: int, stop: int) -> Sequence[int]:

@@ -38,10 +38,11 @@ class Normalizer(Piece):
     w_ij = s_ij, divided by the sum of the row if `row_sum` is 1, so sums over keys suffice. `cost`: the time of one
     weight in units of one exponential, for predicted seconds.
 
-    A row may be computed in parts, each with some of its keys, as a ring and long maps do. `of_part` gives the weights
-    of a part, `merge` joins the statistics of two parts, `finish` turns the statistic of all keys into that of the row,
-    and `share` is the factor between the weights of a part and those of the row. A normalizer that can do this sets
-    `merge_refusal` to None. The methods given here are right if a weight depends on its own score only.
+    Row statistics may be a monoid: a row is computed in parts, each with some of its keys, as a ring and long maps do.
+    `of_part` is the normalizer of a part, `merge` combines the statistics of two parts, and `empty_statistic` is the
+    neutral element. `finish` turns the statistic of all keys into that of the row. `share` is the factor from weights
+    within a part to weights within the row. Such a normalizer sets `merge_refusal` to None. The default methods are
+    right if a weight depends on its own score only.
 
     >>> import torch, regard as rg
     >>> scores, columns = torch.zeros(1, 1, 1, 4), torch.arange(4)
@@ -58,7 +59,7 @@ class Normalizer(Piece):
     is_relative: bool = False
     is_linear: bool = False
     cost: float = 4.0
-    #: What the weights need, so that a row cannot be computed in parts; None if it can.
+    #: The reason why a row cannot be computed in parts; None if it can. Completes a sentence about the weights.
     merge_refusal: str | None = (
         "need all scores of a row at once (for a threshold, or for the keys that are kept), and the row statistics of "
         "parts do not give that of the whole row, as they do for softmax"
@@ -82,29 +83,29 @@ class Normalizer(Piece):
         return self.row_statistic(scores, columns)
 
     def of_part(self) -> Normalizer:
-        """The normalizer of a part of a row: without what belongs to the whole row, such as a sink."""
+        """The normalizer of a part of a row: without a sink, which belongs to the whole row."""
         return self
 
     def merge(self, left: RowStatistic, right: RowStatistic) -> RowStatistic:
-        """The statistic of the keys of two parts, (B, H, I) each. `empty_statistic` is its neutral element."""
+        """The statistic of two parts together, from the statistic of each. Associative."""
         return right
 
     def finish(self, row_statistic: RowStatistic) -> RowStatistic:
-        """The statistic of whole rows, from that of all their keys."""
+        """The statistic of whole rows, from the merged statistic of all their keys: adds a sink."""
         return row_statistic
 
     def share(self, part: RowStatistic, whole: RowStatistic) -> Tensor:
-        """The weights of a row divided by those of its part, (B, H, I), from the statistics of both."""
+        """The factor (B, H, I) from weights within a part to weights within the row."""
         return torch.ones_like(whole[0])
 
     def empty_statistic(self, like: Tensor) -> RowStatistic:
-        """The statistic of rows without a key, for a tensor of their shape (B, H, I) and dtype."""
+        """The neutral element of `merge`: the statistic of rows without keys, (B, H, I) and dtype as in `like`."""
         masked = torch.full_like(like, self.masked_score).unsqueeze(-1)
         return self.row_statistic(masked, torch.zeros(1, dtype=torch.int64, device=like.device))
 
     @property
     def as_softmax(self) -> LogSumExpNormalizer | None:
-        """The softmax with these weights and this statistic, which fused kernels run; None if there is none."""
+        """The equal softmax, which fused kernels can run; None if this normalizer is no softmax."""
         return None
 
     def log_weights(self, scores: Tensor, row_statistic: RowStatistic) -> Tensor | None:
@@ -227,8 +228,8 @@ def _finite(logsumexp: Tensor) -> Tensor:
 class LogSumExpNormalizer(Normalizer):
     """Base of softmax with and without a sink: w_ij = exp(s_ij / T - r_i), where r_i is a log-sum-exp.
 
-    So a row can be computed in parts, and fused kernels can run it. A statistic may lack the second number, the
-    remainder; that of a fused kernel does.
+    So a row can be computed in parts, and fused kernels can run it. The statistic is the log-sum-exp and its rounding
+    error, the remainder. Fused kernels return only the first.
     """
 
     is_relative = True
@@ -375,7 +376,7 @@ class LearnedSink(nn.Module, LogSumExpNormalizer):
 
 
 def _with_sink(logsumexp: RowStatistic, sink: float | Tensor) -> RowStatistic:
-    """The statistic with one sink, or one for each head."""
+    """The statistic after a sink is added to each row: one number, or one for each head."""
     sink = torch.as_tensor(sink, dtype=logsumexp[0].dtype, device=logsumexp[0].device)
     sink = sink.view(1, -1, 1).expand_as(logsumexp[0])
     if len(logsumexp) == 1:

@@ -17,7 +17,7 @@ from regard.stats.numbering import layer_numbers
 from regard.stats.profile import one_text
 from regard.stats.roles import Measured, RoleTable, roles_of_kind
 
-# Dynamic time warping of an attention map: the monotone path of most weight, and the times of tokens in a sound.
+# Dynamic time warping of an attention map: the monotone path with the largest weight, and the times of tokens in audio.
 
 
 #: The steps of a path to a cell: from the cell before both, from the query before, from the key before.

@@ -1,4 +1,4 @@
-"""How heads of one layer feed those of another: composition of their matrices, rollout, and what keys send."""
+"""How heads of one layer feed those of later layers: composition scores, rollout, and norms of transported values."""
 
 from __future__ import annotations
 

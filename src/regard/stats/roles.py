@@ -1,4 +1,4 @@
-"""Roles of heads: which pairs of query and key are links of a role, and which heads put their weight on them."""
+"""Roles of heads: each role is a set of pairs of query and key, and heads are scored by their weight on these pairs."""
 
 from __future__ import annotations
 

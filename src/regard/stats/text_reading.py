@@ -1,4 +1,4 @@
-"""A text with the maps of a model, as a page and a command read it: heads that stand out, and what changes by text."""
+"""The result of reading a text with a model: statistics, heads that stand out, and how heads differ between texts."""
 
 from __future__ import annotations
 

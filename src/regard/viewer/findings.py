@@ -246,7 +246,7 @@ def _sentence(reading: TextReading, place: str, link: Link, weight: float, of: s
 
 #: The most cards of a text, and the most bars of a picture.
 NUM_CARDS, NUM_BARS = 5, 64
-#: The most heads that `telling_heads` names.
+#: The largest number of heads that `telling_heads` returns.
 TELLING = 6
 #: Roles of position that are findings: the sink has a card of its own.
 POSITIONS = ("previous", "next", "positional")

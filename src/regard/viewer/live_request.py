@@ -1,4 +1,4 @@
-"""What an open page may ask of its live model: to read a text, and at most one question about it.
+"""Requests of an open page to its live model: a text to read, and at most one of edits, generation and attribution.
 
 | request | answer |
 |---|---|

@@ -1,4 +1,4 @@
-"""A story: views of a page in an order, each a link with a sentence. The page plays it, and prints a view a page.
+"""A story: a sequence of views of a page, each a link with a sentence. The page plays it, and prints one view a sheet.
 
 `tour` is a story made of the findings of the texts: every sentence is computed from the weights.
 """

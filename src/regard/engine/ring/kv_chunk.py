@@ -79,7 +79,7 @@ class KVChunk(Problem):
 
 
 def merge(normalizer: Normalizer, rows: Rows, new_rows: Rows) -> None:
-    """Merge the same rows over other keys into `rows`, in place."""
+    """Add to `rows`, in place, the results of the same queries for other keys."""
     (output, statistic), (new_output, new_statistic) = rows, new_rows
     merged = normalizer.merge(statistic, new_statistic)
     factors = normalizer.share(statistic, merged), normalizer.share(new_statistic, merged)

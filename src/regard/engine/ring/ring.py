@@ -37,7 +37,7 @@ from regard.pieces.contents import split_tensors
 #: outside of these blocks notices them; it notices neither a ContextVar nor a threading.local.
 _defaults: tuple[tuple[int, Ring], ...] = ()
 _changing = Lock()
-#: A call on one rank, by the family of the weights.
+#: The class of a call on one rank, for each family of weights.
 CALLS: dict[type[Family], type[RingCall | StatePassing]] = {Scored: RingCall, Transported: StatePassing}
 
 

@@ -40,7 +40,7 @@ class RingCall:
     route: Route
     exchange: Exchange
     number: int = 0
-    #: Why it cannot be planned; None if it can.
+    #: The reason why `plan` cannot plan it; None if it can.
     unplanned: ClassVar[str | None] = None
 
     def run(self) -> Result:

@@ -1,4 +1,4 @@
-"""What a watch keeps of the calls of each attention module: captures of queries and keys, and reported maps."""
+"""The calls that a watch keeps for each attention module: queries and keys, or maps that modules report."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def _begins_with(keys: Tensor, earlier: Tensor) -> bool:
 
 
 def reduced_call(name: str, call: KeptCall) -> LazyCall:
-    """A call of which only statistics were kept."""
+    """A call whose statistics alone were kept."""
 
     def build() -> AttentionMap:
         raise NotCaptured(
@@ -314,7 +314,7 @@ class ModuleCalls:
             self.recurrent.forget()
 
     def release(self) -> None:
-        """Verify recurrent layers, and drop what was kept for a call that would follow."""
+        """Verify recurrent layers, and release what was kept to join the next call."""
         self._end_run()
         for call in self.calls[-1:]:
             call.release()

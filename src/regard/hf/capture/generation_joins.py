@@ -70,9 +70,9 @@ class CallRows:
 def merged_map(parts: Sequence[CallRows], num_queries: int, num_keys: int, is_cross: bool) -> ScoredMap | None:
     """One map of all rows, if the calls have the same pieces and keys, and one rule for their masks; else None.
 
-    Most generations are that: a key never changes after its token was read, whatever the cache does with it. Then
-    memory is O(n), reductions run in the compiled kernels, and the map is stored as queries and keys. If a key did
-    change (a quantized cache), or if no rule describes the masks of all calls, there is no such map.
+    In most generations a key never changes after its token was read. Then memory is O(n), reductions run in the
+    compiled kernels, and the map is stored as queries and keys. If a key did change (a quantized cache), or if no rule
+    describes the masks of all calls, there is no such map.
     """
     if not all(_is_plain(part) for part in parts):
         return None

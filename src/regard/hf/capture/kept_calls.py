@@ -1,6 +1,6 @@
-"""`KeptCall`: what a watch keeps of a call of attention, and the `Check` that its map is right.
+"""`KeptCall`: what a watch keeps of a call of attention, and `Check`: whether its map reproduces the model's output.
 
-Each kind of call is a subclass, and what kinds differ in is a method of it. `ModuleCalls` has the calls of a module.
+Each kind of call is a subclass of `KeptCall`. `ModuleCalls` (captured_calls.py) has the calls of one module.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class LostProjection(NoValues):
 class KeptCall:
     """One call of attention as a watch keeps it: shape, check and map, and its values with watch(keep="qkv").
 
-    The defaults are those of a call that no other call continues.
+    A later call may continue a call, as the next step of decoding does. By default none does.
     """
 
-    #: The part of the model that calls of this kind are in, whatever the name of their module; None: as the name says.
+    #: The part of the model of all calls of this kind, such as "encoder"; None: the name of the module decides.
     part: str | None = None
     kind: str = ATTENTION
     #: (B, H, I, J).
@@ -56,7 +56,7 @@ class KeptCall:
     is_live: bool = False
     #: Whether its map is one `ScoredMap` of its queries and keys, without graphs and edits.
     is_scored: bool = False
-    #: Whether it has the weights of all tokens so far: it is a recurrent layer.
+    #: Whether it is a call of a recurrent layer, whose `whole_map` has the weights of all tokens so far.
     has_state: bool = False
 
     @property
@@ -65,7 +65,7 @@ class KeptCall:
         raise NotImplementedError
 
     def whole_map(self) -> AttentionMap:
-        """The weights; with a state, those of all tokens so far."""
+        """The weights; for a recurrent layer, those of all tokens so far."""
         return self.map
 
     def run(self) -> Iterator[tuple[KeptCall, Tensor | None]]:
@@ -89,11 +89,11 @@ class KeptCall:
         return alone
 
     def followed_by(self, later: KeptCall) -> KeptCall | None:
-        """Share what both calls have; returns the call that both form, or None if they remain two."""
+        """Join this call and the next one, or return None and share tensors that both have."""
         return None
 
     def release(self) -> None:
-        """Drop what is only kept for a call that follows."""
+        """Release what is kept only to join the next call."""
 
     def own_tensors(self) -> None:
         """Copy tensors that a program may change in place."""
@@ -101,7 +101,7 @@ class KeptCall:
 
 @dataclass(eq=False)
 class LazyCall(KeptCall):
-    """A call whose map and values are read by functions."""
+    """A call whose map and values are computed by two functions when they are read."""
 
     shape: tuple[int, int, int, int]
     check: Check

@@ -1,4 +1,4 @@
-"""What runs in a thread: `module_calls` reports modules and their functions, `function_calls` all attention of torch.
+"""Hooks on torch: `module_calls` reports calls of modules and of their functions, `function_calls` attention functions.
 
 The hooks of `module_calls` are torch's global ones. A hook on a single module would make `nn.TransformerEncoderLayer`
 leave its fused path, which changes the last bits of its output. For the same reason each function mode is off while
@@ -103,7 +103,7 @@ def _edited_sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def edited_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> EditedResult | None:
-    """The result of a call of an adapted module as the open edits change it; None if none does."""
+    """The result of a call of an adapted module after the open edits; None if none of them changes it."""
     if output is None or not is_adapted(module) or not _is_selected(module):
         return None
     with as_mistakes(module):
@@ -117,7 +117,7 @@ def edited_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _edited_adapted(observed: ObservedCall, output: Any) -> EditedResult | None:
-    """A call that an adapter reads, as the open edits change it."""
+    """The result of a call that an adapter reads, after the open edits; None if none of them changes it."""
     call, others = observed.call, () if isinstance(output, Tensor) else output[1:]
     if any(isinstance(other, Tensor) for other in others):
         raise RegardError(

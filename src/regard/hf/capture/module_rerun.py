@@ -46,7 +46,7 @@ class LastWeights:
     weights: Tensor | None = None
 
     def of(self, owner: object, compute: Callable[[], Tensor]) -> Tensor:
-        """The weights of a call, computed if they are not those that are held."""
+        """The weights of a call: those in memory if they belong to this call, else computed."""
         if self.owner is not owner or self.weights is None:
             self.owner = self.weights = None
             self.owner, self.weights = owner, compute()
@@ -72,15 +72,15 @@ class DenseCall(KeptCall):
         return False
 
     def weights(self) -> Tensor:
-        """The dense weights (B, H, I, J), held or computed."""
+        """The dense weights (B, H, I, J), from memory or computed."""
         return self.slot.of(self, self.compute)
 
     def compute(self) -> Tensor:
-        """The dense weights, from running the module."""
+        """Run the module again and return its dense weights."""
         raise NotImplementedError
 
     def check_budget(self, how: str) -> None:
-        """Refuse weights that would take too much memory; `how` says what computes them at once."""
+        """Raise a `RegardError` if the dense weights exceed the budget; `how` begins the message."""
         size = 4 * self.sample.new_empty(self.shape, device="meta").numel()
         if size > attention_map.BUDGET:
             raise RegardError(
@@ -167,7 +167,7 @@ class RerunCall(DenseCall):
         return self.values
 
     def reads_the_same(self, later: RerunCall) -> bool:
-        """Whether the next call reads the values of this one, which are held."""
+        """Whether the next call has the same values as this call."""
         if self.memory is None or later.memory is None or self.shape != later.shape:
             return False
         return self.memory.is_the_same(later.memory)
@@ -225,7 +225,7 @@ class RerunSteps(DenseCall):
         return torch.cat([call.weights() for call in self.calls], 2)
 
     def followed_by(self, later: KeptCall) -> RerunSteps | None:
-        """This call with the next step, if it reads the same values."""
+        """This call with the next step appended, if both have the same values."""
         last = self.calls[-1]
         step = later if isinstance(later, RerunCall) and last.reads_the_same(later) else None
         last.release()
@@ -241,7 +241,7 @@ class RerunSteps(DenseCall):
 
 
 def mask_of(weights: Tensor) -> Attention:
-    """An attention with only a mask, the rule that says where weights (B, H, I, J) are 0, if there is a short one."""
+    """An attention with only a mask: the rule for the zeros of weights (B, H, I, J), if a short rule describes them."""
     B, _, I, J = weights.shape
     rule = recognize(weights.abs() > 0, B, I, J).mask
     return Attention(mask=None if isinstance(rule, mask_tensor) else rule).eval()
