@@ -17,6 +17,7 @@ from regard.hf.names import (
     BY_HAND,
     COUNTS,
     COUNTS_BY_HAND,
+    HEADS_OR_HEIGHT,
     OUTPUTS,
     WIDTHS,
     matrix_of,
@@ -213,7 +214,8 @@ def _heads(model: nn.Module, name: str, module: nn.Module, hints: HeadHints) -> 
         return f"{kind} has no output projection of a known name ({names}). Give its path in {kind}: output='...'"
     adapter = adapter_of(module)
     told = () if adapter is None or adapter.num_heads is None else (adapter.num_heads,)
-    own = _number(module, (*told, *COUNTS, *COUNTS_BY_HAND)) or size // (_number(module, WIDTHS) or size + 1)
+    names = (*told, *COUNTS, *COUNTS_BY_HAND, HEADS_OR_HEIGHT)
+    own = _number(module, names) or size // (_number(module, WIDTHS) or size + 1)
     hints.check_num_heads(name, own, size)
     num_heads = own or hints.num_heads
     if not num_heads or size % num_heads:
