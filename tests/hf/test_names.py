@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
 import torch
 import transformers
@@ -73,6 +75,40 @@ def test_a_map_is_measured_by_any_of_the_names(names, output):
     _, seen = watched(model, {"input": torch.randn(2, T, C)})
     assert "measured" in seen.verify()["0"].note
     torch.testing.assert_close(seen[0].dense(), model[0].weights, atol=1e-5, rtol=1e-4)
+
+
+def test_the_number_h_may_be_a_height_so_it_is_no_number_of_heads_that_are_measured():
+    class OneHead(Blocks):
+        def forward(self, x):
+            q, k, v = (getattr(self, name)(x)[:, None] for name in self.names)
+            self.weights = (q @ k.mT).softmax(-1) * torch.arange(1, T + 1)
+            return getattr(self, self.output)((self.weights @ v)[:, 0])
+
+    model = nn.Sequential(OneHead(SEPARATE[0], "out", "h")).eval()
+    _, seen = watched(model, {"input": torch.randn(2, T, C)})
+    torch.testing.assert_close(seen[0].dense(), model[0].weights, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("second", ["w_v", "value_more"])
+def test_the_sum_of_two_values_has_no_measured_map(second):
+    class TwoValues(Blocks):
+        def forward(self, x):
+            q, k, *values = (getattr(self, name)(x).unflatten(-1, (H, -1)).transpose(1, 2) for name in self.names)
+            weights = (q @ k.mT).softmax(-1) * torch.arange(1, T + 1)
+            return getattr(self, self.output)((weights @ sum(values)).transpose(1, 2).flatten(2))
+
+    model = nn.Sequential(TwoValues(("q_lin", "k_lin", "v", second), "out", "num_heads")).eval()
+    with pytest.raises(rg.RegardError, match="adds several projections of values"):
+        watched(model, {"input": torch.randn(2, T, C)})
+
+
+@pytest.mark.parametrize("names", [("0", "1", "2"), ("linear1", "act", "linear2")])
+def test_the_first_layer_of_several_is_no_projection(names):
+    model = nn.ModuleList([Blocks(("q", "k", "v"), "out", "heads")])
+    layers = (nn.Linear(C, C), nn.GELU(), nn.Linear(C, C))
+    model[0].q = nn.Sequential(OrderedDict(zip(names, layers, strict=True)))
+    with pytest.raises(rg.RegardError, match="have no known names"):
+        rg.hf.head_weights(model)
 
 
 @pytest.mark.parametrize("output", ["to_out", "output_proj", "output_projection", "output_linear"])

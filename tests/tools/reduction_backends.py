@@ -17,6 +17,7 @@ from unittest import mock
 
 import pytest
 import torch
+from regard.stats.token_reductions import Agreement
 from torch import distributed
 
 import regard as rg
@@ -33,7 +34,6 @@ from regard.maps.scored_map import ScoredMap
 from regard.maps.stored import load_map, save_map
 from regard.reference import reference
 from regard.stats.statistics import Allowed, WeightOnKeys
-from regard.stats.token_reductions import Agreement
 
 #: A map, and its weights in float64.
 Weighed = tuple[rg.AttentionMap, torch.Tensor]

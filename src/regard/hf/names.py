@@ -38,7 +38,9 @@ BESIDE = "output.dense"
 SOME_OUTPUTS = re.compile(r"^out(put)?_\w+_proj$")
 #: Names of the number of heads, and of the width of a head.
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "num_attn_heads")
-COUNTS_BY_HAND = ("n_head", "nhead", "num_head", "heads", "h")
+COUNTS_BY_HAND = ("n_head", "nhead", "num_head", "heads")
+#: A name of the number of heads, or of the height of an image.
+HEADS_OR_HEIGHT = "h"
 WIDTHS = ("head_dim", "attention_head_size", "head_size", "d_k", "d_head", "dim_head")
 #: Norms over all heads together, before the output projection (BitNet, Kosmos-2, MiniMax).
 BETWEEN = ("attn_sub_norm", "inner_attn_ln", "norm")

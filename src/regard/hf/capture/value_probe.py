@@ -184,6 +184,8 @@ class ProbedCall(DenseCall):
             error, largest = _probe(given, layout, run)
             tolerance = TOLERANCE.get(original.dtype, 1e-4) * largest
             if error <= tolerance:
+                if layout.is_shared and _adds(given, layout, run, tolerance):
+                    raise Untranslatable(f"{kind} adds several projections of values, so they have no single map")
                 check = Check(name, error, tolerance, True, "its weights are measured with unit values")
                 sums = layout.sums(run)
                 (B, H, I, _), J = sums.shape, layout.lengths[0] if layout.is_shared else sum(layout.lengths)
@@ -296,6 +298,17 @@ def _probe(given: GivenCall, layout: ValueAxes, run: ModuleRun) -> tuple[float, 
     of_noise, of_both = (layout.sums(given.run(separate.replacements(x))) for x in (noise, both))
     expected = sums.roll(1, -1) * factors + of_noise
     return float((expected - of_both).abs().max()), max(float(expected.abs().max()), 1e-6)
+
+
+def _adds(given: GivenCall, layout: ValueAxes, run: ModuleRun, tolerance: float) -> bool:
+    """Whether a query reads more than one of several projections of one sequence."""
+    separate, values, length = replace(layout, is_shared=False), layout.values(run), layout.lengths[0]
+    readers = torch.zeros((), dtype=torch.int64, device=values.device)
+    for start in range(0, values.shape[2], length):
+        alone = torch.zeros_like(values)
+        alone[:, :, start : start + length] = values[:, :, start : start + length]
+        readers = readers + (layout.sums(given.run(separate.replacements(alone))).abs().amax(-1) > tolerance)
+    return bool((readers > 1).any())
 
 
 def _rows(sums: Tensor) -> Tensor:

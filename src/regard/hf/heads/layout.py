@@ -17,6 +17,7 @@ from regard.hf.names import (
     BY_HAND,
     COUNTS,
     COUNTS_BY_HAND,
+    HEADS_OR_HEIGHT,
     OUTPUTS,
     WIDTHS,
     matrix_of,
@@ -213,7 +214,8 @@ def _heads(model: nn.Module, name: str, module: nn.Module, hints: HeadHints) -> 
         return f"{kind} has no output projection of a known name ({names}). Give its path in {kind}: output='...'"
     adapter = adapter_of(module)
     by_adapter = () if adapter is None or adapter.num_heads is None else (adapter.num_heads,)
-    known = _number(module, (*by_adapter, *COUNTS, *COUNTS_BY_HAND)) or size // (_number(module, WIDTHS) or size + 1)
+    names = (*by_adapter, *COUNTS, *COUNTS_BY_HAND, HEADS_OR_HEIGHT)
+    known = _number(module, names) or size // (_number(module, WIDTHS) or size + 1)
     hints.check_num_heads(name, known, size)
     num_heads = known or hints.num_heads
     if not num_heads or size % num_heads:

@@ -93,7 +93,7 @@ def _projections(name: str, heads: Heads) -> dict[str, Tensor]:
     separate, packed = {}, None
     for path, part in heads.module.named_modules():
         last = path.rpartition(".")[2]
-        sides = sides_of(last) or sides_of(path)
+        sides = _sides(heads.module, path)
         if part is not heads.output and len(sides) == 1 and _is_linear(part):
             separate.setdefault(next(iter(sides)), matrix_of(part))
         elif last in IN_ORDER and _is_linear(part):
@@ -113,6 +113,16 @@ def _projections(name: str, heads: Heads) -> dict[str, Tensor]:
             "for its queries, keys and values. Give head_composition the matrices."
         )
     return dict(zip(("query", "key", "value"), packed.split([head_dim, keys, keys], 1), strict=True))
+
+
+def _sides(module: nn.Module, path: str) -> frozenset[str]:
+    """What a layer computes, as its name says, or the name of the module that it is the only layer of."""
+    above, _, last = path.rpartition(".")
+    own = sides_of(last)
+    if own or last.isdigit():  # a number: one of several layers
+        return own
+    is_only = sum(map(_is_linear, module.get_submodule(above).modules())) == 1
+    return sides_of(path) if is_only else own
 
 
 def _is_linear(part: nn.Module) -> bool:
