@@ -87,6 +87,19 @@ class Mechanism(HoldsPieces, ABC):
         needs = [item for piece in self.pieces() for item in needs_of(piece).items()]
         return {name: words.split().index("J") for name, words in needs if "J" in words.split()}
 
+    @staticmethod
+    def remedy(value: object) -> str:
+        """How to make a mechanism from a value that is none."""
+        slots = (("", Score), *((f"{name}=", kind) for name, kind in [*SLOTS.items(), ("bias", Bias)][1:]))
+        slot = next((slot for slot, kind in slots if isinstance(value, kind)), None)
+        if slot is not None:
+            return f"Put the piece into its slot: regard.Attention({slot}{value!r})."
+        if isinstance(value, str):
+            return f"For a mechanism of the catalog: regard.mechanism({value!r}).build(...)."
+        if hasattr(value, "build"):
+            return "Build an Attention: mechanism.build(...)."
+        return "For plain attention: regard.Attention()."
+
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
         """`regard.attend` with this attention: the output, the weights, and the next cache."""
         return upper_layer("attention").attend(query, key, value, attention=self, **options)
@@ -161,19 +174,6 @@ class Attention(Mechanism):
                 raise RegardError(f"Attention(dropout={value!r}): the share of dropped weights is in [0, 1).")
             value = float(value)
         super().__setattr__(name, value)
-
-    @staticmethod
-    def remedy(value: object) -> str:
-        """How to make an `Attention` from a value that is none."""
-        slots = (("", Score), *((f"{name}=", kind) for name, kind in [*SLOTS.items(), ("bias", Bias)][1:]))
-        slot = next((slot for slot, kind in slots if isinstance(value, kind)), None)
-        if slot is not None:
-            return f"Put the piece into its slot: regard.Attention({slot}{value!r})."
-        if isinstance(value, str):
-            return f"For a mechanism of the catalog: regard.mechanism({value!r}).build(...)."
-        if hasattr(value, "build"):
-            return "Build an Attention: mechanism.build(...)."
-        return "For plain attention: regard.Attention()."
 
     @property
     def family(self) -> type[Family]:

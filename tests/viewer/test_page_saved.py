@@ -182,7 +182,7 @@ def test_headers_that_name_no_map_are_refused(run, text):
 def test_versions_that_are_none_are_refused(run, version):
     path = run / "text-0/layer-00.safetensors"
     with_header(path, header_of(path)[0]["map"], version=version)
-    refused(run, "no map of version 2")
+    refused(run, "no map of version 3")
 
 
 # Drawn edits: any part of any file becomes something else. What is opened then answers everything.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.attention import Mechanism
 from regard.attention_output import AttentionOutput, attend, attend_listeners, extended, plan
+from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions, check_positions
 from regard.base.shapes import Sizes, check_finite, without_autocast
@@ -38,9 +39,17 @@ class CompositeCall:
         return Part(attention, self.query, self.key, self.value, self.positions)
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One attention of a composite, and its tensors. `value` may be a function of the output of the part before."""
+    """One attention of a composite, and its tensors. `value` may be a function of the output of the part before.
+
+    >>> import torch, regard as rg
+    >>> x, latents = torch.zeros(1, 2, 9, 4), torch.zeros(1, 2, 3, 4)  # three latents read nine tokens
+    >>> part = rg.composites.Part(rg.Attention(), latents, x, x, rg.types.Positions.of(0, 3, 9))
+    >>> part.query.shape, part.positions.start
+    (torch.Size([1, 2, 3, 4]), 0)
+    """
 
     attention: Mechanism
     query: Tensor
@@ -49,11 +58,21 @@ class Part:
     positions: Positions
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class PreparedParts:
     """The parts of a call, which run in this order, and the function that joins their results.
 
     `join` returns the output (B, H, I, E) and the map W over tokens, with output = W . values.
+
+    >>> import torch, regard as rg
+    >>> class Plain(rg.composites.Composite):
+    ...     def prepare(self, call):
+    ...         parts = [call.part(rg.Attention())]
+    ...         return rg.composites.PreparedParts(parts, lambda seen: (seen[0].output, seen[0].weights))
+    >>> x = torch.zeros(1, 1, 3, 4)
+    >>> Plain()(x, x, x).weights.shape
+    (1, 1, 3, 3)
     """
 
     parts: Sequence[Part]

@@ -24,6 +24,12 @@ class AdaptedCall:
     outputs of the heads, softmax(scale q k^T) v, (B, H, I, E). It returns the output of the module, without the other
     entries of a tuple. `mask` (B or 1, H or 1, I, J) is boolean, True = may attend, or is added to the scores. `scale`
     is 1/sqrt(D) by default. `dropout` is the share of weights that the module drops in training mode.
+
+    >>> import torch, regard as rg
+    >>> x = torch.randn(1, 2, 5, 4)
+    >>> call = rg.hf.AdaptedCall(x, x, x, finish=lambda heads: heads.transpose(1, 2).flatten(2))
+    >>> call.finish(x).shape
+    torch.Size([1, 5, 8])
     """
 
     query: Tensor
