@@ -60,8 +60,8 @@ def sides_of(path: str) -> frozenset[str]:
     if path.rpartition(".")[2] in PACKED:
         return ALL_SIDES
     words = _words(path)
-    known = words & SIDES.keys()
-    return frozenset().union(*(SIDES[word] for word in known)) if words <= known | AROUND else frozenset()
+    side_words = words & SIDES.keys()
+    return frozenset().union(*(SIDES[word] for word in side_words)) if words <= side_words | AROUND else frozenset()
 
 
 def is_of_attention(name: str) -> bool:
@@ -81,8 +81,8 @@ def _words(path: str) -> set[str]:
 
 def output_names(children: Mapping[str, nn.Module]) -> list[str]:
     """The name of the output projection among the children of an attention module, or its names for two sequences."""
-    known = [name for name in (*OUTPUTS, *BY_HAND) if name in children]
-    return known[:1] or [name for name in children if SOME_OUTPUTS.match(name)]
+    names = [name for name in (*OUTPUTS, *BY_HAND) if name in children]
+    return names[:1] or [name for name in children if SOME_OUTPUTS.match(name)]
 
 
 def output_projection(model: nn.Module, name: str, module: nn.Module, path: str | None = None) -> nn.Module | None:
@@ -91,10 +91,10 @@ def output_projection(model: nn.Module, name: str, module: nn.Module, path: str 
     path = known_path.output if path is None and known_path is not None else path
     if path is not None and path in dict(module.named_modules()):
         return module.get_submodule(path)
-    known = [child for child in OUTPUTS if child in children]
-    known += [child for child in BY_HAND if num_inputs(children.get(child)) is not None]
-    if known:
-        return children[known[0]]
+    names = [child for child in OUTPUTS if child in children]
+    names += [child for child in BY_HAND if num_inputs(children.get(child)) is not None]
+    if names:
+        return children[names[0]]
     parent = name.rpartition(".")[0]
     return dict(model.named_modules()).get(f"{parent}.{BESIDE}" if parent else BESIDE)
 
