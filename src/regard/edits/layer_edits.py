@@ -172,65 +172,56 @@ class LayerEdit:
         if not bool(rows.any()):
             return weights
         if not isinstance(self.given, str):
-            return torch.where(rows, GivenRows(self, tile).weights().to(weights.dtype), weights)
+            return torch.where(rows, self._given_weights(tile).to(weights.dtype), weights)
         whole = tile.whole_rows
         shared = (tile.allowed(whole) & pairs.columns(whole)).expand(-1, -1, -1, len(whole.key))
         num_shared = shared.sum(-1, keepdim=True)
         here = (tile.allowed(tile.grid) & pairs.columns(tile.grid)).to(weights.dtype)
         return torch.where(rows & (num_shared > 0), here / num_shared.clamp_min(1), weights)
 
-
-@dataclass(frozen=True, eq=False)
-class GivenRows:
-    """The rows of a table, or of a map of another run, for the heads, queries and keys of a tile."""
-
-    of: LayerEdit
-    tile: EditedTile
-
-    def weights(self) -> Tensor:
-        """(B or 1, H, I, J), with zeros in rows that are not replaced."""
-        grid, pairs = self.tile.grid, self.of.pairs
+    def _given_weights(self, tile: EditedTile) -> Tensor:
+        """The given weights of a tile, (B or 1, H, I, J), with zeros in rows that are not replaced."""
+        grid, pairs = tile.grid, self.pairs
         chosen, heads = pairs.queries.contain(grid.query + pairs.query_shift), pairs.heads.contain(grid.head)
-        rows = self._rows(grid.head[heads], grid.query[chosen] + pairs.query_shift)
-        self._check(rows, heads, chosen)
+        rows = self._given_rows(tile, grid.head[heads], grid.query[chosen] + pairs.query_shift)
+        self._check_rows(tile, rows, heads, chosen)
         columns, J = grid.key + pairs.key_shift, rows.shape[-1]
         rows = rows[..., columns.clamp_max(J - 1)] * (columns < J)
         table = rows.new_zeros(len(rows), len(heads), len(chosen), len(columns))
         table[:, heads.nonzero(), chosen.nonzero()[:, 0]] = rows
         return table
 
-    def _rows(self, heads: Tensor, queries: Tensor) -> Tensor:
-        """The given rows of these heads and queries, with all their keys: (B or 1, heads or 1, queries, J)."""
-        given, pairs = self.of.given, self.of.pairs
+    def _given_rows(self, tile: EditedTile, heads: Tensor, queries: Tensor) -> Tensor:
+        """The rows of a table or of a map of another run, with all their keys: (B or 1, heads or 1, queries, J)."""
+        given, pairs = self.given, self.pairs
         if isinstance(given, AttentionMap):
             head, row, (B, H, R, _) = heads, queries, given.shape
         else:
             assert isinstance(given, Tensor)
             given = given.reshape((1,) * (4 - given.ndim) + tuple(given.shape))
             head, row, (B, H, R, _) = pairs.heads.rank(heads), pairs.queries.rank(queries), given.shape
-            row = row * (self.of.given.ndim > 1)  # type: ignore[union-attr]
+            row = row * (self.given.ndim > 1)  # type: ignore[union-attr]
         _check_count("heads", H, int(head.max()))
-        _check_count("batch entries", B, int(self.tile.grid.batch.max()))
+        _check_count("batch entries", B, int(tile.grid.batch.max()))
         _check_count("rows", R + (R == 1), int(row.max()))
-        batch = self.tile.grid.batch * (B > 1)
+        batch = tile.grid.batch * (B > 1)
         index = batch[:1] if B == 1 else batch, head[:1] * 0 if H == 1 else head, row
         if isinstance(given, AttentionMap):
             batches, heads, rows = (part.cpu() for part in index)
             return given.tile(batches, heads, rows).to(batch.device)
         return given[tuple(part.to(given.device) for part in torch.meshgrid(*index, indexing="ij"))].to(batch.device)
 
-    def _check(self, rows: Tensor, heads: Tensor, chosen: Tensor) -> None:
+    def _check_rows(self, tile: EditedTile, rows: Tensor, heads: Tensor, chosen: Tensor) -> None:
         """Refuse rows of another length, with another sum, or with weight on keys that the mask forbids."""
-        keys, J = self.tile.whole.key + self.of.pairs.key_shift, rows.shape[-1]
-        grid = replace(self.tile.whole_rows, query=self.tile.grid.query[chosen])
-        allowed = self.tile.allowed(grid)
+        keys, J = tile.whole.key + self.pairs.key_shift, rows.shape[-1]
+        allowed = tile.allowed(replace(tile.whole_rows, query=tile.grid.query[chosen]))
         allowed = (allowed if allowed.shape[1] == 1 else allowed[:, heads]).expand(-1, -1, -1, len(keys))
         if bool(allowed[..., keys >= J].any()):
             raise RegardError(
                 f"ReplaceWeights: rows of {J} keys were given, and a query of this run may attend to key "
                 f"{int(keys.max())}. Give weights of a run of the same length."
             )
-        if isinstance(self.of.given, Tensor) and self.tile.row_sum == 1:
+        if isinstance(self.given, Tensor) and tile.row_sum == 1:
             check_sums(rows)
         inside = keys[keys < J]
         lost = rows.sum(-1) - (rows[..., inside] * allowed[..., keys < J]).sum(-1)

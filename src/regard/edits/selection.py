@@ -53,10 +53,10 @@ class Indices:
 
     def contain(self, numbers: Tensor) -> Tensor:
         """For each of these numbers, whether it is in the set."""
-        found = torch.zeros_like(numbers, dtype=torch.bool)
+        is_member = torch.zeros_like(numbers, dtype=torch.bool)
         for start, stop, step in self.ranges:
-            found |= (numbers >= start) & (numbers < stop) & ((numbers - start) % step == 0)
-        return found
+            is_member |= (numbers >= start) & (numbers < stop) & ((numbers - start) % step == 0)
+        return is_member
 
     def among(self, numbers: range) -> list[int]:
         """Those of consecutive numbers that are in the set, ascending."""
@@ -106,8 +106,8 @@ def numbers(choice: Choice, tokens: Sequence[str] | None) -> Choice:
     """Numbers of tokens in place of words, and in place of numbers that count from the end."""
     if choice is None or tokens is None:
         return choice
-    found = [number for one in listed(choice) for number in _numbers(one, tokens)]
-    return found[0] if len(found) == 1 else found
+    token_numbers = [number for one in listed(choice) for number in _numbers(one, tokens)]
+    return token_numbers[0] if len(token_numbers) == 1 else token_numbers
 
 
 def _numbers(one: int | str | slice, tokens: Sequence[str]) -> Sequence[int | slice]:
@@ -272,10 +272,10 @@ class Where:
         `targets` are the tokens of the queries, if they differ from those of the keys.
         """
         of_queries = tokens if targets is None else targets
-        found = replace(self, queries=numbers(self.queries, of_queries), keys=numbers(self.keys, tokens))
-        return (
-            found if self.roles is None or roles is None else replace(found, roles=None, heads=_of_roles(self, roles))
-        )
+        selection = replace(self, queries=numbers(self.queries, of_queries), keys=numbers(self.keys, tokens))
+        if self.roles is None or roles is None:
+            return selection
+        return replace(selection, roles=None, heads=_of_roles(self, roles))
 
     @property
     def _heads(self) -> Sequence[int | str | slice]:

@@ -174,8 +174,8 @@ def parts_of_torch_layers(model: nn.Module) -> dict[str, str]:
 
 def inside_torch_layers(model: nn.Module) -> set[nn.Module]:
     """The attention in torch's encoder and decoder layers whose forward was not overridden."""
-    own = (nn.TransformerEncoderLayer.forward, nn.TransformerDecoderLayer.forward)
-    layers = [layer for layer in model.modules() if type(layer).forward in own]
+    forwards = (nn.TransformerEncoderLayer.forward, nn.TransformerDecoderLayer.forward)
+    layers = [layer for layer in model.modules() if type(layer).forward in forwards]
     return {part for layer in layers for part in layer.children() if type(part) is nn.MultiheadAttention}
 
 
@@ -217,8 +217,8 @@ class ChosenLayers:
         names, attending = list(names), list(attending)
         for layer in self.layers or ():
             if not any(_matches(layer, name) for name in (attending if isinstance(layer, int) else names)):
-                known = sorted({n for n in map(layer_number, attending) if n is not None})
-                listed = f"It has layers {', '.join(map(str, known))}." if known else "Its layers have no numbers."
+                numbers = sorted({n for n in map(layer_number, attending) if n is not None})
+                listed = f"It has layers {', '.join(map(str, numbers))}." if numbers else "Its layers have no numbers."
                 remedy = listed if isinstance(layer, int) else nearest(layer, attending)
                 raise RegardError(f"watch(layers=...): the model has no layer {layer!r}. {remedy}")
 

@@ -292,7 +292,8 @@ def _masking(call: AttentionCall, masks: MaskCache) -> tuple[Recognized, Bias | 
         tensor = _four_axes(tensor)[..., : sizes[2]]  # backends of older transformers leave out columns without a key
         if tensor.dtype == torch.bool:
             return recognize(tensor, *sizes), None
-        allowed = tensor > _lowest(tensor.dtype)
+        # transformers writes the lowest number for -inf: it and all numbers near it forbid a pair.
+        allowed = tensor > (torch.finfo(tensor.dtype).min / 2 if tensor.dtype.is_floating_point else -(2**30))
         recognized = recognize(allowed, *sizes)
         if not bool(((tensor != 0) & allowed).any()):
             return recognized, None
@@ -300,11 +301,6 @@ def _masking(call: AttentionCall, masks: MaskCache) -> tuple[Recognized, Bias | 
         return recognized, bias_of(kept, recognized.positions(*sizes[1:3]), *sizes[1:3])
 
     return masks.get(mask, read)
-
-
-def _lowest(dtype: torch.dtype) -> float:
-    """This number and all below forbid a pair in an additive mask: transformers writes the lowest number for -inf."""
-    return torch.finfo(dtype).min / 2 if dtype.is_floating_point else -(2**30)
 
 
 def _implicit(call: AttentionCall, real: Tensor | None) -> Recognized:

@@ -125,7 +125,7 @@ def edit_effect(
         states = _states(before), _states(after)
     else:
         states = tuple(output.logits[0, place].float().softmax(-1) for output in (before, after))
-    shown = partial(_shown, reader)
+    shown = partial(label_of, reader.tokenizer)
     return EditResult(edits, kind, tokens, place, states[0], states[1], shown, run.left_out)
 
 
@@ -154,7 +154,3 @@ def _states(output: Any) -> Tensor:
             "cannot be shown. Run the model inside `with rg.edit(model, edit):` and compare its output."
         )
     return states[0].float()
-
-
-def _shown(reader: TextReader, number: int) -> str:
-    return label_of(reader.tokenizer, number)

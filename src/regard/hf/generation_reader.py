@@ -13,7 +13,7 @@ from regard.base.errors import RegardError
 from regard.hf.capture import Generation, watch
 from regard.hf.text_reader import TextReader, TextResult, chosen_maps, in_one_line, no_reductions
 from regard.maps import AttentionMap, Reduction
-from regard.stats.text_reading import HeadLink, TextReading
+from regard.stats.text_reading import TextReading
 
 
 @dataclass(frozen=True)
@@ -71,22 +71,16 @@ class GenerationResult:
     def shares(self) -> list[ReadShares]:
         """Where each layer reads when it predicts the generated tokens."""
         layers = zip(self.result.reading.profile.layers, self.result.reading.maps.values(), strict=True)
-        return [ReadShares(layer.number, *self._parts(self._rows(weights))) for layer, weights in layers]
+        first = self.prompt_length - 1  # the row that predicts the first generated token
+        return [ReadShares(layer.number, *self._parts(weights[0, :, first:])) for layer, weights in layers]
 
     def links(self) -> Iterator[GeneratedLink]:
         """The strongest link of each generated token, in their order; in translation the link to the source."""
         reading = self.result.reading if self.cross is None else self.cross
         for number in range(self.prompt_length, len(self.labels)):
             for found in reading.notable(number - 1, 1):
-                yield self._link(reading, number, found)
-
-    def _link(self, reading: TextReading, number: int, found: HeadLink) -> GeneratedLink:
-        key = reading.profile.tokens[found.link.key]
-        return GeneratedLink(self.labels[number], number, key, found.layer, found.head, found.link.weight)
-
-    def _rows(self, weights: AttentionMap) -> Tensor:
-        """The rows that predict the generated tokens, (H, T, J)."""
-        return weights[0, :, self.prompt_length - 1 :]
+                key = reading.profile.tokens[found.link.key]
+                yield GeneratedLink(self.labels[number], number, key, found.layer, found.head, found.link.weight)
 
     def _parts(self, rows: Tensor) -> tuple[float, float, float]:
         parts = rows[..., :1], rows[..., 1 : self.prompt_length], rows[..., self.prompt_length :]
@@ -117,8 +111,12 @@ def read_generation(
     """
     inputs = reader.tokenize(text, length)
     _check(reader, inputs, num_tokens)
+    ids = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
+    settings = {"do_sample": False, "num_beams": 1, "max_new_tokens": num_tokens}
+    if getattr(reader.model.generation_config, "pad_token_id", None) is None:
+        settings["pad_token_id"] = reader.tokenizer.pad_token_id or 0
     with watch(reader.model, verify="all" if reader.verify_all else True) as seen, torch.no_grad():
-        _generate(reader, inputs, num_tokens)
+        reader.model.generate(**ids, **settings)
     generation = seen.generation.sequence(0)
     if not generation.decoder and not generation.names:
         raise RegardError(f"generate: no attention of {type(reader.model).__name__} could be captured.")
@@ -138,15 +136,6 @@ def _check(reader: TextReader, inputs: dict[str, Any], num_tokens: int) -> None:
             f"generate: {num_prompt} tokens of prompt and {num_tokens} more are above the {reader.limit} tokens that "
             "the model takes. Ask for fewer, or cut the prompt with length= (--length)."
         )
-
-
-def _generate(reader: TextReader, inputs: dict[str, Any], num_tokens: int) -> None:
-    given = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
-    pad = reader.tokenizer.pad_token_id
-    settings = {"do_sample": False, "num_beams": 1, "max_new_tokens": num_tokens}
-    if getattr(reader.model.generation_config, "pad_token_id", None) is None:
-        settings["pad_token_id"] = 0 if pad is None else pad
-    reader.model.generate(**given, **settings)
 
 
 def _result(
@@ -172,7 +161,11 @@ def _result(
         reading = replace(reading, roles=reader.roles_of(chosen, tokens, layers))
     errors = [check.error for check in generation.verify().values() if check.error is not None]
     result = TextResult(reading, generation.missing, max(errors, default=None))
-    cross = _cross(reader, inputs, generation, labels[:-1], title, shown) if translates else None
+    cross = None
+    if translates:
+        source, maps = inputs["input_ids"][0].tolist(), generation.cross.maps
+        tokens, special = reader.labels(source), reader.special(source)
+        cross = TextReading.of(title, maps, tokens, special, queries=labels[:-1], **shown)
     return GenerationResult(text, output, labels, result, generation, cross)
 
 
@@ -182,16 +175,3 @@ def _output(tokenizer: Any, ids: list[int], prompt_length: int) -> str:
     if whole.startswith(prompt):
         return whole[len(prompt) :]
     return tokenizer.decode(ids[prompt_length:], skip_special_tokens=True)
-
-
-def _cross(
-    reader: TextReader,
-    inputs: dict[str, Any],
-    generation: Generation,
-    queries: list[str],
-    title: str,
-    shown: dict[str, Any],
-) -> TextReading:
-    source = inputs["input_ids"][0].tolist()
-    maps = generation.cross.maps
-    return TextReading.of(title, maps, reader.labels(source), reader.special(source), queries=queries, **shown)

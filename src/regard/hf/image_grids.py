@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.base.errors import RegardError
 from regard.hf.capture.model_inputs import ModelInputs
-from regard.hf.window_maps import is_windowed, stage_size
+from regard.hf.window_maps import is_windowed, sides, stage_size
 from regard.stats.patch_roles import PatchGrid
 
 #: Models whose attention sees the patches in another order or in parts, and why there is no picture.
@@ -118,7 +118,8 @@ def _sizes_in_text(
         if rest or not count:
             raise _wrong_grid(given, len(places), "image tokens in the text")
         return [(1, *given)] * count
-    count = _num_images(inputs)
+    pixels = inputs.get("pixel_values")
+    count = len(pixels) if pixels is not None and pixels.ndim == 4 else 1
     size = _pooled(inputs, len(places) // count) if len(places) % count == 0 else None
     if size is None:
         raise RegardError(
@@ -130,17 +131,12 @@ def _sizes_in_text(
     return [(1, *size)] * count
 
 
-def _num_images(inputs: ModelInputs) -> int:
-    pixels = inputs.get("pixel_values")
-    return len(pixels) if pixels is not None and pixels.ndim == 4 else 1
-
-
 def _pooled(inputs: ModelInputs, num_tokens: int) -> tuple[int, int] | None:
     """The rows and columns of one image's tokens: the patches, or k x k patches in one token."""
-    found = _patches(inputs)
-    if found is None or not num_tokens:
+    patches = _patches(inputs)
+    if patches is None or not num_tokens:
         return None
-    _, rows, columns = found
+    _, rows, columns = patches
     if num_tokens == rows * columns + 1:  # a strategy that keeps the class token
         return rows, columns
     pooled = math.isqrt(rows * columns // num_tokens)
@@ -161,12 +157,12 @@ def _cut(places: list[int], sizes: Sequence[tuple[int, int, int]], kind: str) ->
         )
     at = 0
     for frames, rows, columns in sizes:
-        own = places[at + extra : at + extra + frames * rows * columns]
-        at += extra + len(own)
-        if own[-1] - own[0] == len(own) - 1:
-            yield PatchGrid(rows, columns, own[0], frames)
+        image_places = places[at + extra : at + extra + frames * rows * columns]
+        at += extra + len(image_places)
+        if image_places[-1] - image_places[0] == len(image_places) - 1:
+            yield PatchGrid(rows, columns, image_places[0], frames)
         else:
-            yield PatchGrid(rows, columns, own[0], frames, tuple(own))
+            yield PatchGrid(rows, columns, image_places[0], frames, tuple(image_places))
 
 
 # The vision tower
@@ -181,13 +177,15 @@ def _grids_of_tower(inputs: ModelInputs, name: str, num_keys: int, given: tuple[
     thw = inputs.get("image_grid_thw")
     thw = inputs.get("video_grid_thw") if thw is None else thw
     if thw is not None:
-        return [_merged_order(inputs, name, num_keys, *thw[0].tolist())] if len(thw) == 1 else _several(thw, name)
+        if len(thw) != 1:
+            raise RegardError(f"show: {name} read {len(thw)} images; its picture needs a call with one image.")
+        return [_merged_order(inputs, name, num_keys, *thw[0].tolist())]
     config = vision_config(inputs.config)
-    known = _specials(config)
+    extra = _specials(config)
     if given is not None:
         leading = num_keys - given[0] * given[1] - getattr(config, "num_detection_tokens", 0)
-        if leading != known if known is not None else leading not in (0, 1):
-            raise _wrong_grid(given, num_keys - (known or 0), f"patches in the map of {name}", known or 0)
+        if leading != extra if extra is not None else leading not in (0, 1):
+            raise _wrong_grid(given, num_keys - (extra or 0), f"patches in the map of {name}", extra or 0)
         return [PatchGrid(*given, start=leading)]
     found = _patches(inputs)
     if found is None:
@@ -197,17 +195,13 @@ def _grids_of_tower(inputs: ModelInputs, name: str, num_keys: int, given: tuple[
         )
     frames, rows, columns = found
     leading = num_keys - frames * rows * columns - getattr(config, "num_detection_tokens", 0)
-    if leading < 0 or (known is not None and leading != known) or leading > 8:
+    if leading < 0 or (extra is not None and leading != extra) or leading > 8:
         raise RegardError(
-            f"show: the map of {name} has {num_keys} keys, and {_patches_said(inputs)} with {known or 0} other tokens "
+            f"show: the map of {name} has {num_keys} keys, and {_patches_said(inputs)} with {extra or 0} other tokens "
             "need another number: the model may drop, merge or move patches. Give grid=(rows, columns), or a "
             "regard.viewer.PatchGrid with the token of every patch."
         )
     return [PatchGrid(rows, columns, leading, frames)]
-
-
-def _several(thw: Tensor, name: str) -> list[PatchGrid]:
-    raise RegardError(f"show: {name} read {len(thw)} images; its picture needs a call with one image.")
 
 
 def _specials(config: Any) -> int | None:
@@ -228,7 +222,7 @@ def _patches(inputs: ModelInputs) -> tuple[int, int, int] | None:
         tubelet, *patch = tubelet
     if patch is None:
         return None
-    height, width = _pair(patch)
+    height, width = sides(patch)
     size = _image_size(inputs, config)
     if size is None:
         return None
@@ -241,16 +235,12 @@ def _image_size(inputs: ModelInputs, config: Any) -> tuple[int, int] | None:
     if pixels is not None and pixels.ndim >= 4:
         return pixels.shape[-2], pixels.shape[-1]
     size = getattr(config, "image_size", None)
-    return None if size is None else _pair(size)
+    return None if size is None else sides(size)
 
 
 def _num_frames(inputs: ModelInputs, config: Any) -> int:
     pixels = inputs.get("pixel_values")
     return pixels.shape[1] if pixels is not None and pixels.ndim == 5 else config.num_frames
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    return (int(size), int(size)) if isinstance(size, int | float) else (int(size[0]), int(size[1]))
 
 
 def _patches_said(inputs: ModelInputs) -> str:

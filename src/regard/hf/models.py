@@ -44,7 +44,8 @@ def load_model(name: str | Path) -> tuple[Any, Any]:
     """
     if not str(name).strip():
         raise RegardError(f"load_model({name!r}): the name is empty. Give a folder, or a name: {', '.join(PACKAGED)}.")
-    _need_transformers(str(name))
+    if find_spec("transformers") is None:
+        raise MissingPackage("load_model", "transformers", "demo" if str(name) == "minilm" else "hf")
     if str(name) in PACKAGED:
         return _packaged(str(name))
     folder = Path(name).expanduser()
@@ -73,11 +74,6 @@ def full_name(name: str | Path) -> str:
     path = Path(name).expanduser()
     is_path = path.is_absolute() or str(name).startswith((".", "~")) or path.is_dir()
     return path.resolve().name if is_path else str(name)
-
-
-def _need_transformers(name: str) -> None:
-    if find_spec("transformers") is None:
-        raise MissingPackage("load_model", "transformers", "demo" if name == "minilm" else "hf")
 
 
 def _packaged(name: str) -> tuple[Any, Any]:

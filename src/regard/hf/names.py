@@ -59,8 +59,8 @@ def sides_of(path: str) -> frozenset[str]:
     if path.rpartition(".")[2] in PACKED:
         return ALL_SIDES
     words = _words(path)
-    known = words & SIDES.keys()
-    return frozenset().union(*(SIDES[word] for word in known)) if words <= known | AROUND else frozenset()
+    side_words = words & SIDES.keys()
+    return frozenset().union(*(SIDES[word] for word in side_words)) if words <= side_words | AROUND else frozenset()
 
 
 def is_of_attention(name: str) -> bool:
@@ -80,8 +80,8 @@ def _words(path: str) -> set[str]:
 
 def output_names(children: Mapping[str, nn.Module]) -> list[str]:
     """The name of the output projection among the children of an attention module, or its names for two sequences."""
-    known = [name for name in (*OUTPUTS, *BY_HAND) if name in children]
-    return known[:1] or [name for name in children if SOME_OUTPUTS.match(name)]
+    names = [name for name in (*OUTPUTS, *BY_HAND) if name in children]
+    return names[:1] or [name for name in children if SOME_OUTPUTS.match(name)]
 
 
 def output_projection(model: nn.Module, name: str, module: nn.Module, path: str | None = None) -> nn.Module | None:

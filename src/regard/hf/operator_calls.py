@@ -56,7 +56,10 @@ def call_operator(
     """The output of the backend, (B, I, H, E). By `owner` observers of a graph find the module that calls."""
     scale, sinks = options.get("scaling"), options.get("s_aux")
     if mask is None:
-        mask = _implicit(module, query.shape[2], options.get("is_causal"))
+        is_causal = options.get("is_causal")
+        is_causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        # As in torch, a causal call gives the first query the position of the first key.
+        mask = GraphMask(0, 0, is_causal and query.shape[2] > 1, 0, None, None)
     is_tensor, dropout = isinstance(mask.start, Tensor), float(options.get("dropout") or 0.0)
     output, _ = operator(
         query,
@@ -83,9 +86,3 @@ def owner_of(module: nn.Module) -> Tensor | None:
     """The first parameter of a module, which identifies it inside a graph; None if it has none."""
     first = next(module.parameters(), None)
     return None if first is None else first.detach()
-
-
-def _implicit(module: nn.Module, num_queries: int, is_causal: bool | None) -> GraphMask:
-    """The mask of a call without one: as in torch, a causal one gives the first query the position of the first key."""
-    asked = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    return GraphMask(0, 0, bool(asked) and num_queries > 1, 0, None, None)

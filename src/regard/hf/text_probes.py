@@ -106,7 +106,8 @@ def needle_table(reader: Any, length: int, depths: Sequence[float], layers: Sequ
         for depth in depths:
             cut = 1 + round(depth * (size - 1))
             ids = [*text[:cut], *parts[0], *parts[1], *text[cut:], *parts[2], *parts[1]]
-            chosen = reader.watched(_inputs(ids), layers)
+            row = torch.tensor([ids])
+            chosen = reader.watched({"input_ids": row, "attention_mask": torch.ones_like(row)}, layers)
             numbers = chosen.numbers
             place = cut + len(parts[0])
             watched.append(WatchedNeedle(chosen.maps, place, len(ids) - len(parts[1]), len(parts[1])))
@@ -123,11 +124,6 @@ def long_text(reader: Any, length: int) -> list[int]:
 
 def _ids(reader: Any, text: str) -> list[int]:
     return reader.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-
-
-def _inputs(ids: Sequence[int]) -> dict[str, Any]:
-    row = torch.tensor([list(ids)])
-    return {"input_ids": row, "attention_mask": torch.ones_like(row)}
 
 
 def split_of(reader: Any, inputs: dict[str, Any], sinks: int, window: int, least: float) -> KeyHeadSplit:

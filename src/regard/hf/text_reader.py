@@ -390,6 +390,6 @@ def chosen_maps(seen: WatchedAttention, layers: Sequence[int] | None) -> ChosenM
     for layer in wanted:
         if layer not in names:
             count = len(names)
-            known = f"0 to {count - 1}" if list(names) == list(range(count)) else ", ".join(map(str, names))
-            raise RegardError(f"TextReader: there is no layer {layer}; the model has layers {known}.")
+            choices = f"0 to {count - 1}" if list(names) == list(range(count)) else ", ".join(map(str, names))
+            raise RegardError(f"TextReader: there is no layer {layer}; the model has layers {choices}.")
     return ChosenMaps({names[layer]: maps[names[layer]] for layer in wanted}, wanted, seen)

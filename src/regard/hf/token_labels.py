@@ -35,8 +35,8 @@ def token_label(tokenizer: Any, token: str) -> str:
 
 def tokens_of(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """The tokens of these ids; <id> where the tokenizer knows none, as in a vocabulary padded to a round size."""
-    known = tokenizer.convert_ids_to_tokens(list(ids))
-    return [f"<{index}>" if token is None else token for token, index in zip(known, ids, strict=True)]
+    pieces = tokenizer.convert_ids_to_tokens(list(ids))
+    return [f"<{index}>" if token is None else token for token, index in zip(pieces, ids, strict=True)]
 
 
 def label_of(tokenizer: Any, index: int) -> str:

@@ -28,7 +28,7 @@ def stage_size(inputs: ModelInputs, name: str) -> tuple[int, int]:
     """The rows and columns of the patches of a block: every stage has half of those of the stage before it."""
     config, pixels = inputs.config, inputs.get("pixel_values")
     size = config.image_size if pixels is None else pixels.shape[-2:]
-    rows, columns = (-(-side // patch) for side, patch in zip(_pair(size), _pair(config.patch_size), strict=True))
+    rows, columns = (-(-side // patch) for side, patch in zip(sides(size), sides(config.patch_size), strict=True))
     for _ in range(_block(name)[0]):
         rows, columns = -(-rows // 2), -(-columns // 2)
     return rows, columns
@@ -51,7 +51,9 @@ def whole_map(inputs: ModelInputs, name: str, weights: AttentionMap, batch: int 
     The weight of two patches in different windows is 0. All others are copied from the map of windows.
     """
     rows, columns = stage_size(inputs, name)
-    window, shift = _window(inputs.config, rows, columns, _block(name)[1])
+    _, block = _block(name)
+    window = min(rows, columns, inputs.config.window_size)
+    shift = window // 2 if block % 2 and window < min(rows, columns) else 0  # an image of one window is not shifted
     _check(name, rows, columns, window, weights.shape[1])
     tokens = window_tokens(rows, columns, window, shift).to(weights.device)
     image_windows = slice(batch * len(tokens), (batch + 1) * len(tokens))
@@ -59,13 +61,6 @@ def whole_map(inputs: ModelInputs, name: str, weights: AttentionMap, batch: int 
     whole = window_weights.new_zeros(weights.shape[1], rows * columns, rows * columns)
     whole[:, tokens[:, :, None], tokens[:, None, :]] = window_weights
     return DenseMap(whole[None], False)
-
-
-def _window(config: Any, rows: int, columns: int, block: int) -> tuple[int, int]:
-    """The side of a window, and the shift of this block. An image of one window is not shifted."""
-    if min(rows, columns) <= config.window_size:
-        return min(rows, columns), 0
-    return config.window_size, config.window_size // 2 if block % 2 else 0
 
 
 def _check(name: str, rows: int, columns: int, window: int, num_heads: int) -> None:
@@ -85,11 +80,12 @@ def _check(name: str, rows: int, columns: int, window: int, num_heads: int) -> N
 
 def _block(name: str) -> tuple[int, int]:
     """The stage and the block of a module path."""
-    found = BLOCK.search(f"{name}.")
-    if found is None:
+    match = BLOCK.search(f"{name}.")
+    if match is None:
         raise RegardError(f"show: {name} is no block of Swin, so its place in the image is not known.")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
-def _pair(size: Any) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+def sides(size: Any) -> tuple[int, int]:
+    """Height and width of an image or a patch, from one number or two."""
+    return (int(size), int(size)) if isinstance(size, int | float) else (int(size[0]), int(size[1]))

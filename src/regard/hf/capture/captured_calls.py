@@ -286,7 +286,11 @@ class ModuleCalls:
     def add(self, call: KeptCall) -> None:
         """Append a call, or join it to the one before."""
         if isinstance(call, RecurrentCall):
-            self._follow(call)
+            if call.earlier is None:  # a new run begins, so the run before it is verified
+                self._end_run()
+            if self.statistics is not None:  # no call is kept, so each is verified now
+                call.verify()
+            self.recurrent, self.kind = call, call.kind
         if self.statistics is not None:
             weights = call.map
             with torch.autocast(weights.device.type, enabled=False):
@@ -298,14 +302,6 @@ class ModuleCalls:
             self.calls.append(call)
         else:
             self.calls[-1], self.part = joined, joined.part or self.part
-
-    def _follow(self, call: RecurrentCall) -> None:
-        """Verify a run of calls of a recurrent layer when the next run begins, and each call of which none is kept."""
-        if call.earlier is None:
-            self._end_run()
-        if self.statistics is not None:
-            call.verify()
-        self.recurrent, self.kind = call, call.kind
 
     def _end_run(self) -> None:
         if self.recurrent is not None:
@@ -372,15 +368,11 @@ def differential(module: Any, first: Capture, halves: list[ObservedCall], output
     if not error <= tolerance:
         raise Untranslatable(f"{type(module).__name__} does not subtract its two maps as DiffLlama does")
     check = replace(first.check, error=max(error, first.check.error or 0.0)) if first.check.ok else first.check
-    values = None if first.values is None else SharedKeys(_values(halves))
+    shared = [half.call.value.detach().chunk(2, dim=1)[0] for half in halves]  # both halves of the heads have the same
+    values = None if first.values is None else SharedKeys(torch.cat(shared, -1))
     return DifferentialCapture(
         first.attention, first.positions, first.query, first.keys, check, first.logsumexp, values, factor=factor
     )
-
-
-def _values(halves: list[ObservedCall]) -> Tensor:
-    """The values (B, G, J, 2 D) of each pair of heads: of either call, whose two halves of the heads have the same."""
-    return torch.cat([half.call.value.detach().chunk(2, dim=1)[0] for half in halves], -1)
 
 
 def _exp_dot(left: Tensor, right: Tensor) -> Tensor:

@@ -82,12 +82,13 @@ def merged_map(parts: Sequence[CallRows], num_queries: int, num_keys: int, is_cr
     if key is None:
         return None
     positions = Positions.aligned_to_end(num_queries, num_keys)
-    found = _common_mask(parts, positions, num_keys, is_cross)
-    if not found:
+    common_mask = _common_mask(parts, positions, num_keys, is_cross)
+    if not common_mask:
         return None
     first = parts[0].call.attention
-    attention = Attention(first.score, bias=first.bias, mask=found[0], normalizer=first.normalizer).eval()
-    query = torch.cat([_queries(part) for part in parts], 2)
+    attention = Attention(first.score, bias=first.bias, mask=common_mask[0], normalizer=first.normalizer).eval()
+    queries = (part.call.query[:, :, part.rows.start : part.rows.stop] for part in parts)
+    query = torch.cat([x.index_select(0, part.entries.to(x.device)) for part, x in zip(parts, queries, strict=True)], 2)
     prepared = Prepared.of(attention, query, key, positions)
     grid = Grid.whole(positions, len(query), query.shape[1], num_queries, query.device)
     return ScoredMap(attention, prepared, positions, grid, None)
@@ -96,11 +97,6 @@ def merged_map(parts: Sequence[CallRows], num_queries: int, num_keys: int, is_cr
 def _is_plain(part: CallRows) -> bool:
     """Whether all its rows are those of queries and keys without graphs, whose weights no edit changed."""
     return part.call.is_scored and bool((part.entries >= 0).all())
-
-
-def _queries(part: CallRows) -> Tensor:
-    query = part.call.query[:, :, part.rows.start : part.rows.stop]
-    return query.index_select(0, part.entries.to(query.device))
 
 
 def _have_same_pieces(attentions: Sequence[Attention]) -> bool:
@@ -155,16 +151,16 @@ def _common_mask(
 
 def _candidates(parts: Sequence[CallRows], is_cross: bool) -> Iterator[Mask | None]:
     last = parts[-1]
-    own = None if last.call.attention.mask is None else last.call.attention.mask.select(last.entries)
+    last_mask = None if last.call.attention.mask is None else last.call.attention.mask.select(last.entries)
     if is_cross:
-        yield from (None, *([] if own is None else [own]))
+        yield from (None, *([] if last_mask is None else [last_mask]))
         return
     rules: list[Mask] = [causal()]
     if last.offset > 0:
         rules.append(causal() & window(last.call.shape[3]))
     rules += [mask for part in parts[:2] if len(part.rows) > 1 and (mask := part.call.attention.mask) is not None]
     yield from rules
-    yield from (rule & own for rule in rules if own is not None)
+    yield from (rule & last_mask for rule in rules if last_mask is not None)
 
 
 def _fits(candidate: Mask | None, sizes: Sizes, positions: Positions) -> bool:
@@ -246,10 +242,10 @@ def _rows(parts: Sequence[tuple[CallRows, Tensor]], num_queries: int) -> Tensor:
     joined = first.new_zeros(len(parts[0][0].entries), first.shape[1], num_queries, *widest.shape[3:])
     for part, result in parts:
         present = (part.entries >= 0).nonzero().flatten()
-        own = result[part.entries[present]][:, :, part.rows.start : part.rows.stop].to(joined.dtype)
-        if own.ndim == 4:
-            own = pad(own, (0, joined.shape[3] - own.shape[3]))
-        joined[present, :, part.start : part.stop] = own
+        part_rows = result[part.entries[present]][:, :, part.rows.start : part.rows.stop].to(joined.dtype)
+        if part_rows.ndim == 4:
+            part_rows = pad(part_rows, (0, joined.shape[3] - part_rows.shape[3]))
+        joined[present, :, part.start : part.stop] = part_rows
     return joined
 
 

@@ -90,7 +90,8 @@ class GenerationCalls:
                 return original(model, input_ids, *args, **options)
             given = options.get("generation_config")
             if name == BEAMS and given is not None and not given.return_dict_in_generate:
-                options["generation_config"] = _with_details(given)
+                options["generation_config"] = detailed = copy.copy(given)
+                detailed.return_dict_in_generate = True  # the result then has the rows of the beams
             for observer in self.observers:
                 observer.generation_started(model, input_ids, options)
             output = None
@@ -103,13 +104,6 @@ class GenerationCalls:
             return output if options.get("generation_config") is given else tokens
 
         return run
-
-
-def _with_details(config: Any) -> Any:
-    """The same settings, with the rows of the beams in the result."""
-    config = copy.copy(config)
-    config.return_dict_in_generate = True
-    return config
 
 
 generation_calls = GenerationCalls()
@@ -146,7 +140,11 @@ class WatchedStep(WatchedAttention):
     """
 
     def __init__(self, seen: WatchedAttention, a_pass: ForwardPass, number: int, tokens: Tensor | None) -> None:
-        modules = {name: _calls_of(seen._parts[name], numbers) for name, numbers in a_pass.calls.items()}
+        modules = {}
+        for name, numbers in a_pass.calls.items():
+            module = seen._parts[name]
+            calls = [module.calls[number - module.num_dropped] for number in numbers]
+            modules[name] = ModuleCalls(module.part, calls, module.statistics, module.kind)
         super().__init__(modules, seen._missing, seen._order, seen._verified, seen.model)
         self._take(seen)
         self.number, self.tokens, self.positions = number, tokens, a_pass.positions
@@ -154,12 +152,6 @@ class WatchedStep(WatchedAttention):
     def __repr__(self) -> str:
         lines = super().__repr__().splitlines()[1:]
         return "\n".join([f"WatchedStep({self.number}: positions {self.positions}, {len(self)} modules)", *lines])
-
-
-def _calls_of(module: ModuleCalls, numbers: range) -> ModuleCalls:
-    """A module with some of its calls only."""
-    calls = [module.calls[number - module.num_dropped] for number in numbers]
-    return ModuleCalls(module.part, calls, module.statistics, module.kind)
 
 
 class GenerationRecorder(CallObserver):

@@ -272,16 +272,12 @@ class JoinedHeads:
         name = self._names.get(module)
         given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
         if name is not None and given is not None:
-            self._read_layer(name, module)
+            if name not in self._inputs:  # before its first call a model may change the matrix: RWKV scales its own
+                self.layers[name] = LinearLayer.of(module) or self.layers[name]
+            elif not self.layers[name].is_unchanged:
+                self.without[name] = "its output projection was changed in place between its calls"
             self._inputs.setdefault(name, []).append(given.detach())
         return name
-
-    def _read_layer(self, name: str, module: nn.Module) -> None:
-        """Read the matrix at a call. Before its first call a model may change it itself: RWKV scales its own."""
-        if name not in self._inputs:
-            self.layers[name] = LinearLayer.of(module) or self.layers[name]
-        elif not self.layers[name].is_unchanged:
-            self.without[name] = "its output projection was changed in place between its calls"
 
     def layer(self, name: str) -> LinearLayer:
         """The output projection of an attention module."""

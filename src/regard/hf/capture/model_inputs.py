@@ -32,7 +32,8 @@ class ReadTexts:
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ReadTexts:
         """The ids after one more call of the whole model."""
         given = dict(zip(_parameters(type(module)), args, strict=False)) | dict(kwargs)
-        length = _cached(given.get("past_key_values"))
+        read_length = getattr(given.get("past_key_values"), "get_seq_length", None)
+        length = 0 if read_length is None else int(read_length())
         ids, targets = (given.get(name) for name in ("input_ids", "decoder_input_ids"))
         if not _are_ids(ids):
             ids = next((x for name, x in given.items() if _are_ids(x) and name not in NO_IDS), None)
@@ -63,12 +64,6 @@ def _read_of_labels(module: nn.Module, labels: object) -> Tensor | None:
 
 def _are_ids(tensor: object) -> bool:
     return isinstance(tensor, Tensor) and tensor.ndim == 2 and tensor.dtype in (torch.int32, torch.int64)
-
-
-def _cached(cache: object) -> int:
-    """The number of tokens in a cache of transformers after a call; 0 without one."""
-    read = getattr(cache, "get_seq_length", None)
-    return int(read()) if read is not None else 0
 
 
 def _continued(before: Tensor | None, ids: Tensor | None, length: int) -> Tensor | None:
@@ -117,19 +112,16 @@ def pictured_inputs(
     if not is_root and {*parameters, *kwargs}.isdisjoint((*PICTURED, "grid_thw")):
         return {}
     given = dict(zip(parameters, args, strict=False)) | dict(kwargs)
-    found = {name: given[name].detach() for name in PICTURED + BESIDE if isinstance(given.get(name), Tensor)}
-    if any(name in found for name in PICTURED):
-        return found if is_root else {**found, **_only(before, "input_ids")}
+    text = {"input_ids": before["input_ids"]} if "input_ids" in before else {}
+    inputs = {name: given[name].detach() for name in PICTURED + BESIDE if isinstance(given.get(name), Tensor)}
+    if any(name in inputs for name in PICTURED):
+        return inputs if is_root else inputs | text
     patches, sizes = given.get("hidden_states"), given.get("grid_thw")
     if isinstance(patches, Tensor) and isinstance(sizes, Tensor) and patches.ndim == 2:  # the tower of Qwen-VL
-        return {"pixel_values": patches.detach(), "image_grid_thw": sizes.detach(), **_only(before, "input_ids")}
-    if is_root and any(name in before for name in PICTURED) and found.get("input_ids", NO_TEXT).shape[-1] > 1:
-        return {**before, "input_ids": found["input_ids"]}
+        return {"pixel_values": patches.detach(), "image_grid_thw": sizes.detach()} | text
+    if is_root and any(name in before for name in PICTURED) and inputs.get("input_ids", NO_TEXT).shape[-1] > 1:
+        return {**before, "input_ids": inputs["input_ids"]}
     return {}
-
-
-def _only(values: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    return {name: values[name]} if name in values else {}
 
 
 @cache

@@ -474,14 +474,14 @@ class WatchedAttention(HoldsMaps):
 
     def _names_of(self, weights: AttentionMap, batch: int) -> Any:
         """The tokens of the queries and keys of a map; None if the model read another number of tokens."""
-        known = [names for names in self.tokens_read(batch) if names is not None]
-        keys = next((names for names in known if len(names) == weights.shape[3]), None)
+        token_names = [names for names in self.tokens_read(batch) if names is not None]
+        keys = next((names for names in token_names if len(names) == weights.shape[3]), None)
         queries = next(
-            (names[-weights.shape[2] :] for names in reversed(known) if len(names) >= weights.shape[2]), None
+            (names[-weights.shape[2] :] for names in reversed(token_names) if len(names) >= weights.shape[2]), None
         )
         if keys is None or queries is None:
             return None
-        return keys if weights.shape[2] == weights.shape[3] and len(known) == 1 else (queries, keys)
+        return keys if weights.shape[2] == weights.shape[3] and len(token_names) == 1 else (queries, keys)
 
     @property
     def mismatched(self) -> dict[str, Check]:
@@ -496,16 +496,15 @@ class WatchedAttention(HoldsMaps):
 
     def __repr__(self) -> str:
         numbers = self._numbers or range(len(self))
-        lines = [
-            f"  {n}: {name} {_shape(self._parts[name])}{self._kind(name)}"
-            for n, name in zip(numbers, self.names, strict=True)
-        ]
+        kinds, lines = self.kinds, []
+        for n, name in zip(numbers, self.names, strict=True):
+            calls = self._parts[name].calls
+            B, H, I, J = calls[-1].shape
+            of_calls = f", call {len(calls)}" if len(calls) > 1 else ""
+            of_kind = f", {kinds[name]}" if set(kinds.values()) != {ATTENTION} else ""
+            lines.append(f"  {n}: {name} ({B} x {H} heads x {I} x {J}{of_calls}){of_kind}")
         lines += [f"  missing: {name}: {reason}" for name, reason in self._missing.items()]
         return "\n".join([f"WatchedAttention({len(self)} attention modules)", *lines])
-
-    def _kind(self, name: str) -> str:
-        """The kind of a layer, if the model has layers of other kinds than attention."""
-        return f", {self.kinds[name]}" if set(self.kinds.values()) != {ATTENTION} else ""
 
     def _view(self, belongs: Callable[[str], bool]) -> WatchedAttention:
         parts = {name: part for name, part in self._parts.items() if belongs(part.part)}
@@ -541,16 +540,16 @@ class WatchedAttention(HoldsMaps):
         """The path of a module by its number."""
         names, numbers = self.names, self._numbers
         if number >= 0 and numbers is not None:
-            found = [name for name, own in zip(names, numbers, strict=True) if own == number]
-            found = found or [name for name in self._missing if layer_number(name) == number][:1]
-            if not found:
+            paths = [name for name, own in zip(names, numbers, strict=True) if own == number]
+            paths = paths or [name for name in self._missing if layer_number(name) == number][:1]
+            if not paths:
                 raise NotCaptured(f"seen[{number}]: layer {number} was not watched. {self._captured()}")
-            if len(found) > 1:
+            if len(paths) > 1:
                 raise NotCaptured(
-                    f"seen[{number}]: layer {number} has several maps, {' and '.join(found)}. Give one of these paths, "
+                    f"seen[{number}]: layer {number} has several maps, {' and '.join(paths)}. Give one of these paths, "
                     f"or name the part: seen.encoder[{number}], seen.decoder[{number}] or seen.cross[{number}]."
                 )
-            return found[0]
+            return paths[0]
         if not -len(names) <= number < len(names):
             raise NotCaptured(f"seen[{number}]: {self._captured()}")
         return names[number]
@@ -573,8 +572,8 @@ class WatchedAttention(HoldsMaps):
     def _numbers(self) -> list[int] | None:
         """The numbers of the layers in the model, if layers were chosen; None if maps are counted."""
         numbers = [layer_number(name) for name in self.names] if self.has_chosen_layers else []
-        known = [number for number in numbers if number is not None]
-        return known if known and len(known) == len(numbers) else None
+        layer_numbers = [number for number in numbers if number is not None]
+        return layer_numbers if layer_numbers and len(layer_numbers) == len(numbers) else None
 
     def _captured(self) -> str:
         """How many modules were captured; if none, the reasons and the remedy."""
@@ -617,9 +616,3 @@ def _explained(caller: str) -> Iterator[None]:
         yield
     except NoValues as reason:
         raise RegardError(f"{caller}: {reason}.") from None
-
-
-def _shape(part: ModuleCalls) -> str:
-    B, H, I, J = part.calls[-1].shape
-    calls = f", call {len(part.calls)}" if len(part.calls) > 1 else ""
-    return f"({B} x {H} heads x {I} x {J}{calls})"

@@ -155,7 +155,7 @@ class RerunCall(DenseCall):
         small = weights.clone() if weights.numel() * 4 <= SMALL else None
         args, kwargs = given if small is None else ((), {})
         check = Check(name, note="these are the weights of the module's own softmax, by which it multiplies the values")
-        sample = _rows(weights).clone()
+        sample = sampled_rows(weights).clone()
         memory = StepMemory.of(module, product.values) if H == I == 1 else None
         values = values_of_product(product, (B, H, I, J), type(module).__name__) if keeps_values else None
         return RerunCall(name, module, args, kwargs, (B, H, I, J), number, sample, slot, check, small, memory, values)
@@ -193,7 +193,9 @@ class RerunCall(DenseCall):
             weights = weights if shaped is None else shaped.detach()
         else:
             weights = _one_head(self.module, weights, self.shape[0], self.shape[2])
-        if weights.shape != self.shape or not torch.allclose(_rows(weights), self.sample, atol=1e-4, equal_nan=True):
+        if weights.shape != self.shape or not torch.allclose(
+            sampled_rows(weights), self.sample, atol=1e-4, equal_nan=True
+        ):
             raise RegardError(
                 f"seen[{self.name!r}]: {type(self.module).__name__} returns other weights than when it was watched: "
                 "its parameters or inputs were changed. Read the map before the change, or watch again."
@@ -310,9 +312,9 @@ def _batch_and_length(module: nn.Module, inputs: list[Tensor]) -> Iterator[tuple
     yield from ((x.shape[1], x.shape[0]) for x in inputs)
 
 
-def _rows(weights: Tensor) -> Tensor:
-    I = weights.shape[2]
-    return weights[:, :, spread_indices(I, ROWS, weights.device)]
+def sampled_rows(weights: Tensor) -> Tensor:
+    """A few rows of (B, H, I, J)."""
+    return weights[:, :, spread_indices(weights.shape[2], ROWS, weights.device)]
 
 
 def snapshot(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:

@@ -87,11 +87,8 @@ class ProjectionInputs:
     def sample(self, with_values: bool = False) -> list[Tensor]:
         """A few rows of the inputs and weights of queries and keys, and of values if they are read later."""
         last = 3 if with_values else 2
-        return [_rows(x) for x in (*self.tensors[:last], *(weight[None] for weight in self.weights[:last]))]
-
-
-def _rows(x: Tensor) -> Tensor:
-    return x[:, spread_indices(x.shape[1], ROWS, x.device)]
+        inputs = (*self.tensors[:last], *(weight[None] for weight in self.weights[:last]))
+        return [x[:, spread_indices(x.shape[1], ROWS, x.device)] for x in inputs]
 
 
 #: (head outputs (b, H, r, E), batch entries, rows) -> the output of the module for these rows, (b, r, C).

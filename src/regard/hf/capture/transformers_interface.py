@@ -183,16 +183,14 @@ def _call(backend: str, function: Callable[..., Any], args: tuple[Any, ...], opt
     return AttentionCall(module, backend, function, query, key, value, mask, given)
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    forward = module.forward
-    own = hasattr(forward, "_torchdynamo_orig_callable") and not hasattr(forward, "_torchdynamo_disable")
-    return own or hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-
-
 def _compiled_part(model: nn.Module) -> str:
     """The compiled part of a model, in words; "" if no part is compiled."""
-    name = next((name for name, module in model.named_modules() if _is_compiled(module)), None)
-    return "" if name is None else f"its part {name!r}" if name else "the model"
+    for name, module in model.named_modules():
+        forward = module.forward
+        compiled = hasattr(forward, "_torchdynamo_orig_callable") and not hasattr(forward, "_torchdynamo_disable")
+        if compiled or hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            return f"its part {name!r}" if name else "the model"
+    return ""
 
 
 def refuse_compiled(model: nn.Module, operation: str, remedy: str = "") -> None:

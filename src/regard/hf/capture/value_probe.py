@@ -19,17 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import RegardError
-from regard.base.shapes import spread_indices
 from regard.hf.calls import NO_NUMBERS, Untranslatable
 from regard.hf.capture.kept_calls import Check, NoValues
-from regard.hf.capture.module_rerun import DenseCall, LastWeights, snapshot
+from regard.hf.capture.module_rerun import DenseCall, LastWeights, sampled_rows, snapshot
 from regard.hf.names import ALL_SIDES, COUNTS, COUNTS_BY_HAND, is_of_values, output_names, sides_of
 
 #: Names of inputs that are the values of a module without a projection of values.
 GIVEN = ("values", "value", "encoder_hidden_states")
 #: Largest error of a probe, relative to the largest output.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
-ROWS = 4
 #: Weights above this negative number are not negative, but rounded.
 ROUNDING = 1e-6
 
@@ -42,8 +40,8 @@ def has_values(module: nn.Module) -> bool:
 def _projections(module: nn.Module) -> dict[str, nn.Module]:
     """The projections of values: those with a name of their own, or else one of queries, keys and values."""
     children = dict(module.named_children())
-    own = {name: child for name, child in children.items() if is_of_values(name)}
-    return own or {name: child for name, child in children.items() if sides_of(name) == ALL_SIDES}
+    projections = {name: child for name, child in children.items() if is_of_values(name)}
+    return projections or {name: child for name, child in children.items() if sides_of(name) == ALL_SIDES}
 
 
 def _given_values(module: nn.Module) -> str | None:
@@ -179,7 +177,8 @@ class ProbedCall(DenseCall):
             )
         layouts = list(_layouts(given.module, run))
         if not layouts:
-            raise Untranslatable(f"{kind} has values and sums of shapes in which no heads are found: {_shapes(run)}")
+            shapes = ", ".join(str(tuple(x.shape)) for x in (*(x for _, x in run.values), *run.sums))
+            raise Untranslatable(f"{kind} has values and sums of shapes in which no heads are found: {shapes}")
         for layout in layouts:
             error, largest = _probe(given, layout, run)
             tolerance = TOLERANCE.get(original.dtype, 1e-4) * largest
@@ -189,7 +188,7 @@ class ProbedCall(DenseCall):
                 check = Check(name, error, tolerance, True, "its weights are measured with unit values")
                 sums = layout.sums(run)
                 (B, H, I, _), J = sums.shape, layout.lengths[0] if layout.is_shared else sum(layout.lengths)
-                return ProbedCall(name, given, layout, (B, H, I, J), _rows(sums).clone(), slot, check)
+                return ProbedCall(name, given, layout, (B, H, I, J), sampled_rows(sums).clone(), slot, check)
         heads = " or ".join(map(str, dict.fromkeys(layout.num_heads for layout in layouts)))
         raise Untranslatable(
             f"{kind} is not linear in its values with one map for each of {heads} heads, so its weights cannot be "
@@ -224,7 +223,7 @@ class ProbedCall(DenseCall):
         """Refuse sums of another run that are not those of the watched run, or not `expected`."""
         tolerance = TOLERANCE.get(sums.dtype, 1e-4) * max(float(sums.abs().max()), 1e-6)
         is_exact = expected is None or _close(expected, sums, tolerance)
-        if not is_exact or not _close(_rows(sums), self.sample, tolerance):
+        if not is_exact or not _close(sampled_rows(sums), self.sample, tolerance):
             raise RegardError(
                 f"seen[{self.name!r}]: {type(self.given.module).__name__} computes another output than when it was "
                 "watched: its parameters or inputs were changed. Read the map before the change, or watch again."
@@ -247,8 +246,8 @@ def _layouts(module: nn.Module, run: ModuleRun) -> Iterator[ValueAxes]:
     if not values or any(x.ndim != 3 or x.shape[-1] != values[0].shape[-1] for x in (*values, *sums)):
         return
     config = getattr(module, "config", None)
-    known = [getattr(owner, name, None) for owner in (module, config) for name in (*COUNTS, *COUNTS_BY_HAND)]
-    counts = [n for n in known if isinstance(n, int) and n > 0 and values[0].shape[-1] % n == 0]
+    numbers = [getattr(owner, name, None) for owner in (module, config) for name in (*COUNTS, *COUNTS_BY_HAND)]
+    counts = [n for n in numbers if isinstance(n, int) and n > 0 and values[0].shape[-1] % n == 0]
     heads = dict.fromkeys([*counts, 1])
     names = [name for name, _ in run.values]
     is_shared = len(values) > 1 and len(set(names)) == len(names) and len({x.shape for x in values}) == 1
@@ -265,11 +264,6 @@ def _order(of_sums: list[int], of_values: tuple[int, ...]) -> tuple[int, ...]:
     if len(set(of_sums)) == len(of_sums) and sorted(of_sums) == sorted(of_values):
         return tuple(of_sums.index(length) for length in of_values)
     return tuple(range(len(of_sums)))
-
-
-def _shapes(run: ModuleRun) -> str:
-    tensors = (*(x for _, x in run.values), *run.sums)
-    return ", ".join(str(tuple(x.shape)) for x in tensors)
 
 
 def _first(output: Any) -> Any:
@@ -309,11 +303,6 @@ def _adds(given: GivenCall, layout: ValueAxes, run: ModuleRun, tolerance: float)
         alone[:, :, start : start + length] = values[:, :, start : start + length]
         readers = readers + (layout.sums(given.run(separate.replacements(alone))).abs().amax(-1) > tolerance)
     return bool((readers > 1).any())
-
-
-def _rows(sums: Tensor) -> Tensor:
-    I = sums.shape[2]
-    return sums[:, :, spread_indices(I, ROWS, sums.device)]
 
 
 def _close(mine: Tensor, other: Tensor, tolerance: float) -> bool:

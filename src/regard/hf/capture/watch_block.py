@@ -118,7 +118,11 @@ def watch(
         raise RegardError(
             f"watch(verify={verify!r}): verify is True (a few rows), {ALL!r} (every row) or False (none)."
         )
-    _check_grad(grad, keep)
+    if grad and keep == "statistics":
+        raise RegardError(
+            "watch(grad=True, keep='statistics'): these statistics are computed without a graph, since queries and "
+            "keys are discarded. Watch with keep='qk', and compute them from the maps: seen[name].summarize(...)."
+        )
     checked = checked_reductions(reductions, keep)
     if model is EVERY_CALL:
         given = {"tokenizer": tokenizer, "layers": layers, "on_step": on_step, "keep_steps": keep_steps}
@@ -166,15 +170,6 @@ def _refuse_without_model(names: list[str]) -> None:
             f"watch({listed}): without a model there are no layers, passes and tokens, only calls. Give the model, "
             f"watch(model, {listed}), or bound the calls by watch(keep_calls=...) and give tokens later: "
             "seen.heatmap(0, tokens=tokens)."
-        )
-
-
-def _check_grad(grad: bool, keep: str) -> None:
-    """Refuse graphs of statistics that are computed while the model runs."""
-    if grad and keep == "statistics":
-        raise RegardError(
-            "watch(grad=True, keep='statistics'): these statistics are computed without a graph, since queries and "
-            "keys are discarded. Watch with keep='qk', and compute them from the maps: seen[name].summarize(...)."
         )
 
 

@@ -392,9 +392,9 @@ class Watcher(CallObserver):
     def _keep_recurrent(self, module: nn.Module, read: Callable[[], CoreCall]) -> None:
         """Keep one call of a recurrent layer."""
         name = self.names.get(module)
-        known = self.calls.get(name or "")
+        calls = self.calls.get(name or "")
         dtype = dtype_of(module, self.model)
-        last = None if known is None else known.recurrent
+        last = None if calls is None else calls.recurrent
         self._keep(name, lambda: RecurrentCall.of(name or "", read(), dtype, self.verify, last, self.keeps_values))
 
     def _keep_softmax(self, frame: ModuleFrame) -> None:
@@ -498,7 +498,8 @@ class Watcher(CallObserver):
         first = self._capture(frame.name or "", frame.halves[0])
         if not isinstance(first, Capture):
             raise Untranslatable(f"the two softmaxes of {type(frame.module).__name__} cannot be recomputed")
-        return differential(frame.module, first, frame.halves, _first(frame.output))
+        output = frame.output[0] if isinstance(frame.output, tuple) else frame.output
+        return differential(frame.module, first, frame.halves, output)
 
     def _note_uncaptured(self) -> None:
         """Write down why a module has no map."""
@@ -556,7 +557,3 @@ class CompiledWatcher(Watcher):
             for name in self.candidates
             if name not in self.calls and name not in self.missing and not self._observed_inside(name)
         }
-
-
-def _first(output: Any) -> Tensor:
-    return output[0] if isinstance(output, tuple) else output

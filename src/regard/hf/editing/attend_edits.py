@@ -43,8 +43,8 @@ def edited_attend(
         raise _refusal(module, "a ring" if cache is None else "a cache; give it all keys, and positions")
     positions = positions or Positions.aligned_to_end(query.shape[2], key.shape[2])
     place = positions.start, positions.keys.hull().intervals[0][0] if positions.keys else 0
-    known = Translation(attention, positions, query)
-    call = AttentionCall(module, NAME, attend, query, key, value, None, {}, to_run=True, place=place, known=known)
+    translation = Translation(attention, positions, query)
+    call = AttentionCall(module, NAME, attend, query, key, value, None, {}, to_run=True, place=place, known=translation)
     edited = edited_call(call)
     if edited is call:
         return None

@@ -175,8 +175,8 @@ class _Editor(CallObserver):
         unknown = [one for one in where.names_layers if not any(_selects(Where(layers=one), path) for path in paths)]
         if not unknown and any(where.heads_in(path) is not None for path in paths):
             return
-        known = sorted({n for n in map(layer_number, paths) if n is not None})
-        numbers = f"It has layers {', '.join(map(str, known))}, " if known else "It has "
+        layer_numbers = sorted({n for n in map(layer_number, paths) if n is not None})
+        numbers = f"It has layers {', '.join(map(str, layer_numbers))}, " if layer_numbers else "It has "
         which = f"names layer {unknown[0]!r}, which is no attention layer" if unknown else "selects no layer"
         raise RegardError(
             f"edit: {part!r} {which} of {type(self.model).__name__}. {numbers}in the modules {', '.join(paths)}."
@@ -234,20 +234,23 @@ class _Editor(CallObserver):
             return call
         for _, num_calls in self.state.frames:
             num_calls[0] += 1
-        own = [
+        selecting = [
             (n, part, heads) for n, part in enumerate(self.edits) if (heads := part.where.heads_in(name)) is not None
         ]
-        if not own:
+        if not selecting:
             return call
         if is_differential(call.module):
             raise RegardError(f"edit: {name} subtracts two softmaxes, and such heads cannot be edited.")
-        start, first = self._place(call, name)
+        start, first = call.place or first_numbers(
+            call, self.state.places.get(call.module), part_of(name, call.module) == "cross"
+        )
         self._check_tokens(call, start)
-        if any(part.where.queries is not None for _, part, _ in own):
+        if any(part.where.queries is not None for _, part, _ in selecting):
             _check_counted(call, name)
         edits, original = [], call
-        for n, part, heads in own:
-            self._check_heads(part, heads, name, call.query.shape[1])
+        for n, part, heads in selecting:
+            if heads.is_finite and heads.last >= (H := call.query.shape[1]):
+                raise RegardError(f"edit: {part!r} selects head {heads.last}, and {name} has heads 0 to {H - 1}.")
             self._check_number(n, part, name)
             if isinstance(part, ActivationPatch):
                 call = self._with_patch(n, part, heads, call, name, (start, first))
@@ -289,25 +292,16 @@ class _Editor(CallObserver):
         self.state.outputs = []
         return output
 
-    def _place(self, call: AttentionCall, name: str) -> tuple[int, int]:
-        if call.place is not None:
-            return call.place
-        return first_numbers(call, self.state.places.get(call.module), part_of(name, call.module) == "cross")
-
-    def _check_heads(self, part: Any, heads: Any, name: str, num_heads: int) -> None:
-        if heads.is_finite and heads.last >= num_heads:
-            raise RegardError(f"edit: {part!r} selects head {heads.last}, and {name} has heads 0 to {num_heads - 1}.")
-
     def _check_number(self, number: int, part: Any, name: str) -> None:
         """Refuse a number of a layer that two modules have: self-attention and cross-attention, encoder and decoder."""
         layer = layer_number(name)
         if layer not in part.where.names_layers:
             return
-        known = self.paths.setdefault((number, layer), name)
-        if known != name:
+        first_path = self.paths.setdefault((number, layer), name)
+        if first_path != name:
             raise RegardError(
-                f"edit: {part!r} names layer {layer}, which is {known} and {name}. Give the module path: "
-                f"Where(layers={known!r}, ...)."
+                f"edit: {part!r} names layer {layer}, which is {first_path} and {name}. Give the module path: "
+                f"Where(layers={first_path!r}, ...)."
             )
 
     def _check_tokens(self, call: AttentionCall, start: int) -> None:
@@ -343,12 +337,12 @@ class _Editor(CallObserver):
             check_length(self.edits[number], path, length)
         for number, part in enumerate(self.edits):
             where: Where = part.where
-            own = {name: kind for name, kind in self.unedited.items() if where.heads_in(name) is not None}
-            named = [path for path in own if any(self._is_named(path, one) for one in where.names_layers)]
+            unedited = {name: kind for name, kind in self.unedited.items() if where.heads_in(name) is not None}
+            named = [path for path in unedited if any(self._is_named(path, one) for one in where.names_layers)]
             names_none = where.layers is None and not where.names_layers
-            if named or (own and (names_none or not self.num_changed[number])):
-                raise RegardError(self._not_edited(part, named or list(own)))
-            self.run.left_out |= own
+            if named or (unedited and (names_none or not self.num_changed[number])):
+                raise RegardError(self._not_edited(part, named or list(unedited)))
+            self.run.left_out |= unedited
             if not self.num_changed[number]:
                 reason = self.reasons.get(number, "no attention that it selects was called")
                 raise RegardError(f"edit: {part!r} selected nothing: {reason}.")

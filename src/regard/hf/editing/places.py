@@ -32,7 +32,8 @@ def place_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], i
 
     When cross-attention runs, the self-attention of its layer has already put the keys of this call into the cache.
     """
-    cache = next((value for value in (*kwargs.values(), *args) if _is_cache(value)), None)
+    values = (*kwargs.values(), *args)
+    cache = next((x for x in values if hasattr(x, "get_seq_length") and hasattr(x, "get_mask_sizes")), None)
     hidden = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
     if cache is None or hidden is None or hidden.ndim < 2:
         return None
@@ -53,7 +54,3 @@ def first_numbers(call: AttentionCall, place: Place | None, is_cross: bool = Fal
         return place.of_call(call)
     I, J = call.query.shape[2], call.key.shape[2]
     return (0 if is_cross else max(J - I, 0)), 0
-
-
-def _is_cache(value: object) -> bool:
-    return hasattr(value, "get_seq_length") and hasattr(value, "get_mask_sizes")

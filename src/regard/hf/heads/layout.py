@@ -190,10 +190,12 @@ def refuse_input(caller: str, name: str, module: nn.Module, path: str, reason: s
     """Raise the error for an input projection in the place of the output projection."""
     kind, part = type(module).__name__, module.get_submodule(path)
     others = [repr(other) for other in _linear_paths(module) if other != path and not sides_of(other)]
+    weight = getattr(part, "weight", None)
+    shape = tuple(weight.shape) if isinstance(weight, Tensor) else ()
     remedy = f"Give its path in {kind}: output={' or '.join(others)}." if others else f"{kind} has no other layer."
     raise RegardError(
         f"{caller}: {name + '.' if name else ''}{path}, a {type(part).__name__} with a weight of shape "
-        f"{_shape(part)}, {reason}. The output projection is the layer that reads the concatenated heads. {remedy}"
+        f"{shape}, {reason}. The output projection is the layer that reads the concatenated heads. {remedy}"
     )
 
 
@@ -238,11 +240,6 @@ def _without_output(module: nn.Module) -> str | None:
 
 def _linear_paths(module: nn.Module) -> list[str]:
     return [path for path, part in module.named_modules() if path and num_inputs(part) is not None]
-
-
-def _shape(part: nn.Module) -> tuple[int, ...]:
-    weight = getattr(part, "weight", None)
-    return tuple(weight.shape) if isinstance(weight, Tensor) else ()
 
 
 def _number(module: nn.Module, names: Sequence[str]) -> int | None:

@@ -40,11 +40,11 @@ def composition(
     >>> scores.heads, scores.scores.shape
     ([(0, 0), (0, 1), (1, 0), (1, 1)], torch.Size([4, 4]))
     """
-    found = head_weights(model, fold_norms=fold_norms)
-    known = [layer.layer for layer in found]
-    if set(layers) - set(known):
-        raise RegardError(f"composition(layers={list(layers)}): the model has the layers {first_few(known, 40)}.")
-    chosen = [layer for layer in found if not layers or layer.layer in set(layers)]
+    matrices = head_weights(model, fold_norms=fold_norms)
+    numbers = [layer.layer for layer in matrices]
+    if set(layers) - set(numbers):
+        raise RegardError(f"composition(layers={list(layers)}): the model has the layers {first_few(numbers, 40)}.")
+    chosen = [layer for layer in matrices if not layers or layer.layer in set(layers)]
     return head_composition(chosen, kind, rotations=rotations)
 
 

@@ -127,8 +127,8 @@ def _listed(numbers: Iterable[int]) -> str:
 def _check(heads: Heads, numbers: list[int]) -> None:
     """Refuse modules and heads for which removal would differ from gates of zero."""
     kind = type(heads.module)
-    known = kind.__module__.startswith("transformers.") and kind.__name__ in PRUNABLE
-    if not known and kind is not MultiHeadAttention:
+    is_prunable = kind.__module__.startswith("transformers.") and kind.__name__ in PRUNABLE
+    if not is_prunable and kind is not MultiHeadAttention:
         supported = ", ".join(sorted(name.removesuffix("Attention").removesuffix("Self") for name in PRUNABLE))
         raise RegardError(
             f"prune: {kind.__name__} ({heads.name}) cannot be pruned; the attention of regard.nn and of these models "
@@ -180,7 +180,8 @@ def _obstacle(heads: Heads) -> str | None:
         if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.is_meta:
             return f"{name} has no weights of a floating type in memory"
     for name, parts in layout.items():
-        outputs, needed = _number_of_outputs(projections[name]), sum(_sizes(heads, parts))
+        weight: Any = projections[name].weight
+        outputs, needed = weight.shape[_axis(projections[name], "out")], sum(_sizes(heads, parts))
         if outputs != needed:
             return f"{name} has {outputs} outputs, but {parts} of its heads have {needed}"
     return _others(heads, set(projections.values()) | {heads.output})
@@ -227,10 +228,6 @@ def _sizes(heads: Heads, parts: str) -> list[int]:
     """The numbers of outputs for queries, keys and values of a projection."""
     counts = {"q": heads.num_heads, "k": heads.num_heads // heads.group, "v": heads.num_heads // heads.group}
     return [counts[part] * heads.head_dim for part in parts]
-
-
-def _number_of_outputs(projection: Any) -> int:
-    return projection.weight.shape[_axis(projection, "out")]
 
 
 def _axis(projection: nn.Module, side: str) -> int:

@@ -32,17 +32,17 @@ class GraphMask:
     @staticmethod
     def of(rule: Recognized, num_queries: int, num_keys: int) -> GraphMask | None:
         """The numbers of a rule; None if it needs more than these."""
-        found = GraphMask(rule.positions(num_queries, num_keys).start, rule.first, False, 0, None, None)
+        graph_mask = GraphMask(rule.positions(num_queries, num_keys).start, rule.first, False, 0, None, None)
         for part in () if rule.mask is None else conjuncts(rule.mask):
             if part.is_lower_triangular:
-                found = replace(found, is_causal=True)
-            elif isinstance(part, window) and not found.window:
-                found = replace(found, window=part.size)
-            elif part.real_keys is not None and found.real is None:
-                found = replace(found, real=part.real_keys)
+                graph_mask = replace(graph_mask, is_causal=True)
+            elif isinstance(part, window) and not graph_mask.window:
+                graph_mask = replace(graph_mask, window=part.size)
+            elif part.real_keys is not None and graph_mask.real is None:
+                graph_mask = replace(graph_mask, real=part.real_keys)
             else:
                 return None
-        return found
+        return graph_mask
 
     def __getitem__(self, index: Any) -> GraphMask:
         """The mask of consecutive queries or keys, as models slice a mask (B, 1, I, J)."""

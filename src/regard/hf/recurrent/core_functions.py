@@ -51,7 +51,10 @@ class _CoreFunctions:
 
     @contextmanager
     def observed_by(self, observer: CoreObserver, modules: Iterable[nn.Module]) -> Iterator[None]:
-        places = {(id(file), name): file for file, name in _functions_of(modules)}
+        places = {}
+        for module in modules:
+            file = getattr(inspect.unwrap(type(module).forward), "__globals__", {})
+            places |= {(id(file), name): file for name in core_names(module)}
         with self._lock:
             for (_, name), file in places.items():
                 self._open(file, name)
@@ -88,18 +91,14 @@ class _CoreFunctions:
             if not self.observers:
                 return function(*args, **options)
             given = {**dict(zip(names, args, strict=False)), **options}
-            given["before"] = _state_before(given)
+            state = next((given[name] for name in STATES if given.get(name) is not None), ())
+            given["before"] = state_copies(*([state] if isinstance(state, Tensor) else state))
             result = function(*args, **options)
             for observer in self.observers:
                 observer.core_called(name, given, result)
             return result
 
         return run
-
-
-def _state_before(given: dict[str, Any]) -> tuple[Tensor, ...]:
-    state = next((given[name] for name in STATES if given.get(name) is not None), ())
-    return state_copies(*([state] if isinstance(state, Tensor) else state))
 
 
 core_functions = _CoreFunctions()
@@ -110,9 +109,3 @@ def core_names(module: nn.Module) -> set[str]:
     function = inspect.unwrap(type(module).forward)
     code, file = getattr(function, "__code__", None), getattr(function, "__globals__", {})
     return {name for name in READERS if code is not None and name in code.co_names and callable(file.get(name))}
-
-
-def _functions_of(modules: Iterable[nn.Module]) -> Iterator[tuple[dict[str, Any], str]]:
-    for module in modules:
-        for name in core_names(module):
-            yield inspect.unwrap(type(module).forward).__globals__, name

@@ -128,11 +128,11 @@ def _shown(console: Console, progress: Sequence[Progress]) -> Any:
 
 
 def _lines(console: Console, progress: Sequence[Progress]) -> Callable[[], None]:
-    said = {one.trial.name: one.state for one in progress}
+    states = {one.trial.name: one.state for one in progress}
 
     def show() -> None:
         for one in progress:
-            before, said[one.trial.name] = said[one.trial.name], one.state
+            before, states[one.trial.name] = states[one.trial.name], one.state
             if one.ended and before != one.state:
                 steps = one.numbers.get("step")
                 after = "" if steps is None else f" after {steps:,.0f} steps"
@@ -153,14 +153,14 @@ def table(progress: Sequence[Progress]) -> Table:
         progress_table.add_column(column, justify="left" if column == "state" else "right")
     styles = {"finished": "green", "failed": "red", "stopped": "yellow", "waiting": "dim"}
     for one in progress:
-        known = one.numbers
-        state = f"{one.state} {100 * (known.get('share') or 0):.0f}%" if one.state == "training" else one.state
-        seconds = known.get("left") if one.state == "training" else None
+        numbers = one.numbers
+        state = f"{one.state} {100 * (numbers.get('share') or 0):.0f}%" if one.state == "training" else one.state
+        seconds = numbers.get("left") if one.state == "training" else None
         left = "" if seconds is None else clock(seconds)
         cells = (
-            _number(known.get("step"), ",.0f"),
-            _number(known.get("loss"), ".2f"),
-            _number(known.get("bleu"), ".1f"),
+            _number(numbers.get("step"), ",.0f"),
+            _number(numbers.get("loss"), ".2f"),
+            _number(numbers.get("bleu"), ".1f"),
         )
         progress_table.add_row(
             one.trial.entry.title, str(one.trial.seed), state, *cells, left, style=styles.get(one.state)

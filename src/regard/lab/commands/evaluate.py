@@ -17,7 +17,7 @@ from regard.cli.outputs import check_folder
 from regard.lab.commands.translate import load
 from regard.lab.data.retrieval import NEAR
 from regard.lab.evaluation.bootstrap import PairedComparison
-from regard.lab.evaluation.metrics import Metric, check_tokenizer
+from regard.lab.evaluation.metrics import check_tokenizer
 from regard.lab.evaluation.scores import Bucket, Evaluation
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ def _rows(measured: Evaluation) -> list[tuple[str, str, str]]:
         rows.append(("BLEU, novel", f"{novel.bleu:.2f}", f"{novel.count} sources unlike every training source"))
     if measured.retrieval:
         rows.append(("BLEU, copied", f"{measured.retrieval[0].bleu:.2f}", "the target of the nearest training source"))
-    rows += [(name, f"{metric.score:.2f}", note) for name, metric, note in _others(measured)]
+    rows.append(("chrF", f"{measured.chrf.score:.2f}", ""))
+    rows.append(("TER", f"{measured.ter.score:.2f}", "lower is better"))
     rows.append(("exact match", f"{measured.exact:.3f}", ""))
     rows.append(("length ratio", f"{measured.length_ratio:.3f}", "tokens of the translations / of the references"))
     if measured.perplexity is not None:
@@ -108,10 +109,6 @@ def _rows(measured: Evaluation) -> list[tuple[str, str, str]]:
         beam = (measured.search or {}).get("beam")
         rows.append(("sentences / s", f"{measured.sentences_per_second:.1f}", f"beam {beam}"))
     return rows
-
-
-def _others(measured: Evaluation) -> list[tuple[str, Metric, str]]:
-    return [("chrF", measured.chrf, ""), ("TER", measured.ter, "lower is better")]
 
 
 def bucket_table(name: str, buckets: Sequence[Bucket], retrieval: Sequence[Bucket] = ()) -> Table:

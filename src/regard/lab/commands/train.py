@@ -23,17 +23,12 @@ if TYPE_CHECKING:
     from regard.lab.training.stream import TrainingProgress
 
 
-def print_template() -> None:
-    """Print the default configuration with an explanation of every key."""
-    from regard.lab import Config
-
-    print(Config().write(), end="")
-
-
 def run(settings: TrainOptions) -> None:
     """Train, and print how to translate or how to continue."""
     if settings.template:
-        return print_template()
+        from regard.lab import Config
+
+        return print(Config().write(), end="")
     check_folder("train", "--out", settings.out)
     from regard.lab import resume_training, train
     from regard.lab.training.preparation import is_unsaved

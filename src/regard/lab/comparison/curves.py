@@ -36,7 +36,7 @@ def curves(systems: Mapping[str, Sequence[Trained]]) -> list[dict[str, Any]]:
 
     x values are numbers, or the labels of buckets in their order.
     """
-    found = [
+    results = [
         _curve(f"{what} by {x}", x, what, {name: _trained(runs, x, y) for name, runs in systems.items()})
         for y, x, what in COLUMNS
     ]
@@ -46,9 +46,9 @@ def curves(systems: Mapping[str, Sequence[Trained]]) -> list[dict[str, Any]]:
         for name, runs in systems.items()
         for order, way in ORDERS.items()
     }
-    found.append(_curve("BLEU by length", "words of the source", "BLEU", lengths))
-    found.append(_curve("BLEU without heads", "share of heads removed", "BLEU", pruned))
-    return [curve for curve in found if curve["series"]]
+    results.append(_curve("BLEU by length", "words of the source", "BLEU", lengths))
+    results.append(_curve("BLEU without heads", "share of heads removed", "BLEU", pruned))
+    return [curve for curve in results if curve["series"]]
 
 
 def _curve(title: str, x: str, y: str, series: Mapping[str, Sequence[tuple[Any, float]]]) -> dict[str, Any]:

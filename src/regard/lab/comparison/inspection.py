@@ -63,8 +63,8 @@ def gradient_profile(run: Run, pairs: Sequence[Pair]) -> dict[str, Any]:
     batch = Batch.of([pair for pair in encoded if pair[0] and pair[1]])
     near = batch.to(run.model.device)
     norms = source_gradients(run.model, near.source, near.target).cpu()
-    said = (batch.target_output != PAD).sum(1, keepdim=True)
-    by_position = norms.sum(1) / said
+    num_tokens = (batch.target_output != PAD).sum(1, keepdim=True)
+    by_position = norms.sum(1) / num_tokens
     words = (batch.source != PAD) & (batch.source != EOS)
     places = (torch.arange(words.shape[1]) + 0.5) / words.sum(1, keepdim=True).clamp_min(1)
     bins = (places * BINS).long().clamp_max(BINS - 1)

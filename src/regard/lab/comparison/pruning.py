@@ -41,21 +41,21 @@ def pruning(run: Run, corpus: Corpus, progress: Callable[[float], object] = lamb
     counted = run.bleu_tokenizer or bleu_tokenizer(references)
     quality = bleu_of(run.target_tokenizer, encode_pairs(pairs, *tokenizers), references, counted)
     encoded = encode_pairs(spread(pairs_within(corpus.valid, *tokenizers, LIMIT), MEASURED), *tokenizers)
-    found = importance(run.model, _loss, list(Batches(encoded, sentences=1, shuffle=False).epoch(0)))
-    count = sum(len(value) for value in found.values.values())
+    scores = importance(run.model, _loss, list(Batches(encoded, sentences=1, shuffle=False).epoch(0)))
+    count = sum(len(value) for value in scores.values.values())
     done, todo = [0], len(ORDERS) * len(SHARES) + count
 
     def one_more(_: Any = None) -> None:
         done[0] += 1
         progress(done[0] / todo)
 
-    curve = pruning_curve(run.model, quality, found, shares=SHARES, progress=one_more)
+    curve = pruning_curve(run.model, quality, scores, shares=SHARES, progress=one_more)
     whole = curve.qualities("importance")[0.0]
     points = [
         {"order": point.order, "share": point.share, "removed": point.removed, "bleu": point.quality}
         for point in curve.points
     ]
-    single = _single(run, found, quality, whole, one_more)
+    single = _single(run, scores, quality, whole, one_more)
     return {"heads": count, "sentences": len(pairs), "bleu": whole, "points": points, "single": single}
 
 

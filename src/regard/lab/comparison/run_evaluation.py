@@ -53,10 +53,6 @@ class PairSelection:
         if self.split not in SPLITS:
             raise RegardError(f"evaluate: there is no split {self.split!r}. {nearest(self.split, SPLITS)}")
 
-    @property
-    def is_whole_test(self) -> bool:
-        return self == PairSelection()
-
     def pairs(self, corpus: Corpus) -> tuple[tuple[Pair, ...], int]:
         """The pairs, and how many near-duplicates of training sources were left out."""
         pairs = getattr(corpus, self.split)[: self.first]
@@ -168,8 +164,8 @@ def corpus_of(run: Run) -> Corpus:
     comparison = run.path.resolve().parent.parent
     is_trial = run.path.resolve().parent.name == TRIALS and (comparison / STUDY).exists()
     corpus = read_study(comparison).corpus() if is_trial else read_corpus(make_config(run.config).data)
-    known = run.settings.get("hash")
-    if known is not None and known != corpus.hash:
+    corpus_hash = run.settings.get("hash")
+    if corpus_hash is not None and corpus_hash != corpus.hash:
         raise RegardError(
             f"evaluate: the corpus {corpus.name} is not the one that {run.path} was trained on (its hash differs), so "
             "test sentences may be among its training sentences. Restore the files of that time, or train again."
@@ -211,11 +207,8 @@ class _Task:
             progress=lambda done: progress(run, done, total),
         )
         measured = replace(measured, left_out=self.num_left_out)
-        path = run.path / self._file(run)
+        # A trial of a comparison keeps the evaluation.json of its report.
+        is_whole = self.selection == PairSelection() and not (run.path / TRAINED).exists()
+        path = run.path / (EVALUATION if is_whole else f"evaluation-{self.selection.split}.json")
         write_whole(path, json.dumps(measured.to_json(), ensure_ascii=False, indent=1) + "\n")
         return measured
-
-    def _file(self, run: Run) -> str:
-        """The name of the result; a trial of a comparison keeps the evaluation.json of its report."""
-        is_whole = self.selection.is_whole_test and not (run.path / TRAINED).exists()
-        return EVALUATION if is_whole else f"evaluation-{self.selection.split}.json"

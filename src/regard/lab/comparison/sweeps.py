@@ -33,11 +33,8 @@ def entries(sweep: str, values: Sequence[str] = (), name: str = "transformer") -
     values = list(values) or list(SWEEPS[sweep])
     if sweep == "prune":
         return (Entry(name, name),)
-    return tuple(Entry(name, _label(sweep, value), _SETTINGS[sweep](value)) for value in values)
-
-
-def _label(sweep: str, value: str) -> str:
-    return value if sweep == "scaled" else f"{sweep}-{value}"
+    labels = {value: value if sweep == "scaled" else f"{sweep}-{value}" for value in values}
+    return tuple(Entry(name, labels[value], _SETTINGS[sweep](value)) for value in values)
 
 
 def _heads(value: str) -> dict[str, Any]:
@@ -46,10 +43,6 @@ def _heads(value: str) -> dict[str, Any]:
             f"compare: --heads {value} is not a number of heads. Give whole numbers, as in --heads 1,4,8."
         )
     return {"num_heads": int(value)}
-
-
-def _positions(value: str) -> dict[str, Any]:
-    return {"positions": value}
 
 
 def _attention(value: str) -> dict[str, Any]:
@@ -65,7 +58,7 @@ def _scaled(value: str) -> dict[str, Any]:
 
 _SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
     "heads": _heads,
-    "positions": _positions,
+    "positions": lambda value: {"positions": value},
     "attention": _attention,
     "scaled": _scaled,
 }

@@ -53,13 +53,14 @@ def run_trial(folder: Path, label: str, seed: int, tell: Tell = lambda state, **
 
 
 def _taken(study: Study, trial: Trial, folder: Path, tell: Tell) -> bool:
+    from regard.lab.comparison.study import similarities_of
     from regard.lab.runs.run import load_run
 
     corpus = _corpus(study, folder)
     if not (trial.path / TRAINED).exists() and not _trained(study, trial, corpus, folder, tell):
         return False
     run = load_run(trial.path)
-    similarities = _similarities(folder)
+    similarities = similarities_of(folder)
     _look(run, corpus, similarities, tell)
     if study.sweep == "prune":
         _prune(run, corpus, tell)
@@ -98,12 +99,6 @@ def _corpus(study: Study, folder: Path) -> Corpus:
             "files of that time, or compare into a new folder."
         )
     return corpus
-
-
-def _similarities(folder: Path) -> list[float]:
-    from regard.lab.comparison.study import similarities_of
-
-    return similarities_of(folder)
 
 
 def _trained(study: Study, trial: Trial, corpus: Corpus, folder: Path, tell: Tell) -> bool:
@@ -149,14 +144,14 @@ def _telling(tell: Tell) -> Callable[[TrainingProgress], None]:
         if now - last[0] < OFTEN:
             return
         last[0] = now
-        known = {name: value for row in progress.rows for name, value in row.items() if value is not None}
+        latest = {name: value for row in progress.rows for name, value in row.items() if value is not None}
         tell(
             "training",
             step=progress.step,
             share=progress.share,
             left=left(progress),
-            loss=known.get("train_loss"),
-            bleu=known.get("bleu"),
+            loss=latest.get("train_loss"),
+            bleu=latest.get("bleu"),
         )
 
     return on_step

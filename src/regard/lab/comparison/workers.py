@@ -149,7 +149,8 @@ class _Worker:
             one.state = "stopped"
         else:
             one.state, one.message = "failed", _reason(one, code)
-            _note_failure(one, code)
+            with contextlib.suppress(OSError):
+                (one.trial.path / FAILED).write_text(json.dumps({"code": code, "message": one.message}) + "\n")
 
 
 def _finished(trial: Trial) -> Progress:
@@ -183,8 +184,3 @@ def _reason(one: Progress, code: int) -> str:
         return f"ended by {name}{memory}"
     lines = [line for line in one.log.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else f"ended with status {code}"
-
-
-def _note_failure(one: Progress, code: int) -> None:
-    with contextlib.suppress(OSError):
-        (one.trial.path / FAILED).write_text(json.dumps({"code": code, "message": one.message}) + "\n")

@@ -68,11 +68,7 @@ def align(source: Sequence[int], target: Sequence[int], ratio: float = 1.0) -> l
                     options.append((best[i - a, j - b][0] + cost(*lengths, (a, b), ratio), (a, b)))
             if options:
                 best[i, j] = min(options)
-    return _traced(best, len(source), len(target))
-
-
-def _traced(best: dict[tuple[int, int], tuple[float, tuple[int, int]]], i: int, j: int) -> list[Bead]:
-    beads = []
+    beads, i, j = [], len(source), len(target)
     while i or j:
         a, b = best[i, j][1]
         beads.append(Bead(range(i - a, i), range(j - b, j)))

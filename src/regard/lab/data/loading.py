@@ -67,8 +67,8 @@ def load_corpus(
 
 def _read(spec: Path | Sequence[Path], fields: tuple[str, str]) -> tuple[list[Pair], Counter[str]]:
     if isinstance(spec, str) and not os.path.exists(spec) and not os.path.splitext(spec)[1]:
-        known = (*TASKS, "bible-en-fr")
-        raise RegardError(f"load_corpus: there is no corpus, file or folder {spec!r}. {nearest(spec, known)}")
+        names = (*TASKS, "bible-en-fr")
+        raise RegardError(f"load_corpus: there is no corpus, file or folder {spec!r}. {nearest(spec, names)}")
     return read_pairs(spec, fields)
 
 

@@ -53,7 +53,8 @@ def _sides(paths: list[Path], fields: tuple[str, str]) -> Iterable[Sides]:
         return _two_files(*paths)
     (path,) = paths
     if path.is_dir():
-        return _datasets(path, fields)
+        data = saved_dataset(path, OPERATION, ", or three, as train, valid and test")
+        return (_both(record, fields, f"record {number} of {path}") for number, record in enumerate(data, 1))
     if inner_suffix(path) in JSON_LINES:
         return _json_lines(path, fields)
     return _tab_lines(path)
@@ -117,9 +118,3 @@ def _field(record: Any, name: str, where: str) -> str:
             "without the other). Write the complete character, or remove the record."
         )
     return value
-
-
-def _datasets(folder: Path, fields: tuple[str, str]) -> Iterator[Sides]:
-    data = saved_dataset(folder, OPERATION, ", or three, as train, valid and test")
-    for number, record in enumerate(data, 1):
-        yield _both(record, fields, f"record {number} of {folder}")

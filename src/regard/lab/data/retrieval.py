@@ -74,9 +74,9 @@ def nearest_pairs(train: Sequence[str], test: Sequence[str]) -> Nearest:
     index, similarity = np.zeros(len(test), dtype=np.int64), np.zeros(len(test))
     for number, text in enumerate(test):
         grams = _grams(text)
-        known = [numbers[gram] for gram in grams if gram in numbers]
-        if known:
-            matches = np.concatenate([sentences[starts[gram] : starts[gram + 1]] for gram in known])
+        gram_numbers = [numbers[gram] for gram in grams if gram in numbers]
+        if gram_numbers:
+            matches = np.concatenate([sentences[starts[gram] : starts[gram + 1]] for gram in gram_numbers])
             common = np.bincount(matches, minlength=len(train))
             scores = common / np.maximum(sizes + len(grams) - common, 1)
             index[number] = scores.argmax()

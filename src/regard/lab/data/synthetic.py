@@ -18,7 +18,7 @@ Every target word translates exactly one source word, so the gold alignment is o
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from regard.base.checks import checked
@@ -166,18 +166,12 @@ def synthetic_pairs(task: str, size: int = 20_000, seed: int = 0) -> list[Pair]:
     if size < 1:
         raise RegardError(f"synthetic_pairs: {size} pairs cannot be drawn. Give at least 1.")
     pairs: dict[str, Pair] = {}
-    for phrase in _draws(task, seed):
+    draw = random.Random(f"{task} {seed}")
+    while len(pairs) < size:
+        phrase = TASKS[task](draw)
         source = " ".join(phrase.source)
         if source not in pairs:
             gold = frozenset((place, j) for j, (place, _) in enumerate(phrase.target))
             target = " ".join(word for _, word in phrase.target)
             pairs[source] = Pair(source, target, f"{task}-{len(pairs)}", gold)
-        if len(pairs) == size:
-            break
     return list(pairs.values())
-
-
-def _draws(task: str, seed: int) -> Iterator[Phrase]:
-    draw = random.Random(f"{task} {seed}")
-    while True:
-        yield TASKS[task](draw)

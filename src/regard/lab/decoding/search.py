@@ -334,7 +334,11 @@ def _continuations(
     grid = _grid(values, [len(group) for group in groups])
     best, columns = _best(grid, min(beam, grid.shape[1]))
     row_tokens, places, log_probs = (x.tolist() for x in to_host(tokens, columns, best))
-    _check_numbers(log_probs)
+    if any(math.isnan(best_of_row[0]) for best_of_row in log_probs):  # torch sorts NaN before all numbers
+        raise RegardError(
+            "beam_search: the model's logits are not finite (NaN or infinity), so its training has diverged. Translate "
+            "with an earlier state of it."
+        )
     first, K = 0, values.shape[1]
     for before, best_log_probs, best_places in zip(groups, log_probs, places, strict=True):
         after, sentence = [], before[0].sentence
@@ -360,11 +364,3 @@ def _grid(values: Tensor, counts: list[int]) -> Tensor:
 def _best(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k greatest values of each row, and their indices."""
     return values.max(1, keepdim=True) if k == 1 else values.topk(k, 1)
-
-
-def _check_numbers(log_probs: list[list[float]]) -> None:
-    if any(math.isnan(best[0]) for best in log_probs):  # torch sorts NaN before all numbers
-        raise RegardError(
-            "beam_search: the model's logits are not finite (NaN or infinity), so its training has diverged. Translate "
-            "with an earlier state of it."
-        )

@@ -78,8 +78,8 @@ def _totals(model: Translator, part: Batch, tokenizer: Tokenizer) -> Tensor:
 
 def punctuation(ids: Tensor, tokenizer: Tokenizer) -> Tensor:
     """True for the ids whose piece is only punctuation; of the shape of `ids`."""
-    known = ids.unique().tolist()
-    marks = [n for n, piece in zip(known, tokenizer.pieces(known), strict=True) if n > EOS and _is_mark(piece)]
+    unique = ids.unique().tolist()
+    marks = [n for n, piece in zip(unique, tokenizer.pieces(unique), strict=True) if n > EOS and _is_mark(piece)]
     return torch.isin(ids, torch.tensor(marks, dtype=ids.dtype, device=ids.device))
 
 

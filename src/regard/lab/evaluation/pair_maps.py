@@ -71,8 +71,8 @@ def read_pair(systems: Mapping[str, TranslationSystem], pair: Pair, parts: bool 
         groups.setdefault((source, target), {}).update(zip(names, cross.values(), strict=True))
         members.setdefault((source, target), []).append(name)
         gold[source, target] = _links_of_pieces(pair.gold or frozenset(), system, *ids)
-        taken = _labels(system.target_tokenizer, [BOS, *ids[1]])
-        for part, maps, tokens in (("Encoder", encoder, source), ("Decoder", decoder, taken)):
+        decoder_inputs = _labels(system.target_tokenizer, [BOS, *ids[1]])
+        for part, maps, tokens in (("Encoder", encoder, source), ("Decoder", decoder, decoder_inputs)):
             if parts and maps:
                 rest.append(PairReading(TextReading.of(f"{part}: {pair.source}", maps, tokens, model=name), []))
     aligned = [

@@ -372,13 +372,13 @@ def _error_rate(
     system: TranslationSystem, pairs: Sequence[Pair], options: TranslationOptions
 ) -> tuple[float | None, str | None]:
     """AER of the attention under teacher forcing with the references, for pairs whose alignments are known."""
-    known = [pair for pair in pairs if pair.gold is not None]
-    if not known or system.model.cross_attention is None:
+    with_gold = [pair for pair in pairs if pair.gold is not None]
+    if not with_gold or system.model.cross_attention is None:
         return None, None
     reading, tokenizers = options.reading or "output", (system.source_tokenizer, system.target_tokenizer)
     predicted, gold = [], []
-    for start in range(0, len(known), options.batch):
-        part = known[start : start + options.batch]
+    for start in range(0, len(with_gold), options.batch):
+        part = with_gold[start : start + options.batch]
         sides = [tokenizers[0].encode(p.source) for p in part], [tokenizers[1].encode(p.target) for p in part]
         predicted += [alignment.links() for alignment in align(system.model, tokenizers, *sides, reading=reading)]
         gold += [pair.gold or frozenset() for pair in part]

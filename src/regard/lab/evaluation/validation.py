@@ -68,17 +68,12 @@ def bleu_of(
     batches = Batches(pairs, sentences=rows, shuffle=False).epoch(0)
 
     def score(model: Translator) -> float:
-        texts = _translations(model, tokenizer, batches)
+        texts: dict[int, str] = {}
+        device: Any = next(model.parameters()).device
+        for batch in batches:
+            hypotheses = greedy(model, batch.source.to(device))
+            texts |= {i: tokenizer.decode(best[0].tokens) for i, best in zip(batch.indices, hypotheses, strict=True)}
         order = sorted(texts)
         return float(metric.corpus_score([texts[i] for i in order], [[references[i] for i in order]]).score)
 
     return score
-
-
-def _translations(model: Translator, tokenizer: Tokenizer, batches: Sequence[Batch]) -> dict[int, str]:
-    texts: dict[int, str] = {}
-    device: Any = next(model.parameters()).device
-    for batch in batches:
-        hypotheses = greedy(model, batch.source.to(device))
-        texts |= {i: tokenizer.decode(best[0].tokens) for i, best in zip(batch.indices, hypotheses, strict=True)}
-    return texts

@@ -47,10 +47,10 @@ class System:
     def build(self, source_size: int, target_size: int, width: int = 128, **options: Any) -> Translator:
         """A new model with random weights. Raises an error for options that the system does not have."""
         heads_left = options.pop("heads_left", {})
-        known = (*COMMON, *self.options)
+        names = (*COMMON, *self.options)
         for option in options:
-            if option not in known:
-                raise RegardError(f"build({self.name!r}): there is no option {option!r}. {nearest(option, known)}")
+            if option not in names:
+                raise RegardError(f"build({self.name!r}): there is no option {option!r}. {nearest(option, names)}")
         given = {"source_size": source_size, "target_size": target_size, "width": width, **options}
         _check_numbers(self.name, given)
         if not self.has_heads:

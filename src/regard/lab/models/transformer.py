@@ -38,7 +38,9 @@ class TransformerTranslator(Translator):
         )
         self.projection = nn.Linear(blueprint.embed_dim, target_size, bias=not tied)
         if tied:
-            self.projection.weight = self._target_table
+            embedding = self.transformer.decoder.embedding
+            assert embedding is not None, "a translator's decoder takes ids"
+            self.projection.weight = embedding.table.weight  # type: ignore[assignment]
         self.cross_attention = f"transformer.decoder.layers.{layers - 1}.cross_attention"
 
     @classmethod
@@ -56,12 +58,6 @@ class TransformerTranslator(Translator):
         """Build it from numbers and names: the fields of `TransformerConfig` as keyword arguments."""
         blueprint = TransformerConfig(width, attention=attention, **options)
         return cls(source_size, target_size, blueprint, layers, tied)
-
-    @property
-    def _target_table(self) -> nn.Parameter:
-        embedding = self.transformer.decoder.embedding
-        assert embedding is not None, "a translator's decoder takes ids"
-        return embedding.table.weight  # type: ignore[return-value]
 
     def encode(self, source: Tensor) -> Memory:
         real, mask = real_tokens(source, self.source_size)

@@ -18,8 +18,8 @@ def styles(report: Report) -> dict[str, tuple[str, str]]:
     """The color and the marker of every system, the same in all charts. The baseline has the color of the text."""
     others = [each["label"] for each in report["systems"] if each["label"] != report["baseline"]]
     cycle = len(COLORS) - 1
-    found = {label: (COLORS[1 + n % cycle], MARKERS[(1 + n) % len(MARKERS)]) for n, label in enumerate(others)}
-    return {report["baseline"]: (COLORS[0], MARKERS[0])} | found
+    style_of = {label: (COLORS[1 + n % cycle], MARKERS[(1 + n) % len(MARKERS)]) for n, label in enumerate(others)}
+    return {report["baseline"]: (COLORS[0], MARKERS[0])} | style_of
 
 
 def finished(report: Report) -> list[Report]:
@@ -39,7 +39,11 @@ def learning_curves(report: Report, against: str) -> Figure | None:
     style = styles(report)
     figure, axes = canvas(WIDTH, HEIGHT)
     for each in shown:
-        lines = [_line(curve, against) for curve in each["curves"] if len(curve["value"]) > 1 and curve["of"] == of]
+        lines = [
+            (list(curve[against]), list(curve["value"]))
+            for curve in each["curves"]
+            if len(curve["value"]) > 1 and curve["of"] == of
+        ]
         color, marker = style[each["label"]]
         for xs, ys in lines if len(lines) > 1 else ():
             axes.plot(xs, ys, color=color, linewidth=0.7, alpha=0.35)
@@ -64,10 +68,6 @@ def _measure(of: str) -> str:
 
 def _ends(curves: Sequence[Report]) -> str:
     return f"{statistics.fmean(curve['value'][-1] for curve in curves if curve['value']):.1f}"
-
-
-def _line(curve: Report, against: str) -> tuple[list[float], list[float]]:
-    return list(curve[against]), list(curve["value"])
 
 
 def mean_line(lines: Sequence[tuple[list[float], list[float]]]) -> tuple[list[float], list[float]]:
@@ -108,8 +108,8 @@ def by_bucket(
         axes.axvspan(after[0] - 0.5, len(labels) - 0.5, color=INK, alpha=0.07, linewidth=0)
     axes.set(xlabel=f"{axis} (sentences)", ylabel="BLEU", ylim=(0, None), xlim=(-0.5, len(labels) - 0.5))
     _legend(figure, axes)
-    said = "; ".join(f"{each['title']}: " + ", ".join(f"{b['bleu']:.1f}" for b in each[key]) for each in shown)
-    return drawing(figure, name, heading, f"{', '.join(labels)}. {said}.")
+    description = "; ".join(f"{each['title']}: " + ", ".join(f"{b['bleu']:.1f}" for b in each[key]) for each in shown)
+    return drawing(figure, name, heading, f"{', '.join(labels)}. {description}.")
 
 
 def _bucket_line(
@@ -171,8 +171,8 @@ def against_cost(report: Report, cost: str) -> Figure | None:
     of = quality_name(report)
     axes.set(xlabel=axis, ylabel=of, ylim=(0, None))
     axes.margins(x=0.12, y=0.12)
-    said = "; ".join(f"{each['title']}: {x:.3g}, {y:.1f}" for each, x, y, _ in points)
-    return drawing(figure, f"cost-{cost.replace('_', '-')}", f"{of} against {heading}", f"{axis}, {of}: {said}.")
+    description = "; ".join(f"{each['title']}: {x:.3g}, {y:.1f}" for each, x, y, _ in points)
+    return drawing(figure, f"cost-{cost.replace('_', '-')}", f"{of} against {heading}", f"{axis}, {of}: {description}.")
 
 
 def quality_of(system: Report) -> Report | None:
@@ -208,9 +208,9 @@ def shares_looked_at(report: Report) -> Figure | None:
     axes.margins(x=0.12)
     axes.grid(visible=False)
     _legend(figure, axes)
-    said = "; ".join(f"{e['title']}: {e['looks']['share_eos']['mean']:.2f}" for e in shown)
+    description = "; ".join(f"{e['title']}: {e['looks']['share_eos']['mean']:.2f}" for e in shown)
     return drawing(
-        figure, "shares", "Weight on the end of the sentence and on punctuation", f"End of sentence: {said}."
+        figure, "shares", "Weight on the end of the sentence and on punctuation", f"End of sentence: {description}."
     )
 
 
@@ -230,11 +230,11 @@ def gradients(report: Report) -> Figure | None:
     )
     axes.axhline(1, color=INK, linewidth=0.8, alpha=0.5, linestyle=":")
     _legend(figure, axes)
-    said = "; ".join(
+    description = "; ".join(
         f"{e['title']} from {e['gradient']['relative'][0]:.2f} to {e['gradient']['relative'][-1]:.2f}" for e in shown
     )
     return drawing(
-        figure, "gradient", "Gradient by position in the source", f"From the first to the last position: {said}."
+        figure, "gradient", "Gradient by position in the source", f"From the first to the last position: {description}."
     )
 
 

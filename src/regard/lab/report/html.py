@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable
 from importlib.resources import files
 
 from regard.lab.report.blocks import Block, Document, Facts, Figures, Folded, Heading, Quotes, Table, Text
@@ -13,17 +12,14 @@ from regard.lab.report.svg import Figure
 
 def to_html(document: Document) -> str:
     """The whole page, with styles and figures inside and without scripts."""
+    headings = [block.text for block in document.blocks if isinstance(block, Heading)]
     parts = {
         "title": _safe(document.title),
         "style": _template("report.css"),
-        "sections": "".join(f'<li><a href="#{_anchor(h)}">{_safe(h)}</a></li>' for h in _headings(document.blocks)),
+        "sections": "".join(f'<li><a href="#{_anchor(h)}">{_safe(h)}</a></li>' for h in headings),
         "body": "\n".join(map(_block, document.blocks)),
     }
     return re.sub(r"<!--(title|style|sections|body)-->", lambda match: parts[match[1]], _template("report.html"))
-
-
-def _headings(blocks: Iterable[Block]) -> list[str]:
-    return [block.text for block in blocks if isinstance(block, Heading)]
 
 
 def _anchor(text: str) -> str:

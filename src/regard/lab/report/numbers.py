@@ -23,6 +23,7 @@ LOOKS = ("entropy", "spread", "share_eos", "share_punctuation", "end_pieces", "p
 
 def numbers(study: Study) -> dict[str, Any]:
     """All numbers of a comparison so far."""
+    ranked = ranking(study)
     return {
         "version": VERSION,
         "about": dict(study.about),
@@ -30,9 +31,9 @@ def numbers(study: Study) -> dict[str, Any]:
         "progress": _progress(study),
         "retrieval": {name: value for name, value in study.retrieval.items() if not isinstance(value, list)},
         "systems": [_system(study, each) for each in study.about["systems"]],
-        "ranking": ranking(study),
+        "ranking": ranked,
         "few_seeds": any(len(study.of(label)) < LEAST_SEEDS for label in study.labels if study.of(label)),
-        "lead": _lead(study),
+        "lead": against(study, ranked[0], ranked[1]) if len(ranked) > 1 else None,  # the paired bootstrap of the best
         "examples": examples(study),
         "tokenizer": next((t.evaluation.tokenizer for t in study.trials if t.evaluation), None),
         "signature": next((t.evaluation.bleu.signature for t in study.trials if t.evaluation), None),
@@ -46,11 +47,11 @@ def spread(values: Iterable[float | None]) -> dict[str, Any] | None:
     >>> spread([1.0, None, 3.0])
     {'mean': 2.0, 'deviation': 1.4142135623730951, 'values': [1.0, 3.0]}
     """
-    known = [float(value) for value in values if value is not None and math.isfinite(value)]
-    if not known:
+    finite = [float(value) for value in values if value is not None and math.isfinite(value)]
+    if not finite:
         return None
-    deviation = statistics.stdev(known) if len(known) > 1 else None
-    return {"mean": statistics.fmean(known), "deviation": deviation, "values": known}
+    deviation = statistics.stdev(finite) if len(finite) > 1 else None
+    return {"mean": statistics.fmean(finite), "deviation": deviation, "values": finite}
 
 
 def _progress(study: Study) -> dict[str, Any]:
@@ -144,12 +145,10 @@ def _minutes(trial: Trial) -> float | None:
 def _speed(trial: Trial) -> float | None:
     """Target tokens per second of training, without validation."""
     seconds, tokens = trial.trained.get("seconds"), trial.trained.get("tokens")
-    return tokens / seconds if seconds and tokens else _median(trial, "tokens_per_second")
-
-
-def _median(trial: Trial, column: str) -> float | None:
-    values = [value for row in trial.metrics if (value := row.get(column)) is not None]
-    return statistics.median(values) if values else None
+    if seconds and tokens:
+        return tokens / seconds
+    speeds = [speed for row in trial.metrics if (speed := row.get("tokens_per_second")) is not None]
+    return statistics.median(speeds) if speeds else None
 
 
 def _last(trial: Trial, column: str) -> float | None:
@@ -204,8 +203,8 @@ def _frequencies(done: Sequence[Trial]) -> list[dict[str, Any]]:
     bins = [each for trial in done if trial.evaluation for each in trial.evaluation.by_frequency]
     rows = []
     for label in dict.fromkeys(each.label for each in bins):
-        mine = [each for each in bins if each.label == label]
-        rows.append({"label": label, "count": mine[0].expected, "f1": statistics.fmean(each.f1 for each in mine)})
+        same = [each for each in bins if each.label == label]
+        rows.append({"label": label, "count": same[0].expected, "f1": statistics.fmean(each.f1 for each in same)})
     return rows
 
 
@@ -282,12 +281,6 @@ def ranking(study: Study) -> list[str]:
         quality = _quality(study.of(label))
         scores[label] = (quality["bleu_novel"] or quality["bleu"])["mean"]
     return sorted(scores, key=lambda label: -scores[label])
-
-
-def _lead(study: Study) -> dict[str, Any] | None:
-    """The paired bootstrap of the two best systems."""
-    ranked = ranking(study)
-    return against(study, ranked[0], ranked[1]) if len(ranked) > 1 else None
 
 
 def examples(study: Study, wins: int = 5, losses: int = 3) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from regard.lab.data.retrieval import NEAR, NEAR_REASON
@@ -48,10 +48,12 @@ def document(report: Report, alignments: Alignments = ()) -> Document:
     about = report["about"]
     blocks: list[Block] = [*_opening(report)]
     if finished(report):
-        blocks += [*_quality(report), *_sweep(report)]
-    blocks += [*_learning(report)]
+        blocks += [*_quality(report), *_section(f"The sweep: {about.get('sweep')}", sweep_figures(report))]
+    blocks += _section("Learning", (charts.learning_curves(report, against) for against in ("step", "minutes")))
     if finished(report):
-        blocks += [*_lengths(report), *_costs(report), *_looks(report, alignments), *_sentences(report)]
+        blocks += _lengths(report)
+        blocks += _section("Quality against cost", (charts.against_cost(report, cost) for cost in charts.COSTS))
+        blocks += [*_looks(report, alignments), *_sentences(report)]
     if finished(report) and anchors(about):
         blocks += [Heading("Published results"), Text(_PUBLISHED, "hint"), published_table(report)]
     blocks += [Heading("How to repeat it"), Facts(_card(report))]
@@ -211,10 +213,10 @@ def _retrieval_sentence(report: Report, ranked: Sequence[Report]) -> list[str]:
 
 
 def _cost_sentence(report: Report) -> list[str]:
-    known = [each for each in finished(report) if each["cost"]["sentences_per_second"]]
-    if len(known) < 2:
+    timed = [each for each in finished(report) if each["cost"]["sentences_per_second"]]
+    if len(timed) < 2:
         return []
-    speed = {each["title"]: each["cost"]["sentences_per_second"]["mean"] for each in known}
+    speed = {each["title"]: each["cost"]["sentences_per_second"]["mean"] for each in timed}
     fast, slow = max(speed, key=lambda t: speed[t]), min(speed, key=lambda t: speed[t])
     if speed[fast] < 1.05 * speed[slow]:
         return []
@@ -264,18 +266,10 @@ def _tables(report: Report, keys: Sequence[str]) -> list[Table]:
     return [table for key in keys if (table := bucket_table(report, key, _CAPTIONS[key]))]
 
 
-def _sweep(report: Report) -> Iterator[Block]:
-    figures = sweep_figures(report)
-    if figures:
-        yield Heading(f"The sweep: {report['about']['sweep']}")
-        yield Figures(figures)
-
-
-def _learning(report: Report) -> Iterator[Block]:
-    curves = [charts.learning_curves(report, against) for against in ("step", "minutes")]
-    if any(curves):
-        yield Heading("Learning")
-        yield Figures([each for each in curves if each])
+def _section(heading: str, figures: Iterable[Figure | None]) -> list[Block]:
+    """A section of figures; empty if there are none."""
+    drawn = [figure for figure in figures if figure]
+    return [Heading(heading), Figures(drawn)] if drawn else []
 
 
 def _lengths(report: Report) -> Iterator[Block]:
@@ -284,17 +278,9 @@ def _lengths(report: Report) -> Iterator[Block]:
         charts.by_bucket(report, "by_similarity", "similarity", "BLEU by similarity to training", "nearest source"),
     ]
     if any(figures):
-        yield Heading("Long and new sentences")
-        yield Figures([each for each in figures if each])
+        yield from _section("Long and new sentences", figures)
         yield Text("Bars are 95 % bootstrap intervals; numbers in brackets are numbers of sentences.", "hint")
         yield Folded("The numbers", _tables(report, ("by_length",)))
-
-
-def _costs(report: Report) -> Iterator[Block]:
-    figures = [figure for cost in charts.COSTS if (figure := charts.against_cost(report, cost))]
-    if figures:
-        yield Heading("Quality against cost")
-        yield Figures(figures)
 
 
 def _looks(report: Report, alignments: Alignments) -> Iterator[Block]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 from regard.lab.report.charts import HEIGHT, WIDTH, Report, _legend, by_bucket, finished, quality_name, quality_of
 from regard.lab.report.svg import COLORS, INK, MARKERS, Figure, canvas, drawing
@@ -52,17 +51,13 @@ def _by_heads(points: Sequence[tuple[int, float, float]], span: float, name: str
     figure, axes = canvas(WIDTH, HEIGHT)
     xs, ys, deviations = zip(*points, strict=True)
     axes.errorbar(xs, ys, deviations, color=COLORS[1], marker="o", capsize=3, linewidth=1.5)
-    _head_axis(axes, xs)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(xs), [str(each) for each in xs])
+    axes.minorticks_off()
     middle = (max(ys) + min(ys)) / 2
     axes.set(xlabel="heads, each of width d / heads", ylabel=axis, ylim=(middle - 0.65 * span, middle + 0.65 * span))
     description = "; ".join(f"{x} heads {y:.1f}" for x, y in zip(xs, ys, strict=True))
     return drawing(figure, name, heading, f"{description}.")
-
-
-def _head_axis(axes: Any, heads: Sequence[int]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(list(heads), [str(each) for each in heads])
-    axes.minorticks_off()
 
 
 def _positions(report: Report) -> Figure | None:

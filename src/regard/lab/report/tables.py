@@ -96,7 +96,7 @@ UNRANKED = ("length ratio", "steps", "minutes of training", "minutes to best", "
 
 def main_table(report: Report) -> Table:
     """Quality and cost: a row per system, and a row for the retrieval baseline."""
-    table = measures("", MAIN, finished(report), report["few_seeds"])
+    table = measures(MAIN, finished(report), report["few_seeds"])
     retrieval = report["retrieval"]
     if not retrieval:
         return table
@@ -109,10 +109,10 @@ def main_table(report: Report) -> Table:
 
 def more_table(report: Report) -> Table:
     """Further measures of quality and cost."""
-    return measures("", MORE, finished(report), report["few_seeds"])
+    return measures(MORE, finished(report), report["few_seeds"])
 
 
-def measures(caption: str, wanted: Sequence[Measure], systems: Sequence[Report], few_seeds: bool) -> Table:
+def measures(wanted: Sequence[Measure], systems: Sequence[Report], few_seeds: bool) -> Table:
     """A row per system, without empty columns.
 
     The best value of each column is bold, with all values that print the same. With few seeds nothing is bold.
@@ -127,7 +127,7 @@ def measures(caption: str, wanted: Sequence[Measure], systems: Sequence[Report],
             top = (max if more else min)(values, key=lambda row: values[row])
             alike = {row for row in values if _leading(rows[row][place]) == _leading(rows[top][place])}
             best |= {(row, place) for row in alike if len(alike) < len(values)}
-    return Table(caption, [Column("system", False), *(Column(name) for name, *_ in shown)], rows, frozenset(best))
+    return Table("", [Column("system", False), *(Column(name) for name, *_ in shown)], rows, frozenset(best))
 
 
 def _leading(cell: str) -> str:
@@ -144,8 +144,8 @@ def bucket_table(report: Report, key: str, caption: str) -> Table | None:
     columns = [Column("system", False), *(Column(f"{each['label']} ({each['count']})") for each in buckets)]
     rows = []
     for system in systems:
-        mine = {bucket["label"]: bucket for bucket in system[key]}
-        cells = [_bucket(mine.get(each["label"])) for each in buckets]
+        by_label = {bucket["label"]: bucket for bucket in system[key]}
+        cells = [_bucket(by_label.get(each["label"])) for each in buckets]
         rows.append([system["title"], *cells])
     return Table(caption, columns, rows)
 

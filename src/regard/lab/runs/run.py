@@ -86,10 +86,10 @@ class Run:
         1
         """
         settings: dict[str, Any] = dict(self.config.get("decoding", {}))
-        known = [field.name for field in fields(Search)]
+        keys = [field.name for field in fields(Search)]
         for name, value in settings.items():
-            if name not in known:
-                raise RegardError(f"{self.path / CONFIG}: there is no key decoding.{name}. {nearest(name, known)}")
+            if name not in keys:
+                raise RegardError(f"{self.path / CONFIG}: there is no key decoding.{name}. {nearest(name, keys)}")
             types, expected = ((int, float), "a number") if name == "length_penalty" else ((int,), "a whole number")
             if type(value) not in types:
                 raise RegardError(f"{self.path / CONFIG}: decoding.{name} must be {expected}, got {value!r}.")
@@ -155,9 +155,9 @@ def load_pretrained(name: str) -> Run:
     >>> next(run.translate(["Jesus wept."])).text != ""
     True
     """
-    known = pretrained_runs()
-    if name not in known:
-        raise RegardError(f"There is no model {name!r} in the package. {nearest(name, known)}")
+    names = pretrained_runs()
+    if name not in names:
+        raise RegardError(f"There is no model {name!r} in the package. {nearest(name, names)}")
     return load_run(PRETRAINED / name)
 
 
