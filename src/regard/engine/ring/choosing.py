@@ -36,9 +36,9 @@ def with_chosen_keys(
     masks, before = [], 0
     for start, stop in queries[exchange.rank]:
         part = slice(before, before := before + stop - start)
-        given = of_queries(selection, whole, part)
+        selection_tensors = of_queries(selection, whole, part)
         query, there = share.query[:, :, part], Positions(positions.start + start, positions.keys)
-        masks.append(selection.choose(query, unread_keys(share.key, J), there, attention.mask, **given))
+        masks.append(selection.choose(query, unread_keys(share.key, J), there, attention.mask, **selection_tensors))
     chosen = _of_all_ranks(masks, selection, exchange, queries, positions.start)
     resolved = attention.with_mask_too(chosen)
     resolved.selection = None
