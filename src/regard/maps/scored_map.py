@@ -346,14 +346,14 @@ class ScoredMap(RecomputedMap):
             for part in parts:
                 yield normalizer.tile_weights(self._tile_scores(rows, *part), row_statistic, self._columns(part))
             return
-        kept = [self._tile_scores(rows, *part) for part in parts]
+        tile_scores = [self._tile_scores(rows, *part) for part in parts]
         if len(parts) == 1:
-            weights, logs, row_statistic = normalizer.normalize_with_logs(kept[0], self._columns(parts[0]))
+            weights, logs, row_statistic = normalizer.normalize_with_logs(tile_scores[0], self._columns(parts[0]))
             collected.write(rows, row_statistic)
             yield weights, logs
             return
-        collected.write(rows, row_statistic := self._total(rows, parts, kept))
-        for part, s in zip(parts, kept, strict=True):
+        collected.write(rows, row_statistic := self._total(rows, parts, tile_scores))
+        for part, s in zip(parts, tile_scores, strict=True):
             yield normalizer.tile_weights(s, row_statistic, self._columns(part))
 
     def _columns(self, part: TileKeys) -> Tensor:

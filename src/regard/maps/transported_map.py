@@ -136,10 +136,10 @@ class TransportedMap(RecomputedMap):
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         i, j = (_indices(part, size) for part, size in zip((rows, cols), self.shape[2:], strict=True))
-        found, place = i.unique(return_inverse=True)
-        few = self.transport.few_rows(found, int(j[0]))
-        weights = self._swept(found, j) if few is None else few[..., j]
-        return weights if torch.equal(found, i) else weights[:, :, to_device(place, self.device)]
+        unique_rows, place = i.unique(return_inverse=True)
+        few = self.transport.few_rows(unique_rows, int(j[0]))
+        weights = self._swept(unique_rows, j) if few is None else few[..., j]
+        return weights if torch.equal(unique_rows, i) else weights[:, :, to_device(place, self.device)]
 
     def _swept(self, rows: Tensor, cols: Tensor) -> Tensor:
         """Weights of ascending rows and columns by a scan of chunks."""
