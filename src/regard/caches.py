@@ -216,8 +216,8 @@ class GrowingCache(Cache):
         return GrowingCache(self.store, self.length, self.tensors, memory)
 
     def memory_of(self, pieces: tuple[Any, ...]) -> Memory | None:
-        known = self.memory if pieces else None
-        return known if known is not None and all(map(operator.is_, known.pieces, pieces)) else None
+        memory = self.memory if pieces else None
+        return memory if memory is not None and all(map(operator.is_, memory.pieces, pieces)) else None
 
 
 @checked

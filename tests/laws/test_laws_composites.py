@@ -138,6 +138,8 @@ def test_entries_of_a_batch_are_independent_and_copies_are_equal(name):
     for other in (copy.deepcopy(attention), pickle.loads(pickle.dumps(attention)), fresh):
         assert repr(other) == repr(attention)
         assert torch.equal(attend(name, other, q, k, v).output, whole.output)
+    for other in (copy.deepcopy(whole.weights), pickle.loads(pickle.dumps(whole.weights))):
+        assert torch.equal(other.dense(), whole.weights.dense())
 
 
 @every_composite

@@ -38,7 +38,10 @@ def flash(
     neither scores nor outputs. An empty row has output 0 and log-sum-exp -inf (the CPU kernel returns 0).
     """
     if _folds(query, key, causal, mask):
-        return _folded(query, key, value, scale, mask)
+        B, H, I, _ = query.shape  # a group as rows of one head: its keys are read once, not once for each query head
+        output, logsumexp = flash(group(query, key.shape[1]), key, value, scale=scale, mask=mask)
+        output = output.reshape(B, H, I, output.shape[-1])
+        return output, logsumexp if logsumexp is None else logsumexp.reshape(B, H, I)
     out_width = value.shape[-1]
     width = max(query.shape[-1], out_width)
     if returns_row_statistic(query):
@@ -98,16 +101,6 @@ def _for_all_heads(x: Tensor, query: Tensor) -> Tensor:
 def _folds(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None) -> bool:
     """Whether query heads that share a key head become rows of one head; if not, the kernel shares the key head."""
     return query.shape[1] != key.shape[1] and not causal and (mask is None or query.shape[2] == mask.shape[1] == 1)
-
-
-def _folded(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """`flash` with the query heads of a group as rows of one head: their keys are read once, not once for each head."""
-    B, H, I, _ = query.shape
-    output, logsumexp = flash(group(query, key.shape[1]), key, value, scale=scale, mask=mask)
-    output = output.reshape(B, H, I, output.shape[-1])
-    return output, logsumexp if logsumexp is None else logsumexp.reshape(B, H, I)
 
 
 def _pad(x: Tensor, width: int) -> Tensor:
@@ -194,15 +187,11 @@ class FlashRows:
         if p.dropout:
             return "it could not drop the same weights again in the backward pass"
         sink = self._normalizer.sink
-        if sink is not None and (self._learns_sink or not self.returns_row_statistic):
+        if sink is not None and (p.learns or not self.returns_row_statistic):
             return "the sink needs the log-sum-exp with gradients, and the kernel does not return them"
         if sink is not None and any_coarse(sink):
             return "the sink is so large that the log-sum-exp of the kernel is too coarse for its share of the row"
         return None
-
-    @property
-    def _learns_sink(self) -> bool:
-        return self.problem.learns
 
     def attend_block(self, block: Block, tile: Prepared, value: Tensor) -> tuple[Tensor, RowStatistic | None]:
         """Output and statistic of the rows of a block; the statistic is None if the kernel does not return it."""
@@ -309,10 +298,10 @@ class FlashRows:
 
     def _shape(self, mask: Mask) -> torch.Size:
         """The shape of `mask.allowed` for one pair, evaluated once for each mask: blocks share a few masks."""
-        known = self.problem.plan_cache.setdefault("shapes", {})
-        if id(mask) not in known:  # the dictionary keeps the mask, so that no other mask gets its id
-            known[id(mask)] = mask, mask.allowed(self.problem.grid.tile(slice(0, 1), slice(0, 1))).shape
-        return known[id(mask)][1]
+        shapes = self.problem.plan_cache.setdefault("shapes", {})
+        if id(mask) not in shapes:  # the dictionary keeps the mask, so that no other mask gets its id
+            shapes[id(mask)] = mask, mask.allowed(self.problem.grid.tile(slice(0, 1), slice(0, 1))).shape
+        return shapes[id(mask)][1]
 
     def on_diagonal(self, block: Block) -> bool:
         """Whether mask and biases depend on j - i alone, and queries and keys are contiguous."""

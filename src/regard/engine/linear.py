@@ -20,7 +20,6 @@ from regard.base.shapes import at_least_float32, group, in_one_dtype
 from regard.engine.kernel.sums import CompiledAverages, compiled_sums
 from regard.engine.problem import Cost, Engine, Problem, Result, empty_result
 from regard.engine.transforms import differentiable_once
-from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, conjuncts
 
 #: Tokens of a chunk, whose pairs are scored. With twice as many, a call takes 10 % longer (64 and 256 features).
@@ -59,7 +58,8 @@ class LinearEngine(Engine):
         prepared = problem.prepared
         query, key, value = in_one_dtype(*map(at_least_float32, (prepared.query, prepared.key, problem.value)))
         if key_mask is not None:
-            key = key * _chosen(key_mask, problem.grid)[..., None].to(key.dtype)
+            allowed = key_mask.allowed(problem.grid.tile(slice(0, 1), slice(None)))[:, :, 0]  # (B or 1, 1, J)
+            key = key * allowed[..., None].to(key.dtype)
         past = key.new_zeros(*key.shape[:2], key.shape[-1], problem.sizes.E + 1)
         if problem.state is not None:
             past = past + problem.state
@@ -119,11 +119,6 @@ def split(mask: Mask | None) -> tuple[bool, Mask | None] | None:
         else:
             return None
     return is_causal, of_keys
-
-
-def _chosen(mask: Mask, grid: Grid) -> Tensor:
-    """Which keys a mask of keys allows: (B or 1, 1, J)."""
-    return mask.allowed(grid.tile(slice(0, 1), slice(None)))[:, :, 0]
 
 
 def _ends_aligned(problem: Problem) -> bool:

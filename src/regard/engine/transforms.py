@@ -109,8 +109,8 @@ def gradients_once(engine: str, gradients: Iterable[Tensor | None], *tensors: Te
     gradients = list(gradients)
     if not torch.is_grad_enabled():
         return gradients
-    found = [grad for grad in gradients if grad is not None]
-    again = iter(_Refused.apply(engine, len(found), *found, *(t for t in tensors if t is not None)))  # type: ignore[arg-type]
+    present = [grad for grad in gradients if grad is not None]
+    again = iter(_Refused.apply(engine, len(present), *present, *(t for t in tensors if t is not None)))  # type: ignore[arg-type]
     return [None if grad is None else next(again) for grad in gradients]
 
 

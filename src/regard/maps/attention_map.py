@@ -39,6 +39,7 @@ from regard.maps.reductions import (
     check_reductions,
 )
 from regard.maps.tensor_interface import TensorInterface
+from regard.pieces.contents import versions_of
 from regard.pieces.grid import Grid
 
 #: The keys of a tile, and those of them that not every query may attend to: there the mask decides for each pair.
@@ -544,6 +545,34 @@ def _detached(value: Any) -> Any:
     if isinstance(value, Tensor | AttentionMap):
         return value.detach()
     return type(value)(map(_detached, value)) if type(value) in (list, tuple) else value
+
+
+class RecomputedMap(AttentionMap):
+    """A map whose weights are computed again from tensors that others may change in place: then it refuses.
+
+    A subclass sets `_versions` to `versions_of(self._shared_tensors())`.
+    """
+
+    _stale: ClassVar[str]
+    _versions: list[int]
+
+    @abstractmethod
+    def _shared_tensors(self) -> Iterable[Tensor]:
+        """The tensors that share memory with tensors outside the map."""
+
+    def _check_unchanged(self) -> None:
+        """Refuse after a change in place: the weights would belong neither to the old nor to the new tensors."""
+        if versions_of(self._shared_tensors()) != self._versions:
+            raise RegardError(self._stale)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All fields but the versions, since a copy has its own tensors; they are detached."""
+        self._check_unchanged()
+        return {name: value for name, value in super().__getstate__().items() if name != "_versions"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._versions = versions_of(self._shared_tensors())
 
 
 def _cut(spans: Spans, width: int) -> Iterator[slice]:

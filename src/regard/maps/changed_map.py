@@ -13,7 +13,7 @@ from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.base.shapes import at_least_float32, grouped_scores, to_device
 from regard.base.spans import Spans
-from regard.maps.attention_map import AttentionMap
+from regard.maps.attention_map import AttentionMap, RecomputedMap
 from regard.maps.compiled_reductions import computes
 from regard.maps.gradients import LiveRows, Rows, given, joined_rows, mapped_rows
 from regard.maps.indices import Index, indices
@@ -136,7 +136,7 @@ AttentionMap._shares_of = ShareMap
 # `GradientMap`: weight x gradient, w_ij (g_i . v_j), computed on demand.
 
 
-class GradientMap(OfSource):
+class GradientMap(OfSource, RecomputedMap):
     """w_ij dL/dw_ij = w_ij (g_i . v_j): how much each weight of a map contributes to L, to first order.
 
     The output of a head is o_i = sum_j w_ij v_j, so with g_i = dL/do_i the derivative of L is dL/dw_ij = g_i . v_j. The
@@ -154,6 +154,10 @@ class GradientMap(OfSource):
     """
 
     is_signed: ClassVar[bool] = True
+    _stale: ClassVar[str] = (
+        "weights: the values or their gradients were changed in place since the model ran, so weight x gradient "
+        "cannot be computed. Read the map before the change, or compute it again."
+    )
 
     def __init__(self, source: AttentionMap, gradient: Tensor, value: Tensor) -> None:
         _check(source, gradient, value)
@@ -161,7 +165,10 @@ class GradientMap(OfSource):
         self.gradient, self._value = gradient.detach(), value.detach()
         inputs = (gradient, value)
         self._live = inputs if torch.is_grad_enabled() and any(t.requires_grad for t in inputs) else None
-        self._versions = self._current_versions()
+        self._versions = versions_of(self._shared_tensors())
+
+    def _shared_tensors(self) -> tuple[Tensor, ...]:
+        return self.gradient, self.value
 
     @property
     def value(self) -> Tensor:
@@ -175,26 +182,6 @@ class GradientMap(OfSource):
     @property
     def _bytes_per_weight(self) -> int:
         return 2 * self._item_bytes + self.source._bytes_per_weight
-
-    def _current_versions(self) -> list[int]:
-        return versions_of((self.gradient, self.value))
-
-    def _check_unchanged(self) -> None:
-        """Refuse after a change in place: the gradient would belong to other values."""
-        if self._current_versions() != self._versions:
-            raise RegardError(
-                "weights: the values or their gradients were changed in place since the model ran, so weight x "
-                "gradient cannot be computed. Read the map before the change, or compute it again."
-            )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All fields but the versions, since a copy has its own tensors."""
-        self._check_unchanged()
-        return {name: value for name, value in super().__getstate__().items() if name != "_versions"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._versions = self._current_versions()
 
     @checked
     def select(self, batch: Index, head: Index) -> GradientMap:

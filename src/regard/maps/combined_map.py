@@ -16,7 +16,7 @@ from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import to_device
 from regard.base.spans import Spans
-from regard.maps.attention_map import AttentionMap
+from regard.maps.attention_map import AttentionMap, RecomputedMap
 from regard.maps.gradients import LiveRows, Rows, given, joined_rows
 from regard.maps.indices import Index, indices
 from regard.maps.reductions import are_shares
@@ -279,7 +279,7 @@ def _check_factors(factors: list[AttentionMap]) -> None:
 # `KeyGroupMap`: the map over tokens of an attention whose keys stand for many tokens.
 
 
-class KeyGroupMap(AttentionMap):
+class KeyGroupMap(RecomputedMap):
     """The weights (B, H, I, J) of tokens: W C, where W are the weights of the groups and C the tokens of each group.
 
     `by_group` is the map W (B, H, I, M) by group. The row of a query over tokens is computed from its row over groups.
@@ -292,13 +292,17 @@ class KeyGroupMap(AttentionMap):
     """
 
     _made_of: ClassVar[str] = "the map of groups of keys, weights.by_group, times the tokens of each group"
+    _stale: ClassVar[str] = (
+        "weights: the matrices of the groups were changed in place since attend ran (by an optimizer step, perhaps), "
+        "so the weights cannot be recomputed. Read them before the change, or call attend again."
+    )
 
     def __init__(self, by_group: AttentionMap, groups: KeyGroups, positions: Positions) -> None:
         """`positions` are those of the queries and of all tokens."""
         self.by_group, self.positions = by_group, positions
         originals = Originals.of(*split_tensors(groups))
         self._tensors = [tensor_snapshot(tensor) for tensor in originals.tensors]
-        self._versions = versions_of(self._tensors)
+        self._versions = versions_of(self._shared_tensors())
         self.groups: KeyGroups = originals.template.around(self._tensors)
         is_live = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in originals.tensors)
         self._live = originals if is_live else None
@@ -308,6 +312,9 @@ class KeyGroupMap(AttentionMap):
         is_causal = sees_no_later_key(mask.mask if isinstance(mask, GroupMask) else mask)
         self.attention = Attention(mask=causal() if is_causal else None)
 
+    def _shared_tensors(self) -> list[Tensor]:
+        return self._tensors
+
     @cached_property
     def is_signed(self) -> bool:  # type: ignore[override]
         return self.by_group.is_signed or any(bool((tensor < 0).any()) for tensor in self._tensors)
@@ -315,13 +322,6 @@ class KeyGroupMap(AttentionMap):
     @property
     def has_shares(self) -> bool:  # type: ignore[override]
         return self.by_group.has_shares and self.groups.are_means
-
-    def _check_unchanged(self) -> None:
-        if versions_of(self._tensors) != self._versions:
-            raise RegardError(
-                "weights: the matrices of the groups were changed in place since attend ran (by an optimizer step, "
-                "perhaps), so the weights cannot be recomputed. Read them before the change, or call attend again."
-            )
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

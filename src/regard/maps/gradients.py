@@ -185,9 +185,9 @@ class _TileReading:
 
     def _chosen(self, tile: Tensor, keys: Spans) -> Tensor:
         """The columns of a tile of these keys; 0 for keys that no query of the tile may attend to."""
-        known = keys.tensor("cpu")
-        place = torch.searchsorted(known, self.cols).clamp_max(len(known) - 1)
-        is_known = to_device(known[place] == self.cols, tile.device)
+        tile_keys = keys.tensor("cpu")
+        place = torch.searchsorted(tile_keys, self.cols).clamp_max(len(tile_keys) - 1)
+        is_known = to_device(tile_keys[place] == self.cols, tile.device)
         return tile[..., to_device(place, tile.device)].where(is_known, 0.0)
 
     def whole(self, rows: Rows, grads: Sequence[Tensor | None]) -> Part:
@@ -215,7 +215,7 @@ class _ReductionReading:
         """The gradients of the states that the loss depends on, by reduction."""
         source = iter(grads)
         split = {reduction: [next(source) for _ in range(count)] for reduction, count in self.counts.items()}
-        return {reduction: some for reduction, some in split.items() if any(grad is not None for grad in some)}
+        return {reduction: part for reduction, part in split.items() if any(grad is not None for grad in part)}
 
     def _new(self, reduction: Reduction) -> State:
         return reduction.init(self.weights.shape, self.weights.device)
@@ -410,9 +410,9 @@ def _gradients(
         return [None] * len(inputs)
     results, grads = zip(*part, strict=True)
     grads = tuple(grad.to(result.dtype) for result, grad in part)
-    some = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want]
+    leaves = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want]
     # keep the graph: a family may compute something once for all rows
-    found = iter(
-        torch.autograd.grad(results, some, grads, retain_graph=True, create_graph=create_graph, allow_unused=True)
+    leaf_gradients = iter(
+        torch.autograd.grad(results, leaves, grads, retain_graph=True, create_graph=create_graph, allow_unused=True)
     )
-    return [next(found) if want else None for want in wanted]
+    return [next(leaf_gradients) if want else None for want in wanted]

@@ -278,26 +278,20 @@ class RingTransportedMap(AttentionMap):
         self.positions = _positions(call.route)
         (B, H), I = steps.query.shape[:2], sum(map(len, call.route.queries))
         self.grid = Grid.whole(self.positions, B, H, I, steps.query.device)
-        self._versions = self._current_versions()
+        self._versions = versions_of(self._steps.tensors())
         self._refusal = NO_GRADIENTS.format("map over ranks") if own.needs_gradient(*steps.tensors()) else None
 
     @property
     def _dtype(self) -> torch.dtype:
         return at_least_float32(self._steps.query).dtype
 
-    def _current_versions(self) -> list[int]:
-        return versions_of(self._steps.tensors())
-
     @cached_property
     @torch.no_grad()
     def whole(self) -> TransportedMap:
         """The map of the tokens of all ranks. Collective."""
         request: Mapping[str, str] | RegardError = {"map": f"that of attend number {self._number}", "look": "the first"}
-        if self._current_versions() != self._versions:
-            request = RegardError(
-                "weights: queries, keys or decays were changed in place since attend ran, so the weights cannot be "
-                "recomputed. Read them before the change, or call attend again."
-            )
+        if versions_of(self._steps.tensors()) != self._versions:
+            request = RegardError(TransportedMap._stale)
         self._exchange.agree("weights", request)
         counts = [len(keys) for keys in self._route.keys]
         order = torch.cat([keys.tensor(self.device) for keys in self._route.keys]).argsort()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
-from typing import Any, TypeGuard
+from typing import ClassVar, TypeGuard
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from regard.engine.kernel import KernelProblem
 from regard.engine.rows import StatisticBuffer, with_remainder
 from regard.engine.transforms import HIDDEN_GRADIENTS
 from regard.maps import attention_map, passes
-from regard.maps.attention_map import AttentionMap, TileKeys
+from regard.maps.attention_map import AttentionMap, RecomputedMap, TileKeys
 from regard.maps.gradients import LiveRows, Rows
 from regard.maps.indices import Index, indices
 from regard.maps.reductions import Reduction, State, Tile, check_reductions
@@ -46,14 +46,8 @@ NOT_DIFFERENTIABLE = (
     "read weights.detach()."
 )
 
-#: Why weights are not computed again.
-STALE = (
-    "weights: queries, keys or parameters were changed in place since attend ran (by an optimizer step, perhaps), so "
-    "the weights cannot be recomputed. Read them before the change, or call attend again."
-)
 
-
-class ScoredMap(AttentionMap):
+class ScoredMap(RecomputedMap):
     """The weights w_ij = f(s_ij, r_i) of an attention with scores: from queries, keys and one statistic per row.
 
     >>> import torch, regard as rg
@@ -64,6 +58,11 @@ class ScoredMap(AttentionMap):
 
     #: Whether the map has all keys of its rows. The parts of a ring have some.
     _has_whole_rows = True
+
+    _stale: ClassVar[str] = (
+        "weights: queries, keys or parameters were changed in place since attend ran (by an optimizer step, perhaps), "
+        "so the weights cannot be recomputed. Read them before the change, or call attend again."
+    )
 
     def __init__(
         self,
@@ -89,7 +88,10 @@ class ScoredMap(AttentionMap):
         else:
             self._sizes = extent
         self._row_statistic = row_statistic
-        self._versions = self._current_versions()
+        self._versions = versions_of(self._shared_tensors())
+
+    def _shared_tensors(self) -> tuple[Tensor, ...]:
+        return (*self._prepared.tensors(), *(self.attention.shared or ()))
 
     @property
     def is_signed(self) -> bool:  # type: ignore[override]
@@ -98,25 +100,6 @@ class ScoredMap(AttentionMap):
     @property
     def has_shares(self) -> bool:  # type: ignore[override]
         return self.attention.normalizer.has_shares
-
-    def _current_versions(self) -> list[int]:
-        """The versions of tensors that share memory with tensors outside the map."""
-        tensors = (*self._prepared.tensors(), *(self.attention.shared or ()))
-        return versions_of(tensors)
-
-    def _check_unchanged(self) -> None:
-        """Refuse after a change in place: the weights would belong neither to the old nor to the new tensors."""
-        if self._current_versions() != self._versions:
-            raise RegardError(STALE)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All fields but the versions, since a copy has its own tensors; they are detached."""
-        self._check_unchanged()
-        return {name: value for name, value in super().__getstate__().items() if name != "_versions"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._versions = self._current_versions()
 
     @cached_property
     def grid(self) -> Grid:
@@ -352,7 +335,8 @@ class ScoredMap(AttentionMap):
         """
         normalizer = self.attention.normalizer
         fits = len(parts) <= (STRIP if self._has_mergeable_rows else 1)
-        if self._is_solved or not fits:
+        is_solved = self._row_statistic is not None or "row_statistic" in self.__dict__
+        if is_solved or not fits:
             row_statistic = tuple(t[:, :, rows] for t in self.row_statistic)
             if self._are_coarse(row_statistic):
                 if not self._has_mergeable_rows:
@@ -362,23 +346,18 @@ class ScoredMap(AttentionMap):
             for part in parts:
                 yield normalizer.tile_weights(self._tile_scores(rows, *part), row_statistic, self._columns(part))
             return
-        kept = [self._tile_scores(rows, *part) for part in parts]
+        tile_scores = [self._tile_scores(rows, *part) for part in parts]
         if len(parts) == 1:
-            weights, logs, row_statistic = normalizer.normalize_with_logs(kept[0], self._columns(parts[0]))
+            weights, logs, row_statistic = normalizer.normalize_with_logs(tile_scores[0], self._columns(parts[0]))
             collected.write(rows, row_statistic)
             yield weights, logs
             return
-        collected.write(rows, row_statistic := self._total(rows, parts, kept))
-        for part, s in zip(parts, kept, strict=True):
+        collected.write(rows, row_statistic := self._total(rows, parts, tile_scores))
+        for part, s in zip(parts, tile_scores, strict=True):
             yield normalizer.tile_weights(s, row_statistic, self._columns(part))
 
     def _columns(self, part: TileKeys) -> Tensor:
         return torch.arange(part[0].start, part[0].stop, device=self.device)
-
-    @property
-    def _is_solved(self) -> bool:
-        """Whether the row statistic is known without another pass."""
-        return self._row_statistic is not None or "row_statistic" in self.__dict__
 
     def _tile_scores(self, rows: slice, cols: slice, undecided: Spans) -> Tensor:
         """Scores of a tile. The mask is evaluated only for `undecided` keys; all queries may attend to the others."""

@@ -17,7 +17,7 @@ from regard.base.positions import Positions
 from regard.base.shapes import to_device
 from regard.base.spans import Spans
 from regard.engine.recurrent import Transport, recur, rows_of_steps
-from regard.maps.attention_map import TILE, WORKSPACE, AttentionMap
+from regard.maps.attention_map import TILE, WORKSPACE, RecomputedMap
 from regard.maps.gradients import LiveRows, Rows
 from regard.maps.indices import Index, indices
 from regard.maps.reductions import Tile
@@ -27,7 +27,7 @@ from regard.pieces.mask import causal
 from regard.pieces.transition import Steps
 
 
-class TransportedMap(AttentionMap):
+class TransportedMap(RecomputedMap):
     """The weights w_ij = q_i . A_i ... A_{j+1} k_j of a recurrent layer: each key, transported to each query.
 
     Weights may be negative, and rows have any sum. `steps` hold one head for each query head. Factors of O(n) memory
@@ -43,6 +43,10 @@ class TransportedMap(AttentionMap):
 
     is_signed: ClassVar[bool] = True
     _made_of: ClassVar[str] = "a product of one transition for each token: weights.steps has its tensors"
+    _stale: ClassVar[str] = (
+        "weights: queries, keys or decays were changed in place since attend ran, so the weights cannot be "
+        "recomputed. Read them before the change, or call attend again."
+    )
 
     def __init__(self, steps: Steps, attention: Attention, positions: Positions, grid: Grid | None = None) -> None:
         self.attention, self.positions = attention, positions
@@ -52,7 +56,7 @@ class TransportedMap(AttentionMap):
             self.grid = grid
         self._transport: Transport | None = None
         self._of_heads: dict[tuple[int, int], TransportedMap] = {}
-        self._versions = self._current_versions()
+        self._versions = versions_of(self._shared_tensors())
 
     @classmethod
     def of_steps(cls, steps: Steps) -> TransportedMap:
@@ -69,27 +73,12 @@ class TransportedMap(AttentionMap):
         B, H, I, _ = self.steps.query.shape
         return Grid.whole(self.positions, B, H, I, self.steps.query.device)
 
-    def _current_versions(self) -> list[int]:
-        """The versions of tensors that share memory with tensors outside the map."""
-        return versions_of(self.steps.tensors())
-
-    def _check_unchanged(self) -> None:
-        """Refuse after a change in place: the weights would belong neither to the old nor to the new tensors."""
-        if self._current_versions() != self._versions:
-            raise RegardError(
-                "weights: queries, keys or decays were changed in place since attend ran, so the weights cannot be "
-                "recomputed. Read them before the change, or call attend again."
-            )
+    def _shared_tensors(self) -> Sequence[Tensor]:
+        return self.steps.tensors()
 
     def __getstate__(self) -> dict[str, Any]:
         """All fields but the versions and the factors, which a copy computes again."""
-        self._check_unchanged()
-        kept = {name: value for name, value in super().__getstate__().items() if name != "_versions"}
-        return kept | {"_transport": None, "_of_heads": {}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._versions = self._current_versions()
+        return super().__getstate__() | {"_transport": None, "_of_heads": {}}
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -147,22 +136,19 @@ class TransportedMap(AttentionMap):
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         i, j = (_indices(part, size) for part, size in zip((rows, cols), self.shape[2:], strict=True))
-        found, place = i.unique(return_inverse=True)
-        few = self.transport.few_rows(found, int(j[0]))
-        weights = self._swept(found, j) if few is None else few[..., j]
-        return weights if torch.equal(found, i) else weights[:, :, to_device(place, self.device)]
+        unique_rows, place = i.unique(return_inverse=True)
+        few = self.transport.few_rows(unique_rows, int(j[0]))
+        weights = self._swept(unique_rows, j) if few is None else few[..., j]
+        return weights if torch.equal(unique_rows, i) else weights[:, :, to_device(place, self.device)]
 
     def _swept(self, rows: Tensor, cols: Tensor) -> Tensor:
         """Weights of ascending rows and columns by a scan of chunks."""
-        weights = torch.zeros(self._flat(len(rows)), len(cols), dtype=self._dtype, device=self.device)
-        weights = weights.view(-1, len(rows), len(cols))
+        num_maps = self.shape[0] * self.shape[1]
+        weights = torch.zeros(num_maps, len(rows), len(cols), dtype=self._dtype, device=self.device)
         for start, part in self.transport.sweep(rows, int(cols[0])):
             left, right = (int(n) for n in torch.searchsorted(cols, torch.tensor([start, start + part.shape[2]])))
             weights[:, :, left:right] = part[:, :, to_device(cols[left:right] - start, self.device)]
         return weights.view(*self.shape[:2], len(rows), len(cols))
-
-    def _flat(self, rows: int) -> int:
-        return self.shape[0] * self.shape[1] * rows
 
     @torch.no_grad()
     def tiles(self) -> Iterator[Tile]:

@@ -20,7 +20,7 @@ from regard.engine.decoding import decode
 from regard.engine.ring import Ring
 from regard.engine.rows import attend_rows
 from regard.maps import AttentionMap
-from regard.maps.scored_map import STALE, ScoredMap
+from regard.maps.scored_map import ScoredMap
 from regard.masks import Mask, causal
 from regard.nn.listener import Attends, listeners
 from regard.nn.module_output import ModuleOutput
@@ -250,8 +250,8 @@ def _read_share(module: Attends, query: Tensor, keys: ProjectedKV, start: int | 
 
 def _read_one(module: Attends, query: Tensor, keys: ProjectedKV, start: int) -> ModuleOutput:
     """The output for a single query per row. Rows that share their keys become queries of one batch entry."""
-    attention = keys.attention
-    plain = keys.is_plain and _sees_all(attention.mask, start, keys.length)
+    attention, mask = keys.attention, keys.attention.mask
+    plain = keys.is_plain and (mask is None or (mask.is_lower_triangular and start >= keys.length - 1))
     if attention.bias or not plain:
         keys = keys.each  # positional biases need unshared rows
     if attention.position is not None:
@@ -285,7 +285,7 @@ def _map_when_asked(query: Tensor, keys: ProjectedKV, positions: Positions) -> C
 
     def make() -> AttentionMap:
         if versions_of(tensors) != versions:
-            raise RegardError(STALE)
+            raise RegardError(ScoredMap._stale)
         with torch.set_grad_enabled(has_grad):
             prepared, grid = _prepared(query, keys.each, positions)
             return ScoredMap(_masked(keys.attention, keys.each), prepared, positions, grid, None)
@@ -324,11 +324,6 @@ def _numbers(x: Tensor) -> Tensor:
 
 def _masked(attention: Any, keys: ProjectedKV) -> Any:
     return attention if keys.mask is None else attention.with_mask_too(keys.mask)
-
-
-def _sees_all(mask: Mask | None, start: int, num_keys: int) -> bool:
-    """Whether a single query at `start` may attend to all keys."""
-    return mask is None or (mask.is_lower_triangular and start >= num_keys - 1)
 
 
 def select_rows(value: Any, index: Tensor) -> Any:

@@ -92,7 +92,8 @@ class chosen_keys(Mask):
         place.masked_fill_(blocks[place] != ids, len(blocks))
         flags = torch.zeros(*ids.shape[:3], len(blocks) + 1, dtype=torch.bool, device=grid.device)
         flags = flags.scatter_(3, place, True)[..., :-1]
-        return flags if len(blocks) == len(inverse) and self._ascends(grid.key) else flags[..., inverse]
+        is_every_block = len(blocks) == len(inverse) and bool((grid.key.diff() > 0).all())
+        return flags if is_every_block else flags[..., inverse]
 
     @staticmethod
     def _in_blocks(ids: Tensor, blocks: Tensor, grid: Grid) -> Tensor:
@@ -157,10 +158,6 @@ class chosen_keys(Mask):
     def _counts(ids: Tensor) -> Tensor:
         """How many rows have each id: the place is the id."""
         return torch.bincount(ids[ids != NO_ID])
-
-    @staticmethod
-    def _ascends(keys: Tensor) -> bool:
-        return bool((keys.diff() > 0).all())
 
     def _keys(self, flags: Tensor, for_all: bool = False) -> Spans:
         """Key positions of the blocks that are flagged, by number: in some entry, or in all."""

@@ -40,15 +40,15 @@ def fingerprint(part: Any, tensors: list[Tensor]) -> Hashable:
     if of is Tensor or of is nn.Parameter:
         return _of_tensor(part, tensors)
     is_module, is_mask = _known(of)
-    parts, known = kind_of(of).parts(part), len(tensors)
-    found = of, *[fingerprint(each, tensors) for each in parts.values()]
-    if is_mask and len(tensors) > known:
+    parts, num_earlier = kind_of(of).parts(part), len(tensors)
+    values = of, *[fingerprint(each, tensors) for each in parts.values()]
+    if is_mask and len(tensors) > num_earlier:
         raise NoFingerprint  # the numbers of a mask's tensors decide its spans
     if is_module and any([vars(part)[name] for name in HOOKS]):
         raise NoFingerprint
     if is_module:
-        return *found, *parts, part.training
-    return (*found, *parts) if of is dict else found
+        return *values, *parts, part.training
+    return (*values, *parts) if of is dict else values
 
 
 @cache
@@ -62,8 +62,8 @@ def _known(of: type) -> tuple[bool, bool]:
 
 
 def _of_tensor(tensor: Tensor, tensors: list[Tensor]) -> Hashable:
-    for number, known in enumerate(tensors):
-        if known is tensor:
+    for number, earlier in enumerate(tensors):
+        if earlier is tensor:
             return Tensor, number
     tensors.append(tensor)
     return Tensor, tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad

@@ -230,8 +230,8 @@ class Composed(Mask):
 
 def _joined(sizes: Sequence[int | None]) -> int | None:
     """The size of one axis that parts share: a size of 1 fits every other size, and None is no axis."""
-    known = [size for size in sizes if size is not None]
-    return next((size for size in known if size != 1), 1 if known else None)
+    axis_sizes = [size for size in sizes if size is not None]
+    return next((size for size in axis_sizes if size != 1), 1 if axis_sizes else None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -197,13 +197,6 @@ def softmax_weights(scores: Tensor, row_statistic: RowStatistic) -> Tensor:
     return _at_most_one(scores.exp())
 
 
-def _log_softmax_weights(scores: Tensor, row_statistic: RowStatistic) -> Tensor:
-    """s_ij - r_i, at most 0, written over the scores."""
-    for number in subtracted(row_statistic):
-        scores.sub_(number)
-    return scores.clamp_(max=0.0)
-
-
 def subtracted(row_statistic: RowStatistic) -> Iterator[Tensor]:
     """What is subtracted from the scores: the log-sum-exp, then the remainder unless it is known to be needless."""
     logsumexp, *remainders = row_statistic
@@ -264,7 +257,10 @@ class LogSumExpNormalizer(Normalizer):
         return softmax_weights(self.tempered(scores), row_statistic)
 
     def log_weights(self, scores: Tensor, row_statistic: RowStatistic) -> Tensor:
-        return _log_softmax_weights(self.tempered(scores), row_statistic)
+        logs = self.tempered(scores)
+        for number in subtracted(row_statistic):
+            logs.sub_(number)
+        return logs.clamp_(max=0.0)
 
     def rows_with_logs(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor | None]:
         if self.sink is None:
@@ -360,10 +356,10 @@ class LearnedSink(nn.Module, LogSumExpNormalizer):
         self.sink = nn.Parameter(torch.zeros(num_heads))
 
     def of_heads(self, head: Tensor) -> LearnedSink:
-        some = LearnedSink(1)
-        del some.sink  # that of some heads is no parameter: its gradient goes to the parameter of all
-        some.sink = self.sink[head]
-        return some
+        sinks = LearnedSink(1)
+        del sinks.sink  # that of some heads is no parameter: its gradient goes to the parameter of all
+        sinks.sink = self.sink[head]
+        return sinks
 
     def check(self, sizes: Sizes) -> None:
         if self.sink.shape[0] != sizes.H:
@@ -469,9 +465,9 @@ class TopK(Normalizer):
     k: Size
 
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
-        kept = scores.topk(min(self.k, scores.shape[-1]), dim=-1)
-        indices = columns[kept.indices].masked_fill(kept.values.isneginf(), -1)
-        return *log_sum_exp(kept.values), indices
+        top = scores.topk(min(self.k, scores.shape[-1]), dim=-1)
+        indices = columns[top.indices].masked_fill(top.values.isneginf(), -1)
+        return *log_sum_exp(top.values), indices
 
     def restated(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> RowStatistic:
         kept = row_statistic[-1]

@@ -98,11 +98,11 @@ class CandidateKeys:
     def visible_keys(self, rows: slice, blocks: KeyBlocks, heads: int) -> Tensor:
         """How many keys of each block a row may attend to: (B or 1, heads or 1, rows, blocks). Spans need no pairs."""
         keys, (first, stop) = self.positions.keys, self._ends(rows)
-        every = keys if self.mask is None else keys & self.mask.all_allowed(first, stop)
-        some = keys if self.mask is None else keys & self.mask.any_allowed(first, stop)
-        sure = self.positions.columns(every).tensor(self.grid.device)
+        surely_allowed = keys if self.mask is None else keys & self.mask.all_allowed(first, stop)
+        possibly_allowed = keys if self.mask is None else keys & self.mask.any_allowed(first, stop)
+        sure = self.positions.columns(surely_allowed).tensor(self.grid.device)
         counts = blocks.sums(torch.ones(1, 1, 1, len(sure), dtype=torch.int32, device=sure.device), 3, sure)
-        if not (open_keys := some & ~every):
+        if not (open_keys := possibly_allowed & ~surely_allowed):
             return counts.expand(-1, -1, stop - first, -1)
         columns = self.positions.columns(open_keys).tensor(self.grid.device)
         return counts + blocks.sums(self.allowed(rows, columns, heads).int(), 3, columns)

@@ -112,10 +112,10 @@ def _pattern(terms: KernelProblem, tiles: list[int]) -> tuple:
     layout, device, s = terms.layout, terms.problem.query.device, terms.problem.sizes
     table, segments, allowed = layout.tables()
     head_stride = allowed.shape[1] if len(allowed) > 1 else 0
-    some = table if len(tiles) == len(table) else table[tiles]
+    tile_rows = table if len(tiles) == len(table) else table[tiles]
     flags = to_device(allowed, device) if layout.num_bytes else None
     ends = (min(max(end, -s.I - s.J), s.I + s.J) for end in (layout.low, layout.high))
-    return kernels().Pattern(to_device(some, device), to_device(segments, device), flags, head_stride, *ends)
+    return kernels().Pattern(to_device(tile_rows, device), to_device(segments, device), flags, head_stride, *ends)
 
 
 def _sums(wanted: Parts) -> tuple:

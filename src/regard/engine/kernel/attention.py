@@ -152,8 +152,8 @@ class KernelAttention(torch.autograd.Function):
         *tensors, output, logsumexp = ctx.saved_tensors
         inputs, wanted = Inputs(*tensors), Inputs(*ctx.needs_input_grad[1:])
         with torch.no_grad():
-            found = gradients(ctx.setting, inputs, wanted, grad, output, logsumexp)
-        return None, *gradients_once("kernel", found, grad, *tensors)
+            grads = gradients(ctx.setting, inputs, wanted, grad, output, logsumexp)
+        return None, *gradients_once("kernel", grads, grad, *tensors)
 
 
 def gradients(

@@ -161,14 +161,11 @@ class KernelProblem:
             return "the numbers of a tensor cannot be read from memory"
         if wrong := {t.dtype for t in (query, p.prepared.key, value)} - set(DTYPES):
             return f"it sums in float32, and a tensor is {wrong.pop()}"
-        for width, most in ((query.shape[-1], self._largest_width), (value.shape[-1], LARGEST_WIDTH)):
+        most_channels = LARGEST_WIDTH if self.direction is None else MOST_HIDDEN_UNITS
+        for width, most in ((query.shape[-1], most_channels), (value.shape[-1], LARGEST_WIDTH)):
             if width > most:
                 return f"vectors of width {width} are wider than {most}"
         return None
-
-    @property
-    def _largest_width(self) -> int:
-        return LARGEST_WIDTH if self.direction is None else MOST_HIDDEN_UNITS
 
     def unfit_bias(self) -> str | None:
         """Why the biases are no numbers for each distance around one soft cap; None if they are."""
@@ -231,8 +228,12 @@ class KernelProblem:
 
     def setting(self) -> CallSettings:
         """What does not depend on the numbers of tensors, and the seed of dropout."""
-        kept = self.problem.planned(PLANNED_SETTING, lambda problem: self._setting())
-        return kept.with_dropout(self._dropout())
+        p = self.problem
+        kept = p.planned(PLANNED_SETTING, lambda problem: self._setting())
+        if not p.dropout:
+            return kept.with_dropout(None)
+        first_key = p.positions.keys.intervals[0][0]
+        return kept.with_dropout(Dropout(p.dropout, p.seed or 0, p.positions.start, first_key))
 
     def _setting(self) -> CallSettings:
         library, scale = load(), self.scale
@@ -245,12 +246,6 @@ class KernelProblem:
         """The soft cap of scores that are divided by the temperature; None: no soft cap."""
         caps = [bias.cap for bias in self.problem.attention.bias if isinstance(bias, Softcap)]
         return caps[0] / self._temperature if caps else None
-
-    def _dropout(self) -> Dropout | None:
-        p = self.problem
-        if not p.dropout:
-            return None
-        return Dropout(p.dropout, p.seed or 0, p.positions.start, p.positions.keys.intervals[0][0])
 
     @property
     def _temperature(self) -> float:
@@ -275,7 +270,10 @@ class KernelProblem:
             allowed = self.layout.distances.allowed(self._line)[:, :, 0].expand(1, self.problem.sizes.H, -1)[0]
             after = torch.zeros_like(allowed, dtype=torch.float32) if after is None else after
             after = after.masked_fill(~allowed, -torch.inf)
-        return before, after, self._sink()
+        if (sink := self._softmax.sink) is not None:
+            sink = torch.as_tensor(sink, dtype=torch.float32, device=self.problem.query.device)
+            sink = sink.expand(self.problem.sizes.H)
+        return before, after, sink
 
     def _clipped(self) -> Tensor | None:
         """The terms of a ShawBias, each row with a margin at both ends."""
@@ -304,12 +302,6 @@ class KernelProblem:
         for bias in biases:
             total = bias.transform(total, line, None, None)
         return (total / self._temperature)[0, :, 0].float().expand(self.problem.sizes.H, -1)
-
-    def _sink(self) -> Tensor | None:
-        if (sink := self._softmax.sink) is None:
-            return None
-        device = self.problem.query.device
-        return torch.as_tensor(sink, dtype=torch.float32, device=device).expand(self.problem.sizes.H)
 
 
 def logsumexp_of(terms: KernelProblem) -> Tensor:

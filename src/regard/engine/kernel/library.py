@@ -57,8 +57,8 @@ class Library:
 
 def load() -> Library | None:
     """The library, or None if it cannot run; `reason` says why. REGARD_KERNEL is read at every call."""
-    found = _chosen(PATH, os.environ.get(SETTING, ""))
-    return found if isinstance(found, Library) else None
+    library = _chosen(PATH, os.environ.get(SETTING, ""))
+    return library if isinstance(library, Library) else None
 
 
 def load_fast() -> Library | None:
@@ -69,8 +69,8 @@ def load_fast() -> Library | None:
 
 def reason() -> str:
     """Why `load` returns None, as a sentence; an empty text if the library is loaded."""
-    found = _chosen(PATH, os.environ.get(SETTING, ""))
-    return found if isinstance(found, str) else ""
+    refusal = _chosen(PATH, os.environ.get(SETTING, ""))
+    return refusal if isinstance(refusal, str) else ""
 
 
 def described() -> str:

@@ -170,8 +170,8 @@ def attention_backward(
             "'sdpa'."
         )
     grads = gradients(OperatorTerms(*terms).setting(sizes), inputs, wanted, grad, output, logsumexp)
-    found = [grads[0], grads[1], grads[2], query.new_empty(0) if sink is None else grads[5]]
-    return tuple(t.contiguous() for t in found if t is not None)  # type: ignore[return-value]
+    results = [grads[0], grads[1], grads[2], query.new_empty(0) if sink is None else grads[5]]
+    return tuple(t.contiguous() for t in results if t is not None)  # type: ignore[return-value]
 
 
 def _fake_attention(query: Tensor, key: Tensor, value: Tensor, *terms: Any) -> tuple[Tensor, Tensor]:

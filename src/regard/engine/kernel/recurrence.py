@@ -110,12 +110,12 @@ class CompiledRecurrence(torch.autograd.Function):
         (B, H, n, W), E = key.shape, written.shape[3]
         call = Recurrence(B, H, n, W, E)
         call.point(query=query, key=key, address=address, decay=decay, written=written, states=states, state=state)
-        given = (query, key, written, decay, address)
+        saved = (query, key, written, decay, address)
         names = ("grad_query", "grad_key", "grad_value", "grad_decay", "grad_address")
         needed = ctx.needs_input_grad[1:6]
-        found = [empty(*t.shape) if needs else None for t, needs in zip(given, needed, strict=True)]
+        grads = [empty(*t.shape) if needs else None for t, needs in zip(saved, needed, strict=True)]
         later = grad_state.clone(memory_format=torch.contiguous_format)
-        call.point(**dict(zip(names, found, strict=True)), grad_state=later, counters=counters(1))
+        call.point(**dict(zip(names, grads, strict=True)), grad_state=later, counters=counters(1))
         call.point(grad_output=None if query is None else grad_output)
         run(ctx.library, "recurrence_backward", call, 2 * _products(query, address) * B * H * n * W * E)
-        return None, *found, later
+        return None, *grads, later

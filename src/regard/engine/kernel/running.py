@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from ctypes import CDLL, Structure, addressof, byref, c_int64, c_uint, c_void_p, cast
 from functools import cache
 
@@ -87,11 +88,13 @@ def run(library: Library, name: str, call: Pointers, multiply_adds: int, fields:
 
 def _in_pool(num_threads: int, function: object, call: Pointers, memory: Tensor, more: tuple[Pointers, ...]) -> None:
     """This thread and those of a pool of Python compute the shares."""
-    others = [_started(num_threads, function, call, part, more) for part in memory[1:]]
+    others = []
+    for part in memory[1:]:
+        with suppress(RuntimeError):  # Python starts no thread at its end, or for lack of memory: others do its share
+            others.append(_pool(num_threads).submit(_share, function, call, part, more))
     _share(function, call, memory[0], more)
     for other in others:
-        if other is not None:
-            other.result()
+        other.result()
 
 
 def _in_team(runtime: tuple[Callable[..., None], int], library: Library, team: Team, memory: Tensor) -> None:
@@ -123,16 +126,6 @@ def workspace(library: Library, name: str, call: Pointers, num_threads: int = 1)
     size = library.function(f"{name}_workspace")
     size.restype = c_int64
     return empty(num_threads, size(byref(call)))
-
-
-def _started(
-    num_threads: int, function: object, call: Pointers, memory: Tensor, more: tuple[Pointers, ...]
-) -> Future[None] | None:
-    """A share on another thread; None if Python starts none, at its end or for lack of memory: others do this share."""
-    try:
-        return _pool(num_threads).submit(_share, function, call, memory, more)
-    except RuntimeError:
-        return None
 
 
 def _share(function: object, call: Pointers, memory: Tensor, more: tuple[Pointers, ...]) -> None:

@@ -86,9 +86,9 @@ class Pointers(Structure):
 
     def point(self, **tensors: torch.Tensor | None) -> None:
         """Point fields to tensors (None: null), which then live as long as the call."""
-        for name, given in tensors.items():
-            if given is not None:
-                tensor = given.resolve_neg()  # torch may store the sign of a whole tensor beside its numbers
+        for name, value in tensors.items():
+            if value is not None:
+                tensor = value.resolve_neg()  # torch may store the sign of a whole tensor beside its numbers
                 place = _described(type(self)).get(name)
                 if place is None:  # contiguous
                     setattr(self, name, tensor.data_ptr())

@@ -67,22 +67,15 @@ class CompiledAverages(torch.autograd.Function):
         _sums(ctx.library, grad, with_ones, key, past.mT, grad_query)
         num_shared, later, totals = query.shape[1] // key.shape[1], grad_state, None
         for shared in range(num_shared):  # each time one query head of every key head
-            heads = query[:, shared::num_shared], grad[:, shared::num_shared]
-            parts = _key_gradients(ctx.library, *heads, key, with_ones, later)
+            queries, grads = query[:, shared::num_shared], grad[:, shared::num_shared]
+            grad_key, grad_value = empty(*key.shape), empty(*with_ones.shape)
+            _sums(ctx.library, with_ones, grads, queries, later.mT, grad_key, is_reversed=True)
+            grad_past = _sums(ctx.library, key, queries, grads, later, grad_value, is_reversed=True)
+            parts = [grad_key, grad_value, grad_past]
             totals = parts if totals is None else [t.add_(part) for t, part in zip(totals, parts, strict=True)]
             later = torch.zeros_like(grad_state)  # it counts once
         assert totals is not None, "there is a query head"
         return None, grad_query, totals[0], totals[1][..., : value.shape[3]], totals[2]
-
-
-def _key_gradients(
-    library: Library, query: Tensor, grad: Tensor, key: Tensor, value: Tensor, later: Tensor
-) -> list[Tensor]:
-    """Gradients of keys, of values with their ones, and of the state before; `later` is that of the state after."""
-    grad_key, grad_value = empty(*key.shape), empty(*value.shape)
-    _sums(library, value, grad, query, later.mT, grad_key, is_reversed=True)
-    state = _sums(library, key, query, grad, later, grad_value, is_reversed=True)
-    return [grad_key, grad_value, state]
 
 
 def _sum_gradients(grad: Tensor, output: Tensor, denominators: Tensor) -> Tensor:

@@ -101,8 +101,8 @@ class _Run:
             state = torch.baddbmm(total[c] * state, writes[c].mT, out[c])
         if output is not None:
             assert self.chunks.read is not None and self.chunks.queries is not None
-            found = torch.bmm(self.chunks.read, written).baddbmm_(self.chunks.queries, states)
-            output.copy_(self._by_token(found))
+            read_states = torch.bmm(self.chunks.read, written).baddbmm_(self.chunks.queries, states)
+            output.copy_(self._by_token(read_states))
         return state, (written, states)
 
     def backward(
@@ -137,8 +137,8 @@ class _Run:
             writes=torch.bmm(written, ends.mT),
             total=of_total.sum(2, keepdim=True) if chunks.total.shape[1] > 1 else of_total.sum((1, 2))[:, None, None],
         )
-        found = gradients(chunks, self.value, self.solved, grads)
-        return later.clone(), tuple(None if x is None else self._by_token(x) for x in found)
+        token_gradients = gradients(chunks, self.value, self.solved, grads)
+        return later.clone(), tuple(None if x is None else self._by_token(x) for x in token_gradients)
 
 
 def _in_chunks(x: Tensor) -> Tensor:

@@ -53,13 +53,11 @@ class Chunks:
     def __init__(self, tokens: Tokens, kind: Kind) -> None:
         self.tokens, self.kind = tokens, kind
         self.decays = Decays.of(tokens.log_decay)
-        self._rows = [ReadVectors(x, before) for x, before in self._readers() if x is not None]
+        readers = (tokens.address, kind.erases_before), (tokens.query, kind.reads_before)
+        self._rows = [ReadVectors(x, before) for x, before in readers if x is not None]
         pairs = self.decays.pairs(self._rows, self._written)
         self.erased = pairs.pop(0) if tokens.address is not None else []
         self.read = torch.cat(pairs[0], 2) if pairs else None
-
-    def _readers(self) -> list[tuple[Tensor | None, bool]]:
-        return [(self.tokens.address, self.kind.erases_before), (self.tokens.query, self.kind.reads_before)]
 
     @property
     def _written(self) -> list[Tensor]:
@@ -96,8 +94,8 @@ class Chunks:
         if self.tokens.erase is None:
             solution = solve(self.erased[0], torch.cat((value, self.addresses), 2))
             return solution[..., :E], solution[..., E:]
-        known = torch.bmm(self.erased[0].tril(-1), value)
-        solution = solve(self.erased[1], torch.cat((known, self.addresses), 2))
+        erased_values = torch.bmm(self.erased[0].tril(-1), value)
+        solution = solve(self.erased[1], torch.cat((erased_values, self.addresses), 2))
         of_state = solution[..., E:]
         return torch.cat((value, -solution[..., :E]), 1), torch.cat((torch.zeros_like(of_state), of_state), 1)
 

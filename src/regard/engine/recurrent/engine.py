@@ -56,8 +56,8 @@ def recur(steps: Steps, value: Tensor, state: Tensor | None = None) -> tuple[Ten
     if 0 in (B * H, J):
         last = value.new_zeros(B, H, D, E) if state is None else state.expand(B, H, D, E)
         return value.new_zeros(B, H, I, E), at_least_float32(last)
-    found = _compiled(steps, value, state)
-    output, last = _in_torch(steps, value, state) if found is None else found
+    compiled = _compiled(steps, value, state)
+    output, last = _in_torch(steps, value, state) if compiled is None else compiled
     if steps.own is not None:
         output = output + steps.own[..., None] * value[:, :, J - I :]
     return output, last
@@ -71,14 +71,14 @@ def _compiled(steps: Steps, value: Tensor, state: Tensor | None) -> tuple[Tensor
     (B, H, I, D), (J, E) = steps.query.shape, value.shape[2:]
     log_decay = value.new_zeros(()).expand(B, H, J, 1) if steps.log_decay is None else steps.log_decay
     state = value.new_zeros(B, H, D, E) if state is None else state.expand(B, H, D, E)
-    given = [steps.query, steps.key, value, log_decay, state, *(() if steps.address is None else (steps.address,))]
-    given = [at_least_float32(x) for x in given]
-    library = compiled_recurrence(*given)
+    inputs = [steps.query, steps.key, value, log_decay, state, *(() if steps.address is None else (steps.address,))]
+    inputs = [at_least_float32(x) for x in inputs]
+    library = compiled_recurrence(*inputs)
     if library is None:
         return None
-    learns = torch.is_grad_enabled() and any([x.requires_grad for x in given])
+    learns = torch.is_grad_enabled() and any([x.requires_grad for x in inputs])
     run: Any = CompiledRecurrence.apply if learns else run_recurrence
-    query, key, value, log_decay, last, *address = differentiable_once("recurrent", *given)
+    query, key, value, log_decay, last, *address = differentiable_once("recurrent", *inputs)
     on_cols = key, value, log_decay, address[0] if address else None
     if J == I:
         return run(library, query, *on_cols, last)
@@ -99,8 +99,8 @@ def _in_torch(steps: Steps, value: Tensor, state: Tensor | None) -> tuple[Tensor
     if flat["log_decay"] is None:
         flat["log_decay"] = value_.new_zeros(B * H, J, 1)
     names = [name for name, x in flat.items() if x is not None]
-    *given, value_, start = in_one_dtype(*(flat[name] for name in names), value_, at_least_float32(start))  # type: ignore[arg-type]
-    flat.update(zip(names, differentiable_once("recurrent", *given), strict=True))
+    *tensors, value_, start = in_one_dtype(*(flat[name] for name in names), value_, at_least_float32(start))  # type: ignore[arg-type]
+    flat.update(zip(names, differentiable_once("recurrent", *tensors), strict=True))
     output, last = _in_parts(flat, value_, start, Kind(steps.reads_before, steps.erases_before))
     return output.view(B, H, I, E), last.view(B, H, D, E)
 
@@ -155,13 +155,13 @@ def _step(token: tuple[Tensor | None, ...], state: Tensor, kind: Kind) -> tuple[
         for x, before in ((address, kind.erases_before), (query, kind.reads_before))
         if x is not None
     ]
-    found = torch.bmm(torch.cat(readers, 1) if len(readers) > 1 else readers[0], state) if readers else value[:, :0]
+    reads = torch.bmm(torch.cat(readers, 1) if len(readers) > 1 else readers[0], state) if readers else value[:, :0]
     keys, values = key, value
     if address is not None and erase is None:
-        values = value - found[:, :1]
+        values = value - reads[:, :1]
     elif address is not None and erase is not None:
-        keys, values = torch.cat((key, erase), 1), torch.cat((value, -found[:, :1]), 1)
-    output = None if query is None else found[:, -1:]
+        keys, values = torch.cat((key, erase), 1), torch.cat((value, -reads[:, :1]), 1)
+    output = None if query is None else reads[:, -1:]
     if output is not None and query is not None and not kind.reads_before:
         output = output + torch.bmm(torch.bmm(query, keys.mT), values)
     return output, (state * decay.mT).baddbmm_(keys.mT, values)

@@ -60,6 +60,6 @@ class _Rows(torch.autograd.Function):
             output, _ = recur(ctx.steps.with_tensors(leaves), grad.detach().mT.contiguous())
             total = output.diagonal(dim1=-2, dim2=-1).sum()
         inputs = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
-        found = iter(torch.autograd.grad(total, inputs, allow_unused=True) if total.requires_grad else ())
-        gradients = [next(found, None) if want else None for want in wanted]
+        leaf_gradients = iter(torch.autograd.grad(total, inputs, allow_unused=True) if total.requires_grad else ())
+        gradients = [next(leaf_gradients, None) if want else None for want in wanted]
         return None, *gradients_once("recurrent", gradients, grad, *tensors)

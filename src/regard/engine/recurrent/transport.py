@@ -75,8 +75,8 @@ class Transport:
         assert key is not None and log_decay is not None
         query = self._in_chunks(self.steps.query, part, self.first) if with_queries else None
         tensors = (query, key, log_decay, address, erase)
-        given = iter(in_one_dtype(*(x for x in tensors if x is not None)))
-        return Chunks(Tokens(*(None if x is None else next(given) for x in tensors)), self.kind)  # type: ignore[arg-type]
+        present = iter(in_one_dtype(*(x for x in tensors if x is not None)))
+        return Chunks(Tokens(*(None if x is None else next(present) for x in tensors)), self.kind)  # type: ignore[arg-type]
 
     def _in_chunks(self, x: Tensor, part: slice, first: int) -> Tensor:
         """Tokens of `part` of (B, H, n, W), whose first entry is token `first`, as (Z * c, C, W)."""

@@ -63,7 +63,8 @@ class ChunkGradients:
 
     def compute(self) -> Gradients:
         """The gradients, by the fastest way that can compute them."""
-        if self._learns_states or self._needs_scores:
+        learns_states = any(self.wanted[3 : 1 + len(self.chunk.prepared.tensors())])  # those that biases prepared
+        if learns_states or self._needs_scores:
             grads = self._from_scores()
         elif self.chunk.runs_kernel:
             grads = self._of_kernel()
@@ -71,11 +72,6 @@ class ChunkGradients:
             grads = self._of_fused()
         self.chunk.plan_cache.clear()  # its entries refer to the chunk, and a cycle would keep the tensors alive
         return grads
-
-    @property
-    def _learns_states(self) -> bool:
-        """Whether something that a bias prepared for queries or keys needs a gradient."""
-        return any(self.wanted[3 : 1 + len(self.chunk.prepared.tensors())])
 
     @property
     def _needs_scores(self) -> bool:
@@ -106,8 +102,8 @@ class ChunkGradients:
             return [None] * len(wanted)
         leaves = [t for t, want in zip(self.parameters, wanted, strict=True) if want]
         outputs, output_grads = zip(*pairs, strict=True)
-        found = iter(torch.autograd.grad(outputs, leaves, output_grads, retain_graph=True, allow_unused=True))
-        return [next(found) if want else None for want in wanted]
+        leaf_gradients = iter(torch.autograd.grad(outputs, leaves, output_grads, retain_graph=True, allow_unused=True))
+        return [next(leaf_gradients) if want else None for want in wanted]
 
     def _of_fused(self) -> Gradients:
         """By the backward pass of torch's fused kernel, block by block."""

@@ -52,7 +52,14 @@ class KVChunk(Problem):
 
     def attend(self) -> Rows:
         """The output over these keys alone, in float32 at least, and its row statistic."""
-        output, row_statistic = self._kernel_rows() if self.runs_kernel else self._block_rows()
+        if self.runs_kernel:
+            terms = KernelProblem.of(self)
+            output, logsumexp = forward(terms.setting(), terms.inputs(), torch.float32)
+            row_statistic: RowStatistic = (logsumexp,)
+        else:
+            result = Blocked().run(self)
+            assert result.row_statistic is not None
+            output, row_statistic = result.output, result.row_statistic
         self.plan_cache.clear()  # its entries refer to the chunk, and a cycle would keep the tensors alive
         row_statistic = with_remainder(self.attention, self.prepared, self.positions, self.grid, row_statistic)
         return at_least_float32(output), row_statistic
@@ -66,16 +73,6 @@ class KVChunk(Problem):
     def engine(self) -> Engine:
         """The engine that computes the chunk."""
         return Kernel() if self.runs_kernel else Blocked()
-
-    def _kernel_rows(self) -> Rows:
-        terms = KernelProblem.of(self)
-        output, logsumexp = forward(terms.setting(), terms.inputs(), torch.float32)
-        return output, (logsumexp,)
-
-    def _block_rows(self) -> Rows:
-        result = Blocked().run(self)
-        assert result.row_statistic is not None
-        return result.output, result.row_statistic
 
 
 def merge(normalizer: Normalizer, rows: Rows, new_rows: Rows) -> None:

@@ -108,8 +108,8 @@ class ShareProblem(Problem):
         assert isinstance(positions, ShardPositions)
         for start, stop in positions.rows:
             part = slice(before, before := before + stop - start)
-            given, stand_in = of_queries(bias, self.whole, part), unread_keys(key, len(self.all_keys))
-            row, cols = bias.prepare(query[:, :, part], stand_in, Positions(start, self.all_keys), **given)
+            call_tensors, stand_in = of_queries(bias, self.whole, part), unread_keys(key, len(self.all_keys))
+            row, cols = bias.prepare(query[:, :, part], stand_in, Positions(start, self.all_keys), **call_tensors)
             rows.append(row)
         filled = [row for row in rows if row is not None]
         return torch.cat(filled, 2) if filled else None, self._own(bias, cols)
@@ -132,10 +132,10 @@ class ShareProblem(Problem):
 
 def of_queries(piece: object, whole: CallTensors, part: slice) -> dict[str, Tensor]:
     """The tensors of a piece for all keys, and for some of the own queries."""
-    given = {}
+    tensors = {}
     for name, words in needs_of(piece).items():
-        given[name] = whole[name][tuple(part if letter == "I" else slice(None) for letter in words.split())]
-    return given
+        tensors[name] = whole[name][tuple(part if letter == "I" else slice(None) for letter in words.split())]
+    return tensors
 
 
 def unread_keys(key: Tensor, count: int) -> Tensor:
@@ -154,7 +154,7 @@ def of_all_keys(
             x = share.tensors[name].movedim(letters.index("J"), -1)
             lead = x.shape[:-1]
             (flat,) = differentiable_once("ring", x.reshape(-1, 1, x.shape[-1]))
-            found = Gathered.apply(exchange, number, held, flat)
-            assert isinstance(found, Tensor)
-            whole[name] = found.reshape(*lead, -1).movedim(-1, letters.index("J"))
+            gathered = Gathered.apply(exchange, number, held, flat)
+            assert isinstance(gathered, Tensor)
+            whole[name] = gathered.reshape(*lead, -1).movedim(-1, letters.index("J"))
     return whole

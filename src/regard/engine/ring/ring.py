@@ -219,8 +219,8 @@ class Ring:
     def _request(self, share: RankShare) -> dict[str, str]:
         """The request of this rank, by name; all ranks must make the same request."""
         attention, sizes, (query, key, value) = share.attention, share.sizes, (share.query, share.key, share.value)
-        given = {"q": query, "k": key, "v": value, **dict(sorted(share.tensors.items()))}
-        wanted = [name for name, t in given.items() if t.requires_grad]
+        call_tensors = {"q": query, "k": key, "v": value, **dict(sorted(share.tensors.items()))}
+        wanted = [name for name, t in call_tensors.items() if t.requires_grad]
         wanted += [name for name, p in attention.named_parameters() if p.requires_grad]
         tensors = [f"{name} ({' '.join(axes)}) in {share.tensors[name].dtype}" for name, axes in share.axes()]
         return {

@@ -75,7 +75,8 @@ class StatePassing:
         assert isinstance(whole, Tensor)
         states = whole.unflatten(3, parts[0].states.shape[2:])
         num_values = parts[0].output.shape[3]
-        memory = _zeros_like(states[:, :, 0, :, :num_values], whole)
+        # Zeros that depend on what all ranks gave: the backward pass of the first rank, too, is collective.
+        memory = torch.zeros_like(states[:, :, 0, :, :num_values]) + whole[:, :, :0].sum()
         before = []
         for number in range(states.shape[2]):
             before.append(memory)
@@ -88,8 +89,3 @@ def _parts_of_ranks(route: Route) -> list[Spans]:
     """The parts of each rank, numbered in the order of their tokens."""
     starts = sorted(start for keys in route.keys for start, _ in keys)
     return [Spans.union((n, n + 1) for n in (starts.index(start) for start, _ in keys)) for keys in route.keys]
-
-
-def _zeros_like(memory: Tensor, whole: Tensor) -> Tensor:
-    """Zeros that depend on what all ranks gave: the backward pass of the first rank, too, is collective."""
-    return torch.zeros_like(memory) + whole[:, :, :0].sum()
