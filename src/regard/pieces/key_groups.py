@@ -122,7 +122,7 @@ class MeanGroups(KeyGroups):
         return Positions(positions.start, Spans.union((j, j + 1) for j in last) if last else EMPTY)
 
     def visible(self, mask: Mask | None, sizes: Sizes, grid: Grid) -> tuple[KeyGroups, Mask | None]:
-        """The groups themselves with causal masks; otherwise the groups that a part of the mask cannot cut."""
+        """These groups and the mask, if it is causal; else groups within one document without padding, and a mask."""
         if mask is None or mask.is_lower_triangular:
             return self, mask
         assert grid.positions is not None

@@ -77,14 +77,14 @@ def _dropout_factors(problem: Problem, place: Place) -> Array:
 
 def transported(problem: Problem, q: Array, k: Array, place: Place) -> Array:
     """Weights (I, J) of one head: q_i . A_i ... A_{j+1} k_j."""
-    piece, scale, h = problem.attention.transition, problem.attention.score, place.h
+    piece, score, h = problem.attention.transition, problem.attention.score, place.h
     tensors = _tensors_of(piece, problem, place)
     if getattr(piece, "unit", False):
         q, k = (x / np.sqrt((x**2).sum(1, keepdims=True) + 1e-6) for x in (q, k))
-    q = compare(scale, q, np.eye(q.shape[1]), h)  # q_i . e_d, with the factor of the score
+    q = compare(score, q, np.eye(q.shape[1]), h)  # q_i . e_d, with the factor of the score
     written = transit(piece, q, k, h, **tensors)
     w = np.zeros((len(q), len(k)))
-    for i, x in enumerate(q):
+    for i, x in enumerate(q):  # x is q_i, then q_i A_i, then q_i A_i A_{i-1} ...
         token = i + len(k) - len(q)
         for j in range(token, -1, -1):
             if not (written.reads_before and j == token):

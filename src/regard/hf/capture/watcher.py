@@ -249,6 +249,7 @@ class Watcher(CallObserver):
         return module in self.own_softmax or module in self.callers
 
     def module_started(self, module: nn.Module) -> None:
+        """Count the call of an attention module and open its frame, which collects what happens until it ends."""
         if module in self.names:
             self._keep_returned(lambda returned: returned.frame.module is module)
             self.recurrent.module_started(module)
@@ -333,6 +334,7 @@ class Watcher(CallObserver):
     def function_called(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
+        """Keep a call of torch's attention functions; follow the softmaxes of any other function."""
         if backend_calls.inside or attend_listeners.busy:
             return
         for returned in self.running.returned:
