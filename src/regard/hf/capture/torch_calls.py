@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.base.errors import RegardError
 from regard.base.shapes import at_least_float32, spread_indices
 from regard.hf.adapters import read_call
 from regard.hf.calls import ADAPTED, DIRECT, MULTIHEAD, AttentionCall, Untranslatable, measuring
@@ -123,14 +124,23 @@ def observed_module(
     with measuring.on():
         read = read_call(module, args, kwargs)
 
+    first = output[0] if isinstance(output, tuple | list) else output
+
     def finish(heads: Tensor, *_: Tensor) -> Tensor:
         with measuring.on():
-            return read.finish(heads)
+            finished = read.finish(heads)
+        shape = getattr(finished, "shape", None)
+        if shape != first.shape:
+            got = type(finished).__name__ if shape is None else tuple(shape)
+            raise RegardError(
+                f"adapter({type(module).__name__!r}): finish must return a tensor of shape {tuple(first.shape)}, as "
+                f"the module does, got {got}."
+            )
+        return finished
 
     options = {"is_causal": False, "scaling": read.scale, "dropout": read.dropout}
     tensors = read.query, read.key, read.value
     call = AttentionCall(module, ADAPTED, read_call, *tensors, read.mask, options)
-    first = output[0] if isinstance(output, tuple | list) else output
     return ObservedCall(call, first, finish, is_whole=True)
 
 
