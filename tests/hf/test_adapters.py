@@ -211,6 +211,31 @@ def test_a_wrong_adapter_gives_no_map():
         watched(model, inputs)
 
 
+@pytest.mark.parametrize("finished", [lambda heads: (heads, None), lambda heads: heads[:1].transpose(1, 2).flatten(2)])
+def test_a_finish_of_another_kind_or_shape_is_refused(finished):
+    @rg.hf.adapter("RegionMixer")
+    def wrong(module, x):
+        call = read_regions(module, x)
+        return rg.hf.AdaptedCall(call.query, call.key, call.value, finished)
+
+    model, inputs, _ = made("regions")
+    with pytest.raises(rg.RegardError, match=r"finish must return a tensor of shape \(2, 6, 8\)"):
+        watched(model, inputs)
+
+
+def test_a_finish_without_the_heads_verifies_nothing():
+    @rg.hf.adapter("RegionMixer")
+    def wrong(module, x):
+        call = read_regions(module, x)
+        return rg.hf.AdaptedCall(call.query, call.key, call.value, lambda heads: module.forward(x))
+
+    model, inputs, _ = made("regions")
+    with torch.no_grad(), rg.watch(model) as seen:
+        model(**inputs)
+    check = seen.verify()["0"]
+    assert check.ok is None and "does not depend on the outputs of its heads" in check.note
+
+
 def test_a_subclass_has_the_adapter_of_its_class():
     class Named(RegionMixer):
         pass

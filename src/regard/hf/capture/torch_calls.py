@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.base.errors import RegardError
 from regard.base.shapes import at_least_float32, spread_indices
 from regard.hf.adapters import read_call
 from regard.hf.calls import ADAPTED, DIRECT, MULTIHEAD, AttentionCall, Untranslatable, measuring
@@ -124,14 +125,23 @@ def observed_module(
     with measuring.on():
         adapted = read_call(module, args, kwargs)
 
+    first = output[0] if isinstance(output, tuple | list) else output
+
     def finish(heads: Tensor, *_: Tensor) -> Tensor:
         with measuring.on():
-            return adapted.finish(heads)
+            finished = adapted.finish(heads)
+        shape = getattr(finished, "shape", None)
+        if shape != first.shape:
+            got = type(finished).__name__ if shape is None else tuple(shape)
+            raise RegardError(
+                f"adapter({type(module).__name__!r}): finish must return a tensor of shape {tuple(first.shape)}, as "
+                f"the module does, got {got}."
+            )
+        return finished
 
     options = {"is_causal": False, "scaling": adapted.scale, "dropout": adapted.dropout}
     tensors = adapted.query, adapted.key, adapted.value
     call = AttentionCall(module, ADAPTED, read_call, *tensors, adapted.mask, options)
-    first = output[0] if isinstance(output, tuple | list) else output
     return ObservedCall(call, first, finish, is_whole=True)
 
 
