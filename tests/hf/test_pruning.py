@@ -13,7 +13,7 @@ from torch import nn
 import regard as rg
 from extras import older_than
 from miniatures import BERT, DECODERS, ENCODERS, GPT2, LLAMA, OTHERS, SEQ2SEQ, V, sharpened, tokens
-from regard.hf.heads.layout import ModelHeads
+from regard.hf.heads.model_heads import ModelHeads
 from regard.hf.heads.pruning import PRUNABLE
 from watching import assert_same_weights, assert_verified, oracle, watched
 

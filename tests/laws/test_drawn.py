@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import drawn
-from regard.base.texts.caches import cache_folder
+from regard.base.texts.cache_folder import cache_folder
 
 FIRST = []
 

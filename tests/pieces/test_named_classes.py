@@ -30,7 +30,7 @@ ASKED = {
     "maps/combined_map.py": "GroupMask",
     "nn/embedding.py": "RoPE Sinusoidal",
     "nn/latent.py": "LatentDot",
-    "nn/roles.py": "Dot RoPE",
+    "nn/attention_roles.py": "Dot RoPE",
     "reference/biases.py": "Taps TokenShift",
     "stats/profile.py": "Dot",
 }

@@ -10,7 +10,7 @@ import pytest
 from fabricated import fabricate
 from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, settled, texts, weight
 from pages import HOSTILE, WORDS, painted, served, until
-from regard.lab.pages.runs import open_folder
+from regard.lab.pages.run_folders import open_folder
 from regard.viewer import write_page
 from regard.viewer.story import VIEWS
 

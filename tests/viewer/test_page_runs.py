@@ -21,7 +21,7 @@ from regard.lab.data.tokenizer import SentencePiece
 from regard.lab.decoding.alignment import attention_of
 from regard.lab.evaluation.dependence import source_gradients
 from regard.lab.evaluation.pair_maps import read_alignments, read_pair
-from regard.lab.pages.runs import open_folder
+from regard.lab.pages.run_folders import open_folder
 from regard.viewer import Sheet
 from regard.viewer.page import payload
 

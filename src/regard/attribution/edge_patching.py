@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attribution.blocks import BlockCalls, block_name, is_additive
 from regard.attribution.inputs import TextInputs
+from regard.attribution.model_blocks import BlockCalls, block_name, is_additive
 from regard.attribution.request import DECODER, INPUT, AttributionRequest, MethodResult, received
 from regard.attribution.traced_run import Rules, TracedRun, gradients_on, traced_run
 from regard.base.errors import RegardError
 from regard.hf.attention_modules import attention_modules
 from regard.hf.calls import AttentionCall
-from regard.hf.heads.layout import Heads, ModelHeads
+from regard.hf.heads.model_heads import Heads, ModelHeads
 from regard.maps import GradientMap, SumMap
 from regard.stats.numbering import head_name, layer_numbers
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard.base.errors import RegardError
 from regard.base.shapes import at_least_float32, grouped_values, spread_indices
 from regard.hf.capture import WatchedAttention
-from regard.hf.heads.layout import ModelHeads
+from regard.hf.heads.model_heads import ModelHeads
 from regard.maps import AttentionMap
 from regard.nn import CrossAttention, ModuleOutput
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.attribution.blocks import BlockCalls, block_name
 from regard.attribution.call_changes import CallChange, changing, need_backend
 from regard.attribution.chefer import reading_rows
+from regard.attribution.model_blocks import BlockCalls, block_name
 from regard.attribution.request import INPUT, AttributionRequest, MethodResult, one_sequence
 from regard.attribution.traced_run import Rules, TracedCall, traced_run
 from regard.base.errors import RegardError

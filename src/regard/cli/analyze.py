@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from regard.base.errors import RegardError
-from regard.base.texts.files import looks_like_path
+from regard.base.texts.text_files import looks_like_path
 from regard.cli.options import AnalyzeOptions
 from regard.cli.outputs import check_drawing, check_folder, shown_steps
 from regard.cli.report import (

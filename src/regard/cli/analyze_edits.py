@@ -14,8 +14,8 @@ from regard.cli.analyze import read_texts, save_page
 from regard.cli.options import AnalyzeOptions
 from regard.cli.outputs import check_folder, shown_steps
 from regard.edits import EditSequence, KnockOut
-from regard.edits.selection import Where
 from regard.edits.values import AttentionEdit
+from regard.edits.where import Where
 from regard.hf.edit_effects import SENTENCE, EditResult, edit_effect
 from regard.hf.text_reader import TextReader
 from regard.stats.roles import RoleTable

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from regard.base.other_libraries import answers_for
-from regard.edits.selection import Where
 from regard.edits.values import (
     ActivationPatch,
     AddToScores,
@@ -14,6 +13,7 @@ from regard.edits.values import (
     ScaleWeights,
     edit_from_json,
 )
+from regard.edits.where import Where
 
 __all__ = [
     "ActivationPatch",

@@ -15,8 +15,8 @@ from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import to_device, widest_float
 from regard.base.spans import EVERYTHING, Spans
-from regard.edits.selection import EVERY, Indices
 from regard.edits.values import AddToScores, KnockOut, ReplaceWeights, ScaleWeights, check_sums
+from regard.edits.where import EVERY, Indices
 from regard.maps.attention_map import AttentionMap
 from regard.maps.changed_map import ChangedMap
 from regard.maps.gradients import LiveRows, mapped_rows

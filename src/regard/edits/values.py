@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.base.checks import HoldsMaps, checked
 from regard.base.errors import RegardError, nearest
 from regard.base.whole_files import whole_file
-from regard.edits.selection import Where
+from regard.edits.where import Where
 from regard.maps.attention_map import AttentionMap
 
 # Edits as JSON: selections as they were typed, tensors as nested lists or in a safetensors file, never pickled.

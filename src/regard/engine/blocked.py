@@ -24,7 +24,7 @@ from regard.engine.flash import FlashRows
 from regard.engine.gradients import Gradients, GradientSums, block_gradients
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.rows import StatisticBuffer, attend_rows
-from regard.engine.runs import CALL_BYTES, BlockRun, runs
+from regard.engine.strided_blocks import CALL_BYTES, BlockRun, runs
 from regard.engine.transforms import HIDDEN_GRADIENTS, differentiable_once
 from regard.pieces.contents import tensor_snapshot
 from regard.pieces.mask import Mask

@@ -14,7 +14,7 @@ from regard.base.versions import shares_key_heads
 from regard.engine.blocks import Block, starts_causal
 from regard.engine.problem import Problem
 from regard.engine.rows import finished_rows
-from regard.engine.runs import BlockRun
+from regard.engine.strided_blocks import BlockRun
 from regard.engine.transforms import HIDDEN_GRADIENTS
 from regard.pieces.bias import AdditiveBias
 from regard.pieces.grid import Grid, along_diagonals

@@ -32,7 +32,7 @@ from regard.pieces.contents import split_tensors
 from regard.pieces.fingerprint import NoFingerprint, fingerprint
 from regard.pieces.normalizer import any_coarse
 
-#: Most plans that are kept. The masks of 32 more layouts are kept in `kernel/layout.py`.
+#: Most plans that are kept. The masks of 32 more layouts are kept in `kernel/mask_layout.py`.
 MOST_PLANS = 128
 #: What a problem has besides its tensors. `template` holds the pieces without their tensors.
 FACTS = ("positions", "sizes", "template", "learns", "learns_bias", "scale", "hides_gradients")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from regard.base.errors import RegardError
-from regard.base.texts.caches import cache_folder
+from regard.base.texts.cache_folder import cache_folder
 from regard.base.whole_files import DRAFT
 
 #: A model and its tokenizer.

@@ -14,7 +14,7 @@ import torch
 from regard.base.errors import RegardError
 from regard.base.texts.embedded import english_verses, passage
 from regard.hf.editing import streaming
-from regard.hf.heads.layout import ModelHeads
+from regard.hf.heads.model_heads import ModelHeads
 from regard.stats import SyntaxSentence, WatchedNeedle, WatchedSentence, cache_split, retrieval_roles, syntax_roles
 from regard.stats.cache_split import KeyHeadSplit
 from regard.stats.roles import RoleTable

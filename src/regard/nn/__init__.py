@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from regard.base.other_libraries import answers_for
+from regard.nn.attention_roles import attention_for
 from regard.nn.cross_attention import CrossAttention
 from regard.nn.dropout import Dropout
 from regard.nn.embedding import Embedding, PositionalEncoding
@@ -13,7 +14,6 @@ from regard.nn.module_output import ModuleOutput
 from regard.nn.multi_head import MultiHeadAttention
 from regard.nn.projected_kv import ProjectedKV, Rows, select_rows
 from regard.nn.recurrent import Cell, Cells, CellStates, RecurrentEncoder
-from regard.nn.roles import attention_for
 from regard.nn.transformer import Decoder, DecoderCache, Encoder, Transformer, TransformerConfig
 
 __all__ = [

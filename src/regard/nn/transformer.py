@@ -12,11 +12,11 @@ from regard.base.checks import Size, checked
 from regard.base.errors import RegardError
 from regard.encodings import Encoding, LearnedPositions, Sinusoidal
 from regard.masks import Mask
+from regard.nn.attention_roles import ROLES, attention_for
 from regard.nn.embedding import Embedding
 from regard.nn.layers import DecoderLayer, EncoderLayer, FeedForward
 from regard.nn.multi_head import MultiHeadAttention
 from regard.nn.projected_kv import ProjectedKV
-from regard.nn.roles import ROLES, attention_for
 
 Mechanism = str | Mapping[str, Any]
 

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from regard.base.errors import MissingPackage, RegardError
-from regard.base.texts.files import JSON_LINES, decoded, fields_of, json_records, raw_lines, saved_dataset
 from regard.base.texts.streams import inner_suffix
+from regard.base.texts.text_files import JSON_LINES, decoded, fields_of, json_records, raw_lines, saved_dataset
 
 #: The operation that error messages name.
 OPERATION = "profile_corpus"

@@ -14,7 +14,7 @@ from regard.attribution.faithfulness import FaithfulnessCurves
 from regard.attribution.result import Attribution
 from regard.base.errors import RegardError
 from regard.edits import EditSequence, KnockOut
-from regard.edits.selection import Where
+from regard.edits.where import Where
 from regard.hf.edit_effects import EditResult, edit_effect
 from regard.hf.editing import edit
 from regard.hf.generation_reader import GenerationResult, read_generation

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from regard.base.checks import checked
 from regard.base.errors import RegardError
-from regard.base.texts.files import read_json
+from regard.base.texts.text_files import read_json
 from regard.base.whole_files import write_whole
 from regard.maps import AttentionMap
 from regard.maps.scored_map import ScoredMap

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.layouts import MARGIN
 from regard.engine.kernel.library import Library
+from regard.engine.kernel.mask_layout import Layout
 from regard.engine.kernel.running import counters, empty, run, zeros
 from regard.engine.kernel.structures import KernelCall
 from regard.engine.transforms import gradients_once

@@ -13,9 +13,9 @@ from regard.engine.blocked import Blocked
 from regard.engine.dense import flops_per_pair
 from regard.engine.formatting import size
 from regard.engine.kernel.attention import CallSettings, Dropout, Inputs, KernelAttention, forward, is_few
-from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.layouts import CLIPPED_MARGIN, PART_KEYS, TILE_QUERIES
 from regard.engine.kernel.library import load, load_fast, reason
+from regard.engine.kernel.mask_layout import Layout
 from regard.engine.kernel.structures import DTYPES, has_address
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.transforms import HIDDEN_GRADIENTS, is_transformed

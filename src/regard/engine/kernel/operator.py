@@ -24,8 +24,8 @@ from regard.base.positions import Positions
 from regard.base.shapes import Sizes
 from regard.base.spans import Spans
 from regard.engine.kernel.attention import CallSettings, Dropout, Inputs, forward, gradients
-from regard.engine.kernel.layout import Layout
 from regard.engine.kernel.library import load, reason
+from regard.engine.kernel.mask_layout import Layout
 from regard.engine.kernel.running import empty
 from regard.pieces.data_masks import padding
 from regard.pieces.mask import Mask, causal, window

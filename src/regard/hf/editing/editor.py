@@ -16,8 +16,8 @@ from regard.base.checks import checked
 from regard.base.errors import RegardError, first_few
 from regard.base.versions import hidden_eager
 from regard.edits.layer_edits import LayerEdit, LayerEdits, Pairs, given_weights
-from regard.edits.selection import Indices, Roles, Where, listed
 from regard.edits.values import ActivationPatch, AttentionEdit
+from regard.edits.where import Indices, Roles, Where, listed
 from regard.hf.attention_modules import OF_TORCH, attention_modules, names_called, part_of
 from regard.hf.calls import AttentionCall, CallObserver
 from regard.hf.capture.captured_calls import is_differential

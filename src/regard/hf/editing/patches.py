@@ -10,8 +10,8 @@ from torch import Tensor
 
 from regard.base.errors import RegardError
 from regard.edits.layer_edits import of_layer
-from regard.edits.selection import Indices
 from regard.edits.values import ActivationPatch
+from regard.edits.where import Indices
 from regard.hf.calls import AttentionCall
 from regard.hf.capture import WatchedAttention
 

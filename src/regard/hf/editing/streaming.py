@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from regard.base.checks import checked
 from regard.base.errors import RegardError, nearest
 from regard.edits.layer_edits import LayerEdit, LayerEdits, Pairs
-from regard.edits.selection import Indices, Where
 from regard.edits.values import KnockOut
+from regard.edits.where import Indices, Where
 from regard.hf.attention_modules import attention_modules
 from regard.hf.calls import AttentionCall
 from regard.hf.capture.transformers_interface import backend_calls, refuse_compiled

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.base.errors import RegardError
 from regard.hf.heads.gates import apply_gates
-from regard.hf.heads.layout import ModelHeads
+from regard.hf.heads.model_heads import ModelHeads
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from regard.base.errors import RegardError
 from regard.base.versions import fills_width
 from regard.biases import ShawBias, Softcap
 from regard.composites import Composite
-from regard.hf.heads.layout import Heads, ModelHeads
+from regard.hf.heads.model_heads import Heads, ModelHeads
 from regard.hf.names import COUNTS
 from regard.nn import MultiHeadAttention
 from regard.pieces.contents import tensors_of

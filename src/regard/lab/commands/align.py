@@ -9,7 +9,7 @@ from itertools import zip_longest
 from rich.console import Console
 
 from regard.base.errors import RegardError, first_few
-from regard.base.texts.files import lines
+from regard.base.texts.text_files import lines
 from regard.cli.options import AlignOptions
 from regard.lab.commands.translate import load
 from regard.lab.decoding.alignment import align_texts, write_pharaoh

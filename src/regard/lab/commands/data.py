@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.base.errors import RegardError
-from regard.base.texts.caches import cache_folder
+from regard.base.texts.cache_folder import cache_folder
 from regard.cli.outputs import check_folder
 from regard.lab.data import Corpus, load_corpus
 from regard.lab.data.bible import (

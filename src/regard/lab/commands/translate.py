@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from regard.base.errors import RegardError, first_few, nearest
-from regard.base.texts.files import decoded, looks_like_path
 from regard.base.texts.streams import utf8_stream
+from regard.base.texts.text_files import decoded, looks_like_path
 from regard.cli.catalog import SHADES
 from regard.cli.options import TranslateOptions
 from regard.lab.decoding.alignment import READINGS, Alignment, write_pharaoh

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regard.base.errors import MissingPackage, RegardError
-from regard.base.texts.files import read_json
+from regard.base.texts.text_files import read_json
 from regard.lab.comparison.processes import LocalProcess, Start, cores, processors
 from regard.lab.comparison.study import EVALUATION, Study, open_study, read_study
 from regard.lab.comparison.workers import Progress, progress_of, run_trials

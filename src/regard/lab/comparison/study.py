@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.base.errors import RegardError
-from regard.base.texts.files import read_json
+from regard.base.texts.text_files import read_json
 from regard.base.whole_files import write_whole
 from regard.lab.comparison.processes import cores
 from regard.lab.data.corpus import Corpus

@@ -89,7 +89,7 @@ def peak_memory() -> float:
 
 
 def _corpus(study: Study, folder: Path) -> Corpus:
-    from regard.base.texts.files import read_json
+    from regard.base.texts.text_files import read_json
     from regard.lab.comparison.study import STUDY
 
     corpus = study.corpus()
@@ -160,7 +160,7 @@ def _telling(tell: Tell) -> Callable[[TrainingProgress], None]:
 def _look(run: Run, corpus: Corpus, similarities: list[float], tell: Tell) -> None:
     if (run.path / LOOKING).exists():
         return
-    from regard.base.texts.files import read_json
+    from regard.base.texts.text_files import read_json
     from regard.lab.comparison.inspection import inspect
 
     tell("inspecting")

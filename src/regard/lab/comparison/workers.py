@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regard.base.texts.files import read_json
+from regard.base.texts.text_files import read_json
 from regard.lab.comparison.processes import LocalProcess, Start
 from regard.lab.comparison.study import EVALUATION, Trial
 from regard.lab.comparison.trials import FAILED, STOPPED

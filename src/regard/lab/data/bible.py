@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from regard.base.errors import RegardError, nearest
-from regard.base.texts.caches import cache_folder
+from regard.base.texts.cache_folder import cache_folder
 from regard.base.texts.embedded import FOLDER as EMBEDDED
 from regard.base.texts.embedded import read_segments
 from regard.base.whole_files import write_whole

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from regard.base.errors import RegardError
-from regard.base.texts.files import JSON_LINES, fields_of, json_records, lines, saved_dataset
 from regard.base.texts.streams import inner_suffix
+from regard.base.texts.text_files import JSON_LINES, fields_of, json_records, lines, saved_dataset
 from regard.lab.data.corpus import Pair
 from regard.lab.data.drift import suspicious_line
 

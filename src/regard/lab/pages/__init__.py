@@ -1,6 +1,6 @@
 """Runs, comparisons and translators on the page: what `regard view` and `regard demo` show of them."""
 
-from regard.lab.pages.runs import folder_of, open_folder
+from regard.lab.pages.run_folders import folder_of, open_folder
 from regard.lab.pages.translations import TRANSLATED, is_run, live_model, translated_sheets
 from regard.lab.runs import pretrained_runs
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.base.errors import RegardError
-from regard.base.texts.files import read_json
+from regard.base.texts.text_files import read_json
 from regard.lab.evaluation.bootstrap import bleu_counts
 from regard.lab.evaluation.scores import Evaluation
 from regard.lab.runs.run import METRICS, read_metrics

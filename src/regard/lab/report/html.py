@@ -6,7 +6,7 @@ import html
 import re
 from importlib.resources import files
 
-from regard.lab.report.blocks import Block, Document, Facts, Figures, Folded, Heading, Quotes, Table, Text
+from regard.lab.report.elements import Block, Document, Facts, Figures, Folded, Heading, Quotes, Table, Text
 from regard.lab.report.svg import Figure
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from regard.lab.report.blocks import Block, Document, Facts, Figures, Folded, Heading, Quotes, Table, Text
+from regard.lab.report.elements import Block, Document, Facts, Figures, Folded, Heading, Quotes, Table, Text
 
 #: The folder of the figures, beside the Markdown.
 FIGURES = "figures"

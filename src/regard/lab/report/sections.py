@@ -8,7 +8,8 @@ from typing import Any
 
 from regard.lab.data.retrieval import NEAR, NEAR_REASON
 from regard.lab.report import charts
-from regard.lab.report.blocks import (
+from regard.lab.report.charts import Report, finished, quality_name, quality_of
+from regard.lab.report.elements import (
     Block,
     Document,
     Facts,
@@ -19,7 +20,6 @@ from regard.lab.report.blocks import (
     Table,
     Text,
 )
-from regard.lab.report.charts import Report, finished, quality_name, quality_of
 from regard.lab.report.numbers import LEAST_SEEDS
 from regard.lab.report.published import anchors
 from regard.lab.report.svg import Figure

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from regard.lab.report.blocks import Column, Table
 from regard.lab.report.charts import Report, finished
+from regard.lab.report.elements import Column, Table
 from regard.lab.report.published import anchors
 
 #: The text of a cell without a measurement.

@@ -10,7 +10,7 @@ from pathlib import Path
 from regard.base.errors import RegardError
 from regard.base.whole_files import write_whole
 from regard.lab.report.alignments import alignment_figures
-from regard.lab.report.blocks import Block, Figures, Folded
+from regard.lab.report.elements import Block, Figures, Folded
 from regard.lab.report.folder import read_study
 from regard.lab.report.html import to_html
 from regard.lab.report.markdown import FIGURES, to_markdown

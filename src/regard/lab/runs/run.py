@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import RegardError, nearest
-from regard.base.texts.files import read_json
+from regard.base.texts.text_files import read_json
 from regard.base.whole_files import append, write_whole
 from regard.lab.data.tokenizer import Tokenizer, load_tokenizer
 from regard.lab.decoding import Search, Translation, TranslationOptions, translate
 from regard.lab.models.sharding import sharded_like
-from regard.lab.runs.files import read_tensors, write_tensors
+from regard.lab.runs.tensor_files import read_tensors, write_tensors
 from regard.version import __version__
 
 if TYPE_CHECKING:

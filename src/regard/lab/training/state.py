@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.base.errors import RegardError
 from regard.lab.models.sharding import is_sharded_tensor, own_rows
-from regard.lab.runs.files import read_tensors, write_tensors
+from regard.lab.runs.tensor_files import read_tensors, write_tensors
 from regard.lab.training.ranks import rank, together, world
 
 
