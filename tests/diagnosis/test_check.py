@@ -38,6 +38,14 @@ def test_nothing_is_found_with_other_seeds(name, seed):
     assert report.mechanism == mechanism
 
 
+@pytest.mark.parametrize("removed", [[1], [0, 3], [0, 1, 2]])
+def test_nothing_is_found_in_a_pruned_module(removed):
+    """Its heads fill fewer channels than its output has."""
+    report = rg.check(rg.prune(rg.nn.MultiHeadAttention(32, 4), {"": removed}).model)
+    assert report.mistakes == (), str(report)
+    assert finding_of(report, "weights").verdict == "right"
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_planted_mistake_is_found_by_its_name_and_no_other(name):
     function, mistake, meant = WRONG[name]

@@ -12,27 +12,7 @@ from torch.nn import functional as F
 
 import regard as rg
 from regard import RegardError
-
-B, N, C, H = 2, 6, 16, 4
-
-
-class Own(nn.Module):
-    """Attention as in a tutorial: with torch's function, or dense with an edit of its weights written out."""
-
-    def __init__(self, causal=True):
-        super().__init__()
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(C, C) for _ in range(4))
-        self.causal, self.change = causal, None
-
-    def forward(self, x):
-        q, k, v = (p(x).unflatten(-1, (H, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
-        if self.change is None:
-            heads = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        else:
-            s = q @ k.mT * (C // H) ** -0.5
-            s = s.masked_fill(~torch.ones(x.shape[1], x.shape[1]).tril().bool(), -torch.inf) if self.causal else s
-            heads = self.change(s) @ v
-        return self.out_proj(heads.transpose(1, 2).flatten(2))
+from zoo import Attending, B, C, H, N, Own
 
 
 def knock_out(s):
@@ -153,17 +133,6 @@ def test_a_module_with_another_layout_is_refused():
         rg.edit(model, KNOCK_OUT),
     ):
         model(torch.randn(B, N, C))
-
-
-class Attending(Own):
-    """The same with `regard.attend`."""
-
-    def forward(self, x):
-        if self.change is not None:
-            return super().forward(x)
-        q, k, v = (p(x).unflatten(-1, (H, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
-        seen = rg.Attention(mask=rg.causal())(q, k, v)
-        return self.out_proj(seen.output.transpose(1, 2).flatten(2))
 
 
 @pytest.mark.parametrize(("edit", "change"), EDITS, ids=NAMES)

@@ -11,6 +11,7 @@ import regard as rg
 from miniatures import BERT, V, padding, sharpened, tokens
 from regard.hf.capture import module_rerun as held
 from watching import assert_identical, watched
+from zoo import OwnAttention
 
 GPT = {"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": V, "n_positions": 40, "rotary_dim": 2}
 MODELS = {
@@ -171,27 +172,6 @@ def test_statistics_of_held_weights(size):
     _, seen = watched(model, inputs, keep="statistics")
     for name, weights in kept.maps.items():
         torch.testing.assert_close(seen.statistics[name].of(rg.maps.Entropy), weights.entropy(), atol=1e-6, rtol=0)
-
-
-class OwnAttention(nn.Module):
-    """What timm writes where no kernel is fused."""
-
-    def __init__(self, dim=-1, times=1):
-        super().__init__()
-        self.qkv, self.dim, self.times = nn.Linear(16, 48), dim, times
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
-        for _ in range(self.times):
-            q = (q @ k.transpose(-2, -1)).softmax(dim=self.dim) @ v
-        return q.transpose(1, 2).flatten(2)
-
-
-def test_a_softmax_written_as_a_method(size):
-    model, x = sharpened(OwnAttention()), torch.randn(2, 6, 16)
-    _, seen = watched(model, {"x": x})
-    q, k, _ = model.qkv(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
-    torch.testing.assert_close(seen[0].dense(), (q @ k.transpose(-2, -1)).softmax(-1).detach(), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(("made", "why"), [({"dim": 2}, "not linear in its values"), ({"times": 2}, "2 softmaxes")])

@@ -391,7 +391,6 @@ RIGHT = {
     "softcap": (softcapped, "softcap", {}),
     "sink": (with_a_sink, None, {}),
     "a mask of Regard": (with_a_regard_mask, "multi_head", {}),
-    "a joint matrix": (JointMatrix(24, 2), "multi_head", {}),
     "additive, three inputs": (AdditiveOfThree, "bahdanau", {}),
     "scores in float32": (scores_in_float32, "multi_head", {}),
     "matmul": (by_matmul, "multi_head", {}),
@@ -404,7 +403,6 @@ RIGHT = {
     "concat, luong": (Concat, "luong_concat", {}),
     "general, luong": (General, "luong_general", {}),
     "multi-head module": (MultiHead, "multi_head", {}),
-    "torch's module": (nn.MultiheadAttention(16, 4, batch_first=True), "multi_head", {}),
     "torch's module, length first": (nn.MultiheadAttention(24, 2), "multi_head", {"mask": "drop"}),
     "nanoGPT": (CausalSelfAttention, "masked", {}),
     "one head": (Head(16, 8), "self_attention", {}),
@@ -417,6 +415,5 @@ RIGHT = {
     "no parameters": (without_parameters, "self_attention", {}),
     "alibi": (alibi, "alibi", {}),
     "length first": (sequence_first, "cross", {}),
-    "Regard's module": (rg.nn.MultiHeadAttention(16, 4), "multi_head", {}),
     "unscaled, as meant": (lambda q, k, v: (q @ k.mT).softmax(-1) @ v, "luong_dot", {"scale": 1.0}),
 }

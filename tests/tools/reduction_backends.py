@@ -17,7 +17,6 @@ from unittest import mock
 
 import pytest
 import torch
-from regard.stats.token_reductions import Agreement
 from torch import distributed
 
 import regard as rg
@@ -33,7 +32,7 @@ from regard.maps.reductions import Pyramid
 from regard.maps.scored_map import ScoredMap
 from regard.maps.stored import load_map, save_map
 from regard.reference import reference
-from regard.stats.statistics import Allowed, WeightOnKeys
+from regard.stats.statistics import Agreement, Allowed, WeightOnKeys
 
 #: A map, and its weights in float64.
 Weighed = tuple[rg.AttentionMap, torch.Tensor]
@@ -275,12 +274,16 @@ def detached(result):
 
 @dataclass(frozen=True)
 class Backend:
-    """`maps` by name; what stands `around` the calls; the relative error; reductions that it leaves to another."""
+    """`maps` by name; what stands `around` the calls; the relative error; reductions that it leaves to another.
+
+    `lacks` names the kinds of reductions that none of its maps has. They have no cell in the table.
+    """
 
     maps: Callable[[], dict[str, Callable[[], Weighed]]]
     around: Callable[[], AbstractContextManager] = small_tiles
     tolerance: float = 1e-5
     leaves: Callable[[str], tuple[str, ...]] = lambda name: ()
+    lacks: tuple[str, ...] = ()
 
     def faults(self) -> dict[str, list[str]]:
         """For each kind of reduction that it computes: what is wrong, and of which map."""
@@ -300,6 +303,9 @@ class Backend:
 
 #: No kernel knows it.
 ON_TILES = ("SignedMass",)
+#: A map without shares lacks these, and a map with signs also lacks the others.
+OF_SHARES = ("Distance", "Entropy")
+OF_POSITIVE = (*OF_SHARES, "Pyramid", "TopLinks", "WeightOnKeys")
 
 
 def left_to_tiles(name):
@@ -310,9 +316,9 @@ def wrapped(wrap, maps):
     return {name: wrap(make) for name, make in maps.items()}
 
 
-def one(make, *given):
+def one(make, *given, lacks=()):
     """A column of one map."""
-    return Backend(lambda: {make.__name__: functools.partial(make, *given)})
+    return Backend(lambda: {make.__name__: functools.partial(make, *given)}, lacks=lacks)
 
 
 BACKENDS = {
@@ -321,22 +327,22 @@ BACKENDS = {
     "in the graph": Backend(live_maps),
     "ring": Backend(lambda: short_maps("ring"), ring_of_one),
     "joined maps of scores": one(joined_rows),
-    "joined maps of any family": one(joined_rows, PositiveMap),
+    "joined maps of any family": one(joined_rows, PositiveMap, lacks=OF_SHARES),
     "sum of maps": one(sums, 0.25, 0.75),
-    "sum of maps with signs": one(sums, 1.0, -0.75),
+    "sum of maps with signs": one(sums, 1.0, -0.75, lacks=OF_POSITIVE),
     "product of maps": one(product),
-    "gradients": one(gradients),
+    "gradients": one(gradients, lacks=OF_POSITIVE),
     "shares of gradients": one(shares_of_gradients),
-    "positive gradients": one(positive_gradients),
-    "value weighted": one(value_weighted),
+    "positive gradients": one(positive_gradients, lacks=OF_SHARES),
+    "value weighted": one(value_weighted, lacks=OF_POSITIVE),
     "groups of keys": one(groups_of_keys),
-    "transition": one(decayed),
+    "transition": one(decayed, lacks=OF_POSITIVE),
     "selected heads": one(selected_heads),
     "some queries": one(some_queries),
     "mean of heads": one(mean_of_heads),
-    "matrix": one(matrix),
+    "matrix": one(matrix, lacks=OF_POSITIVE),
     "loaded": one(loaded),
 } | {
-    f"kernels at {level}": Backend(long_maps, functools.partial(kernels, level), 1e-4, left_to_tiles)
+    f"kernels at {level}": Backend(long_maps, functools.partial(kernels, level), 1e-4, left_to_tiles, ON_TILES)
     for level in LEVELS
 }

@@ -67,7 +67,8 @@ def _by_unit_values(caller: Caller, inputs: Inputs, extra: Mapping[str, Any]) ->
     if output.shape[-1] > value.shape[-1]:
         return None
     if query.shape[1] == 1:
-        return _by_channel_groups(by_channel[:, 0], output[:, 0], *(x[:, 0] for x in inputs))
+        declared = declared_heads(caller.function)
+        return _by_channel_groups(by_channel[:, 0], output[:, 0], *(x[:, 0] for x in inputs), declared)
     weights = by_channel[:, :, 0]
     if not close(by_channel, weights[:, :, None].expand_as(by_channel)):
         return None
@@ -90,7 +91,7 @@ def _sources(weights: Tensor, values: Tensor, outputs: Tensor) -> tuple[int, ...
 
 
 def _by_channel_groups(
-    by_channel: Tensor, output: Tensor, query: Tensor, key: Tensor, value: Tensor
+    by_channel: Tensor, output: Tensor, query: Tensor, key: Tensor, value: Tensor, declared: list[int]
 ) -> Measurement | None:
     """Channels with the same weights (B, channel, I, J) are one head."""
     sources = _sources(by_channel, value.mT[..., None], output.mT[..., None])
@@ -101,6 +102,8 @@ def _by_channel_groups(
             groups.append([channel])
         else:
             same.append(channel)
+    if len(groups) - 1 in declared:  # the heads of a pruned module fill fewer channels than its output has
+        groups = [group for group in groups if by_channel[:, group[0]].any()]
     if not sources or len({len(group) for group in groups}) > 1:
         return None
     weights = torch.stack([by_channel[:, group[0]] for group in groups], 1)
