@@ -69,7 +69,7 @@ def test_a_mechanism_has_its_family_its_year_and_models_that_have_it(name):
     for model in entry.used_by:
         files = [*(MODELS / model).glob("modeling_*.py"), *(MODELS / model).glob("configuration_*.py")]
         code = "".join(path.read_text() for path in files)
-        assert re.search(EVIDENCE.get(name, ""), code) and code, f"{name}: {model}"
+        assert re.search(EVIDENCE[name], code) and code, f"{name}: {model}"
 
 
 def test_an_unknown_family_is_refused():
