@@ -313,11 +313,14 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **kwargs or {})
         if func is F.multi_head_attention_forward or any(func is known for known in SDPA):
-            for observer in self.observers:
-                observer.function_called(func, args, kwargs or {}, output)
+            self._report(func, args, kwargs or {}, output)
         return output
 
     @partial(uncompiled, reason=COMPILED)  # code that is compiled while the block is open
+    def _report(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
+        for observer in self.observers:
+            observer.function_called(func, args, kwargs, output)
+
     def remove(self) -> bool:
         """Take the mode off the stack; returns whether it was there. torch itself removes a mode that runs."""
         above, was_there = [], False
