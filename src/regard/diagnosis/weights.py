@@ -67,8 +67,9 @@ def _by_unit_values(caller: Caller, inputs: Inputs, extra: Mapping[str, Any]) ->
     if output.shape[-1] > value.shape[-1]:
         return None
     if query.shape[1] == 1:
+        query, key, value = (x[:, 0] for x in inputs)
         declared = declared_heads(caller.function)
-        return _by_channel_groups(by_channel[:, 0], output[:, 0], *(x[:, 0] for x in inputs), declared)
+        return _by_channel_groups(by_channel[:, 0], output[:, 0], query, key, value, declared)
     weights = by_channel[:, :, 0]
     if not close(by_channel, weights[:, :, None].expand_as(by_channel)):
         return None
