@@ -37,9 +37,8 @@ NAMES_LAB = ("regard", "regard.cli.lab")
 #: The same inside packages, by name.
 ROOMS = {
     "hf": [
-        {"adapters", "masks", "gguf", "token_labels"},
-        {"names"},
-        {"attention_modules"},
+        {"adapters", "names", "masks", "gguf", "token_labels"},
+        {"attention_modules", "output_projections"},
         {"calls", "models"},
         {"operator_calls", "recurrent", "edited_calls"},
         {"compiled"},

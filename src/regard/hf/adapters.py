@@ -120,9 +120,9 @@ def is_adapted(module: nn.Module) -> bool:
 
 def read_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AdaptedCall:
     """The call of a module, as its adapter reads it."""
-    found = adapter_of(module)
-    assert found is not None
-    call = found.read(module, *args, **kwargs)
+    adapter_of_module = adapter_of(module)
+    assert adapter_of_module is not None
+    call = adapter_of_module.read(module, *args, **kwargs)
     if not isinstance(call, AdaptedCall):
         raise RegardError(
             f"adapter({type(module).__name__!r}): the function must return a regard.hf.AdaptedCall, got {call!r}."

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from regard.base.shapes import at_least_float32, spread_indices, to_device
 from regard.hf.capture.captured_calls import ModuleCalls
 from regard.hf.capture.kept_calls import LostProjection, NoValues
-from regard.hf.names import LinearLayer, open_gates, output_projection
+from regard.hf.output_projections import LinearLayer, open_gates, output_projection
 from regard.maps.attention_map import AttentionMap
 from regard.maps.changed_map import ValueWeightedMap
 from regard.nn import Attends

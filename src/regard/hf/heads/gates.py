@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.hf.heads.model_heads import Heads, ModelHeads, refuse_input
-from regard.hf.names import open_gates
+from regard.hf.output_projections import open_gates
 
 
 @checked

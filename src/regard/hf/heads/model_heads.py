@@ -12,19 +12,8 @@ from torch import Tensor, nn
 from regard.base.errors import RegardError, nearest
 from regard.hf.adapters import adapter_of
 from regard.hf.attention_modules import attention_modules, layer_number
-from regard.hf.names import (
-    BETWEEN,
-    BY_HAND,
-    COUNTS,
-    COUNTS_BY_HAND,
-    HEADS_OR_HEIGHT,
-    OUTPUTS,
-    WIDTHS,
-    matrix_of,
-    num_inputs,
-    output_projection,
-    sides_of,
-)
+from regard.hf.names import BETWEEN, BY_HAND, COUNTS, COUNTS_BY_HAND, HEADS_OR_HEIGHT, OUTPUTS, WIDTHS, sides_of
+from regard.hf.output_projections import matrix_of, num_inputs, output_projection
 from regard.nn import Attends, MultiHeadAttention
 
 
