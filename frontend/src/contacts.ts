@@ -1,4 +1,4 @@
-// The contact map of a protein in the chosen head, as contact_maps of src/regard/stats/contacts.py computes it.
+// The contact map of a protein in the chosen head, as contact_maps of src/regard/stats/patterns.py computes it.
 import type { ChartPlan } from "./chart";
 import { rangeLegend } from "./color";
 import { headName, inText, place, type Context } from "./context";
