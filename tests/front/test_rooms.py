@@ -75,6 +75,8 @@ BEFORE = {
     "where": "rg.Where",
     "Edits": "rg.edits.EditSequence",
     "Links": "rg.maps.RowLinks",
+    "MatrixMap": "rg.maps.DenseMap",
+    "Beyond": "rg.maps.MassWhere",
     "divergence": "rg.maps.Divergence",
     "differences": "rg.stats.text_differences",
     "explain": "rg.plan",

@@ -97,6 +97,8 @@ CALLS = {
     "Steer": 'rg.edits.AddToScores(rg.Where.parse("L3.H2"), 2.0)',
     "Edits": "rg.edits.EditSequence()",
     "Links": "rg.maps.RowLinks",
+    "MatrixMap": "rg.maps.DenseMap(matrix)",
+    "Beyond": "rg.maps.MassWhere(mask)",
     "Position": "rg.encodings.Encoding",
     "differences": "rg.stats.text_differences(readings)",
     # captum and inseq
