@@ -330,31 +330,37 @@ class ScoredMap(RecomputedMap):
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Weights of each tile of these queries, and their logarithms (None if those are not cheap).
 
-        An unknown row statistic comes from the scores of these tiles, and `collected` takes it. If there are too many
-        tiles, a pass over the whole map computes it.
+        If the row statistic of the map is not known and the scores of the strip fit in memory, its own scores give the
+        statistic of these rows, and `collected` takes it.
         """
-        normalizer = self.attention.normalizer
         fits = len(parts) <= (STRIP if self._has_mergeable_rows else 1)
-        is_solved = self._row_statistic is not None or "row_statistic" in self.__dict__
-        if is_solved or not fits:
-            row_statistic = tuple(t[:, :, rows] for t in self.row_statistic)
-            if self._are_coarse(row_statistic):
-                if not self._has_mergeable_rows:
-                    yield from super()._weights_of_strip(rows, parts)
-                    return
-                row_statistic = self._total(rows, parts, (self._tile_scores(rows, *part) for part in parts))
-            for part in parts:
-                yield normalizer.tile_weights(self._tile_scores(rows, *part), row_statistic, self._columns(part))
-            return
-        tile_scores = [self._tile_scores(rows, *part) for part in parts]
-        if len(parts) == 1:
-            weights, logs, row_statistic = normalizer.normalize_with_logs(tile_scores[0], self._columns(parts[0]))
+        if self._row_statistic is not None or "row_statistic" in self.__dict__ or not fits:
+            yield from self._weights_by_statistic(rows, parts)
+        elif len(parts) == 1:
+            s = self._tile_scores(rows, *parts[0])
+            weights, logs, row_statistic = self.attention.normalizer.normalize_with_logs(s, self._columns(parts[0]))
             collected.write(rows, row_statistic)
             yield weights, logs
-            return
-        collected.write(rows, row_statistic := self._total(rows, parts, tile_scores))
-        for part, s in zip(parts, tile_scores, strict=True):
-            yield normalizer.tile_weights(s, row_statistic, self._columns(part))
+        else:
+            tile_scores = [self._tile_scores(rows, *part) for part in parts]
+            collected.write(rows, row_statistic := self._total(rows, parts, tile_scores))
+            for part, s in zip(parts, tile_scores, strict=True):
+                yield self.attention.normalizer.tile_weights(s, row_statistic, self._columns(part))
+
+    def _weights_by_statistic(self, rows: slice, parts: list[TileKeys]) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Weights of each tile, from the row statistic of the map (a pass over all tiles computes it, if need be).
+
+        Coarse rows (`_are_coarse`) take another statistic, that of the scores as these tiles round them.
+        """
+        row_statistic = tuple(t[:, :, rows] for t in self.row_statistic)
+        if self._are_coarse(row_statistic):
+            if not self._has_mergeable_rows:
+                yield from super()._weights_of_strip(rows, parts)
+                return
+            row_statistic = self._total(rows, parts, (self._tile_scores(rows, *part) for part in parts))
+        for part in parts:
+            scores_of_part = self._tile_scores(rows, *part)
+            yield self.attention.normalizer.tile_weights(scores_of_part, row_statistic, self._columns(part))
 
     def _columns(self, part: TileKeys) -> Tensor:
         return torch.arange(part[0].start, part[0].stop, device=self.device)

@@ -122,20 +122,13 @@ class MeanGroups(KeyGroups):
         return Positions(positions.start, Spans.union((j, j + 1) for j in last) if last else EMPTY)
 
     def visible(self, mask: Mask | None, sizes: Sizes, grid: Grid) -> tuple[KeyGroups, Mask | None]:
-        """These groups and the mask, if it is causal; else groups within one document without padding, and a mask."""
+        """These groups, if the mask has no documents and no padding; else groups of the tokens of one document."""
         if mask is None or mask.is_lower_triangular:
             return self, mask
         assert grid.positions is not None
         mask.check(sizes, grid.positions)
-        ranks = TokenRanks.of(mask, grid)
-        real, rank = torch.broadcast_tensors(ranks.is_real, ranks.rank)
-        ends = real & (rank + 1 >= self.size) & ((rank + 1 - self.size) % self.step == 0)
-        last = ends.any(0).nonzero().flatten()
-        first = (real.cumsum(1) - self.size)[:, last]
-        of_real = (~real).int().argsort(dim=1, stable=True)  # the real tokens of each entry in their order
-        numbers = (first[:, :, None] + torch.arange(self.size, device=grid.device)).clamp(min=0).flatten(1)
-        tokens = of_real.gather(1, numbers).unflatten(1, (-1, self.size))
-        return TokenGroups(tokens, last), GroupMask(mask, grid.key[last], grid.key[tokens], ends[:, last])
+        tokens, last, is_own = TokenRanks.of(mask, grid).groups(self.size, self.step)
+        return TokenGroups(tokens, last), GroupMask(mask, grid.key[last], grid.key[tokens], is_own)
 
     def check(self, num_keys: int, mask: Mask | None) -> None:
         """Accept any number of keys and any mask."""

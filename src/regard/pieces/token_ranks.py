@@ -41,3 +41,23 @@ class TokenRanks:
         before = real.cumsum(1) - real.long()  # of the whole sequence
         begun = torch.where(begins, before, 0)
         return TokenRanks(real, before - (begun.cummax(1).values if begun.numel() else begun))
+
+    def groups(self, size: int, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Groups of `size` real keys of one document. They begin at its first, and at each `step`-th real key after it.
+
+        Returns the M groups that some entry of the batch has: `keys` (B or 1, M, size), the indices of the keys of each
+        group; `last` (M,), the index of its last key, which is the same in all entries; `is_own` (B or 1, M), whether
+        the entry has the group. Where it does not, `keys` means nothing.
+
+        >>> ranks = TokenRanks(torch.tensor([[True, True, False, True, True]]), torch.tensor([[0, 1, 2, 2, 3]]))
+        >>> keys, last, is_own = ranks.groups(2, 2)
+        >>> keys.tolist(), last.tolist(), is_own.tolist()
+        ([[[0, 1], [3, 4]]], [1, 4], [[True, True]])
+        """
+        is_real, rank = torch.broadcast_tensors(self.is_real, self.rank)
+        is_last = is_real & (rank + 1 >= size) & ((rank + 1 - size) % step == 0)
+        last = is_last.any(0).nonzero().flatten()
+        real_keys = (~is_real).int().argsort(dim=1, stable=True)  # of each entry, in their order; padding comes after
+        first = (is_real.cumsum(1) - size)[:, last, None]  # place in `real_keys`; below 0 where there is no group
+        places = (first + torch.arange(size, device=is_real.device)).clamp(min=0)
+        return real_keys.gather(1, places.flatten(1)).unflatten(1, (-1, size)), last, is_last[:, last]
