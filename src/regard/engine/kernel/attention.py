@@ -186,18 +186,21 @@ def forward(
 def forward_call(
     setting: CallSettings, inputs: Inputs, output: Tensor, logsumexp: Tensor
 ) -> tuple[str, KernelCall, int]:
-    """The function of the library that computes these results, its argument, and its multiply-adds."""
+    """The function of the library that writes these results, its argument, and its time, in multiply-adds.
+
+    "decode" reads keys and values where they are, for few rows of a key head, as in decoding. "forward" packs them.
+    """
     (_, H, I, _), (B, G, J, E) = inputs.query.shape, inputs.value.shape
     call, library = inputs.call(setting), setting.library
     call.point(output=output, logsumexp=logsumexp)
-    work = setting.layout.num_pairs * H * inputs.multiply_adds[0]
-    if inputs.direction is None and is_few(H // G * I, setting.learns):
+    multiply_adds, num_rows = setting.layout.num_pairs * H * inputs.multiply_adds[0], H // G * I
+    if inputs.direction is None and is_few(num_rows, setting.learns):
         call.point(partials=empty(_count(library, "decode_partials", call)))
         call.point(counters=counters(_count(library, "decode_counters", call)))
-        return "decode", call, int(work * reading_factor(H // G * I))
+        return "decode", call, int(multiply_adds * reading_factor(num_rows))
     pack_keys(call, setting)
     call.point(packed_values=empty(B * G, setting.padded(J), _rounded_up(E, setting.lanes)))
-    return "forward", call, work
+    return "forward", call, multiply_adds
 
 
 def is_few(num_rows: int, learns: bool) -> bool:
@@ -206,7 +209,10 @@ def is_few(num_rows: int, learns: bool) -> bool:
 
 
 def reading_factor(num_rows: int) -> float:
-    """How many times longer than its multiply-adds a call of few rows takes: it waits for keys and values."""
+    """How many times longer than its multiply-adds a call of few rows takes: it waits for keys and values.
+
+    `num_rows` are those of a key head: the queries, times the query heads that share it.
+    """
     return max(1.0, PER_FLOAT / num_rows)
 
 
