@@ -214,7 +214,8 @@ class LayerEdit:
         one = torch.zeros_like(batch[:1])
         index = one if B == 1 else batch, one if H == 1 else head_index, row_index
         if isinstance(given, AttentionMap):
-            return given.tile(*(part.cpu() for part in index)).to(batch.device)
+            batches, heads, rows = (part.cpu() for part in index)
+            return given.tile(batches, heads, rows).to(batch.device)
         return given[tuple(part.to(given.device) for part in torch.meshgrid(*index, indexing="ij"))].to(batch.device)
 
     def _check_rows(self, tile: EditedTile, rows: Tensor, heads: Tensor, chosen: Tensor) -> None:

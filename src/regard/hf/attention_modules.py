@@ -22,13 +22,15 @@ from regard.hf.names import is_of_attention
 from regard.nn import Attends
 from regard.stats.numbering import layer_number, layer_paths
 
+#: Paths of attention between the encoder and the decoder.
 CROSS = re.compile(r"cross_?att|encdecattention|encoder_attn|encoder_attention|attn2$", re.IGNORECASE)
 #: Words that name attention in classes and variables.
 ATTENTION = re.compile("attention|attn|bahdanau|luong", re.IGNORECASE)
 #: Variables beside a softmax that say that it is one of attention.
 VARIABLES = ({"q", "k", "v"}, {"query", "key", "value"}, {"queries", "keys", "values"})
-#: Functions that compute attention: those of torch, and `regard.attend` under any name, or a call of an `Attention`.
+#: What `names_called` has for `regard.attend` under any name, and for a call of an `Attention`.
 OURS = "regard.attend"
+#: The functions of torch that compute attention.
 OF_TORCH = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
 #: The functions that transformers offers to attention modules.
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"

@@ -159,7 +159,10 @@ class KernelAttention(torch.autograd.Function):
 def gradients(
     setting: CallSettings, inputs: Inputs, wanted: Inputs, grad: Tensor, output: Tensor, logsumexp: Tensor
 ) -> list[Tensor | None]:
-    """Gradients of all inputs in their dtypes, from the gradient and the results of `forward`."""
+    """Gradients of the inputs in their dtypes, from the gradient and the results of `forward`.
+
+    The fields of `wanted` are True or False: whether an input needs its gradient.
+    """
     delta = (grad.float() * output.float()).sum(-1)
     grads = backward(setting, inputs, wanted, grad, delta, logsumexp)
     if wanted.sink and inputs.sink is not None:
@@ -224,7 +227,7 @@ def pack_keys(call: KernelCall, setting: CallSettings) -> None:
 def backward(
     setting: CallSettings, inputs: Inputs, wanted: Inputs, grad: Tensor, delta: Tensor, logsumexp: Tensor
 ) -> Inputs:
-    """Gradients of all but the sink, in float32.
+    """Gradients of all but the sink, in float32; `wanted` as in `gradients`, and `delta` (B, H, I) is grad . output.
 
     The keys may be a part of those of the rows, if `delta` and `logsumexp` are those of the whole rows.
     """

@@ -35,7 +35,11 @@ from regard.pieces.mask import Mask, causal, window
 
 @dataclass(frozen=True, eq=False)
 class CallRows:
-    """Some rows of a call and their place in the joined map; the fields are those of `MapRows`."""
+    """Some rows of a call, and their place in the joined map.
+
+    The rows `rows` of the call are the rows from `start` on of the joined map, and its first key is key `offset` there.
+    `entries` (N,) has the batch entry of the call for each sequence of the joined map; -1: none.
+    """
 
     call: Any
     rows: range
@@ -148,6 +152,7 @@ def _common_mask(
 
 
 def _candidates(parts: Sequence[CallRows], is_cross: bool) -> Iterator[Mask | None]:
+    """Masks that those of all calls may come from: a rule of the first calls, and the padding of the last call."""
     last = parts[-1]
     last_mask = None if last.call.attention.mask is None else last.call.attention.mask.select(last.entries)
     if is_cross:
