@@ -152,7 +152,7 @@ def _common_mask(
 
 
 def _candidates(parts: Sequence[CallRows], is_cross: bool) -> Iterator[Mask | None]:
-    """Masks that those of all calls may come from: a rule of the first calls, and the padding of the last call."""
+    """Masks to try: causal, a window, those of the first two calls; then each with that of the last call (padding)."""
     last = parts[-1]
     last_mask = None if last.call.attention.mask is None else last.call.attention.mask.select(last.entries)
     if is_cross:
