@@ -88,6 +88,7 @@ def edge_patching(request: AttributionRequest) -> MethodResult:
 
 
 def _corrupted(request: AttributionRequest) -> TextInputs:
+    """The corrupted text; an error if there is none, or one whose tokens have another shape."""
     given = request.options.get("corrupted")
     if given is None:
         raise RegardError(
@@ -95,12 +96,12 @@ def _corrupted(request: AttributionRequest) -> TextInputs:
             "answer differs, such as another name."
         )
     other = TextInputs.of(request.model, given)
-    for text, ids, changed in (
+    for text, ids, other_ids in (
         (INPUT, request.inputs.ids, other.ids),
         (DECODER, request.inputs.decoder_ids, other.decoder_ids),
     ):
-        if ids is not None and (changed is None or changed.shape != ids.shape):
-            shape = None if changed is None else tuple(changed.shape)
+        if ids is not None and (other_ids is None or other_ids.shape != ids.shape):
+            shape = None if other_ids is None else tuple(other_ids.shape)
             raise RegardError(
                 f"attribute(method='edge-patching'): the {text} has the shape {tuple(ids.shape)} and in corrupted "
                 f"{shape}. Activations are exchanged token by token, so both texts need the same length."

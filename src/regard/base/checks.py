@@ -46,8 +46,9 @@ def checked(target: Checked) -> Checked:
     """Check the arguments of a function, or of the constructor of a class, against their annotations at each call.
 
     An integer of NumPy, or in a tensor without axes, becomes a Python integer. A number may be an integer, or a tensor
-    without axes, which may be learned. True is neither an integer nor a number. The function itself checks the rules
-    that an annotation cannot express, such as a shape.
+    without axes, which may be learned. True is neither an integer nor a number. A result that `HoldsMaps` becomes its
+    dict of maps where a dict is expected. The function itself checks the rules that an annotation cannot express, such
+    as a shape.
 
     >>> from regard.base.checks import checked
     >>> @checked

@@ -111,7 +111,10 @@ PairEdit = KnockOut | ScaleWeights | AddToScores | ReplaceWeights
 
 @dataclass(frozen=True)
 class EditedTile:
-    """The coordinates of a tile, those of all keys of its rows, and the mask of the attention."""
+    """The coordinates of a tile, those of the whole map, and the mask and the sum of a row of the attention.
+
+    `row_sum` is None if rows have other sums than one number.
+    """
 
     grid: Grid
     whole: Grid
@@ -192,20 +195,24 @@ class LayerEdit:
         return table
 
     def _given_rows(self, tile: EditedTile, heads: Tensor, queries: Tensor) -> Tensor:
-        """The rows of a table or of a map of another run, with all their keys: (B or 1, heads or 1, queries, J)."""
-        given, pairs = self.given, self.pairs
+        """The given weights of these heads and queries, with all keys: (B or 1, heads or 1, queries, J).
+
+        Queries are numbered in the whole sequence. A map of another run has rows of all heads and queries. A tensor
+        has those of the selected ones, in their order; a tensor of one axis is the row of all of them.
+        """
+        given, pairs, batch = self.given, self.pairs, tile.grid.batch
         if isinstance(given, AttentionMap):
-            head, row, (B, H, R, _) = heads, queries, given.shape
+            head_index, row_index = heads, queries
         else:
             assert isinstance(given, Tensor)
+            head_index, row_index = pairs.heads.rank(heads), pairs.queries.rank(queries) * (given.ndim > 1)
             given = given.reshape((1,) * (4 - given.ndim) + tuple(given.shape))
-            head, row, (B, H, R, _) = pairs.heads.rank(heads), pairs.queries.rank(queries), given.shape
-            row = row * (self.given.ndim > 1)  # type: ignore[union-attr]
-        _check_count("heads", H, int(head.max()))
-        _check_count("batch entries", B, int(tile.grid.batch.max()))
-        _check_count("rows", R + (R == 1), int(row.max()))
-        batch = tile.grid.batch * (B > 1)
-        index = batch[:1] if B == 1 else batch, head[:1] * 0 if H == 1 else head, row
+        B, H, R, _ = given.shape
+        _check_count("heads", H, int(head_index.max()))
+        _check_count("batch entries", B, int(batch.max()))
+        _check_count("rows", R + (R == 1), int(row_index.max()))  # one row does not serve all, as one head does
+        one = torch.zeros_like(batch[:1])
+        index = one if B == 1 else batch, one if H == 1 else head_index, row_index
         if isinstance(given, AttentionMap):
             batches, heads, rows = (part.cpu() for part in index)
             return given.tile(batches, heads, rows).to(batch.device)

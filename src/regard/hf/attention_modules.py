@@ -22,13 +22,15 @@ from regard.hf.names import is_of_attention
 from regard.nn import Attends
 from regard.stats.numbering import layer_number, layer_paths
 
+#: Paths of attention between the encoder and the decoder.
 CROSS = re.compile(r"cross_?att|encdecattention|encoder_attn|encoder_attention|attn2$", re.IGNORECASE)
 #: Words that name attention in classes and variables.
 ATTENTION = re.compile("attention|attn|bahdanau|luong", re.IGNORECASE)
 #: Variables beside a softmax that say that it is one of attention.
 VARIABLES = ({"q", "k", "v"}, {"query", "key", "value"}, {"queries", "keys", "values"})
-#: Functions that compute attention: those of torch, and `regard.attend` under any name, or a call of an `Attention`.
+#: What `names_called` has for `regard.attend` under any name, and for a call of an `Attention`.
 OURS = "regard.attend"
+#: The functions of torch that compute attention.
 OF_TORCH = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
 #: The functions that transformers offers to attention modules.
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
@@ -64,7 +66,7 @@ def _attends(module: nn.Module) -> bool:
     named = ATTENTION.search(type(module).__name__) is not None
     if "softmax" in names:
         variables = _own_variables(type(module))
-        has_variables = any(names <= variables for names in VARIABLES)
+        has_variables = any(triple <= variables for triple in VARIABLES)
         return named or _has_projections(module) or has_variables or _code_names_attention(module)
     return named and _has_projections(module)
 
@@ -209,19 +211,19 @@ class ChosenLayers:
             if not isinstance(layer, int | str) or isinstance(layer, bool):
                 raise RegardError(f"watch(layers=...): layers are numbers or module paths, got {layer!r}.")
 
-    def __contains__(self, name: str) -> bool:
-        return self.layers is None or any(_matches(layer, name) for layer in self.layers)
+    def __contains__(self, path: str) -> bool:
+        return self.layers is None or any(_matches(layer, path) for layer in self.layers)
 
-    def check(self, names: Iterable[str], attending: Iterable[str]) -> None:
-        """Refuse a layer that the model does not have."""
-        names, attending = list(names), list(attending)
+    def check(self, module_paths: Iterable[str], attention_paths: Iterable[str]) -> None:
+        """Refuse a number that no attention module has, and a path or pattern that matches no module at all."""
+        module_paths, attention_paths = list(module_paths), list(attention_paths)
         for layer in self.layers or ():
-            if not any(_matches(layer, name) for name in (attending if isinstance(layer, int) else names)):
-                numbers = sorted({n for n in map(layer_number, attending) if n is not None})
+            if not any(_matches(layer, path) for path in (attention_paths if isinstance(layer, int) else module_paths)):
+                numbers = sorted({n for n in map(layer_number, attention_paths) if n is not None})
                 listed = f"It has layers {', '.join(map(str, numbers))}." if numbers else "Its layers have no numbers."
-                remedy = listed if isinstance(layer, int) else nearest(layer, attending)
+                remedy = listed if isinstance(layer, int) else nearest(layer, attention_paths)
                 raise RegardError(f"watch(layers=...): the model has no layer {layer!r}. {remedy}")
 
 
-def _matches(layer: int | str, name: str) -> bool:
-    return layer_number(name) == layer if isinstance(layer, int) else fnmatchcase(name, layer)
+def _matches(layer: int | str, path: str) -> bool:
+    return layer_number(path) == layer if isinstance(layer, int) else fnmatchcase(path, layer)

@@ -65,7 +65,8 @@ class AttentionCall:
 
     A call `to_run` is computed by Regard, not watched: it has gradients and dropout. `logsumexp` is what the kernel of
     the backend returned for its rows, if it was observed. `edits` change its scores and weights (`regard.edit`).
-    `place` has the numbers of its first query and key, if the caller knows them, and `known` the attention.
+    `place` has the numbers of its first query and key, if the caller knows them, and `known` the attention. `patched`
+    is the output (B, I, H, E) if an edit patched it.
     """
 
     module: nn.Module
@@ -226,6 +227,7 @@ def unread_options(call: AttentionCall) -> list[str]:
 
 
 def _scale(call: AttentionCall) -> tuple[float | None, Tensor]:
+    """The factor of the scores (None: 1 / sqrt(D)), and the query, already multiplied if the factor is a tensor."""
     scaling = call.options.get("scaling")
     if scaling is None or (not isinstance(scaling, Tensor) and scaling == call.query.shape[-1] ** -0.5):
         return None, call.query

@@ -98,7 +98,8 @@ def read_generation(
 ) -> GenerationResult:
     """Continue a text by at most `num_tokens` tokens, greedily; the maps are those of `layers` (None: all).
 
-    `length` and `also` are those of `TextReader.read`.
+    The prompt is the first `length` tokens of the text (None: all). `also(map)` returns reductions of a map that are
+    computed in addition to those of its profile.
 
     >>> import transformers, regard as rg
     >>> from regard.hf.generation_reader import read_generation

@@ -104,8 +104,8 @@ class AttentionMap(TensorInterface, ABC):
     _live: Any = None
     #: Why gradients of this map cannot be computed, although it was made of tensors that require them.
     _refusal: str | None = None
-    #: The values (B, G, J, E) and the output (B, H, I, E) of the call, if an edit changed them.
-    ran: tuple[Tensor, Tensor | None] | None = None
+    #: Of an edited call the values (B, G, J, E), and the output (B, H, I, E) if a patch changed it; else None.
+    after_edit: tuple[Tensor, Tensor | None] | None = None
     #: The pieces. Their mask says which keys a query may attend to.
     attention: Attention
     #: The positions of queries and keys.

@@ -298,7 +298,10 @@ class KeyGroupMap(RecomputedMap):
     )
 
     def __init__(self, by_group: AttentionMap, groups: KeyGroups, positions: Positions) -> None:
-        """`positions` are those of the queries and of all tokens."""
+        """`groups` are C, of whose tensors the map keeps a snapshot; `positions` those of the queries and all tokens.
+
+        The mask of the map is causal if that of the groups hides all later tokens; else every token may have a weight.
+        """
         self.by_group, self.positions = by_group, positions
         originals = Originals.of(*split_tensors(groups))
         self._tensors = [tensor_snapshot(tensor) for tensor in originals.tensors]

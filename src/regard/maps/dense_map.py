@@ -46,8 +46,9 @@ class DenseMap(AttentionMap):
     ) -> None:
         """`source` is the matrix, or a function that computes it at each read; then `grid` has its sizes and positions.
 
-        `is_signed` says whether weights may be negative, or is a function of the matrix. `rule` is a function of the
-        matrix that returns an attention with only a mask, which describes where the weights are 0.
+        The batch entries and heads of `grid` are indices in the source, so they may be a selection of it. `is_signed`
+        says whether weights may be negative, or is a function of the matrix. `rule` is a function of the matrix that
+        returns an attention with only a mask, which describes where the weights are 0.
         """
         if grid is None:
             if not isinstance(source, Tensor) or source.ndim != 4:

@@ -199,6 +199,7 @@ class _ReductionReading:
 
     def __init__(self, weights: Readable, reductions: list[Reduction]) -> None:
         self.weights, self.reductions = weights, reductions
+        #: The number of tensors in the state of each reduction, in the order of the results; `results` sets it.
         self.counts: dict[Reduction, int] = {}
 
     def results(self) -> list[Tensor]:
@@ -212,7 +213,7 @@ class _ReductionReading:
         return [not reduction.reads_weights for reduction, count in self.counts.items() for _ in range(count)]
 
     def _grads_of(self, grads: Sequence[Tensor | None]) -> dict[Reduction, list[Tensor | None]]:
-        """The gradients of the states that the loss depends on, by reduction."""
+        """The gradients of all results as those of each state, by reduction; without states that have none."""
         source = iter(grads)
         split = {reduction: [next(source) for _ in range(count)] for reduction, count in self.counts.items()}
         return {reduction: part for reduction, part in split.items() if any(grad is not None for grad in part)}

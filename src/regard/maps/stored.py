@@ -108,6 +108,7 @@ class _Unnamed(Exception):
 
 
 def _of_weights(weights: AttentionMap, reason: Exception) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the tensors of a map that is stored weight by weight, if it is small; `reason` says why it is."""
     size = math.prod(weights.shape) * 4
     if size > LARGEST_TABLE:
         raise RegardError(
@@ -119,6 +120,7 @@ def _of_weights(weights: AttentionMap, reason: Exception) -> tuple[dict[str, Any
 
 
 def _to_header(weights: AttentionMap) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header of a map of queries and keys, and the tensors that it names."""
     if type(weights) is not ScoredMap:
         raise _Unnamed(f"a {type(weights).__name__} computes its weights differently")
     prepared, grid, positions, tensors = weights._prepared, weights.grid, weights.positions, {}
@@ -148,6 +150,11 @@ def _from_header(header: dict[str, Any], tensors: dict[str, Tensor]) -> Attentio
 
 
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """A field of a map as JSON. Its tensors are added to `tensors`, and the JSON has their names.
+
+    A piece is its class and its public fields; `_Unnamed` is raised for objects of other classes. A linear layer is the
+    one class of torch, as a part of pieces.
+    """
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -166,6 +173,7 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """What `_encode` wrote; lists are tuples."""
     if isinstance(value, list):
         return tuple(_decode(each, tensors) for each in value)
     if not isinstance(value, dict):

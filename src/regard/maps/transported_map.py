@@ -49,13 +49,17 @@ class TransportedMap(RecomputedMap):
     )
 
     def __init__(self, steps: Steps, attention: Attention, positions: Positions, grid: Grid | None = None) -> None:
+        """The weights are those of `steps`; of `attention` the map needs the mask, which says where weights are 0.
+
+        `grid` has the coordinates of a selection of batch entries and heads; by default they are all.
+        """
         self.attention, self.positions = attention, positions
         self.steps = steps.detach()
         self._live = steps if torch.is_grad_enabled() and any(t.requires_grad for t in steps.tensors()) else None
         if grid is not None:
             self.grid = grid
-        self._transport: Transport | None = None
-        self._of_heads: dict[tuple[int, int], TransportedMap] = {}
+        self._transport: Transport | None = None  # the factors, once a weight was read
+        self._of_heads: dict[tuple[int, int], TransportedMap] = {}  # (batch entry, head) -> its map
         self._versions = versions_of(self._shared_tensors())
 
     @classmethod

@@ -79,6 +79,7 @@ class Kind:
         """A new object without its parts; None if it is made of them. `members`: parts of its class that are built."""
 
     def build(self, new: Any, frame: Any, parts: dict[Any, Any]) -> Any:
+        """The object around other parts. `new` and `frame` are the results of `start` and `frame`."""
         return frame
 
     def is_foreign(self, value: Any) -> bool:
@@ -124,7 +125,10 @@ class Wrapper(Kind):
 
 
 class Function(Kind):
-    """Functions of the user: the values that they close over, their defaults, and the globals that they read."""
+    """Functions of the user: the values that they close over, their defaults, and the globals that they read.
+
+    The frame is the function itself. Of its globals, those that hold tensors are parts: tensors and modules.
+    """
 
     def parts(self, value: Any) -> dict[Any, Any]:
         if not self.is_foreign(value):
@@ -140,10 +144,10 @@ class Function(Kind):
     def build(self, new: Any, frame: Any, parts: dict[Any, Any]) -> Any:
         variables = {**frame.__globals__, **parts["globals"]} if parts["globals"] else frame.__globals__
         cells = tuple(map(CellType, parts["cells"]))
-        new = FunctionType(frame.__code__, variables, frame.__name__, parts["defaults"], cells)
-        new.__kwdefaults__ = parts["keyword defaults"]
-        new.__dict__.update(frame.__dict__)
-        return new
+        function = FunctionType(frame.__code__, variables, frame.__name__, parts["defaults"], cells)
+        function.__kwdefaults__ = parts["keyword defaults"]
+        function.__dict__.update(frame.__dict__)
+        return function
 
     def is_foreign(self, value: Any) -> bool:
         return _is_foreign(value)
@@ -290,7 +294,10 @@ class Place(int):
 
 
 class Node:
-    """An object that is built again: its kind, its frame, its parts, and the names of those that are built too."""
+    """An object that is built again: its kind, its frame and its parts, by name.
+
+    A part is a `Node`, a `Place`, or an object that stays as it is. `built` has the names of the nodes and places.
+    """
 
     def __init__(self, kind: Kind) -> None:
         self.kind, self.frame, self.parts, self.built = kind, None, {}, ()
@@ -312,28 +319,31 @@ class PieceTemplate:
         return _built(self.root, list(tensors), {})
 
 
-def _built(part: Any, tensors: list[Tensor], objects: dict[Node, Any]) -> Any:
-    """The object of a node, around the tensors; each node is built once.
+def _built(node: Any, tensors: list[Tensor], objects: dict[Node, Any]) -> Any:
+    """The object of a `Node`, the tensor of a `Place`, and anything else as it is.
+
+    `objects` has the objects that are already built: each node is built once. What the class of an object holds (a
+    `Member`) is built before the object, which may need a class of its own for it.
 
     This is no local function of `around`: one that calls itself is a reference cycle, and would hold the tensors until
     the garbage collector runs.
     """
-    if type(part) is Place:
-        return tensors[part]
-    if type(part) is not Node:
-        return part
-    if part not in objects:
-        members = {n.name: _built(part.parts[n], tensors, objects) for n in part.built if type(n) is Member}
-        if (new := part.kind.start(members)) is not None:
-            objects[part] = new  # first: its parts may refer to it
-        parts = part.parts.copy()
-        for name in part.built:
+    if type(node) is Place:
+        return tensors[node]
+    if type(node) is not Node:
+        return node
+    if node not in objects:
+        members = {n.name: _built(node.parts[n], tensors, objects) for n in node.built if type(n) is Member}
+        if (new := node.kind.start(members)) is not None:
+            objects[node] = new  # before its parts, which may refer to it
+        parts = node.parts.copy()
+        for name in node.built:
             if type(name) is Member:
                 del parts[name]
             else:
-                parts[name] = _built(part.parts[name], tensors, objects)
-        objects[part] = part.kind.build(new, part.frame, parts)
-    return objects[part]
+                parts[name] = _built(node.parts[name], tensors, objects)
+        objects[node] = node.kind.build(new, node.frame, parts)
+    return objects[node]
 
 
 class _Splitter:

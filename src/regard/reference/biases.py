@@ -14,7 +14,7 @@ from regard.reference.basics import Array, Place, array, undefined
 
 @singledispatch
 def shift(piece: object, s: Array, q: Array, k: Array, place: Place) -> Array:
-    """Scores (I, J) -> scores (I, J)."""
+    """Scores (I, J) of one head -> scores (I, J); `q` (I, D) and `k` (J, D) are its queries and keys."""
     raise undefined("shift", piece)
 
 
@@ -104,6 +104,7 @@ def _(piece: forgetting.ForgettingBias, s: Array, q: Array, k: Array, place: Pla
 
 @shift.register
 def _(piece: convolution.ConvolutionFilter, s: Array, q: Array, k: Array, place: Place) -> Array:
+    """s_ij h_(i-j), and 0 where there is no h; a filter of a user computes its h itself."""
     if isinstance(piece, convolution.TokenShift):
         share = array(piece.share)[place.h]
         taps = np.array([share, 1 - share])

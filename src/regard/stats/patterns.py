@@ -72,10 +72,11 @@ class LayerPatterns:
 
 @checked
 def patterns(weights: AttentionMap, segments: Sequence[int] | Tensor | None = None, batch: Count = 0) -> LayerPatterns:
-    """The patterns of every head of one self-attention map, in two passes and O(n) memory.
+    """The patterns of every head of one text of a self-attention map, in two passes and O(n) memory.
 
-    `segments` are the lengths of the segments for `block`, such as sentences; they add up to the length of the
-    text. By default `block` is the best score of 2, 4, 8 and 16 equal segments.
+    `batch` is the index of the text in the map. `segments` are the lengths of the segments for `block`, such as
+    sentences; they add up to the length of the text. By default `block` is the best score of 2, 4, 8 and 16 equal
+    segments.
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 40, 4)
@@ -88,8 +89,8 @@ def patterns(weights: AttentionMap, segments: Sequence[int] | Tensor | None = No
         raise RegardError(f"patterns: queries and keys must be the same text, got {I} queries and {J} keys.")
     text_map = one_text("patterns", weights, batch)
     divisions = _divisions(I, segments)
-    (allowed,) = text_map.summarize(Allowed(text_map))
-    near, received, squares, offsets, *inside = text_map.summarize(
+    (allowed,) = text_map.summarize(Allowed(text_map))  # n_i of each head and query
+    (near, near_equal), (received, received_equal), squares, offsets, *inside = text_map.summarize(
         WithEqualWeights(MassWhere(window(NEAR + 1)), text_map, allowed),
         WithEqualWeights(KeyTotals(), text_map, allowed),
         Squares(),
@@ -97,15 +98,15 @@ def patterns(weights: AttentionMap, segments: Sequence[int] | Tensor | None = No
         *(MassWhere(documents(lengths)) for lengths in divisions),
     )
     ratio = (1 / squares.clamp_min(torch.finfo(torch.float32).tiny)).clamp(1.0).minimum(allowed.clamp_min(1))
-    choice, rows = allowed > 1, (allowed > 0).sum(-1).clamp_min(1)
-    spread = ((ratio - 1) / (allowed - 1).clamp_min(1) * choice).sum(-1) / choice.sum(-1).clamp_min(1)
+    has_choice, num_rows = allowed > 1, (allowed > 0).sum(-1).clamp_min(1)
+    distributed = ((ratio - 1) / (allowed - 1).clamp_min(1) * has_choice).sum(-1) / has_choice.sum(-1).clamp_min(1)
     blocks = torch.stack([_block(mass, offsets, lengths) for mass, lengths in zip(inside, divisions, strict=True)])
     scores = (
-        _above(near[0].sum(-1) / rows, near[1].sum(-1) / rows),
-        _global(*received),
-        spread,
+        _above(near.sum(-1) / num_rows, near_equal.sum(-1) / num_rows),
+        _global_keys(received, received_equal),
+        distributed,
         blocks.amax(0),
-        (ratio / allowed.clamp_min(1) * (allowed > 0)).sum(-1) / rows,
+        (ratio / allowed.clamp_min(1) * (allowed > 0)).sum(-1) / num_rows,
     )
     return LayerPatterns(*(score[0].cpu() for score in scores))
 
@@ -135,7 +136,8 @@ def _above(score: Tensor, expected: Tensor) -> Tensor:
     return torch.where(room > 1e-6, (score - expected) / room.clamp_min(1e-6), 0.0).clamp(0.0, 1.0)
 
 
-def _global(received: Tensor, received_equal: Tensor) -> Tensor:
+def _global_keys(received: Tensor, received_equal: Tensor) -> Tensor:
+    """The score (B, H) of the weight that each key receives, (B, H, J), compared with that of equal weights."""
     count = max(1, round(FEW * received.shape[-1]))
     keys = received.topk(count, -1).indices
     share, expected = (
@@ -145,13 +147,16 @@ def _global(received: Tensor, received_equal: Tensor) -> Tensor:
 
 
 def _block(inside: Tensor, offsets: Tensor, lengths: list[int]) -> Tensor:
-    """The score of weight within segments, compared with the weight expected from the offsets; (B, H)."""
+    """The score (B, H) of the weight within segments, compared with the weight that the offsets let expect.
+
+    `inside` (B, H, I) is the weight of each query within its segment, `offsets` (B, H, 2 n - 1) that at each j - i.
+    """
     n = sum(lengths)
     distances = torch.arange(1 - n, n).abs()
-    pairs = torch.zeros(2 * n - 1, dtype=torch.float64)
+    num_inside = torch.zeros(2 * n - 1, dtype=torch.float64)  # pairs within a segment, of n - |j - i| pairs
     for length in lengths:
-        pairs += (length - distances).clamp_min(0)
-    expected = (offsets * (pairs / (n - distances)).to(offsets)).sum(-1)
+        num_inside += (length - distances).clamp_min(0)
+    expected = (offsets * (num_inside / (n - distances)).to(offsets)).sum(-1)
     total = offsets.sum(-1).clamp_min(1e-12)
     return _above(inside.sum(-1) / total, expected / total)
 
@@ -181,7 +186,7 @@ class WithEqualWeights(Reduction):
 
 @dataclass(frozen=True)
 class Squares(Reduction):
-    """sum_j w_ij^2, the inverse of the participation ratio of a row; (B, H, I)."""
+    """sum_j w_ij^2, the inverse of the participation ratio p_i of a row; (B, H, I)."""
 
     def init(self, shape: Shape, device: torch.device) -> State:
         return [zeros(device, *shape[:3])]
@@ -297,8 +302,8 @@ def _layer(weights: AttentionMap, number: int, within: int) -> LayerLocality:
     distance, (near, equal) = weights.summarize(
         Distance(), WithEqualWeights(MassWhere(window(within + 1)), weights, allowed)
     )
-    rows = (allowed > 0).sum(-1).clamp_min(1)
-    return LayerLocality(number, within, *((part.sum(-1) / rows)[0].cpu() for part in (distance, near, equal)))
+    num_rows = (allowed > 0).sum(-1).clamp_min(1)
+    return LayerLocality(number, within, *((part.sum(-1) / num_rows)[0].cpu() for part in (distance, near, equal)))
 
 
 # Contact maps: which residues of a protein an attention head couples.

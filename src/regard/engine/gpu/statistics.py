@@ -28,7 +28,7 @@ LARGEST_TOP = 64
 LEAST_SIDE = 16
 #: The tensors of `Inputs` that the kernel computes with. The sink of a row is in its log-sum-exp.
 KNOWN_INPUTS = {"query", "key", "value", "before", "after", "sink"}
-#: The sizes of `blocks_of` that scores alone need.
+#: The sizes of `blocks_of` that the log-sum-exp needs; the others are those of other statistics.
 SCORE_BLOCKS = {"QUERIES", "KEYS", "WIDTH"}
 
 
@@ -75,7 +75,7 @@ def add_statistics(terms: KernelProblem, logsumexp: Tensor, wanted: Parts, queri
 
 
 def logsumexp_of(terms: KernelProblem) -> Tensor:
-    """The log-sum-exp of every row, (B, H, I), with the share of a sink."""
+    """The log-sum-exp of every row, (B, H, I) in float32; a sink is one more score of its row."""
     s, query = terms.problem.sizes, terms.problem.query
     logsumexp = torch.full((s.B, s.H, s.I), -torch.inf, dtype=torch.float32, device=query.device)
     blocks = {name: size for name, size in blocks_of(terms, {}).items() if name in SCORE_BLOCKS}
@@ -98,6 +98,7 @@ def _launch(
 
 
 def _scores(terms: KernelProblem, logsumexp: Tensor | None) -> tuple:
+    """What the kernel computes scores from, and the log-sum-exp of the rows if it computes weights."""
     inputs, problem = terms.inputs(), terms.problem
     unknown = [name for name, t in inputs._asdict().items() if t is not None and name not in KNOWN_INPUTS]
     assert not unknown, f"the Triton kernel computes nothing with {unknown}"
@@ -119,6 +120,7 @@ def _pattern(terms: KernelProblem, tiles: list[int]) -> tuple:
 
 
 def _sums(wanted: Parts) -> tuple:
+    """The tensors that the kernel adds to, None for those that are not wanted, and the sizes that belong to them."""
     rows, columns = wanted["cells"].shape[2:] if "cells" in wanted else (0, 0)
     numbers, mass = wanted["numbers"][0] if "numbers" in wanted else (None, None)
     flags = None if numbers is None else numbers[:, 0].float().contiguous()
@@ -133,7 +135,12 @@ def _num_links(wanted: Parts) -> int:
 
 
 def blocks_of(terms: KernelProblem, wanted: Parts) -> dict[str, int]:
-    """The block sizes, which are constants of the compiled Triton kernel: each combination is compiled once."""
+    """The sizes of blocks, powers of 2. They are constants of the Triton kernel: each combination is compiled once.
+
+    A block of scores is QUERIES x KEYS, and a vector is padded to WIDTH channels. TOP is the room for the strongest
+    links of a query. A block reaches into at most CELL_ROWS x CELL_COLUMNS cells of `wanted["cells"]`, whose `rows` x
+    `columns` cells divide the map.
+    """
     s, query = terms.problem.sizes, terms.problem.query
     width = max(LEAST_SIDE, _power_of_2(s.D))
     keys = KEYS if width * query.element_size() <= WIDE else KEYS // 2
@@ -149,7 +156,9 @@ def blocks_of(terms: KernelProblem, wanted: Parts) -> dict[str, int]:
 
 
 def _most_cells(tokens: int, num_cells: int, num_tokens: int) -> int:
-    """The most cells that consecutive tokens belong to, as a side of a matrix product.
+    """The most cells that a block of consecutive tokens belongs to, rounded up to a side of a matrix product.
+
+    `num_cells` cells divide `num_tokens` tokens.
 
     >>> _most_cells(64, 512, 8192), _most_cells(64, 8192, 8192), _most_cells(64, 3, 8192)
     (16, 64, 16)

@@ -159,7 +159,10 @@ class KernelAttention(torch.autograd.Function):
 def gradients(
     setting: CallSettings, inputs: Inputs, wanted: Inputs, grad: Tensor, output: Tensor, logsumexp: Tensor
 ) -> list[Tensor | None]:
-    """Gradients of all inputs in their dtypes, from the gradient and the results of `forward`."""
+    """Gradients of the inputs in their dtypes, from the gradient and the results of `forward`.
+
+    The fields of `wanted` are True or False: whether an input needs its gradient.
+    """
     delta = (grad.float() * output.float()).sum(-1)
     grads = backward(setting, inputs, wanted, grad, delta, logsumexp)
     if wanted.sink and inputs.sink is not None:
@@ -186,18 +189,21 @@ def forward(
 def forward_call(
     setting: CallSettings, inputs: Inputs, output: Tensor, logsumexp: Tensor
 ) -> tuple[str, KernelCall, int]:
-    """The function of the library that computes these results, its argument, and its multiply-adds."""
+    """The function of the library that writes these results, its argument, and its time, in multiply-adds.
+
+    "decode" reads keys and values where they are, for few rows of a key head, as in decoding. "forward" packs them.
+    """
     (_, H, I, _), (B, G, J, E) = inputs.query.shape, inputs.value.shape
     call, library = inputs.call(setting), setting.library
     call.point(output=output, logsumexp=logsumexp)
-    work = setting.layout.num_pairs * H * inputs.multiply_adds[0]
-    if inputs.direction is None and is_few(H // G * I, setting.learns):
+    multiply_adds, num_rows = setting.layout.num_pairs * H * inputs.multiply_adds[0], H // G * I
+    if inputs.direction is None and is_few(num_rows, setting.learns):
         call.point(partials=empty(_count(library, "decode_partials", call)))
         call.point(counters=counters(_count(library, "decode_counters", call)))
-        return "decode", call, int(work * reading_factor(H // G * I))
+        return "decode", call, int(multiply_adds * reading_factor(num_rows))
     pack_keys(call, setting)
     call.point(packed_values=empty(B * G, setting.padded(J), _rounded_up(E, setting.lanes)))
-    return "forward", call, work
+    return "forward", call, multiply_adds
 
 
 def is_few(num_rows: int, learns: bool) -> bool:
@@ -206,7 +212,10 @@ def is_few(num_rows: int, learns: bool) -> bool:
 
 
 def reading_factor(num_rows: int) -> float:
-    """How many times longer than its multiply-adds a call of few rows takes: it waits for keys and values."""
+    """How many times longer than its multiply-adds a call of few rows takes: it waits for keys and values.
+
+    `num_rows` are those of a key head: the queries, times the query heads that share it.
+    """
     return max(1.0, PER_FLOAT / num_rows)
 
 
@@ -218,7 +227,7 @@ def pack_keys(call: KernelCall, setting: CallSettings) -> None:
 def backward(
     setting: CallSettings, inputs: Inputs, wanted: Inputs, grad: Tensor, delta: Tensor, logsumexp: Tensor
 ) -> Inputs:
-    """Gradients of all but the sink, in float32.
+    """Gradients of all but the sink, in float32; `wanted` as in `gradients`, and `delta` (B, H, I) is grad . output.
 
     The keys may be a part of those of the rows, if `delta` and `logsumexp` are those of the whole rows.
     """

@@ -30,7 +30,10 @@ class RankLost(RegardError, RuntimeError):
 
 
 class Agreement(NamedTuple):
-    """The result of a handshake: the number of the operation in its group, the lengths of all ranks, and the seed."""
+    """The result of a handshake: the number of the operation in its group, and the lengths and the seed of the call.
+
+    `lengths` are the numbers of queries and of keys of each rank.
+    """
 
     number: int
     lengths: list[tuple[int, int]]
@@ -137,21 +140,24 @@ class Exchange:
     ) -> Agreement:
         """Compare the requests of all ranks, and return the lengths of all; if requests differ, raise on every rank.
 
+        `request` has what must be equal on all ranks, by name, or is the error with which this rank refuses. `learned`
+        has digests of learned values, and is compared only among the ranks that give it. `lengths` are the numbers of
+        queries and keys of this rank, which may differ. All ranks get the seed of rank 0.
+
         Every collective operation begins with this handshake of 48 bytes a rank, even if the same call ran before: two
-        calls in a different order on two ranks would give wrong numbers. The error says which rank has what. `learned`
-        is compared only among the ranks that give it. All ranks get the seed of rank 0. The host waits for the other
-        hosts, and for no device.
+        calls in a different order on two ranks would give wrong numbers. The error says which rank has what. The host
+        waits for the other hosts, and for no device.
         """
         if isinstance(request, Mapping):
             request = {"operation": operation, **request}
-        own = _number(request)
-        row = torch.tensor([own, _number(learned or {}), _counts.get(self.group, 0), seed, *lengths], device="cpu")
-        rows = [torch.zeros_like(row) for _ in range(self.ranks)]
+        own_hash, count = _hash(request), _counts.get(self.group, 0)
+        message = torch.tensor([own_hash, _hash(learned or {}), count, seed, *lengths], device="cpu")
+        messages = [torch.zeros_like(message) for _ in range(self.ranks)]
         with self.answers("comparing requests", operation):
-            dist.all_gather(rows, row, group=self._host_group)
-        requests, learned_values, counts, seeds, *num_tokens = zip(*(row.tolist() for row in rows), strict=True)
+            dist.all_gather(messages, message, group=self._host_group)
+        hashes, learned_hashes, counts, seeds, *num_tokens = zip(*(m.tolist() for m in messages), strict=True)
         _counts[self.group] = number = 1 + max(counts)
-        if {*requests} != {own} or own == 0 or len({*learned_values} - {0}) > 1:
+        if {*hashes} != {own_hash} or own_hash == 0 or len({*learned_hashes} - {0}) > 1:
             self._differ(operation, request, learned or {})
         return Agreement(number, list(zip(*num_tokens, strict=True)), seeds[0])
 
@@ -197,7 +203,7 @@ def _backends(group: Any) -> dict[str, str]:
     return dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))  # type: ignore[misc]
 
 
-def _number(request: Mapping[str, str] | RegardError) -> int:
+def _hash(request: Mapping[str, str] | RegardError) -> int:
     """A hash of 60 bits; 0 for an empty request and for a refusal."""
     if isinstance(request, RegardError) or not request:
         return 0

@@ -167,15 +167,15 @@ class _RingCall(torch.autograd.Function):
         ctx.save_for_backward(
             output, *rows[1], *row_statistic, *(t.detach() for t in shared), *map(tensor_snapshot, piece_tensors)
         )
-        ctx.numbers = len(row_statistic)
+        ctx.num_statistics = len(row_statistic)
         ctx.mark_non_differentiable(*row_statistic)
         return output, *row_statistic
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        (output, *saved), numbers = ctx.saved_tensors, ctx.numbers
-        sinkless_statistic, row_statistic, tensors = saved[:numbers], saved[numbers : 2 * numbers], saved[2 * numbers :]
+        (output, *saved), num = ctx.saved_tensors, ctx.num_statistics
+        sinkless_statistic, row_statistic, tensors = saved[:num], saved[num : 2 * num], saved[2 * num :]
         ctx.ring_call.exchange.agree("backward", {"attend": f"number {ctx.ring_call.number}"})
         wanted, count = ctx.needs_input_grad[1:], len(ctx.outline.on_rows)
         leaves = [t.detach().requires_grad_(w) for t, w in zip(tensors[count:], wanted[count:], strict=True)]
@@ -195,7 +195,7 @@ def _merge_step(ring_call: RingCall, rows: Rows, step: int, shared: Sequence[Ten
 
 
 def _empty_rows(ring_call: RingCall) -> Rows:
-    """Rows before the first merge."""
+    """The output (B, H, I, E), 0, and the statistic (B, H, I) of rows without keys, before the first merge."""
     s, value = ring_call.own.sizes, ring_call.own.value
     precision = torch.promote_types(value.dtype, torch.float32)
     output = torch.zeros(s.B, s.H, s.I, s.E, dtype=precision, device=value.device)

@@ -35,7 +35,11 @@ from regard.pieces.mask import Mask, causal, window
 
 @dataclass(frozen=True, eq=False)
 class CallRows:
-    """Some rows of a call and their place in the joined map; the fields are those of `MapRows`."""
+    """Some rows of a call, and their place in the joined map.
+
+    The rows `rows` of the call are the rows from `start` on of the joined map, and its first key is key `offset` there.
+    `entries` (N,) has the batch entry of the call for each sequence of the joined map; -1: none.
+    """
 
     call: Any
     rows: range
@@ -76,7 +80,7 @@ def merged_map(parts: Sequence[CallRows], num_queries: int, num_keys: int, is_cr
     """
     if not all(_is_plain(part) for part in parts):
         return None
-    if sum(len(part.rows) for part in parts) != num_queries or not _have_same_pieces([p.call.attention for p in parts]):
+    if sum(len(part.rows) for part in parts) != num_queries or not _are_mergeable([p.call.attention for p in parts]):
         return None
     key = _keys(parts, num_queries, num_keys, is_cross)
     if key is None:
@@ -99,19 +103,17 @@ def _is_plain(part: CallRows) -> bool:
     return part.call.is_scored and bool((part.entries >= 0).all())
 
 
-def _have_same_pieces(attentions: Sequence[Attention]) -> bool:
-    """Whether the calls differ in nothing but their masks: no bias of pairs, the same scale and the same sinks."""
-    first = attentions[0]
-    tensors = [tensors_of(a.normalizer) for a in attentions]
-    if not all(all(map(torch.equal, own, tensors[0])) for own in tensors):
+def _are_mergeable(attentions: Sequence[Attention]) -> bool:
+    """Whether the attentions are equal but for their masks, and no piece beside the mask depends on a position.
+
+    `translate` made them, so sinks are the only tensors of such attentions, and the text of a piece has its numbers.
+    """
+    sinks = [tensors_of(attention.normalizer) for attention in attentions]
+    if not all(all(map(torch.equal, own, sinks[0])) for own in sinks):
         return False
-    return all(
-        a.position is None
-        and all(isinstance(bias, Softcap) for bias in a.bias)
-        and (repr(a.bias), repr(a.score), repr(a.normalizer))
-        == (repr(first.bias), repr(first.score), repr(first.normalizer))
-        for a in attentions
-    )
+    if any(a.position is not None or not all(isinstance(bias, Softcap) for bias in a.bias) for a in attentions):
+        return False
+    return len({(repr(a.bias), repr(a.score), repr(a.normalizer)) for a in attentions}) == 1
 
 
 def _keys(parts: Sequence[CallRows], num_queries: int, num_keys: int, is_cross: bool) -> Tensor | None:
@@ -150,6 +152,7 @@ def _common_mask(
 
 
 def _candidates(parts: Sequence[CallRows], is_cross: bool) -> Iterator[Mask | None]:
+    """Masks to try: causal, a window, those of the first two calls; then each with that of the last call (padding)."""
     last = parts[-1]
     last_mask = None if last.call.attention.mask is None else last.call.attention.mask.select(last.entries)
     if is_cross:

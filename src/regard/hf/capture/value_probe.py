@@ -117,7 +117,8 @@ class ValueAxes:
     """Where batch entries, tokens and heads are in the values and sums of a module.
 
     Several values are those of several sequences of tokens, one after the other; or, with `is_shared`, those of one
-    sequence, projected twice for two kinds of queries (Longformer). `order` is that of the sums.
+    sequence, projected twice for two kinds of queries (Longformer). `lengths` are the numbers of tokens of the values.
+    `order` has the index of the sum that comes first, second and so on, in the order of the values.
     """
 
     values_batch_first: bool
@@ -241,29 +242,35 @@ class ProbedCall(DenseCall):
 
 
 def _layouts(module: nn.Module, run: ModuleRun) -> Iterator[ValueAxes]:
-    """Layouts that the shapes allow."""
+    """Layouts that the shapes allow: values and sums of three axes, with one batch size and the same channels.
+
+    The last axis has the channels of all heads, whose number the module or its config names; else there is one head.
+    Several values are shared if projections of different names computed them in one shape.
+    """
     values, sums = [x for _, x in run.values], [_three_axes(x) for x in run.sums]
     if not values or any(x.ndim != 3 or x.shape[-1] != values[0].shape[-1] for x in (*values, *sums)):
         return
     config = getattr(module, "config", None)
     numbers = [getattr(owner, name, None) for owner in (module, config) for name in (*COUNTS, *COUNTS_BY_HAND)]
     counts = [n for n in numbers if isinstance(n, int) and n > 0 and values[0].shape[-1] % n == 0]
-    heads = dict.fromkeys([*counts, 1])
     names = [name for name, _ in run.values]
     is_shared = len(values) > 1 and len(set(names)) == len(names) and len({x.shape for x in values}) == 1
-    for values_first, sums_first in ((True, True), (False, True), (False, False), (True, False)):
-        batch = {x.shape[not values_first] for x in values} | {x.shape[not sums_first] for x in sums}
-        lengths = tuple(x.shape[values_first] for x in values)
-        order = _order([x.shape[sums_first] for x in sums], lengths)
-        if len(batch) == 1:
-            yield from (ValueAxes(values_first, sums_first, number, lengths, order, is_shared) for number in heads)
+    for values_batch_first, sums_batch_first in ((True, True), (False, True), (False, False), (True, False)):
+        of_values = [x.shape[:2] if values_batch_first else (x.shape[1], x.shape[0]) for x in values]  # batch, tokens
+        of_sums = [x.shape[:2] if sums_batch_first else (x.shape[1], x.shape[0]) for x in sums]
+        if len({num_batch for num_batch, _ in (*of_values, *of_sums)}) != 1:
+            continue
+        lengths = tuple(length for _, length in of_values)
+        order = _order([length for _, length in of_sums], lengths)
+        for num_heads in dict.fromkeys([*counts, 1]):
+            yield ValueAxes(values_batch_first, sums_batch_first, num_heads, lengths, order, is_shared)
 
 
-def _order(of_sums: list[int], of_values: tuple[int, ...]) -> tuple[int, ...]:
+def _order(sum_lengths: list[int], value_lengths: tuple[int, ...]) -> tuple[int, ...]:
     """The order of the sums: that of the values, if they are of the same sequences, of different lengths."""
-    if len(set(of_sums)) == len(of_sums) and sorted(of_sums) == sorted(of_values):
-        return tuple(of_sums.index(length) for length in of_values)
-    return tuple(range(len(of_sums)))
+    if len(set(sum_lengths)) == len(sum_lengths) and sorted(sum_lengths) == sorted(value_lengths):
+        return tuple(sum_lengths.index(length) for length in value_lengths)
+    return tuple(range(len(sum_lengths)))
 
 
 def _first(output: Any) -> Any:

@@ -369,22 +369,25 @@ class Watcher(CallObserver):
 
     def on_attention_with_values(self, module: nn.Module | None, weights: AttentionMap, values: Values) -> None:
         """Keep a map reported by a module of `regard.nn`, or by `attend` for the module that called it."""
-        called, running = module is None, self.running.modules
-        if called and (backend_calls.inside or not running or isinstance(running[-1], Attends)):
+        by_attend, running = module is None, self.running.modules
+        if by_attend and (backend_calls.inside or not running or isinstance(running[-1], Attends)):
             return  # the backend call is observed, and these modules report their own maps
         for frame in self.running.frames[-1:]:
             frame.inputs = None  # its weights are known
-        self._keep_reported(self.names.get(running[-1] if module is None else module), called, weights, values)
+        self._keep_reported(self.names.get(running[-1] if module is None else module), by_attend, weights, values)
 
-    def _keep_reported(self, name: str | None, called: bool, weights: AttentionMap, values: Values) -> None:
-        """Keep a map that `attend` (`called`) or a module reported."""
-        note = "regard.attend reported its own map" if called else "the module reported its own map"
+    def _keep_reported(self, name: str | None, by_attend: bool, weights: AttentionMap, values: Values) -> None:
+        """Keep a map that `attend` reported, or else a module of `regard.nn`, whose next map may continue it.
+
+        `values` reads the values of a call that no edit changed.
+        """
+        note = "regard.attend reported its own map" if by_attend else "the module reported its own map"
         weights = weights if self.keeps_graphs else weights.detach()
-        value, patched = weights.ran or (None if values is None else values(), None)
-        kept, patched = (x if self.keeps_values else None for x in (value, patched))
+        value, patched = weights.after_edit or (None if values is None else values(), None)
+        kept = (value, patched) if self.keeps_values else (None, None)
         if not self.keeps_graphs:
-            kept, patched = (None if x is None else x.detach() for x in (kept, patched))
-        self._keep(name, lambda: ModuleMap([weights], Check(name or "", note=note), not called, kept, patched))
+            kept = [None if x is None else x.detach() for x in kept]
+        self._keep(name, lambda: ModuleMap([weights], Check(name or "", note=note), not by_attend, *kept))
 
     def _innermost(self) -> nn.Module | None:
         return self.running.modules[-1] if self.running.modules else None

@@ -55,7 +55,7 @@ def edited_attend(
     if edits.changes_weights:
         seen = _with_weights(seen, edited, Translation(changed, positions, edited.query, edits))
     edited, (patched, _) = patched_output(edited, (seen.output.transpose(1, 2), None))
-    seen.weights.ran = edited.value, None if edited.patched is None else patched.transpose(1, 2)
+    seen.weights.after_edit = edited.value, None if edited.patched is None else patched.transpose(1, 2)
     return replace(seen, output=patched.transpose(1, 2))
 
 

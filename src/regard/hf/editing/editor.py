@@ -118,7 +118,11 @@ class _Block(AbstractContextManager[EditedRun]):
 
 
 class _State(threading.local):
-    """The places of the calls that come next, and the modules that run, in one thread."""
+    """What runs in one thread.
+
+    `places` has the place of the next call of each module, `outputs` the patches of the output of the call that runs,
+    and `frames` the modules that run, each with the number of its attention calls, in a list that counts them.
+    """
 
     def __init__(self) -> None:
         self.places: dict[nn.Module, Place | None] = {}
@@ -153,9 +157,12 @@ class _Editor(CallObserver):
             module for module, name in self.attending.items() if any(_selects(part.where, name) for part in self.edits)
         }
         self.state = _State()
+        # Of each edit, by its number: the calls that it changed, and why it changed none.
         self.num_changed = [0] * len(self.edits)
         self.reasons: dict[int, str] = {}
+        # Path -> class of the modules that ran without a call that can be edited.
         self.unedited: dict[str, str] = {}
+        # (edit, layer number) -> the first path with it, and (edit, path) -> the tokens that a patched module read.
         self.paths: dict[tuple[int, int | None], str] = {}
         self.lengths: dict[tuple[int, str], int] = {}
         self.was_run = False
@@ -241,10 +248,10 @@ class _Editor(CallObserver):
             return call
         if is_differential(call.module):
             raise RegardError(f"edit: {name} subtracts two softmaxes, and such heads cannot be edited.")
-        start, first = call.place or first_numbers(
+        first_query, first_key = call.place or first_numbers(
             call, self.state.places.get(call.module), part_of(name, call.module) == "cross"
         )
-        self._check_tokens(call, start)
+        self._check_tokens(call, first_query)
         if any(part.where.queries is not None for _, part, _ in selecting):
             _check_counted(call, name)
         edits, original = [], call
@@ -253,13 +260,17 @@ class _Editor(CallObserver):
                 raise RegardError(f"edit: {part!r} selects head {heads.last}, and {name} has heads 0 to {H - 1}.")
             self._check_number(n, part, name)
             if isinstance(part, ActivationPatch):
-                call = self._with_patch(n, part, heads, call, name, (start, first))
+                call = self._with_patch(n, part, heads, call, name, (first_query, first_key))
                 continue
             pairs = Pairs(heads, part.where.indices("queries"), part.where.indices("keys"))
-            if self._is_selected(n, pairs, call, start, first):
-                edits.append(LayerEdit(part, pairs, given_weights(part, name, len(call.query))))
+            reason = self._why_no_pair(n, pairs, call, first_query, first_key)
+            if reason is not None:
+                self.reasons[n] = reason
+                continue
+            self.num_changed[n] += 1
+            edits.append(LayerEdit(part, pairs, given_weights(part, name, len(call.query))))
         self.run.calls[name] = self.run.calls.get(name, 0) + (bool(edits) or call is not original)
-        return call.with_edits(LayerEdits(tuple(edits)), (start, first)) if edits else call
+        return call.with_edits(LayerEdits(tuple(edits)), (first_query, first_key)) if edits else call
 
     def _with_patch(
         self, number: int, edit: ActivationPatch, heads: Indices, call: AttentionCall, name: str, place: tuple[int, int]
@@ -304,30 +315,32 @@ class _Editor(CallObserver):
                 f"Where(layers={first_path!r}, ...)."
             )
 
-    def _check_tokens(self, call: AttentionCall, start: int) -> None:
+    def _check_tokens(self, call: AttentionCall, first_query: int) -> None:
         """Refuse tokens of another text: a whole text without padding and cache has as many tokens as were given."""
         (B, _, I, _), J = call.query.shape, call.key.shape[2]
         is_pair = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False)
-        if self.num_tokens is None or B != 1 or start or I != J or self.num_tokens >= J or is_pair:
+        if self.num_tokens is None or B != 1 or first_query or I != J or self.num_tokens >= J or is_pair:
             return
         raise RegardError(
             f"edit: {self.num_tokens} tokens were given, and the model reads {J}, so a word would name another place. "
             "Give all tokens, special ones too: tokenizer.convert_ids_to_tokens(inputs['input_ids'][0])."
         )
 
-    def _is_selected(self, number: int, pairs: Pairs, call: AttentionCall, start: int, first: int) -> bool:
-        """Whether the call has a selected pair; else the reason is kept for the error at the end."""
+    def _why_no_pair(
+        self, number: int, pairs: Pairs, call: AttentionCall, first_query: int, first_key: int
+    ) -> str | None:
+        """Why the call has none of the pairs of an edit, in words; None if it has one.
+
+        The mask is asked only while the edit has changed no call: after that no reason is needed at the end.
+        """
         I, J = call.query.shape[2], call.key.shape[2]
-        if not pairs.queries.among(range(start, start + I)):
-            self.reasons[number] = f"the run had queries {start} to {start + I - 1}"
-        elif not pairs.keys.among(range(first, first + J)):
-            self.reasons[number] = f"the run had keys {first} to {first + J - 1}"
-        elif not self.num_changed[number] and not allows_one(call, pairs, start, first):
-            self.reasons[number] = "the mask of the model forbids all its pairs"
-        else:
-            self.num_changed[number] += 1
-            return True
-        return False
+        if not pairs.queries.among(range(first_query, first_query + I)):
+            return f"the run had queries {first_query} to {first_query + I - 1}"
+        if not pairs.keys.among(range(first_key, first_key + J)):
+            return f"the run had keys {first_key} to {first_key + J - 1}"
+        if not self.num_changed[number] and not allows_one(call, pairs, first_query, first_key):
+            return "the mask of the model forbids all its pairs"
+        return None
 
     def conclude(self) -> None:
         """Refuse an edit that selected nothing, and layers that cannot be edited."""

@@ -73,24 +73,23 @@ def head_weights(model: nn.Module, *, fold_norms: bool = True) -> list[HeadMatri
 
 def _of_layer(number: int, name: str, heads: Heads, norm: nn.Module | None) -> HeadMatrices:
     projections = _projections(name, heads)
-    size = heads.num_heads
     sides = {}
     for side in ("query", "key", "value"):
         matrix = projections[side].detach()  # (C, num_heads or num_key_value_heads x head_dim)
         folded = matrix if norm is None else _folded(norm, matrix)
-        count = size if side == "query" else size // heads.group
+        count = heads.num_heads if side == "query" else heads.num_heads // heads.group
         if folded.shape[1] % count:
             raise RegardError(
                 f"composition: the {side} projection of {name} has {folded.shape[1]} outputs, which {count} heads "
                 "cannot share equally."
             )
         split = folded.unflatten(1, (count, -1)).movedim(1, 0)
-        sides[side] = split.repeat_interleave(size // count, 0)
+        sides[side] = split.repeat_interleave(heads.num_heads // count, 0)
     return HeadMatrices(number, **sides, output=heads.output_matrices.detach())
 
 
 def _projections(name: str, heads: Heads) -> dict[str, Tensor]:
-    """The matrices (C, outputs) of queries, keys and values."""
+    """The matrices (C, outputs) of "query", "key" and "value": of three projections, or parts of a packed one."""
     separate, packed = {}, None
     for path, part in heads.module.named_modules():
         last = path.rpartition(".")[2]
@@ -107,13 +106,13 @@ def _projections(name: str, heads: Heads) -> dict[str, Tensor]:
             f"k_proj and v_proj; query, key and value; or all in {', '.join(IN_ORDER)}. Give head_composition the "
             "matrices: HeadMatrices(layer, query, key, value, output)."
         )
-    head_dim, keys = heads.num_heads * heads.head_dim, heads.num_heads // heads.group * heads.head_dim
-    if packed.shape[1] != head_dim + 2 * keys:
+    query_outputs, key_outputs = heads.num_heads * heads.head_dim, heads.num_heads // heads.group * heads.head_dim
+    if packed.shape[1] != query_outputs + 2 * key_outputs:
         raise RegardError(
-            f"composition: the packed projection of {name} has {packed.shape[1]} outputs, not {head_dim} + 2 x {keys} "
-            "for its queries, keys and values. Give head_composition the matrices."
+            f"composition: the packed projection of {name} has {packed.shape[1]} outputs, not {query_outputs} + 2 x "
+            f"{key_outputs} for its queries, keys and values. Give head_composition the matrices."
         )
-    return dict(zip(("query", "key", "value"), packed.split([head_dim, keys, keys], 1), strict=True))
+    return dict(zip(("query", "key", "value"), packed.split([query_outputs, key_outputs, key_outputs], 1), strict=True))
 
 
 def _sides(module: nn.Module, path: str) -> frozenset[str]:
