@@ -70,6 +70,7 @@ def poisoned_memory(monkeypatch):
     """Memory that nobody wrote is NaN, so that reading it cannot pass for an answer."""
     for owner, name, poisoned in POISONED:
         monkeypatch.setattr(owner, name, poisoned)
+    monkeypatch.setattr("regard.engine.kernel.running.MOST_KEPT_FLOATS", 0)  # kept memory would hold old numbers
 
 
 @pytest.fixture(autouse=True)

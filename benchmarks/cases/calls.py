@@ -18,7 +18,6 @@ from regard.diagnosis.laws import Example
 from regard.engine.kernel import KernelProblem
 from regard.engine.kernel.attention import forward_call
 from regard.engine.kernel.library import load
-from regard.engine.kernel.running import workspace
 from regard.engine.problem import Problem
 
 HEADS, WIDTH = 4, 32
@@ -73,14 +72,13 @@ def bare(learns: bool, *inputs: Tensor) -> Callable[..., Tensor]:
         terms = KernelProblem.of(Problem(rg.Attention(mask=rg.causal()), query, key, value, positions, sizes))
     output, logsumexp = torch.zeros(inputs[0].shape), torch.zeros(inputs[0].shape[:3])
     setting = terms.setting()
-    name, call, _ = forward_call(setting, terms.inputs(), output, logsumexp)
-    counters = next(t for t in call.tensors if t.data_ptr() == call.counters)
-    function, memory = setting.library.function(name), workspace(setting.library, name, call)
+    workspace, library, name, call = forward_call(setting, terms.inputs(), output, logsumexp)
+    function, num_counters = library.function(name), len(call.units)
 
     def run(*tensors: Tensor) -> Tensor:
-        arguments = byref(call), c_void_p(memory.data_ptr())
+        arguments = byref(call), c_void_p(workspace.address)
         for _ in range(CALLS):
-            counters.zero_()
+            call.count(num_counters)
             function(*arguments)
         return output
 

@@ -391,7 +391,8 @@ class Prepared:
         )
 
     def detach(self) -> Prepared:
-        return self.with_tensors(t.detach() for t in self.tensors())
+        rows, cols = ([None if t is None else t.detach() for t in states] for states in (self.rows, self.cols))
+        return Prepared(self.query.detach(), self.key.detach(), tuple(rows), tuple(cols))
 
 
 def _state_of(bias: Bias, query: Tensor, key: Tensor, positions: Positions, tensors: CallTensors) -> State:

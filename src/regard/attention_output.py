@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from regard.attention import Attention, Mechanism, checked_mechanism
+from regard.attention import Attention, Mechanism, Prepared, checked_mechanism
 from regard.base.checks import explained
 from regard.base.context import ContextItems
 from regard.base.errors import RegardError, errors_named
@@ -19,10 +19,11 @@ from regard.base.positions import Positions, check_positions
 from regard.base.shapes import Sizes, check_finite, in_autocast_dtype, without_autocast
 from regard.base.spans import Spans
 from regard.base.upper_layers import importers
-from regard.caches import Cache, Extended
+from regard.caches import Cache, Extended, GrowingCache
 from regard.call_options import CallOptions
-from regard.engine.hidden import may_be_spoiled, without_hidden
-from regard.engine.kept_plans import Request, kept_plans
+from regard.engine.decoding import DecodingStep
+from regard.engine.hidden import has_finite_sum, may_be_spoiled, without_hidden
+from regard.engine.kept_plans import Repeat, Request, kept_plans
 from regard.engine.plan import CompositePlan, ExecutionPlan
 from regard.engine.plan import plan as engine_plan
 from regard.engine.problem import Problem, Result
@@ -31,6 +32,7 @@ from regard.engine.transforms import numbers_needed, refuse_tracing, uncompiled
 from regard.maps.attention_map import AttentionMap
 from regard.maps.call_map import RING_MAPS, map_of, problem_of
 from regard.maps.listener import Listeners
+from regard.maps.scored_map import ScoredMap
 from regard.pieces.call_tensors import ARGUMENTS, CallTensors, check_call_tensors, needs_of
 from regard.pieces.mask import Mask
 
@@ -239,9 +241,18 @@ def attend_pieces(request: Request, cache: Cache | None, check: bool) -> Attenti
     attention: Attention = request.attention
     if (ring := Ring.of(request.engine)) is not None:
         return _attend_ring(ring, request, cache, check)
+    if type(cache) is GrowingCache and not check and (step := kept_plans.decoding_step(request)) is not None:
+        decoded = _decoded(step, request, cache)
+        if decoded is not None:
+            return decoded
     with numbers_needed(request.query):
         request, next_cache = extended(request, cache, _seed(attention))
-        planned, plan_key = kept_plans.find(request)
+        kept, plan_key, piece_tensors = kept_plans.find(request)
+        if kept is not None and kept.repeat is not None and not check:
+            again = _repeated(kept.repeat, request, next_cache)
+            if again is not None:
+                return again
+        planned = None if kept is None else kept.plan(request, piece_tensors)
         problem = _problem(request) if planned is None else planned.problem
         if check:
             check_finite(query=request.query, key=request.key, value=request.value)
@@ -255,6 +266,35 @@ def attend_pieces(request: Request, cache: Cache | None, check: bool) -> Attenti
     weights = map_of(problem, result.row_statistic)
     attend_listeners.tell(None, lambda: weights, lambda: request.value)
     return AttentionOutput(result.output, weights, next_cache)
+
+
+def _repeated(repeat: Repeat, request: Request, next_cache: Cache | None) -> AttentionOutput | None:
+    """The result of a call like an earlier one; None if hidden keys or values may have made a NaN."""
+    result = repeat.run(request.query, request.key, request.value)
+    if repeat.may_hide and not has_finite_sum(result.output):
+        return None
+    prepared = repeat.prepared(request.query, request.key)
+    weights = ScoredMap(
+        repeat.attention, prepared, repeat.positions, repeat.sizes, result.row_statistic, repeat.originals
+    )
+    if attend_listeners:
+        attend_listeners.tell(None, lambda: weights, lambda: request.value)
+    return AttentionOutput(result.output, weights, next_cache)
+
+
+def _decoded(step: DecodingStep, request: Request, cache: GrowingCache) -> AttentionOutput | None:
+    """The result of a single query after the keys of a cache; None if it needs a plan."""
+    num_keys = cache.length + request.key.shape[2]
+    if cache.tensors or not cache.length or not step.pays(num_keys, request.key.dtype):
+        return None
+    longer = cache.extend(request.key, request.value)
+    output, logsumexp = step.run(request.query, longer.key, longer.value)
+    prepared, positions = Prepared(request.query, longer.key, (), ()), Positions.aligned_to_end(1, num_keys)
+    sizes = step.sizes_of(num_keys)
+    weights = ScoredMap(step.attention, prepared, positions, sizes, (logsumexp,), step.originals)
+    if attend_listeners:
+        attend_listeners.tell(None, lambda: weights, lambda: longer.value)
+    return AttentionOutput(output, weights, longer.cache)
 
 
 def plan_pieces(request: Request, cache: Cache | None) -> ExecutionPlan | RingPlan:
@@ -296,16 +336,22 @@ def _attend_ring(ring: Ring, request: Request, cache: Cache | None, check: bool)
 
 def extended(request: Request, cache: Cache | None, seed: int | None = None) -> tuple[Request, Cache | None]:
     """The checked call with the keys of the cache before its own, and the next cache. `seed` is the seed of dropout."""
-    query, key, value = (in_autocast_dtype(t) for t in (request.query, request.key, request.value))
-    request = request._replace(query=query, key=key, value=value, seed=seed)
-    pieces, sizes = request.attention.pieces(), None
-    if request.tensors or any(map(needs_of, pieces)):
-        sizes = Sizes.of(query, key, value)
-        tensors = check_call_tensors("attend", pieces, sizes, request.tensors, ARGUMENTS)
-        request = request._replace(tensors=tensors)
-    if cache is None:
+    if seed is not None or torch._C._is_any_autocast_enabled():
+        query, key, value = (in_autocast_dtype(t) for t in (request.query, request.key, request.value))
+        request = request._replace(query=query, key=key, value=value, seed=seed)
+    if cache is None and not request.tensors:
         return request, None
-    return _with_cache(request, cache, sizes or Sizes.of(query, key, value))
+    sizes = Sizes.of(request.query, request.key, request.value)
+    request = with_tensors(request, sizes)
+    return (request, None) if cache is None else _with_cache(request, cache, sizes)
+
+
+def with_tensors(request: Request, sizes: Sizes) -> Request:
+    """The call with the tensors that its pieces need, after checks."""
+    pieces = request.attention.pieces()
+    if not request.tensors and not any(map(needs_of, pieces)):
+        return request
+    return request._replace(tensors=check_call_tensors("attend", pieces, sizes, request.tensors, ARGUMENTS))
 
 
 def _with_cache(request: Request, cache: Cache, sizes: Sizes) -> tuple[Request, Cache]:
@@ -341,6 +387,8 @@ def _with_cache(request: Request, cache: Cache, sizes: Sizes) -> tuple[Request, 
 
 def _problem(request: Request) -> Problem:
     """The problem of a call, after checks of all sizes."""
+    if not request.tensors:  # the others are checked before the cache joins them with earlier ones
+        with_tensors(request, Sizes.of(request.query, request.key, request.value))
     attention, query, key, value, positions, state, seed, _, tensors, memory = request
     return problem_of(attention, query, key, value, positions, state, seed, tensors, memory)
 

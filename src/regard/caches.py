@@ -195,7 +195,7 @@ class GrowingCache(Cache):
         store = _appended(self.store, key, value)
         length = self.length + key.shape[2]
         positions = Positions(self.length, Spans(((0, length),)))
-        return Extended(store.key, store.value, positions, GrowingCache(store, length, self.tensors))
+        return Extended(store.key, store.value, positions, self._next(store, length, self.tensors))
 
     def extend_tensors(self, tensors: CallTensors, axes: Mapping[str, int]) -> CallTensors:
         """The tensors of earlier keys, then those of new keys."""
@@ -206,14 +206,23 @@ class GrowingCache(Cache):
         return {name: torch.cat((earlier[name], t), axes[name]) for name, t in tensors.items()}
 
     def with_tensors(self, tensors: CallTensors) -> GrowingCache:
-        return GrowingCache(self.store, self.length, tensors)
+        return self._next(self.store, self.length, tensors)
 
     def with_state(self, state: Tensor | None, pieces: tuple[Any, ...] = ()) -> GrowingCache:
         """This cache with the memory of a transition, so that the next call computes its new tokens only."""
         if not pieces:
             return self
         memory = None if state is None else Memory(state, self.length, pieces)
-        return GrowingCache(self.store, self.length, self.tensors, memory)
+        return self._next(self.store, self.length, self.tensors, memory)
+
+    @staticmethod
+    def _next(
+        store: _Store | None, length: int, tensors: Mapping[str, Tensor], memory: Memory | None = None
+    ) -> GrowingCache:
+        """A cache without the checks of its arguments, which take longer than many a step."""
+        cache = object.__new__(GrowingCache)
+        vars(cache).update(store=store, length=length, tensors=tensors, memory=memory)
+        return cache
 
     def memory_of(self, pieces: tuple[Any, ...]) -> Memory | None:
         memory = self.memory if pieces else None

@@ -5,6 +5,7 @@ A mask is a piece, or a tensor as torch takes it: booleans (True = may attend), 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from itertools import compress
 from numbers import Real
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from regard.attention import Attention
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes, has_numbers
+from regard.engine.transforms import is_transformed
 from regard.pieces.bias import Bias
 from regard.pieces.data_masks import mask_tensor, padding
 from regard.pieces.mask import Mask, causal, conjuncts
@@ -43,7 +45,7 @@ class CallOptions(NamedTuple):
 
     @property
     def _keeps_all(self) -> bool:
-        return isinstance(self.dropout_p, Real) and self.dropout_p == 0
+        return (type(self.dropout_p) is float or isinstance(self.dropout_p, Real)) and self.dropout_p == 0
 
     def applied(self, attention: Any, sizes: Sizes, positions: Positions | None, earlier: int | None) -> Attention:
         """The attention with these options. `earlier` keys are in a cache; None without a cache."""
@@ -132,12 +134,54 @@ def read_mask(
             f"{call}(mask=...): a tensor has a row for each query and a column for each key in their order, and this "
             "call has positions of its own. Give a piece: regard.mask_tensor(mask) has a row for each position."
         )
+    return kept_masks.read(call, mask, sizes, num_keys)
+
+
+def _read(call: str, mask: Tensor, sizes: Sizes, num_keys: int) -> tuple[Mask | None, Bias | None]:
     tensor = _four_axes(call, mask, sizes, num_keys)
     if 0 in (sizes.B, sizes.I, num_keys):
         return None, None
     if mask.dtype == torch.bool:
         return _of_booleans(call, tensor, sizes, num_keys), None
     return _of_numbers(call, mask, tensor, sizes, num_keys)
+
+
+class KeptMasks:
+    """The masks of the latest calls that were given as tensors: an equal tensor becomes the same mask.
+
+    To compare a tensor with an earlier one takes a hundredth of the time of finding its spans.
+    """
+
+    #: Most tensors, and most bytes of one.
+    MOST, MOST_BYTES = 8, 1 << 20
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, tuple[Tensor, tuple[Mask | None, Bias | None]]] = {}
+
+    def read(self, call: str, mask: Tensor, sizes: Sizes, num_keys: int) -> tuple[Mask | None, Bias | None]:
+        if not self._may_keep(mask):
+            return _read(call, mask, sizes, num_keys)
+        shape = mask.shape, mask.dtype, sizes.B, sizes.H, sizes.I, num_keys
+        earlier = self._kept.get(shape)
+        if earlier is not None and torch.equal(earlier[0], mask):
+            read = earlier[1]
+            if read[0] is not None:
+                vars(read[0])["is_kept"] = True  # from the second call on: other tensors may come once only
+            return read
+        copy = mask.clone()
+        read = _read(call, copy, sizes, num_keys)
+        while len(self._kept) >= self.MOST:
+            self._kept.pop(next(iter(self._kept)), None)
+        self._kept[shape] = copy, read
+        return read
+
+    def _may_keep(self, mask: Tensor) -> bool:
+        is_plain = type(mask) is Tensor and mask.is_cpu and not mask.requires_grad and not is_transformed()
+        return is_plain and has_numbers(mask) and mask.numel() * mask.element_size() <= self.MOST_BYTES
+
+
+#: The masks of this process.
+kept_masks = KeptMasks()
 
 
 def _four_axes(call: str, mask: Tensor, sizes: Sizes, num_keys: int) -> Tensor:

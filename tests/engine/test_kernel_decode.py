@@ -40,11 +40,11 @@ def functions(monkeypatch):
     """The functions of the library that are called."""
     names = []
 
-    def run(library, name, call, multiply_adds):
+    def run_in(workspace, library, name, call):
         names.append(name)
-        running.run(library, name, call, multiply_adds)
+        running.run_in(workspace, library, name, call)
 
-    monkeypatch.setattr(attention, "run", run)
+    monkeypatch.setattr(attention, "run_in", run_in)
     return names
 
 

@@ -291,6 +291,8 @@ def integer(owner: str, name: str, value: Any) -> int:
         ...
     regard.RegardError: Positions(start=1.5): start must be an integer.
     """
+    if type(value) is int and -(2**63) < value < 2**63:  # the usual case, without the look at abstract classes
+        return value
     if not _is_integer(value):
         raise RegardError(f"{owner}({name}={value!r}): {name} must be an integer.")
     return operator.index(value)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from inspect import unwrap
 from typing import Any
 
@@ -31,6 +32,7 @@ def numbers(version: str) -> tuple[int, ...]:
 # torch
 
 
+@cache
 def shares_key_heads() -> bool:
     """Whether torch's private kernel for CPUs shares key heads; older ones read past them. Goes with torch >= 2.9."""
     return numbers(torch.__version__) >= (2, 9)

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from regard.attention import Mechanism
-from regard.attention_output import AttentionOutput, attend, attend_listeners, extended, plan
+from regard.attention_output import AttentionOutput, attend, attend_listeners, extended, plan, with_tensors
 from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions, check_positions
@@ -169,6 +169,8 @@ def _extended(request: Request, cache: Cache | None) -> tuple[Request, Cache | N
         )
     request, next_cache = extended(request, cache)
     sizes = Sizes.of(request.query, request.key, request.value)
+    if not request.tensors:  # the others are checked before the cache joins them with earlier ones
+        with_tensors(request, sizes)
     check_positions(request.positions)
     positions = request.positions or Positions.aligned_to_end(sizes.I, sizes.J)
     positions.check(sizes.J)

@@ -1,17 +1,24 @@
-"""A few queries that attend to every key, as in decoding, without a plan: planning takes longer than the arithmetic."""
+"""Decoding: a few queries that attend to a range of keys, without a plan. Planning takes longer than the arithmetic."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.base.shapes import group, in_one_dtype
+from regard.attention import Attention, snapshot_around
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes, group, in_one_dtype
+from regard.base.spans import INFINITY
+from regard.engine.flash import flash, returns_row_statistic
 from regard.engine.kernel.attention import is_few
 from regard.engine.kernel.engine import can_run, few_rows_pay
+from regard.engine.kernel.mask_layout import distance_range
 from regard.engine.kernel.operator import decode as decode_by_kernel
+from regard.pieces.contents import Originals, split_tensors
 
 #: Here torch's fused kernel runs without a plan, so ours is faster only from this many times as many numbers. Measured:
 #: 1.2 to 1.7 times as fast from there on, as fast or slower at half as many.
@@ -44,3 +51,57 @@ def _kernel_pays(rows: Tensor, key: Tensor, value: Tensor) -> bool:
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in (rows, key, value))
     num_numbers = (key.numel() + value.numel()) // AGAINST_NO_PLAN
     return is_few(rows.shape[2], learns) and few_rows_pay(num_numbers, key.dtype) and can_run(rows, key, value)
+
+
+@dataclass(frozen=True, eq=False)
+class DecodingStep:
+    """One query after the keys of a cache, for any number of keys: the softmax of `scale` q . k over some of them.
+
+    The query has the position of the last key, and attends to the keys at the distances [low, high) from it.
+    """
+
+    attention: Attention
+    originals: Originals
+    scale: float
+    low: int
+    high: int
+    sizes: Sizes
+
+    @staticmethod
+    def of(attention: Attention, query: Tensor, key: Tensor, value: Tensor) -> DecodingStep | None:
+        """The step of pieces that never change, after checks of all sizes; None if a step is not as simple."""
+        mask, softmax = attention.mask, attention.normalizer.as_softmax
+        others = attention.position, attention.selection, attention.transition, *attention.bias
+        if any(other is not None for other in others) or softmax is None or softmax.sink is not None:
+            return None
+        scale = attention.score.scale(query.shape[3])
+        prepared = attention.score.prepare(query, key)
+        if not isinstance(scale, float | int) or prepared[0] is not query or prepared[1] is not key:
+            return None
+        if not (mask is None or mask.relative) or not returns_row_statistic(query):
+            return None
+        low, high, is_whole = (-INFINITY, 1, True) if mask is None else distance_range(mask)
+        if not is_whole or not low <= 0 < high:
+            return None
+        sizes = Sizes.of(query, key, value)
+        attention.check(sizes, Positions.aligned_to_end(1, sizes.J), key.shape[3])
+        tensors, template = split_tensors(attention)
+        assert isinstance(softmax.temperature, float | int), "the pieces hold no tensor"
+        pieces = snapshot_around(tensors, template)
+        return DecodingStep(pieces, Originals.of(tensors, template), scale / softmax.temperature, low, high, sizes)
+
+    def pays(self, num_keys: int, dtype: torch.dtype) -> bool:
+        """Whether no plan would find a faster kernel for so many keys."""
+        s = self.sizes
+        return not (is_few(s.R, False) and few_rows_pay(s.B * s.G * num_keys * (s.D + s.E), dtype))
+
+    def run(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The output and the log-sum-exp of a query after all these keys."""
+        first = max(0, key.shape[2] - 1 + self.low)
+        if first:
+            key, value = key[:, :, first:], value[:, :, first:]
+        return flash(query, key, value, scale=self.scale)  # type: ignore[return-value]
+
+    def sizes_of(self, num_keys: int) -> Sizes:
+        """The sizes of a call with so many keys."""
+        return replace(self.sizes, J=num_keys)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from torch import Tensor
+
 from regard.engine.blocked import Blocked
 from regard.engine.blocks import Block, whole
 from regard.engine.dense import flops_per_pair
-from regard.engine.flash import FlashRows
+from regard.engine.flash import FlashRows, flash
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.transforms import differentiable_once
 from regard.pieces.normalizer import any_coarse
@@ -37,6 +41,21 @@ class Fused(Engine):
         if row_statistic is not None and problem.learns and any_coarse(row_statistic[0]):
             return Blocked().run(problem)  # backward in the kernel would divide by exp of the coarse log-sum-exp
         return Result(output, row_statistic)
+
+    def repeated(self, problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Result] | None:
+        rows, block = FlashRows(problem), block_of(problem)
+        causal, scale = rows.is_causal(block), problem.scale
+        softmax = problem.attention.normalizer.as_softmax
+        has_extras = bool(problem.attention.bias) or softmax is None or softmax.sink is not None
+        if has_extras or scale is None or not (causal or block.full) or not rows.returns_row_statistic:
+            return None
+
+        def repeat(query: Tensor, key: Tensor, value: Tensor) -> Result:
+            output, logsumexp = flash(query, key, value, scale=scale, causal=causal)
+            assert logsumexp is not None
+            return Result(output, (logsumexp,))
+
+        return repeat
 
     def cost(self, problem: Problem) -> Cost:
         s = problem.sizes

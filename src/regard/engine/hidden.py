@@ -33,7 +33,12 @@ def may_be_spoiled(problem: Problem, output: Tensor) -> bool:
     if is_transformed() or not has_numbers(output):
         return False
     read_backward = (problem.key, problem.value) if problem.learns else ()
-    return any(not math.isfinite(t.detach().sum(dtype=torch.float32).item()) for t in (output, *read_backward))
+    return not all(map(has_finite_sum, (output, *read_backward)))
+
+
+def has_finite_sum(tensor: Tensor) -> bool:
+    """Whether the sum of all numbers is finite, as it is not if one of them is NaN."""
+    return math.isfinite(tensor.detach().sum(dtype=torch.float32).item())
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ others, because it has pieces of the user's own or is traced, is planned anew.
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import count
 from threading import Lock
@@ -20,16 +20,17 @@ from torch import Tensor
 
 from regard.attention import EMPTY, Attention, Prepared
 from regard.base.positions import Positions
-from regard.base.shapes import is_autocast
+from regard.base.shapes import Sizes, is_autocast
 from regard.caches import Memory
+from regard.engine.decoding import DecodingStep
 from regard.engine.kernel.library import SETTING
-from regard.engine.kernel.structures import PLAIN, have_addresses
+from regard.engine.kernel.structures import PLAIN, lies_in_memory
 from regard.engine.plan import ENGINES, ExecutionPlan
-from regard.engine.problem import Problem
-from regard.engine.transforms import is_transformed
+from regard.engine.problem import Problem, Result
+from regard.engine.transforms import is_recorded, is_transformed
 from regard.pieces.call_tensors import CallTensors
-from regard.pieces.contents import split_tensors
-from regard.pieces.fingerprint import NoFingerprint, fingerprint
+from regard.pieces.contents import Originals, split_tensors
+from regard.pieces.fingerprint import NoFingerprint, fingerprint, never_changes
 from regard.pieces.normalizer import any_coarse
 
 #: Most plans that are kept. The masks of 32 more layouts are kept in `kernel/mask_layout.py`.
@@ -59,21 +60,22 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class KeptPlan:
-    """A plan without its tensors."""
+    """A plan without its tensors. `repeat` runs it in one function, if nothing is left to decide."""
 
     engine: str
     requested: bool
     why: str
     facts: dict[str, Any]
     of_engine: dict[str, Any]
+    repeat: Repeat | None
 
     @staticmethod
     def of(planned: ExecutionPlan) -> KeptPlan:
-        problem = planned.problem
+        problem, engine = planned.problem, ENGINES[planned.engine]
         facts = {name: getattr(problem, name) for name in FACTS}
-        return KeptPlan(
-            planned.engine, planned.requested, planned.why, facts, ENGINES[planned.engine].kept_facts(problem)
-        )
+        run = engine.repeated(problem) if _is_repeatable(problem) else None
+        repeat = None if run is None else Repeat.of(problem, run)
+        return KeptPlan(planned.engine, planned.requested, planned.why, facts, engine.kept_facts(problem), repeat)
 
     def plan(self, request: Request, piece_tensors: list[Tensor]) -> ExecutionPlan:
         """The plan of a call with an equal key."""
@@ -86,12 +88,45 @@ class KeptPlan:
         return ExecutionPlan(self.engine, self.requested, self.why, problem)
 
 
+@dataclass(frozen=True, eq=False)
+class Repeat:
+    """A call of pieces without tensors, which compare queries and keys as they are: `run` computes it, and this is what
+    its map needs. `may_hide`: a mask may hide keys that are not finite.
+    """
+
+    run: Callable[[Tensor, Tensor, Tensor], Result]
+    attention: Attention
+    originals: Originals
+    positions: Positions
+    sizes: Sizes
+    empty_states: tuple[None, ...]
+    may_hide: bool
+
+    @staticmethod
+    def of(problem: Problem, run: Callable[[Tensor, Tensor, Tensor], Result]) -> Repeat:
+        facts = problem.pieces_snapshot(), problem.originals(), problem.positions, problem.sizes
+        return Repeat(run, *facts, (None,) * len(problem.attention.bias), problem.attention.mask is not None)
+
+    def prepared(self, query: Tensor, key: Tensor) -> Prepared:
+        return Prepared(query, key, self.empty_states, self.empty_states)
+
+
+def _is_repeatable(problem: Problem) -> bool:
+    """Whether a later call differs in queries, keys and values only, and the pieces compare them as they are."""
+    prepared = problem.prepared
+    is_plain = not problem.piece_tensors and not problem.call_tensors and problem.seed is problem.state is None
+    is_same = prepared.query is problem.query and prepared.key is problem.key
+    has_states = any(state is not None for state in (*prepared.rows, *prepared.cols))
+    return is_plain and is_same and not has_states and not problem.learns and not is_autocast(problem.query.device)
+
+
 class KeptPlans:
     """The plans of the latest calls, by their keys. Threads may share them."""
 
     def __init__(self) -> None:
         self._plans: dict[Hashable, KeptPlan] = {}
         self._used: dict[Hashable, int] = {}
+        self._steps: dict[Hashable, DecodingStep | None] = {}
         self._clock = count()
         self._lock = Lock()
 
@@ -100,20 +135,41 @@ class KeptPlans:
 
     def clear(self) -> None:
         with self._lock:
-            self._plans, self._used = {}, {}
+            self._plans, self._used, self._steps = {}, {}, {}
 
-    def find(self, request: Request) -> tuple[ExecutionPlan | None, Hashable]:
-        """The plan of a call, if one is kept, and the key to keep a new plan by; None if it must not be kept."""
+    def find(self, request: Request) -> tuple[KeptPlan | None, Hashable, list[Tensor]]:
+        """The plan of a call, if one is kept; the key to keep a new plan by; the tensors of the pieces.
+
+        The key is None if a plan must not be kept.
+        """
         tensors: list[Tensor] = []
         try:
             key = _key(request, tensors)
             kept = None if key is None else self._plans.get(key)
         except (NoFingerprint, TypeError):  # TypeError: an argument of the wrong type, which planning refuses
-            return None, None
-        if kept is None:
-            return None, key
-        self._used[key] = next(self._clock)
-        return kept.plan(request, tensors), key
+            return None, None, tensors
+        if kept is not None:
+            self._used[key] = next(self._clock)
+        return kept, key, tensors
+
+    def decoding_step(self, request: Request) -> DecodingStep | None:
+        """The step of a single query after the keys of a cache; None if the call needs a plan."""
+        attention, query, key, value, positions, _, seed, engine, tensors, _ = request
+        learns = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+        if learns or engine != "auto" or not (positions is seed is None) or tensors or type(attention) is not Attention:
+            return None
+        if not _is_plain_call(query, key, value) or is_autocast(query.device) or query.shape[2:3] != (1,):
+            return None
+        pieces_key = constant_key(attention)
+        if pieces_key is None:
+            return None
+        shapes = query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype
+        call_key = pieces_key, shapes, torch.is_inference_mode_enabled()
+        if call_key not in self._steps:
+            if len(self._steps) >= MOST_PLANS:
+                self._steps = {}
+            self._steps[call_key] = DecodingStep.of(attention, query, key, value)
+        return self._steps[call_key]
 
     def keep(self, key: Hashable, planned: ExecutionPlan, attention: Attention) -> None:
         """Keep a plan that has run, unless there is nothing to compute, or its run warns."""
@@ -150,14 +206,16 @@ def _key(request: Request, piece_tensors: list[Tensor]) -> Hashable:
     states = () if state is None else (state,)
     if not _is_plain_call(query, key, value, *tensors.values(), *states):
         return None
-    pieces_key = fingerprint(_slots(attention), piece_tensors)
-    sink = getattr(attention.normalizer, "sink", None)
+    pieces_key = _pieces_key(attention, piece_tensors)
+    sink = getattr(attention.normalizer, "sink", None) if piece_tensors else None
     return (
         pieces_key,
         None if seed is None else attention.dropout,
         sink is not None and any_coarse(sink),  # engines refuse coarse sinks
-        *(_tensor_key(query), _tensor_key(key), _tensor_key(value)),
-        tuple([(name, _tensor_key(tensor)) for name, tensor in tensors.items()]),
+        *(query.shape, query.dtype, query.requires_grad),
+        *(key.shape, key.dtype, key.requires_grad),
+        *(value.shape, value.dtype, value.requires_grad),
+        tuple([(name, _tensor_key(tensor)) for name, tensor in tensors.items()]) if tensors else None,
         positions if state is None else _tensor_key(state),
         engine,
         torch.is_grad_enabled(),
@@ -166,6 +224,31 @@ def _key(request: Request, piece_tensors: list[Tensor]) -> Hashable:
         torch.get_default_dtype(),
         os.environ.get(SETTING),
     )
+
+
+#: The fingerprints of pieces that never change, by the identity of the pieces, which it keeps alive.
+_constant_pieces: dict[tuple[int, ...], tuple[Any, Hashable]] = {}
+
+
+def _pieces_key(attention: Attention, piece_tensors: list[Tensor]) -> Hashable:
+    """The fingerprint of all pieces."""
+    key = constant_key(attention)
+    return fingerprint(_slots(attention), piece_tensors) if key is None else key
+
+
+def constant_key(attention: Attention) -> Hashable:
+    """The fingerprint of pieces that never change, read once; None if one may change."""
+    slots = _slots(attention)
+    identity = tuple(map(id, slots))
+    if (known := _constant_pieces.get(identity)) is not None:
+        return known[1]
+    if not never_changes(slots):
+        return None
+    if len(_constant_pieces) >= MOST_PLANS:
+        _constant_pieces.clear()
+    key = fingerprint(slots, [])
+    _constant_pieces[identity] = slots, key
+    return key
 
 
 def _slots(attention: Attention) -> tuple[Any, ...]:
@@ -181,9 +264,11 @@ def _tensor_key(tensor: Tensor) -> Hashable:
 
 def _is_plain_call(*tensors: Tensor) -> bool:
     """Whether all tensors are plain ones in the memory of the host, and torch does not trace or transform the call."""
-    if is_transformed() or torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+    if is_transformed() or is_recorded() or torch.compiler.is_compiling():
         return False
-    return all([type(t) in PLAIN and t.is_cpu for t in tensors]) and have_addresses(tensors)
+    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+        return False
+    return all([type(t) in PLAIN and t.is_cpu and lies_in_memory(t) for t in tensors])
 
 
 def _reads_all(attention: Attention) -> bool:

@@ -245,3 +245,9 @@ class Engine(ABC):
     def kept_facts(self, problem: Problem) -> dict[str, Any]:
         """The entries of `plan_cache` for later problems that differ only in the numbers of tensors."""
         return {}
+
+    def repeated(self, problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Result] | None:
+        """A function of query, key and value for later problems that differ only in their numbers; None if there is
+        none. The problem has no gradients, its pieces no tensors, and the scores compare the queries and keys given.
+        """
+        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -48,11 +48,25 @@ class PausingListener(Protocol):
     def paused(self) -> AbstractContextManager[None]: ...
 
 
+class _Following(NamedTuple):
+    """What a listener does: its protocols are asked once, because `isinstance` takes longer than many a call."""
+
+    receive: Callable[[nn.Module | None, AttentionMap, Values], None]
+    paused: Callable[[], AbstractContextManager[None]] | None
+
+    @staticmethod
+    def of(listener: Listener | ValueListener) -> _Following:
+        paused = listener.paused if isinstance(listener, PausingListener) else None
+        if isinstance(listener, ValueListener):
+            return _Following(listener.on_attention_with_values, paused)
+        return _Following(lambda module, weights, values: listener.on_attention(module, weights), paused)
+
+
 class Listeners:
     """The listeners of this thread, for all models. A listener receives maps only from the thread that added it."""
 
     def __init__(self) -> None:
-        self._following: ContextItems[Listener | ValueListener] = ContextItems("listeners")
+        self._following: ContextItems[_Following] = ContextItems("listeners")
         self._busy = ContextFlag("busy")
 
     def __bool__(self) -> bool:
@@ -61,7 +75,7 @@ class Listeners:
     @contextmanager
     def to(self, listener: Listener | ValueListener) -> Iterator[None]:
         """Give maps to `listener` while the block runs."""
-        with self._following.adding(listener):
+        with self._following.adding(_Following.of(listener)):
             yield
 
     def computing(self) -> AbstractContextManager[None]:
@@ -72,9 +86,9 @@ class Listeners:
     def _paused(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(self._busy.on())
-            for listener in self._following:
-                if isinstance(listener, PausingListener):
-                    stack.enter_context(listener.paused())
+            for following in self._following:
+                if following.paused is not None:
+                    stack.enter_context(following.paused())
             yield
 
     @property
@@ -85,8 +99,5 @@ class Listeners:
         """Give the map to all listeners; it is built only if there is one, and if the call is no part of another."""
         if self._following and not self._busy:
             attention_map = weights()
-            for listener in self._following:
-                if isinstance(listener, ValueListener):
-                    listener.on_attention_with_values(module, attention_map, values)
-                else:
-                    listener.on_attention(module, attention_map)
+            for following in self._following:
+                following.receive(module, attention_map, values)

@@ -300,11 +300,9 @@ class Node:
     """
 
     def __init__(self, kind: Kind) -> None:
-        self.kind, self.frame, self.parts, self.built = kind, None, {}, ()
-
-    def complete(self, parts: dict[Any, Any]) -> None:
-        self.parts = parts
-        self.built = tuple(name for name, part in parts.items() if type(part) in (Node, Place))
+        self.kind, self.frame = kind, None
+        self.parts: dict[Any, Any] = {}
+        self.built: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -374,15 +372,19 @@ class _Splitter:
         if kind.is_constant or (isinstance(kind, Container) and len(value) > LONG and not _may_hold_tensors(value)):
             return value
         self.is_foreign |= kind.is_foreign(value)
-        node = Node(kind)
-        if kind.is_open:
-            self._nodes[id(value)] = node
-        parts = {name: self.read(part) for name, part in kind.parts(value).items()}
-        parts = {n: part for n, part in parts.items() if type(n) is not Member or type(part) in (Node, Place)}
-        node.complete(parts)
-        if not (node.built or kind.is_exchanged):
+        node = self._nodes[id(value)] = Node(kind) if kind.is_open else value
+        parts, built = {}, []
+        for name, part in kind.parts(value).items():
+            read = part if type(part) in PLAIN else self.read(part)
+            if type(read) in (Node, Place):
+                built.append(name)
+            elif type(name) is Member:
+                continue
+            parts[name] = read
+        if not (built or kind.is_exchanged):
             return value
-        node.frame = kind.frame(value)
+        node = node if kind.is_open else Node(kind)
+        node.frame, node.parts, node.built = kind.frame(value), parts, tuple(built)
         return node
 
 

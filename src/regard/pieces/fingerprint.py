@@ -22,6 +22,19 @@ class NoFingerprint(Exception):
     """An object has a part that is neither a number, a tensor nor a piece of this package."""
 
 
+class Same:
+    """The fingerprint of an object that is equal to itself only."""
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.part is self.part
+
+    def __hash__(self) -> int:
+        return id(self.part)
+
+
 def fingerprint(part: Any, tensors: list[Tensor]) -> Hashable:
     """The fingerprint of a piece, or of a tuple of pieces. `tensors` receives each tensor in it once.
 
@@ -40,6 +53,8 @@ def fingerprint(part: Any, tensors: list[Tensor]) -> Hashable:
     if of is Tensor or of is nn.Parameter:
         return _of_tensor(part, tensors)
     is_module, is_mask = _known(of)
+    if is_mask and part.is_kept:
+        return Same(part)
     parts, num_earlier = kind_of(of).parts(part), len(tensors)
     values = of, *[fingerprint(each, tensors) for each in parts.values()]
     if is_mask and len(tensors) > num_earlier:
@@ -49,6 +64,22 @@ def fingerprint(part: Any, tensors: list[Tensor]) -> Hashable:
     if is_module:
         return *values, *parts, part.training
     return (*values, *parts) if of is dict else values
+
+
+def never_changes(part: Any) -> bool:
+    """Whether a piece, or a tuple of pieces, has a fingerprint and consists of numbers that nobody can assign again.
+
+    >>> import regard as rg
+    >>> never_changes(rg.Dot(scale=2.0)), never_changes(rg.biases.LearnedTable(2, reach=3))
+    (True, False)
+    """
+    if type(part) in NUMBERS:
+        return True
+    if type(part) is tuple:
+        return all(map(never_changes, part))
+    kind = kind_of(type(part))
+    is_fixed = isinstance(kind, Object) and kind.is_frozen and kind.is_ours and not isinstance(kind, Module)
+    return is_fixed and all(map(never_changes, kind.parts(part).values()))
 
 
 @cache

@@ -53,6 +53,8 @@ class Mask(Piece):
     batched: bool = True
     is_lower_triangular: bool = False
     real_keys: Tensor | None = None
+    #: Whether later calls use this same object, so that a plan for it is worth keeping although it holds a tensor.
+    is_kept: bool = False
     #: Whether it holds other masks or functions. A mask of this package that holds none never changes.
     holds_parts: ClassVar[bool] = False
 

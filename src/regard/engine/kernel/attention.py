@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from regard.engine.kernel.layouts import MARGIN
 from regard.engine.kernel.library import Library
 from regard.engine.kernel.mask_layout import Layout
-from regard.engine.kernel.running import counters, empty, run, zeros
+from regard.engine.kernel.running import Workspace, empty, run, run_in, scratch, threads_for, workspace_floats, zeros
 from regard.engine.kernel.structures import KernelCall
 from regard.engine.transforms import gradients_once
 from regard.pieces.dropout import dropped_words
@@ -27,6 +27,8 @@ FEW_ROWS = 48
 PER_HIDDEN_UNIT = 3, 9
 #: Multiply-adds that take as long as reading a float from memory.
 PER_FLOAT = 16
+#: Floats of a cache line, at which buffers begin.
+LINE = 16
 #: Fewest parts of the backward pass. Each has its own sums for the keys, so their number must not depend on threads.
 PARTS = 8
 
@@ -66,6 +68,7 @@ class CallSettings:
         self.tables = self.layout.tables()
         self.lanes = LANES[self.library.level_name]
         self._templates: dict[tuple[int, ...], KernelCall] = {}
+        self._forwards: dict[tuple[int, ...], ForwardTemplate] = {}
 
     def with_dropout(self, dropout: Dropout | None) -> CallSettings:
         """The same setting with another seed."""
@@ -94,6 +97,13 @@ class CallSettings:
         call.kept_factor = 1.0
         return call
 
+    def forward_template(self, *sizes: int, is_additive: bool) -> ForwardTemplate:
+        """What forward calls of sizes B, H, G, I, J, D, E share."""
+        kept = self._forwards.get(sizes)
+        if kept is None:
+            kept = self._forwards[sizes] = ForwardTemplate.of(self, self.call(*sizes), is_additive)
+        return kept
+
     def padded(self, num_keys: int) -> int:
         """The keys of whole panels, which are two vectors wide."""
         return _rounded_up(num_keys, 2 * self.lanes)
@@ -111,27 +121,25 @@ class Inputs(NamedTuple):
     direction: Tensor | None = None  # (D,), of additive scores
     clipped: Tensor | None = None  # (B, H, I, n): before the soft cap, a number for each row and clipped distance
 
-    @property
-    def multiply_adds(self) -> tuple[int, int]:
-        """Multiply-adds of a pair, forward and backward."""
-        D, E = self.query.shape[-1], self.value.shape[-1]
-        if self.direction is not None:
-            return PER_HIDDEN_UNIT[0] * D + E, PER_HIDDEN_UNIT[1] * D + 2 * E
-        return D + E, 3 * D + 2 * E
-
     def call(self, setting: CallSettings) -> KernelCall:
         """The fields of both directions."""
-        (B, H, I, D), (G, J, E) = self.query.shape, self.value.shape[1:]
-        call = setting.call(B, H, G, I, J, D, E)
-        before, after = (
-            None if t is None else F.pad(t.float(), (MARGIN, MARGIN))[:, MARGIN:] for t in (self.before, self.after)
-        )
-        call.point(before=before, after=after, sink=None if self.sink is None else self.sink.float().contiguous())
+        (B, H, I, D), (_, G, J, E) = self.query.shape, self.value.shape
+        return self.filled(setting.call(B, H, G, I, J, D, E), setting)
+
+    def filled(self, call: KernelCall, setting: CallSettings) -> KernelCall:
+        """A call of these sizes with the fields of all inputs that are given."""
+        call.point(query=self.query, key=self.key, value=self.value)
+        if self.before is not None:
+            call.point(before=F.pad(self.before.float(), (MARGIN, MARGIN))[:, MARGIN:])
+        if self.after is not None:
+            call.point(after=F.pad(self.after.float(), (MARGIN, MARGIN))[:, MARGIN:])
+        if self.sink is not None:
+            call.point(sink=self.sink.float().contiguous())
         if self.clipped is not None:
             call.point(clipped=self.clipped.float().contiguous())
             call.first_clipped, call.clipped_width = setting.first_clipped, self.clipped.shape[-1]
-        call.point(query=self.query, key=self.key, value=self.value)
-        call.point(direction=None if self.direction is None else F.pad(self.direction.float(), (0, MARGIN)))
+        if self.direction is not None:
+            call.point(direction=F.pad(self.direction.float(), (0, MARGIN)))
         return call
 
 
@@ -171,6 +179,57 @@ def gradients(
     return [None if g is None or t is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True)]
 
 
+def multiply_adds(D: int, E: int, is_additive: bool) -> tuple[int, int]:
+    """Multiply-adds of a pair, forward and backward."""
+    if is_additive:
+        return PER_HIDDEN_UNIT[0] * D + E, PER_HIDDEN_UNIT[1] * D + 2 * E
+    return D + E, 3 * D + 2 * E
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardTemplate:
+    """What forward calls of the same sizes share: the function, its time in multiply-adds, the places of its buffers.
+
+    "decode" reads keys and values where they are, for few rows of a key head, as in decoding. "forward" packs them.
+    All buffers of a call are one block of memory, of `num_floats`. `places` has the offset of each field in bytes.
+    Counters are zeros of their own. `workspace` are the floats of the scratch memory of a thread.
+    """
+
+    function: str
+    multiply_adds: int
+    places: tuple[tuple[str, int], ...]
+    num_floats: int
+    num_counters: int
+    workspace: int
+
+    @staticmethod
+    def of(setting: CallSettings, call: KernelCall, is_additive: bool) -> ForwardTemplate:
+        B, H, G, I, J, D, E = call.B, call.H, call.G, call.I, call.J, call.D, call.E
+        library, work = setting.library, setting.layout.num_pairs * H * multiply_adds(D, E, is_additive)[0]
+        if not is_additive and is_few(H // G * I, setting.learns):
+            function, work = "decode", int(work * reading_factor(H // G * I))
+            floats = {"partials": _count(library, "decode_partials", call)}
+            num_counters = _count(library, "decode_counters", call)
+        else:
+            function, num_counters, num_keys = "forward", 3, B * G * setting.padded(J)
+            floats = {"packed_keys": num_keys * D, "packed_values": num_keys * _rounded_up(E, setting.lanes)}
+        places, used = [], 0
+        for field, count in floats.items():
+            places.append((field, 4 * used))
+            used += _rounded_up(count, LINE)
+        workspace = _rounded_up(workspace_floats(library, function, call), LINE)
+        return ForwardTemplate(function, work, tuple(places), used, num_counters, workspace)
+
+    def workspace_of(self, call: KernelCall) -> Workspace:
+        """Memory for the buffers of a call and for its threads."""
+        num_threads = threads_for(self.multiply_adds)
+        # an interrupted call leaves other threads that still compute, so their memory is not used again
+        memory = (scratch if num_threads == 1 else empty)(self.num_floats + num_threads * self.workspace)
+        address = call.place(memory, self.places)
+        call.count(self.num_counters)
+        return Workspace(address + 4 * self.num_floats, 4 * self.workspace, num_threads)
+
+
 def forward(
     setting: CallSettings, inputs: Inputs, dtype: torch.dtype | None = None, output: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -180,30 +239,44 @@ def forward(
     """
     B, H, I, _ = inputs.query.shape
     if output is None:
-        output = inputs.value.new_empty(B, H, I, inputs.value.shape[3], dtype=dtype or inputs.value.dtype)
+        dtype = inputs.value.dtype if dtype is None else dtype
+        output = torch.empty((B, H, I, inputs.value.shape[3]), dtype=dtype, device="cpu")
     logsumexp = empty(B, H, I)
-    run(setting.library, *forward_call(setting, inputs, output, logsumexp))
+    run_in(*forward_call(setting, inputs, output, logsumexp))
     return output, logsumexp
 
 
 def forward_call(
     setting: CallSettings, inputs: Inputs, output: Tensor, logsumexp: Tensor
-) -> tuple[str, KernelCall, int]:
-    """The function of the library that writes these results, its argument, and its time, in multiply-adds.
-
-    "decode" reads keys and values where they are, for few rows of a key head, as in decoding. "forward" packs them.
-    """
-    (_, H, I, _), (B, G, J, E) = inputs.query.shape, inputs.value.shape
-    call, library = inputs.call(setting), setting.library
+) -> tuple[Workspace, Library, str, KernelCall]:
+    """The arguments of `run_in` for the call that computes these results."""
+    (_, H, I, D), (B, G, J, E) = inputs.query.shape, inputs.value.shape
+    template = setting.forward_template(B, H, G, I, J, D, E, is_additive=inputs.direction is not None)
+    call = inputs.call(setting)
     call.point(output=output, logsumexp=logsumexp)
-    multiply_adds, num_rows = setting.layout.num_pairs * H * inputs.multiply_adds[0], H // G * I
-    if inputs.direction is None and is_few(num_rows, setting.learns):
-        call.point(partials=empty(_count(library, "decode_partials", call)))
-        call.point(counters=counters(_count(library, "decode_counters", call)))
-        return "decode", call, int(multiply_adds * reading_factor(num_rows))
-    pack_keys(call, setting)
-    call.point(packed_values=empty(B * G, setting.padded(J), _rounded_up(E, setting.lanes)))
-    return "forward", call, multiply_adds
+    return template.workspace_of(call), setting.library, template.function, call
+
+
+class RepeatedForward:
+    """`forward` for later queries, keys and values of the same shapes: a call differs in addresses only."""
+
+    def __init__(self, setting: CallSettings, inputs: Inputs) -> None:
+        (B, H, I, D), (_, G, J, E) = inputs.query.shape, inputs.value.shape
+        sizes = B, H, G, I, J, D, E
+        self._template = setting.forward_template(*sizes, is_additive=inputs.direction is not None)
+        self._call = inputs._replace(query=None, key=None, value=None).filled(setting.call(*sizes), setting)  # type: ignore[arg-type]
+        self._library, self._dtype = setting.library, inputs.value.dtype
+        self._output_shape, self._rows_shape = (B, H, I, E), (B, H, I)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, tuple[Tensor]]:
+        """The output and the row statistic."""
+        template, call = self._template, self._call.copy()
+        output = torch.empty(self._output_shape, dtype=self._dtype, device="cpu")
+        logsumexp = torch.empty(self._rows_shape, dtype=torch.float32, device="cpu")
+        call.point_to_vectors(query.resolve_neg(), key.resolve_neg(), value.resolve_neg(), output)
+        call.logsumexp = logsumexp.data_ptr()
+        run_in(template.workspace_of(call), self._library, template.function, call)
+        return output, (logsumexp,)
 
 
 def is_few(num_rows: int, learns: bool) -> bool:
@@ -221,7 +294,8 @@ def reading_factor(num_rows: int) -> float:
 
 def pack_keys(call: KernelCall, setting: CallSettings) -> None:
     """Give a call room for packed keys, and the counters of packing and of tiles."""
-    call.point(packed_keys=empty(call.B * call.G, setting.padded(call.J), call.D), counters=counters(3))
+    call.point(packed_keys=empty(call.B * call.G, setting.padded(call.J), call.D))
+    call.count(3)
 
 
 def backward(
@@ -248,7 +322,8 @@ def backward(
     call.point(grad_before=diagonals[0], grad_after=diagonals[1], grad_clipped=grad_clipped)
     grad_direction = None if inputs.direction is None else zeros(B * G, num_parts, _rounded_up(D, lanes))
     call.point(grad_direction=grad_direction)
-    run(setting.library, "backward", call, setting.layout.num_pairs * H * inputs.multiply_adds[1])
+    work = setting.layout.num_pairs * H * multiply_adds(D, E, inputs.direction is not None)[1]
+    run(setting.library, "backward", call, work)
     before, after = (None if t is None else t[..., MARGIN:-MARGIN].sum((0, 2)) for t in diagonals)
     direction = None if grad_direction is None or not wanted.direction else grad_direction.sum((0, 1))[:D]
     key, value = grad_key.sum(2)[:, :, :J, :D], grad_value.sum(2)[:, :, :J, :E]

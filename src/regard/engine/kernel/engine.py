@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +13,15 @@ from torch import Tensor
 from regard.engine.blocked import Blocked
 from regard.engine.dense import flops_per_pair
 from regard.engine.formatting import size
-from regard.engine.kernel.attention import CallSettings, Dropout, Inputs, KernelAttention, forward, is_few
+from regard.engine.kernel.attention import (
+    CallSettings,
+    Dropout,
+    Inputs,
+    KernelAttention,
+    RepeatedForward,
+    forward,
+    is_few,
+)
 from regard.engine.kernel.layouts import CLIPPED_MARGIN, PART_KEYS, TILE_QUERIES
 from regard.engine.kernel.library import load, load_fast, reason
 from regard.engine.kernel.mask_layout import Layout
@@ -85,6 +94,14 @@ class Kernel(Engine):
             return {}
         names = (PLANNED_SETTING,) if problem.piece_tensors else (PLANNED_SETTING, PLANNED_VECTORS)
         return {name: problem.plan_cache[name] for name in names if name in problem.plan_cache}
+
+    def repeated(self, problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Result] | None:
+        terms = KernelProblem.of(problem)
+        inputs = terms.inputs()
+        if inputs.clipped is not None or terms.layout.num_bytes > PLANNED_BYTES:
+            return None
+        repeat = RepeatedForward(terms.setting(), inputs)
+        return lambda query, key, value: Result(*repeat(query, key, value))
 
 
 def pays(problem: Problem) -> bool:

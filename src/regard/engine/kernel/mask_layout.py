@@ -178,13 +178,25 @@ def _range(relative: Mask | None, positions: Positions) -> tuple[int, int, Mask 
     """The allowed distances of indices as a range, and the mask itself if a range does not express it."""
     if relative is None:
         return -FAR, FAR, None
-    allowed, always_allowed = relative.any_allowed(0, 1), relative.all_allowed(0, 1)
+    low, high, is_whole = distance_range(relative)
     shift = positions.start - positions.keys.intervals[0][0]
-    if not allowed:
+    if low >= high:
         return 0, 0, None
-    (first, stop), *_ = allowed.hull().intervals
-    low, high = max(first + shift, -FAR), min(stop + shift, FAR)
-    return low, high, None if allowed == always_allowed and len(allowed.intervals) == 1 else relative
+    return max(low + shift, -FAR), min(high + shift, FAR), None if is_whole else relative
+
+
+def distance_range(relative: Mask) -> tuple[int, int, bool]:
+    """The range [low, high) of the distances j - i that a mask of distances allows, and whether it allows all in it.
+
+    >>> from regard.masks import causal, dilated, window
+    >>> distance_range(causal() & window(3)), distance_range(causal() & dilated(2, 2))
+    ((-2, 1, True), (-2, 1, False))
+    """
+    allowed, always_allowed = relative.any_allowed(0, 1), relative.all_allowed(0, 1)
+    if not allowed:
+        return 0, 0, True
+    ((low, high),) = allowed.hull().intervals
+    return low, high, allowed == always_allowed and len(allowed.intervals) == 1
 
 
 def _entry_masks(rest: Mask | None, grid: Grid, num_entries: int) -> dict[int | None, Mask | None]:

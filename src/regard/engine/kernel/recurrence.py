@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from regard.engine.kernel.layouts import CHUNK, FEW
 from regard.engine.kernel.library import Library, load
-from regard.engine.kernel.running import counters, empty, run
+from regard.engine.kernel.running import empty, run
 from regard.engine.kernel.structures import Pointers, fields_of, have_addresses
 from regard.engine.transforms import is_transformed
 
@@ -66,7 +66,8 @@ def _run_forward(
     output, state = empty(B, H, 0 if query is None else n, E), empty(B, H, W, E)
     call = Recurrence(B, H, n, W, E)
     call.point(query=query, key=key, value=value, address=address, decay=decay, output=output, **kept)
-    call.point(before=before.contiguous(), state=state, counters=counters(1))
+    call.point(before=before.contiguous(), state=state)
+    call.count(1)
     run(library, "recurrence_forward", call, _products(query, address) * B * H * n * W * E)
     return output, state
 
@@ -115,7 +116,8 @@ class CompiledRecurrence(torch.autograd.Function):
         needed = ctx.needs_input_grad[1:6]
         grads = [empty(*t.shape) if needs else None for t, needs in zip(saved, needed, strict=True)]
         later = grad_state.clone(memory_format=torch.contiguous_format)
-        call.point(**dict(zip(names, grads, strict=True)), grad_state=later, counters=counters(1))
+        call.point(**dict(zip(names, grads, strict=True)), grad_state=later)
+        call.count(1)
         call.point(grad_output=None if query is None else grad_output)
         run(ctx.library, "recurrence_backward", call, 2 * _products(query, address) * B * H * n * W * E)
         return None, *grads, later

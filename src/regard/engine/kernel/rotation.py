@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.engine.kernel.library import Library, load
-from regard.engine.kernel.running import counters, run
+from regard.engine.kernel.running import run
 from regard.engine.kernel.structures import DTYPES, Pointers, fields_of, has_address
 from regard.engine.transforms import is_transformed
 from regard.pieces import position
@@ -39,7 +39,7 @@ class Rotated(torch.autograd.Function):
         output = torch.empty(x.shape, dtype=x.dtype, device="cpu")
         call = Rotation(*x.shape, len(frequencies), interleaved, direction)
         call.point(vectors=x, output=output, positions=positions, frequencies=frequencies)
-        call.point(counters=counters(1))
+        call.count(1)
         run(library, "rotate", call, PER_FLOAT * x.numel())
         return output
 

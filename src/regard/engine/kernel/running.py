@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from ctypes import CDLL, Structure, addressof, byref, c_int64, c_uint, c_void_p, cast
 from functools import cache
+from threading import local
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +28,10 @@ from regard.engine.kernel.structures import Pointers
 #: Multiply-adds that a thread should have to do: waking one takes about 50 microseconds.
 WORTH_A_THREAD = 1 << 22
 
+#: Most floats of scratch memory that a thread keeps.
+MOST_KEPT_FLOATS = 1 << 20
+
+_kept = local()
 _pools: dict[int, ThreadPoolExecutor] = {}
 _is_forked = False
 
@@ -61,47 +67,72 @@ def zeros(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.float32, device="cpu")
 
 
-def counters(count: int) -> Tensor:
-    """Counters of units of work, 0 at the start."""
-    return torch.zeros(count, dtype=torch.int64, device="cpu")
+def scratch(num_floats: int) -> Tensor:
+    """Memory for a call that this thread computes alone; the next such call of the thread gets the same memory.
+
+    To give a few hundred kilobytes back to the system and to get them again takes longer than a short call.
+    """
+    if num_floats > MOST_KEPT_FLOATS:
+        return empty(num_floats)
+    memory = getattr(_kept, "scratch", None)
+    if memory is None or len(memory) < num_floats:
+        memory = _kept.scratch = empty(num_floats)
+    return memory
+
+
+class Workspace(NamedTuple):
+    """The scratch memory of `num_threads` threads, `num_bytes` each. The call keeps it alive."""
+
+    address: int
+    num_bytes: int
+    num_threads: int
+
+
+def threads_for(multiply_adds: int) -> int:
+    """The threads that the work is worth, at most those of torch."""
+    return max(1, min(torch.get_num_threads(), multiply_adds // WORTH_A_THREAD))
 
 
 def run(library: Library, name: str, call: Pointers, multiply_adds: int, fields: Pointers | None = None) -> None:
-    """Call `regard_NAME` on as many threads as the work is worth, at most those of torch.
+    """Call `regard_NAME` on as many threads as the work is worth.
 
     `call` is its first argument, and `fields` the one after the scratch memory, if it has one.
     """
-    num_threads = max(1, min(torch.get_num_threads(), multiply_adds // WORTH_A_THREAD))
-    memory = workspace(library, name, call, num_threads)
-    function = library.function(name)
-    more = () if fields is None else (fields,)
-    runtime = None if _is_forked else _openmp()
-    if num_threads == 1:
-        _share(function, call, memory, more)
-    elif runtime is not None:
-        _in_team(
-            runtime, library, Team(cast(function, c_void_p), addressof(call), fields and addressof(fields)), memory
-        )
+    num_threads, num_floats = threads_for(multiply_adds), workspace_floats(library, name, call)
+    memory = empty(num_threads, num_floats)
+    call.tensors.append(memory)
+    run_in(Workspace(memory.data_ptr(), 4 * num_floats, num_threads), library, name, call, fields)
+
+
+def run_in(workspace: Workspace, library: Library, name: str, call: Pointers, fields: Pointers | None = None) -> None:
+    """The same as `run` in memory that is there."""
+    function, more = library.function(name), () if fields is None else (fields,)
+    if workspace.num_threads == 1:
+        _share(function, call, workspace.address, more)
+    elif (runtime := None if _is_forked else _openmp()) is not None:
+        team = Team(cast(function, c_void_p), addressof(call), fields and addressof(fields))
+        _in_team(runtime, library, team, workspace)
     else:
-        _in_pool(num_threads, function, call, memory, more)
+        _in_pool(workspace, function, call, more)
 
 
-def _in_pool(num_threads: int, function: object, call: Pointers, memory: Tensor, more: tuple[Pointers, ...]) -> None:
+def _in_pool(workspace: Workspace, function: object, call: Pointers, more: tuple[Pointers, ...]) -> None:
     """This thread and those of a pool of Python compute the shares."""
-    others = []
-    for part in memory[1:]:
+    others, num_threads = [], workspace.num_threads
+    for number in range(1, num_threads):
+        address = workspace.address + number * workspace.num_bytes
         with suppress(RuntimeError):  # Python starts no thread at its end, or for lack of memory: others do its share
-            others.append(_pool(num_threads).submit(_share, function, call, part, more))
-    _share(function, call, memory[0], more)
+            others.append(_pool(num_threads).submit(_share, function, call, address, more))
+    _share(function, call, workspace.address, more)
     for other in others:
         other.result()
 
 
-def _in_team(runtime: tuple[Callable[..., None], int], library: Library, team: Team, memory: Tensor) -> None:
+def _in_team(runtime: tuple[Callable[..., None], int], library: Library, team: Team, workspace: Workspace) -> None:
     """The threads of torch's OpenMP runtime compute the shares, this thread among them."""
     start, team.thread_number = runtime
-    team.scratch, team.scratch_bytes = memory.data_ptr(), memory.stride(0) * memory.element_size()
-    start(library.run_member, byref(team), len(memory), 0)
+    team.scratch, team.scratch_bytes = workspace.address, workspace.num_bytes
+    start(library.run_member, byref(team), workspace.num_threads, 0)
 
 
 @cache
@@ -121,15 +152,15 @@ def _openmp() -> tuple[Callable[..., None], int] | None:
     return start, cast(thread_number, c_void_p).value or 0
 
 
-def workspace(library: Library, name: str, call: Pointers, num_threads: int = 1) -> Tensor:
-    """The scratch memory of each thread."""
+def workspace_floats(library: Library, name: str, call: Pointers) -> int:
+    """The floats of scratch memory that each thread needs."""
     size = library.function(f"{name}_workspace")
     size.restype = c_int64
-    return empty(num_threads, size(byref(call)))
+    return size(byref(call))
 
 
-def _share(function: object, call: Pointers, memory: Tensor, more: tuple[Pointers, ...]) -> None:
-    function(byref(call), c_void_p(memory.data_ptr()), *map(byref, more))  # type: ignore[operator]
+def _share(function: object, call: Pointers, scratch_address: int, more: tuple[Pointers, ...]) -> None:
+    function(byref(call), c_void_p(scratch_address), *map(byref, more))  # type: ignore[operator]
 
 
 def _pool(num_threads: int) -> ThreadPoolExecutor:

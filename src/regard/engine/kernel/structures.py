@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from ctypes import Structure, c_float, c_int64, c_void_p
+from ctypes import Structure, addressof, c_float, c_int64, c_void_p
 from functools import cache
 from struct import Struct as Packing
 from typing import Any, Self
@@ -37,10 +37,10 @@ def have_addresses(tensors: Iterable[torch.Tensor]) -> bool:
     if torch.compiler.is_compiling() or is_recorded():
         return False
     is_plain = not torch._C._are_functorch_transforms_active()
-    return all([_lies_in_memory(t) if is_plain and type(t) in PLAIN and t.is_cpu else has_address(t) for t in tensors])
+    return all([lies_in_memory(t) if is_plain and type(t) in PLAIN and t.is_cpu else has_address(t) for t in tensors])
 
 
-def _lies_in_memory(tensor: torch.Tensor) -> bool:
+def lies_in_memory(tensor: torch.Tensor) -> bool:
     """`has_address` of a plain tensor of the host."""
     return tensor.layout is torch.strided and (tensor.data_ptr() != 0 or tensor.numel() == 0)
 
@@ -66,6 +66,8 @@ def fields_of(structure: str) -> tuple[tuple[str, Any], ...]:
 
 #: `TensorFields` in one step, which takes a third of the time of its fields one by one.
 TENSOR_FIELDS = Packing("@P4qq")
+#: The same for four of them.
+VECTOR_FIELDS = Packing("@" + 4 * "P4qq")
 
 
 class Pointers(Structure):
@@ -83,6 +85,22 @@ class Pointers(Structure):
         other = type(self).from_buffer_copy(self)
         other.tensors = [*self.tensors]
         return other
+
+    def count(self, num_counters: int) -> None:
+        """Point `counters` to counters of units of work, 0 at the start, which live as long as the call."""
+        self.units = (c_int64 * num_counters)()
+        self.counters = addressof(self.units)
+
+    def place(self, memory: torch.Tensor, places: Iterable[tuple[str, int]]) -> int:
+        """Point fields into one block of memory, at offsets in bytes, and return the address of the block.
+
+        The block lives as long as the call.
+        """
+        address = memory.data_ptr()
+        for name, offset in places:
+            setattr(self, name, address + offset)
+        self.tensors.append(memory)
+        return address
 
     def point(self, **tensors: torch.Tensor | None) -> None:
         """Point fields to tensors (None: null), which then live as long as the call."""
@@ -107,3 +125,11 @@ class KernelCall(Pointers):
     """`KernelCall`: the sizes, numbers and buffers of one call."""
 
     _fields_ = fields_of("Call")
+
+    def point_to_vectors(self, *vectors: torch.Tensor) -> None:
+        """`point` for query, key, value and output, which lie side by side, in one step."""
+        numbers: list[int] = []
+        for t in vectors:
+            numbers += t.data_ptr(), *t.stride(), DTYPES[t.dtype]
+        VECTOR_FIELDS.pack_into(self, _described(KernelCall)["query"], *numbers)
+        self.tensors += vectors

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from regard.engine.kernel.library import Library, load
-from regard.engine.kernel.running import counters, empty, run
+from regard.engine.kernel.running import empty, run
 from regard.engine.kernel.structures import Pointers, fields_of, has_address
 from regard.engine.transforms import is_transformed
 
@@ -103,7 +103,7 @@ def _sums(
     (B, H, n, W), G, E = query.shape, key.shape[1], value.shape[3]
     call, state = Sums(B, H, G, n, W, E, denominators is not None), past.clone(memory_format=torch.contiguous_format)
     call.point(query=query, key=key, value=value, output=output, denominators=denominators, state=state)
-    call.point(counters=counters(1))
+    call.count(1)
     if is_reversed:
         call.reverse_time()
     run(library, "sums", call, 3 * B * H * n * W * E)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.engine.kernel.library import Library, load
-from regard.engine.kernel.running import counters, run, zeros
+from regard.engine.kernel.running import run, zeros
 from regard.engine.kernel.structures import Pointers, fields_of, have_addresses
 
 #: Rows from which chunks are faster: the kernel passes every token once for each row.
@@ -36,6 +36,7 @@ def compiled_weights(
     weights = zeros(B, H, len(tokens), n)
     call = Transport(B, H, n, W, len(tokens), until)
     call.point(query=query, key=key, address=address, decay=decay)
-    call.point(tokens=tokens.contiguous(), weights=weights, counters=counters(1))
+    call.point(tokens=tokens.contiguous(), weights=weights)
+    call.count(1)
     run(library, "transport", call, 2 * weights.numel() * W)
     return weights

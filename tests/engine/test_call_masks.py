@@ -1,0 +1,128 @@
+"""Masks that are given as tensors: an equal tensor becomes the same mask, and a changed one a new mask."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import regard as rg
+from drawn import examples
+from regard import call_options
+from regard.call_options import kept_masks
+from regard.engine.kept_plans import kept_plans
+
+
+@pytest.fixture(autouse=True)
+def no_masks():
+    kept_masks._kept.clear()
+
+
+def exact(query, key, value, mask):
+    """softmax(q k / sqrt(D) + mask) v in float64; rows without a key give 0."""
+    query, key, value = (t.double() for t in (query, key, value))
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.double()
+    weights = torch.softmax(scores, -1).nan_to_num(0.0)
+    return weights @ value, weights
+
+
+CHANGES = {
+    "in place": lambda mask: mask.logical_not_(),
+    "of its data": lambda mask: mask.data.copy_(~mask),
+    "of its memory": lambda mask: mask.numpy().__setitem__(..., ~mask.numpy()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("length", [20, 200])
+def test_a_changed_mask_is_read_anew(change, length):
+    """torch counts only the first of these changes."""
+    q, k, v = torch.randn(3, 1, 2, length, 16)
+    mask = torch.rand(length, length) < 0.5
+    for _ in range(3):
+        before = rg.attend(q, k, v, mask=mask)
+    shown, expected = before.weights.dense(), exact(q, k, v, mask)
+    torch.testing.assert_close(shown.double(), expected[1], atol=1e-5, rtol=0)
+    CHANGES[change](mask)
+    for _ in range(3):
+        after = rg.attend(q, k, v, mask=mask)
+        output, weights = exact(q, k, v, mask)
+        torch.testing.assert_close(after.output.double(), output, atol=1e-4, rtol=0)
+        torch.testing.assert_close(after.weights.dense().double(), weights, atol=1e-5, rtol=0)
+    assert torch.equal(before.weights.dense(), shown)
+
+
+@examples(60)
+@given(
+    st.sampled_from([(1, 1, 3, 5), (2, 4, 7, 7), (1, 2, 200, 200), (2, 2, 1, 9)]),
+    st.sampled_from(["pairs", "keys", "heads", "entries"]),
+    st.sampled_from([torch.bool, torch.float32, torch.float64]),
+    st.integers(0, 2**31),
+)
+def test_repeated_calls_with_masks_agree_with_float64(sizes, kind, dtype, seed):
+    (B, H, I, J), generator = sizes, torch.Generator().manual_seed(seed)
+    shape = {"pairs": (1, 1, I, J), "keys": (B, 1, 1, J), "heads": (1, H, I, J), "entries": (B, 1, I, J)}[kind]
+    for _ in range(2):
+        mask = torch.rand(shape, generator=generator) < 0.7
+        mask[..., 0] = True
+        mask = (
+            mask
+            if dtype == torch.bool
+            else torch.randn(shape, generator=generator, dtype=dtype).masked_fill(~mask, -torch.inf)
+        )
+        for _ in range(3):
+            q, k, v = (torch.randn(B, H, n, 8, generator=generator) for n in (I, J, J))
+            seen = rg.attend(q, k, v, mask=mask.clone())
+            output, weights = exact(q, k, v, mask)
+            torch.testing.assert_close(seen.output.double(), output, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(seen.weights.dense().double(), weights, atol=1e-5, rtol=0)
+
+
+def test_an_equal_mask_is_read_once_and_its_plan_is_kept(monkeypatch):
+    read, plan, made = call_options._read, rg.attention_output.engine_plan, []
+    monkeypatch.setattr(call_options, "_read", lambda *given: made.append("mask") or read(*given))
+    monkeypatch.setattr(rg.attention_output, "engine_plan", lambda *given: made.append("plan") or plan(*given))
+    q, k, v = torch.randn(3, 1, 2, 200, 16)
+    mask = torch.rand(200, 200) < 0.5
+    for _ in range(4):
+        rg.attend(q, k, v, mask=mask.clone())
+    # a mask that comes once only leaves no plan, so the second call plans too
+    assert made == ["mask", "plan", "plan"]
+
+
+def test_masks_that_differ_are_kept_up_to_a_few_bytes():
+    q, k, v = torch.randn(3, 1, 2, 30, 8)
+    for n in range(1, 30):
+        rg.attend(q[:, :, :n], k[:, :, :n], v[:, :, :n], mask=torch.rand(n, n) < 0.9)
+    assert len(kept_masks._kept) == kept_masks.MOST
+    long = torch.randn(1, 1, 1100, 4)
+    before = dict(kept_masks._kept)
+    rg.attend(long, long, long, mask=torch.ones(1100, 1100, dtype=torch.bool).tril())
+    assert kept_masks._kept == before and len(kept_plans) <= 128
+
+
+def test_a_mask_with_gradients_is_not_kept():
+    q, k, v = torch.randn(3, 1, 2, 5, 8)
+    table = torch.zeros(5, 5, requires_grad=True)
+    for _ in range(2):
+        rg.attend(q, k, v, mask=table).output.sum().backward()
+    assert not kept_masks._kept and table.grad is not None
+
+
+@pytest.mark.parametrize("length", [20, 200])
+@pytest.mark.parametrize("own", [rg.causal(), None], ids=["causal", "all"])
+def test_hidden_keys_of_repeated_calls_have_no_effect(own, length):
+    """The last key is NaN and infinite in turns, and only the last query, or none, may attend to it."""
+    attention = rg.Attention(mask=own)
+    mask = None if own is not None else torch.ones(length, length, dtype=torch.bool)
+    if mask is not None:
+        mask[:, -1] = False
+    for wrong in (0.0, torch.nan, torch.inf, 0.0, torch.nan):
+        q, k, v = torch.randn(3, 1, 2, length, 16)
+        expected = attention(q, k, v, mask=mask, engine="reference").output[:, :, :-1]
+        k[:, :, -1], v[:, :, -1] = wrong, wrong
+        seen = attention(q, k, v, mask=mask)
+        torch.testing.assert_close(seen.output[:, :, :-1], expected, atol=1e-5, rtol=1e-4)
+        assert seen.weights[0, 0, length - 2].isfinite().all()
