@@ -229,12 +229,14 @@ class ScoredMap(RecomputedMap):
         count = len(prepared.tensors())
 
         def around(tensors: Sequence[Tensor]) -> Rows:
-            attention, own = originals.template.around(tensors[count:]), prepared.with_tensors(tensors[:count])
+            """The rows of weights from other tensors: first those of `prepared`, then those of the pieces."""
+            attention, inputs = originals.template.around(tensors[count:]), prepared.with_tensors(tensors[:count])
 
             def rows(queries: slice | Tensor, keys: Spans) -> tuple[Tensor, Tensor | None]:
+                """Weights (B, H, I', J') and their logarithms: see `Rows`."""
                 columns = keys.tensor(self.device)
                 i, j = _on_device(queries, self.device), as_slice(keys.tensor("cpu"))
-                s = scores(attention, own.tile(i, columns if j is None else j), self.grid.tile(i, keys))
+                s = scores(attention, inputs.tile(i, columns if j is None else j), self.grid.tile(i, keys))
                 # without keys, as before the first whole group of keys, there is nothing to normalize
                 weights = attention.normalizer.rows_with_logs(s, columns) if s.shape[-1] else (s, None)
                 if torch.is_grad_enabled() and not weights[0].requires_grad and originals.template.is_foreign:
