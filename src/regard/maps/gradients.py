@@ -133,8 +133,8 @@ def mapped_rows(source: LiveRows, change: Callable[[Tensor, slice | Tensor, Span
     return joined_rows([source], combine)
 
 
-def given(tensors: Sequence[Tensor]) -> LiveRows:
-    """Tensors that `joined_rows` passes to its `combine` as they are."""
+def extra_tensors(tensors: Sequence[Tensor]) -> LiveRows:
+    """Tensors of a map beside those of its parts: `joined_rows` passes them to its `combine` in place of rows."""
     return LiveRows(tensors, lambda some: some)  # type: ignore[arg-type, return-value]
 
 
