@@ -95,6 +95,30 @@ def test_given_rows_are_the_rows_of_the_map(model):
     assert torch.equal(seen[1][0, 1], plain[1][0, 1])
 
 
+def test_a_row_without_an_axis_of_rows_serves_all_queries(model):
+    row = torch.tensor([0.25, 0.75] + [0.0] * 10)
+    seen = run(model, rg.edits.ReplaceWeights(rg.Where(layers=1, queries=[1, 8, 5]), row))
+    torch.testing.assert_close(seen[1][0, :, [1, 8, 5]], row.expand(4, 3, 12))
+
+
+@pytest.mark.parametrize("queries", [[1, 2], [1, 2, 3], slice(1, None)], ids=["two", "three", "open slice"])
+@pytest.mark.parametrize("axes", [(1, 12), (1, 1, 12), (4, 1, 12), (1, 4, 1, 12)], ids=str)
+def test_one_row_of_a_tensor_with_an_axis_of_rows_does_not_serve_several_queries(model, axes, queries):
+    edit = rg.edits.ReplaceWeights(rg.Where(queries=queries), torch.eye(12)[0].expand(axes))
+    with pytest.raises(RegardError) as error:
+        run(model, edit)
+    assert f"have the shape {axes} with 1 row, and this run needs number" in str(error.value)
+    assert "Give a row for each, a tensor of shape (12,) as the row of all, or select fewer" in str(error.value)
+
+
+def test_a_map_of_one_query_does_not_replace_the_rows_of_later_ones(model):
+    with torch.no_grad(), rg.watch(model) as first_token:
+        model(IDS[:, :1])
+    for weights in (first_token, first_token[0]):
+        with pytest.raises(RegardError, match="with 1 row, and this run needs number 1 "):
+            run(model, rg.edits.ReplaceWeights(rg.Where(layers=0, queries=1), weights))
+
+
 def test_maps_of_another_run_replace_weights(model):
     other = copy.deepcopy(model)
     torch.nn.init.normal_(other.model.layers[1].self_attn.q_proj.weight)

@@ -236,8 +236,9 @@ def test_an_empty_list_of_layers_is_refused(model):
 
 def test_scores_in_place_of_weights_are_noticed():
     pytest.importorskip("anywidget")
-    with pytest.warns(UserWarning, match="more than 1, so these may be scores"):
+    with pytest.warns(UserWarning, match="more than 1, so these may be scores") as warned:
         rg.show(torch.ones(2, 5, 5), [*"abcde"])
+    assert warned[0].filename == __file__
     with pytest.warns(UserWarning, match="may be scores"):
         rg.show(torch.randn(2, 5, 5), [*"abcde"])
     with pytest.raises(rg.RegardError, match="hold NaN"):

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import drawn
 import regard as rg
 from kernels import needs_kernel
-from regard.maps.scored_map import scaled
+from regard.maps.scored_map import dot_tensors
 from slopes import CLOSE, Model, agree, inputs, learned
 
 pytestmark = [
@@ -267,7 +267,7 @@ def test_a_factor_for_each_head_belongs_to_its_head_wherever_one_looks(score, dt
         torch.testing.assert_close(weights[index], by_definition[index].detach(), rtol=1e-5, atol=1e-5)
     chosen = weights.select([1], [2])
     torch.testing.assert_close(chosen.received()[0, 0], by_definition[1, 2].detach().sum(0).float())
-    query, key, row = scaled(chosen)
+    query, key, row = dot_tensors(chosen)
     torch.testing.assert_close((query @ key.mT - row[..., None]).exp()[0], chosen[0, 0].float())
 
 

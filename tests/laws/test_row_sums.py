@@ -98,6 +98,6 @@ def test_rows_of_small_scores_are_not_computed_whole(monkeypatch):
     """A tile of rows without large scores costs the scores of that tile."""
     from regard.maps.scored_map import ScoredMap
 
-    monkeypatch.setattr(ScoredMap, "_of_whole_scores", None)
+    monkeypatch.setattr(ScoredMap, "_weights_of_whole_rows", None)
     weights = rg.Attention()(*drawn(1.0)).weights
     assert weights[0, 0, 3].sum() > 0.99

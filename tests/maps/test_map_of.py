@@ -45,7 +45,7 @@ def test_a_given_statistic_gives_the_same_weights_and_saves_the_pass(monkeypatch
     scores = (query.double() @ key.double().mT / 8**0.5).masked_fill(~torch.ones(3, 7).tril(4).bool(), -torch.inf)
     given = scores.logsumexp(-1)
     weights = rg.AttentionMap.of(attention, query, paged, given.float())
-    monkeypatch.setattr(type(weights), "_of_parts", lambda _: pytest.fail("the statistic was computed again"))
+    monkeypatch.setattr(type(weights), "_statistic_of_parts", lambda _: pytest.fail("the statistic was computed again"))
     torch.testing.assert_close(weights.dense().double(), scores.softmax(-1), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(weights.received(), weights.dense().sum(2))
 

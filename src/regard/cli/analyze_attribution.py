@@ -63,48 +63,48 @@ def _attributed(reader: TextReader, text: str, options: AnalyzeOptions) -> Attri
     return attribute(reader.model, inputs, target, method, options.numbers, tokenizer=reader.tokenizer)
 
 
-def _print(console: Console, found: Attribution) -> None:
-    console.print(Text(found.sentence), soft_wrap=True)
-    for sentence in (*([] if found.test is None else found.test.sentences), *found.notes):
+def _print(console: Console, result: Attribution) -> None:
+    console.print(Text(result.sentence), soft_wrap=True)
+    for sentence in (*([] if result.test is None else result.test.sentences), *result.notes):
         console.print(Text(sentence, style="dim"), soft_wrap=True)
     console.print()
-    if found.relevance:
-        console.print(_tokens(found))
+    if result.relevance:
+        console.print(_tokens(result))
         console.print()
-    for line in _links(found):
+    for line in _links(result):
         console.print(Text(line), soft_wrap=True)
 
 
-def _tokens(found: Attribution) -> Table:
+def _tokens(result: Attribution) -> Table:
     """A bar for each token, in the order of the text; of a long text those with the largest |relevance|."""
-    relevance = found.tokens()[0]
+    relevance = result.tokens()[0]
     largest = float(relevance.abs().max()) or 1.0
     shown = relevance.abs().topk(min(MOST_TOKENS, len(relevance))).indices.sort().values.tolist()
     table = Table(box=None, pad_edge=False, show_header=False)
     for index in shown:
         value = float(relevance[index])
         bar = Text("█" * round(BAR * abs(value) / largest), style="green" if value > 0 else "red")
-        table.add_row(str(index), found.labels[index], f"{value:+.2g}", bar)
+        table.add_row(str(index), result.labels[index], f"{value:+.2g}", bar)
     return table
 
 
-def _links(found: Attribution) -> list[str]:
+def _links(result: Attribution) -> list[str]:
     """The strongest links, by head."""
-    names = dict(zip(found.names, layer_numbers(name.partition(" (call ")[0] for name in found.names), strict=True))
+    names = dict(zip(result.names, layer_numbers(name.partition(" (call ")[0] for name in result.names), strict=True))
     return [
-        f'{head_name(names[link.layer], link.head)}: "{found.labels[link.query]}" -> "{found.labels[link.key]}" '
+        f'{head_name(names[link.layer], link.head)}: "{result.labels[link.query]}" -> "{result.labels[link.key]}" '
         f"({link.query} -> {link.key}), {link.value:+.2g}"
-        for link in found.links(LINKS)
-        if link.query < len(found.labels) and link.key < len(found.labels)
+        for link in result.links(LINKS)
+        if link.query < len(result.labels) and link.key < len(result.labels)
     ]
 
 
-def _as_data(found: Attribution) -> dict[str, Any]:
-    data: dict[str, Any] = {"method": found.method, "target": found.target, "value": float(found.value.sum())}
-    data |= {"tokens": list(found.labels), "relevance": found.tokens()[0].tolist() if found.relevance else None}
-    data["links"] = [link._asdict() for link in found.links(LINKS)]
-    if found.test is not None:
-        test = found.test
+def _as_data(result: Attribution) -> dict[str, Any]:
+    data: dict[str, Any] = {"method": result.method, "target": result.target, "value": float(result.value.sum())}
+    data |= {"tokens": list(result.labels), "relevance": result.tokens()[0].tolist() if result.relevance else None}
+    data["links"] = [link._asdict() for link in result.links(LINKS)]
+    if result.test is not None:
+        test = result.test
         data["faithfulness"] = {
             "measure": test.measure,
             "counts": test.counts.tolist(),
@@ -115,4 +115,4 @@ def _as_data(found: Attribution) -> dict[str, Any]:
             "deletion_area": test.deletion_area,
             "insertion_area": test.insertion_area,
         }
-    return data | {"notes": list(found.notes), "missing": found.missing}
+    return data | {"notes": list(result.notes), "missing": result.missing}

@@ -49,7 +49,7 @@ def run(options: AnalyzeOptions) -> None:
         reader = TextReader.load(options.model)
     unsaved = None
     try:
-        profile = _with_bar(reader, documents, options, errors)
+        profile = _profile_with_bar(reader, documents, options, errors)
     except NotSaved as error:  # its numbers are printed first
         profile, unsaved = error.profile, error
     if profile.table is None:
@@ -77,7 +77,10 @@ def _check(options: AnalyzeOptions) -> None:
         raise RegardError("analyze: --workers are those of --engine ray. Leave it out, or name that engine.")
 
 
-def _with_bar(reader: TextReader, documents: Documents, options: AnalyzeOptions, errors: Console) -> CorpusProfile:
+def _profile_with_bar(
+    reader: TextReader, documents: Documents, options: AnalyzeOptions, errors: Console
+) -> CorpusProfile:
+    """Profile the corpus, with a bar of the documents that are done; `errors` says where a stopped run continues."""
     columns = (TextColumn("Reading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=errors, transient=True) as bar:
         task = bar.add_task("", total=None)
@@ -87,8 +90,8 @@ def _with_bar(reader: TextReader, documents: Documents, options: AnalyzeOptions,
                 errors.print(f"Continues after {done} of {count} documents.", markup=False)
             bar.update(task, completed=done, total=count)
 
-        spread = {"engine": options.engine, "workers": options.workers, "progress": progress}
-        return profile_corpus(reader, documents, options.numbers, options.length, options.save, **spread)
+        execution = {"engine": options.engine, "workers": options.workers, "progress": progress}
+        return profile_corpus(reader, documents, options.numbers, options.length, options.save, **execution)
 
 
 def _save_page(

@@ -6,8 +6,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.base.upper_layers import upper_layer
@@ -40,8 +38,7 @@ def show(
             "show: there are no weights. Models of transformers return none with the fast backends. Watch the "
             "model instead: `with rg.watch(model, tokenizer) as seen: model(**inputs)`, then seen.show()."
         )
-    maps = [layer if isinstance(layer, AttentionMap) else DenseMap(_weights(layer)) for layer in layers]
-    return upper_layer("widget").show_maps(maps, tokens, queries, batch)
+    return upper_layer("widget").show_maps(list(map(_map_of_layer, layers)), tokens, queries, batch)
 
 
 def _layers(attentions: Any) -> Sequence[Any]:
@@ -67,8 +64,13 @@ def _layers(attentions: Any) -> Sequence[Any]:
     return list(attentions) if getattr(attentions, "ndim", 0) == 5 else [attentions]
 
 
-def _weights(layer: Any) -> Tensor:
-    """Weights that can be drawn; scores before the softmax are drawn too, with a warning."""
+def _map_of_layer(layer: Any) -> AttentionMap:
+    """The map of the weights of one layer, (I, J), (H, I, J) or (B, H, I, J); NaN and infinity are refused.
+
+    Scores before the softmax are shown too, with a warning.
+    """
+    if isinstance(layer, AttentionMap):
+        return layer
     weights = as_weights("show", layer)
     weights = weights if weights.is_floating_point() else weights.float()
     if not bool(weights.isfinite().all()):
@@ -80,6 +82,6 @@ def _weights(layer: Any) -> Tensor:
         warnings.warn(
             "show: some weights are negative, or a row sums to more than 1, so these may be scores. Weights are "
             "scores.softmax(-1).",
-            stacklevel=5,
+            stacklevel=4,  # the line that calls `show`, which is wrapped once
         )
-    return weights
+    return DenseMap(weights)

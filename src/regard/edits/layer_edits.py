@@ -210,13 +210,25 @@ class LayerEdit:
         B, H, R, _ = given.shape
         _check_count("heads", H, int(head_index.max()))
         _check_count("batch entries", B, int(batch.max()))
-        _check_count("rows", R + (R == 1), int(row_index.max()))  # one row does not serve all, as one head does
+        if (last_row := int(row_index.max())) >= R:
+            raise RegardError(self._too_few_rows(R, last_row))
         one = torch.zeros_like(batch[:1])
         index = one if B == 1 else batch, one if H == 1 else head_index, row_index
         if isinstance(given, AttentionMap):
             batches, heads, rows = (part.cpu() for part in index)
             return given.tile(batches, heads, rows).to(batch.device)
         return given[tuple(part.to(given.device) for part in torch.meshgrid(*index, indexing="ij"))].to(batch.device)
+
+    def _too_few_rows(self, num_rows: int, needed: int) -> str:
+        """The error of a run that needs row number `needed`: one row does not serve all queries, as one head does."""
+        assert isinstance(self.given, Tensor | AttentionMap)
+        shape, of_tensor = tuple(self.given.shape), isinstance(self.given, Tensor)
+        one_row = f"a row for each, a tensor of shape ({shape[-1]},) as the row of all"
+        return (
+            f"ReplaceWeights: the given weights have the shape {shape} with {num_rows} row{'s' * (num_rows != 1)}, and "
+            f"this run needs number {needed} (from 0 on), because each selected query has its own row. Give "
+            f"{one_row if of_tensor else 'the map of a run of the same length'}, or select fewer: Where(queries=...)."
+        )
 
     def _check_rows(self, tile: EditedTile, rows: Tensor, heads: Tensor, chosen: Tensor) -> None:
         """Refuse rows of another length, with another sum, or with weight on keys that the mask forbids."""

@@ -228,10 +228,10 @@ class ReplaceWeights(Selecting):
     """The rows of the selected heads and queries are replaced by other weights, after the softmax.
 
     `weights` are a tensor of rows (rows, J), (heads, rows, J) or (batch, heads, rows, J), with a row for each selected
-    query, in that order; "uniform", equal weights of all keys that the mask allows (of the selected `keys` only, if
-    `where` has some; a row that may attend to none of them keeps its weights); an `AttentionMap` of another run, of
-    which the same heads and rows are taken; or a mapping from layer numbers or module paths to one of these, such as
-    the `seen` of `rg.watch`.
+    query, in that order, or (J,), one row for all of them; "uniform", equal weights of all keys that the mask allows
+    (of the selected `keys` only, if `where` has some; a row that may attend to none of them keeps its weights); an
+    `AttentionMap` of another run, of which the same heads and rows are taken; or a mapping from layer numbers or module
+    paths to one of these, such as the `seen` of `rg.watch`.
 
     Given rows are not negative and sum to 1, or to less in a model with sinks: `ScaleWeights` makes other sums. They
     may have no weight on keys that the mask forbids, and must have the length of the run.

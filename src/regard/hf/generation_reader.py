@@ -159,7 +159,7 @@ def _result(
         tokens = {"input_ids": torch.tensor([read])} | {
             name: torch.ones(1, len(read), dtype=torch.int64) for name in inputs if name == "attention_mask"
         }
-        reading = replace(reading, roles=reader.roles_of(chosen, tokens, layers))
+        reading = replace(reading, roles=reader.roles_of(chosen, tokens))
     errors = [check.error for check in generation.verify().values() if check.error is not None]
     result = TextResult(reading, generation.missing, max(errors, default=None))
     cross = None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard.base.context import ContextItems
 from regard.engine.kernel.engine import LARGEST_WIDTH
+from regard.engine.kernel.operator import OperatorTerms
 from regard.engine.kernel.structures import DTYPES
 from regard.hf.calls import HARMLESS, PACKING, UNDERSTOOD, CallObserver
 from regard.hf.masks.graph_masks import GraphMask
@@ -53,32 +54,34 @@ def call_operator(
     options: dict[str, Any],
     owner: Tensor | None = None,
 ) -> Tensor:
-    """The output of the backend, (B, I, H, E). By `owner` observers of a graph find the module that calls."""
+    """The output of the backend, (B, I, H, E), for queries (B, H, I, D), by `regard::attention` or its function.
+
+    Without a mask the call is causal if its options or its module say so; a window is part of the mask. By `owner`
+    observers of a graph find the module that calls. `fits_operator` has accepted the call.
+    """
     scale, sinks = options.get("scaling"), options.get("s_aux")
     if mask is None:
         is_causal = options.get("is_causal")
         is_causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
         # As in torch, a causal call gives the first query the position of the first key.
         mask = GraphMask(0, 0, is_causal and query.shape[2] > 1, 0, None, None)
-    is_tensor, dropout = isinstance(mask.start, Tensor), float(options.get("dropout") or 0.0)
-    output, _ = operator(
-        query,
-        key,
-        value,
-        None if sinks is None else sinks.reshape(-1).float(),
-        mask.real,
-        mask.groups,
-        mask.start if is_tensor else None,
-        torch.randint(2**31, ()) if dropout else None,
-        owner,
-        0 if is_tensor else mask.start,
-        mask.first,
-        mask.is_causal,
-        mask.window,
-        query.shape[-1] ** -0.5 if scale is None else float(scale),
-        float(options.get("softcap") or 0.0),
-        dropout,
+    offset, start = (mask.start, 0) if isinstance(mask.start, Tensor) else (None, mask.start)
+    dropout = float(options.get("dropout") or 0.0)
+    terms = OperatorTerms(
+        real=mask.real,
+        groups=mask.groups,
+        offset=offset,
+        seed=torch.randint(2**31, ()) if dropout else None,
+        owner=owner,
+        start=start,
+        first=mask.first,
+        is_causal=mask.is_causal,
+        window=mask.window,
+        scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+        cap=float(options.get("softcap") or 0.0),
+        dropout=dropout,
     )
+    output, _ = operator(query, key, value, None if sinks is None else sinks.reshape(-1).float(), *terms)
     return output.transpose(1, 2)
 
 

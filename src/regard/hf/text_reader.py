@@ -140,7 +140,7 @@ class TextReader:
         progress("Checking masks")
         masks = mask_findings(chosen.maps, causal=self._claims_causal(chosen.maps), numbers=chosen.numbers)
         progress("Finding roles, also on shuffled tokens")
-        reading = replace(reading, roles=self.roles_of(chosen, inputs, layers), masks=masks)
+        reading = replace(reading, roles=self.roles_of(chosen, inputs), masks=masks)
         return TextResult(reading, chosen.seen.missing | self._skipped_decoder(), max(errors, default=None))
 
     def profile(
@@ -173,7 +173,7 @@ class TextReader:
         probe = probe_tokens(ordinary, min(PROBE, room // 2, len(ordinary))).tolist()
         row = torch.tensor([[*ids[:start], *probe, *ids[stop:]]])
         inputs = {name: torch.full_like(row, int(value[0, 0])) for name, value in example.items()} | {"input_ids": row}
-        table = self.roles_of(self.watched(inputs, layers), inputs, layers)
+        table = self.roles_of(self.watched(inputs, layers), inputs)
         if table is None:
             raise RegardError("TextReader.probe: a probe needs a model that takes at least 60 tokens.")
         return table
@@ -304,8 +304,11 @@ class TextReader:
             )
         return chosen_maps(seen, layers)
 
-    def roles_of(self, chosen: ChosenMaps, inputs: dict[str, Any], layers: Sequence[int] | None) -> RoleTable | None:
-        """The roles, with scores on the shuffled tokens as the null; None if too few tokens can be shuffled."""
+    def roles_of(self, chosen: ChosenMaps, inputs: dict[str, Any]) -> RoleTable | None:
+        """The roles of the heads in the maps of a text with these inputs; None if too few tokens can be shuffled.
+
+        The model runs once more, on the shuffled tokens: scores there are the null.
+        """
         ids = inputs["input_ids"][0].tolist()
         special = self.special(ids)
         order = shuffle_order(ids, special)
@@ -313,7 +316,7 @@ class TextReader:
         shuffled = [tokens[place] for place in order]
         if len(ids) - len(special) <= QUERIES or shuffled == tokens:
             return None
-        null = self.watched(inputs | {"input_ids": inputs["input_ids"][:, order]}, layers).maps
+        null = self.watched(inputs | {"input_ids": inputs["input_ids"][:, order]}, chosen.numbers).maps
         return roles(chosen.maps, tokens, null=null, null_tokens=shuffled, special=special, numbers=chosen.numbers)
 
     def _claims_causal(self, maps: dict[str, AttentionMap]) -> bool:

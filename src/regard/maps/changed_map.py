@@ -15,7 +15,7 @@ from regard.base.shapes import at_least_float32, grouped_scores, to_device
 from regard.base.spans import Spans
 from regard.maps.attention_map import AttentionMap, RecomputedMap
 from regard.maps.compiled_reductions import computes
-from regard.maps.gradients import LiveRows, Rows, given, joined_rows, mapped_rows
+from regard.maps.gradients import LiveRows, Rows, extra_tensors, joined_rows, mapped_rows
 from regard.maps.indices import Index, indices
 from regard.maps.reductions import Reduction, Shape, SignedMass, Signs, State, Tile, zeros
 from regard.pieces.contents import versions_of
@@ -206,7 +206,7 @@ class GradientMap(OfSource, RecomputedMap):
             rows, tensors = parts
             return lambda i, keys: (rows(i, keys)[0] * self._slopes(i, keys.tensor("cpu"), *tensors), None)
 
-        return joined_rows([self.source.live_rows(), given(self._tensors)], combine)
+        return joined_rows([self.source.live_rows(), extra_tensors(self._tensors)], combine)
 
     def _slopes(self, rows: Tensor | slice, cols: Tensor | slice, gradient: Tensor, value: Tensor) -> Tensor:
         """dL/dw_ij = g_i . v_j of a tile (B, H, I', J')."""
@@ -354,7 +354,7 @@ class ValueWeightedMap(ChangedMap):
             rows, (norms,) = parts
             return lambda queries, keys: (self._scaled(rows(queries, keys)[0], keys.tensor("cpu"), norms), None)
 
-        return joined_rows([self.source.live_rows(), given([self.norms])], combine)
+        return joined_rows([self.source.live_rows(), extra_tensors([self.norms])], combine)
 
     @torch.no_grad()
     def tiles(self) -> Iterator[Tile]:

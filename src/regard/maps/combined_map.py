@@ -17,7 +17,7 @@ from regard.base.positions import Positions
 from regard.base.shapes import to_device
 from regard.base.spans import Spans
 from regard.maps.attention_map import AttentionMap, RecomputedMap
-from regard.maps.gradients import LiveRows, Rows, given, joined_rows
+from regard.maps.gradients import LiveRows, Rows, extra_tensors, joined_rows
 from regard.maps.indices import Index, indices
 from regard.maps.reductions import are_shares
 from regard.maps.scored_map import CHANGED
@@ -113,7 +113,7 @@ class SumMap(AttentionMap):
 
             return rows
 
-        return joined_rows([*(part.live_rows() for part in self.parts), given(originals.tensors)], combine)
+        return joined_rows([*(part.live_rows() for part in self.parts), extra_tensors(originals.tensors)], combine)
 
 
 def _check_parts(parts: list[AttentionMap], factors: Sequence[float | Tensor]) -> None:
@@ -365,7 +365,7 @@ class KeyGroupMap(RecomputedMap):
 
             return rows
 
-        return joined_rows([self.by_group.live_rows(), given(originals.tensors)], combine)
+        return joined_rows([self.by_group.live_rows(), extra_tensors(originals.tensors)], combine)
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         self._check_unchanged()

@@ -133,8 +133,8 @@ def mapped_rows(source: LiveRows, change: Callable[[Tensor, slice | Tensor, Span
     return joined_rows([source], combine)
 
 
-def given(tensors: Sequence[Tensor]) -> LiveRows:
-    """Tensors that `joined_rows` passes to its `combine` as they are."""
+def extra_tensors(tensors: Sequence[Tensor]) -> LiveRows:
+    """Tensors of a map beside those of its parts: `joined_rows` passes them to its `combine` in place of rows."""
     return LiveRows(tensors, lambda some: some)  # type: ignore[arg-type, return-value]
 
 
@@ -181,10 +181,10 @@ class _TileReading:
             if keys:
                 here = as_slice(index)
                 tile, _ = rows(index if here is None else here, keys)
-                yield [(self._chosen(tile, keys), grad[:, :, places.to(grad.device)])]
+                yield [(self._columns(tile, keys), grad[:, :, places.to(grad.device)])]
 
-    def _chosen(self, tile: Tensor, keys: Spans) -> Tensor:
-        """The columns of a tile of these keys; 0 for keys that no query of the tile may attend to."""
+    def _columns(self, tile: Tensor, keys: Spans) -> Tensor:
+        """The columns `cols` of a tile whose columns are `keys`; 0 for a column that is none of these keys."""
         tile_keys = keys.tensor("cpu")
         place = torch.searchsorted(tile_keys, self.cols).clamp_max(len(tile_keys) - 1)
         is_known = to_device(tile_keys[place] == self.cols, tile.device)
@@ -409,8 +409,7 @@ def _gradients(
     part = [(result, grad) for result, grad in part if result.requires_grad]
     if not part:
         return [None] * len(inputs)
-    results, grads = zip(*part, strict=True)
-    grads = tuple(grad.to(result.dtype) for result, grad in part)
+    results, grads = zip(*((result, grad.to(result.dtype)) for result, grad in part), strict=True)
     leaves = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want]
     # keep the graph: a family may compute something once for all rows
     leaf_gradients = iter(

@@ -136,7 +136,7 @@ class ScoredMap(RecomputedMap):
         terms = self._compiled_terms()
         if terms is not None and (logsumexp := passes.logsumexp(terms)) is not None:
             return with_remainder(self.attention, self._prepared, self.positions, self.grid, (logsumexp,))
-        return self._of_parts() if self._has_mergeable_rows else self._of_whole_rows()
+        return self._statistic_of_parts() if self._has_mergeable_rows else self._statistic_of_whole_rows()
 
     @property
     def _has_mergeable_rows(self) -> bool:
@@ -151,21 +151,22 @@ class ScoredMap(RecomputedMap):
         """The dtype of the weights."""
         return at_least_float32(self._prepared.query).dtype
 
-    def _of_parts(self) -> RowStatistic:
+    def _statistic_of_parts(self) -> RowStatistic:
         """The row statistic, merged from the statistics of the tiles of each row."""
         collected = StatisticBuffer(self.shape[0], self.shape[2])
         for rows, parts in self._strips():
-            collected.write(rows, self._total(rows, parts, (self._tile_scores(rows, *part) for part in parts)))
+            tile_scores = (self._tile_scores(rows, *part) for part in parts)
+            collected.write(rows, self._merged_statistic(rows, parts, tile_scores))
         return collected.tensors()
 
-    def _total(self, rows: slice, parts: list[TileKeys], scores: Iterable[Tensor]) -> RowStatistic:
+    def _merged_statistic(self, rows: slice, parts: list[TileKeys], scores: Iterable[Tensor]) -> RowStatistic:
         """The row statistic of some queries, merged from the statistics of their tiles."""
         normalizer, part_normalizer = self.attention.normalizer, self.attention.normalizer.of_part()
         none = self._empty_statistic(part_normalizer, rows.stop - rows.start)
         statistics = map(part_normalizer.row_statistic, scores, map(self._columns, parts))
         return normalizer.finish(reduce(part_normalizer.merge, statistics, none))
 
-    def _of_whole_rows(self) -> RowStatistic:
+    def _statistic_of_whole_rows(self) -> RowStatistic:
         """A statistic that needs all scores of a row at once, such as a threshold."""
         B, H, I, J = self.shape
         size = max(1, min(attention_map.TILE[0], attention_map.WORKSPACE // (B * H * J * self._bytes_per_weight)))
@@ -229,12 +230,14 @@ class ScoredMap(RecomputedMap):
         count = len(prepared.tensors())
 
         def around(tensors: Sequence[Tensor]) -> Rows:
-            attention, own = originals.template.around(tensors[count:]), prepared.with_tensors(tensors[:count])
+            """The rows of weights from other tensors: first those of `prepared`, then those of the pieces."""
+            attention, inputs = originals.template.around(tensors[count:]), prepared.with_tensors(tensors[:count])
 
             def rows(queries: slice | Tensor, keys: Spans) -> tuple[Tensor, Tensor | None]:
+                """Weights (B, H, I', J') and their logarithms: see `Rows`."""
                 columns = keys.tensor(self.device)
                 i, j = _on_device(queries, self.device), as_slice(keys.tensor("cpu"))
-                s = scores(attention, own.tile(i, columns if j is None else j), self.grid.tile(i, keys))
+                s = scores(attention, inputs.tile(i, columns if j is None else j), self.grid.tile(i, keys))
                 # without keys, as before the first whole group of keys, there is nothing to normalize
                 weights = attention.normalizer.rows_with_logs(s, columns) if s.shape[-1] else (s, None)
                 if torch.is_grad_enabled() and not weights[0].requires_grad and originals.template.is_foreign:
@@ -254,7 +257,7 @@ class ScoredMap(RecomputedMap):
         keys = Spans.of((j.start, j.stop)) if isinstance(j, slice) else Spans.union((n, n + 1) for n in single)
         row_statistic = tuple(t[:, :, i] for t in self.row_statistic)
         if self._are_coarse(row_statistic):
-            return torch.cat([self._of_whole_scores(part)[..., j] for part in self._parts_of(rows)], 2)
+            return torch.cat([self._weights_of_whole_rows(part)[..., j] for part in self._parts_of(rows)], 2)
         s = scores(self.attention, self._prepared.tile(i, j), self.grid.tile(i, keys))
         return self.attention.normalizer.weights(s, row_statistic, columns)
 
@@ -273,7 +276,7 @@ class ScoredMap(RecomputedMap):
         indices = torch.arange(self.shape[2])[rows] if isinstance(rows, slice) else rows
         return indices.split(max(1, attention_map.WORKSPACE // self._row_bytes))
 
-    def _of_whole_scores(self, rows: Tensor) -> Tensor:
+    def _weights_of_whole_rows(self, rows: Tensor) -> Tensor:
         """The weights of these rows on all keys, by the statistic of the scores that are computed here."""
         i, keys = _on_device(rows, self.device), slice(0, self.shape[3])
         columns, normalizer = torch.arange(keys.stop, device=self.device), self.attention.normalizer
@@ -343,7 +346,7 @@ class ScoredMap(RecomputedMap):
             yield weights, logs
         else:
             tile_scores = [self._tile_scores(rows, *part) for part in parts]
-            collected.write(rows, row_statistic := self._total(rows, parts, tile_scores))
+            collected.write(rows, row_statistic := self._merged_statistic(rows, parts, tile_scores))
             for part, s in zip(parts, tile_scores, strict=True):
                 yield self.attention.normalizer.tile_weights(s, row_statistic, self._columns(part))
 
@@ -357,7 +360,7 @@ class ScoredMap(RecomputedMap):
             if not self._has_mergeable_rows:
                 yield from super()._weights_of_strip(rows, parts)
                 return
-            row_statistic = self._total(rows, parts, (self._tile_scores(rows, *part) for part in parts))
+            row_statistic = self._merged_statistic(rows, parts, (self._tile_scores(rows, *part) for part in parts))
         for part in parts:
             scores_of_part = self._tile_scores(rows, *part)
             yield self.attention.normalizer.tile_weights(scores_of_part, row_statistic, self._columns(part))
@@ -468,7 +471,7 @@ def is_dot(weights: AttentionMap) -> TypeGuard[ScoredMap]:
     return scale is not None and plain and one_mask and not any_coarse(weights.row_statistic[0])
 
 
-def scaled(weights: ScoredMap) -> tuple[Tensor, Tensor, Tensor]:
+def dot_tensors(weights: ScoredMap) -> tuple[Tensor, Tensor, Tensor]:
     """c q (H, I, D), k (G, J, D) and r (H, I) of the first text of a map that `is_dot`; r is 0 where a row is empty."""
     prepared, attention = weights._prepared, weights.attention
     query = at_least_float32(prepared.query)

@@ -258,13 +258,14 @@ def _is_method(name: str, member: Any) -> bool:
     return isinstance(member, FunctionType) and not name.startswith("__")
 
 
-def _class_members(kind: type) -> dict[str, Any]:
+def _class_members(of: type) -> dict[str, Any]:
     """Functions, tensors and containers in the body of a class and of its bases, where the user wrote these classes.
 
-    A member that a subclass overrides appears once, as the subclass has it.
+    A member that a subclass overrides appears once, as the subclass has it. Of special members (`__call__`) only
+    functions are listed, because Python adds others (`__annotations__`).
     """
     members: dict[str, Any] = {}
-    for owner in kind.__mro__:
+    for owner in of.__mro__:
         if _is_foreign(owner) and owner.__module__ not in ("builtins", "abc", "typing"):
             members = {**vars(owner), **members}
     functions = (FunctionType, *WRAPPERS)

@@ -81,15 +81,17 @@ class HoldsPieces(nn.Module):
         return piece
 
     def with_held(self, attributes: dict[str, Any]) -> dict[str, Any]:
-        """These attributes and the pieces that hold parameters, which are no attributes, in `piece_order`."""
-        new = {name: getattr(self, name) for name in vars(self)[HELD] if name not in attributes}
-        if not new:
+        """These entries of `vars(self)` and the pieces that hold parameters, which `vars` has not; by `piece_order`.
+
+        Attributes without a place in `piece_order` come first.
+        """
+        held = {name: getattr(self, name) for name in vars(self)[HELD] if name not in attributes}
+        if not held:
             return attributes
-        attributes |= new
         order = {name: number for number, name in enumerate(self.piece_order)}
-        return {name: attributes[name] for name in sorted(attributes, key=lambda name: order.get(name, -1))}
+        return dict(sorted((attributes | held).items(), key=lambda item: order.get(item[0], -1)))
 
     def without_registered(self, owned: dict[str, Any]) -> dict[str, Any]:
-        """Parameters or modules of this module without those of pieces that hold parameters."""
+        """Parameters, buffers or modules, by name, without those registered for a piece that holds parameters."""
         held = {name for slot, each in vars(self)[HELD].items() if slot not in vars(self) for name in each.registered}
         return {name: part for name, part in owned.items() if name not in held}

@@ -76,16 +76,20 @@ def _dropout_factors(problem: Problem, place: Place) -> Array:
 
 
 def transported(problem: Problem, q: Array, k: Array, place: Place) -> Array:
-    """Weights (I, J) of one head: q_i . A_i ... A_{j+1} k_j."""
+    """Weights (I, J) of one head: q_i . A_i ... A_{j+1} k_j, with A and k of `transit`; 0 for later tokens.
+
+    If a query reads the memory before its own token, A_i is left out, and the first weight is that of token i - 1.
+    `own` is added to the weight of the own token.
+    """
     piece, score, h = problem.attention.transition, problem.attention.score, place.h
     tensors = _tensors_of(piece, problem, place)
-    if getattr(piece, "unit", False):
+    if getattr(piece, "unit", False):  # of the delta rules: vectors of length 1
         q, k = (x / np.sqrt((x**2).sum(1, keepdims=True) + 1e-6) for x in (q, k))
     q = compare(score, q, np.eye(q.shape[1]), h)  # q_i . e_d, with the factor of the score
     written = transit(piece, q, k, h, **tensors)
     w = np.zeros((len(q), len(k)))
     for i, x in enumerate(q):  # x is q_i, then q_i A_i, then q_i A_i A_{i-1} ...
-        token = i + len(k) - len(q)
+        token = i + len(k) - len(q)  # the queries are the last tokens
         for j in range(token, -1, -1):
             if not (written.reads_before and j == token):
                 w[i, j] = x @ written.keys[j]

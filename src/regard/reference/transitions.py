@@ -14,7 +14,10 @@ from regard.reference.basics import Array, array, undefined
 
 @dataclass(frozen=True)
 class Written:
-    """The matrices A (J, D, D), the written keys (J, D), and the weight of each query on its own token beside it."""
+    """The matrices A (J, D, D), the written keys (J, D), and the weight (I,) of each query on its own token beside it.
+
+    `reads_before`: a query reads the memory before its own token changes it.
+    """
 
     matrices: Array
     keys: Array

@@ -22,7 +22,7 @@ from torch import Tensor
 from regard.base.errors import RegardError
 from regard.maps import AttentionMap
 from regard.maps.reductions import averaged, cells, coarser
-from regard.maps.scored_map import is_dot, scaled
+from regard.maps.scored_map import dot_tensors, is_dot
 from regard.viewer.live_model import Check, LiveModel, Stopped
 from regard.viewer.live_request import TypedTexts, live_request
 from regard.viewer.page import embed
@@ -124,7 +124,7 @@ class Answers:
             raise NoAnswer("the scores of this attention are not plain dot products")
         _, H, I, J = weights.shape
         h = number(head, H, "head")
-        q, k, _ = scaled(weights)
+        q, k, _ = dot_tensors(weights)
         key_head = h // (H // len(k))
         return raw(torch.stack([q[h, number(query, I, "query")], k[key_head, number(key, J, "key")]]))
 

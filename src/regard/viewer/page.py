@@ -26,7 +26,7 @@ from regard.base.errors import RegardError
 from regard.base.whole_files import write_whole
 from regard.maps import AttentionMap
 from regard.maps.reductions import Pyramid
-from regard.maps.scored_map import is_dot, scaled
+from regard.maps.scored_map import dot_tensors, is_dot
 from regard.stats.text_reading import TextReading
 from regard.viewer.sheet import COMMON, Sheet, encode, quantize, sheets_of
 from regard.viewer.story import Story, story_of
@@ -147,7 +147,7 @@ def exact_bytes(weights: AttentionMap, dtype: torch.dtype = torch.float32) -> in
 def _exact(weights: AttentionMap, dtype: torch.dtype) -> dict[str, Any]:
     if not is_dot(weights):
         return {"form": "weights", "weights": encode(weights.dense()[0].float())}
-    query, key, row_statistic = scaled(weights)
+    query, key, row_statistic = dot_tensors(weights)
     parts = {"form": "dot", "half": dtype == torch.float16, "width": query.shape[-1], "keyHeads": len(key)}
     parts |= {"query": encode(query.to(dtype)), "key": encode(key.to(dtype)), "row_statistic": encode(row_statistic)}
     mask = weights.attention.mask

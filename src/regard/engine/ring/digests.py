@@ -48,7 +48,7 @@ def digest(text: str) -> str:
 class Contents:
     """The contents of an object: `text` describes it, `learned` are its tensors that require gradients.
 
-    `hidden` says whether its repr is incomplete.
+    `hidden`: the repr of the object does not show all of its constant contents, so ranks compare the digest too.
 
     >>> same = [Contents.of(lambda i, n=n: i + n) for n in (1, 1, 2)]
     >>> same[0].digest == same[1].digest, same[0].digest == same[2].digest
@@ -58,8 +58,10 @@ class Contents:
     text: list[str] = field(default_factory=list)
     learned: list[Tensor] = field(default_factory=list)
     hidden: bool = False
+    #: Objects that were read, each by its id and the `_names` of that time: its number, and itself, to keep the id.
     _before: dict[tuple[int, frozenset[str] | None], tuple[int, Any]] = field(default_factory=dict)
-    _names: frozenset[str] | None = None  # names that the current function uses; None: outside of functions
+    #: Names that the current function uses; None: outside of functions.
+    _names: frozenset[str] | None = None
 
     @staticmethod
     def of(thing: Any) -> Contents:
@@ -82,15 +84,19 @@ class Contents:
             self.text.append(words(thing))
         elif isinstance(thing, Tensor | list | tuple | set | frozenset):
             self.text.append(type(thing).__qualname__)
-            self._read_kind(thing)
+            self._read_inside(thing)
         elif (key := (id(thing), self._names)) in self._before:
             self.text.append(f"#{self._before[key][0]}")
         else:
             self._before[key] = len(self._before), thing
             self.text.append(type(thing).__qualname__)
-            self._read_kind(thing)
+            self._read_inside(thing)
 
-    def _read_kind(self, thing: Any) -> None:
+    def _read_inside(self, thing: Any) -> None:
+        """Read the numbers of a tensor, the code and the values of a function, and the parts of any other object.
+
+        Parts are read in an order that is the same on all ranks. `hidden` is set where the repr does not show them.
+        """
         kind = kind_of(type(thing))
         if isinstance(thing, Tensor):
             self._read_tensor(thing)
@@ -99,9 +105,9 @@ class Contents:
         elif isinstance(thing, ModuleType):
             self.text.append(thing.__name__)
         elif isinstance(kind, Module):
-            parts = {name: part for name, part in kind.parts(thing).items() if isinstance(name, str) and name[0] != "_"}
-            own = {name: parts.pop(name) for name in vars(thing) if name in parts}
-            self._read_all([parts, self._used(thing, own)])
+            public = {n: part for n, part in kind.parts(thing).items() if isinstance(n, str) and n[0] != "_"}
+            attributes = {name: public.pop(name) for name in vars(thing) if name in public}
+            self._read_all([public, self._used(thing, attributes)])  # first parameters, buffers and submodules
         elif isinstance(kind, Wrapper):
             self._read_all(part for each in kind.parts(thing).items() for part in each)
         elif isinstance(thing, CodeType | FunctionType):

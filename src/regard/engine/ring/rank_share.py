@@ -51,7 +51,7 @@ class RankShare:
         words = {name: axes for piece in self.attention.pieces() for name, axes in needs_of(piece).items()}
         yield from ((name, words[name].split()) for name in sorted(words))
 
-    def of_all_tokens(self) -> dict[str, Tensor]:
+    def shared_tensors(self) -> dict[str, Tensor]:
         """The tensors without an axis of tokens, which must be the same on all ranks."""
         return {name: self.tensors[name] for name, letters in self.axes() if not {"I", "J"} & set(letters)}
 

@@ -193,27 +193,31 @@ class Ring:
     def _agree(
         self, exchange: Exchange, share: RankShare, seed: int | None, check: Callable[[], None]
     ) -> tuple[RankShare, Agreement]:
-        """The handshake of `attend`, and the share after checks. If a rank refuses, all ranks raise its error."""
+        """The share after checks, and the handshake of all ranks. If a rank refuses, all ranks raise its error.
+
+        All ranks must make the same request. It describes pieces by their repr, and by a digest what a repr hides.
+        Digests of learned values are compared only until they were equal once.
+        """
         request: Mapping[str, str] | RegardError
-        learned: dict[str, Contents] = {}
+        learned: dict[str, Contents] = {}  # with a learned tensor that was not compared yet
         lengths = 0, 0
         try:
             check()
             share = _checked(share)
             exchange.check_device(share.query.device.type)
             contents = {name: Contents.of(getattr(share.attention, name)) for name in Attention.piece_order}
-            contents |= {f"tensor {name}": Contents.of(tensor) for name, tensor in share.of_all_tokens().items()}
+            contents |= {f"tensor {name}": Contents.of(tensor) for name, tensor in share.shared_tensors().items()}
             request = self._request(share)
             request["dropout"] = "none" if seed is None else str(share.attention.dropout)
-            request |= {f"contents of the {name}": slot.digest for name, slot in contents.items() if slot.hidden}
+            request |= {f"contents of the {name}": each.digest for name, each in contents.items() if each.hidden}
             compared = exchange.compared
-            learned = {name: slot for name, slot in contents.items() if any(t not in compared for t in slot.learned)}
+            learned = {name: each for name, each in contents.items() if any(t not in compared for t in each.learned)}
             lengths = share.sizes.I, share.sizes.J
         except RegardError as error:
             request = error
-        learned_values = {f"learned values of the {name}": slot.learned_digest for name, slot in learned.items()}
+        learned_values = {f"learned values of the {name}": each.learned_digest for name, each in learned.items()}
         agreement = exchange.agree("attend", request, lengths, learned_values, seed or 0)
-        exchange.compared.update((t, True) for slot in learned.values() for t in slot.learned)
+        exchange.compared.update((t, True) for each in learned.values() for t in each.learned)
         return share, agreement
 
     def _request(self, share: RankShare) -> dict[str, str]:

@@ -110,8 +110,9 @@ def edited_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         observed = observed_module(module, args, kwargs, output)
     if not isinstance(module, nn.MultiheadAttention):
         return _edited_adapted(observed, output)
-    call = observed.call
-    call = replace(call, options=call.options | {"dropout": module.dropout if module.training else 0.0})
+    # what an edit computes again has no eval mode, so it drops weights whenever the call has a dropout
+    dropout = module.dropout if module.training else 0.0
+    call = replace(observed.call, options=observed.call.options | {"dropout": dropout})
     given = multihead_arguments(module, args, kwargs)
     return _edited(replace(observed, call=call), output, given, module.batch_first)
 

@@ -204,7 +204,10 @@ def _with_batch(x: Tensor, batch: torch.Size) -> Tensor:
 
 
 def sdpa_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionCall:
-    """A call of `F.scaled_dot_product_attention`."""
+    """A call of `F.scaled_dot_product_attention` with queries (B, H, I, D), whose mask gets four axes.
+
+    `Untranslatable` for other axes, and for a mask beside is_causal.
+    """
     given = sdpa_arguments(args, kwargs)
     query, key, value = (given[name] for name in ("query", "key", "value"))
     mask = _causal_tensor(given["attn_mask"])

@@ -77,9 +77,11 @@ from regard.nn import Attends, listeners
 class ModuleFrame:
     """An attention module or encoder layer that runs: its path, the calls of its attention so far, inputs, softmaxes.
 
-    The path is None for an encoder layer that is no attention module itself. `random` is the state of the random
-    numbers at its start, if the module may have to run again to measure its weights. `halves` are the backend calls of
-    differential attention. `is_edited`: an edit ran its attention, and reported it.
+    The path is None for an encoder layer that is no attention module itself. `inputs` are the arguments of a module
+    that may compute softmax itself; None for others, and once a call inside the module was observed, whose weights are
+    those of the module. `random` is the state of the random numbers at its start, if its weights can be measured by
+    running it again. `halves` are the backend calls of differential attention. `is_edited`: an edit ran its attention,
+    and reported it.
     """
 
     module: nn.Module
@@ -296,7 +298,11 @@ class Watcher(CallObserver):
             self._keep_frame(frame, args, kwargs)
 
     def _keep_frame(self, frame: ModuleFrame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep the attention of a module that ended, if it is read from the module and not from its calls."""
+        """Keep the attention of a module that ended, if it is read from the module and not from its calls.
+
+        In this order: two maps that are subtracted, the softmaxes of the module itself, weights that are measured, what
+        its adapter reads, and a layer of torch.
+        """
         running, module, output = self.running.modules, frame.module, frame.output
         if is_differential(module):
             self._keep(frame.name, lambda: self._differential(frame))
@@ -395,7 +401,7 @@ class Watcher(CallObserver):
     # Captures
 
     def _keep_recurrent(self, module: nn.Module, read: Callable[[], CoreCall]) -> None:
-        """Keep one call of a recurrent layer."""
+        """Keep one call of a recurrent layer, which may continue the last one; `read` gives its tensors."""
         name = self.names.get(module)
         calls = self.calls.get(name or "")
         dtype = dtype_of(module, self.model)

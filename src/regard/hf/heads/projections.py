@@ -72,6 +72,7 @@ def head_weights(model: nn.Module, *, fold_norms: bool = True) -> list[HeadMatri
 
 
 def _of_layer(number: int, name: str, heads: Heads, norm: nn.Module | None) -> HeadMatrices:
+    """The matrices of the heads of one layer; those that query heads share are repeated. None: no norm to fold."""
     projections = _projections(name, heads)
     sides = {}
     for side in ("query", "key", "value"):
