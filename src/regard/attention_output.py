@@ -22,7 +22,7 @@ from regard.base.upper_layers import importers
 from regard.caches import Cache, Extended, GrowingCache
 from regard.call_options import CallOptions
 from regard.engine.decoding import DecodingStep
-from regard.engine.hidden import has_finite_sum, may_be_spoiled, without_hidden
+from regard.engine.hidden import may_be_spoiled, without_hidden
 from regard.engine.kept_plans import Repeat, Request, kept_plans
 from regard.engine.plan import CompositePlan, ExecutionPlan
 from regard.engine.plan import plan as engine_plan
@@ -269,9 +269,9 @@ def attend_pieces(request: Request, cache: Cache | None, check: bool) -> Attenti
 
 
 def _repeated(repeat: Repeat, request: Request, next_cache: Cache | None) -> AttentionOutput | None:
-    """The result of a call like an earlier one; None if hidden keys or values may have made a NaN."""
+    """The result of a call like an earlier one; None if its numbers need a plan."""
     result = repeat.run(request.query, request.key, request.value)
-    if repeat.may_hide and not has_finite_sum(result.output):
+    if result is None:
         return None
     prepared = repeat.prepared(request.query, request.key)
     weights = ScoredMap(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regard.attention import EMPTY, Attention, Prepared
 from regard.base.positions import Positions
-from regard.base.shapes import Sizes, is_autocast
+from regard.base.shapes import Sizes, has_finite_sum, is_autocast
 from regard.caches import Memory
 from regard.engine.decoding import DecodingStep
 from regard.engine.kernel.library import SETTING
@@ -73,8 +73,8 @@ class KeptPlan:
     def of(planned: ExecutionPlan) -> KeptPlan:
         problem, engine = planned.problem, ENGINES[planned.engine]
         facts = {name: getattr(problem, name) for name in FACTS}
-        run = engine.repeated(problem) if _is_repeatable(problem) else None
-        repeat = None if run is None else Repeat.of(problem, run)
+        compute = engine.repeated(problem) if _is_repeatable(problem) else None
+        repeat = None if compute is None else Repeat.of(problem, compute)
         return KeptPlan(planned.engine, planned.requested, planned.why, facts, engine.kept_facts(problem), repeat)
 
     def plan(self, request: Request, piece_tensors: list[Tensor]) -> ExecutionPlan:
@@ -90,22 +90,32 @@ class KeptPlan:
 
 @dataclass(frozen=True, eq=False)
 class Repeat:
-    """A call of pieces without tensors, which compare queries and keys as they are: `run` computes it, and this is what
-    its map needs. `may_hide`: a mask may hide keys that are not finite.
+    """A call of pieces without tensors, which compare queries and keys as they are: `compute` computes it, and this is
+    what its map needs. `may_hide`: a mask may hide keys that are not finite.
     """
 
-    run: Callable[[Tensor, Tensor, Tensor], Result]
+    compute: Callable[[Tensor, Tensor, Tensor], Result | None]
     attention: Attention
     originals: Originals
     positions: Positions
     sizes: Sizes
     empty_states: tuple[None, ...]
     may_hide: bool
+    learns: bool
 
     @staticmethod
-    def of(problem: Problem, run: Callable[[Tensor, Tensor, Tensor], Result]) -> Repeat:
+    def of(problem: Problem, compute: Callable[[Tensor, Tensor, Tensor], Result | None]) -> Repeat:
         facts = problem.pieces_snapshot(), problem.originals(), problem.positions, problem.sizes
-        return Repeat(run, *facts, (None,) * len(problem.attention.bias), problem.attention.mask is not None)
+        empty_states, may_hide = (None,) * len(problem.attention.bias), problem.attention.mask is not None
+        return Repeat(compute, *facts, empty_states, may_hide, problem.learns)
+
+    def run(self, query: Tensor, key: Tensor, value: Tensor) -> Result | None:
+        """The result; None if the numbers of this call need a plan: hidden keys may have made a NaN, for example."""
+        result = self.compute(query, key, value)
+        if result is None or not self.may_hide:
+            return result
+        read = (result.output, key, value) if self.learns else (result.output,)
+        return result if all(map(has_finite_sum, read)) else None
 
     def prepared(self, query: Tensor, key: Tensor) -> Prepared:
         return Prepared(query, key, self.empty_states, self.empty_states)
@@ -117,7 +127,7 @@ def _is_repeatable(problem: Problem) -> bool:
     is_plain = not problem.piece_tensors and not problem.call_tensors and problem.seed is problem.state is None
     is_same = prepared.query is problem.query and prepared.key is problem.key
     has_states = any(state is not None for state in (*prepared.rows, *prepared.cols))
-    return is_plain and is_same and not has_states and not problem.learns and not is_autocast(problem.query.device)
+    return is_plain and is_same and not has_states and not is_autocast(problem.query.device)
 
 
 class KeptPlans:
