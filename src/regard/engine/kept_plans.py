@@ -58,9 +58,12 @@ class Request(NamedTuple):
     memory: Memory | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class KeptPlan:
-    """A plan without its tensors. `repeat` runs it in one function, if nothing is left to decide."""
+    """A plan without its tensors. `repeat` runs it in one function, if nothing is left to decide.
+
+    `used` grows with each use of any plan, so the latest ones have the largest.
+    """
 
     engine: str
     requested: bool
@@ -68,6 +71,7 @@ class KeptPlan:
     facts: dict[str, Any]
     of_engine: dict[str, Any]
     repeat: Repeat | None
+    used: int = 0
 
     @staticmethod
     def of(planned: ExecutionPlan) -> KeptPlan:
@@ -117,9 +121,6 @@ class Repeat:
         read = (result.output, key, value) if self.learns else (result.output,)
         return result if all(map(has_finite_sum, read)) else None
 
-    def prepared(self, query: Tensor, key: Tensor) -> Prepared:
-        return Prepared(query, key, self.empty_states, self.empty_states)
-
 
 def _is_repeatable(problem: Problem) -> bool:
     """Whether a later call differs in queries, keys and values only, and the pieces compare them as they are."""
@@ -135,7 +136,6 @@ class KeptPlans:
 
     def __init__(self) -> None:
         self._plans: dict[Hashable, KeptPlan] = {}
-        self._used: dict[Hashable, int] = {}
         self._steps: dict[Hashable, DecodingStep | None] = {}
         self._clock = count()
         self._lock = Lock()
@@ -145,7 +145,7 @@ class KeptPlans:
 
     def clear(self) -> None:
         with self._lock:
-            self._plans, self._used, self._steps = {}, {}, {}
+            self._plans, self._steps = {}, {}
 
     def find(self, request: Request) -> tuple[KeptPlan | None, Hashable, list[Tensor]]:
         """The plan of a call, if one is kept; the key to keep a new plan by; the tensors of the pieces.
@@ -159,7 +159,7 @@ class KeptPlans:
         except (NoFingerprint, TypeError):  # TypeError: an argument of the wrong type, which planning refuses
             return None, None, tensors
         if kept is not None:
-            self._used[key] = next(self._clock)
+            kept.used = next(self._clock)
         return kept, key, tensors
 
     def decoding_step(self, request: Request) -> DecodingStep | None:
@@ -188,13 +188,12 @@ class KeptPlans:
         with self._lock:
             if len(self._plans) >= MOST_PLANS:
                 self._forget_older_half()
-            self._used[key], self._plans[key] = next(self._clock), KeptPlan.of(planned)
+            self._plans[key] = kept = KeptPlan.of(planned)
+            kept.used = next(self._clock)
 
     def _forget_older_half(self) -> None:
-        by_age = sorted(self._plans, key=lambda key: self._used.get(key, 0), reverse=True)
-        newer = by_age[: MOST_PLANS // 2]
-        self._plans = {key: self._plans[key] for key in newer}
-        self._used = {key: self._used.get(key, 0) for key in newer}
+        by_age = sorted(self._plans.items(), key=lambda item: item[1].used, reverse=True)
+        self._plans = dict(by_age[: MOST_PLANS // 2])
 
 
 #: The plans of this process.
