@@ -291,7 +291,7 @@ def _repeated(repeat: Repeat | None, request: Request) -> AttentionOutput | None
 def _decoded(step: DecodingStep, request: Request, cache: GrowingCache) -> AttentionOutput | None:
     """The result of a single query after the keys of a cache; None if it needs a plan."""
     num_keys = cache.length + request.key.shape[2]
-    if cache.tensors or not cache.length or not step.pays(num_keys, request.key.dtype):
+    if cache.tensors or not cache.length:
         return None
     longer = cache.extend(request.key, request.value)
     output, logsumexp = step.run(request.query, longer.key, longer.value)
