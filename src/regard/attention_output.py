@@ -22,7 +22,7 @@ from regard.base.upper_layers import importers
 from regard.caches import Cache, Extended, GrowingCache
 from regard.call_options import CallOptions
 from regard.engine.decoding import DecodingStep
-from regard.engine.hidden import has_finite_sum, may_be_spoiled, without_hidden
+from regard.engine.hidden import may_be_spoiled, without_hidden
 from regard.engine.kept_plans import Repeat, Request, kept_plans
 from regard.engine.plan import CompositePlan, ExecutionPlan
 from regard.engine.plan import plan as engine_plan
@@ -139,7 +139,8 @@ def attend(
         if edited is not None:
             attend_listeners.tell(None, lambda: edited.weights, lambda: request.value)
             return _in_layout(edited, layout)
-    return _in_layout(request.attention.attend_request(request, cache, check), layout)
+    seen = request.attention.attend_request(request, cache, check)
+    return seen if layout == "bhld" else _in_layout(seen, layout)
 
 
 def _in_layout(seen: AttentionOutput, layout: str) -> AttentionOutput:
@@ -241,17 +242,18 @@ def attend_pieces(request: Request, cache: Cache | None, check: bool) -> Attenti
     attention: Attention = request.attention
     if (ring := Ring.of(request.engine)) is not None:
         return _attend_ring(ring, request, cache, check)
-    if type(cache) is GrowingCache and not check and (step := kept_plans.decoding_step(request)) is not None:
-        decoded = _decoded(step, request, cache)
-        if decoded is not None:
-            return decoded
+    seed, found = _seed(attention), None
+    if seed is None and not check:
+        if type(cache) is GrowingCache and (step := kept_plans.decoding_step(request)) is not None:
+            again = _decoded(step, request, cache)
+        else:
+            found = kept_plans.find(request) if _is_whole(request, cache) else None
+            again = None if found is None or found[0] is None else _repeated(found[0].repeat, request)
+        if again is not None:
+            return again
     with numbers_needed(request.query):
-        request, next_cache = extended(request, cache, _seed(attention))
-        kept, plan_key, piece_tensors = kept_plans.find(request)
-        if kept is not None and kept.repeat is not None and not check:
-            again = _repeated(kept.repeat, request, next_cache)
-            if again is not None:
-                return again
+        request, next_cache = extended(request, cache, seed)
+        kept, plan_key, piece_tensors = found or kept_plans.find(request)
         planned = None if kept is None else kept.plan(request, piece_tensors)
         problem = _problem(request) if planned is None else planned.problem
         if check:
@@ -268,24 +270,28 @@ def attend_pieces(request: Request, cache: Cache | None, check: bool) -> Attenti
     return AttentionOutput(result.output, weights, next_cache)
 
 
-def _repeated(repeat: Repeat, request: Request, next_cache: Cache | None) -> AttentionOutput | None:
-    """The result of a call like an earlier one; None if hidden keys or values may have made a NaN."""
-    result = repeat.run(request.query, request.key, request.value)
-    if repeat.may_hide and not has_finite_sum(result.output):
+def _is_whole(request: Request, cache: Cache | None) -> bool:
+    """Whether `extended` would change nothing in a call without dropout."""
+    return cache is None and not request.tensors and not torch._C._is_any_autocast_enabled()
+
+
+def _repeated(repeat: Repeat | None, request: Request) -> AttentionOutput | None:
+    """The result of a call like an earlier one; None if it needs a plan."""
+    result = None if repeat is None else repeat.run(request.query, request.key, request.value)
+    if repeat is None or result is None:
         return None
-    prepared = repeat.prepared(request.query, request.key)
-    weights = ScoredMap(
-        repeat.attention, prepared, repeat.positions, repeat.sizes, result.row_statistic, repeat.originals
-    )
+    prepared = Prepared(request.query, request.key, repeat.empty_states, repeat.empty_states)
+    about = repeat.positions, repeat.sizes, result.row_statistic, repeat.originals
+    weights = ScoredMap(repeat.attention, prepared, *about)
     if attend_listeners:
         attend_listeners.tell(None, lambda: weights, lambda: request.value)
-    return AttentionOutput(result.output, weights, next_cache)
+    return AttentionOutput(result.output, weights)
 
 
 def _decoded(step: DecodingStep, request: Request, cache: GrowingCache) -> AttentionOutput | None:
     """The result of a single query after the keys of a cache; None if it needs a plan."""
     num_keys = cache.length + request.key.shape[2]
-    if cache.tensors or not cache.length or not step.pays(num_keys, request.key.dtype):
+    if cache.tensors or not cache.length:
         return None
     longer = cache.extend(request.key, request.value)
     output, logsumexp = step.run(request.query, longer.key, longer.value)

@@ -96,6 +96,17 @@ def test_other_pieces_are_planned(pieces, steps):
     assert not steps
 
 
+def test_dropout_of_a_step_is_drawn(steps):
+    attention, x = rg.Attention(mask=rg.causal(), dropout=0.5), torch.randn(1, 2, 40, 8)
+    cache = attention(x, x, x, cache=rg.GrowingCache()).cache
+    one = x[:, :, :1]
+    outputs = [attention(one, one, one, cache=cache).output for _ in range(3)]
+    assert not torch.equal(outputs[0], outputs[1]) and not steps
+    attention.eval()
+    outputs = [attention(one, one, one, cache=cache).output for _ in range(2)]
+    assert torch.equal(*outputs) and len(steps) == 2
+
+
 def test_branches_of_a_cache_keep_their_own_keys(steps):
     attention, x = rg.Attention(mask=rg.causal()), torch.randn(1, 2, 6, 8)
     with torch.no_grad():

@@ -53,7 +53,8 @@ class ContextItems(Generic[Item]):
         return iter([entry.item for entry in self._entries.get() if entry.item is not None])
 
     def __bool__(self) -> bool:
-        return any(entry.item is not None for entry in self._entries.get())
+        entries = self._entries.get()
+        return bool(entries) and any(entry.item is not None for entry in entries)
 
 
 class ContextFlag:

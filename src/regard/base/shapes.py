@@ -6,6 +6,7 @@ head, I queries, J keys, D query/key width, E value width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -110,6 +111,11 @@ def check_finite(**tensors: Tensor) -> None:
                 f"[batch, head, position, channel] = {list(first)}. "
                 "Look for a division by zero or an overflow before this call."
             )
+
+
+def has_finite_sum(tensor: Tensor) -> bool:
+    """Whether the sum of all numbers is finite, as it is not if one of them is NaN."""
+    return math.isfinite(tensor.detach().sum(dtype=torch.float32).item())
 
 
 def group(x: Tensor, num_groups: int) -> Tensor:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from regard.attention import Attention, snapshot_around
 from regard.base.positions import Positions
-from regard.base.shapes import Sizes, group, in_one_dtype
+from regard.base.shapes import Sizes, in_one_dtype
 from regard.base.spans import INFINITY
 from regard.engine.flash import flash, returns_row_statistic
 from regard.engine.kernel.attention import is_few
@@ -32,25 +31,25 @@ def decode(
     scale: float,
     real: Tensor | None = None,
     added: Callable[[], Tensor | None] = lambda: None,
-) -> Tensor:
-    """The output (B, H, I, E) of queries that attend to all real keys, by the kernel that is measured to be faster.
+) -> tuple[Tensor, Tensor | None]:
+    """The output (B, H, I, E) and the log-sum-exp of queries that attend to all real keys, by the faster kernel.
 
     `real` (B, n) says which keys are real. `added` returns the same as a tensor that is added to scores, (B, 1, 1, J).
+    The log-sum-exp is None where torch's kernel does not return it.
     """
-    rows, key, value = in_one_dtype(group(query, key.shape[1]), key, value)
-    if _kernel_pays(rows, key, value):
-        return decode_by_kernel(query.to(key.dtype), key, value, real, scale)[0]
+    query, key, value = in_one_dtype(query, key, value)
+    if _kernel_pays(query, key, value):
+        return decode_by_kernel(query, key, value, real, scale)
     mask = added()
-    mask = None if mask is None else mask.to(rows.dtype)
-    output = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scale)
-    return output.reshape(*query.shape[:3], value.shape[3])
+    return flash(query, key, value, scale=scale, mask=None if mask is None else mask.to(query.dtype))
 
 
-def _kernel_pays(rows: Tensor, key: Tensor, value: Tensor) -> bool:
+def _kernel_pays(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether the compiled kernel computes the rows: without gradients, and where it is measured to be faster."""
-    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (rows, key, value))
+    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    num_rows = query.shape[1] // key.shape[1] * query.shape[2]
     num_numbers = (key.numel() + value.numel()) // AGAINST_NO_PLAN
-    return is_few(rows.shape[2], learns) and few_rows_pay(num_numbers, key.dtype) and can_run(rows, key, value)
+    return is_few(num_rows, learns) and few_rows_pay(num_numbers, key.dtype) and can_run(query, key, value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,17 +89,12 @@ class DecodingStep:
         pieces = snapshot_around(tensors, template)
         return DecodingStep(pieces, Originals.of(tensors, template), scale / softmax.temperature, low, high, sizes)
 
-    def pays(self, num_keys: int, dtype: torch.dtype) -> bool:
-        """Whether no plan would find a faster kernel for so many keys."""
-        s = self.sizes
-        return not (is_few(s.R, False) and few_rows_pay(s.B * s.G * num_keys * (s.D + s.E), dtype))
-
     def run(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The output and the log-sum-exp of a query after all these keys."""
         first = max(0, key.shape[2] - 1 + self.low)
         if first:
             key, value = key[:, :, first:], value[:, :, first:]
-        return flash(query, key, value, scale=self.scale)  # type: ignore[return-value]
+        return decode(query, key, value, self.scale)  # type: ignore[return-value]
 
     def sizes_of(self, num_keys: int) -> Sizes:
         """The sizes of a call with so many keys."""

@@ -47,7 +47,13 @@ class Fused(Engine):
         causal, scale = rows.is_causal(block), problem.scale
         softmax = problem.attention.normalizer.as_softmax
         has_extras = bool(problem.attention.bias) or softmax is None or softmax.sink is not None
-        if has_extras or scale is None or not (causal or block.full) or not rows.returns_row_statistic:
+        if (
+            has_extras
+            or problem.learns
+            or scale is None
+            or not (causal or block.full)
+            or not rows.returns_row_statistic
+        ):
             return None
 
         def repeat(query: Tensor, key: Tensor, value: Tensor) -> Result:

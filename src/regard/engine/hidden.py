@@ -7,14 +7,13 @@ with zeros in place of the keys and values that are not finite.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from regard.attention import Attention
-from regard.base.shapes import Sizes, has_numbers
+from regard.base.shapes import Sizes, has_finite_sum, has_numbers
 from regard.engine.kept_plans import Request
 from regard.engine.plan import plan
 from regard.engine.problem import Problem, Result
@@ -34,11 +33,6 @@ def may_be_spoiled(problem: Problem, output: Tensor) -> bool:
         return False
     read_backward = (problem.key, problem.value) if problem.learns else ()
     return not all(map(has_finite_sum, (output, *read_backward)))
-
-
-def has_finite_sum(tensor: Tensor) -> bool:
-    """Whether the sum of all numbers is finite, as it is not if one of them is NaN."""
-    return math.isfinite(tensor.detach().sum(dtype=torch.float32).item())
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regard.attention import EMPTY, Attention, Prepared
 from regard.base.positions import Positions
-from regard.base.shapes import Sizes, is_autocast
+from regard.base.shapes import Sizes, has_finite_sum, is_autocast
 from regard.caches import Memory
 from regard.engine.decoding import DecodingStep
 from regard.engine.kernel.library import SETTING
@@ -58,9 +58,12 @@ class Request(NamedTuple):
     memory: Memory | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class KeptPlan:
-    """A plan without its tensors. `repeat` runs it in one function, if nothing is left to decide."""
+    """A plan without its tensors. `repeat` runs it in one function, if nothing is left to decide.
+
+    `used` grows with each use of any plan, so the latest ones have the largest.
+    """
 
     engine: str
     requested: bool
@@ -68,13 +71,14 @@ class KeptPlan:
     facts: dict[str, Any]
     of_engine: dict[str, Any]
     repeat: Repeat | None
+    used: int = 0
 
     @staticmethod
     def of(planned: ExecutionPlan) -> KeptPlan:
         problem, engine = planned.problem, ENGINES[planned.engine]
         facts = {name: getattr(problem, name) for name in FACTS}
-        run = engine.repeated(problem) if _is_repeatable(problem) else None
-        repeat = None if run is None else Repeat.of(problem, run)
+        compute = engine.repeated(problem) if _is_repeatable(problem) else None
+        repeat = None if compute is None else Repeat.of(problem, compute)
         return KeptPlan(planned.engine, planned.requested, planned.why, facts, engine.kept_facts(problem), repeat)
 
     def plan(self, request: Request, piece_tensors: list[Tensor]) -> ExecutionPlan:
@@ -90,25 +94,32 @@ class KeptPlan:
 
 @dataclass(frozen=True, eq=False)
 class Repeat:
-    """A call of pieces without tensors, which compare queries and keys as they are: `run` computes it, and this is what
-    its map needs. `may_hide`: a mask may hide keys that are not finite.
+    """A call of pieces without tensors, which compare queries and keys as they are: `compute` computes it, and this is
+    what its map needs. `may_hide`: a mask may hide keys that are not finite.
     """
 
-    run: Callable[[Tensor, Tensor, Tensor], Result]
+    compute: Callable[[Tensor, Tensor, Tensor], Result | None]
     attention: Attention
     originals: Originals
     positions: Positions
     sizes: Sizes
     empty_states: tuple[None, ...]
     may_hide: bool
+    learns: bool
 
     @staticmethod
-    def of(problem: Problem, run: Callable[[Tensor, Tensor, Tensor], Result]) -> Repeat:
+    def of(problem: Problem, compute: Callable[[Tensor, Tensor, Tensor], Result | None]) -> Repeat:
         facts = problem.pieces_snapshot(), problem.originals(), problem.positions, problem.sizes
-        return Repeat(run, *facts, (None,) * len(problem.attention.bias), problem.attention.mask is not None)
+        empty_states, may_hide = (None,) * len(problem.attention.bias), problem.attention.mask is not None
+        return Repeat(compute, *facts, empty_states, may_hide, problem.learns)
 
-    def prepared(self, query: Tensor, key: Tensor) -> Prepared:
-        return Prepared(query, key, self.empty_states, self.empty_states)
+    def run(self, query: Tensor, key: Tensor, value: Tensor) -> Result | None:
+        """The result; None if the numbers of this call need a plan: hidden keys may have made a NaN, for example."""
+        result = self.compute(query, key, value)
+        if result is None or not self.may_hide:
+            return result
+        read = (result.output, key, value) if self.learns else (result.output,)
+        return result if all(map(has_finite_sum, read)) else None
 
 
 def _is_repeatable(problem: Problem) -> bool:
@@ -117,7 +128,7 @@ def _is_repeatable(problem: Problem) -> bool:
     is_plain = not problem.piece_tensors and not problem.call_tensors and problem.seed is problem.state is None
     is_same = prepared.query is problem.query and prepared.key is problem.key
     has_states = any(state is not None for state in (*prepared.rows, *prepared.cols))
-    return is_plain and is_same and not has_states and not problem.learns and not is_autocast(problem.query.device)
+    return is_plain and is_same and not has_states and not is_autocast(problem.query.device)
 
 
 class KeptPlans:
@@ -125,7 +136,6 @@ class KeptPlans:
 
     def __init__(self) -> None:
         self._plans: dict[Hashable, KeptPlan] = {}
-        self._used: dict[Hashable, int] = {}
         self._steps: dict[Hashable, DecodingStep | None] = {}
         self._clock = count()
         self._lock = Lock()
@@ -135,7 +145,7 @@ class KeptPlans:
 
     def clear(self) -> None:
         with self._lock:
-            self._plans, self._used, self._steps = {}, {}, {}
+            self._plans, self._steps = {}, {}
 
     def find(self, request: Request) -> tuple[KeptPlan | None, Hashable, list[Tensor]]:
         """The plan of a call, if one is kept; the key to keep a new plan by; the tensors of the pieces.
@@ -149,7 +159,7 @@ class KeptPlans:
         except (NoFingerprint, TypeError):  # TypeError: an argument of the wrong type, which planning refuses
             return None, None, tensors
         if kept is not None:
-            self._used[key] = next(self._clock)
+            kept.used = next(self._clock)
         return kept, key, tensors
 
     def decoding_step(self, request: Request) -> DecodingStep | None:
@@ -178,13 +188,12 @@ class KeptPlans:
         with self._lock:
             if len(self._plans) >= MOST_PLANS:
                 self._forget_older_half()
-            self._used[key], self._plans[key] = next(self._clock), KeptPlan.of(planned)
+            self._plans[key] = kept = KeptPlan.of(planned)
+            kept.used = next(self._clock)
 
     def _forget_older_half(self) -> None:
-        by_age = sorted(self._plans, key=lambda key: self._used.get(key, 0), reverse=True)
-        newer = by_age[: MOST_PLANS // 2]
-        self._plans = {key: self._plans[key] for key in newer}
-        self._used = {key: self._used.get(key, 0) for key in newer}
+        by_age = sorted(self._plans.items(), key=lambda item: item[1].used, reverse=True)
+        self._plans = dict(by_age[: MOST_PLANS // 2])
 
 
 #: The plans of this process.

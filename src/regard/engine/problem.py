@@ -246,8 +246,9 @@ class Engine(ABC):
         """The entries of `plan_cache` for later problems that differ only in the numbers of tensors."""
         return {}
 
-    def repeated(self, problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Result] | None:
+    def repeated(self, problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Result | None] | None:
         """A function of query, key and value for later problems that differ only in their numbers; None if there is
-        none. The problem has no gradients, its pieces no tensors, and the scores compare the queries and keys given.
+        none. The pieces have no tensors, and the scores compare the queries and keys given. It returns None for numbers
+        that need a plan.
         """
         return None

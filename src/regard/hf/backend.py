@@ -116,7 +116,7 @@ def _decoded(
         return None
     if _is_plain(mask, query.shape[2], key.shape[2], options):
         scale = options.get("scaling")
-        output = decode(query, key, value, query.shape[3] ** -0.5 if scale is None else float(scale))
+        output, _ = decode(query, key, value, query.shape[3] ** -0.5 if scale is None else float(scale))
         return output.transpose(1, 2).contiguous()
     return None if load_fast() is None else call_operator(attention, module, query, key, value, mask, options)
 

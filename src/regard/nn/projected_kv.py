@@ -306,7 +306,7 @@ def _fused(attention: Attention, query: Tensor, key: Tensor, keys: ProjectedKV) 
     scale = attention.score.scale(query.shape[3])
     assert isinstance(scale, float | int), "has_products says so"
     real = None if keys.mask is None else keys.mask.real_keys
-    return decode(query, key, keys.value, scale, real, lambda: keys.added).to(keys.value.dtype)
+    return decode(query, key, keys.value, scale, real, lambda: keys.added)[0].to(keys.value.dtype)
 
 
 def _softmax(attention: Attention, prepared: Prepared, grid: Grid, keys: ProjectedKV) -> Tensor:

@@ -95,13 +95,21 @@ class Kernel(Engine):
         names = (PLANNED_SETTING,) if problem.piece_tensors else (PLANNED_SETTING, PLANNED_VECTORS)
         return {name: problem.plan_cache[name] for name in names if name in problem.plan_cache}
 
-    def repeated(self, problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Result] | None:
+    def repeated(self, problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Result | None] | None:
         terms = KernelProblem.of(problem)
-        inputs = terms.inputs()
+        inputs, setting = terms.inputs(), terms.setting()
         if inputs.clipped is not None or terms.layout.num_bytes > PLANNED_BYTES:
             return None
-        repeat = RepeatedForward(terms.setting(), inputs)
-        return lambda query, key, value: Result(*repeat(query, key, value))
+        if not problem.learns:
+            repeat = RepeatedForward(setting, inputs)
+            return lambda query, key, value: Result(*repeat(query, key, value))
+        others = inputs[3:]
+
+        def learn(query: Tensor, key: Tensor, value: Tensor) -> Result | None:
+            output, logsumexp = KernelAttention.apply(setting, query, key, value, *others)  # type: ignore[misc]
+            return None if any_coarse(logsumexp) else Result(output, (logsumexp,))
+
+        return learn
 
 
 def pays(problem: Problem) -> bool:
