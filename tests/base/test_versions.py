@@ -55,6 +55,7 @@ def test_key_heads_are_repeated_for_the_kernel_of_torch_2_8(monkeypatch):
             return run if "flash_attention_for_cpu" in name else function
 
     monkeypatch.setattr(torch.ops, "aten", Operators())
+    monkeypatch.setattr(flash, "_cpu_kernel", lambda: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu)
     torch.manual_seed(0)
     shapes = (2, 6, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
