@@ -51,17 +51,21 @@ class CallOptions(NamedTuple):
         """The attention with these options. `earlier` keys are in a cache; None without a cache."""
         for name in compress(self._fields, self._given):
             attention.check_option(name)
-        mask, biases = attention.mask, attention.bias
+        mask, changed = attention.mask, {}
         if self.mask is not None:
             added, bias = read_mask("attend", self.mask, sizes, positions, sizes.J + (earlier or 0))
             mask = _both(mask, added)
-            biases = biases if bias is None else (*biases, bias)
+            if bias is not None:
+                changed["bias"] = (*attention.bias, bias)
         if _checked_flag(self.is_causal):
             _check_alignment(sizes, positions, earlier)
             mask = mask if mask is not None and causal() in conjuncts(mask) else _both(mask, causal())
-        score = attention.score if self.scale is None else _scaled(attention, self.scale)
-        changed = attention.with_pieces(score=score, bias=biases, mask=mask)
-        return changed if self._keeps_all else _dropping(changed, self.dropout_p)
+        if mask is not attention.mask:
+            changed["mask"] = mask
+        if self.scale is not None:
+            changed["score"] = _scaled(attention, self.scale)
+        of_call = attention.with_pieces(**changed)
+        return of_call if self._keeps_all else _dropping(of_call, self.dropout_p)
 
 
 def _both(mask: Mask | None, added: Mask | None) -> Mask | None:
