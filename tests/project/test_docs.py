@@ -53,7 +53,9 @@ def public():
 @cache
 def with_examples(module):
     """The names whose docstrings have an example that tests/front/test_public.py runs."""
-    found = doctest.DocTestFinder().find(importlib.import_module(module))
+    owner = importlib.import_module(module)
+    getattr(owner, "__all__", ())  # names of `regard` load at their first use
+    found = doctest.DocTestFinder().find(owner)
     run = [test for test in found if any(not example.options.get(doctest.SKIP) for example in test.examples)]
     return {test.name.removeprefix(f"{module}.") for test in run}
 
