@@ -174,8 +174,8 @@ class KeptMasks:
             return read
         copy = mask.clone()
         read = _read(call, copy, sizes, num_keys)
-        while len(self._kept) >= self.MOST:
-            self._kept.pop(next(iter(self._kept)), None)
+        for oldest in list(self._kept)[: max(0, 1 + len(self._kept) - self.MOST)]:
+            self._kept.pop(oldest, None)  # another thread may have done it
         self._kept[shape] = copy, read
         return read
 
