@@ -156,8 +156,8 @@ class KeptMasks:
     To compare a tensor with an earlier one takes a hundredth of the time of finding its spans.
     """
 
-    #: Most tensors, and most bytes of one.
-    MOST, MOST_BYTES = 8, 1 << 20
+    #: Most tensors, and most bytes of all of them.
+    MOST, MOST_BYTES = 8, 16 << 20
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, tuple[Tensor, tuple[Mask | None, Bias | None]]] = {}
@@ -174,10 +174,18 @@ class KeptMasks:
             return read
         copy = mask.clone()
         read = _read(call, copy, sizes, num_keys)
-        for oldest in list(self._kept)[: max(0, 1 + len(self._kept) - self.MOST)]:
-            self._kept.pop(oldest, None)  # another thread may have done it
         self._kept[shape] = copy, read
+        self._forget_oldest()
         return read
+
+    def _forget_oldest(self) -> None:
+        kept = list(self._kept.items())
+        total = sum(copy.nbytes for _, (copy, _) in kept)
+        for number, (shape, (copy, _)) in enumerate(kept):
+            if len(kept) - number <= self.MOST and total <= self.MOST_BYTES:
+                return
+            self._kept.pop(shape, None)  # another thread may have done it
+            total -= copy.nbytes
 
     def _may_keep(self, mask: Tensor) -> bool:
         is_plain = type(mask) is Tensor and mask.is_cpu and not mask.requires_grad and not is_transformed()

@@ -92,14 +92,18 @@ def test_an_equal_mask_is_read_once_and_its_plan_is_kept(monkeypatch):
     assert made == ["mask", "plan", "plan"]
 
 
-def test_masks_that_differ_are_kept_up_to_a_few_bytes():
-    q, k, v = torch.randn(3, 1, 2, 30, 8)
+def test_few_masks_are_kept_and_the_latest_stay(monkeypatch):
+    q, k, v = torch.randn(3, 1, 2, 40, 8)
     for n in range(1, 30):
         rg.attend(q[:, :, :n], k[:, :, :n], v[:, :, :n], mask=torch.rand(n, n) < 0.9)
-    assert len(kept_masks._kept) == kept_masks.MOST
-    long = torch.randn(1, 1, 1100, 4)
+    assert [shape[0][0] for shape in kept_masks._kept] == list(range(30 - kept_masks.MOST, 30))
+    monkeypatch.setattr(type(kept_masks), "MOST_BYTES", 3 * 30 * 30)
+    for n in (30, 31, 32, 20):
+        rg.attend(q[:, :, :n], k[:, :, :n], v[:, :, :n], mask=torch.rand(n, n) < 0.9)
+    assert [shape[0][0] for shape in kept_masks._kept] == [31, 32, 20]
     before = dict(kept_masks._kept)
-    rg.attend(long, long, long, mask=torch.ones(1100, 1100, dtype=torch.bool).tril())
+    monkeypatch.setattr(type(kept_masks), "MOST_BYTES", 39 * 40)
+    rg.attend(q, k, v, mask=torch.rand(40, 40) < 0.9)
     assert kept_masks._kept == before and len(kept_plans) <= 128
 
 
