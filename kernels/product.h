@@ -28,8 +28,8 @@ DEFINE_PRODUCT(product_2, 2)
 
 /* out[r out_row + e] = out[...] * factors[r] + the product, for e below `num_channels`, a multiple of LANES. */
 #define DEFINE_ADD_PRODUCT(N)                                                                             \
-    INLINE void add_product_##N(const float *a, int64_t row, int64_t step, const float *b, int64_t width, \
-                                int64_t length, float *out, int64_t out_row, const float *factors) {      \
+    APART void add_product_##N(const float *a, int64_t row, int64_t step, const float *b, int64_t width,  \
+                               int64_t length, float *out, int64_t out_row, const float *factors) {       \
         Vector sums[ROWS][N];                                                                             \
         UNROLL for (int r = 0; r < ROWS; r++) {                                                           \
             const float factor = factors ? factors[r] : 1.0f;                                             \

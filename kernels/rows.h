@@ -220,8 +220,8 @@ INLINE void weights_of_row(const Rows *rows, int plain, int64_t query, int64_t f
 
 /* Products of ROWS queries (ROWS numbers for each channel) with the panels of keys [first, stop). Rows of products are
    `stride` apart. */
-INLINE void dot_products(const float *queries, const float *panels, int64_t channels, int64_t first, int64_t stop,
-                         float *products, int64_t stride) {
+APART void dot_products(const float *queries, const float *panels, int64_t channels, int64_t first, int64_t stop,
+                        float *products, int64_t stride) {
     for (int64_t key = first; key < stop; key += PANEL) {
         Vector sums[ROWS][2] = {{{0}}};
         product_2(queries, 1, ROWS, panels + key * channels, PANEL, channels, sums);

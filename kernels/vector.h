@@ -6,25 +6,29 @@
 
 #include "regard.h"
 
-/* The register tile of a product has ROWS x 2 vectors: as many as the processor has registers for. */
 #if defined(__AVX512F__)
 #define LANES 16
-#define ROWS 12
+#define REGISTERS 32
 #elif defined(__AVX__)
 #define LANES 8
-#define ROWS 6
+#define REGISTERS 16
 #elif defined(__aarch64__)
 #define LANES 4
-#define ROWS 12
+#define REGISTERS 32
 #else
 #define LANES 4
-#define ROWS 6
+#define REGISTERS 16
 #endif
+
+/* The register tile of a product has ROWS x 2 vectors: as many as the processor has registers for. */
+#define ROWS (REGISTERS == 32 ? 12 : 6)
 
 /* Keys in a panel: two vectors of scores. */
 #define PANEL (2 * LANES)
 
 #define INLINE static inline __attribute__((always_inline))
+/* A function of its own: its loop has all registers, whatever the code around it needs. */
+#define APART static __attribute__((noinline, unused))
 
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t Integers __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
