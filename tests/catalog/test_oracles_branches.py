@@ -153,6 +153,7 @@ def test_a_saved_map_has_its_mask(name, tmp_path):
         (lambda: rg.masks.neighborhood((4, 4), 5), "size times dilation is at most 4"),
         (lambda: rg.masks.neighborhood((4, 4), (2, 2, 2)), "one integer of at least 1 for all 2 axes"),
         (lambda: rg.masks.neighborhood((4,), 2, stride=3), "stride is at most size"),
+        (lambda: rg.masks.neighborhood((4, 4), 2, is_causal=(True, 1)), "give True or False for all 2 axes"),
         (lambda: rg.masks.neighborhood((), 2), "length of each axis"),
         (lambda: rg.masks.neighborhood((4, 4), 2, is_causal=[True]), r"is_causal=\[True\]"),
         (lambda: rg.masks.sliding_tiles((4, 5), 2, 1), "whole number of tiles"),

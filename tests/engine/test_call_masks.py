@@ -130,3 +130,16 @@ def test_hidden_keys_of_repeated_calls_have_no_effect(own, length):
         seen = attention(q, k, v, mask=mask)
         torch.testing.assert_close(seen.output[:, :, :-1], expected, atol=1e-5, rtol=1e-4)
         assert seen.weights[0, 0, length - 2].isfinite().all()
+
+
+@pytest.mark.parametrize("length", [2, 3, 9])
+def test_the_smallest_mask_with_the_sense_of_torchs_module_is_refused(length):
+    x = torch.randn(1, 1, length, 4)
+    with pytest.raises(rg.RegardError, match="mask=~mask"):
+        rg.attend(x, x, x, mask=torch.ones(length, length, dtype=torch.bool).triu(1))
+
+
+def test_a_plan_in_words_counts_the_pairs_of_all_heads_and_entries():
+    query, key = torch.zeros(2, 6, 5, 4), torch.zeros(2, 3, 7, 4)
+    assert "of 420 pairs are scored" in str(rg.plan(query, key, key, engine="dense"))
+    assert "420 of 420 pairs are scored (100.00%)" in str(rg.plan(query, key, key, engine="dense"))

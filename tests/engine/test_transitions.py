@@ -244,3 +244,10 @@ def test_empty_calls():
     assert torch.equal(again.cache.state, state)
     batch = {name: x[:0] for name, x in tensors.items()}
     assert attention(q[:0], k[:0], v[:0], **batch).output.shape == (0, 3, 6, 5)
+
+
+def test_a_map_keeps_no_graph_of_its_steps():
+    q, k, v = torch.randn(3, 1, 2, 5, 4).requires_grad_()
+    beta = torch.rand(1, 2, 5, requires_grad=True)
+    weights = rg.Attention(transition=rg.transitions.Delta())(q, k, v, beta=beta).weights
+    assert weights.requires_grad and not any(t.requires_grad for t in weights.steps.tensors())

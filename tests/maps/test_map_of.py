@@ -121,3 +121,15 @@ def test_pages_that_cannot_be_are_refused(change, words):
     given = {"pages": torch.zeros(4, 3, 2, 8), "table": torch.tensor([[0, 1], [2, 3]]), "lengths": torch.tensor([6, 4])}
     with pytest.raises(rg.RegardError, match=words):
         rg.maps.PagedKeys(**(given | change)).gathered()
+
+
+@pytest.mark.parametrize(("error", "is_refused"), [(0.3, True), (-0.3, True), (0.01, False)])
+def test_a_statistic_that_is_off_by_more_than_rounding_is_refused(error, is_refused):
+    """The log-sum-exp is near 0 here, so that no relative tolerance hides the error."""
+    query, key = torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 1, 8)
+    given = torch.full((1, 2, 3), error)
+    if is_refused:
+        with pytest.raises(rg.RegardError, match="log-sum-exp of its scores is 0"):
+            rg.AttentionMap.of(rg.Attention(), query, key, given)
+    else:
+        assert rg.AttentionMap.of(rg.Attention(), query, key, given).shape == (1, 2, 3, 1)

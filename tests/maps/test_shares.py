@@ -145,3 +145,16 @@ def test_a_profile_is_of_shares():
     one, two = (rg.profile({"layers.0": w}, list("abcdef")) for w in (weights, rg.maps.SumMap([weights], [2.0])))
     for name, values in one.layers[0].values.items():
         torch.testing.assert_close(two.layers[0].values[name], values, msg=name)
+
+
+def test_a_detached_joined_map_has_no_graph():
+    q, k, v = torch.randn(3, 1, 2, 6, 8).requires_grad_()
+    first, last = (
+        rg.Attention(mask=rg.causal())(q[:, :, i], k[:, :, :n], v[:, :, :n]).weights
+        for i, n in ((slice(0, 4), 4), (slice(4, 6), 6))
+    )
+    weights = joined([first, last])
+    assert weights.requires_grad and weights.dense().requires_grad
+    detached = weights.detach()
+    assert not detached.requires_grad and not detached[0, 0, 1].requires_grad
+    torch.testing.assert_close(detached.dense(), weights.dense().detach())
