@@ -109,7 +109,10 @@ def _scores(terms: KernelProblem, logsumexp: Tensor | None) -> tuple:
 
 
 def _pattern(terms: KernelProblem, tiles: list[int]) -> tuple:
-    """The tables of the mask on the device, with some of the tiles."""
+    """The tables of the mask on the device, with some of the tiles, and the distances that it allows, [low, high).
+
+    The kernel adds these ends to indices in 32 bits, so they are cut to the distances that the call has.
+    """
     layout, device, s = terms.layout, terms.problem.query.device, terms.problem.sizes
     table, segments, allowed = layout.tables()
     head_stride = allowed.shape[1] if len(allowed) > 1 else 0

@@ -244,16 +244,16 @@ class _Compared:
 
         Rows without an allowed key are not compared, because kernels differ in what they return for them.
         """
-        expected, empty, rounding = _recompute(observed, translation, entries, rows)
-        output = observed.output if observed.is_whole else observed.output[entries[:, None], rows]
-        actual = at_least_float32(output)
-        if observed.finish is None:
-            actual = actual.transpose(1, 2)
+        heads, empty, rounding = _recompute(observed, translation, entries, rows)
+        actual = observed.output if observed.is_whole else observed.output[entries[:, None], rows]
+        actual = at_least_float32(actual)
+        finish = observed.finish
+        if finish is None:
+            expected, actual = heads, actual.transpose(1, 2)
         else:
-            heads, empty = expected, empty.any(1)
-            expected = at_least_float32(observed.finish(heads, entries, rows))
+            expected, empty = at_least_float32(finish(heads, entries, rows)), empty.any(1)
             if observed.is_whole:
-                self.any_effect = not torch.equal(expected, at_least_float32(observed.finish(2 * heads, entries, rows)))
+                self.any_effect = not torch.equal(expected, at_least_float32(finish(2 * heads, entries, rows)))
         # an adapter may return its output in other axes than rows; then every number is compared
         if observed.is_whole and (expected.shape != actual.shape or actual.shape[:2] != empty.shape[:2]):
             empty = empty.new_zeros(())
