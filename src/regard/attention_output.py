@@ -19,9 +19,9 @@ from regard.base.positions import Positions, check_positions
 from regard.base.shapes import Sizes, check_finite, in_autocast_dtype, without_autocast
 from regard.base.spans import Spans
 from regard.base.upper_layers import importers
-from regard.caches import Cache, Extended, GrowingCache
+from regard.caches import Cache, Extended, GrowingCache, RecurrentCache
 from regard.call_options import CallOptions
-from regard.engine.decoding import DecodingStep
+from regard.engine.decoding import DecodingStep, RecurrentStep
 from regard.engine.hidden import may_be_spoiled, without_hidden
 from regard.engine.kept_plans import Repeat, Request, kept_plans
 from regard.engine.plan import CompositePlan, ExecutionPlan
@@ -33,6 +33,7 @@ from regard.maps.attention_map import AttentionMap
 from regard.maps.call_map import RING_MAPS, map_of, problem_of
 from regard.maps.listener import Listeners
 from regard.maps.scored_map import ScoredMap
+from regard.maps.transported_map import TransportedMap
 from regard.pieces.call_tensors import ARGUMENTS, CallTensors, check_call_tensors, needs_of
 from regard.pieces.mask import Mask
 
@@ -244,11 +245,11 @@ def attend_pieces(request: Request, cache: Cache | None, check: bool) -> Attenti
         return _attend_ring(ring, request, cache, check)
     seed, found = _seed(attention), None
     if seed is None and not check:
-        if type(cache) is GrowingCache and (step := kept_plans.decoding_step(request)) is not None:
-            again = _decoded(step, request, cache)
+        found = kept_plans.find(request) if _is_whole(request, cache) else None
+        if found is not None:
+            again = None if found[0] is None else _repeated(found[0].repeat, request)
         else:
-            found = kept_plans.find(request) if _is_whole(request, cache) else None
-            again = None if found is None or found[0] is None else _repeated(found[0].repeat, request)
+            again = NEXT_TOKEN[type(cache)](request, cache) if type(cache) in NEXT_TOKEN else None
         if again is not None:
             return again
     with numbers_needed(request.query):
@@ -288,11 +289,12 @@ def _repeated(repeat: Repeat | None, request: Request) -> AttentionOutput | None
     return AttentionOutput(result.output, weights)
 
 
-def _decoded(step: DecodingStep, request: Request, cache: GrowingCache) -> AttentionOutput | None:
+def _decoded(request: Request, cache: GrowingCache) -> AttentionOutput | None:
     """The result of a single query after the keys of a cache; None if it needs a plan."""
-    num_keys = cache.length + request.key.shape[2]
-    if cache.tensors or not cache.length:
+    step = kept_plans.next_token(DecodingStep, request, None)
+    if step is None or cache.tensors or not cache.length:
         return None
+    num_keys = cache.length + request.key.shape[2]
     longer = cache.extend(request.key, request.value)
     output, logsumexp = step.run(request.query, longer.key, longer.value)
     prepared, positions = Prepared(request.query, longer.key, (), ()), Positions.aligned_to_end(1, num_keys)
@@ -301,6 +303,27 @@ def _decoded(step: DecodingStep, request: Request, cache: GrowingCache) -> Atten
     if attend_listeners:
         attend_listeners.tell(None, lambda: weights, lambda: longer.value)
     return AttentionOutput(output, weights, longer.cache)
+
+
+def _recurred(request: Request, cache: RecurrentCache) -> AttentionOutput | None:
+    """The result of a single token after the state of a cache; None if it needs a plan."""
+    _, query, key, value, _, _, _, _, tensors, _ = request
+    step = kept_plans.next_token(RecurrentStep, request, cache.state)
+    if step is None or cache.state is None:
+        return None
+    longer = cache.extend(key, value)
+    output, state, steps = step.run(query, key, value, tensors, cache.state)
+    weights = TransportedMap(steps, step.attention, longer.positions)
+    if attend_listeners:
+        attend_listeners.tell(None, lambda: weights, lambda: value)
+    return AttentionOutput(output, weights, longer.cache.with_state(state))
+
+
+#: How a single query after a cache runs without a plan, by the class of the cache.
+NEXT_TOKEN: dict[type, Callable[[Request, Any], AttentionOutput | None]] = {
+    GrowingCache: _decoded,
+    RecurrentCache: _recurred,
+}
 
 
 def plan_pieces(request: Request, cache: Cache | None) -> ExecutionPlan | RingPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,10 @@ from regard.engine.kernel.attention import is_few
 from regard.engine.kernel.engine import can_run, few_rows_pay
 from regard.engine.kernel.mask_layout import distance_range
 from regard.engine.kernel.operator import decode as decode_by_kernel
+from regard.engine.recurrent.engine import recur
+from regard.pieces.call_tensors import ARGUMENTS, CallTensors, check_call_tensors
 from regard.pieces.contents import Originals, split_tensors
+from regard.pieces.transition import Steps, scaled_steps, with_heads
 
 #: Here torch's fused kernel runs without a plan, so ours is faster only from this many times as many numbers. Measured:
 #: 1.2 to 1.7 times as fast from there on, as fast or slower at half as many.
@@ -52,8 +56,22 @@ def _kernel_pays(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return is_few(num_rows, learns) and few_rows_pay(num_numbers, key.dtype) and can_run(query, key, value)
 
 
+class NextToken(ABC):
+    """What one query after a cache needs besides its tensors. It is kept for all later tokens."""
+
+    @staticmethod
+    @abstractmethod
+    def of(
+        attention: Attention, query: Tensor, key: Tensor, value: Tensor, tensors: CallTensors, state: Tensor | None
+    ) -> NextToken | None:
+        """The step of pieces that never change, after checks of all sizes; None if a step is not as simple.
+
+        `tensors` are those of the pieces, and `state` is the sum over earlier keys.
+        """
+
+
 @dataclass(frozen=True, eq=False)
-class DecodingStep:
+class DecodingStep(NextToken):
     """One query after the keys of a cache, for any number of keys: the softmax of `scale` q . k over some of them.
 
     The query has the position of the last key, and attends to the keys at the distances [low, high) from it.
@@ -67,8 +85,11 @@ class DecodingStep:
     sizes: Sizes
 
     @staticmethod
-    def of(attention: Attention, query: Tensor, key: Tensor, value: Tensor) -> DecodingStep | None:
-        """The step of pieces that never change, after checks of all sizes; None if a step is not as simple."""
+    def of(
+        attention: Attention, query: Tensor, key: Tensor, value: Tensor, tensors: CallTensors, state: Tensor | None
+    ) -> DecodingStep | None:
+        if tensors or (torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))):
+            return None
         mask, softmax = attention.mask, attention.normalizer.as_softmax
         others = attention.position, attention.selection, attention.transition, *attention.bias
         if any(other is not None for other in others) or softmax is None or softmax.sink is not None:
@@ -84,10 +105,10 @@ class DecodingStep:
             return None
         sizes = Sizes.of(query, key, value)
         attention.check(sizes, Positions.aligned_to_end(1, sizes.J), key.shape[3])
-        tensors, template = split_tensors(attention)
         assert isinstance(softmax.temperature, float | int), "the pieces hold no tensor"
-        pieces = snapshot_around(tensors, template)
-        return DecodingStep(pieces, Originals.of(tensors, template), scale / softmax.temperature, low, high, sizes)
+        none, template = split_tensors(attention)
+        pieces, originals = snapshot_around(none, template), Originals.of(none, template)
+        return DecodingStep(pieces, originals, scale / softmax.temperature, low, high, sizes)
 
     def run(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The output and the log-sum-exp of a query after all these keys."""
@@ -99,3 +120,33 @@ class DecodingStep:
     def sizes_of(self, num_keys: int) -> Sizes:
         """The sizes of a call with so many keys."""
         return replace(self.sizes, J=num_keys)
+
+
+@dataclass(frozen=True, eq=False)
+class RecurrentStep(NextToken):
+    """One token of a recurrent layer after the state of a cache."""
+
+    attention: Attention
+
+    @staticmethod
+    def of(
+        attention: Attention, query: Tensor, key: Tensor, value: Tensor, tensors: CallTensors, state: Tensor | None
+    ) -> RecurrentStep | None:
+        if attention.transition is None or attention.position is not None or key.shape[2] != 1:
+            return None
+        sizes = Sizes.of(query, key, value)
+        attention.check(sizes, Positions.aligned_to_end(1, 1), key.shape[3])
+        fitted = check_call_tensors("attend", attention.pieces(), sizes, tensors, ARGUMENTS)
+        if state is None or sizes.is_empty or any(fitted[name] is not tensor for name, tensor in tensors.items()):
+            return None
+        return RecurrentStep(snapshot_around(*split_tensors(attention)))
+
+    def run(
+        self, query: Tensor, key: Tensor, value: Tensor, tensors: CallTensors, state: Tensor
+    ) -> tuple[Tensor, Tensor, Steps]:
+        """The output, the state after the token, and the steps that the map is made of."""
+        attention = self.attention
+        assert attention.transition is not None, "`of` has looked"
+        steps = scaled_steps(attention.transition, attention.score, query, key, tensors)
+        output, last = recur(steps, with_heads(value, query.shape[1]), state)
+        return output.to(value.dtype), last, steps

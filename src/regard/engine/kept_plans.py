@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import count
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from regard.attention import EMPTY, Attention, Prepared
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes, has_finite_sum, is_autocast
 from regard.caches import Memory
-from regard.engine.decoding import DecodingStep
+from regard.engine.decoding import NextToken
 from regard.engine.kernel.library import SETTING
 from regard.engine.kernel.structures import PLAIN, lies_in_memory
 from regard.engine.plan import ENGINES, ExecutionPlan
@@ -37,6 +37,8 @@ from regard.pieces.normalizer import any_coarse
 MOST_PLANS = 128
 #: What a problem has besides its tensors. `template` holds the pieces without their tensors.
 FACTS = ("positions", "sizes", "template", "learns", "learns_bias", "scale", "hides_gradients")
+
+Step = TypeVar("Step", bound=NextToken)
 
 
 class Request(NamedTuple):
@@ -136,7 +138,7 @@ class KeptPlans:
 
     def __init__(self) -> None:
         self._plans: dict[Hashable, KeptPlan] = {}
-        self._steps: dict[Hashable, DecodingStep | None] = {}
+        self._steps: dict[Hashable, NextToken | None] = {}
         self._clock = count()
         self._lock = Lock()
 
@@ -162,24 +164,25 @@ class KeptPlans:
             kept.used = next(self._clock)
         return kept, key, tensors
 
-    def decoding_step(self, request: Request) -> DecodingStep | None:
-        """The step of a single query after the keys of a cache; None if the call needs a plan."""
+    def next_token(self, kind: type[Step], request: Request, state: Tensor | None) -> Step | None:
+        """The step of a single query after a cache, whose state is given; None if the call needs a plan."""
         attention, query, key, value, positions, _, seed, engine, tensors, _ = request
-        learns = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-        if learns or engine != "auto" or not (positions is seed is None) or tensors or type(attention) is not Attention:
+        if engine != "auto" or not (positions is seed is None) or type(attention) is not Attention:
             return None
-        if not _is_plain_call(query, key, value) or is_autocast(query.device) or query.shape[2:3] != (1,):
+        given = (query, key, value, *tensors.values(), *(() if state is None else (state,)))
+        if not _is_plain_call(*given) or is_autocast(query.device) or query.shape[2:3] != (1,):
             return None
         pieces_key = constant_key(attention)
         if pieces_key is None:
             return None
-        shapes = query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype
-        call_key = pieces_key, shapes, torch.is_inference_mode_enabled()
+        shapes = tuple([(t.shape, t.dtype) for t in given])
+        learns = torch.is_grad_enabled() and any([t.requires_grad for t in given])
+        call_key = kind, pieces_key, shapes, tuple(tensors), learns, torch.is_inference_mode_enabled()
         if call_key not in self._steps:
             if len(self._steps) >= MOST_PLANS:
                 self._steps = {}
-            self._steps[call_key] = DecodingStep.of(attention, query, key, value)
-        return self._steps[call_key]
+            self._steps[call_key] = kind.of(attention, query, key, value, tensors, state)
+        return self._steps[call_key]  # type: ignore[return-value]
 
     def keep(self, key: Hashable, planned: ExecutionPlan, attention: Attention) -> None:
         """Keep a plan that has run, unless there is nothing to compute, or its run warns."""

@@ -99,7 +99,7 @@ def run(library: Library, name: str, call: Pointers, multiply_adds: int, fields:
     `call` is its first argument, and `fields` the one after the scratch memory, if it has one.
     """
     num_threads, num_floats = threads_for(multiply_adds), workspace_floats(library, name, call)
-    memory = empty(num_threads, num_floats)
+    memory = scratch(num_floats) if num_threads == 1 else empty(num_threads, num_floats)
     call.tensors.append(memory)
     run_in(Workspace(memory.data_ptr(), 4 * num_floats, num_threads), library, name, call, fields)
 
