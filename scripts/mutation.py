@@ -5,7 +5,9 @@
 A mutant that no test kills is a survivor: the tests say nothing about that place, or the change makes no difference.
 The run can be stopped and started again; it keeps its results in `.mutation/`. After tests were added, `--again`
 judges the survivors once more; `--fresh` forgets all verdicts, as a changed source asks for. What only checks
-(assert, strict=True) is not changed, since it makes no difference to right code.
+(assert, strict=True) is not changed, since it makes no difference to right code. Nor are estimates of costs, which
+choose between engines with equal results: benchmarks judge those. Nor is `device=`, which makes no difference on a
+CPU: tests/tools/accelerator_budget.py judges it.
 """
 
 from __future__ import annotations
@@ -50,8 +52,12 @@ TESTS = "not slow and not example"
 IGNORED = (
     *("alignment", "bench", "changed", "cli", "cluster", "comparison", "data", "docs", "evaluation", "figures", "flex"),
     *("importance", "lab", "load_model", "page_", "pruning", "register", "replay", "report", "scripts", "training"),
-    *("translat", "watch", "widget"),
+    *("translat", "widget"),
 )
+#: Functions that are not changed: texts, checks, and what only decides which engine computes an equal result.
+UNCHANGED = ("__repr__", "__str__", "check", "refusal", "cost")
+#: Arguments that make no difference to right code on a CPU.
+WITHOUT_EFFECT = ("strict", "device")
 #: Seconds after which a mutant hangs.
 PATIENCE = 240
 SURVIVES = ("survived", "unreached")
@@ -110,9 +116,9 @@ def _code(node: ast.AST, within: str = "") -> Iterator[tuple[str, ast.AST]]:
     """The nodes that compute, with their functions: no text, no annotation, nothing that only checks or is raised."""
     if isinstance(node, ast.JoinedStr | ast.Raise | ast.Assert | ast.Import | ast.ImportFrom):
         return
-    if isinstance(node, ast.keyword) and node.arg == "strict":
+    if isinstance(node, ast.keyword) and node.arg in WITHOUT_EFFECT:
         return
-    if isinstance(node, ast.FunctionDef) and node.name in ("__repr__", "__str__", "check", "refusal"):
+    if isinstance(node, ast.FunctionDef) and node.name in UNCHANGED:
         return
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         within = f"{within}.{node.name}".lstrip(".")
@@ -148,7 +154,7 @@ def _changes(node: ast.AST) -> Iterator[str]:
             if isinstance(func, ast.Attribute) and func.attr in TWINS:
                 yield ast.unparse(ast.Call(ast.Attribute(func.value, TWINS[func.attr]), args, keywords))
             for left_out in keywords:
-                if left_out.arg == "strict":
+                if left_out.arg in WITHOUT_EFFECT:
                     continue
                 rest = [keyword for keyword in keywords if keyword is not left_out]
                 yield ast.unparse(ast.Call(func, args, rest))
