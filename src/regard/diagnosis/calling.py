@@ -99,7 +99,7 @@ class CallResult:
 
 @dataclass(frozen=True)
 class InputSizes:
-    """Sizes of the inputs of one call. Keys and values have `key_heads`, if not as many heads as queries."""
+    """Sizes of the inputs of one call. Keys and values have `key_heads` and `key_width`, if not those of queries."""
 
     batch: int
     heads: int
@@ -108,12 +108,13 @@ class InputSizes:
     width: int
     seed: int = 0
     key_heads: int | None = None
+    key_width: int | None = None
 
     def sample(self, seed: int = 0, dtype: torch.dtype = torch.float64, scale: float = 0.7) -> Inputs:
         """Random query, key and value."""
         generator = torch.Generator().manual_seed(1000 * self.seed + seed)
-        of_query, of_key = (self.heads, self.queries), (self.key_heads or self.heads, self.keys)
-        shapes = [(self.batch, *heads_and_length, self.width) for heads_and_length in (of_query, of_key, of_key)]
+        of_key = self.batch, self.key_heads or self.heads, self.keys, self.key_width or self.width
+        shapes = [(self.batch, self.heads, self.queries, self.width), of_key, of_key]
         query, key, value = (scale * torch.randn(s, dtype=torch.float64, generator=generator).to(dtype) for s in shapes)
         return query, key, value
 
@@ -141,8 +142,19 @@ class Caller:
         with_dropout: bool = False,
     ) -> CallResult:
         """Call the function with further arguments `extra`. Without `with_dropout` torch's dropout changes nothing."""
-        copies = self._arguments(query.clone(), key.clone(), value.clone())
-        arguments = copies | self._required_arguments() | dict(extra)
+        arguments = self._arguments(query.clone(), key.clone(), value.clone())
+        result = self._result(arguments, extra, with_dropout)
+        given = self._arguments(query, key, value)
+        changed = any(not torch.equal(arguments[name], given[name]) for name in given)
+        return replace(self._read_result(result, query, key, value), changes_inputs=changed)
+
+    def returned(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """All tensors of real numbers that a call without dropout returns, as they are."""
+        result = self._result(self._arguments(query.clone(), key.clone(), value.clone()), NO_ARGUMENTS, False)
+        return [x for x in tensors_of(result) if x.is_floating_point()]
+
+    def _result(self, inputs: dict[str, Tensor], extra: Mapping[str, Any], with_dropout: bool) -> Any:
+        arguments: dict[str, Any] = inputs | self._required_arguments() | dict(extra)
         if self.numpy:
             arguments = {name: x.numpy() if isinstance(x, Tensor) else x for name, x in arguments.items()}
         ordered = [arguments.pop(name) for name in self.roles.positional]
@@ -155,12 +167,9 @@ class Caller:
                 stack.enter_context(WithoutRounding())
             stack.enter_context(self.progress.one_call())
             try:
-                result = self.function(*ordered, **arguments)
+                return self.function(*ordered, **arguments)
             except SystemExit as error:
                 raise ProgramEnded(f"{name_of(self.function)} ended the program: SystemExit({error.code!r})") from error
-        given = self._arguments(query, key, value)
-        changed = any(not torch.equal(copies[name], given[name]) for name in given)
-        return replace(self._read_result(result, query, key, value), changes_inputs=changed)
 
     def takes_gradients(self) -> bool:
         """Whether the function runs with tensors that require a gradient."""
@@ -282,22 +291,44 @@ def _as_weights(x: Tensor, B: int, I: int, J: int) -> Tensor | None:
 
 
 def callers_of(
-    function: Callable[..., Any], inputs: tuple[Tensor, ...] = (), seed: int = 0, progress: CheckProgress | None = None
+    function: Callable[..., Any],
+    inputs: tuple[Tensor, ...] = (),
+    seed: int = 0,
+    progress: CheckProgress | None = None,
+    needs_output: bool = True,
 ) -> list[Caller]:
-    """A caller for each order of axes in which the function runs; those that are more likely come first."""
+    """A caller for each order of axes in which the function runs; those that are more likely come first.
+
+    With `needs_output` a function that returns no output of its queries, but weights alone, does not count.
+    """
     progress = progress or CheckProgress()
     roles = roles_of(function)
-    callers: list[Caller] = []
     tried: list[FailedCall] = []
-    for query_axes, key_axes in _layouts(function, roles, inputs):
-        running = next(_attempts(function, roles, query_axes, key_axes, inputs, tried, progress), None)
-        if running is not None:
-            callers.append(replace(running, sizes=replace(running.sizes, seed=seed)))
-    if not callers:
-        name = f"{name_of(function)}{signature_of(function)}"
-        remedy = "Give inputs that it takes: regard.check(function, q, k, v)."
-        raise RegardError(f"check: {name} could not be called. Tried:\n{listed(tried)}\n{remedy}")
-    return callers
+    for widths in _pairs_of_widths(function, roles, inputs):
+        callers: list[Caller] = []
+        for query_axes, key_axes in _layouts(function, roles, inputs):
+            attempts = _attempts(function, roles, query_axes, key_axes, inputs, widths, tried, progress, needs_output)
+            running = next(attempts, None)
+            if running is not None:
+                callers.append(replace(running, sizes=replace(running.sizes, seed=seed)))
+        if callers:
+            return callers
+    name = f"{name_of(function)}{signature_of(function)}"
+    remedy = "Give inputs that it takes: regard.check(function, q, k, v)."
+    raise RegardError(f"check: {name} could not be called. Tried:\n{listed(tried)}\n{remedy}")
+
+
+def _pairs_of_widths(
+    function: Callable[..., Any], roles: Roles, inputs: tuple[Tensor, ...]
+) -> Iterator[list[tuple[int, int]]]:
+    """Widths of query and key to try: equal ones, and if none of them run, those of an encoder and a decoder."""
+    if inputs:
+        yield [(inputs[0].shape[-1], inputs[-1].shape[-1])]
+        return
+    widths = widths_of(function)
+    yield [(width, width) for width in widths]
+    if not roles.is_self and isinstance(function, nn.Module):
+        yield [(first, second) for first in widths for second in widths if first != second]
 
 
 def _attempts(
@@ -306,15 +337,18 @@ def _attempts(
     query_axes: str,
     key_axes: str,
     inputs: tuple[Tensor, ...],
+    widths: list[tuple[int, int]],
     tried: list[FailedCall],
     progress: CheckProgress,
+    needs_output: bool,
 ) -> Iterator[Caller]:
     """The callers of one order of axes that run: different lengths before equal ones, torch before NumPy.
 
     Functions of NumPy take tensors too, as long as these require no gradient: arrays come before such tensors.
     """
-    for width in [inputs[0].shape[-1]] if inputs else widths_of(function):
+    for width, key_width in widths:
         for sizes in _sizes(function, roles, query_axes, width, inputs):
+            sizes = sizes if key_width == width else replace(sizes, key_width=key_width)
             without_gradients: list[Caller] = []
             for dtype, numpy in ((torch.float64, False), (torch.float32, False), (torch.float64, True)):
                 own = function
@@ -324,12 +358,12 @@ def _attempts(
                 query, key, value = sizes.sample(0, dtype)
                 try:
                     with torch.no_grad():
-                        caller(query, key, value)
+                        (caller if needs_output else caller.returned)(query, key, value)
                 except Exception as error:  # of the user's function
                     if not numpy:
                         tried.append(FailedCall.of(error, caller.shapes(query, key, value)))
                     continue
-                if numpy or caller.takes_gradients():
+                if numpy or not needs_output or caller.takes_gradients():
                     yield caller
                 else:
                     without_gradients.append(caller)

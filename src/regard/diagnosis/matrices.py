@@ -1,0 +1,145 @@
+"""The matrices of a user's module, and which of them stands for which matrix of a reference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from regard.base.errors import RegardError, nearest
+from regard.diagnosis.steps import Matrix
+
+#: Parts of names that tell the role of a matrix.
+HINTS = {
+    "query": ("q", "query", "queries", "dec", "decoder", "hidden", "state", "wq"),
+    "key": ("k", "key", "keys", "enc", "encoder", "memory", "source", "wk", "uk"),
+    "value": ("v", "value", "values", "wv"),
+    "output": ("o", "out", "output", "wo", "c", "final", "proj"),
+    "score": ("v", "score", "energy", "va"),
+    "general": ("w", "wa", "general", "attn"),
+    "up": ("up", "fc", "ff", "mlp", "linear", "expand"),
+    "down": ("down", "fc", "ff", "mlp", "linear", "contract"),
+}
+#: What may follow the name of a list of modules: one for each head.
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+def matrices_of(module: object, num_heads: int, widths: tuple[int, ...]) -> list[Matrix]:
+    """All matrices (out, in) that the parameters of a module can be: whole, transposed, in parts, of heads together.
+
+    The last part of a name says which part or order it is. `widths` are those of the inputs, which a matrix may join.
+    """
+    if not isinstance(module, nn.Module):
+        return []
+    parameters = {name: p.detach().double() for name, p in module.named_parameters() if p.is_floating_point()}
+    linear = {f"{name}.weight" for name, m in module.named_modules() if isinstance(m, nn.Linear)}
+    found: list[Matrix] = []
+    for name, x in {**parameters, **_of_all_heads(parameters)}.items():
+        bias = parameters.get(re.sub("weight$", "bias", name)) if name.endswith("weight") else None
+        for matrix in _readings(name, x, bias, name in linear or name.endswith("in_proj_weight")):
+            found += [matrix, *_of_rows(matrix), *_of_head_blocks(matrix, num_heads), *_of_columns(matrix, widths)]
+    return found
+
+
+def _of_all_heads(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices of single heads, such as heads.0.query.weight, one below the other."""
+    groups: dict[str, list[Tensor]] = {}
+    for name, x in parameters.items():
+        if x.ndim <= 2 and _NUMBER.search(name):
+            groups.setdefault(_NUMBER.sub("*", name), []).append(x)
+    return {
+        name: torch.cat(parts)
+        for name, parts in groups.items()
+        if len(parts) > 1 and len({p.shape for p in parts}) == 1
+    }
+
+
+def _readings(name: str, x: Tensor, bias: Tensor | None, is_linear: bool) -> Iterator[Matrix]:
+    if x.ndim == 1:
+        is_norm = bias is not None and bias.shape == x.shape
+        if not name.endswith("bias"):
+            yield Matrix(name, x, bias if is_norm else None)
+            yield Matrix(f"{name}[None]", x[None])
+    elif x.ndim == 3:
+        for text, axes in (
+            ("(heads, in, out)", (0, 2, 1)),
+            ("(heads, out, in)", (0, 1, 2)),
+            ("(in, heads, out)", (1, 2, 0)),
+        ):
+            y = x.permute(axes)
+            yield Matrix(f"{name} {text}", y.reshape(-1, y.shape[-1]), None if bias is None else bias.flatten())
+    elif x.ndim == 2:
+        yield Matrix(name, x, bias if bias is not None and bias.shape == x.shape[:1] else None)
+        if not is_linear:
+            yield Matrix(f"{name}.T", x.mT)
+
+
+def _of_rows(matrix: Matrix) -> Iterator[Matrix]:
+    """Thirds and halves of the rows of a matrix that projects to query, key and value, or to key and value."""
+    rows = matrix.weight.shape[0] if matrix.weight.ndim == 2 else 0
+    for count in (3, 2):
+        if rows % count == 0 and rows > count:
+            for n in range(count):
+                part = slice(n * rows // count, (n + 1) * rows // count)
+                bias = None if matrix.bias is None else matrix.bias[part]
+                yield Matrix(f"{matrix.name}[{part.start}:{part.stop}]", matrix.weight[part], bias)
+
+
+def _of_head_blocks(matrix: Matrix, num_heads: int) -> Iterator[Matrix]:
+    """Query, key and value of a joined matrix whose rows are ordered by head first: (heads, 3, width of a head)."""
+    if matrix.weight.ndim != 2 or num_heads == 1 or matrix.weight.shape[0] % (3 * num_heads):
+        return
+    by_head, bias = matrix.weight.unflatten(0, (num_heads, 3, -1)), None
+    for n in range(3):
+        if matrix.bias is not None:
+            bias = matrix.bias.unflatten(0, (num_heads, 3, -1))[:, n].flatten()
+        yield Matrix(f"{matrix.name}[heads, {n}]", by_head[:, n].flatten(0, 1), bias)
+
+
+def _of_columns(matrix: Matrix, widths: tuple[int, ...]) -> Iterator[Matrix]:
+    """The columns of a matrix of two joined inputs, for each input. The bias belongs to the first."""
+    if matrix.weight.ndim != 2 or matrix.weight.shape[1] != sum(widths) or len(widths) < 2:
+        return
+    for width in dict.fromkeys(widths):
+        yield Matrix(f"{matrix.name}[:, :{width}]", matrix.weight[:, :width], matrix.bias)
+        yield Matrix(f"{matrix.name}[:, {width}:]", matrix.weight[:, width:])
+
+
+def check_names(wanted: Mapping[str, str], found: list[Matrix], names: Mapping[str, str]) -> None:
+    """Refuse names of roles or of parameters that do not exist."""
+    for role, name in names.items():
+        if role not in wanted:
+            raise RegardError(f"check(matrices=...): there is no matrix {role!r}. {nearest(role, wanted)}")
+        if not any(matrix.name.startswith(name) for matrix in found):
+            known = [matrix.name for matrix in found if "[" not in matrix.name]
+            raise RegardError(f"check(matrices=...): the module has no matrix {name!r}. {nearest(name, known)}")
+
+
+def fitting(
+    role: str, letters: str, found: list[Matrix], sizes: Mapping[str, int]
+) -> list[tuple[Matrix, dict[str, int]]]:
+    """The matrices whose shape fits a role, each with all sizes; those whose names fit the role come first."""
+    with_sizes = [(matrix, _unified(letters, matrix.weight, sizes)) for matrix in found]
+    fits = [(matrix, unified) for matrix, unified in with_sizes if unified is not None]
+    return sorted(fits, key=lambda pair: -_fit(role, pair[0].name))
+
+
+def _unified(letters: str, weight: Tensor, sizes: Mapping[str, int]) -> dict[str, int] | None:
+    """The sizes with those of a matrix; None if they differ."""
+    axes = letters.split()
+    if weight.ndim != len(axes):
+        return None
+    unified = dict(sizes)
+    for letter, size in zip(axes, weight.shape, strict=True):
+        expected = int(letter) if letter.isdigit() else unified.setdefault(letter, size)
+        if size != expected:
+            return None
+    return unified
+
+
+def _fit(role: str, name: str) -> int:
+    """How many parts of a name speak for the role; a whole matrix fits better than a part of one."""
+    parts = re.split(r"[^a-z]+", name.lower())
+    return 2 * sum(part in HINTS.get(role, (role,)) for part in parts) - ("[" in name)

@@ -1,0 +1,308 @@
+"""The references of `regard.check(..., like=...)`: attention functions and blocks of the lectures, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from regard.diagnosis.steps import (
+    ALL_VISIBLE,
+    CAUSAL,
+    CONTEXT,
+    DOT,
+    DOT_MISTAKES,
+    NO_SCALE,
+    SCALE,
+    SOFTMAX,
+    Formula,
+    Reference,
+    Step,
+    Values,
+    joined,
+    norm,
+    projection,
+    residual,
+)
+
+#: The inputs are queries, keys and values as they are.
+_INPUTS = (
+    Step("queries", "q", lambda x: x.query),
+    Step("keys", "k", lambda x: x.key),
+    Step("values", "v", lambda x: x.value),
+)
+_LAST = Step("output", "output", lambda x: x.context)
+_SCORED = (ALL_VISIBLE, SOFTMAX, CONTEXT, _LAST)
+_CAUSAL = (CAUSAL, SOFTMAX, CONTEXT, _LAST)
+
+
+# Additive scores: v . tanh(W q + U k)
+
+
+def _pairs(x: Values) -> tuple[Tensor, Tensor]:
+    """What queries and keys add to the energies, (B, 1, I, 1, A) and (B, 1, 1, J, A)."""
+    return x.from_query[:, :, :, None], x.from_key[:, :, None]
+
+
+def _sum(x: Values) -> Tensor:
+    query, key = _pairs(x)
+    return query + key
+
+
+_SUM_MISTAKES: dict[str, Formula] = {
+    "the query is not used": lambda x: torch.zeros_like(_sum(x)) + _pairs(x)[1],
+    "the keys are not used": lambda x: torch.zeros_like(_sum(x)) + _pairs(x)[0],
+    "a product in place of the sum": lambda x: _pairs(x)[0] * _pairs(x)[1],
+    "a difference in place of the sum": lambda x: _pairs(x)[0] - _pairs(x)[1],
+    "the keys are added twice": lambda x: torch.zeros_like(_sum(x)) + 2 * _pairs(x)[1],
+    "the keys stand in place of the query too": lambda x: x.matrices["query"](x.key)[:, :, None] + _pairs(x)[1],
+    "all batch entries have the query of the first": lambda x: _pairs(x)[0][:1] + _pairs(x)[1],
+    "all batch entries have the keys of the first": lambda x: _pairs(x)[0] + _pairs(x)[1][:1],
+}
+
+
+_TANH = Step(
+    "tanh",
+    "energies",
+    lambda x: x.sum.tanh(),
+    {
+        "tanh is missing": lambda x: x.sum,
+        "relu in place of tanh": lambda x: x.sum.relu(),
+        "sigmoid in place of tanh": lambda x: x.sum.sigmoid(),
+        "gelu in place of tanh": lambda x: functional.gelu(x.sum),
+        "leaky relu in place of tanh": lambda x: functional.leaky_relu(x.sum),
+        "tanh is applied twice": lambda x: x.sum.tanh().tanh(),
+        "tanh of each summand in place of tanh of the sum": lambda x: _pairs(x)[0].tanh() + _pairs(x)[1].tanh(),
+        "softmax in place of tanh": lambda x: x.sum.softmax(-1),
+    },
+)
+_SCORE = Step(
+    "scores",
+    "scores",
+    lambda x: x.matrices["score"](x.energies)[..., 0],
+    {
+        "the vector of the scores is missing: the energies are summed": lambda x: x.energies.sum(-1),
+        "the vector of the scores is missing: the energies are averaged": lambda x: x.energies.mean(-1),
+        "tanh of the scores": lambda x: x.matrices["score"](x.energies)[..., 0].tanh(),
+    },
+    "score",
+)
+_ADDITIVE_CONTEXT = replace(
+    CONTEXT,
+    mistakes={
+        "the projected keys are summed in place of the values": lambda x: x.weights @ x.from_key,
+        **CONTEXT.mistakes,
+    },
+)
+
+
+def _added(role: str, source: str) -> Step:
+    return Step(
+        f"projection of the {role}",
+        f"from_{role}",
+        lambda x: x.matrices[role](getattr(x, source)),
+        {
+            f"the {role} is not projected": lambda x: getattr(x, source),
+            f"the matrix of the {role} is transposed": lambda x: functional.linear(
+                getattr(x, source), x.matrices[role].weight.mT, x.matrices[role].bias
+            ),
+            f"tanh of the projected {role}": lambda x: x.matrices[role](getattr(x, source)).tanh(),
+            f"the bias of the {role} is missing": lambda x: functional.linear(
+                getattr(x, source), x.matrices[role].weight
+            ),
+        },
+        role,
+    )
+
+
+_ADDITIVE = (
+    *_INPUTS,
+    _added("query", "query"),
+    _added("key", "key"),
+    Step("sum", "sum", _sum, _SUM_MISTAKES),
+    _TANH,
+    _SCORE,
+    NO_SCALE,
+    ALL_VISIBLE,
+    SOFTMAX,
+    _ADDITIVE_CONTEXT,
+    _LAST,
+)
+
+
+# Luong's general score: q . W k
+
+
+def _general(of: str) -> tuple[Step, ...]:
+    """With the matrix applied to the keys or to the queries."""
+    step = Step(
+        "projection",
+        of[0],
+        lambda x: x.matrices["general"](getattr(x, of)),
+        {
+            "the matrix is missing": lambda x: getattr(x, of),
+            "the matrix is transposed": lambda x: functional.linear(getattr(x, of), x.matrices["general"].weight.mT),
+            "tanh of the projection": lambda x: x.matrices["general"](getattr(x, of)).tanh(),
+        },
+        "general",
+    )
+    projected_sum: Formula = lambda x: x.weights @ x.matrices["general"](x.key)  # noqa: E731
+    context = replace(
+        CONTEXT, mistakes={"the projected keys are summed in place of the values": projected_sum, **CONTEXT.mistakes}
+    )
+    scores = replace(DOT, mistakes={**DOT_MISTAKES, "tanh of the scores": lambda x: (x.q @ x.k.mT).tanh()})
+    return *_INPUTS, step, scores, NO_SCALE, ALL_VISIBLE, SOFTMAX, context, _LAST
+
+
+# Heads
+
+
+def _multi_head(
+    causal: bool, cross: bool = False, prefix: str = "", source: str = "query", memory: str = "key"
+) -> tuple[Step, ...]:
+    roles = {role: f"{prefix}{role}" for role in ("query", "key", "value", "output")}
+    inputs = (source, memory, memory if cross or source == memory else "value")
+    projections = [
+        replace(
+            projection(roles[role], given, [r for r in roles.values() if r not in (roles[role], roles["output"])]),
+            into=role[0],
+        )
+        for role, given in zip(("query", "key", "value"), inputs, strict=True)
+    ]
+    join = Step(
+        "join of the heads",
+        "joined",
+        lambda x: joined(x.context),
+        {
+            "the heads are joined by .view without .transpose": lambda x: x.context.reshape(joined(x.context).shape),
+            "the heads are joined in reverse order": lambda x: joined(x.context.flip(1)),
+            "channels of all heads alternate": lambda x: x.context.permute(0, 2, 3, 1).flatten(2)[:, None],
+            "the mean of the heads is repeated": lambda x: joined(x.context.mean(1, keepdim=True).expand_as(x.context)),
+        },
+    )
+    output = roles["output"]
+    last = Step(
+        f"projection of the {output}",
+        "output",
+        lambda x: x.matrices[output](x.joined),
+        {
+            "the output is not projected": lambda x: x.joined,
+            "the bias of the output is missing": lambda x: functional.linear(x.joined, x.matrices[output].weight),
+            "the matrix of the output is transposed": lambda x: functional.linear(
+                x.joined, x.matrices[output].weight.mT, x.matrices[output].bias
+            ),
+            "the output is projected twice": lambda x: x.matrices[output](x.matrices[output](x.joined)),
+            "the input is added to the output": lambda x: x.matrices[output](x.joined) + getattr(x, source),
+        },
+        output,
+    )
+    return *projections, DOT, SCALE, CAUSAL if causal else ALL_VISIBLE, SOFTMAX, CONTEXT, join, last
+
+
+_FOUR = {"query": "D C", "key": "D K", "value": "D K", "output": "C D"}
+
+
+# Blocks
+
+_ACTIVATIONS: dict[str, Formula] = {
+    "relu": lambda x: x.wide.relu(),
+    "gelu": lambda x: functional.gelu(x.wide),
+    "gelu, by tanh": lambda x: functional.gelu(x.wide, approximate="tanh"),
+    "silu": lambda x: functional.silu(x.wide),
+}
+
+
+def _feed_forward(source: str, activation: str) -> tuple[Step, ...]:
+    return (
+        Step(
+            "feed-forward, up",
+            "wide",
+            lambda x: x.matrices["up"](getattr(x, source)),
+            {
+                "the feed-forward layer sees the mean of the tokens": lambda x: x.matrices["up"](
+                    getattr(x, source).mean(2, keepdim=True).expand_as(getattr(x, source))
+                ),
+            },
+            "up",
+        ),
+        Step(
+            "activation",
+            "active",
+            _ACTIVATIONS[activation],
+            {
+                "the activation is missing": lambda x: x.wide,
+                "tanh as activation": lambda x: x.wide.tanh(),
+                "sigmoid as activation": lambda x: x.wide.sigmoid(),
+            },
+        ),
+        Step(
+            "feed-forward, down",
+            "down",
+            lambda x: x.matrices["down"](x.active),
+            {
+                "the feed-forward layer is activated again": lambda x: x.matrices["down"](x.active).relu(),
+                "the feed-forward layer is missing": lambda x: getattr(x, source),
+            },
+            "down",
+        ),
+    )
+
+
+def _without_output(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    return (*steps[:-1], replace(steps[-1], into="attended"))
+
+
+def _block(is_pre: bool, activation: str, causal: bool) -> tuple[Step, ...]:
+    """Norms before attention and feed-forward layer, or after the residual connections."""
+    if is_pre:
+        return (
+            norm("first_norm", "query", "normed"),
+            *_without_output(_multi_head(causal, cross=True, source="normed", memory="normed")),
+            residual("residual connection of the attention", "query", "attended", "middle"),
+            norm("second_norm", "middle", "normed_middle"),
+            *_feed_forward("normed_middle", activation),
+            residual("residual connection of the feed-forward layer", "middle", "down", "output"),
+        )
+    return (
+        *_without_output(_multi_head(causal, cross=True, source="query", memory="query")),
+        residual("residual connection of the attention", "query", "attended", "added"),
+        norm("first_norm", "added", "middle"),
+        *_feed_forward("middle", activation),
+        residual("residual connection of the feed-forward layer", "middle", "down", "added_again"),
+        norm("second_norm", "added_again", "output"),
+    )
+
+
+def _blocks(causal: bool) -> dict[str, tuple[Step, ...]]:
+    return {
+        f"{'norms before' if is_pre else 'norms after'}, {activation}": _block(is_pre, activation, causal)
+        for is_pre in (False, True)
+        for activation in _ACTIVATIONS
+    }
+
+
+_OF_BLOCK = {"query": "D C", "key": "D C", "value": "D C", "output": "C D"}
+_OF_BLOCK |= {"up": "F C", "down": "C F", "first_norm": "C", "second_norm": "C"}
+
+REFERENCES = {
+    reference.name: reference
+    for reference in (
+        Reference("scaled_dot_product", {"": (*_INPUTS, DOT, SCALE, *_SCORED)}),
+        Reference("causal_dot_product", {"": (*_INPUTS, DOT, SCALE, *_CAUSAL)}),
+        Reference("luong_dot", {"": (*_INPUTS, DOT, NO_SCALE, *_SCORED)}, scale=1.0),
+        Reference(
+            "luong_general",
+            {"matrix of the keys": _general("key"), "matrix of the queries": _general("query")},
+            {"general": "A B"},
+            scale=1.0,
+        ),
+        Reference("luong_concat", {"": _ADDITIVE}, {"query": "A C", "key": "A K", "score": "1 A"}, scale=1.0),
+        Reference("bahdanau", {"": _ADDITIVE}, {"query": "A C", "key": "A K", "score": "1 A"}, scale=1.0),
+        Reference("multi_head", {"": _multi_head(False)}, _FOUR, has_heads=True),
+        Reference("causal_multi_head", {"": _multi_head(True)}, _FOUR, has_heads=True),
+        Reference("encoder_block", _blocks(False), _OF_BLOCK, has_heads=True),
+        Reference("causal_block", _blocks(True), _OF_BLOCK, has_heads=True),
+    )
+}

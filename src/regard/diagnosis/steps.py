@@ -1,0 +1,338 @@
+"""The steps of a known attention, as plain formulas, with the mistakes that each step is known for.
+
+A `Reference` is a list of steps. Each step adds a tensor to the values, computed right or with one of its mistakes. So
+a mistake is named if the steps with it give the user's numbers, and the right ones do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+#: The values so far, by name: inputs, matrices, and the results of steps.
+Values = SimpleNamespace
+Formula = Callable[[Values], Tensor]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix (out, in) of the user's module, and its bias; `name` says where it was found."""
+
+    name: str
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class Step:
+    """`right` computes the value `into`; `mistakes` are wrong formulas by their names. `matrix` is the one it needs."""
+
+    name: str
+    into: str
+    right: Formula
+    mistakes: Mapping[str, Formula] = field(default_factory=dict)
+    matrix: str = ""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Steps from the inputs `query`, `key` and `value` to `output`, one list for each convention that is right.
+
+    `matrices` are the axes (out, in) of the matrices that it needs, in letters: C and K are the widths of query and
+    key, any other letter has one size in all of them. `scale` is the factor of the scores, None for 1 / sqrt(width of
+    a head). With `has_heads` the width is divided into heads.
+    """
+
+    name: str
+    conventions: Mapping[str, tuple[Step, ...]]
+    matrices: Mapping[str, str] = field(default_factory=dict)
+    scale: float | None = None
+    has_heads: bool = False
+
+
+def run(steps: Iterable[Step], values: Values, wrong: Mapping[str, str] | None = None) -> Values:
+    """All values after the steps; `wrong` names mistakes by the names of their steps."""
+    values = Values(**vars(values))
+    for step in steps:
+        mistake = None if wrong is None else wrong.get(step.name)
+        formula = step.right if mistake is None else step.mistakes[mistake]
+        setattr(values, step.into, formula(values))
+    return values
+
+
+def mistakes_of(steps: Iterable[Step]) -> Iterator[tuple[str, str]]:
+    """The name of each step with each of its mistakes."""
+    return ((step.name, mistake) for step in steps for mistake in step.mistakes)
+
+
+# Parts that references share. Values are (B, H, n, D) inside, with one head where a function has none.
+
+
+def projection(role: str, source: str, others: Iterable[str] = ()) -> Step:
+    """An input times its matrix, in heads."""
+    mistakes: dict[str, Formula] = {
+        f"the {role} is not projected": lambda x: in_heads(getattr(x, source), x.num_heads),
+        f"the bias of the {role} is missing": lambda x: in_heads(
+            functional.linear(getattr(x, source), x.matrices[role].weight), x.num_heads
+        ),
+        f"the matrix of the {role} is transposed": lambda x: in_heads(
+            functional.linear(getattr(x, source), x.matrices[role].weight.mT, x.matrices[role].bias), x.num_heads
+        ),
+        f"the heads of the {role} are split by .view without .transpose": lambda x: split_by_view(
+            x.matrices[role](getattr(x, source)), x.num_heads
+        ),
+    }
+    for other in others:
+        mistakes[f"the {role} is projected by the matrix of the {other}"] = lambda x, other=other: in_heads(  # type: ignore[misc]
+            x.matrices[other](getattr(x, source)), x.num_heads
+        )
+    right: Formula = lambda x: in_heads(x.matrices[role](getattr(x, source)), x.num_heads)  # noqa: E731
+    return Step(f"projection of the {role}", role[0], right, mistakes, role)
+
+
+def in_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B, 1, n, H D) -> (B, H, n, D)."""
+    return x[:, 0].unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def split_by_view(x: Tensor, num_heads: int) -> Tensor:
+    """The mistake: numbers of different tokens in one head."""
+    B, _, n, width = x.shape
+    return x.reshape(B, num_heads, n, width // num_heads)
+
+
+def joined(x: Tensor) -> Tensor:
+    """(B, H, n, D) -> (B, 1, n, H D)."""
+    return x.transpose(1, 2).flatten(2)[:, None]
+
+
+#: Mistakes of a dot product of q and k.
+DOT_MISTAKES: dict[str, Formula] = {
+    "query and key are swapped": lambda x: x.k @ x.q.mT,
+    "the queries are normalized": lambda x: functional.normalize(x.q, dim=-1) @ x.k.mT,
+    "the keys are normalized": lambda x: x.q @ functional.normalize(x.k, dim=-1).mT,
+    "queries and keys are normalized": lambda x: (
+        functional.normalize(x.q, dim=-1) @ functional.normalize(x.k, dim=-1).mT
+    ),
+    "queries are compared with queries": lambda x: x.q @ x.q.mT,
+    "keys are compared with keys": lambda x: x.k @ x.k.mT,
+    "queries are compared with values": lambda x: x.q @ x.v.mT,
+    "all batch entries have the keys of the first": lambda x: x.q @ x.k[:1].mT,
+    "all batch entries have the queries of the first": lambda x: x.q[:1] @ x.k.mT,
+    "all heads have the keys of the first": lambda x: x.q @ x.k[:, :1].mT,
+    "a distance in place of a product": lambda x: -torch.cdist(x.q, x.k),
+}
+DOT = Step("scores", "scores", lambda x: x.q @ x.k.mT, DOT_MISTAKES)
+
+
+def _factor(factor: Callable[[Values], float]) -> Formula:
+    return lambda x: x.scores * factor(x)
+
+
+FACTORS: dict[str, Formula] = {
+    "the scores are not scaled": _factor(lambda x: 1.0),
+    "the scores are divided by the width in place of its root": _factor(lambda x: 1 / x.q.shape[-1]),
+    "the scores are multiplied by the root of the width": _factor(lambda x: x.q.shape[-1] ** 0.5),
+    "the scores are divided by the root of the width of all heads": _factor(
+        lambda x: (x.q.shape[-1] * x.q.shape[1]) ** -0.5
+    ),
+    "the scores are divided by the root of the number of heads": _factor(lambda x: x.q.shape[1] ** -0.5),
+    "the scores are divided by the root of the number of keys": _factor(lambda x: x.k.shape[2] ** -0.5),
+    "the scores are divided by the number of keys": _factor(lambda x: 1 / x.k.shape[2]),
+    "the scores are scaled twice": _factor(lambda x: 1 / x.q.shape[-1] if x.q.shape[1] > 1 else x.q.shape[-1] ** -0.75),
+    "the scores have the opposite sign": _factor(lambda x: -(x.q.shape[-1] ** -0.5)),
+    "the scores are divided by the root of the width of all heads, twice": _factor(
+        lambda x: 1 / (x.q.shape[-1] * x.q.shape[1])
+    ),
+}
+SCALE = Step("scaling", "scaled", _factor(lambda x: x.q.shape[-1] ** -0.5), FACTORS)
+#: Luong's scores have no factor.
+NO_SCALE = Step(
+    "scaling",
+    "scaled",
+    _factor(lambda x: 1.0),
+    {
+        "the scores are scaled": _factor(lambda x: x.k.shape[-1] ** -0.5),
+        "the scores have the opposite sign": _factor(lambda x: -1.0),
+        "the scores are divided by the number of keys": _factor(lambda x: 1 / x.k.shape[2]),
+    },
+)
+
+
+def _distances(x: Values) -> Tensor:
+    """j - i, (I, J)."""
+    I, J = x.scaled.shape[-2:]
+    return torch.arange(J) - torch.arange(I)[:, None]
+
+
+def _hiding(hidden: Callable[[Values], Tensor], value: float = -torch.inf) -> Formula:
+    return lambda x: x.scaled.masked_fill(hidden(x), value)
+
+
+ALL_VISIBLE = Step(
+    "mask",
+    "masked",
+    lambda x: x.scaled,
+    {
+        "later keys are hidden": _hiding(lambda x: _distances(x) > 0),
+        "earlier keys are hidden": _hiding(lambda x: _distances(x) < 0),
+        "a query does not see its own token": _hiding(lambda x: _distances(x) == 0),
+        "the last key is hidden": _hiding(lambda x: torch.arange(x.k.shape[2]) == x.k.shape[2] - 1),
+        "the first key is hidden": _hiding(lambda x: torch.arange(x.k.shape[2]) == 0),
+        "scores of 0 and less are hidden": _hiding(lambda x: x.scaled <= 0),
+        **{
+            f"keys at a distance of {size} and more are hidden": _hiding(
+                lambda x, size=size: _distances(x).abs() >= size
+            )  # type: ignore[misc]
+            for size in (2, 3, 4, 8, 16, 32)
+        },
+        **{
+            f"keys from number {size} on are hidden": _hiding(lambda x, size=size: torch.arange(x.k.shape[2]) >= size)  # type: ignore[misc]
+            for size in (4, 8, 16, 32)
+        },
+    },
+)
+CAUSAL = Step(
+    "mask",
+    "masked",
+    _hiding(lambda x: _distances(x) > 0),
+    {
+        "the causal mask is missing": lambda x: x.scaled,
+        "the causal mask is reversed: it hides earlier keys": _hiding(lambda x: _distances(x) < 0),
+        "the causal mask shows the next token": _hiding(lambda x: _distances(x) > 1),
+        "the causal mask hides the token itself": _hiding(lambda x: _distances(x) >= 0, -1e9),
+        "the causal mask hides the token itself with -inf": _hiding(lambda x: _distances(x) >= 0),
+        "the causal mask is added as 0 and 1": lambda x: x.scaled + (_distances(x) <= 0),
+        "the causal mask multiplies the scores": lambda x: x.scaled * (_distances(x) <= 0),
+        "the causal mask shows the hidden keys alone": _hiding(lambda x: _distances(x) <= 0),
+    },
+)
+
+
+def _softmax(x: Tensor) -> Tensor:
+    return x.softmax(-1)
+
+
+def _over_sum(x: Tensor) -> Tensor:
+    return x / x.sum(-1, keepdim=True)
+
+
+SOFTMAX = Step(
+    "softmax",
+    "weights",
+    lambda x: _softmax(x.masked),
+    {
+        "the softmax is over the queries": lambda x: x.masked.softmax(-2),
+        "the softmax is over the heads": lambda x: x.masked.softmax(1),
+        "the softmax is over the batch": lambda x: x.masked.softmax(0),
+        "the softmax is over queries and keys together": lambda x: x.masked.flatten(-2).softmax(-1).view_as(x.masked),
+        "sigmoid in place of softmax": lambda x: x.masked.sigmoid(),
+        "relu before the softmax": lambda x: _softmax(x.masked.relu()),
+        "relu in place of exp": lambda x: x.masked.relu() / x.masked.relu().sum(-1, keepdim=True).clamp(min=1e-9),
+        "absolute scores": lambda x: _softmax(x.masked.abs()),
+        "the scores are divided by their sum, without exp": lambda x: _over_sum(x.masked),
+        "the softmax is missing": lambda x: x.masked,
+        "the exponentials are not divided by their sum": lambda x: x.masked.exp(),
+        "the softmax is applied twice": lambda x: _softmax(_softmax(x.masked)),
+        "only the largest score counts": lambda x: functional.one_hot(x.masked.argmax(-1), x.masked.shape[-1]).to(
+            x.masked
+        ),
+        "log_softmax in place of softmax": lambda x: x.masked.log_softmax(-1),
+        "the weights are scaled after the softmax": lambda x: _softmax(x.scores) * x.q.shape[-1] ** -0.5,
+        "the mask is applied after the softmax": lambda x: _softmax(x.scaled) * (x.masked == x.scaled),
+        "the first key counts twice": lambda x: _over_sum(x.masked.exp() * (1 + (torch.arange(x.k.shape[2]) == 0))),
+        "one is added to the sum of exponentials": lambda x: (
+            x.masked.exp() / (1 + x.masked.exp().sum(-1, keepdim=True))
+        ),
+        "the softmax subtracts the largest score of all": lambda x: _over_sum((x.masked - x.masked.max()).exp()),
+        "the softmax subtracts nothing": lambda x: _over_sum(x.masked.exp()),
+        "the softmax of base 2": lambda x: _softmax(x.masked * math.log(2)),
+        "each query has the weights of the first": lambda x: _softmax(x.masked)[:, :, :1].expand_as(x.masked),
+        "all heads have the weights of the first": lambda x: _softmax(x.masked)[:, :1].expand_as(x.masked),
+        "uniform weights": lambda x: torch.full_like(x.masked, 1 / x.masked.shape[-1]),
+    },
+)
+CONTEXT_MISTAKES: dict[str, Formula] = {
+    "the weights are transposed": lambda x: x.weights.mT @ x.v,
+    "the mean of the values, without weights": lambda x: x.v.mean(2, keepdim=True).expand(*x.weights.shape[:3], -1),
+    "the values are shifted by one token": lambda x: x.weights @ x.v.roll(1, 2),
+    "the values are shifted by one token to the left": lambda x: x.weights @ x.v.roll(-1, 2),
+    "the values are in reverse order": lambda x: x.weights @ x.v.flip(2),
+    "the keys are summed in place of the values": lambda x: x.weights @ x.k,
+    "the queries are summed in place of the values": lambda x: x.weights @ x.q,
+    "the weighted values are averaged, not summed": lambda x: x.weights @ x.v / x.v.shape[2],
+    "the first head is zero": lambda x: _without_heads(x, slice(0, 1)),
+    "the last head is zero": lambda x: _without_heads(x, slice(-1, None)),
+    "half of the heads are zero": lambda x: _without_heads(x, slice(x.v.shape[1] // 2, None)),
+    "all batch entries have the values of the first": lambda x: x.weights @ x.v[:1],
+    "all heads have the values of the first": lambda x: x.weights @ x.v[:, :1],
+    "the values of all heads are averaged": lambda x: x.weights @ x.v.mean(1, keepdim=True),
+    "the mean of the values is subtracted": lambda x: x.weights @ (x.v - x.v.mean(2, keepdim=True)),
+    "the query is added to the output": lambda x: x.weights @ x.v + x.q,
+    "the values are added to the output": lambda x: x.weights @ x.v + x.v,
+    "the output is normalized": lambda x: functional.normalize(x.weights @ x.v, dim=-1),
+}
+CONTEXT = Step("context", "context", lambda x: x.weights @ x.v, CONTEXT_MISTAKES)
+
+
+def _without_heads(x: Values, heads: slice) -> Tensor:
+    kept = torch.ones(x.v.shape[1], 1, 1, dtype=x.v.dtype)
+    kept[heads] = 0
+    return (x.weights @ x.v) * kept
+
+
+def residual(name: str, before: str, added: str, into: str) -> Step:
+    """before + added."""
+    return Step(
+        name,
+        into,
+        lambda x: getattr(x, before) + getattr(x, added),
+        {
+            f"the {name} is missing": lambda x: getattr(x, added),
+            f"the {name} is added twice": lambda x: 2 * getattr(x, before) + getattr(x, added),
+            f"the {name} is averaged": lambda x: (getattr(x, before) + getattr(x, added)) / 2,
+            f"the {name} is subtracted": lambda x: getattr(x, before) - getattr(x, added),
+            f"only the {name} is returned": lambda x: getattr(x, before),
+        },
+    )
+
+
+def norm(role: str, source: str, into: str) -> Step:
+    """Layer norm of the last axis, with its weight and bias, which are the matrix `role`."""
+
+    def normed(x: Values, axes: tuple[int, ...] = (-1,), with_bias: bool = True, root: bool = True) -> Tensor:
+        y = getattr(x, source)
+        y = y - y.mean(axes, keepdim=True)
+        variance = y.square().mean(axes, keepdim=True) + 1e-5
+        y = y / (variance.sqrt() if root else variance)
+        matrix = x.matrices[role]
+        return y * matrix.weight + (matrix.bias if with_bias and matrix.bias is not None else 0)
+
+    def by_length(x: Values) -> Tensor:
+        y = getattr(x, source)
+        y = y * (y.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * x.matrices[role].weight
+        return y + (0 if x.matrices[role].bias is None else x.matrices[role].bias)
+
+    name = f"{role.replace('_', ' ')}"
+    return Step(
+        name,
+        into,
+        normed,
+        {
+            f"the {name} is missing": lambda x: getattr(x, source),
+            f"the {name} is over the tokens": lambda x: normed(x, (-2,)),
+            f"the {name} is over tokens and channels": lambda x: normed(x, (-2, -1)),
+            f"the {name} divides by the variance in place of its root": lambda x: normed(x, root=False),
+            f"the {name} does not subtract the mean": by_length,
+        },
+        role,
+    )
