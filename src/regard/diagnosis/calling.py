@@ -153,6 +153,16 @@ class Caller:
         result = self._result(self._arguments(query.clone(), key.clone(), value.clone()), NO_ARGUMENTS, False)
         return [x for x in tensors_of(result) if x.is_floating_point()]
 
+    @property
+    def returns_weights_alone(self) -> bool:
+        """Whether a call returns no output for its queries."""
+        inputs = self.sizes.sample(0, self.dtype)
+        try:
+            self(*inputs)
+        except ValueError:
+            return True
+        return False
+
     def _result(self, inputs: dict[str, Tensor], extra: Mapping[str, Any], with_dropout: bool) -> Any:
         arguments: dict[str, Any] = inputs | self._required_arguments() | dict(extra)
         if self.numpy:

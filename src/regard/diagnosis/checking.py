@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from regard.catalog import CatalogEntry
 from regard.diagnosis import invariance, numerics
 from regard.diagnosis.calling import AXES, NO_ARGUMENTS, Caller, callers_of
 from regard.diagnosis.grouping import grouping_finding, with_own_keys
+from regard.diagnosis.likeness import likeness, reference_named
 from regard.diagnosis.masks import (
     SENSES,
     Response,
@@ -32,10 +34,12 @@ from regard.diagnosis.masks import (
 from regard.diagnosis.mechanisms import equal_mechanisms, learned_mechanism
 from regard.diagnosis.piece_laws import law_report
 from regard.diagnosis.progress import CheckProgress, Tell
+from regard.diagnosis.references import REFERENCES
 from regard.diagnosis.report import CheckFinding, CheckReport
 from regard.diagnosis.returned import returned_finding
 from regard.diagnosis.scores import axis_finding, roles_finding, scale_finding, unmeasured_finding
 from regard.diagnosis.signatures import build, name_of
+from regard.diagnosis.steps import Reference
 from regard.diagnosis.variants import Variant, term_finding, variant_of_measured, variants_of
 from regard.diagnosis.weights import Measurement, measurable_caller, measure
 from regard.encodings import Encoding
@@ -45,12 +49,34 @@ from regard.scores import Score
 
 #: Orders of axes of functions that also run without the first axes.
 WIDER = {"nd": ("bhnd", "bnd"), "bnd": ("bhnd",)}
+#: Mechanisms whose weights depend on matrices, so that measured weights alone do not show which one a module is.
+LEARNED = ("bahdanau", "luong_general", "luong_concat")
+#: Mechanisms whose weights are the softmax of q . k, alone or with a causal mask.
+PLAIN = ("masked", "cross", "self_attention", "multi_head", "luong_dot")
+#: References of functions and of modules whose weights are those of a known mechanism.
+FUNCTIONS = ("scaled_dot_product", "causal_dot_product", "luong_dot")
+MODULES = ("multi_head", "causal_multi_head")
+#: Findings that the comparison of steps makes.
+DECIDED_BY_STEPS = (
+    "scores",
+    "scale",
+    "softmax axis",
+    "query and key",
+    "steps",
+    "residual",
+    "groups",
+    "channels",
+    "order",
+)
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 _PIECES = (Attention, CatalogEntry, Bias, Mask, Normalizer, Encoding, Score)
 
 
 def check(
     subject: Callable[..., Any] | nn.Module | Attention | CatalogEntry | Mask | Score | Bias | Normalizer | Encoding,
     *inputs: Tensor,
+    like: str | None = None,
+    matrices: Mapping[str, str] = NO_NAMES,
     mask: str | None = None,
     scale: float | None = None,
     seed: int = 0,
@@ -62,7 +88,16 @@ def check(
     `subject` is a function or a module: f(x), f(query, keys) or f(q, k, v), with masks and switches under their usual
     names, with 2, 3 or 4 axes. It returns the output, alone or with the weights. It is called with small random inputs;
     its source is not read. `inputs` are examples of what it takes, if it cannot be called without. For a class an
-    instance is made. `mask` is the sense that you mean: "keep" (True = may attend), "drop" (True = may not) or
+    instance is made.
+
+    `like` names what the function should be: "scaled_dot_product", "causal_dot_product", "luong_dot", "luong_general",
+    "luong_concat", "bahdanau", "multi_head", "causal_multi_head", "encoder_block", "causal_block", "sinusoidal",
+    "learned_positions" or "rope". Its numbers are then compared with those of plain formulas, step by step, with the
+    function's own matrices. Which matrix has which role is found by the numbers, or given: `matrices` has for a role,
+    such as "query", the name of a parameter. Without `like` the check says what the function seems to be, and compares
+    it with that.
+
+    `mask` is the sense that you mean: "keep" (True = may attend), "drop" (True = may not) or
     "additive" (0 and -inf). `scale` is the factor of the scores that you mean; by default 1 / sqrt(width of a head).
 
     For an `Attention`, a piece or a `CatalogEntry` of Regard, all laws of the catalog run on it; `inputs` are then q
@@ -83,7 +118,7 @@ def check(
     >>> report = rg.check(attention)
     >>> report.ok, report.mistakes, report.mechanism
     (False, ('the scores are not scaled',), 'luong_dot')
-    >>> rg.check(attention, scale=1.0).ok
+    >>> rg.check(attention, like="luong_dot").ok
     True
     """
     if mask is not None and not (isinstance(mask, str) and mask in SENSES):
@@ -94,9 +129,10 @@ def check(
             raise RegardError(f"check({name}={value!r}): {name} must be {words(expected)}.")
     if limit is not None and not (fits(limit, float) and limit > 0):
         raise RegardError(f"check(limit={limit}): the limit is a number of seconds above 0, or None for no limit.")
+    reference = None if like is None else reference_named(like)
     state = CheckProgress(limit, progress) if progress is not None else CheckProgress(limit)
     with state.limited(name_of(subject)):
-        return _report(subject, inputs, (mask, scale), seed, state)
+        return _report(subject, inputs, (mask, scale), seed, state, reference, matrices)
 
 
 def _report(
@@ -105,8 +141,10 @@ def _report(
     meant: tuple[str | None, float | None],
     seed: int,
     progress: CheckProgress,
+    reference: Reference | None,
+    names: Mapping[str, str],
 ) -> CheckReport:
-    """The report; `meant` are the sense of the mask and the factor of the scores."""
+    """The report; `meant` are the sense of the mask and the factor of the scores, `names` those of matrices."""
     if inspect.isclass(subject):
         subject = build(subject)
     if isinstance(subject, _PIECES):
@@ -117,10 +155,70 @@ def _report(
         )
     function = copy.deepcopy(subject).eval() if isinstance(subject, nn.Module) else subject
     with torch.random.fork_rng(devices=[]):
+        if reference is not None:
+            return _report_beside(function, subject, inputs, meant, seed, progress, reference, names)
         best = _best_examination(callers_of(function, inputs, seed, progress), *meant)
-        return CheckReport(
-            name_of(subject), f"{name_of(subject)}{best.caller.text}", tuple(best.findings()), best.equal
-        )
+        findings = best.findings()
+        if not any(finding.verdict == "wrong" for finding in findings):
+            findings += _steps_findings(function, best, inputs, seed, progress)
+        return CheckReport(name_of(subject), f"{name_of(subject)}{best.caller.text}", tuple(findings), best.equal)
+
+
+def _report_beside(
+    function: Callable[..., Any],
+    subject: Any,
+    inputs: tuple[Tensor, ...],
+    meant: tuple[str | None, float | None],
+    seed: int,
+    progress: CheckProgress,
+    reference: Reference,
+    names: Mapping[str, str],
+) -> CheckReport:
+    """The report of a function that should be like a reference. If its steps are right, all else is checked too."""
+    progress.begin("steps")
+    found = likeness(function, reference, inputs, names, seed, progress)
+    steps, caller = found.finding, found.caller
+    progress.add([steps])
+    findings, equal = [steps], (reference.name,) if steps.verdict == "right" else ()
+    if steps.verdict == "right" and reference.is_attention and not caller.returns_weights_alone:
+        mask, scale = meant
+        callers = callers_of(function, inputs, seed, progress)
+        best = _best_examination(callers, mask, reference.scale if scale is None else scale)
+        others = [finding for finding in best.findings() if finding not in findings]
+        findings += [finding for finding in others if finding.what not in DECIDED_BY_STEPS]
+    return CheckReport(name_of(subject), f"{name_of(subject)}{caller.text}", tuple(findings), equal)
+
+
+def _steps_findings(
+    function: Callable[..., Any],
+    best: _Examination,
+    inputs: tuple[Tensor, ...],
+    seed: int,
+    progress: CheckProgress,
+) -> list[CheckFinding]:
+    """The steps of what the function seems to be, beside its own; or that it is not known what they should be."""
+    if best.isolation is not None or best.measurement is None:
+        return []
+    if not best.equal:
+        text = "The weights are those of no mechanism of the catalog, so it is not known what they should be."
+        return [CheckFinding("steps", "unknown", text, "Say what they should be: regard.check(function, like=...).")]
+    is_learned = best.equal[0] in LEARNED
+    if not (is_learned or set(best.equal) & set(PLAIN)):
+        return []  # measured weights are all that is known of the others
+    progress.begin("steps")
+    names = [best.equal[0]] if is_learned else MODULES if isinstance(function, nn.Module) else FUNCTIONS
+    found = [likeness(function, REFERENCES[name], inputs, {}, seed, progress) for name in names]
+    right = next((one.finding for one in found if one.finding.verdict == "right"), None)
+    if right is not None:
+        return [right]
+    seems = found[0]
+    if is_learned and seems.is_explained:
+        return [seems.finding]
+    if not is_learned and isinstance(function, nn.Module):
+        return []  # its weights were measured, and it may have parts that no reference has
+    text = f"It seems to be {names[0]}, and its numbers differ. {seems.finding.evidence}"
+    said = [f"Here: {seems.finding.mistake}."] if seems.finding.mistake else []
+    return [CheckFinding("steps", "unknown", text, " ".join([*said, f"If it should be that, say like={names[0]!r}."]))]
 
 
 def _best_examination(callers: list[Caller], mask: str | None, scale: float | None) -> _Examination:

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.base.errors import RegardError
+from regard.base.errors import RegardError, nearest
 from regard.diagnosis.calling import Caller, InputSizes, callers_of, declared_heads
 from regard.diagnosis.matrices import check_names, fitting, matrices_of
 from regard.diagnosis.progress import CheckProgress
 from regard.diagnosis.recording import recorded
+from regard.diagnosis.references import REFERENCES
 from regard.diagnosis.report import CheckFinding
 from regard.diagnosis.steps import Matrix, Reference, Step, Values, mistakes_of, run
 
@@ -65,16 +66,25 @@ class Way:
         return f" ({'; '.join(said)})" if said else ""
 
 
+@dataclass(frozen=True)
+class Likeness:
+    """A function beside a reference: the finding, the call, and whether the mistake explains all numbers."""
+
+    finding: CheckFinding
+    caller: Caller
+    is_explained: bool = True
+
+
 @torch.no_grad()
-def like_findings(
+def likeness(
     function: Callable[..., Any],
     reference: Reference,
     inputs: tuple[Tensor, ...],
     names: Mapping[str, str],
     seed: int,
     progress: CheckProgress,
-) -> list[CheckFinding]:
-    """One finding: equal to the reference, the mistake by its step, the first step that differs, or not decided."""
+) -> Likeness:
+    """Equal to the reference, the mistake by its step, the first step that differs, or not decided."""
     function = with_drawn_parameters(function)
     callers = callers_of(function, inputs, seed, progress, needs_output=False)
     every: list[Way] = []
@@ -83,12 +93,13 @@ def like_findings(
         if _agrees(way, way.case, {}):
             later = next((case for case in _further_cases(way.case.caller) if not _agrees(way, case, {})), None)
             if later is None:
-                return [CheckFinding("steps", "right", f"All numbers are those of {reference.name}{way.text}.")]
-            return [_mistake_of([replace(way, case=later)], reference)]
+                text = f"All numbers are those of {reference.name}{way.text}."
+                return Likeness(CheckFinding("steps", "right", text), way.case.caller)
+            return _mistake_of([replace(way, case=later)], reference)
     if not every:
-        return [_without_matrices(reference)]
+        return Likeness(_without_matrices(reference), callers[0], is_explained=False)
     every.sort(key=lambda way: -way.agreeing)
-    return [_mistake_of(every[:MOST_TRIED], reference)]
+    return _mistake_of(every[:MOST_TRIED], reference)
 
 
 def with_drawn_parameters(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -216,6 +227,8 @@ def _agrees(way: Way, case: Case, wrong: Mapping[str, str]) -> bool:
         return False
     if any(_same(values.output, x, case.tolerance) for x in case.returned):
         return True
+    if not hasattr(values, "weights"):
+        return False
     is_alone = not any(x.numel() == values.output.numel() for x in case.returned)
     return is_alone and any(_same(values.weights, x, case.tolerance) for x in case.returned)
 
@@ -240,19 +253,23 @@ def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
     return bool(((one - other)[finite].abs() <= tolerance * (size + 1e-6)).all())
 
 
-def _mistake_of(tried: list[Way], reference: Reference) -> CheckFinding:
+def _mistake_of(tried: list[Way], reference: Reference) -> Likeness:
     """The mistake that explains the numbers of the first way that has one; else the first step that differs."""
     for way in tried:
         for step, mistake in mistakes_of(way.steps):
             if _agrees(way, way.case, {step: mistake}):
                 text = f"With this mistake in the step {step!r}, the steps of {reference.name} give the same numbers"
-                return CheckFinding("steps", "wrong", f"{text}{way.case.what}{way.text}.", "", mistake)
+                return Likeness(_wrong(f"{text}{way.case.what}{way.text}.", mistake), way.case.caller)
     way = tried[0]
     for one, other in _pairs(way.steps[max(0, way.agreeing - 2) :]):
         if _agrees(way, way.case, dict([one, other])):
             text = f"With both mistakes, the steps of {reference.name} give the same numbers{way.case.what}{way.text}."
-            return CheckFinding("steps", "wrong", text, "", f"{one[1]}; {other[1]}")
-    return _first_difference(way, reference)
+            return Likeness(_wrong(text, f"{one[1]}; {other[1]}"), way.case.caller)
+    return Likeness(_first_difference(way, reference), way.case.caller, is_explained=False)
+
+
+def _wrong(evidence: str, mistake: str) -> CheckFinding:
+    return CheckFinding("steps", "wrong", evidence, "Compare this step with its formula.", mistake)
 
 
 def _pairs(steps: Iterable[Step]) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
@@ -279,10 +296,8 @@ def _without_matrices(reference: Reference) -> CheckFinding:
     return CheckFinding("steps", "unknown", text, remedy)
 
 
-def reference_named(name: str, references: Mapping[str, Reference]) -> Reference:
+def reference_named(name: object) -> Reference:
     """The reference of a name, or an error with the nearest one."""
-    if name not in references:
-        from regard.base.errors import nearest
-
-        raise RegardError(f"check(like={name!r}): the references have other names. {nearest(name, references)}")
-    return references[name]
+    if not isinstance(name, str) or name not in REFERENCES:
+        raise RegardError(f"check(like={name!r}): the references have other names. {nearest(str(name), REFERENCES)}")
+    return REFERENCES[name]

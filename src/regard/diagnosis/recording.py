@@ -42,10 +42,12 @@ class Recording(TorchDispatchMode):
         if self._sorted is None:
             every = torch.cat(self._parts) if self._parts else torch.zeros(0, dtype=torch.float64)
             self._sorted = every[every.isfinite()].sort().values
-        wanted = expected.double()[expected.isfinite()]
+        wanted = expected.double()[expected.isfinite()].contiguous()
         if not len(self._sorted) or len(wanted) < FEWEST:
             return False
-        if not self._are_near(wanted[:: max(1, len(wanted) // FEW)][:FEW]):  # a few numbers tell most cases apart
+        if not self._are_near(
+            wanted[:: max(1, len(wanted) // FEW)][:FEW].contiguous()
+        ):  # a few numbers tell most cases apart
             return False
         return self._are_near(wanted) and len(wanted.unique()) >= FEWEST
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -27,12 +28,26 @@ from regard.diagnosis.steps import (
     residual,
 )
 
-#: The inputs are queries, keys and values as they are.
-_INPUTS = (
-    Step("queries", "q", lambda x: x.query),
-    Step("keys", "k", lambda x: x.key),
-    Step("values", "v", lambda x: x.value),
-)
+
+def _of_heads(what: str, into: str) -> Step:
+    """Keys or values as they are. Fewer heads than those of queries are each repeated for heads in a row."""
+
+    def repeats(x: Values) -> int:
+        return x.query.shape[1] // getattr(x, what).shape[1]
+
+    return Step(
+        f"{what}s",
+        into,
+        lambda x: getattr(x, what).repeat_interleave(repeats(x), 1),
+        {
+            f"the heads of the {what}s are repeated one after the other": lambda x: getattr(x, what).repeat(
+                1, repeats(x), 1, 1
+            )
+        },
+    )
+
+
+_INPUTS = (Step("queries", "q", lambda x: x.query), _of_heads("key", "k"), _of_heads("value", "v"))
 _LAST = Step("output", "output", lambda x: x.context)
 _SCORED = (ALL_VISIBLE, SOFTMAX, CONTEXT, _LAST)
 _CAUSAL = (CAUSAL, SOFTMAX, CONTEXT, _LAST)
@@ -286,6 +301,108 @@ def _blocks(causal: bool) -> dict[str, tuple[Step, ...]]:
 _OF_BLOCK = {"query": "D C", "key": "D C", "value": "D C", "output": "C D"}
 _OF_BLOCK |= {"up": "F C", "down": "C F", "first_norm": "C", "second_norm": "C"}
 
+
+# Positions
+
+
+def _angles(x: Values, base: float = 10_000.0, first: int = 0, step: float = 2.0) -> Tensor:
+    """The angle of each token for each pair of channels, (n, D / 2)."""
+    n, width = x.query.shape[2:]
+    rates = base ** (-torch.arange(width // 2, dtype=torch.float64) * step / width)
+    return (torch.arange(n, dtype=torch.float64) + first)[:, None] * rates
+
+
+def _alternating(first: Tensor, second: Tensor) -> Tensor:
+    return torch.stack((first, second), -1).flatten(-2)
+
+
+def _one_after_the_other(first: Tensor, second: Tensor) -> Tensor:
+    return torch.cat((first, second), -1)
+
+
+_ORDERS = {"channels in pairs": _alternating, "channels in halves": _one_after_the_other}
+_WRONG_ANGLES: dict[str, Formula] = {
+    "the first position is 1": lambda x: _angles(x, first=1),
+    "the base is 1,000": lambda x: _angles(x, 1_000.0),
+    "the base is 100,000": lambda x: _angles(x, 100_000.0),
+    "the exponent is i / width in place of 2 i / width": lambda x: _angles(x, step=1.0),
+    "the exponent is 4 i / width in place of 2 i / width": lambda x: _angles(x, step=4.0),
+    "the angles are multiplied, not divided, by the rates": lambda x: _angles(x, 1e-4),
+    "all channels have the same angle": lambda x: _angles(x, 1.0),
+}
+_ANGLES = Step("angles", "angles", _angles, _WRONG_ANGLES)
+
+
+def _sinusoidal(order: str, is_scaled: bool) -> tuple[Step, ...]:
+    arrange, factor = _ORDERS[order], (lambda x: x.query.shape[-1] ** 0.5) if is_scaled else (lambda x: 1.0)
+    encoding = Step(
+        "sines and cosines",
+        "encoding",
+        lambda x: arrange(x.angles.sin(), x.angles.cos()),
+        {
+            "sine and cosine are swapped": lambda x: arrange(x.angles.cos(), x.angles.sin()),
+            "there are sines alone": lambda x: arrange(x.angles.sin(), x.angles.sin()),
+            "there are cosines alone": lambda x: arrange(x.angles.cos(), x.angles.cos()),
+        },
+    )
+    return _ANGLES, encoding, _added_positions(factor, "encoding")
+
+
+def _added_positions(factor: Callable[[Values], float], what: str) -> Step:
+    def positions(x: Values) -> Tensor:
+        return getattr(x, what)
+
+    return Step(
+        "sum",
+        "output",
+        lambda x: factor(x) * x.query + positions(x),
+        {
+            "the input is not added": lambda x: positions(x).expand_as(x.query),
+            "the positions are multiplied, not added": lambda x: factor(x) * x.query * positions(x),
+            "all tokens get the first position": lambda x: factor(x) * x.query + positions(x)[:1],
+            "the positions are not added": lambda x: factor(x) * x.query,
+            "the positions are in reverse order": lambda x: factor(x) * x.query + positions(x).flip(0),
+            "batch entries are counted in place of tokens": lambda x: (
+                factor(x) * x.query + positions(x)[: x.query.shape[0], None, None]
+            ),
+        },
+    )
+
+
+def _learned(is_scaled: bool) -> tuple[Step, ...]:
+    table: Formula = lambda x: x.matrices["positions"].weight[: x.query.shape[2]]  # noqa: E731
+    wrong: dict[str, Formula] = {
+        "the first position is 1": lambda x: x.matrices["positions"].weight[1 : x.query.shape[2] + 1]
+    }
+    factor = (lambda x: x.query.shape[-1] ** 0.5) if is_scaled else (lambda x: 1.0)
+    return Step("positions", "encoding", table, wrong, "positions"), _added_positions(factor, "encoding")
+
+
+def _rope(order: str, sign: int) -> tuple[Step, ...]:
+    def halves(x: Values) -> tuple[Tensor, Tensor]:
+        if order == "channels in pairs":
+            return x.query[..., 0::2], x.query[..., 1::2]
+        first, second = x.query.chunk(2, -1)
+        return first, second
+
+    def rotated(x: Values, plus: int = 1, minus: int = 1) -> Tensor:
+        (a, b), cos, sin = halves(x), x.angles.cos(), sign * x.angles.sin()
+        return _ORDERS[order](a * cos - minus * b * sin, b * cos + plus * a * sin)
+
+    rotation = Step(
+        "rotation",
+        "output",
+        rotated,
+        {
+            "no sine has a minus: it is no rotation": lambda x: rotated(x, minus=-1),
+            "both sines have a minus: it is no rotation": lambda x: rotated(x, plus=-1),
+            "the cosine alone": lambda x: rotated(x, 0, 0),
+            "the positions are added, not rotated": lambda x: x.query + _ORDERS[order](x.angles.sin(), x.angles.cos()),
+        },
+    )
+    return _ANGLES, rotation
+
+
 REFERENCES = {
     reference.name: reference
     for reference in (
@@ -302,6 +419,23 @@ REFERENCES = {
         Reference("bahdanau", {"": _ADDITIVE}, {"query": "A C", "key": "A K", "score": "1 A"}, scale=1.0),
         Reference("multi_head", {"": _multi_head(False)}, _FOUR, has_heads=True),
         Reference("causal_multi_head", {"": _multi_head(True)}, _FOUR, has_heads=True),
+        Reference(
+            "sinusoidal",
+            {
+                f"{order}{', the input times the root of the width' * scaled}": _sinusoidal(order, scaled)
+                for order in _ORDERS
+                for scaled in (False, True)
+            },
+        ),
+        Reference(
+            "learned_positions",
+            {"": _learned(False), "the input times the root of the width": _learned(True)},
+            {"positions": "L C"},
+        ),
+        Reference(
+            "rope",
+            {f"{order}{', backwards' * (sign < 0)}": _rope(order, sign) for order in _ORDERS for sign in (1, -1)},
+        ),
         Reference("encoder_block", _blocks(False), _OF_BLOCK, has_heads=True),
         Reference("causal_block", _blocks(True), _OF_BLOCK, has_heads=True),
     )

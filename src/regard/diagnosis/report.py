@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Verdict = Literal["right", "wrong", "unknown"]
+#: Properties without which nothing is known of what a function computes.
+DECISIVE = ("scores", "steps")
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class CheckReport:
     """What `regard.check` found: `findings`, the named `mechanism` that it equals, and `ok`.
 
     `call` says how the function was called. `equal` has all names of the catalog that give the same weights;
-    `mechanism` is the first one, or None. `ok` is True if no finding is wrong. `print` shows the report as a table.
+    `mechanism` is the first one, or None. `ok` is True if everything is right, False if there is a mistake, and None if
+    what the function should compute was not checked: `unchecked` says what. `print` shows the report as a table.
 
     >>> report = CheckReport("f", "f(q, k, v)", (CheckFinding("scale", "right", "The factor is 1/sqrt(d)."),))
     >>> print(report)
@@ -49,8 +52,13 @@ class CheckReport:
     equal: tuple[str, ...] = ()
 
     @property
-    def ok(self) -> bool:
-        return not self.mistakes
+    def ok(self) -> bool | None:
+        return False if self.mistakes else None if self.unchecked else True
+
+    @property
+    def unchecked(self) -> tuple[str, ...]:
+        """What could not be checked, so that a right report would say too much."""
+        return tuple(f.what for f in self.findings if f.what in DECISIVE and f.verdict == "unknown")
 
     @property
     def mistakes(self) -> tuple[str, ...]:
@@ -64,19 +72,21 @@ class CheckReport:
     @property
     def open_questions(self) -> tuple[str, ...]:
         """What the check could not decide, because it may be intended: the convention of a mask, for example."""
-        return tuple(finding.what for finding in self.findings if finding.verdict == "unknown")
+        unknown = (finding.what for finding in self.findings if finding.verdict == "unknown")
+        return tuple(what for what in unknown if what not in DECISIVE)
 
     def as_dict(self) -> dict[str, Any]:
         """All values as a dict that JSON can hold."""
         findings = [asdict(finding) for finding in self.findings]
-        names = {"subject": self.subject, "ok": self.ok, "mechanism": self.mechanism, "equal": list(self.equal)}
+        names: dict[str, Any] = {"subject": self.subject, "ok": self.ok, "unchecked": list(self.unchecked)}
+        names |= {"mechanism": self.mechanism, "equal": list(self.equal)}
         return names | {"call": self.call, "findings": findings}
 
     def __str__(self) -> str:
         others = f" (the same weights here: {', '.join(self.equal[1:])})" if self.equal[1:] else ""
         equals = f"{self.mechanism}{others}" if self.equal else "no mechanism of the catalog"
         head = [
-            f"{self.subject}: {_counted(self.mistakes)}{_asked(self.open_questions)}",
+            f"{self.subject}: {_counted(self.mistakes, self.unchecked)}{_asked(self.open_questions)}",
             *_wrapped("  called as  ", self.call),
             *_wrapped("  equals     ", equals),
             "",
@@ -86,7 +96,9 @@ class CheckReport:
         return "\n".join([*head, *rows])
 
 
-def _counted(mistakes: tuple[str, ...]) -> str:
+def _counted(mistakes: tuple[str, ...], unchecked: tuple[str, ...]) -> str:
+    if unchecked and not mistakes:
+        return f"not checked: {', '.join(unchecked)}"
     found = {0: "no mistake found", 1: "1 mistake"}.get(len(mistakes), f"{len(mistakes)} mistakes")
     return f"{found}: {'; '.join(mistakes)}" if mistakes else found
 

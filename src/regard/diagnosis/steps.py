@@ -58,6 +58,13 @@ class Reference:
     scale: float | None = None
     has_heads: bool = False
 
+    @property
+    def is_attention(self) -> bool:
+        """Whether it returns weights times values, alone: then everything else about attention is checked too."""
+        return all(any(step.into == "context" for step in steps) for steps in self.conventions.values()) and not any(
+            step.into == "down" for steps in self.conventions.values() for step in steps
+        )
+
 
 def run(steps: Iterable[Step], values: Values, wrong: Mapping[str, str] | None = None) -> Values:
     """All values after the steps; `wrong` names mistakes by the names of their steps."""
