@@ -34,6 +34,7 @@ LAYOUTS = (
     ("nd", "nd"),
     ("bd", "bnd"),
     ("nbd", "bnd"),
+    ("d", "nd"),
 )
 AXES = {"b": "batch", "h": "heads", "n": "length", "d": "width"}
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
@@ -284,7 +285,7 @@ def _axes_of(x: Tensor, query_axes: str, B: int, H: int, I: int) -> str:
     """The order of axes of an output; empty if it is no output."""
     sizes = {"b": B, "h": H, "n": I, "d": x.shape[-1] if x.ndim else 0}
     options = [query_axes, {"bhnd": "bnhd", "bnhd": "bhnd", "bd": "bnd", "nbd": "bnd"}.get(query_axes, query_axes)]
-    options += ["bd"] if I == 1 and "h" not in query_axes else []
+    options += ["bd", "d"] if I == 1 and "h" not in query_axes else []
     return next((axes for axes in options if tuple(x.shape) == tuple(sizes[axis] for axis in axes)), "")
 
 
@@ -363,7 +364,7 @@ def _attempts(
             for dtype, numpy in ((torch.float64, False), (torch.float32, False), (torch.float64, True)):
                 own = function
                 if isinstance(function, nn.Module):
-                    own = copy.deepcopy(function).to(dtype)
+                    own = copy_of(function).to(dtype)
                 caller = Caller(own, roles, query_axes, key_axes, sizes, dtype, numpy, progress=progress)
                 query, key, value = sizes.sample(0, dtype)
                 try:
@@ -397,10 +398,16 @@ def _sizes(function: Any, roles: Roles, axes: str, width: int, inputs: tuple[Ten
     head_dim = width // next(iter(declared_heads(function)), 1)
     n = 5 if head_dim > 5 else max(2, head_dim - 1)  # fewer tokens than channels: their weights can be solved for
     lengths = [(n, n)] if roles.is_self else [(5, 7), (5, 5), (1, 7)]
-    if axes == "bd":
+    if "n" not in axes:
         lengths = [(1, 7)]
     key_heads = None if key_heads == heads else key_heads
     return [InputSizes(batch, heads, queries, keys, width, key_heads=key_heads) for queries, keys in lengths]
+
+
+def copy_of(module: nn.Module) -> nn.Module:
+    """A copy of a module, also if it keeps results of a call that gradients could flow through."""
+    kept = [x for part in module.modules() for x in vars(part).values() if isinstance(x, Tensor) and not x.is_leaf]
+    return copy.deepcopy(module, {id(x): x.detach().clone() for x in kept})
 
 
 def declared_heads(function: Any) -> list[int]:

@@ -19,9 +19,10 @@ from regard.base.errors import RegardError, nearest
 from regard.biases import Bias
 from regard.catalog import CatalogEntry
 from regard.diagnosis import invariance, numerics
-from regard.diagnosis.calling import AXES, NO_ARGUMENTS, Caller, callers_of
+from regard.diagnosis.calling import AXES, NO_ARGUMENTS, Caller, callers_of, copy_of
 from regard.diagnosis.grouping import grouping_finding, with_own_keys
 from regard.diagnosis.likeness import likeness, reference_named
+from regard.diagnosis.mask_builders import MASKS, mask_finding_beside
 from regard.diagnosis.masks import (
     SENSES,
     Response,
@@ -41,7 +42,7 @@ from regard.diagnosis.scores import axis_finding, roles_finding, scale_finding, 
 from regard.diagnosis.signatures import build, name_of
 from regard.diagnosis.steps import Reference
 from regard.diagnosis.variants import Variant, term_finding, variant_of_measured, variants_of
-from regard.diagnosis.weights import Measurement, measurable_caller, measure
+from regard.diagnosis.weights import Measurement, close, measurable_caller, measure
 from regard.encodings import Encoding
 from regard.masks import Mask
 from regard.normalizers import Normalizer
@@ -56,6 +57,8 @@ PLAIN = ("masked", "cross", "self_attention", "multi_head", "luong_dot")
 #: References of functions and of modules whose weights are those of a known mechanism.
 FUNCTIONS = ("scaled_dot_product", "causal_dot_product", "luong_dot")
 MODULES = ("multi_head", "causal_multi_head")
+#: References of functions in which no token attends to another.
+POSITIONS = ("sinusoidal", "learned_positions", "rope")
 #: Findings that the comparison of steps makes.
 DECIDED_BY_STEPS = (
     "scores",
@@ -91,11 +94,11 @@ def check(
     instance is made.
 
     `like` names what the function should be: "scaled_dot_product", "causal_dot_product", "luong_dot", "luong_general",
-    "luong_concat", "bahdanau", "multi_head", "causal_multi_head", "encoder_block", "causal_block", "sinusoidal",
-    "learned_positions" or "rope". Its numbers are then compared with those of plain formulas, step by step, with the
-    function's own matrices. Which matrix has which role is found by the numbers, or given: `matrices` has for a role,
-    such as "query", the name of a parameter. Without `like` the check says what the function seems to be, and compares
-    it with that.
+    "luong_concat", "bahdanau", "multi_head", "causal_multi_head", "encoder_block", "causal_block", "decoder_block",
+    "sinusoidal", "learned_positions", "rope", or "causal_mask" and "padding_mask" for a function that builds a mask.
+    Its numbers are then compared with those of plain formulas, step by step, with the function's own matrices. Which
+    matrix has which role is found by the numbers, or given: `matrices` has for a role, such as "query", the name of a
+    parameter. Without `like` the check says what the function seems to be, and compares it with that.
 
     `mask` is the sense that you mean: "keep" (True = may attend), "drop" (True = may not) or
     "additive" (0 and -inf). `scale` is the factor of the scores that you mean; by default 1 / sqrt(width of a head).
@@ -129,9 +132,15 @@ def check(
             raise RegardError(f"check({name}={value!r}): {name} must be {words(expected)}.")
     if limit is not None and not (fits(limit, float) and limit > 0):
         raise RegardError(f"check(limit={limit}): the limit is a number of seconds above 0, or None for no limit.")
-    reference = None if like is None else reference_named(like)
+    reference = None if like is None or like in MASKS else reference_named(like)
     state = CheckProgress(limit, progress) if progress is not None else CheckProgress(limit)
     with state.limited(name_of(subject)):
+        if like in MASKS:
+            if not callable(subject):
+                raise RegardError(f"check(like={like!r}): {name_of(subject)} is no function that builds a mask.")
+            call, finding = mask_finding_beside(str(like), subject, mask)
+            equal = (str(like),) if finding.verdict == "right" else ()
+            return CheckReport(name_of(subject), f"{name_of(subject)}{call}", (finding,), equal)
         return _report(subject, inputs, (mask, scale), seed, state, reference, matrices)
 
 
@@ -153,15 +162,18 @@ def _report(
         raise RegardError(
             f"check: {type(subject).__name__} cannot be called. Give a function, a module or an Attention."
         )
-    function = copy.deepcopy(subject).eval() if isinstance(subject, nn.Module) else subject
+    function = copy_of(subject).eval() if isinstance(subject, nn.Module) else subject
     with torch.random.fork_rng(devices=[]):
         if reference is not None:
             return _report_beside(function, subject, inputs, meant, seed, progress, reference, names)
         best = _best_examination(callers_of(function, inputs, seed, progress), *meant)
-        findings = best.findings()
-        if not any(finding.verdict == "wrong" for finding in findings):
+        findings, equal = best.findings(), best.equal
+        if best.isolation is not None and best.caller.roles.is_self:
+            positions = _positions_of(function, best.caller, inputs, seed, progress)
+            findings, equal = positions or (findings, equal)
+        elif not any(finding.verdict == "wrong" for finding in findings):
             findings += _steps_findings(function, best, inputs, seed, progress)
-        return CheckReport(name_of(subject), f"{name_of(subject)}{best.caller.text}", tuple(findings), best.equal)
+        return CheckReport(name_of(subject), f"{name_of(subject)}{best.caller.text}", tuple(findings), equal)
 
 
 def _report_beside(
@@ -182,11 +194,27 @@ def _report_beside(
     findings, equal = [steps], (reference.name,) if steps.verdict == "right" else ()
     if steps.verdict == "right" and reference.is_attention and not caller.returns_weights_alone:
         mask, scale = meant
-        callers = callers_of(function, inputs, seed, progress)
-        best = _best_examination(callers, mask, reference.scale if scale is None else scale)
+        best = _best_examination([caller], mask, reference.scale if scale is None else scale)
         others = [finding for finding in best.findings() if finding not in findings]
         findings += [finding for finding in others if finding.what not in DECIDED_BY_STEPS]
     return CheckReport(name_of(subject), f"{name_of(subject)}{caller.text}", tuple(findings), equal)
+
+
+def _positions_of(
+    function: Callable[..., Any], caller: Caller, inputs: tuple[Tensor, ...], seed: int, progress: CheckProgress
+) -> tuple[list[CheckFinding], tuple[str, ...]] | None:
+    """The findings and the name of a function that adds positions, or rotates by them; None if it does neither."""
+    for name in POSITIONS:
+        found = likeness(function, REFERENCES[name], inputs, {}, seed, progress).finding
+        if found.verdict == "right":
+            return [found], (name,)
+    outputs = [(x, caller(x, x, x).output) for x in (caller.sizes.sample(n, caller.dtype)[0] for n in (7, 8))]
+    (one, its_output), (other, other_output) = outputs
+    if its_output.shape != one.shape or not close(its_output - one, other_output - other):
+        return None
+    text = f"It adds the same numbers to each input, so it seems to add positions, and they are not {words(POSITIONS)}."
+    remedy = "Say what it should be, for example: regard.check(function, like='sinusoidal')."
+    return [CheckFinding("steps", "unknown", text, remedy)], ()
 
 
 def _steps_findings(
@@ -206,15 +234,20 @@ def _steps_findings(
     if not (is_learned or set(best.equal) & set(PLAIN)):
         return []  # measured weights are all that is known of the others
     progress.begin("steps")
-    names = [best.equal[0]] if is_learned else MODULES if isinstance(function, nn.Module) else FUNCTIONS
+    is_recurrent, is_module = best.caller.roles.is_recurrent, isinstance(function, nn.Module)
+    names: Sequence[str] = MODULES if is_module else FUNCTIONS
+    if is_learned:
+        names = [best.equal[0]]
+    elif is_recurrent and is_module:
+        names = ["luong_general"] if any(p.ndim > 1 for p in function.parameters()) else ["luong_dot"]
     found = [likeness(function, REFERENCES[name], inputs, {}, seed, progress) for name in names]
     right = next((one.finding for one in found if one.finding.verdict == "right"), None)
     if right is not None:
         return [right]
     seems = found[0]
-    if is_learned and seems.is_explained:
+    if (is_learned or is_recurrent) and seems.is_explained:
         return [seems.finding]
-    if not is_learned and isinstance(function, nn.Module):
+    if not is_learned and is_module:
         return []  # its weights were measured, and it may have parts that no reference has
     text = f"It seems to be {names[0]}, and its numbers differ. {seems.finding.evidence}"
     said = [f"Here: {seems.finding.mistake}."] if seems.finding.mistake else []
@@ -361,10 +394,18 @@ class _Examination:
         """Axis of the softmax, factor and product; `mechanism` is a known one that the weights equal."""
         if self.measurement is None:
             return [unmeasured_finding(self.caller)]
-        scale = scale_finding(self.measurement, self.caller.sizes, self.scale, mechanism)
+        scale = self._scale_finding(self.measurement, mechanism)
         findings = [axis_finding(self.measurement), scale, roles_finding(self.measurement, mechanism is not None)]
         known = {noted.what for noted in self.noted if noted.verdict == "wrong"}
         return [finding for finding in findings if finding.what not in known]
+
+    def _scale_finding(self, measurement: Measurement, mechanism: str | None) -> CheckFinding:
+        """The factor of the scores. A recurrent decoder may have none."""
+        if self.scale is None and self.caller.roles.is_recurrent:
+            without = scale_finding(measurement, self.caller.sizes, 1.0, mechanism)
+            if without.verdict != "wrong":
+                return without
+        return scale_finding(measurement, self.caller.sizes, self.scale, mechanism)
 
     def findings(self) -> list[CheckFinding]:
         """All findings. Mistakes that follow from wrong weights are left out."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice, permutations
 from types import MappingProxyType
 from typing import Any
@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import RegardError, nearest
-from regard.diagnosis.calling import Caller, InputSizes, callers_of, declared_heads
-from regard.diagnosis.matrices import check_names, fitting, matrices_of
+from regard.diagnosis.calling import Caller, InputSizes, callers_of, copy_of, declared_heads
+from regard.diagnosis.mask_builders import MASKS
+from regard.diagnosis.matrices import check_names, fitting, matrices_of, swapped_names, unified
 from regard.diagnosis.progress import CheckProgress
-from regard.diagnosis.recording import recorded
+from regard.diagnosis.recording import Recording, recorded
 from regard.diagnosis.references import REFERENCES
 from regard.diagnosis.report import CheckFinding
-from regard.diagnosis.steps import Matrix, Reference, Step, Values, mistakes_of, run
+from regard.diagnosis.steps import Matrix, Mistake, Reference, Step, Values, mistakes_of, run
 
 #: Numbers that differ by less are equal. Functions that compute in float32 must pass.
 TOLERANCE = 1e-4
@@ -35,24 +36,28 @@ MANY = 40
 
 @dataclass(frozen=True)
 class Case:
-    """One call: its inputs (B, H, n, D), and what it returned, which is compared with a tolerance."""
+    """One call: its inputs (B, H, n, D), and what it returned, which is compared with a tolerance.
+
+    `numbers` are all that it computed.
+    """
 
     caller: Caller
     inputs: tuple[Tensor, Tensor, Tensor]
     returned: list[Tensor]
+    numbers: Recording
     what: str
     tolerance: float
 
 
 @dataclass(frozen=True)
 class Way:
-    """One reading of the user's function: its call, a convention of the reference, heads, and the roles of matrices.
+    """One reading of the user's function: its call, the steps of a reference, heads, and the roles of matrices.
 
     `agreeing` is the number of the last step whose result is among the numbers that the call computed; 0 for none.
     """
 
     case: Case
-    convention: str
+    order: str
     steps: tuple[Step, ...]
     num_heads: int
     matrices: Mapping[str, Matrix]
@@ -60,9 +65,10 @@ class Way:
 
     @property
     def text(self) -> str:
-        """The matrices by their roles, and the convention, in words."""
+        """The conventions, and the matrices by their roles, in words."""
         roles = [f"{role} = {matrix.name}" for role, matrix in self.matrices.items()]
-        said = ([self.convention] if self.convention else []) + ([", ".join(roles)] if roles else [])
+        conventions = [self.order, *(step.convention for step in self.steps)]
+        said = [*dict.fromkeys(filter(None, conventions)), *([", ".join(roles)] if roles else [])]
         return f" ({'; '.join(said)})" if said else ""
 
 
@@ -86,27 +92,41 @@ def likeness(
 ) -> Likeness:
     """Equal to the reference, the mistake by its step, the first step that differs, or not decided."""
     function = with_drawn_parameters(function)
-    callers = callers_of(function, inputs, seed, progress, needs_output=False)
+    callers = _callers(function, inputs, seed, progress)
     every: list[Way] = []
     for way in (way for caller in callers for way in ways_of(caller, reference, names)):
         every.append(way)
         if _agrees(way, way.case, {}):
             later = next((case for case in _further_cases(way.case.caller) if not _agrees(way, case, {})), None)
             if later is None:
+                swapped = swapped_names(way.matrices) if reference.has_heads else ""
+                if swapped:
+                    text = f"All numbers are those of {reference.name}{way.text}, and the names say otherwise."
+                    return Likeness(_wrong(text, swapped), way.case.caller)
                 text = f"All numbers are those of {reference.name}{way.text}."
                 return Likeness(CheckFinding("steps", "right", text), way.case.caller)
-            return _mistake_of([replace(way, case=later)], reference)
+            return _mistake_of([_in_case(way, later)], reference)
     if not every:
         return Likeness(_without_matrices(reference), callers[0], is_explained=False)
     every.sort(key=lambda way: -way.agreeing)
     return _mistake_of(every[:MOST_TRIED], reference)
 
 
+def _callers(
+    function: Callable[..., Any], inputs: tuple[Tensor, ...], seed: int, progress: CheckProgress
+) -> list[Caller]:
+    """Calls that return an output for each query; if there are none, all calls that run."""
+    try:
+        return callers_of(function, inputs, seed, progress)
+    except RegardError:
+        return callers_of(function, inputs, seed, progress, needs_output=False)
+
+
 def with_drawn_parameters(function: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of a module in evaluation in which no parameter is 0 or 1 any more: zeros would hide mistakes."""
     if not isinstance(function, nn.Module):
         return function
-    module, generator = copy.deepcopy(function).eval(), torch.Generator().manual_seed(0)
+    module, generator = copy_of(function).eval(), torch.Generator().manual_seed(0)
     for parameter in module.parameters():
         if parameter.is_floating_point():
             noise = torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
@@ -119,15 +139,23 @@ def ways_of(caller: Caller, reference: Reference, names: Mapping[str, str]) -> I
     if none has, those whose names fit best.
     """
     case, width, key_width = _first_case(caller), caller.argument_width, caller.sizes.key_width
-    numbers = recorded(caller, case.inputs)
     for num_heads in _numbers_of_heads(caller, reference, width):
         found = matrices_of(caller.function, num_heads, (width, key_width or width)) if reference.matrices else []
         check_names(reference.matrices, found, names)
         sizes = {"C": width, "K": key_width or width}
-        for convention, steps in reference.conventions.items():
-            search = _Search(reference.matrices, found, names, numbers.holds)
-            for matrices, agreeing in islice(search.ways(steps, _values(case, num_heads), sizes), MOST_WAYS):
-                yield Way(case, convention, steps, num_heads, matrices, agreeing)
+        for order, steps in reference.orders.items():
+            search = _Search(reference.matrices, found, names, case.numbers.holds)
+            for chosen, matrices, agreeing in islice(search.ways(steps, _values(case, num_heads), sizes), MOST_WAYS):
+                yield Way(case, order, chosen, num_heads, matrices, agreeing)
+
+
+def _in_case(way: Way, case: Case) -> Way:
+    """The same reading of another call."""
+    values, agreeing = _values(case, way.num_heads, way.matrices), 0
+    for number, step in enumerate(way.steps, 1):
+        values = run([step], values)
+        agreeing = number if case.numbers.holds(getattr(values, step.into)) else agreeing
+    return replace(way, case=case, agreeing=agreeing)
 
 
 @dataclass(frozen=True)
@@ -139,22 +167,34 @@ class _Search:
     names: Mapping[str, str]
     holds: Callable[[Tensor], bool]
 
+    @cached_property
+    def shapes(self) -> set[tuple[int, ...]]:
+        return {tuple(matrix.weight.shape) for matrix in self.found}
+
     def ways(
-        self, steps: tuple[Step, ...], values: Values, sizes: Mapping[str, int], number: int = 0, agreeing: int = 0
-    ) -> Iterator[tuple[dict[str, Matrix], int]]:
-        """The matrices by their roles, and the number of the last step that agrees, from the step `number` on.
+        self,
+        steps: tuple[Step, ...],
+        values: Values,
+        sizes: Mapping[str, int],
+        done: tuple[Step, ...] = (),
+        agreeing: int = 0,
+    ) -> Iterator[tuple[tuple[Step, ...], dict[str, Matrix], int]]:
+        """The steps with their conventions, the matrices by their roles, and the number of the last step that agrees.
 
         Behind a matrix that no number shows, the others are those whose names fit best.
         """
+        number = len(done)
         if number == len(steps):
-            yield values.matrices, agreeing
+            yield done, values.matrices, agreeing
             return
         is_lost = number - agreeing > LONGEST_GAP
-        choices = self._choices(steps[number], values, sizes, is_lost)
-        agree = [choice for choice in choices if choice[2]]
-        is_guess = number > agreeing or is_lost
-        for chosen, with_it, agrees in agree or choices[: 1 if is_guess else MOST_GUESSES]:
-            yield from self.ways(steps, chosen, with_it, number + 1, number + 1 if agrees else agreeing)
+        forms = steps[number : number + 1] if is_lost else (steps[number], *steps[number].others)
+        guesses = 1 if number > agreeing or is_lost else MOST_GUESSES
+        choices = [(form, self._choices(form, values, sizes, is_lost)) for form in forms]
+        agree = [(form, choice) for form, found in choices for choice in found if choice[2]]
+        guessed = [(form, choice) for form, found in choices for choice in found[:guesses]]
+        for form, (chosen, with_it, agrees) in agree or guessed:
+            yield from self.ways(steps, chosen, with_it, (*done, form), number + 1 if agrees else agreeing)
 
     def _choices(
         self, step: Step, values: Values, sizes: Mapping[str, int], is_lost: bool
@@ -170,7 +210,9 @@ class _Search:
             used = {matrix.name for matrix in values.matrices.values()}
             free = [m for m in self.found if m.name not in used and m.name.startswith(self.names.get(role, ""))]
             fits = fitting(role, self.wanted[role], free, sizes)
+            fits.sort(key=lambda fit: _parent(fit[0]) not in [_parent(m) for m in values.matrices.values()])
             options = [({**values.matrices, role: matrix}, with_it) for matrix, with_it in fits]
+            options = [option for option in options if self._can_go_on(*option)]
         for matrices, with_it in options[:1] if is_lost else options:
             try:
                 after = run([step], Values(**{**vars(values), "matrices": matrices}))
@@ -178,6 +220,16 @@ class _Search:
                 continue
             choices.append((after, with_it, not is_lost and self.holds(getattr(after, step.into))))
         return choices
+
+    def _can_go_on(self, matrices: Mapping[str, Matrix], sizes: Mapping[str, int]) -> bool:
+        """Whether some matrix has the shape of each role that is still free."""
+        free = [letters for role, letters in self.wanted.items() if role not in matrices]
+        return all(any(unified(letters, shape, sizes) for shape in self.shapes) for letters in free)
+
+
+def _parent(matrix: Matrix) -> str:
+    """The parameter of a matrix that is a part of one; the name alone for a whole one."""
+    return matrix.name.rpartition("[")[0] or f"whole {matrix.name}"
 
 
 def _numbers_of_heads(caller: Caller, reference: Reference, width: int) -> list[int]:
@@ -207,11 +259,12 @@ def _further_cases(caller: Caller) -> Iterator[Case]:
 def _case(caller: Caller, sizes: InputSizes, scale: float, what: str, tolerance: float) -> Case:
     query, key, value = inputs = sizes.sample(21, caller.dtype, scale)
     returned = [x.double() for x in caller.returned(*inputs)]
+    numbers = recorded(caller, inputs)
     if caller.roles.is_self:
         key = value = query
     elif len(caller.roles.inputs) == 2:
         value = key
-    return Case(caller, (query, key, value), returned, what, tolerance)
+    return Case(caller, (query, key, value), returned, numbers, what, tolerance)
 
 
 def _values(case: Case, num_heads: int, matrices: Mapping[str, Matrix] = MappingProxyType({})) -> Values:
@@ -256,36 +309,71 @@ def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
 def _mistake_of(tried: list[Way], reference: Reference) -> Likeness:
     """The mistake that explains the numbers of the first way that has one; else the first step that differs."""
     for way in tried:
-        for step, mistake in mistakes_of(way.steps):
-            if _agrees(way, way.case, {step: mistake}):
-                text = f"With this mistake in the step {step!r}, the steps of {reference.name} give the same numbers"
-                return Likeness(_wrong(f"{text}{way.case.what}{way.text}.", mistake), way.case.caller)
+        found = _explaining(way, mistakes_of(way.steps))
+        if found is not None:
+            where = next(name for name in found.wrong)
+            text = f"With this mistake in the step {where!r}, the steps of {reference.name} give the same numbers"
+            return Likeness(_wrong(f"{text}{way.case.what}{way.text}.", found.text), way.case.caller)
     way = tried[0]
-    for one, other in _pairs(way.steps[max(0, way.agreeing - 2) :]):
-        if _agrees(way, way.case, dict([one, other])):
-            text = f"With both mistakes, the steps of {reference.name} give the same numbers{way.case.what}{way.text}."
-            return Likeness(_wrong(text, f"{one[1]}; {other[1]}"), way.case.caller)
+    pairs = _pairs(mistakes_of(way.steps[max(0, way.agreeing - 2) :]))
+    found = next((each for each in pairs if _agrees(way, way.case, each.wrong)), None)
+    if found is not None:
+        text = f"With both mistakes, the steps of {reference.name} give the same numbers{way.case.what}{way.text}."
+        return Likeness(_wrong(text, found.text), way.case.caller)
     return Likeness(_first_difference(way, reference), way.case.caller, is_explained=False)
+
+
+def _explaining(way: Way, mistakes: Iterable[Mistake]) -> Mistake | None:
+    """The mistake that gives the user's numbers; of several, that whose values are found most among those computed."""
+    found = [each for each in mistakes if _agrees(way, way.case, each.wrong)]
+    return max(found, key=lambda each: _share_held(way, each.wrong), default=None)
+
+
+def _share_held(way: Way, wrong: Mapping[str, str]) -> float:
+    """The share of the steps, from the wrong one on, whose values the call computed."""
+    values, held = _values(way.case, way.num_heads, way.matrices), []
+    for step in way.steps:
+        values = run([step], values, wrong)
+        if held or step.name in wrong:
+            held.append(way.case.numbers.holds(getattr(values, step.into)))
+    return sum(held) / max(1, len(held))
 
 
 def _wrong(evidence: str, mistake: str) -> CheckFinding:
     return CheckFinding("steps", "wrong", evidence, "Compare this step with its formula.", mistake)
 
 
-def _pairs(steps: Iterable[Step]) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+def _pairs(mistakes: list[Mistake]) -> Iterator[Mistake]:
     """Two mistakes of different steps."""
-    every = list(mistakes_of(steps))
-    return ((one, other) for n, one in enumerate(every) for other in every[n + 1 :] if one[0] != other[0])
+    for n, one in enumerate(mistakes):
+        for other in mistakes[n + 1 :]:
+            if not set(one.wrong) & set(other.wrong):
+                yield Mistake(f"{one.text}; {other.text}", {**one.wrong, **other.wrong})
 
 
 def _first_difference(way: Way, reference: Reference) -> CheckFinding:
-    """The step after the last one that agrees."""
+    """The step after the last one that agrees. Steps that change nothing agree in vain: then they are named too."""
     last = way.agreeing
-    step = way.steps[min(last, len(way.steps) - 1)]
-    before = f"The steps until {way.steps[last - 1].name!r} agree" if last else "No step agrees"
-    text = f"{before} with {reference.name}{way.case.what}{way.text}. The first step that differs: {step.name!r}."
+    values = [_values(way.case, way.num_heads, way.matrices)]
+    for step in way.steps:
+        values.append(run([step], values[-1]))
+    first = min(last, len(way.steps) - 1)
+    while 0 < first <= last and _changes_nothing(way.steps[first - 1], values[first]):
+        first -= 1
+    names = [step.name for step in way.steps[first : last + 1]]
+    before = f"The steps until {way.steps[first - 1].name!r} agree" if first else "No step agrees"
+    steps = f"the step{'s' * (len(names) > 1)} {' or '.join(map(repr, names))}"
+    text = f"{before} with {reference.name}{way.case.what}{way.text}. The first that differs is {steps}."
     return CheckFinding(
-        "steps", "wrong", text, "Compare this step with its formula.", f"the step {step.name!r} differs"
+        "steps", "wrong", text, "Compare it with its formula.", f"{steps} differ{'s' * (len(names) < 2)}"
+    )
+
+
+def _changes_nothing(step: Step, after: Values) -> bool:
+    """Whether a step, such as a mask that hides nothing, gives back a value that there was before."""
+    result = getattr(after, step.into)
+    return any(x is result for name, x in vars(after).items() if name != step.into) or (
+        step.name.endswith("scaling") and torch.equal(after.scores, after.scaled)
     )
 
 
@@ -299,5 +387,6 @@ def _without_matrices(reference: Reference) -> CheckFinding:
 def reference_named(name: object) -> Reference:
     """The reference of a name, or an error with the nearest one."""
     if not isinstance(name, str) or name not in REFERENCES:
-        raise RegardError(f"check(like={name!r}): the references have other names. {nearest(str(name), REFERENCES)}")
+        known = [*REFERENCES, *MASKS]
+        raise RegardError(f"check(like={name!r}): the references have other names. {nearest(str(name), known)}")
     return REFERENCES[name]

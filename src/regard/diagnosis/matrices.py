@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import combinations
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ HINTS = {
     "up": ("up", "fc", "ff", "mlp", "linear", "expand"),
     "down": ("down", "fc", "ff", "mlp", "linear", "contract"),
 }
+#: Parts of names that tell that a matrix belongs to the cross-attention of a block.
+CROSS = ("cross", "src", "source", "enc", "encoder", "memory", "multihead")
 #: What may follow the name of a list of modules: one for each head.
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -38,7 +41,9 @@ def matrices_of(module: object, num_heads: int, widths: tuple[int, ...]) -> list
     found: list[Matrix] = []
     for name, x in {**parameters, **_of_all_heads(parameters)}.items():
         bias = parameters.get(re.sub("weight$", "bias", name)) if name.endswith("weight") else None
-        for matrix in _readings(name, x, bias, name in linear or name.endswith("in_proj_weight")):
+        readings = [*_readings(name, x, bias, name in linear or name.endswith("in_proj_weight"))]
+        readings += _with_other_bias(name, x, parameters) if bias is None else []
+        for matrix in readings:
             found += [matrix, *_of_rows(matrix), *_of_head_blocks(matrix, num_heads), *_of_columns(matrix, widths)]
     return found
 
@@ -70,10 +75,19 @@ def _readings(name: str, x: Tensor, bias: Tensor | None, is_linear: bool) -> Ite
         ):
             y = x.permute(axes)
             yield Matrix(f"{name} {text}", y.reshape(-1, y.shape[-1]), None if bias is None else bias.flatten())
+        yield Matrix(f"{name} (heads, width, out)", x.flatten(0, 1).mT)
     elif x.ndim == 2:
         yield Matrix(name, x, bias if bias is not None and bias.shape == x.shape[:1] else None)
         if not is_linear:
             yield Matrix(f"{name}.T", x.mT)
+
+
+def _with_other_bias(name: str, x: Tensor, parameters: Mapping[str, Tensor]) -> Iterator[Matrix]:
+    """The weight of a norm, with each vector of the same module that may be its bias."""
+    module = name.rpartition(".")[0]
+    for other, bias in parameters.items():
+        if x.ndim == 1 and other != name and other.rpartition(".")[0] == module and bias.shape == x.shape:
+            yield Matrix(f"{name}, {other}", x, bias)
 
 
 def _of_rows(matrix: Matrix) -> Iterator[Matrix]:
@@ -121,25 +135,35 @@ def fitting(
     role: str, letters: str, found: list[Matrix], sizes: Mapping[str, int]
 ) -> list[tuple[Matrix, dict[str, int]]]:
     """The matrices whose shape fits a role, each with all sizes; those whose names fit the role come first."""
-    with_sizes = [(matrix, _unified(letters, matrix.weight, sizes)) for matrix in found]
-    fits = [(matrix, unified) for matrix, unified in with_sizes if unified is not None]
+    with_sizes = [(matrix, unified(letters, tuple(matrix.weight.shape), sizes)) for matrix in found]
+    fits = [(matrix, its_sizes) for matrix, its_sizes in with_sizes if its_sizes is not None]
     return sorted(fits, key=lambda pair: -_fit(role, pair[0].name))
 
 
-def _unified(letters: str, weight: Tensor, sizes: Mapping[str, int]) -> dict[str, int] | None:
+def swapped_names(matrices: Mapping[str, Matrix]) -> str:
+    """The mistake of two matrices whose names speak for each other's role; empty if there are none."""
+    for (one, its), (other, others) in combinations(matrices.items(), 2):
+        if _fit(one, others.name) > _fit(one, its.name) and _fit(other, its.name) > _fit(other, others.name):
+            return f"the projections of {one} and {other} are swapped"
+    return ""
+
+
+def unified(letters: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> dict[str, int] | None:
     """The sizes with those of a matrix; None if they differ."""
     axes = letters.split()
-    if weight.ndim != len(axes):
+    if len(shape) != len(axes):
         return None
-    unified = dict(sizes)
-    for letter, size in zip(axes, weight.shape, strict=True):
-        expected = int(letter) if letter.isdigit() else unified.setdefault(letter, size)
+    with_it = dict(sizes)
+    for letter, size in zip(axes, shape, strict=True):
+        expected = int(letter) if letter.isdigit() else with_it.setdefault(letter, size)
         if size != expected:
             return None
-    return unified
+    return with_it
 
 
 def _fit(role: str, name: str) -> int:
     """How many parts of a name speak for the role; a whole matrix fits better than a part of one."""
     parts = re.split(r"[^a-z]+", name.lower())
-    return 2 * sum(part in HINTS.get(role, (role,)) for part in parts) - ("[" in name)
+    of_cross = role.startswith("cross_") and any(part in CROSS for part in parts)
+    role = role.removeprefix("cross_")
+    return 2 * sum(part in HINTS.get(role, (role,)) for part in parts) + of_cross - ("[" in name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.diagnosis.calling import Caller, Inputs, WithoutRounding, with_function
+from regard.diagnosis.calling import Caller, Inputs, WithoutRounding, copy_of, with_function
 from regard.diagnosis.report import CheckFinding
 
 #: A bfloat16 has 8 bits, so one rounding is off by 0.2 %. A larger share of error than this has another cause.
@@ -195,7 +194,7 @@ def bfloat16_finding(caller: Caller) -> CheckFinding:
 
 def in_dtype(caller: Caller, dtype: torch.dtype) -> Caller:
     """The same call in another dtype; a module is copied."""
-    function = copy.deepcopy(caller.function).to(dtype) if isinstance(caller.function, nn.Module) else caller.function
+    function = copy_of(caller.function).to(dtype) if isinstance(caller.function, nn.Module) else caller.function
     return replace(caller, function=function, dtype=dtype)
 
 

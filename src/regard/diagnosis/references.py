@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -33,7 +33,7 @@ def _of_heads(what: str, into: str) -> Step:
     """Keys or values as they are. Fewer heads than those of queries are each repeated for heads in a row."""
 
     def repeats(x: Values) -> int:
-        return x.query.shape[1] // getattr(x, what).shape[1]
+        return x.query.shape[1] // max(1, getattr(x, what).shape[1])
 
     return Step(
         f"{what}s",
@@ -175,7 +175,7 @@ def _general(of: str) -> tuple[Step, ...]:
 
 
 def _multi_head(
-    causal: bool, cross: bool = False, prefix: str = "", source: str = "query", memory: str = "key"
+    mask: Step, cross: bool = False, prefix: str = "", source: str = "query", memory: str = "key"
 ) -> tuple[Step, ...]:
     roles = {role: f"{prefix}{role}" for role in ("query", "key", "value", "output")}
     inputs = (source, memory, memory if cross or source == memory else "value")
@@ -213,7 +213,7 @@ def _multi_head(
         },
         output,
     )
-    return *projections, DOT, SCALE, CAUSAL if causal else ALL_VISIBLE, SOFTMAX, CONTEXT, join, last
+    return *projections, DOT, SCALE, mask, SOFTMAX, CONTEXT, join, last
 
 
 _FOUR = {"query": "D C", "key": "D K", "value": "D K", "output": "C D"}
@@ -221,15 +221,30 @@ _FOUR = {"query": "D C", "key": "D K", "value": "D K", "output": "C D"}
 
 # Blocks
 
-_ACTIVATIONS: dict[str, Formula] = {
-    "relu": lambda x: x.wide.relu(),
-    "gelu": lambda x: functional.gelu(x.wide),
-    "gelu, by tanh": lambda x: functional.gelu(x.wide, approximate="tanh"),
-    "silu": lambda x: functional.silu(x.wide),
-}
+_Steps = tuple[Step, ...]
+_ORDINALS = ("first", "second", "third")
+_ACTIVATION = Step(
+    "activation",
+    "active",
+    lambda x: x.wide.relu(),
+    {
+        "the activation is missing": lambda x: x.wide,
+        "tanh as activation": lambda x: x.wide.tanh(),
+        "sigmoid as activation": lambda x: x.wide.sigmoid(),
+    },
+    convention="relu",
+)
+_ACTIVATION = replace(
+    _ACTIVATION,
+    others=(
+        replace(_ACTIVATION, right=lambda x: functional.gelu(x.wide), convention="gelu"),
+        replace(_ACTIVATION, right=lambda x: functional.gelu(x.wide, approximate="tanh"), convention="gelu, by tanh"),
+        replace(_ACTIVATION, right=lambda x: functional.silu(x.wide), convention="silu"),
+    ),
+)
 
 
-def _feed_forward(source: str, activation: str) -> tuple[Step, ...]:
+def _feed_forward(source: str) -> tuple[Step, ...]:
     return (
         Step(
             "feed-forward, up",
@@ -242,16 +257,7 @@ def _feed_forward(source: str, activation: str) -> tuple[Step, ...]:
             },
             "up",
         ),
-        Step(
-            "activation",
-            "active",
-            _ACTIVATIONS[activation],
-            {
-                "the activation is missing": lambda x: x.wide,
-                "tanh as activation": lambda x: x.wide.tanh(),
-                "sigmoid as activation": lambda x: x.wide.sigmoid(),
-            },
-        ),
+        _ACTIVATION,
         Step(
             "feed-forward, down",
             "down",
@@ -265,41 +271,46 @@ def _feed_forward(source: str, activation: str) -> tuple[Step, ...]:
     )
 
 
-def _without_output(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    return (*steps[:-1], replace(steps[-1], into="attended"))
+def _attended(mask: Step, source: str, memory: str, prefix: str = "") -> _Steps:
+    """The attention of a block, from `source` to `memory`; its output is `attended`."""
+    steps = _multi_head(mask, True, prefix, source, memory)
+    named = [step if step.matrix else replace(step, name=f"{prefix.replace('_', ' ')}{step.name}") for step in steps]
+    return (*named[:-1], replace(named[-1], into="attended"))
 
 
-def _block(is_pre: bool, activation: str, causal: bool) -> tuple[Step, ...]:
-    """Norms before attention and feed-forward layer, or after the residual connections."""
-    if is_pre:
-        return (
-            norm("first_norm", "query", "normed"),
-            *_without_output(_multi_head(causal, cross=True, source="normed", memory="normed")),
-            residual("residual connection of the attention", "query", "attended", "middle"),
-            norm("second_norm", "middle", "normed_middle"),
-            *_feed_forward("normed_middle", activation),
-            residual("residual connection of the feed-forward layer", "middle", "down", "output"),
-        )
-    return (
-        *_without_output(_multi_head(causal, cross=True, source="query", memory="query")),
-        residual("residual connection of the attention", "query", "attended", "added"),
-        norm("first_norm", "added", "middle"),
-        *_feed_forward("middle", activation),
-        residual("residual connection of the feed-forward layer", "middle", "down", "added_again"),
-        norm("second_norm", "added_again", "output"),
-    )
+def _block(is_pre: bool, parts: Mapping[str, Callable[[str], _Steps]]) -> _Steps:
+    """The parts of a block, each a function of what it reads, with norms before them or after the residual sums."""
+    steps: list[Step] = []
+    before = "query"
+    for number, (name, part) in enumerate(parts.items()):
+        role, after = f"{_ORDINALS[number]}_norm", f"after_{number}"
+        if is_pre:
+            steps += [norm(role, before, f"normed_{number}"), *part(f"normed_{number}")]
+        else:
+            steps += part(before)
+        steps.append(residual(f"residual connection of the {name}", before, steps[-1].into, after))
+        if not is_pre:
+            steps.append(norm(role, after, f"normed_{number}"))
+        before = steps[-1].into
+    last = steps.pop()
+    return (*steps, replace(last, into="output", others=tuple(replace(x, into="output") for x in last.others)))
 
 
-def _blocks(causal: bool) -> dict[str, tuple[Step, ...]]:
-    return {
-        f"{'norms before' if is_pre else 'norms after'}, {activation}": _block(is_pre, activation, causal)
-        for is_pre in (False, True)
-        for activation in _ACTIVATIONS
+def _blocks(mask: Step, has_memory: bool = False) -> dict[str, _Steps]:
+    parts = {
+        "attention": lambda source: _attended(mask, source, source),
+        **({"cross-attention": lambda source: _attended(ALL_VISIBLE, source, "key", "cross_")} if has_memory else {}),
+        "feed-forward layer": _feed_forward,
     }
+    return {"norms before": _block(True, parts), "norms after": _block(False, parts)}
 
 
-_OF_BLOCK = {"query": "D C", "key": "D C", "value": "D C", "output": "C D"}
-_OF_BLOCK |= {"up": "F C", "down": "C F", "first_norm": "C", "second_norm": "C"}
+#: A decoder may get its causal mask as an argument.
+_CAUSAL_OR_GIVEN = replace(CAUSAL, others=(replace(ALL_VISIBLE, convention="without a causal mask of its own"),))
+_OF_BLOCK = {"query": "D C", "key": "D C", "value": "D C", "output": "C D", "up": "F C", "down": "C F"}
+_OF_BLOCK |= {"first_norm": "C", "second_norm": "C"}
+_OF_DECODER = _OF_BLOCK | {"third_norm": "C"}
+_OF_DECODER |= {"cross_query": "D C", "cross_key": "D C", "cross_value": "D C", "cross_output": "C D"}
 
 
 # Positions
@@ -333,9 +344,9 @@ _WRONG_ANGLES: dict[str, Formula] = {
 _ANGLES = Step("angles", "angles", _angles, _WRONG_ANGLES)
 
 
-def _sinusoidal(order: str, is_scaled: bool) -> tuple[Step, ...]:
-    arrange, factor = _ORDERS[order], (lambda x: x.query.shape[-1] ** 0.5) if is_scaled else (lambda x: 1.0)
-    encoding = Step(
+def _encoding(order: str) -> Step:
+    arrange = _ORDERS[order]
+    return Step(
         "sines and cosines",
         "encoding",
         lambda x: arrange(x.angles.sin(), x.angles.cos()),
@@ -344,41 +355,42 @@ def _sinusoidal(order: str, is_scaled: bool) -> tuple[Step, ...]:
             "there are sines alone": lambda x: arrange(x.angles.sin(), x.angles.sin()),
             "there are cosines alone": lambda x: arrange(x.angles.cos(), x.angles.cos()),
         },
+        convention=order,
     )
-    return _ANGLES, encoding, _added_positions(factor, "encoding")
 
 
-def _added_positions(factor: Callable[[Values], float], what: str) -> Step:
-    def positions(x: Values) -> Tensor:
-        return getattr(x, what)
-
+def _added_positions(factor: Callable[[Values], float]) -> Step:
     return Step(
         "sum",
         "output",
-        lambda x: factor(x) * x.query + positions(x),
+        lambda x: factor(x) * x.query + x.encoding,
         {
-            "the input is not added": lambda x: positions(x).expand_as(x.query),
-            "the positions are multiplied, not added": lambda x: factor(x) * x.query * positions(x),
-            "all tokens get the first position": lambda x: factor(x) * x.query + positions(x)[:1],
+            "the input is not added": lambda x: x.encoding.expand_as(x.query),
+            "the positions are multiplied, not added": lambda x: factor(x) * x.query * x.encoding,
+            "all tokens get the first position": lambda x: factor(x) * x.query + x.encoding[:1],
             "the positions are not added": lambda x: factor(x) * x.query,
-            "the positions are in reverse order": lambda x: factor(x) * x.query + positions(x).flip(0),
+            "the positions are in reverse order": lambda x: factor(x) * x.query + x.encoding.flip(0),
             "batch entries are counted in place of tokens": lambda x: (
-                factor(x) * x.query + positions(x)[: x.query.shape[0], None, None]
+                factor(x) * x.query + x.encoding[: x.query.shape[0], None, None]
             ),
         },
     )
 
 
-def _learned(is_scaled: bool) -> tuple[Step, ...]:
-    table: Formula = lambda x: x.matrices["positions"].weight[: x.query.shape[2]]  # noqa: E731
-    wrong: dict[str, Formula] = {
-        "the first position is 1": lambda x: x.matrices["positions"].weight[1 : x.query.shape[2] + 1]
-    }
-    factor = (lambda x: x.query.shape[-1] ** 0.5) if is_scaled else (lambda x: 1.0)
-    return Step("positions", "encoding", table, wrong, "positions"), _added_positions(factor, "encoding")
+_SCALED_INPUT = replace(
+    _added_positions(lambda x: x.query.shape[-1] ** 0.5), convention="the input times the root of the width"
+)
+_SUM_OF_POSITIONS = replace(_added_positions(lambda x: 1.0), others=(_SCALED_INPUT,))
+_LEARNED = Step(
+    "positions",
+    "encoding",
+    lambda x: x.matrices["positions"].weight[: x.query.shape[2]],
+    {"the first position is 1": lambda x: x.matrices["positions"].weight[1 : x.query.shape[2] + 1]},
+    "positions",
+)
 
 
-def _rope(order: str, sign: int) -> tuple[Step, ...]:
+def _rotation(order: str, sign: int) -> Step:
     def halves(x: Values) -> tuple[Tensor, Tensor]:
         if order == "channels in pairs":
             return x.query[..., 0::2], x.query[..., 1::2]
@@ -389,7 +401,7 @@ def _rope(order: str, sign: int) -> tuple[Step, ...]:
         (a, b), cos, sin = halves(x), x.angles.cos(), sign * x.angles.sin()
         return _ORDERS[order](a * cos - minus * b * sin, b * cos + plus * a * sin)
 
-    rotation = Step(
+    return Step(
         "rotation",
         "output",
         rotated,
@@ -399,8 +411,13 @@ def _rope(order: str, sign: int) -> tuple[Step, ...]:
             "the cosine alone": lambda x: rotated(x, 0, 0),
             "the positions are added, not rotated": lambda x: x.query + _ORDERS[order](x.angles.sin(), x.angles.cos()),
         },
+        convention=f"{order}{', backwards' * (sign < 0)}",
     )
-    return _ANGLES, rotation
+
+
+def _either(*steps: Step) -> Step:
+    """The first step; the others are right too."""
+    return replace(steps[0], others=steps[1:])
 
 
 REFERENCES = {
@@ -417,26 +434,13 @@ REFERENCES = {
         ),
         Reference("luong_concat", {"": _ADDITIVE}, {"query": "A C", "key": "A K", "score": "1 A"}, scale=1.0),
         Reference("bahdanau", {"": _ADDITIVE}, {"query": "A C", "key": "A K", "score": "1 A"}, scale=1.0),
-        Reference("multi_head", {"": _multi_head(False)}, _FOUR, has_heads=True),
-        Reference("causal_multi_head", {"": _multi_head(True)}, _FOUR, has_heads=True),
-        Reference(
-            "sinusoidal",
-            {
-                f"{order}{', the input times the root of the width' * scaled}": _sinusoidal(order, scaled)
-                for order in _ORDERS
-                for scaled in (False, True)
-            },
-        ),
-        Reference(
-            "learned_positions",
-            {"": _learned(False), "the input times the root of the width": _learned(True)},
-            {"positions": "L C"},
-        ),
-        Reference(
-            "rope",
-            {f"{order}{', backwards' * (sign < 0)}": _rope(order, sign) for order in _ORDERS for sign in (1, -1)},
-        ),
-        Reference("encoder_block", _blocks(False), _OF_BLOCK, has_heads=True),
-        Reference("causal_block", _blocks(True), _OF_BLOCK, has_heads=True),
+        Reference("multi_head", {"": _multi_head(ALL_VISIBLE)}, _FOUR, has_heads=True),
+        Reference("causal_multi_head", {"": _multi_head(CAUSAL)}, _FOUR, has_heads=True),
+        Reference("sinusoidal", {"": (_ANGLES, _either(*map(_encoding, _ORDERS)), _SUM_OF_POSITIONS)}),
+        Reference("learned_positions", {"": (_LEARNED, _SUM_OF_POSITIONS)}, {"positions": "L C"}),
+        Reference("rope", {"": (_ANGLES, _either(*(_rotation(order, sign) for order in _ORDERS for sign in (1, -1))))}),
+        Reference("encoder_block", _blocks(ALL_VISIBLE), _OF_BLOCK, has_heads=True),
+        Reference("causal_block", _blocks(CAUSAL), _OF_BLOCK, has_heads=True),
+        Reference("decoder_block", _blocks(_CAUSAL_OR_GIVEN, has_memory=True), _OF_DECODER, has_heads=True),
     )
 }

@@ -24,8 +24,9 @@ def returned_finding(caller: Caller, measurement: Measurement | None) -> CheckFi
     if dropped is not None and not close(dropped.sum(-1), weights.sum(-1), 1e-3):
         low, high = dropped.sum(-1).min(), dropped.sum(-1).max()
         text = f"With dropout the rows of the returned weights sum to {low:.2f} ... {high:.2f}."
-        remedy = "Return the weights before dropout: dropped = dropout(weights); return dropped @ v, weights."
-        return CheckFinding("weights", "wrong", text, remedy, "the returned weights are those after dropout")
+        text += " nn.MultiheadAttention returns such weights too."
+        remedy = "To return them before dropout: dropped = dropout(weights); return dropped @ v, weights."
+        return CheckFinding("weights", "unknown", text, remedy)
     if measurement is None:
         return CheckFinding("weights", "unknown", "Returned weights could not be compared with those that were used.")
     return _beside_used(weights, _used_weights(caller, inputs, measurement))

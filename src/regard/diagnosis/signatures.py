@@ -22,6 +22,9 @@ VALUE = {"v", "value", "values", "xv", "vs"}
 CAUSAL = {"is_causal", "causal"}
 DROPOUT = {"dropout", "dropout_p", "dropout_rate", "p_dropout", "attn_dropout", "p_drop", "drop"}
 TRAINING = {"training", "train", "is_training"}
+#: Names of the state of a recurrent decoder, and of the states of its encoder.
+RECURRENT = {"decoder_hidden", "decoder_state", "decoder_states", "hidden", "hidden_state", "state", "annotations"}
+RECURRENT |= {"encoder_output", "encoder_outputs", "encoder_states", "encoder_hiddens"}
 #: Required arguments that are neither inputs nor masks, and their values; "width" stands for the width of the inputs.
 OTHERS: dict[str, Any] = {
     **dict.fromkeys(("d_k", "dk", "dim", "d_model", "head_dim", "width", "embed_dim", "d", "hidden_size"), "width"),
@@ -41,6 +44,11 @@ class Roles:
     dropout: str | None
     training: str | None
     required: dict[str, Any]
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a recurrent decoder attends to its encoder: then scores have no factor, or that of the width."""
+        return len(self.inputs) > 1 and all(name.lower() in RECURRENT for name in self.inputs)
 
     @property
     def is_self(self) -> bool:

@@ -7,8 +7,8 @@ a mistake is named if the steps with it give the user's numbers, and the right o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import torch
@@ -34,18 +34,23 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Step:
-    """`right` computes the value `into`; `mistakes` are wrong formulas by their names. `matrix` is the one it needs."""
+    """`right` computes the value `into`; `mistakes` are wrong formulas by their names. `matrix` is the one it needs.
+
+    `others` are steps that are right in its place, each with its `convention` in words.
+    """
 
     name: str
     into: str
     right: Formula
     mistakes: Mapping[str, Formula] = field(default_factory=dict)
     matrix: str = ""
+    convention: str = ""
+    others: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Steps from the inputs `query`, `key` and `value` to `output`, one list for each convention that is right.
+    """Steps from the inputs `query`, `key` and `value` to `output`, one list for each order of steps that is right.
 
     `matrices` are the axes (out, in) of the matrices that it needs, in letters: C and K are the widths of query and
     key, any other letter has one size in all of them. `scale` is the factor of the scores, None for 1 / sqrt(width of
@@ -53,7 +58,7 @@ class Reference:
     """
 
     name: str
-    conventions: Mapping[str, tuple[Step, ...]]
+    orders: Mapping[str, tuple[Step, ...]]
     matrices: Mapping[str, str] = field(default_factory=dict)
     scale: float | None = None
     has_heads: bool = False
@@ -61,8 +66,8 @@ class Reference:
     @property
     def is_attention(self) -> bool:
         """Whether it returns weights times values, alone: then everything else about attention is checked too."""
-        return all(any(step.into == "context" for step in steps) for steps in self.conventions.values()) and not any(
-            step.into == "down" for steps in self.conventions.values() for step in steps
+        return all(any(step.into == "context" for step in steps) for steps in self.orders.values()) and not any(
+            step.into == "down" for steps in self.orders.values() for step in steps
         )
 
 
@@ -76,9 +81,24 @@ def run(steps: Iterable[Step], values: Values, wrong: Mapping[str, str] | None =
     return values
 
 
-def mistakes_of(steps: Iterable[Step]) -> Iterator[tuple[str, str]]:
-    """The name of each step with each of its mistakes."""
-    return ((step.name, mistake) for step in steps for mistake in step.mistakes)
+@dataclass(frozen=True)
+class Mistake:
+    """What is said of it, and the wrong formula of each step that has it."""
+
+    text: str
+    wrong: Mapping[str, str]
+
+
+def mistakes_of(steps: Iterable[Step]) -> list[Mistake]:
+    """Each mistake of each step; and those of several inputs together, such as a missing bias of all projections."""
+    steps = list(steps)
+    single = [Mistake(mistake, {step.name: mistake}) for step in steps for mistake in step.mistakes]
+    together: dict[str, dict[str, str]] = {}
+    for step in steps:
+        for mistake in step.mistakes if step.matrix else ():
+            of_all = mistake.replace(f"the {step.matrix}", "each input")
+            together.setdefault(of_all, {})[step.name] = mistake
+    return [*single, *(Mistake(text, wrong) for text, wrong in together.items() if len(wrong) > 1)]
 
 
 # Parts that references share. Values are (B, H, n, D) inside, with one head where a function has none.
@@ -136,7 +156,7 @@ DOT_MISTAKES: dict[str, Formula] = {
     "all batch entries have the keys of the first": lambda x: x.q @ x.k[:1].mT,
     "all batch entries have the queries of the first": lambda x: x.q[:1] @ x.k.mT,
     "all heads have the keys of the first": lambda x: x.q @ x.k[:, :1].mT,
-    "a distance in place of a product": lambda x: -torch.cdist(x.q, x.k),
+    "the scores are distances, not products": lambda x: -torch.cdist(x.q, x.k),
 }
 DOT = Step("scores", "scores", lambda x: x.q @ x.k.mT, DOT_MISTAKES)
 
@@ -192,7 +212,7 @@ ALL_VISIBLE = Step(
     {
         "later keys are hidden": _hiding(lambda x: _distances(x) > 0),
         "earlier keys are hidden": _hiding(lambda x: _distances(x) < 0),
-        "a query does not see its own token": _hiding(lambda x: _distances(x) == 0),
+        "the mask hides the own token": _hiding(lambda x: _distances(x) == 0),
         "the last key is hidden": _hiding(lambda x: torch.arange(x.k.shape[2]) == x.k.shape[2] - 1),
         "the first key is hidden": _hiding(lambda x: torch.arange(x.k.shape[2]) == 0),
         "scores of 0 and less are hidden": _hiding(lambda x: x.scaled <= 0),
@@ -217,7 +237,7 @@ CAUSAL = Step(
         "the causal mask is reversed: it hides earlier keys": _hiding(lambda x: _distances(x) < 0),
         "the causal mask shows the next token": _hiding(lambda x: _distances(x) > 1),
         "the causal mask hides the token itself": _hiding(lambda x: _distances(x) >= 0, -1e9),
-        "the causal mask hides the token itself with -inf": _hiding(lambda x: _distances(x) >= 0),
+        "the causal mask hides the token itself, with -inf": _hiding(lambda x: _distances(x) >= 0),
         "the causal mask is added as 0 and 1": lambda x: x.scaled + (_distances(x) <= 0),
         "the causal mask multiplies the scores": lambda x: x.scaled * (_distances(x) <= 0),
         "the causal mask shows the hidden keys alone": _hiding(lambda x: _distances(x) <= 0),
@@ -238,9 +258,11 @@ SOFTMAX = Step(
     "weights",
     lambda x: _softmax(x.masked),
     {
+        "large scores overflow: the softmax does not subtract the largest one": lambda x: _over_sum(x.masked.exp()),
         "the softmax is over the queries": lambda x: x.masked.softmax(-2),
         "the softmax is over the heads": lambda x: x.masked.softmax(1),
         "the softmax is over the batch": lambda x: x.masked.softmax(0),
+        "the softmax is over everything together": lambda x: x.masked.flatten().softmax(0).view_as(x.masked),
         "the softmax is over queries and keys together": lambda x: x.masked.flatten(-2).softmax(-1).view_as(x.masked),
         "sigmoid in place of softmax": lambda x: x.masked.sigmoid(),
         "relu before the softmax": lambda x: _softmax(x.masked.relu()),
@@ -250,9 +272,9 @@ SOFTMAX = Step(
         "the softmax is missing": lambda x: x.masked,
         "the exponentials are not divided by their sum": lambda x: x.masked.exp(),
         "the softmax is applied twice": lambda x: _softmax(_softmax(x.masked)),
-        "only the largest score counts": lambda x: functional.one_hot(x.masked.argmax(-1), x.masked.shape[-1]).to(
-            x.masked
-        ),
+        "the softmax keeps the largest score alone": lambda x: functional.one_hot(
+            x.masked.argmax(-1), x.masked.shape[-1]
+        ).to(x.masked),
         "log_softmax in place of softmax": lambda x: x.masked.log_softmax(-1),
         "the weights are scaled after the softmax": lambda x: _softmax(x.scores) * x.q.shape[-1] ** -0.5,
         "the mask is applied after the softmax": lambda x: _softmax(x.scaled) * (x.masked == x.scaled),
@@ -261,11 +283,10 @@ SOFTMAX = Step(
             x.masked.exp() / (1 + x.masked.exp().sum(-1, keepdim=True))
         ),
         "the softmax subtracts the largest score of all": lambda x: _over_sum((x.masked - x.masked.max()).exp()),
-        "the softmax subtracts nothing": lambda x: _over_sum(x.masked.exp()),
         "the softmax of base 2": lambda x: _softmax(x.masked * math.log(2)),
         "each query has the weights of the first": lambda x: _softmax(x.masked)[:, :, :1].expand_as(x.masked),
         "all heads have the weights of the first": lambda x: _softmax(x.masked)[:, :1].expand_as(x.masked),
-        "uniform weights": lambda x: torch.full_like(x.masked, 1 / x.masked.shape[-1]),
+        "all weights are equal": lambda x: torch.full_like(x.masked, 1 / x.masked.shape[-1]),
     },
 )
 CONTEXT_MISTAKES: dict[str, Formula] = {
@@ -314,20 +335,24 @@ def residual(name: str, before: str, added: str, into: str) -> Step:
 
 
 def norm(role: str, source: str, into: str) -> Step:
-    """Layer norm of the last axis, with its weight and bias, which are the matrix `role`."""
+    """Layer norm of the last axis; its weight and bias are the matrix `role`.
 
-    def normed(x: Values, axes: tuple[int, ...] = (-1,), with_bias: bool = True, root: bool = True) -> Tensor:
+    Some divide by torch's `std` instead, as the Annotated Transformer does.
+    """
+    biased = _norm(role, source, into, lambda y, axes: y.square().mean(axes, keepdim=True) + 1e-5)
+    unbiased = _norm(role, source, into, lambda y, axes: y.var(axes, keepdim=True))
+    return replace(biased, others=(replace(unbiased, convention="unbiased deviations"),))
+
+
+def _norm(role: str, source: str, into: str, variance: Callable[[Tensor, tuple[int, ...]], Tensor]) -> Step:
+    def scaled(x: Values, y: Tensor) -> Tensor:
+        matrix = x.matrices[role]
+        return y * matrix.weight + (0 if matrix.bias is None else matrix.bias)
+
+    def normed(x: Values, axes: tuple[int, ...] = (-1,), power: float = 0.5) -> Tensor:
         y = getattr(x, source)
         y = y - y.mean(axes, keepdim=True)
-        variance = y.square().mean(axes, keepdim=True) + 1e-5
-        y = y / (variance.sqrt() if root else variance)
-        matrix = x.matrices[role]
-        return y * matrix.weight + (matrix.bias if with_bias and matrix.bias is not None else 0)
-
-    def by_length(x: Values) -> Tensor:
-        y = getattr(x, source)
-        y = y * (y.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * x.matrices[role].weight
-        return y + (0 if x.matrices[role].bias is None else x.matrices[role].bias)
+        return scaled(x, y / variance(y, axes) ** power)
 
     name = f"{role.replace('_', ' ')}"
     return Step(
@@ -338,8 +363,10 @@ def norm(role: str, source: str, into: str) -> Step:
             f"the {name} is missing": lambda x: getattr(x, source),
             f"the {name} is over the tokens": lambda x: normed(x, (-2,)),
             f"the {name} is over tokens and channels": lambda x: normed(x, (-2, -1)),
-            f"the {name} divides by the variance in place of its root": lambda x: normed(x, root=False),
-            f"the {name} does not subtract the mean": by_length,
+            f"the {name} divides by the variance in place of its root": lambda x: normed(x, power=1.0),
+            f"the {name} does not subtract the mean": lambda x: scaled(
+                x, getattr(x, source) * (getattr(x, source).square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+            ),
         },
         role,
     )

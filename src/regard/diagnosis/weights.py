@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.diagnosis.calling import NO_ARGUMENTS, Caller, Inputs, declared_heads, split_heads, with_function
+from regard.diagnosis.calling import NO_ARGUMENTS, Caller, Inputs, copy_of, declared_heads, split_heads, with_function
 
 #: Values that differ by less are equal: also functions that compute in float32 must pass.
 TOLERANCE = 1e-4
@@ -195,7 +194,7 @@ def with_identities(function: Callable[..., Any], joined: bool = False) -> nn.Mo
     """
     if not isinstance(function, nn.Module):
         return None
-    module = copy.deepcopy(function)
+    module = copy_of(function)
     linear = {id(m.weight) for m in module.modules() if isinstance(m, nn.Linear)}
     for parameter in module.parameters():
         if parameter.ndim == 2:

@@ -1,0 +1,180 @@
+"""`check(..., like="causal_mask")` and `"padding_mask"`: functions that build a mask, beside the mask that is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.base.errors import RegardError
+from regard.diagnosis.failures import FailedCall, listed
+from regard.diagnosis.report import CheckFinding
+from regard.diagnosis.signatures import name_of, signature_of
+
+#: A number below this hides a pair where it is added to the scores.
+HIDES = -1e3
+#: The words for a sense in which a mask can be read.
+SENSE = {
+    "keep": "True or 1 = may attend",
+    "drop": "True or 1 = may not attend",
+    "additive": "0 = may attend, a large negative number = may not",
+}
+
+
+@dataclass(frozen=True)
+class MaskCase:
+    """One call with its arguments. `visible` (B, I, J) are the pairs that are meant, by the names of what is right.
+
+    `wrong` are masks by their mistakes. `given` says the arguments in words.
+    """
+
+    given: str
+    arguments: tuple[Any, ...]
+    visible: Mapping[str, Tensor]
+    wrong: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def mask_finding_beside(name: str, function: Callable[..., Any], meant: str | None) -> tuple[str, CheckFinding]:
+    """How the function was called, and the finding about its masks; `meant` is the sense that the user means."""
+    failures: list[FailedCall] = []
+    for cases in _BUILDERS[name](_number_of_arguments(function), _pad_id(function)):
+        found: list[CheckFinding] = []
+        for case in cases:
+            try:
+                built = function(*case.arguments)
+                built = built if isinstance(built, Tensor) else torch.as_tensor(np.asarray(built))
+            except Exception as error:  # of the user's function
+                failures.append(replace(FailedCall.of(error, ()), inputs=case.given))
+                break
+            found.append(_finding(name, case, built, meant))
+        if found:
+            return f"({cases[0].given})", next((one for one in found if one.verdict == "wrong"), found[-1])
+    raise RegardError(f"check: {name_of(function)} built no mask. Tried:\n{listed(failures)}")
+
+
+def _finding(name: str, case: MaskCase, built: Tensor, meant: str | None) -> CheckFinding:
+    """Whether one mask is right in a sense; else its mistake in each sense."""
+    readings = list(_readings(built))
+    what = name.replace("_", " ")
+    right = [(s, text) for s, visible in readings for text, mask in case.visible.items() if _fits(visible, mask)]
+    senses = [sense for sense, _ in right]
+    if right and meant not in (None, *senses):
+        text = f"It is the {what} where {SENSE[senses[0]]}. The check was told: {SENSE[str(meant)]}."
+        return CheckFinding("steps", "wrong", text, "Return the opposite, ~mask.", "the mask is reversed")
+    if right:
+        sense, text = right[senses.index(meant) if meant else 0]
+        return CheckFinding("steps", "right", f"It is the {what}{text}: {SENSE[sense]}.")
+    said = [(s, mistake) for s, visible in readings for mistake, mask in case.wrong.items() if _fits(visible, mask)]
+    said = [each for each in said if meant in (None, each[0])] or said
+    mistakes = [f"{mistake} ({SENSE[sense]})" if len(said) > 1 else mistake for sense, mistake in said]
+    mistake = ", or ".join(mistakes) or f"the mask is no {what}"
+    text = f"With {case.given} it returned a mask {tuple(built.shape)} that differs from the one that is meant."
+    return CheckFinding("steps", "wrong", text, "Print the mask of a small example.", mistake)
+
+
+def _readings(built: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The visible pairs of a mask in each sense that its numbers allow."""
+    if built.is_floating_point() and bool((built < HIDES).any()):
+        yield "additive", built >= HIDES
+    elif bool(((built == 0) | (built == 1)).all()):
+        if built.is_floating_point() and not built.any():
+            yield "additive", built == 0
+        yield "keep", built != 0
+        yield "drop", built == 0
+
+
+def _fits(visible: Tensor, expected: Tensor) -> bool:
+    """Whether a mask, with axes of size 1 for those that it repeats, hides the expected pairs (B, I, J)."""
+    B, _, J = expected.shape
+    if visible.ndim == 4:
+        options = [visible[:, 0]]
+    elif tuple(visible.shape) == (B, J):
+        options = [visible[None], visible[:, None]]
+    else:
+        options = [visible[(None,) * (3 - visible.ndim)]]
+    return any(_expanded_is(each, expected) for each in options)
+
+
+def _expanded_is(visible: Tensor, expected: Tensor) -> bool:
+    fits = all(size in (1, full) for size, full in zip(visible.shape, expected.shape, strict=True))
+    return fits and torch.equal(visible.expand_as(expected), expected)
+
+
+def _number_of_arguments(function: Callable[..., Any]) -> int:
+    """How many arguments a call needs."""
+    return sum(p.default is p.empty for p in signature_of(function).parameters.values())
+
+
+def _pad_id(function: Callable[..., Any]) -> int:
+    """The id of padding: the default of an argument whose name says so, or 0."""
+    named = [p.default for name, p in signature_of(function).parameters.items() if "pad" in name.lower()]
+    return next((default for default in named if isinstance(default, int)), 0)
+
+
+# The masks
+
+
+def _causal_calls(needed: int, pad: int) -> Iterator[list[MaskCase]]:
+    if needed >= 2:
+        yield [_causal_case(f"{I}, {J}", (I, J), (1, I, J)) for I, J in ((6, 6), (1, 5), (4, 6))]
+    lengths = (6, 1, 2)
+    yield [_causal_case(str(n), (n,), (1, n, n)) for n in lengths]
+    yield [_causal_case(f"tokens (2, {n})", (torch.ones(2, n, dtype=torch.long),), (2, n, n)) for n in lengths]
+    yield [_causal_case(f"x (2, {n}, 8)", (torch.ones(2, n, 8),), (2, n, n)) for n in lengths]
+
+
+def _causal_case(given: str, arguments: tuple[Any, ...], shape: tuple[int, int, int]) -> MaskCase:
+    _, I, J = shape
+    d = torch.arange(J) - torch.arange(I)[:, None]
+    right = {"": d <= 0} if I == J else {", whose first keys are those of the first queries": d <= 0}
+    right |= {", whose last keys are those of the last queries": d <= J - I} if I != J else {}
+    wrong = {
+        "the mask hides the token itself": d < 0,
+        "the mask shows the next token": d <= 1,
+        "the mask shows later tokens and hides earlier ones": d >= 0,
+        "the mask hides nothing": d < J,
+        "the mask hides everything": d > J,
+        "the mask shows each token itself alone": d == 0,
+    }
+    of_batch = [{name: mask.expand(shape) for name, mask in masks.items()} for masks in (right, wrong)]
+    return MaskCase(given, arguments, *of_batch)
+
+
+def _padding_calls(needed: int, pad: int) -> Iterator[list[MaskCase]]:
+    lengths = torch.tensor([6, 4, 1])
+    tokens = torch.where(torch.arange(6) < lengths[:, None], pad + 3 + torch.arange(6), pad)
+    cases = [("tokens (3, 6)", (tokens,)), (f"tokens (3, 6), {pad}", (tokens, pad))]
+    yield [_padding_case(given, arguments, lengths) for given, arguments in cases[needed >= 2 : (needed >= 2) + 1]]
+    yield [_padding_case("lengths (3,), 6", (lengths, 6), lengths)]
+    yield [_padding_case("lengths (3,)", (lengths,), lengths)]
+
+
+def _padding_case(given: str, arguments: tuple[Any, ...], lengths: Tensor) -> MaskCase:
+    key = torch.arange(6)
+    real = key < lengths[:, None]
+
+    def of_keys(visible: Tensor) -> Tensor:
+        return visible[:, None].expand(-1, 6, -1).clone()
+
+    right = {"": of_keys(real), ", which hides queries too": real[:, None] & real[..., None]}
+    wrong = {
+        "the mask hides queries, not keys": real[..., None].expand(-1, -1, 6).clone(),
+        "the mask hides nothing": of_keys(torch.ones_like(real)),
+        "the mask hides the last real token too": of_keys(key < lengths[:, None] - 1),
+        "the mask shows the first token of the padding": of_keys(key < lengths[:, None] + 1),
+        "the mask hides the first tokens, not the last ones": of_keys(real.flip(1)),
+        "all sequences have the mask of the first": of_keys(real[:1].expand(3, -1)),
+    }
+    return MaskCase(given, arguments, right, wrong)
+
+
+_BUILDERS: dict[str, Callable[[int, int], Iterator[list[MaskCase]]]] = {
+    "causal_mask": _causal_calls,
+    "padding_mask": _padding_calls,
+}
+#: The names of the masks.
+MASKS = tuple(_BUILDERS)
