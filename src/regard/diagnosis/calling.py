@@ -186,7 +186,8 @@ class Caller:
         """Whether the function runs with tensors that require a gradient."""
         try:
             query, key, value = (x.requires_grad_() for x in self.sizes.sample(0, self.dtype))
-            self(query, key, value)
+            with torch.enable_grad():
+                self(query, key, value)
         except Exception:  # of the user's function
             return False
         return True

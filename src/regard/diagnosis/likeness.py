@@ -20,6 +20,7 @@ from regard.diagnosis.progress import CheckProgress
 from regard.diagnosis.recording import Recording, recorded
 from regard.diagnosis.references import REFERENCES
 from regard.diagnosis.report import CheckFinding
+from regard.diagnosis.signatures import HEADS
 from regard.diagnosis.steps import Matrix, Mistake, Reference, Step, Values, mistakes_of, run
 
 #: Numbers that differ by less are equal. Functions that compute in float32 must pass.
@@ -209,8 +210,9 @@ class _Search:
         else:
             used = {matrix.name for matrix in values.matrices.values()}
             free = [m for m in self.found if m.name not in used and m.name.startswith(self.names.get(role, ""))]
+            parents = {_parent(matrix) for matrix in values.matrices.values()}
+            free.sort(key=lambda matrix: _parent(matrix) not in parents)
             fits = fitting(role, self.wanted[role], free, sizes)
-            fits.sort(key=lambda fit: _parent(fit[0]) not in [_parent(m) for m in values.matrices.values()])
             options = [({**values.matrices, role: matrix}, with_it) for matrix, with_it in fits]
             options = [option for option in options if self._can_go_on(*option)]
         for matrices, with_it in options[:1] if is_lost else options:
@@ -237,7 +239,9 @@ def _numbers_of_heads(caller: Caller, reference: Reference, width: int) -> list[
         return [1]
     if "h" in caller.query_axes:
         return []
-    options = declared_heads(caller.function) or [1, 2, 4, 8]
+    modules = list(caller.function.modules())[1:] if isinstance(caller.function, nn.Module) else []
+    inner = [n for m in modules for name in HEADS if isinstance(n := getattr(m, name, None), int)]
+    options = declared_heads(caller.function) or inner or [1, 2, 4, 8]
     return [n for n in dict.fromkeys(options) if width % n == 0]
 
 
@@ -269,13 +273,16 @@ def _case(caller: Caller, sizes: InputSizes, scale: float, what: str, tolerance:
 
 def _values(case: Case, num_heads: int, matrices: Mapping[str, Matrix] = MappingProxyType({})) -> Values:
     query, key, value = (x.double() for x in case.inputs)
-    return Values(query=query, key=key, value=value, num_heads=num_heads, matrices=matrices)
+    return Values(query=query, key=key, value=value, num_heads=num_heads, matrices=matrices, of_no_keys=torch.nan)
 
 
 def _agrees(way: Way, case: Case, wrong: Mapping[str, str]) -> bool:
     """Whether the steps, with these mistakes, give what the function returned: the output, or the weights alone."""
+    values = _values(case, way.num_heads, way.matrices)
     try:
-        values = run(way.steps, _values(case, way.num_heads, way.matrices), wrong)
+        values = run(way.steps, values, wrong)
+        if values.output.isnan().any() and not any(x.isnan().any() for x in case.returned):
+            values = run(way.steps, Values(**{**vars(values), "of_no_keys": 0.0}), wrong)
     except (RuntimeError, IndexError):  # a mistake that these sizes do not allow
         return False
     if any(_same(values.output, x, case.tolerance) for x in case.returned):
@@ -315,7 +322,8 @@ def _mistake_of(tried: list[Way], reference: Reference) -> Likeness:
             text = f"With this mistake in the step {where!r}, the steps of {reference.name} give the same numbers"
             return Likeness(_wrong(f"{text}{way.case.what}{way.text}.", found.text), way.case.caller)
     way = tried[0]
-    pairs = _pairs(mistakes_of(way.steps[max(0, way.agreeing - 2) :]))
+    late = {step.name for step in way.steps[max(0, way.agreeing - 2) :]}
+    pairs = _pairs([each for each in mistakes_of(way.steps) if late & set(each.wrong)])
     found = next((each for each in pairs if _agrees(way, way.case, each.wrong)), None)
     if found is not None:
         text = f"With both mistakes, the steps of {reference.name} give the same numbers{way.case.what}{way.text}."
@@ -352,29 +360,30 @@ def _pairs(mistakes: list[Mistake]) -> Iterator[Mistake]:
 
 
 def _first_difference(way: Way, reference: Reference) -> CheckFinding:
-    """The step after the last one that agrees. Steps that change nothing agree in vain: then they are named too."""
-    last = way.agreeing
-    values = [_values(way.case, way.num_heads, way.matrices)]
-    for step in way.steps:
-        values.append(run([step], values[-1]))
-    first = min(last, len(way.steps) - 1)
-    while 0 < first <= last and _changes_nothing(way.steps[first - 1], values[first]):
-        first -= 1
+    """The step after the last one that agrees, and those before it whose agreement says nothing."""
+    last = min(way.agreeing, len(way.steps) - 1)
+    first, values = 0, _values(way.case, way.num_heads, way.matrices)
+    for number, step in enumerate(way.steps[: way.agreeing]):
+        before, values = values, run([step], values)
+        result = getattr(values, step.into)
+        if way.case.numbers.holds(result) and not _is_known(result, vars(before).values()):
+            first = number + 1
+    while first < last and way.steps[first].into in ("q", "k", "v"):
+        first += 1
+    first = min(first, last)
     names = [step.name for step in way.steps[first : last + 1]]
-    before = f"The steps until {way.steps[first - 1].name!r} agree" if first else "No step agrees"
+    before_it = f"The steps until {way.steps[first - 1].name!r} agree" if first else "No step agrees"
     steps = f"the step{'s' * (len(names) > 1)} {' or '.join(map(repr, names))}"
-    text = f"{before} with {reference.name}{way.case.what}{way.text}. The first that differs is {steps}."
+    text = f"{before_it} with {reference.name}{way.case.what}{way.text}. The first that differs is {steps}."
     return CheckFinding(
         "steps", "wrong", text, "Compare it with its formula.", f"{steps} differ{'s' * (len(names) < 2)}"
     )
 
 
-def _changes_nothing(step: Step, after: Values) -> bool:
-    """Whether a step, such as a mask that hides nothing, gives back a value that there was before."""
-    result = getattr(after, step.into)
-    return any(x is result for name, x in vars(after).items() if name != step.into) or (
-        step.name.endswith("scaling") and torch.equal(after.scores, after.scaled)
-    )
+def _is_known(result: Tensor, earlier: Iterable[Any]) -> bool:
+    """Whether the numbers of a result stand in a value before it, as those of a mask that hides some scores."""
+    numbers = result[result.isfinite()].unique()
+    return any(isinstance(x, Tensor) and bool(torch.isin(numbers, x).all()) for x in earlier)
 
 
 def _without_matrices(reference: Reference) -> CheckFinding:

@@ -121,7 +121,7 @@ def _pad_id(function: Callable[..., Any]) -> int:
 def _causal_calls(needed: int, pad: int) -> Iterator[list[MaskCase]]:
     if needed >= 2:
         yield [_causal_case(f"{I}, {J}", (I, J), (1, I, J)) for I, J in ((6, 6), (1, 5), (4, 6))]
-    lengths = (6, 1, 2)
+    lengths = (6, 1, 2, 40)
     yield [_causal_case(str(n), (n,), (1, n, n)) for n in lengths]
     yield [_causal_case(f"tokens (2, {n})", (torch.ones(2, n, dtype=torch.long),), (2, n, n)) for n in lengths]
     yield [_causal_case(f"x (2, {n}, 8)", (torch.ones(2, n, 8),), (2, n, n)) for n in lengths]

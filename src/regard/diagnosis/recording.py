@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -20,27 +22,27 @@ FEWEST, FEW = 4, 8
 
 
 class Recording(TorchDispatchMode):
-    """Inside, keeps the real numbers of every result."""
+    """Inside, keeps the real numbers of every result, in `parts`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._parts: list[Tensor] = []
+        self.parts: list[Tensor] = []
         self._sorted: Tensor | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for x in result if isinstance(result, tuple | list) else (result,):
             if isinstance(x, Tensor) and x.is_floating_point() and x.numel() <= LARGEST:
-                self._parts.append(x.detach().double().flatten().clone())
+                self.parts.append(x.detach().double().flatten().clone())
         return result
 
     def __bool__(self) -> bool:
-        return bool(self._parts)
+        return bool(self.parts)
 
     def holds(self, expected: Tensor) -> bool:
         """Whether every finite number of a tensor is among those of the run, in any arrangement."""
         if self._sorted is None:
-            every = torch.cat(self._parts) if self._parts else torch.zeros(0, dtype=torch.float64)
+            every = torch.cat(self.parts) if self.parts else torch.zeros(0, dtype=torch.float64)
             self._sorted = every[every.isfinite()].sort().values
         wanted = expected.double()[expected.isfinite()].contiguous()
         if not len(self._sorted) or len(wanted) < FEWEST:
@@ -60,8 +62,38 @@ class Recording(TorchDispatchMode):
         return bool((distance <= NEAR * (1e-3 + wanted.abs())).all())
 
 
+class RecordedArray(np.ndarray):
+    """An array that keeps the result of every operation on it in `results`."""
+
+    results: list[Tensor] | None = None
+
+    def __array_finalize__(self, obj: Any) -> None:
+        self.results = getattr(obj, "results", None)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        kwargs = {name: tuple(map(_plain, x)) if name == "out" else _plain(x) for name, x in kwargs.items()}
+        return self._kept(getattr(ufunc, method)(*map(_plain, inputs), **kwargs))
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return self._kept(super().__array_function__(func, types, args, kwargs))
+
+    def _kept(self, result: Any) -> Any:
+        if self.results is not None and isinstance(result, np.ndarray) and result.dtype.kind == "f":
+            if result.size <= LARGEST:
+                self.results.append(torch.tensor(_plain(result), dtype=torch.float64).flatten())
+            result = result.view(RecordedArray)
+            result.results = self.results
+        return result
+
+
+def _plain(x: Any) -> Any:
+    return x.view(np.ndarray) if isinstance(x, RecordedArray) else x
+
+
 def recorded(caller: Caller, inputs: tuple[Tensor, Tensor, Tensor]) -> Recording:
     """The numbers of a call. Fused kernels are exchanged for their formulas, whose steps can be seen."""
+    if caller.numpy:
+        return _recorded_of_arrays(caller, inputs)
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -69,4 +101,22 @@ def recorded(caller: Caller, inputs: tuple[Tensor, Tensor, Tensor]) -> Recording
             caller.returned(*inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
+    return numbers
+
+
+def _recorded_of_arrays(caller: Caller, inputs: tuple[Tensor, Tensor, Tensor]) -> Recording:
+    numbers = Recording()
+
+    def with_recording(*args: Any, **kwargs: Any) -> Any:
+        result = caller.function(*map(watched, args), **{name: watched(x) for name, x in kwargs.items()})
+        return [_plain(x) for x in result] if isinstance(result, tuple | list) else _plain(result)
+
+    def watched(x: Any) -> Any:
+        if not isinstance(x, np.ndarray):
+            return x
+        x = x.view(RecordedArray)
+        x.results = numbers.parts
+        return x
+
+    replace(caller, function=with_recording).returned(*inputs)
     return numbers

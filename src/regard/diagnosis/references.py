@@ -336,8 +336,8 @@ _WRONG_ANGLES: dict[str, Formula] = {
     "the first position is 1": lambda x: _angles(x, first=1),
     "the base is 1,000": lambda x: _angles(x, 1_000.0),
     "the base is 100,000": lambda x: _angles(x, 100_000.0),
-    "the exponent is i / width in place of 2 i / width": lambda x: _angles(x, step=1.0),
-    "the exponent is 4 i / width in place of 2 i / width": lambda x: _angles(x, step=4.0),
+    "the exponent of the angles is i / width in place of 2 i / width": lambda x: _angles(x, step=1.0),
+    "the exponent of the angles is 4 i / width in place of 2 i / width": lambda x: _angles(x, step=4.0),
     "the angles are multiplied, not divided, by the rates": lambda x: _angles(x, 1e-4),
     "all channels have the same angle": lambda x: _angles(x, 1.0),
 }
@@ -361,7 +361,7 @@ def _encoding(order: str) -> Step:
 
 def _added_positions(factor: Callable[[Values], float]) -> Step:
     return Step(
-        "sum",
+        "sum with the positions",
         "output",
         lambda x: factor(x) * x.query + x.encoding,
         {

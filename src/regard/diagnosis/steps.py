@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-#: The values so far, by name: inputs, matrices, and the results of steps.
+#: The values so far, by name: inputs, matrices, and the results of steps. `of_no_keys` is the weight in a row without
+#: any visible key: NaN or 0.
 Values = SimpleNamespace
 Formula = Callable[[Values], Tensor]
 
@@ -201,8 +202,17 @@ def _distances(x: Values) -> Tensor:
     return torch.arange(J) - torch.arange(I)[:, None]
 
 
-def _hiding(hidden: Callable[[Values], Tensor], value: float = -torch.inf) -> Formula:
-    return lambda x: x.scaled.masked_fill(hidden(x), value)
+def _hiding(hidden: Callable[[Values], Tensor]) -> Formula:
+    return lambda x: x.scaled.masked_fill(hidden(x), -torch.inf)
+
+
+def _all_ways_of_hiding(mistake: str, hidden: Callable[[Values], Tensor]) -> dict[str, Formula]:
+    """A mistake that leaves a query without any key: then it matters how keys are hidden."""
+    return {
+        mistake: _hiding(hidden),
+        f"{mistake}, with a large number": lambda x: x.scaled.masked_fill(hidden(x), -1e9),
+        f"{mistake}, by a sum with a large number": lambda x: x.scaled - 1e9 * hidden(x),
+    }
 
 
 ALL_VISIBLE = Step(
@@ -236,11 +246,13 @@ CAUSAL = Step(
         "the causal mask is missing": lambda x: x.scaled,
         "the causal mask is reversed: it hides earlier keys": _hiding(lambda x: _distances(x) < 0),
         "the causal mask shows the next token": _hiding(lambda x: _distances(x) > 1),
-        "the causal mask hides the token itself": _hiding(lambda x: _distances(x) >= 0, -1e9),
-        "the causal mask hides the token itself, with -inf": _hiding(lambda x: _distances(x) >= 0),
+        **_all_ways_of_hiding("the causal mask hides the token itself", lambda x: _distances(x) >= 0),
         "the causal mask is added as 0 and 1": lambda x: x.scaled + (_distances(x) <= 0),
         "the causal mask multiplies the scores": lambda x: x.scaled * (_distances(x) <= 0),
-        "the causal mask shows the hidden keys alone": _hiding(lambda x: _distances(x) <= 0),
+        **_all_ways_of_hiding("the causal mask shows the hidden keys alone", lambda x: _distances(x) <= 0),
+        "the causal mask is that of the first head alone": lambda x: x.scaled.masked_fill(
+            (_distances(x) > 0) & (torch.arange(x.scaled.shape[1]) == 0)[:, None, None], -torch.inf
+        ),
     },
 )
 
@@ -256,7 +268,7 @@ def _over_sum(x: Tensor) -> Tensor:
 SOFTMAX = Step(
     "softmax",
     "weights",
-    lambda x: _softmax(x.masked),
+    lambda x: _softmax(x.masked).nan_to_num(x.of_no_keys),
     {
         "large scores overflow: the softmax does not subtract the largest one": lambda x: _over_sum(x.masked.exp()),
         "the softmax is over the queries": lambda x: x.masked.softmax(-2),
