@@ -31,6 +31,7 @@ REFERENCE = {"Attend": "regard.api"} | {
         "Statistics": "stats",
         "Types": "types",
         "Modules": "nn",
+        "Tests": "testing",
         "Viewer": "viewer",
         "Translators": "lab",
         "Texts": "lab.data",

@@ -27,7 +27,7 @@ LAYERS = [
     {"maps", "composites", "catalog", "attention_output", "call_options", "nn"},
     {"stats", "edits", "hf", "drawing", "diagnosis"},
     {"profiling", "attribution"},
-    {"viewer", "cli", "types", "api"},
+    {"viewer", "cli", "types", "api", "testing"},
     {"lab"},
 ]
 #: The layer of the public names of `regard`.

@@ -131,6 +131,13 @@ def check(
     target: Annotated[
         str, typer.Argument(metavar="FILE.py:NAME", help="A function, class, module or Attention in your file.")
     ],
+    like: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What it should be: multi_head, bahdanau, causal_mask, ...")
+    ] = None,
+    matrix: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ROLE=NAME", help="The parameter of a role: query=W_q.weight; may be repeated."),
+    ] = None,
     mask: Annotated[
         str | None,
         typer.Option(
@@ -144,10 +151,13 @@ def check(
     ] = 120.0,
     json: Json = False,
 ) -> None:
-    """Find the mistakes of an attention function (exit status 1), by calling it; the file is run, as by python."""
+    """Find the mistakes of an attention function, by calling it; the file is run, as by python.
+
+    Exit status 0: right; 1: a mistake; 2: it cannot be called; 3: what it should compute was not checked.
+    """
     from regard.cli.check import run
 
-    run(target, mask, scale, limit, json)
+    run(target, like, matrix or [], mask, scale, limit, json)
 
 
 @app.command(cls=Command)

@@ -1,4 +1,4 @@
-"""`regard check`: checks an attention function of a user's file, and exits with 1 if it has a mistake."""
+"""`regard check`: checks an attention function of a user's file. Its exit status says what came of it."""
 
 from __future__ import annotations
 
@@ -22,19 +22,48 @@ from regard.diagnosis.failures import place_of
 from regard.diagnosis.progress import USUAL_CALLS, mistakes_of
 from regard.diagnosis.report import CheckFinding
 
+#: Exit status of a report by its `ok`; 2 is that of an error, such as a function that cannot be called.
+STATUS = {True: 0, False: 1, None: 3}
 
-def run(target: str, mask: str | None, scale: float | None, limit: float, as_json: bool) -> None:
-    """Print the report of `target`, "file.py:name", as text or JSON. Ctrl-C prints what was found so far."""
+
+def run(
+    target: str,
+    like: str | None,
+    matrices: list[str],
+    mask: str | None,
+    scale: float | None,
+    limit: float,
+    as_json: bool,
+) -> None:
+    """Print the report of `target`, "file.py:name", as text or JSON. Ctrl-C prints what was found so far.
+
+    `matrices` are texts such as "query=W_q.weight".
+    """
     subject = load(target)
     with _shown_progress() as seen:
         try:
-            report = check(subject, mask=mask, scale=scale, limit=limit, progress=seen.update)
+            report = check(
+                subject,
+                like=like,
+                matrices=dict(map(_role_and_name, matrices)),
+                mask=mask,
+                scale=scale,
+                limit=limit,
+                progress=seen.update,
+            )
         except KeyboardInterrupt:
             typer.echo(seen.summary(), err=True)
             raise
     typer.echo(json.dumps(report.as_dict(), indent=1) if as_json else str(report))
     if not report.ok:
-        raise typer.Exit(1)
+        raise typer.Exit(STATUS[report.ok])
+
+
+def _role_and_name(text: str) -> tuple[str, str]:
+    role, equals, name = text.partition("=")
+    if not (role and equals and name):
+        raise RegardError(f"check: --matrix {text!r} is not ROLE=NAME. For example: --matrix query=W_q.weight.")
+    return role, name
 
 
 @dataclass

@@ -318,9 +318,10 @@ def _mistake_of(tried: list[Way], reference: Reference) -> Likeness:
     for way in tried:
         found = _explaining(way, mistakes_of(way.steps))
         if found is not None:
-            where = next(name for name in found.wrong)
+            where = next(iter(found.wrong))
+            step = next(step for step in way.steps if step.name == where)
             text = f"With this mistake in the step {where!r}, the steps of {reference.name} give the same numbers"
-            return Likeness(_wrong(f"{text}{way.case.what}{way.text}.", found.text), way.case.caller)
+            return Likeness(_wrong(f"{text}{way.case.what}{way.text}.", found.text, step), way.case.caller)
     way = tried[0]
     late = {step.name for step in way.steps[max(0, way.agreeing - 2) :]}
     pairs = _pairs([each for each in mistakes_of(way.steps) if late & set(each.wrong)])
@@ -347,8 +348,9 @@ def _share_held(way: Way, wrong: Mapping[str, str]) -> float:
     return sum(held) / max(1, len(held))
 
 
-def _wrong(evidence: str, mistake: str) -> CheckFinding:
-    return CheckFinding("steps", "wrong", evidence, "Compare this step with its formula.", mistake)
+def _wrong(evidence: str, mistake: str, step: Step | None = None) -> CheckFinding:
+    remedy = f"The formula: {step.formula}." if step is not None and step.formula else "Compare it with the formula."
+    return CheckFinding("steps", "wrong", evidence, remedy, mistake)
 
 
 def _pairs(mistakes: list[Mistake]) -> Iterator[Mistake]:
@@ -375,9 +377,7 @@ def _first_difference(way: Way, reference: Reference) -> CheckFinding:
     before_it = f"The steps until {way.steps[first - 1].name!r} agree" if first else "No step agrees"
     steps = f"the step{'s' * (len(names) > 1)} {' or '.join(map(repr, names))}"
     text = f"{before_it} with {reference.name}{way.case.what}{way.text}. The first that differs is {steps}."
-    return CheckFinding(
-        "steps", "wrong", text, "Compare it with its formula.", f"{steps} differ{'s' * (len(names) < 2)}"
-    )
+    return _wrong(text, f"{steps} differ{'s' * (len(names) < 2)}", way.steps[last])
 
 
 def _is_known(result: Tensor, earlier: Iterable[Any]) -> bool:

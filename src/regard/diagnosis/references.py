@@ -92,6 +92,7 @@ _TANH = Step(
         "tanh of each summand in place of tanh of the sum": lambda x: _pairs(x)[0].tanh() + _pairs(x)[1].tanh(),
         "softmax in place of tanh": lambda x: x.sum.softmax(-1),
     },
+    formula="tanh(W q + U k)",
 )
 _SCORE = Step(
     "scores",
@@ -103,6 +104,7 @@ _SCORE = Step(
         "tanh of the scores": lambda x: x.matrices["score"](x.energies)[..., 0].tanh(),
     },
     "score",
+    formula="v . tanh(W q + U k)",
 )
 _ADDITIVE_CONTEXT = replace(
     CONTEXT,

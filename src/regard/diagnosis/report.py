@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import asdict, dataclass
+from html import escape
 from typing import Any, Literal
 
 Verdict = Literal["right", "wrong", "unknown"]
+_SIGNS = {"wrong": "✗ wrong", "unknown": "? unknown", "right": "✓ right"}
 #: Properties without which nothing is known of what a function computes.
 DECISIVE = ("scores", "steps")
 
@@ -63,7 +65,8 @@ class CheckReport:
     @property
     def mistakes(self) -> tuple[str, ...]:
         """The mistakes by name; empty if none was found."""
-        return tuple(finding.mistake for finding in self.findings if finding.verdict == "wrong")
+        wrong = (finding.mistake for finding in self.findings if finding.verdict == "wrong")
+        return tuple(mistake for mistakes in wrong for mistake in mistakes.split("; "))
 
     @property
     def mechanism(self) -> str | None:
@@ -82,6 +85,20 @@ class CheckReport:
         names |= {"mechanism": self.mechanism, "equal": list(self.equal)}
         return names | {"call": self.call, "findings": findings}
 
+    def _repr_html_(self) -> str:
+        """A table for notebooks: mistakes first, each with its remedy."""
+        rows = "".join(
+            f"<tr><td>{_SIGNS[f.verdict]}</td><td>{escape(f.what)}</td><td style='text-align:left'>"
+            f"{escape(_said(f))}{f'<br><i>{escape(f.remedy)}</i>' * bool(f.remedy)}</td></tr>"
+            for f in self._by_verdict()
+        )
+        title = f"{self.subject}: {_counted(self.mistakes, self.unchecked)}{_asked(self.open_questions)}"
+        return f"<table><caption style='text-align:left'><b>{escape(title)}</b></caption>{rows}</table>"
+
+    def _by_verdict(self) -> list[CheckFinding]:
+        order = {"wrong": 0, "unknown": 1, "right": 2}
+        return sorted(self.findings, key=lambda finding: order[finding.verdict])
+
     def __str__(self) -> str:
         others = f" (the same weights here: {', '.join(self.equal[1:])})" if self.equal[1:] else ""
         equals = f"{self.mechanism}{others}" if self.equal else "no mechanism of the catalog"
@@ -91,8 +108,7 @@ class CheckReport:
             *_wrapped("  equals     ", equals),
             "",
         ]
-        order = {"wrong": 0, "unknown": 1, "right": 2}
-        rows = [_row(finding) for finding in sorted(self.findings, key=lambda finding: order[finding.verdict])]
+        rows = [_row(finding) for finding in self._by_verdict()]
         return "\n".join([*head, *rows])
 
 
@@ -107,9 +123,13 @@ def _asked(questions: tuple[str, ...]) -> str:
     return f"; for you to decide: {', '.join(questions)}" if questions else ""
 
 
-def _row(finding: CheckFinding) -> str:
+def _said(finding: CheckFinding) -> str:
     mistake = f"{finding.mistake[0].upper()}{finding.mistake[1:]}. " if finding.mistake else ""
-    lines = _wrapped(f"  {finding.verdict:<8} {finding.what:<14} ", mistake + finding.evidence)
+    return mistake + finding.evidence
+
+
+def _row(finding: CheckFinding) -> str:
+    lines = _wrapped(f"  {finding.verdict:<8} {finding.what:<14} ", _said(finding))
     return "\n".join([*lines, *(_wrapped(" " * 26 + "-> ", finding.remedy) if finding.remedy else [])])
 
 

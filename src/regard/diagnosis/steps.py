@@ -37,7 +37,7 @@ class Matrix:
 class Step:
     """`right` computes the value `into`; `mistakes` are wrong formulas by their names. `matrix` is the one it needs.
 
-    `others` are steps that are right in its place, each with its `convention` in words.
+    `others` are steps that are right in its place, each with its `convention` in words. `formula` is what users read.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Step:
     matrix: str = ""
     convention: str = ""
     others: tuple[Step, ...] = ()
+    formula: str = ""
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ DOT_MISTAKES: dict[str, Formula] = {
     "all heads have the keys of the first": lambda x: x.q @ x.k[:, :1].mT,
     "the scores are distances, not products": lambda x: -torch.cdist(x.q, x.k),
 }
-DOT = Step("scores", "scores", lambda x: x.q @ x.k.mT, DOT_MISTAKES)
+DOT = Step("scores", "scores", lambda x: x.q @ x.k.mT, DOT_MISTAKES, formula="scores = q @ k.mT")
 
 
 def _factor(factor: Callable[[Values], float]) -> Formula:
@@ -168,11 +169,11 @@ def _factor(factor: Callable[[Values], float]) -> Formula:
 
 FACTORS: dict[str, Formula] = {
     "the scores are not scaled": _factor(lambda x: 1.0),
-    "the scores are divided by the width in place of its root": _factor(lambda x: 1 / x.q.shape[-1]),
-    "the scores are multiplied by the root of the width": _factor(lambda x: x.q.shape[-1] ** 0.5),
     "the scores are divided by the root of the width of all heads": _factor(
         lambda x: (x.q.shape[-1] * x.q.shape[1]) ** -0.5
     ),
+    "the scores are divided by the width in place of its root": _factor(lambda x: 1 / x.q.shape[-1]),
+    "the scores are multiplied by the root of the width": _factor(lambda x: x.q.shape[-1] ** 0.5),
     "the scores are divided by the root of the number of heads": _factor(lambda x: x.q.shape[1] ** -0.5),
     "the scores are divided by the root of the number of keys": _factor(lambda x: x.k.shape[2] ** -0.5),
     "the scores are divided by the number of keys": _factor(lambda x: 1 / x.k.shape[2]),
@@ -182,7 +183,13 @@ FACTORS: dict[str, Formula] = {
         lambda x: 1 / (x.q.shape[-1] * x.q.shape[1])
     ),
 }
-SCALE = Step("scaling", "scaled", _factor(lambda x: x.q.shape[-1] ** -0.5), FACTORS)
+SCALE = Step(
+    "scaling",
+    "scaled",
+    _factor(lambda x: x.q.shape[-1] ** -0.5),
+    FACTORS,
+    formula="scores / math.sqrt(q.shape[-1]), with the width of a head",
+)
 #: Luong's scores have no factor.
 NO_SCALE = Step(
     "scaling",
@@ -193,6 +200,7 @@ NO_SCALE = Step(
         "the scores have the opposite sign": _factor(lambda x: -1.0),
         "the scores are divided by the number of keys": _factor(lambda x: 1 / x.k.shape[2]),
     },
+    formula="no factor",
 )
 
 
@@ -237,6 +245,7 @@ ALL_VISIBLE = Step(
             for size in (4, 8, 16, 32)
         },
     },
+    formula="no mask",
 )
 CAUSAL = Step(
     "mask",
@@ -254,6 +263,7 @@ CAUSAL = Step(
             (_distances(x) > 0) & (torch.arange(x.scaled.shape[1]) == 0)[:, None, None], -torch.inf
         ),
     },
+    formula="scores.masked_fill(j > i, -torch.inf), for query i and key j",
 )
 
 
@@ -300,6 +310,7 @@ SOFTMAX = Step(
         "all heads have the weights of the first": lambda x: _softmax(x.masked)[:, :1].expand_as(x.masked),
         "all weights are equal": lambda x: torch.full_like(x.masked, 1 / x.masked.shape[-1]),
     },
+    formula="scores.softmax(-1), over the keys",
 )
 CONTEXT_MISTAKES: dict[str, Formula] = {
     "the weights are transposed": lambda x: x.weights.mT @ x.v,
@@ -321,7 +332,7 @@ CONTEXT_MISTAKES: dict[str, Formula] = {
     "the values are added to the output": lambda x: x.weights @ x.v + x.v,
     "the output is normalized": lambda x: functional.normalize(x.weights @ x.v, dim=-1),
 }
-CONTEXT = Step("context", "context", lambda x: x.weights @ x.v, CONTEXT_MISTAKES)
+CONTEXT = Step("context", "context", lambda x: x.weights @ x.v, CONTEXT_MISTAKES, formula="weights @ v")
 
 
 def _without_heads(x: Values, heads: slice) -> Tensor:
