@@ -16,8 +16,9 @@ __all__ = ["assert_attention"]
 def assert_attention(function: Callable[..., Any] | nn.Module, /, *inputs: Any, **options: Any) -> None:
     """Pass if `regard.check(function, *inputs, **options)` finds everything right.
 
-    If it finds a mistake, or could not check what the function computes, raise an AssertionError whose text is the report. `options` are those of `regard.check`: `like` names what the
-    function should be, and `mask` and `scale` say what is meant.
+    If it finds a mistake, or could not check what the function computes, raise an AssertionError whose text is the
+    report. `options` are those of `regard.check`: `like` names what the function should be, and `mask` and `scale` say
+    what is meant.
 
     >>> import torch
     >>> def attention(q, k, v):

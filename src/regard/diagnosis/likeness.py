@@ -27,6 +27,8 @@ from regard.diagnosis.steps import Matrix, Mistake, Reference, Step, Values, mis
 TOLERANCE = 1e-4
 #: Ways to give matrices their roles: as many are looked at, and in as many mistakes are tried.
 MOST_WAYS, MOST_TRIED = 24, 12
+#: Values that a search computes, and pairs of mistakes that are tried.
+MOST_VALUES, MOST_PAIRS = 4_000, 3_000
 #: Steps in a row that may differ before the later ones are compared no more.
 LONGEST_GAP = 3
 #: Matrices that are tried in a role, where no number shows which one it is.
@@ -63,6 +65,14 @@ class Way:
     num_heads: int
     matrices: Mapping[str, Matrix]
     agreeing: int
+
+    @cached_property
+    def before(self) -> list[Values]:
+        """The values before each step, and those after the last one."""
+        values = [_values(self.case, self.num_heads, self.matrices)]
+        for step in self.steps:
+            values.append(run([step], values[-1]))
+        return values
 
     @property
     def text(self) -> str:
@@ -152,14 +162,12 @@ def ways_of(caller: Caller, reference: Reference, names: Mapping[str, str]) -> I
 
 def _in_case(way: Way, case: Case) -> Way:
     """The same reading of another call."""
-    values, agreeing = _values(case, way.num_heads, way.matrices), 0
-    for number, step in enumerate(way.steps, 1):
-        values = run([step], values)
-        agreeing = number if case.numbers.holds(getattr(values, step.into)) else agreeing
-    return replace(way, case=case, agreeing=agreeing)
+    there = replace(way, case=case)
+    held = [n for n, step in enumerate(way.steps, 1) if case.numbers.holds(getattr(there.before[n], step.into))]
+    return replace(there, agreeing=max(held, default=0))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Search:
     """Gives the matrices of a module to the steps of a reference, one after the other."""
 
@@ -167,6 +175,7 @@ class _Search:
     found: list[Matrix]
     names: Mapping[str, str]
     holds: Callable[[Tensor], bool]
+    computed: int = 0
 
     @cached_property
     def shapes(self) -> set[tuple[int, ...]]:
@@ -185,6 +194,8 @@ class _Search:
         Behind a matrix that no number shows, the others are those whose names fit best.
         """
         number = len(done)
+        if self.computed > MOST_VALUES:
+            return
         if number == len(steps):
             yield done, values.matrices, agreeing
             return
@@ -216,6 +227,7 @@ class _Search:
             options = [({**values.matrices, role: matrix}, with_it) for matrix, with_it in fits]
             options = [option for option in options if self._can_go_on(*option)]
         for matrices, with_it in options[:1] if is_lost else options:
+            self.computed += 1
             try:
                 after = run([step], Values(**{**vars(values), "matrices": matrices}))
             except (RuntimeError, IndexError):  # the shapes of this reading do not fit
@@ -278,11 +290,13 @@ def _values(case: Case, num_heads: int, matrices: Mapping[str, Matrix] = Mapping
 
 def _agrees(way: Way, case: Case, wrong: Mapping[str, str]) -> bool:
     """Whether the steps, with these mistakes, give what the function returned: the output, or the weights alone."""
-    values = _values(case, way.num_heads, way.matrices)
+    first = next((n for n, step in enumerate(way.steps) if step.name in wrong), 0)
+    start = way.before[first] if case is way.case else _values(case, way.num_heads, way.matrices)
+    steps = way.steps[first if case is way.case else 0 :]
     try:
-        values = run(way.steps, values, wrong)
+        values = run(steps, start, wrong)
         if values.output.isnan().any() and not any(x.isnan().any() for x in case.returned):
-            values = run(way.steps, Values(**{**vars(values), "of_no_keys": 0.0}), wrong)
+            values = run(steps, Values(**{**vars(start), "of_no_keys": 0.0}), wrong)
     except (RuntimeError, IndexError):  # a mistake that these sizes do not allow
         return False
     if any(_same(values.output, x, case.tolerance) for x in case.returned):
@@ -325,7 +339,7 @@ def _mistake_of(tried: list[Way], reference: Reference) -> Likeness:
     way = tried[0]
     late = {step.name for step in way.steps[max(0, way.agreeing - 2) :]}
     pairs = _pairs([each for each in mistakes_of(way.steps) if late & set(each.wrong)])
-    found = next((each for each in pairs if _agrees(way, way.case, each.wrong)), None)
+    found = next((each for each in islice(pairs, MOST_PAIRS) if _agrees(way, way.case, each.wrong)), None)
     if found is not None:
         text = f"With both mistakes, the steps of {reference.name} give the same numbers{way.case.what}{way.text}."
         return Likeness(_wrong(text, found.text), way.case.caller)
@@ -340,11 +354,11 @@ def _explaining(way: Way, mistakes: Iterable[Mistake]) -> Mistake | None:
 
 def _share_held(way: Way, wrong: Mapping[str, str]) -> float:
     """The share of the steps, from the wrong one on, whose values the call computed."""
-    values, held = _values(way.case, way.num_heads, way.matrices), []
-    for step in way.steps:
+    first = next(n for n, step in enumerate(way.steps) if step.name in wrong)
+    values, held = way.before[first], []
+    for step in way.steps[first:]:
         values = run([step], values, wrong)
-        if held or step.name in wrong:
-            held.append(way.case.numbers.holds(getattr(values, step.into)))
+        held.append(way.case.numbers.holds(getattr(values, step.into)))
     return sum(held) / max(1, len(held))
 
 
@@ -364,11 +378,10 @@ def _pairs(mistakes: list[Mistake]) -> Iterator[Mistake]:
 def _first_difference(way: Way, reference: Reference) -> CheckFinding:
     """The step after the last one that agrees, and those before it whose agreement says nothing."""
     last = min(way.agreeing, len(way.steps) - 1)
-    first, values = 0, _values(way.case, way.num_heads, way.matrices)
+    first = 0
     for number, step in enumerate(way.steps[: way.agreeing]):
-        before, values = values, run([step], values)
-        result = getattr(values, step.into)
-        if way.case.numbers.holds(result) and not _is_known(result, vars(before).values()):
+        result = getattr(way.before[number + 1], step.into)
+        if way.case.numbers.holds(result) and not _is_known(result, vars(way.before[number]).values()):
             first = number + 1
     while first < last and way.steps[first].into in ("q", "k", "v"):
         first += 1
@@ -382,8 +395,7 @@ def _first_difference(way: Way, reference: Reference) -> CheckFinding:
 
 def _is_known(result: Tensor, earlier: Iterable[Any]) -> bool:
     """Whether the numbers of a result stand in a value before it, as those of a mask that hides some scores."""
-    numbers = result[result.isfinite()].unique()
-    return any(isinstance(x, Tensor) and bool(torch.isin(numbers, x).all()) for x in earlier)
+    return Recording(x for x in earlier if isinstance(x, Tensor)).holds(result)
 
 
 def _without_matrices(reference: Reference) -> CheckFinding:

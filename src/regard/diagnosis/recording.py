@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +25,9 @@ FEWEST, FEW = 4, 8
 class Recording(TorchDispatchMode):
     """Inside, keeps the real numbers of every result, in `parts`."""
 
-    def __init__(self) -> None:
+    def __init__(self, parts: Iterable[Tensor] = ()) -> None:
         super().__init__()
-        self.parts: list[Tensor] = []
+        self.parts = [x.double().flatten() for x in parts]
         self._sorted: Tensor | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
