@@ -14,7 +14,7 @@ from attentions import RIGHT, MultiHead, by_einsum, by_loops, by_matmul, in_nump
 from regard.diagnosis.calling import LAYOUTS, argument_tensor, callers_of, canonical_tensor
 from regard.diagnosis.masks import causal_pattern
 from regard.diagnosis.weights import measurable_caller, measure
-from wrong_attentions import WRONG, no_scale, softmax_over_axis_1
+from wrong_attentions import AFTER_DROPOUT, WRONG, no_scale, softmax_over_axis_1
 
 #: Right functions that are checked with further seeds: one for each way to find the weights.
 SEVERAL_SEEDS = ["matmul", "einsum, drop mask", "loops", "torch", "multi-head module", "nanoGPT", "linear", "one head"]
@@ -259,6 +259,13 @@ def test_a_users_module_stays_as_it_is():
     assert module.training and torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(x, before[name]) and x.dtype == torch.float32 for name, x in module.state_dict().items())
     assert all(p.grad is None for p in module.parameters())
+
+
+@pytest.mark.parametrize("name", AFTER_DROPOUT)
+def test_returned_weights_after_dropout_are_a_note(name):
+    report = rg.check(AFTER_DROPOUT[name])
+    assert report.ok and "weights" in report.open_questions
+    assert "With dropout the rows" in finding_of(report, "weights").evidence
 
 
 def test_inputs_without_tokens_show_no_mistake():

@@ -389,16 +389,16 @@ WRONG = {
     "mask transposed": (mask_is_transposed, "the mask is transposed", {}),
     "dropout on": (dropout_is_on, "dropout is on in evaluation", {}),
     "dropout on, module": (DropoutIsOn, "dropout is on in evaluation", {}),
-    "weights after dropout": (weights_after_dropout, "the returned weights are those after dropout", {}),
-    "weights after dropout, module": (WeightsAfterDropout, "the returned weights are those after dropout", {}),
-    "weights after dropout, torch's module": (
-        nn.MultiheadAttention(16, 4, dropout=0.1, batch_first=True),
-        "the returned weights are those after dropout",
-        {},
-    ),
     "scores returned": (scores_are_returned, "the returned weights are not those used", {}),
     "overflow": (overflows, "large scores overflow", {}),
     "in place": (in_place, "the inputs are changed in place", {}),
     "detached": (detached, "the gradient is detached", {}),
     "batch mixed": (BatchIsMixed, "sequences of a batch mix", {}),
+}
+
+#: Functions that return the weights after dropout, as torch's module does: it is noted, and no mistake.
+AFTER_DROPOUT = {
+    "function": weights_after_dropout,
+    "module": WeightsAfterDropout,
+    "torch's module": nn.MultiheadAttention(16, 4, dropout=0.1, batch_first=True),
 }

@@ -130,7 +130,7 @@ def scale_finding(
 def _scale_remedy(factor: float) -> str:
     remedy = "Divide the scores by math.sqrt(q.shape[-1]), the width of a head."
     if math.isclose(factor, 1.0, rel_tol=PRECISION):
-        return f"{remedy} If no factor is intended, as in Luong's dot score, say so: scale=1."
+        return f"{remedy} If no factor is intended, as in Luong's dot score, say so: like='luong_dot'."
     return f"{remedy} If {factor:.4g} is intended, say so: scale={factor:.4g}."
 
 

@@ -1,0 +1,201 @@
+"""`check(like=...)`: solutions of students, right and wrong, beside the reference that they should be."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import regard as rg
+from regard.cli.app import app
+from students_right import RIGHT
+from students_wrong import WRONG
+
+#: References whose functions take long to compare; of each a few solutions stay in the quick tests.
+LONG = ("multi_head", "causal_multi_head", "encoder_block", "causal_block", "decoder_block")
+QUICK = ("multi-head, heads by view", "encoder block, no first residual", "decoder block, cross-attention to itself")
+QUICK += ("multi-head, softmax over the heads",)
+#: Right solutions in which the matrices cannot be told.
+NOT_CHECKED = ("learned positions, one-hot positions",)
+#: Wrong solutions that are another reference, or right with a mask that is given; and those without the matrices.
+RIGHT_TOO = ("decoder block, nn.TransformerDecoderLayer without a mask", "padding mask, pad id 1")
+WITHOUT_MATRICES = ("multi-head, half of the heads", "encoder block, norm over the tokens")
+
+
+def _cases(solutions):
+    first = {next(name for name, (_, of, *_) in solutions.items() if of == reference) for reference in LONG}
+    for name, (_, reference, *_) in solutions.items():
+        is_quick = reference not in LONG or name in first or name in QUICK
+        yield pytest.param(name, marks=[] if is_quick else pytest.mark.example, id=name.replace(" ", "-"))
+
+
+@pytest.mark.parametrize("name", _cases(RIGHT))
+def test_a_right_solution_is_right(name):
+    function, reference = RIGHT[name]
+    report = rg.check(function, like=reference, limit=None)
+    assert report.mistakes == (), str(report)
+    assert report.ok is (None if name in NOT_CHECKED else True)
+    assert name in NOT_CHECKED or report.mechanism == reference
+
+
+@pytest.mark.parametrize("name", _cases(WRONG))
+def test_the_mistake_of_a_wrong_solution_is_named_by_its_step(name):
+    function, reference, words = WRONG[name]
+    report = rg.check(function, like=reference, limit=None)
+    if name in (*RIGHT_TOO, *WITHOUT_MATRICES):
+        assert report.ok is (True if name in RIGHT_TOO else None)
+        return
+    assert report.ok is False
+    assert re.search(words, "; ".join(report.mistakes), re.IGNORECASE), str(report)
+
+
+def test_the_sense_of_a_mask_can_be_meant():
+    def hidden(n):
+        return torch.ones(n, n).triu(1).bool()
+
+    assert rg.check(hidden, like="causal_mask", mask="drop").ok
+    assert rg.check(hidden, like="causal_mask", mask="keep").mistakes == ("the mask is reversed",)
+    both = rg.check(lambda n: torch.ones(n, n).triu().bool(), like="causal_mask").mistakes[0]
+    assert "shows later tokens" in both and "hides the token itself" in both
+    with pytest.raises(rg.RegardError, match=r"built no mask\. Tried:\n.*ValueError"):
+        rg.check(lambda n: int("x"), like="causal_mask")
+
+
+class Heads(nn.Module):
+    def __init__(self, scale=0.5):
+        super().__init__()
+        self.num_heads, self.scale = 4, scale
+        self.a, self.b, self.c, self.d = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (part(x).unflatten(-1, (4, 4)).transpose(1, 2) for part in (self.a, self.b, self.c))
+        return self.d((q @ k.mT * self.scale).softmax(-1).matmul(v).transpose(1, 2).flatten(2))
+
+
+def test_matrices_can_be_given():
+    assert rg.check(Heads(), like="multi_head").ok
+    wrong = rg.check(Heads(), like="multi_head", matrices={"value": "b.weight", "key": "c.weight"})
+    assert wrong.ok is False
+    with pytest.raises(rg.RegardError, match=r"there is no matrix 'valu'\. Did you mean 'value'"):
+        rg.check(Heads(), like="multi_head", matrices={"valu": "b.weight"})
+    with pytest.raises(rg.RegardError, match=r"the module has no matrix 'e\.weight'"):
+        rg.check(Heads(), like="multi_head", matrices={"value": "e.weight"})
+    with pytest.raises(rg.RegardError, match=r"like='multihead'\).*Did you mean 'multi_head'"):
+        rg.check(Heads(), like="multihead")
+
+
+def test_two_mistakes_are_two():
+    class Two(Heads):
+        def forward(self, x):
+            q, k, v = (part(x).unflatten(-1, (4, 4)).transpose(1, 2) for part in (self.a, self.b, self.c))
+            return self.d((q @ k.mT).softmax(-2).matmul(v).transpose(1, 2).flatten(2))
+
+    mistakes = rg.check(Two(), like="multi_head").mistakes
+    assert mistakes == ("the scores are not scaled", "the softmax is over the queries")
+
+
+def test_what_was_not_checked_is_no_praise():
+    report = rg.check(Heads(), like="bahdanau")
+    assert report.ok is None and report.mistakes == () and report.unchecked == ("steps",)
+    assert (
+        str(report).startswith("Heads: not checked: steps") and json.loads(json.dumps(report.as_dict()))["ok"] is None
+    )
+
+
+def test_modules_that_keep_tensors_of_a_call_are_copied():
+    class Keeps(Heads):
+        def forward(self, x):
+            self.kept = self.a(x)
+            return super().forward(x)
+
+    module = Keeps()
+    module(torch.randn(1, 3, 16))
+    assert not module.kept.is_leaf and rg.check(module, like="multi_head").ok
+
+
+class Positions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        angles = torch.arange(50)[:, None] * 10_000 ** (-torch.arange(0, 16, 2) / 16)
+        self.register_buffer("table", torch.stack((angles.sin(), angles.cos()), -1).flatten(1))
+
+    def forward(self, x):
+        return x + self.table[: x.shape[1]]
+
+
+def test_positions_are_known_without_like():
+    report = rg.check(Positions())
+    assert report.ok and report.mechanism == "sinusoidal"
+    other = Positions()
+    other.table += 0.5
+    report = rg.check(other)
+    assert report.ok is None and "seems to add positions" in report.findings[0].evidence
+
+
+def test_luongs_dot_score_of_a_decoder_needs_no_factor():
+    def attention(decoder_hidden, encoder_outputs):
+        weights = (encoder_outputs @ decoder_hidden[..., None]).softmax(1)
+        return (weights * encoder_outputs).sum(1)
+
+    assert rg.check(attention).ok
+    assert rg.check(lambda q, k, v: (q @ k.mT).softmax(-1) @ v).mistakes == ("the scores are not scaled",)
+
+
+def test_luongs_general_score_with_projected_values_is_no_false_cause():
+    class General(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.W = nn.Linear(16, 16, bias=False)
+
+        def forward(self, decoder_hidden, encoder_outputs):
+            projected = self.W(encoder_outputs)
+            weights = (projected @ decoder_hidden[..., None]).softmax(1)
+            return (weights * projected).sum(1)
+
+    expected = ("the projected keys are summed in place of the values",)
+    assert rg.check(General()).mistakes == rg.check(General(), like="luong_general").mistakes == expected
+
+
+def test_assert_attention_fails_with_the_report():
+    rg.testing.assert_attention(Heads(), like="multi_head")
+    with pytest.raises(AssertionError, match=r"1 mistake: the scores are not scaled(.|\n)*The formula"):
+        rg.testing.assert_attention(Heads(scale=1.0), like="multi_head")
+    with pytest.raises(AssertionError, match="not checked"):
+        rg.testing.assert_attention(Heads(), like="bahdanau")
+
+
+def test_the_report_of_a_notebook_escapes_its_text():
+    finding = rg.types.CheckFinding("steps", "wrong", "a < b", "Write a & b.", "<script>")
+    html = rg.types.CheckReport("f", "f(x)", (finding,))._repr_html_()
+    assert "a &lt; b" in html and "a &amp; b" in html and "<script>" not in html
+
+
+SOLUTION = """
+import torch
+def right(q, k, v): return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+def wrong(q, k, v): return (q @ k.mT).softmax(-1) @ v
+class Layer(torch.nn.Module):
+    def forward(self, x): return x.mean(1, keepdim=True).expand_as(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["right", "--like", "scaled_dot_product"], 0, "no mistake found"),
+        (["wrong", "--like", "scaled_dot_product"], 1, "the scores are not scaled"),
+        (["Layer", "--like", "bahdanau"], 3, "not checked: steps"),
+        (["right", "--like", "nothing"], 2, "other names"),
+        (["right", "--like", "multi_head", "--matrix", "query"], 2, "is not ROLE=NAME"),
+    ],
+)
+def test_the_exit_status_says_what_came_of_it(tmp_path, arguments, status, text):
+    file = tmp_path / "solution.py"
+    file.write_text(SOLUTION)
+    result = CliRunner().invoke(app, ["check", f"{file}:{arguments[0]}", *arguments[1:]])
+    assert (result.exit_code if not isinstance(result.exception, rg.RegardError) else 2) == status
+    assert text in result.output + str(result.exception)
