@@ -33,7 +33,7 @@ def _cases(solutions):
         yield pytest.param(name, marks=[] if is_quick else pytest.mark.example, id=name.replace(" ", "-"))
 
 
-@pytest.mark.parametrize("name", _cases(RIGHT))
+@pytest.mark.parametrize("name", list(_cases(RIGHT)))
 def test_a_right_solution_is_right(name):
     function, reference = RIGHT[name]
     report = rg.check(function, like=reference, limit=None)
@@ -42,7 +42,7 @@ def test_a_right_solution_is_right(name):
     assert name in NOT_CHECKED or report.mechanism == reference
 
 
-@pytest.mark.parametrize("name", _cases(WRONG))
+@pytest.mark.parametrize("name", list(_cases(WRONG)))
 def test_the_mistake_of_a_wrong_solution_is_named_by_its_step(name):
     function, reference, words = WRONG[name]
     report = rg.check(function, like=reference, limit=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -133,6 +134,7 @@ def check(
     if limit is not None and not (fits(limit, float) and limit > 0):
         raise RegardError(f"check(limit={limit}): the limit is a number of seconds above 0, or None for no limit.")
     reference = None if like is None or like in MASKS else reference_named(like)
+    importlib.import_module("torch._dynamo")  # modes need it, and a limit in the middle of its import would break torch
     state = CheckProgress(limit, progress) if progress is not None else CheckProgress(limit)
     with state.limited(name_of(subject)):
         if like in MASKS:
@@ -212,7 +214,11 @@ def _positions_of(
     (one, its_output), (other, other_output) = outputs
     if its_output.shape != one.shape or not close(its_output - one, other_output - other):
         return None
-    text = f"It adds the same numbers to each input, so it seems to add positions, and they are not {words(POSITIONS)}."
+    added = its_output - one
+    if close(added, added[:, :, :1].expand_as(added)):
+        return None  # the same for all tokens
+    known = " or ".join(POSITIONS)
+    text = f"It adds the same numbers to each input, so it seems to add positions, and they are not those of {known}."
     remedy = "Say what it should be, for example: regard.check(function, like='sinusoidal')."
     return [CheckFinding("steps", "unknown", text, remedy)], ()
 
@@ -256,6 +262,7 @@ def _steps_findings(
 
 def _best_examination(callers: list[Caller], mask: str | None, scale: float | None) -> _Examination:
     """That of the order of axes with the fewest mistakes. Mistakes that hide the weights are undone and noted."""
+    callers = [caller for caller in callers if caller.query_axes != "d"] or callers  # one vector hides other mistakes
     progress = callers[0].progress
     progress.begin("precision")
     precision = numerics.precision_finding(callers[0])
