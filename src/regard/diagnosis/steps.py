@@ -100,7 +100,7 @@ def mistakes_of(steps: Iterable[Step]) -> list[Mistake]:
         for mistake in step.mistakes if step.matrix else ():
             of_all = mistake.replace(f"the {step.matrix}", "each input")
             together.setdefault(of_all, {})[step.name] = mistake
-    return [*single, *(Mistake(text, wrong) for text, wrong in together.items() if len(wrong) > 1)]
+    return [*(Mistake(text, wrong) for text, wrong in together.items() if len(wrong) > 1), *single]
 
 
 # Parts that references share. Values are (B, H, n, D) inside, with one head where a function has none.
