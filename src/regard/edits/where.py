@@ -99,7 +99,7 @@ NUMBERED = re.compile(r"(.+)#(\d+)", re.DOTALL)
 PIECES = 12
 
 
-def listed(value: Choice) -> Sequence[int | str | slice]:
+def listed(value: Any) -> Sequence[int | str | slice]:
     """The values of a part of a selection; none for None."""
     if value is None:
         return ()
@@ -310,11 +310,11 @@ class Where:
         """The numbers of queries or keys, of each batch entry if these or the texts differ."""
         if choice is None or tokens is None:
             return choice
-        if not has_texts(tokens):
-            return [_list(numbers(one, tokens)) for one in choice] if is_by_entry(choice) else numbers(choice, tokens)
-        entries = self.entries(len(tokens))
-        each = self._of_entries(choice, entries)
-        return [_list(numbers(one, tokens[entry])) for one, entry in zip(each, entries, strict=True)]
+        if not has_texts(tokens) and not is_by_entry(choice):
+            return numbers(choice, cast(Sequence[str], tokens))
+        entries = self.entries(len(tokens)) if has_texts(tokens) else range(len(choice))
+        texts = [cast(Sequence[str], tokens[entry] if has_texts(tokens) else tokens) for entry in entries]
+        return [list(listed(numbers(*one))) for one in zip(self._of_entries(choice, entries), texts, strict=True)]
 
     def entries(self, num_batch: int) -> list[int]:
         """The selected ones of so many batch entries, in the order of the selection."""
@@ -404,10 +404,6 @@ def has_texts(tokens: Texts) -> bool:
     return bool(tokens) and not isinstance(tokens[0], str)
 
 
-def _list(choice: Choice) -> list[int | str | slice]:
-    return list(listed(choice))
-
-
 def _indices(choice: Choice) -> Indices:
     """The numbers of a choice without words."""
     if choice is None:
@@ -488,7 +484,7 @@ def _head(name: str) -> tuple[int, int]:
     return int(named[1]), int(named[2])
 
 
-def _check(part: str, value: Choice) -> None:
+def _check(part: str, value: Any) -> None:
     """Refuse values that select nothing, or that name no head."""
     for one in flat(value):
         if isinstance(one, bool) or not isinstance(one, int | str | slice):

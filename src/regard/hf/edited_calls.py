@@ -198,8 +198,9 @@ def computed(call: AttentionCall, translation: Translation, rows: EditedRows) ->
     def block(queries: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         """The output and the weights of some rows."""
         tile, v = prepared.with_tensors(tensors[:-1]).tile(queries, slice(None)), tensors[-1]
-        grid = Grid(*(part.to(queries.device) for part in (batch, heads)), whole.query[queries], whole.key)
-        s, columns = scores(attention, tile, grid), torch.arange(len(whole.key), device=queries.device)
+        device = queries.device
+        grid = Grid(batch.to(device), heads.to(device), whole.query[queries], whole.key)
+        s, columns = scores(attention, tile, grid), torch.arange(len(whole.key), device=device)
         weights, _ = attention.normalizer.normalize_rows(s, columns)
         weights = F.dropout(translation.edited(weights, grid, whole), attention.dropout, attention.training)
         return grouped_values(weights, at_least_float32(v).to(weights.dtype)).to(call.value.dtype), weights
