@@ -36,7 +36,12 @@ class Indices:
 
     @staticmethod
     def of(*numbers: int) -> Indices:
-        return Indices(tuple((number, number + 1, 1) for number in numbers))
+        ranges: list[tuple[int, int, int]] = []
+        for number in numbers:
+            follows = bool(ranges) and ranges[-1][1] == number
+            start = ranges.pop()[0] if follows else number
+            ranges.append((start, number + 1, 1))
+        return Indices(tuple(ranges))
 
     @property
     def is_everything(self) -> bool:

@@ -98,7 +98,7 @@ class ResidualStream:
         self._head = language_model_head(model)
         self.head = LinearLayer.of(self._head)
         self.reads: list[FinalRead] = []
-        self._blocks = _blocks_of(model, attending) if self._head is not None else {}
+        self._blocks = blocks_of(model, attending) if self._head is not None else {}
         self._parents = {child: block for block in self._blocks for child in block.children()}
         self._running = _Running()
 
@@ -151,7 +151,7 @@ def language_model_head(model: nn.Module) -> nn.Module | None:
     return head if isinstance(head, nn.Module) else None
 
 
-def _blocks_of(model: nn.Module, attending: Iterable[str]) -> dict[nn.Module, tuple[str, ...]]:
+def blocks_of(model: nn.Module, attending: Iterable[str]) -> dict[nn.Module, tuple[str, ...]]:
     """The blocks of a model: the entries of lists of modules that hold attention modules, with their names."""
     modules = dict(model.named_modules())
     names: dict[nn.Module, tuple[str, ...]] = {}

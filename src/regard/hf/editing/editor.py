@@ -94,10 +94,18 @@ def edit(
 
 
 @contextmanager
-def _editing(editor: _Editor) -> Iterator[EditedRun]:
+def edit_what_is_there(model: nn.Module, edits: AttentionEdit) -> Iterator[EditedRun]:
+    """`edit` for edits of which some may select nothing, because the mask forbids their pairs."""
+    refuse_compiled(model, "edit")
+    with _editing(_Editor(model, edits, None, None, None), may_be_empty=True) as run:
+        yield run
+
+
+@contextmanager
+def _editing(editor: _Editor, may_be_empty: bool = False) -> Iterator[EditedRun]:
     with editor.open():
         yield editor.run
-    editor.conclude()
+    editor.conclude(may_be_empty)
 
 
 class _Block(AbstractContextManager[EditedRun]):
@@ -152,7 +160,7 @@ class _Editor(CallObserver):
         edits: AttentionEdit,
         tokens: Texts | None,
         targets: Texts | None,
-        roles: Roles,
+        roles: Roles | None,
     ) -> None:
         self.model, self.run = model, EditedRun(edits)
         self.num_tokens = _num_tokens(tokens) if tokens is not None and _names_words(edits) else None
@@ -371,7 +379,7 @@ class _Editor(CallObserver):
             return "the mask of the model forbids all its pairs"
         return None
 
-    def conclude(self) -> None:
+    def conclude(self, may_be_empty: bool) -> None:
         """Refuse an edit that selected nothing, and layers that cannot be edited."""
         if not self.was_run:
             return
@@ -385,7 +393,7 @@ class _Editor(CallObserver):
             if named or (unedited and (names_none or not self.num_changed[number])):
                 raise RegardError(self._not_edited(part, named or list(unedited)))
             self.run.left_out |= unedited
-            if not self.num_changed[number]:
+            if not self.num_changed[number] and not (may_be_empty and number in self.reasons):
                 reason = self.reasons.get(number, "no attention that it selects was called")
                 raise RegardError(f"edit: {part!r} selected nothing: {reason}.")
 
