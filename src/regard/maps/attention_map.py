@@ -297,7 +297,10 @@ class AttentionMap(TensorInterface, ABC):
             )
         if keys.numel() and not -1 <= int(keys.min()) <= int(keys.max()) < J:
             raise RegardError(f"weights.at_keys: keys are indices from 0 to {J - 1}, or -1 for none.")
-        keys, parts = keys.reshape(-1, I).long(), [torch.zeros(B, H, 0, dtype=self._dtype, device=self.device)]
+        keys, parts = (
+            (keys[None] if keys.ndim == 1 else keys).long(),
+            [torch.zeros(B, H, 0, dtype=self._dtype, device=self.device)],
+        )
         for rows in torch.arange(I).split(TILE[0]) if J else ():
             columns, place = keys[:, rows].clamp_min(0).unique(return_inverse=True)
             index, is_there = (to_device(x, self.device)[:, None, :, None] for x in (place, keys[:, rows] >= 0))
