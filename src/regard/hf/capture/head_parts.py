@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from regard.base.shapes import at_least_float32, spread_indices, to_device
 from regard.hf.capture.captured_calls import ModuleCalls
 from regard.hf.capture.kept_calls import LostProjection, NoValues
-from regard.hf.output_projections import LinearLayer, open_gates, output_projection
+from regard.hf.output_projections import LinearLayer, is_norm, language_model_head, open_gates, output_projection
 from regard.maps.attention_map import AttentionMap
 from regard.maps.changed_map import GradientMap, ValueWeightedMap
 from regard.nn import Attends
@@ -143,14 +143,6 @@ class ResidualStream:
         running.blocks.append(_Block(names, before, after, is_sum))
 
 
-def language_model_head(model: nn.Module) -> nn.Module | None:
-    """The layer that computes logits from the residual stream."""
-    get = getattr(model, "get_output_embeddings", None)
-    head = get() if callable(get) else None
-    head = getattr(model, "lm_head", None) if head is None else head
-    return head if isinstance(head, nn.Module) else None
-
-
 def blocks_of(model: nn.Module, attending: Iterable[str]) -> dict[nn.Module, tuple[str, ...]]:
     """The blocks of a model: the entries of lists of modules that hold attention modules, with their names."""
     modules = dict(model.named_modules())
@@ -162,11 +154,6 @@ def blocks_of(model: nn.Module, attending: Iterable[str]) -> dict[nn.Module, tup
         if path:
             names[modules[path]] = (*names.get(modules[path], ()), name)
     return names
-
-
-def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a norm, by the name of its class."""
-    return "norm" in type(module).__name__.lower() or type(module).__name__.endswith("LN")
 
 
 def _first(values: Iterable[Any]) -> Tensor | None:

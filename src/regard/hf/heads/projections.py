@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from regard.base.checks import Count, checked
 from regard.base.errors import RegardError, first_few, nearest
 from regard.hf.attention_modules import part_of
-from regard.hf.capture.head_parts import is_norm, language_model_head
 from regard.hf.heads.model_heads import Heads, ModelHeads
 from regard.hf.names import IN_ORDER, NORMS, sides_of
-from regard.hf.output_projections import matrix_of
+from regard.hf.output_projections import is_norm, language_model_head, matrix_of
 from regard.stats.composition import CompositionScores, HeadMatrices, head_composition
 from regard.stats.numbering import layer_numbers
 
