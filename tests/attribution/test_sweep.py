@@ -234,8 +234,51 @@ def test_blocks_before_the_edit_run_once(llama):
             stack.enter_context(block.mlp.register_forward_hook(lambda *_, n=n: runs.__setitem__(n, runs[n] + 1)))
         rg.sweep(llama, rg.KnockOut, INPUTS, measure, batch_size=2 * B)
     runs_of_layer = H // 2
-    assert runs == [1 + runs_of_layer, 1 + 2 * runs_of_layer, 1 + 3 * runs_of_layer]
+    assert runs == [1 + runs_of_layer, 1 + 2 * runs_of_layer, 1 + 3 * runs_of_layer]  # one without an edit
     assert all("forward" not in vars(block) for block in llama.model.layers)
+
+
+class _Columns(nn.Module):
+    """A model whose blocks hand on (tokens, examples, channels), so a copy of the examples is no copy of the rows."""
+
+    def __init__(self, size):
+        super().__init__()
+        layers = [nn.TransformerEncoderLayer(8, 2, 16) for _ in range(2)]
+        self.blocks, self.size = nn.ModuleList(layers), size
+
+    def forward(self, x):
+        x = x.transpose(0, 1)
+        for block in self.blocks:
+            x = block(x)
+        return x.transpose(0, 1)
+
+
+@pytest.mark.parametrize("num_tokens", [3, 5])
+def test_blocks_with_another_layout_run_again(num_tokens):
+    torch.manual_seed(0)
+    model, x = _Columns(num_tokens).double().eval(), torch.randn(3, num_tokens, 8).double()
+    table = rg.sweep(model, rg.KnockOut, x, lambda out, n: out[:, -1, 0])
+    for layer in range(2):
+        for head in range(2):
+            with torch.no_grad(), rg.edit(model, rg.KnockOut(rg.Where(layers=layer, heads=head))):
+                torch.testing.assert_close(table.values[layer, head], model(x)[:, -1, 0], rtol=1e-9, atol=1e-9)
+
+
+def test_a_translator_with_a_bias_of_its_first_block():
+    """Blocks of T5 hand on a position bias without a batch axis, and three modules have each number of a layer."""
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=20, d_model=16, d_kv=4, d_ff=8, num_layers=2, num_heads=4, decoder_start_token_id=0
+    )
+    model = transformers.T5ForConditionalGeneration(config).double().eval()
+    inputs = {"input_ids": IDS, "attention_mask": PADDING, "decoder_input_ids": OTHER[:, :4]}
+    measure = lambda out, n: out.logits[:, -1, 7]  # noqa: E731
+    table = rg.sweep(model, rg.KnockOut, inputs, measure)
+    for n, path in enumerate(table.axes["layers"]):
+        for head in range(4):
+            with torch.no_grad(), rg.edit(model, rg.KnockOut(rg.Where(layers=path, heads=head))):
+                torch.testing.assert_close(table.values[n, head], measure(model(**inputs), 0), rtol=1e-9, atol=1e-9)
+    assert len(table.axes["layers"]) == 6
 
 
 class _Shared(nn.Module):
@@ -273,7 +316,7 @@ def test_a_sweep_that_was_stopped_continues(llama, tmp_path, monkeypatch):
     expected = rg.sweep(llama, rg.KnockOut, INPUTS, measure, batch_size=B)
     with pytest.raises(KeyboardInterrupt):
         rg.sweep(llama, rg.KnockOut, INPUTS, stopping, batch_size=B, file=file)
-    done, calls = len(calls) - 1 - 2, []  # two calls are of runs without an edit
+    done = len(calls) - 1 - 2  # two calls are of runs without an edit
     known = torch.tensor(json.loads(file.read_text())["values"])
     assert done == 2 and (~known.isnan().any(1)).sum() == done
     counts = []
@@ -296,9 +339,9 @@ def test_a_sweep_that_was_stopped_continues(llama, tmp_path, monkeypatch):
     ([], {}, "no edits"),
     (rg.KnockOut, {"over": ["layer"]}, "no axis 'layer'"),
     ([rg.KnockOut(rg.Where(batch=0))], {}, "names batch entries"),
-    ([rg.KnockOut(rg.Where(keys=[[1], [2]]))], {}, "tokens for 2 examples, and the inputs have 3"),
-    (rg.KnockOut, {"into": {"query": rg.Where(heads="L2.H0")}}, "sender of a path is an ActivationPatch of outputs"),
-    (rg.KnockOut, {"into": {"output": rg.Where(heads="L2.H0")}}, "sender of a path"),
+    ([rg.KnockOut(rg.Where(keys=[[1], [2]]))], {}, "tokens for 2 batch entries, and selects 3"),
+    (rg.KnockOut, {"into": {"query": rg.Where(heads="L2.H0")}}, "a sender is an ActivationPatch of outputs"),
+    (rg.KnockOut, {"into": {"output": rg.Where(heads="L2.H0")}}, "a sender is an ActivationPatch of outputs"),
 ])  # fmt: skip
 def test_mistakes_are_named(llama, edits, options, message):
     with pytest.raises(RegardError, match=message):
@@ -306,7 +349,7 @@ def test_mistakes_are_named(llama, edits, options, message):
 
 
 def test_mistakes_of_inputs_and_measures_are_named(llama):
-    with pytest.raises(RegardError, match="a number for each of the 3 entries"):
+    with pytest.raises(RegardError, match="a number for each of the 3 entries of the run"):
         rg.sweep(llama, rg.KnockOut, INPUTS, lambda out, n: out.logits.sum())
     with pytest.raises(RegardError, match="no examples"):
         rg.sweep(llama, rg.KnockOut, {"input_ids": [[1, 2]]}, measure)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,11 @@ from regard.hf.capture import WatchedAttention, watch
 from regard.hf.capture.head_parts import blocks_of
 from regard.hf.editing.editor import edit_what_is_there
 from regard.maps import AttentionMap
-from regard.stats.numbering import layer_numbers
+from regard.stats.numbering import layer_number
 
 FORMAT, VERSION = "regard sweep", 1
+#: What the colors of a heatmap show.
+QUANTITY = "change of the measure"
 #: Ablations by name.
 ABLATIONS = ("zero", "mean", "resample")
 #: The axes that `over` may name, as in `Where`.
@@ -79,22 +82,16 @@ class SweepTable:
 
         Red raises the measure, blue lowers it. Without `vmax` the largest effect has the darkest color.
         """
-        names, labels = list(self.axes), list(self.axes.values())
-        cells = self.effects.float().reshape(*self.effects.shape, *(1,) * (2 - len(names)))
-        rows, columns = cells.shape[:2]
-        cells = cells.flatten(2).movedim(2, 0) if cells.ndim > 2 else cells[None]
-        panels = [", ".join(one) for one in itertools.product(*labels[2:])]
-        across, columns_named = (names[1], labels[1]) if len(names) > 1 else ("", [""])
-        shown = Panels(
-            cells, panels, (rows, columns), labels[0], columns_named, (names[0], across), True, "change of the measure"
-        )
-        return draw_panels(shown, title, vmax, axes)
+        axis = {"": [""]} if len(self.axes) == 1 else {}
+        (down, rows), (across, columns), *others = (self.axes | axis).items()
+        cells = self.effects.float().reshape(len(rows), len(columns), -1).movedim(2, 0)
+        panels = [", ".join(one) for one in itertools.product(*(labels for _, labels in others))]
+        shape, sides = (len(rows), len(columns)), (down, across)
+        return draw_panels(Panels(cells, panels, shape, rows, columns, sides, True, QUANTITY), title, vmax, axes)
 
     def __repr__(self) -> str:
         sizes = " x ".join(f"{len(labels)} {name}" for name, labels in self.axes.items())
-        lines = [
-            f"  {', '.join(f'{k} {v}' for k, v in labels.items())}: {effect:+.3g}" for labels, effect in self.top(5)
-        ]
+        lines = [f"  {effect:+.3g}: {', '.join(map(' '.join, one.items()))}" for one, effect in self.top(5)]
         return "\n".join([f"SweepTable({sizes}, {len(self.baseline)} examples)", *lines])
 
 
@@ -140,14 +137,14 @@ def sweep(
     >>> table.effects.shape, len(table.top(3))
     (torch.Size([2, 2]), 3)
     """
-    examples = _Examples.of(inputs)
-    chunks = [slice(n, min(n + batch_size, examples.num)) for n in range(0, examples.num, batch_size)]
-    runner = _Runner(model, examples, measure, dict(into or {}))
+    runner = _Runner(model, inputs, measure, into or {})
+    num = runner.num_examples
+    chunks = [slice(n, min(n + batch_size, num)) for n in range(0, num, batch_size)]
     first = runner.plain(chunks[0])
     make = _ablation(edits, runner, chunks) if isinstance(edits, str) else edits
     grid = _Grid.of(make, over, first, tokens)
     runner.check(grid.edits)
-    kept = _Kept.open(file, grid, examples.num, into)
+    kept = _Kept.open(file, grid, num, into)
     report, done, count = progress or _shown(), 0, len(grid.edits) * len(chunks)
     for chunk in chunks:
         plain = first if chunk is chunks[0] else runner.plain(chunk)
@@ -164,32 +161,6 @@ def sweep(
     return grid.table(kept)
 
 
-@dataclass(frozen=True, eq=False)
-class _Examples:
-    """The inputs of a model, with the examples on the first axis of their tensors."""
-
-    inputs: Mapping[str, Any] | Tensor
-    num: int
-
-    @classmethod
-    def of(cls, inputs: Mapping[str, Any] | Tensor) -> _Examples:
-        tensors = [inputs] if isinstance(inputs, Tensor) else [x for x in inputs.values() if isinstance(x, Tensor)]
-        if not tensors or not tensors[0].ndim or not len(tensors[0]):
-            raise RegardError("sweep: inputs have no examples. Give the tensors of the model: {'input_ids': ids}.")
-        return cls(inputs, len(tensors[0]))
-
-    def run(self, model: nn.Module, chunk: slice, copies: int) -> Any:
-        """The output of the model for some examples, all of them so many times."""
-
-        def repeated(value: Any) -> Any:
-            is_batched = isinstance(value, Tensor) and value.ndim and len(value) == self.num
-            return _repeat(value[chunk], copies) if is_batched else value
-
-        if isinstance(self.inputs, Tensor):
-            return model(repeated(self.inputs))
-        return model(**{name: repeated(value) for name, value in self.inputs.items()})
-
-
 def _repeat(tensor: Tensor, copies: int) -> Tensor:
     return tensor if copies == 1 else tensor.repeat(copies, *(1,) * (tensor.ndim - 1))
 
@@ -202,7 +173,7 @@ class _Plain:
     measured: Tensor
     seen: WatchedAttention
     blocks: _Blocks
-    sources: dict[tuple[int, str, str], Tensor] = field(default_factory=dict)
+    sources: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -214,27 +185,46 @@ class _Runner:
     """Runs a model with some edits of some examples."""
 
     model: nn.Module
-    examples: _Examples
+    inputs: Mapping[str, Any] | Tensor
     measure: Measure
-    into: dict[str, Where]
+    into: Mapping[str, Where]
+
+    @cached_property
+    def num_examples(self) -> int:
+        """The size of the first axis of the first tensor."""
+        values = [self.inputs] if isinstance(self.inputs, Tensor) else self.inputs.values()
+        sizes = [len(value) for value in values if isinstance(value, Tensor) and value.ndim]
+        if not sizes or not sizes[0]:
+            raise RegardError("sweep: inputs have no examples. Give the tensors of the model: {'input_ids': ids}.")
+        return sizes[0]
+
+    def _outputs(self, chunk: slice, copies: int) -> Any:
+        """The output of the model for some examples, all of them so many times."""
+
+        def repeated(value: Any) -> Any:
+            is_batched = isinstance(value, Tensor) and value.ndim and len(value) == self.num_examples
+            return _repeat(value[chunk], copies) if is_batched else value
+
+        if isinstance(self.inputs, Tensor):
+            return self.model(repeated(self.inputs))
+        return self.model(**{name: repeated(value) for name, value in self.inputs.items()})
 
     def plain(self, chunk: slice) -> _Plain:
         """The run without an edit."""
-        blocks = _Blocks(self.model)
+        blocks = _Blocks(self.model, chunk.stop - chunk.start)
         with blocks.recorded(), watch(self.model, keep="qkv", verify=False) as seen:
-            measured = self.measured(self.examples.run(self.model, chunk, 1), chunk, 1)
-        plain = _Plain(chunk, measured[0], seen, blocks)
-        blocks.check(lambda: self.measured(self.examples.run(self.model, chunk, 1), chunk, 1)[0], plain.measured)
-        return plain
+            measured = self._measured(chunk, 1)
+        blocks.check(lambda: self._measured(chunk, 2), measured)
+        return _Plain(chunk, measured[0], seen, blocks)
 
-    def measured(self, output: Any, chunk: slice, copies: int) -> Tensor:
+    def _measured(self, chunk: slice, copies: int) -> Tensor:
         """The measure of each copy and example, (copies, examples)."""
         numbers = torch.arange(chunk.start, chunk.stop).repeat(copies)
-        result = self.measure(output, numbers)
-        if not isinstance(result, Tensor) or result.shape != numbers.shape:
+        result = torch.as_tensor(self.measure(self._outputs(chunk, copies), numbers))
+        if result.shape != numbers.shape:
             raise RegardError(
-                f"sweep: measure(output, examples) must return a number for each of the {len(numbers)} entries of the "
-                f"run, a tensor ({len(numbers)},); got {tuple(getattr(result, 'shape', ())) or result!r}."
+                f"sweep: measure(output, examples) returns a number for each of the {len(numbers)} entries of the run, "
+                f"a tensor ({len(numbers)},); got the shape {tuple(result.shape)}."
             )
         return result.detach().double().cpu().reshape(copies, -1)
 
@@ -246,19 +236,20 @@ class _Runner:
         if self.into:
             placed, block = self._received(placed, block, len(edits), plain)
         with plain.blocks.replayed(block, len(edits)), edit_what_is_there(self.model, EditSequence(tuple(placed))):
-            output = self.examples.run(self.model, plain.chunk, len(edits))
-        return self.measured(output, plain.chunk, len(edits))
+            return self._measured(plain.chunk, len(edits))
 
     def _received(self, sent: list[Any], block: int, copies: int, plain: _Plain) -> tuple[list[Any], int]:
         """Patches of the receivers with what they read if only the senders change, and their first block."""
-        outputs = {name: _repeat(self._source(plain, plain.seen, "output", name), copies) for name in plain.seen.names}
+        outputs = {
+            name: _repeat(self._of_layer(plain.seen, name, plain, "output"), copies) for name in plain.seen.names
+        }
         held = ActivationPatch(Where(), "output", outputs)
         with (
             plain.blocks.replayed(block, copies),
             edit_what_is_there(self.model, EditSequence((held, *sent))),
             watch(self.model, keep="qkv", verify=False) as seen,
         ):
-            self.examples.run(self.model, plain.chunk, copies)
+            self._outputs(plain.chunk, copies)
         patches = [
             ActivationPatch(where, part, {name: seen.patch_source(part, name) for name in _selected(where, seen.names)})
             for part, where in self.into.items()
@@ -278,23 +269,21 @@ class _Runner:
         return replace(part, where=where)
 
     def _of_examples(self, given: Any, where: Where, plain: _Plain, part: str = "") -> Any:
-        """What an edit takes from another run, for the examples of this run."""
-        if part and isinstance(given, WatchedAttention):
-            return {name: self._source(plain, given, part, name) for name in _selected(where, given.names)}
+        """What an edit takes from another run, for the examples of this run; a part of a watched run is read once."""
         if isinstance(given, Mapping | HoldsMaps):
-            by_layer = given.maps if isinstance(given, HoldsMaps) else given
-            return {name: self._of_examples(one, where, plain) for name, one in by_layer.items()}
-        is_of_all = getattr(given, "ndim", 4) == 4 and isinstance(given, Tensor | AttentionMap)
-        if not is_of_all or given.shape[0] != self.examples.num or plain.size == self.examples.num:
+            names = _selected(where, given.names) if isinstance(given, WatchedAttention) else [*given]  # type: ignore
+            return {name: self._of_layer(given, name, plain, part) for name in names}
+        is_of_all = isinstance(given, Tensor | AttentionMap) and given.ndim == 4 and len(given) == self.num_examples
+        if not is_of_all or plain.size == self.num_examples:
             return given
         return given[plain.chunk] if isinstance(given, Tensor) else given.select(plain.chunk, slice(None))
 
-    def _source(self, plain: _Plain, seen: WatchedAttention, part: str, name: str) -> Tensor:
-        """A part of a watched run, read once for these examples."""
-        at = id(seen), part, name
+    def _of_layer(self, given: Any, name: Any, plain: _Plain, part: str) -> Any:
+        at = id(given), part, name
         if at not in plain.sources:
-            source = seen.patch_source(part, name)
-            plain.sources[at] = source if seen is plain.seen else self._of_examples(source, Where(), plain)
+            is_part = part and isinstance(given, WatchedAttention)
+            source = given.patch_source(part, name) if is_part else given[name]
+            plain.sources[at] = source if given is plain.seen else self._of_examples(source, Where(), plain)
         return plain.sources[at]
 
     def check(self, edits: Sequence[AttentionEdit]) -> None:
@@ -303,16 +292,9 @@ class _Runner:
             where: Where = part.where  # type: ignore[attr-defined]
             if where.batch is not None:
                 raise RegardError(f"sweep: {part!r} names batch entries, which a sweep chooses. Leave out batch.")
-            for choice in (where.queries, where.keys):
-                if is_by_entry(choice) and len(choice) != self.examples.num:  # type: ignore[arg-type]
-                    raise RegardError(
-                        f"sweep: {part!r} has tokens for {len(choice)} examples, and the inputs have "  # type: ignore[arg-type]
-                        f"{self.examples.num}."
-                    )
+            where.token_sets(self.num_examples)  # refuses tokens for another number of examples
             if self.into and not (isinstance(part, ActivationPatch) and part.part == "output"):
-                raise RegardError(
-                    f"sweep(into=...): the sender of a path is an ActivationPatch of outputs, got {part!r}."
-                )
+                raise RegardError(f"sweep(into=...): a sender is an ActivationPatch of outputs, got {part!r}.")
 
 
 def _selected(where: Where, names: Sequence[str]) -> list[str]:
@@ -326,11 +308,12 @@ class _Blocks:
     Blocks before the first edited one give what they gave without an edit, so they need not run again.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, size: int) -> None:
+        self.size = size
         paths = list(attention_modules(model))
         names = blocks_of(model, paths)
-        is_usable = not model.training and sum(map(len, names.values())) == len(paths)
-        self.names = names if is_usable else {}
+        is_known = not model.training and sum(map(len, names.values())) == len(paths)
+        self.names = names if is_known else {}
         self.outputs: list[tuple[nn.Module, Any]] = []
 
     @contextmanager
@@ -345,28 +328,28 @@ class _Blocks:
             self.outputs = []  # a block that ran twice (ALBERT)
 
     def check(self, measured: Callable[[], Tensor], expected: Tensor) -> None:
-        """Run no block, and compare with the run of all blocks; a model in which they differ runs them all."""
+        """Run no block, on two copies, and compare with the run of all; a model in which they differ runs them all."""
         try:
-            with self.replayed(len(self.outputs), 1):
-                is_same = torch.allclose(measured(), expected, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+            with self.replayed(len(self.outputs), 2):
+                is_same = torch.allclose(
+                    measured(), expected.expand(2, -1), rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
+                )
         except Exception:  # code of any model, which may need what its blocks do beside their output
             is_same = False
         self.outputs = self.outputs if is_same else []
 
     def first(self, edits: AttentionEdit) -> int:
         """The number of the first block that an edit changes."""
-        wheres: list[Where] = [part.where for part in edits.parts]  # type: ignore[attr-defined]
-        changed = (
-            n for n, (block, _) in enumerate(self.outputs) if any(_selected(one, self.names[block]) for one in wheres)
-        )
-        return next(changed, 0)
+        names = [self.names[block] for block, _ in self.outputs]
+        own = [n for n, one in enumerate(names) if any(_selected(part.where, one) for part in edits.parts)]  # type: ignore
+        return min(own, default=0)
 
     @contextmanager
     def replayed(self, count: int, copies: int) -> Iterator[None]:
         """Let the first blocks return what they returned without an edit, for so many copies of the examples."""
         with ExitStack() as stack:
             for n, (block, output) in enumerate(self.outputs[:count]):
-                given = _repeated(output, copies) if n == count - 1 else output  # only the last one is read
+                given = _repeated(output, self.size, copies) if n == count - 1 else output  # only the last one is read
                 stack.callback(_restore, block, block.__dict__.get("forward"))
                 block.forward = lambda *_, given=given, **__: given
             yield
@@ -379,11 +362,11 @@ def _restore(block: nn.Module, forward: Any) -> None:
         block.forward = forward
 
 
-def _repeated(output: Any, copies: int) -> Any:
+def _repeated(output: Any, size: int, copies: int) -> Any:
     """What a block hands on, for several copies of the examples."""
     if isinstance(output, tuple | list):
-        return type(output)(_repeated(one, copies) for one in output)
-    return _repeat(output, copies) if isinstance(output, Tensor) and output.ndim else output
+        return type(output)(_repeated(one, size, copies) for one in output)
+    return _repeat(output, copies) if isinstance(output, Tensor) and output.shape[:1] == (size,) else output
 
 
 def _ablation(kind: str, runner: _Runner, chunks: Sequence[slice]) -> Callable[[Where], AttentionEdit]:
@@ -392,7 +375,7 @@ def _ablation(kind: str, runner: _Runner, chunks: Sequence[slice]) -> Callable[[
         raise RegardError(f"sweep: there is no ablation {kind!r}. {nearest(kind, ABLATIONS)}")
     if kind == "zero":
         return KnockOut
-    if runner.examples.num < 2:
+    if runner.num_examples < 2:
         raise RegardError(f"sweep({kind!r}): this ablation takes the outputs of other examples; give at least two.")
     runs = [runner.plain(chunk).seen for chunk in chunks]
     outputs = {name: torch.cat([seen.patch_source("output", name) for seen in runs]) for name in runs[0].names}
@@ -410,22 +393,18 @@ class _Grid:
 
     @classmethod
     def of(cls, make: Any, over: Any, plain: _Plain, tokens: Texts | None) -> _Grid:
-        if not callable(make):
+        if callable(make):
+            grid = cls._of_axes(make, over, plain.seen.maps)
+        else:
             cells = list(make.values() if isinstance(make, Mapping) else make)
             grid = cls({"edits": list(map(str, make))}, cells, list(range(len(cells))))
-        else:
-            grid = cls._of_axes(make, over, plain)
         if not grid.edits:
             raise RegardError("sweep: there are no edits.")
-        found = [
-            EditSequence(tuple(replace(part, where=part.where.found(tokens)) for part in one.parts))  # type: ignore
-            for one in grid.edits
-        ]
-        return cls(grid.axes, found, grid.places)
+        found = ((replace(part, where=part.where.found(tokens)) for part in one.parts) for one in grid.edits)  # type: ignore
+        return replace(grid, edits=[EditSequence(tuple(parts)) for parts in found])
 
     @classmethod
-    def _of_axes(cls, make: Any, over: Any, plain: _Plain) -> _Grid:
-        maps = plain.seen.maps
+    def _of_axes(cls, make: Any, over: Any, maps: Mapping[str, AttentionMap]) -> _Grid:
         values = {axis: _values(axis, over, maps) for axis in over}
         num_heads = {n: maps[name].shape[1] for name, n in _layers(maps).items()}
         edits, places = [], []
@@ -461,9 +440,9 @@ def _values(axis: str, over: Any, maps: Mapping[str, AttentionMap]) -> dict[str,
 
 def _layers(maps: Mapping[str, AttentionMap]) -> dict[str, int | str]:
     """The number of each layer, or its path if several modules have this number."""
-    names = list(maps)
-    numbers = layer_numbers(names)
-    return dict(zip(names, numbers if len(set(numbers)) == len(names) else names, strict=True))
+    numbers = {name: layer_number(name) for name in maps}
+    is_unique = None not in numbers.values() and len(set(numbers.values())) == len(maps)
+    return {name: number if is_unique and number is not None else name for name, number in numbers.items()}
 
 
 @dataclass(eq=False)
