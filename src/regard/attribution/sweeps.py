@@ -348,10 +348,9 @@ class _Blocks:
     def replayed(self, count: int, copies: int) -> Iterator[None]:
         """Let the first blocks return what they returned without an edit, for so many copies of the examples."""
         with ExitStack() as stack:
-            for n, (block, output) in enumerate(self.outputs[:count]):
-                given = _repeated(output, self.size, copies) if n == count - 1 else output  # only the last one is read
+            for block, output in self.outputs[:count]:
                 stack.callback(_restore, block, block.__dict__.get("forward"))
-                block.forward = lambda *_, given=given, **__: given
+                block.forward = lambda *_, output=output, **__: _repeated(output, self.size, copies)
             yield
 
 
