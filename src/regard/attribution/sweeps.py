@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ def sweep(
     grid = _Grid.of(make, over, first, tokens)
     runner.check(grid.edits)
     kept = _Kept.open(file, grid, num, into)
-    report, done, count = progress or _shown(), 0, len(grid.edits) * len(chunks)
+    report, done, count = progress or partial(_show, time.monotonic()), 0, len(grid.edits) * len(chunks)
     for chunk in chunks:
         plain = first if chunk is chunks[0] else runner.plain(chunk)
         kept.baseline(chunk, plain.measured)
@@ -161,8 +161,13 @@ def sweep(
     return grid.table(kept)
 
 
-def _repeat(tensor: Tensor, copies: int) -> Tensor:
-    return tensor if copies == 1 else tensor.repeat(copies, *(1,) * (tensor.ndim - 1))
+def _taken(value: Any, size: int, entries: Tensor) -> Any:
+    """These entries of all tensors whose first axis has this size."""
+    if isinstance(value, dict):
+        return {name: _taken(one, size, entries) for name, one in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_taken(one, size, entries) for one in value)
+    return value[entries.to(value.device)] if isinstance(value, Tensor) and value.shape[:1] == (size,) else value
 
 
 @dataclass(eq=False)
@@ -198,16 +203,11 @@ class _Runner:
             raise RegardError("sweep: inputs have no examples. Give the tensors of the model: {'input_ids': ids}.")
         return sizes[0]
 
-    def _outputs(self, chunk: slice, copies: int) -> Any:
-        """The output of the model for some examples, all of them so many times."""
-
-        def repeated(value: Any) -> Any:
-            is_batched = isinstance(value, Tensor) and value.ndim and len(value) == self.num_examples
-            return _repeat(value[chunk], copies) if is_batched else value
-
+    def _outputs(self, numbers: Tensor) -> Any:
+        """The output of the model for these examples."""
         if isinstance(self.inputs, Tensor):
-            return self.model(repeated(self.inputs))
-        return self.model(**{name: repeated(value) for name, value in self.inputs.items()})
+            return self.model(_taken(self.inputs, self.num_examples, numbers))
+        return self.model(**_taken(dict(self.inputs), self.num_examples, numbers))
 
     def plain(self, chunk: slice) -> _Plain:
         """The run without an edit."""
@@ -220,7 +220,7 @@ class _Runner:
     def _measured(self, chunk: slice, copies: int) -> Tensor:
         """The measure of each copy and example, (copies, examples)."""
         numbers = torch.arange(chunk.start, chunk.stop).repeat(copies)
-        result = torch.as_tensor(self.measure(self._outputs(chunk, copies), numbers))
+        result = torch.as_tensor(self.measure(self._outputs(numbers), numbers))
         if result.shape != numbers.shape:
             raise RegardError(
                 f"sweep: measure(output, examples) returns a number for each of the {len(numbers)} entries of the run, "
@@ -240,16 +240,16 @@ class _Runner:
 
     def _received(self, sent: list[Any], block: int, copies: int, plain: _Plain) -> tuple[list[Any], int]:
         """Patches of the receivers with what they read if only the senders change, and their first block."""
-        outputs = {
-            name: _repeat(self._of_layer(plain.seen, name, plain, "output"), copies) for name in plain.seen.names
-        }
+        numbers = torch.arange(plain.chunk.start, plain.chunk.stop).repeat(copies)
+        outputs = {name: self._of_layer(plain.seen, name, plain, "output") for name in plain.seen.names}
+        outputs = _taken(outputs, plain.size, torch.arange(plain.size).repeat(copies))
         held = ActivationPatch(Where(), "output", outputs)
         with (
             plain.blocks.replayed(block, copies),
             edit_what_is_there(self.model, EditSequence((held, *sent))),
             watch(self.model, keep="qkv", verify=False) as seen,
         ):
-            self._outputs(plain.chunk, copies)
+            self._outputs(numbers)
         patches = [
             ActivationPatch(where, part, {name: seen.patch_source(part, name) for name in _selected(where, seen.names)})
             for part, where in self.into.items()
@@ -312,8 +312,8 @@ class _Blocks:
         self.size = size
         paths = list(attention_modules(model))
         names = blocks_of(model, paths)
-        is_known = not model.training and sum(map(len, names.values())) == len(paths)
-        self.names = names if is_known else {}
+        is_known = sum(map(len, names.values())) == len(paths) and not any("forward" in vars(block) for block in names)
+        self.names = names if is_known and not model.training else {}
         self.outputs: list[tuple[nn.Module, Any]] = []
 
     @contextmanager
@@ -348,24 +348,11 @@ class _Blocks:
     def replayed(self, count: int, copies: int) -> Iterator[None]:
         """Let the first blocks return what they returned without an edit, for so many copies of the examples."""
         with ExitStack() as stack:
+            entries = torch.arange(self.size).repeat(copies)
             for block, output in self.outputs[:count]:
-                stack.callback(_restore, block, block.__dict__.get("forward"))
-                block.forward = lambda *_, output=output, **__: _repeated(output, self.size, copies)
+                block.forward = lambda *_, output=output, **__: _taken(output, self.size, entries)
+                stack.callback(delattr, block, "forward")
             yield
-
-
-def _restore(block: nn.Module, forward: Any) -> None:
-    """Undo a change of the forward of a block, whose own one is that of its class or was set before."""
-    del block.forward
-    if forward is not None:
-        block.forward = forward
-
-
-def _repeated(output: Any, size: int, copies: int) -> Any:
-    """What a block hands on, for several copies of the examples."""
-    if isinstance(output, tuple | list):
-        return type(output)(_repeated(one, size, copies) for one in output)
-    return _repeat(output, copies) if isinstance(output, Tensor) and output.shape[:1] == (size,) else output
 
 
 def _ablation(kind: str, runner: _Runner, chunks: Sequence[slice]) -> Callable[[Where], AttentionEdit]:
@@ -498,14 +485,9 @@ def _named(one: Any) -> str:
     return f"{type(one).__name__} {[value for value in given if isinstance(value, int | float | str | Where)]!r}"
 
 
-def _shown() -> Callable[[int, int], object]:
-    """Shows the progress in a line, if a terminal reads it."""
-    begin = time.monotonic()
-
-    def show(done: int, count: int) -> None:
-        if sys.stderr.isatty():
-            left = (time.monotonic() - begin) / max(done, 1) * (count - done)
-            end = "\n" if done == count else ""
-            print(f"\rsweep: {done} of {count} edits, {left:.0f} s left ", end=end, file=sys.stderr, flush=True)
-
-    return show
+def _show(begin: float, done: int, count: int) -> None:
+    """Show the progress in a line, if a terminal reads it."""
+    if sys.stderr.isatty():
+        left = (time.monotonic() - begin) / max(done, 1) * (count - done)
+        line = f"\rsweep: {done} of {count} edits, {left:.0f} s left "
+        print(line, end="\n" if done == count else "", file=sys.stderr, flush=True)

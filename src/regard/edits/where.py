@@ -113,9 +113,7 @@ def listed(value: Any) -> Sequence[int | str | slice]:
 
 def is_by_entry(choice: Any) -> bool:
     """Whether a part of a selection has a part of its own for each batch entry."""
-    return (
-        not isinstance(choice, str) and isinstance(choice, Sequence) and any(isinstance(one, tuple) for one in choice)
-    )
+    return isinstance(choice, tuple) and any(isinstance(one, tuple) for one in choice)
 
 
 def flat(choice: Any) -> Sequence[int | str | slice]:

@@ -28,6 +28,9 @@ from regard.maps.changed_map import ValueWeightedMap
 from regard.maps.indices import Index, axis_index, indices
 from regard.stats.numbering import layer_number
 
+#: A module by its number or path, or a token by its id or text.
+Name = int | str
+
 
 def token_id(token: Any, tokenizer: Any = None) -> int:
     """The id of a token; a text must be an entry of the vocabulary, or be one token.
@@ -242,14 +245,7 @@ class WatchedAttention(HoldsMaps):
             return self._call(name, -1).bias()
 
     def logit_effect(
-        self,
-        name: str | int,
-        token: int | str,
-        head: Index = None,
-        call: int = -1,
-        *,
-        against: int | str | None = None,
-        tokenizer: Any = None,
+        self, name: Name, token: Name, head: Index = None, call: int = -1, *, against: Any = None, tokenizer: Any = None
     ) -> Tensor:
         """What heads add to the logit of a token directly, (B, H', I) for the next token after each query.
 
@@ -277,14 +273,7 @@ class WatchedAttention(HoldsMaps):
         return self._of_heads("logit_effect", name, head, call, lambda parts, h: parts.logit_effect(tokens, h))
 
     def logit_map(
-        self,
-        name: str | int,
-        token: int | str,
-        head: Index = None,
-        call: int = -1,
-        *,
-        against: int | str | None = None,
-        tokenizer: Any = None,
+        self, name: Name, token: Name, head: Index = None, call: int = -1, *, against: Any = None, tokenizer: Any = None
     ) -> AttentionMap:
         """`logit_effect` by source token: a signed map (B, H', I, J) whose rows sum to it.
 
@@ -304,7 +293,7 @@ class WatchedAttention(HoldsMaps):
         heads = [heads] if isinstance(heads, int) else heads
         return self._of_heads("logit_map", name, heads, call, lambda parts, h: parts.logit_map(tokens, h))
 
-    def _token_ids(self, token: int | str, against: int | str | None, tokenizer: Any) -> list[int]:
+    def _token_ids(self, token: Name, against: Name | None, tokenizer: Any) -> list[int]:
         named = [token] if against is None else [token, against]
         return [token_id(one, self.tokenizer if tokenizer is None else tokenizer) for one in named]
 

@@ -146,11 +146,6 @@ def _names_words(edits: AttentionEdit) -> bool:
     return any(isinstance(one, str) for choice in chosen for one in choice)
 
 
-def _num_tokens(tokens: Texts) -> int:
-    """The number of tokens of a text, or of the shortest of several."""
-    return min(map(len, tokens)) if has_texts(tokens) else len(tokens)
-
-
 class _Editor(CallObserver):
     """Changes the calls of one model. It observes which attention modules run, to name those that it cannot edit."""
 
@@ -163,8 +158,8 @@ class _Editor(CallObserver):
         roles: Roles | None,
     ) -> None:
         self.model, self.run = model, EditedRun(edits)
-        self.num_tokens = _num_tokens(tokens) if tokens is not None and _names_words(edits) else None
-        self.num_texts = len(tokens) if tokens is not None and has_texts(tokens) else 1
+        texts = [] if tokens is None or not _names_words(edits) else tokens if has_texts(tokens) else [tokens]
+        self.num_tokens = [len(text) for text in texts]  # of each text in which a word has to be found
         self.edits = [replace(part, where=part.where.found(tokens, targets, roles)) for part in edits.parts]  # type: ignore
         self.attending = {module: name for name, module in attention_modules(model).items()}
         self.names = {module: self.attending.get(module, name) for name, module in model.named_modules()}
@@ -348,11 +343,11 @@ class _Editor(CallObserver):
         """Refuse tokens of another text: a whole text without padding and cache has as many tokens as were given."""
         (B, _, I, _), J = call.query.shape, call.key.shape[2]
         is_pair = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False)
-        if self.num_tokens is None or self.num_texts != B or first_query or I != J or self.num_tokens >= J or is_pair:
+        if len(self.num_tokens) != B or first_query or I != J or min(self.num_tokens) >= J or is_pair:
             return
         raise RegardError(
-            f"edit: {self.num_tokens} tokens were given, and the model reads {J}, so a word would name another place. "
-            "Give all tokens, special ones too: tokenizer.convert_ids_to_tokens(inputs['input_ids'][0])."
+            f"edit: {min(self.num_tokens)} tokens were given, and the model reads {J}, so a word would name another "
+            "place. Give all tokens, special ones too: tokenizer.convert_ids_to_tokens(inputs['input_ids'][0])."
         )
 
     def _check_entries(self, call: AttentionCall, name: str) -> None:
