@@ -281,6 +281,31 @@ def test_a_translator_with_a_bias_of_its_first_block():
     assert len(table.axes["layers"]) == 6
 
 
+class _InPlace(nn.Module):
+    """A block that adds to its input in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        return x.add_(self.attention(x, x, x, need_weights=False)[0])
+
+
+def test_blocks_that_change_their_input_in_place():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ModuleList([_InPlace() for _ in range(3)])), torch.randn(2, 5, 8)
+    model.double().eval()
+    model.forward = lambda x: model[1][2](model[1][1](model[1][0](model[0](x))))
+    table = rg.sweep(model, rg.KnockOut, x.double(), lambda out, n: out[:, -1, 0])
+    for layer, path in enumerate(table.axes["layers"]):
+        for head in range(2):
+            where = rg.Where(layers=int(path) if path.isdigit() else path, heads=head)
+            with torch.no_grad(), rg.edit(model, rg.KnockOut(where)):
+                expected = model(x.double())[:, -1, 0]
+            torch.testing.assert_close(table.values[layer, head], expected, rtol=1e-9, atol=1e-9)
+
+
 class _Shared(nn.Module):
     """A model whose layers are one block, which runs twice, and of which a block alone is no way to replay it."""
 

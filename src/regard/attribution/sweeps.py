@@ -321,11 +321,14 @@ class _Blocks:
         """Keep what each block hands on."""
         with ExitStack() as stack:
             for block in self.names:
-                hook = block.register_forward_hook(lambda block, _, output: self.outputs.append((block, output)))
-                stack.callback(hook.remove)
+                stack.callback(block.register_forward_hook(self._keep).remove)
             yield
         if len({block for block, _ in self.outputs}) < len(self.outputs):
             self.outputs = []  # a block that ran twice (ALBERT)
+
+    def _keep(self, block: nn.Module, _: Any, output: Any) -> None:
+        """Keep a copy, because the next block may add to its input in place."""
+        self.outputs.append((block, _taken(output, self.size, torch.arange(self.size))))
 
     def check(self, measured: Callable[[], Tensor], expected: Tensor) -> None:
         """Run no block, on two copies, and compare with the run of all; a model in which they differ runs them all."""

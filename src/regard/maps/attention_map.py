@@ -290,17 +290,15 @@ class AttentionMap(TensorInterface, ABC):
         tensor([1.0000, 0.5000, 0.0000, 0.2500])
         """
         (B, H, I, J), keys = self.shape, torch.as_tensor(keys, device="cpu")
-        if keys.shape not in ((I,), (1, I), (B, I)) or keys.is_floating_point() or keys.dtype == torch.bool:
+        is_index = not keys.is_floating_point() and keys.dtype != torch.bool
+        is_index &= not keys.numel() or -1 <= int(keys.min()) <= int(keys.max()) < J
+        if keys.shape not in ((I,), (1, I), (B, I)) or not is_index:
             raise RegardError(
-                f"weights.at_keys: keys are integers of shape ({I},) or ({B}, {I}), one for each query, got "
-                f"{keys.dtype} of shape {tuple(keys.shape)}."
+                f"weights.at_keys: keys are indices from 0 to {J - 1}, or -1 for none, of shape ({I},) or ({B}, {I}), "
+                f"one for each query; got {keys.dtype} of shape {tuple(keys.shape)}."
             )
-        if keys.numel() and not -1 <= int(keys.min()) <= int(keys.max()) < J:
-            raise RegardError(f"weights.at_keys: keys are indices from 0 to {J - 1}, or -1 for none.")
-        keys, parts = (
-            (keys[None] if keys.ndim == 1 else keys).long(),
-            [torch.zeros(B, H, 0, dtype=self._dtype, device=self.device)],
-        )
+        keys = (keys[None] if keys.ndim == 1 else keys).long()
+        parts = [torch.zeros(B, H, 0, dtype=self._dtype, device=self.device)]
         for rows in torch.arange(I).split(TILE[0]) if J else ():
             columns, place = keys[:, rows].clamp_min(0).unique(return_inverse=True)
             index, is_there = (to_device(x, self.device)[:, None, :, None] for x in (place, keys[:, rows] >= 0))
