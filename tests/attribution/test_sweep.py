@@ -257,7 +257,7 @@ class _Columns(nn.Module):
 def test_blocks_with_another_layout_run_again(num_tokens):
     torch.manual_seed(0)
     model, x = _Columns(num_tokens).double().eval(), torch.randn(3, num_tokens, 8).double()
-    table = rg.sweep(model, rg.KnockOut, x, lambda out, n: out[:, -1, 0])
+    table = rg.sweep(model, rg.KnockOut, x, lambda out, n: out[:, -1, 0], batch_size=6)
     for layer in range(2):
         for head in range(2):
             with torch.no_grad(), rg.edit(model, rg.KnockOut(rg.Where(layers=layer, heads=head))):
@@ -273,7 +273,7 @@ def test_a_translator_with_a_bias_of_its_first_block():
     model = transformers.T5ForConditionalGeneration(config).double().eval()
     inputs = {"input_ids": IDS, "attention_mask": PADDING, "decoder_input_ids": OTHER[:, :4]}
     measure = lambda out, n: out.logits[:, -1, 7]  # noqa: E731
-    table = rg.sweep(model, rg.KnockOut, inputs, measure)
+    table = rg.sweep(model, rg.KnockOut, inputs, measure, batch_size=6)
     for n, path in enumerate(table.axes["layers"]):
         for head in range(4):
             with torch.no_grad(), rg.edit(model, rg.KnockOut(rg.Where(layers=path, heads=head))):
@@ -297,7 +297,7 @@ def test_blocks_that_change_their_input_in_place():
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ModuleList([_InPlace() for _ in range(3)])), torch.randn(2, 5, 8)
     model.double().eval()
     model.forward = lambda x: model[1][2](model[1][1](model[1][0](model[0](x))))
-    table = rg.sweep(model, rg.KnockOut, x.double(), lambda out, n: out[:, -1, 0])
+    table = rg.sweep(model, rg.KnockOut, x.double(), lambda out, n: out[:, -1, 0], batch_size=2)
     for layer, path in enumerate(table.axes["layers"]):
         for head in range(2):
             where = rg.Where(layers=int(path) if path.isdigit() else path, heads=head)
