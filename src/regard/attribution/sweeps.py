@@ -402,7 +402,9 @@ class _Grid:
             layer, head = where.get("layers"), where.get("heads")
             if isinstance(layer, int | str) and isinstance(head, int) and head >= num_heads.get(layer, sys.maxsize):
                 continue
-            edits.append(make(Where(**where)))
+            edits.append(None if isinstance(make, nn.Module) else make(Where(**where)))
+            if not isinstance(edits[-1], AttentionEdit):
+                raise RegardError("sweep: edits(where) must return an edit, such as rg.KnockOut(where).")
             places.append(place)
         return cls({axis: list(one) for axis, one in values.items()}, edits, places)
 

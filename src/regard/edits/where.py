@@ -250,6 +250,8 @@ class Where:
             of_tokens = field.name in OF_TOKENS
             if isinstance(value, Tensor) and of_tokens and value.ndim:
                 value = value.reshape(len(value), -1)
+            if isinstance(value, Tensor) and value.is_meta:
+                raise RegardError(f"Where({field.name}=...): the tensor is on the meta device and holds no numbers.")
             value = value.tolist() if isinstance(value, Tensor) else value
             if isinstance(value, Sequence | Set) and not isinstance(value, str):
                 plain_value = _plain_tokens if of_tokens else _plain

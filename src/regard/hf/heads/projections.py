@@ -89,8 +89,8 @@ def copying_scores(model: nn.Module, circuit: str = "OV", *, fold_norms: bool = 
     """
     if circuit not in ("OV", "QK"):
         raise RegardError(f"copying_scores: there is no circuit {circuit!r}. {nearest(circuit, ('OV', 'QK'))}")
-    embedding, head = model.get_input_embeddings(), language_model_head(model)  # type: ignore[operator]
-    if head is None:
+    embedding, head = getattr(model, "get_input_embeddings", lambda: None)(), language_model_head(model)
+    if head is None or embedding is None:
         raise RegardError(f"copying_scores: {type(model).__name__} has no language-model head, so no logits.")
     tokens, read = embedding.weight, matrix_of(head) if circuit == "OV" else embedding.weight.mT
     paths = [name for name, part in model.named_modules() if is_norm(part) and not re.search(r"\.\d+\.", name)]
