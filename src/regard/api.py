@@ -2,7 +2,7 @@
 
 from regard.attention import Attention
 from regard.attention_output import attend, plan
-from regard.attribution import Target, attribute, faithfulness
+from regard.attribution import Target, attribute, faithfulness, sweep
 from regard.base.errors import RegardError
 from regard.biases import ALiBi
 from regard.caches import GrowingCache
@@ -61,6 +61,7 @@ __all__ = [
     "rollout",
     "scaled_dot_product_attention",
     "show",
+    "sweep",
     "watch",
     "weight_table",
     "window",

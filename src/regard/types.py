@@ -6,6 +6,7 @@ from regard.attention_output import AttentionOutput
 from regard.attribution.edge_patching import HeadEdges
 from regard.attribution.faithfulness import FaithfulnessCurves
 from regard.attribution.result import Attribution
+from regard.attribution.sweeps import SweepTable
 from regard.base.other_libraries import answers_for
 from regard.base.positions import Positions
 from regard.base.spans import Spans
@@ -57,6 +58,7 @@ __all__ = [
     "Role",
     "RoleTable",
     "Spans",
+    "SweepTable",
     "TextDifference",
     "TextReading",
     "TimeAlignment",

@@ -97,7 +97,7 @@ OTHERS = {
         "table": torch.tensor([[0, 1]]),
         "lengths": torch.tensor([3]),
     },
-    "Where": {"layers": 0, "heads": [1], "queries": 2, "keys": [0], "roles": None},
+    "Where": {"layers": 0, "heads": [1], "queries": 2, "keys": [0], "roles": None, "batch": None},
     "KnockOut": {"where": rg.Where(keys=0), "renormalize": True},
     "ScaleWeights": {"where": rg.Where(keys=0), "factor": 2.0},
     "ReplaceWeights": {"where": rg.Where(keys=0), "weights": "uniform"},
@@ -129,6 +129,19 @@ OTHERS = {
     "gated": {"model": NET, "gates": {0: torch.ones(4)}, "output": None, "num_heads": 4},
     "composition": {"model": NET, "kind": "K", "fold_norms": True, "rotations": 3, "layers": []},
     "head_weights": {"model": NET, "fold_norms": True},
+    "copying_scores": {"model": NET, "circuit": "QK", "fold_norms": True},
+    "sweep": {
+        "model": NET,
+        "edits": [rg.KnockOut(rg.Where(keys=0))],
+        "inputs": X,
+        "measure": lambda output, examples: output.sum((1, 2)),
+        "over": ["heads"],
+        "into": None,
+        "tokens": None,
+        "batch_size": 4,
+        "file": None,
+        "progress": None,
+    },
     "head_composition": {"layers": [], "kind": "K", "rotations": 3},
     "heatmap": {"weights": MAP, "tokens": TOKENS, "head": 0, "batch": 0, "title": "a", "vmax": 1.0, "axes": None},
     "importance": {"model": NET, "loss": lambda model, x: model(x).sum(), "batches": [X], "num_heads": 4},
@@ -182,8 +195,9 @@ STILL_RAW = {
     ("figure", "source", "a dict"),
     ("token_times", "seconds", "a large integer"),
 }
-#: Arguments that the user's own model gets: it raises its own errors.
+#: Arguments that the user's own model or function gets, or that are one: it raises its own errors. A text is a file.
 OF_THE_MODEL = {("faithfulness", "inputs"), ("attribute", "inputs")}
+OF_THE_MODEL |= {("sweep", name) for name in ("model", "inputs", "measure", "progress", "file")}
 #: Values that only Regard makes, and what needs a model of Hugging Face, optional packages, files or processes.
 NAMES = """
 AttentionMap AttentionOutput Attribution CacheCost KeyHeadSplit CheckFinding CheckReport CompositePlan
@@ -193,7 +207,7 @@ LayerLocality LayerProfile LayerSplit LayerTable Link RowLinks ModelLocality Den
 ExecutionPlan ProductMap ModelProfile QualityCurve PruningResult RankLost RegardError RingMap RingPlan
 RingTransportedMap Role RoleTable Steps SumMap SyntaxSentence TextReader TextReading TextResult Tile TransportedMap
 ValueWeightedMap TimeAlignment WatchedAttention WatchedNeedle WatchedSentence WatchedStep Ring edit_effect
-profile_corpus pruning_curve register show syntax_roles
+profile_corpus pruning_curve register show syntax_roles SweepTable
 """
 MADE_BY_REGARD = set(NAMES.split())
 

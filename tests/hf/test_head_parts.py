@@ -417,3 +417,110 @@ def test_what_has_no_parts_says_why():
     with pytest.raises(rg.RegardError, match=r"a gate or a norm stands between.*projected=False"):
         seen.value_weighted(1, projected=True)
     assert seen.value_weighted(1).shape == (2, 2, 7, 7)
+
+
+@pytest.mark.parametrize("against", [None, 3])
+@pytest.mark.parametrize("name", ["GPT2", "Llama"])
+def test_the_logit_map_is_what_each_value_alone_adds_to_the_logit(name, against):
+    """The formula in float64: w_ij (v_j W_h) . (gain (u - u') less its mean) / the norm's root mean square."""
+    torch.manual_seed(0)
+    model = small_language_models()[name]
+    ids = torch.randint(0, 20, (2, 6))
+    with rg.watch(model, keep="qkv") as seen, torch.no_grad():
+        states = model(ids, output_hidden_states=True)
+    stack = model.transformer if name == "GPT2" else model.model
+    kept = []
+    norm = stack.ln_f if name == "GPT2" else stack.norm
+    with norm.register_forward_pre_hook(lambda _, args: kept.append(args[0])), torch.no_grad():
+        model(ids)
+    x, direction = kept[0], model.lm_head.weight[7] - (0 if against is None else model.lm_head.weight[against])
+    direction = norm.weight * direction
+    if name == "GPT2":
+        x, direction = x - x.mean(-1, keepdim=True), direction - direction.mean()
+    scale = (x.square().mean(-1) + (norm.eps if name == "GPT2" else norm.variance_epsilon)).rsqrt()
+    assert states.logits.shape[0] == 2
+    for layer in range(2):
+        weights, values = seen[layer].dense(), seen[layer].value
+        H = weights.shape[1]
+        block = stack.h[layer].attn.c_proj.weight if name == "GPT2" else stack.layers[layer].self_attn.o_proj.weight.mT
+        matrix = block.unflatten(0, (H, -1))
+        values = values.repeat_interleave(H // values.shape[1], 1)
+        alone = torch.einsum("bhje,hec,c->bhj", values, matrix, direction)
+        expected = weights * alone[:, :, None] * scale[:, None, :, None]
+        found = seen.logit_map(layer, 7, against=against)
+        torch.testing.assert_close(found.dense(), expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(found.sum(-1), seen.logit_effect(layer, 7, against=against), rtol=1e-9, atol=1e-12)
+        one = seen.logit_map(layer, 7, head=1, against=against)
+        assert one.shape == (2, 1, 6, 6) and torch.equal(one.dense()[:, 0], found.dense()[:, 1])
+
+
+def small_language_models():
+    quiet = {"vocab_size": 20, "bos_token_id": 0, "eos_token_id": None}
+    gpt2 = transformers.GPT2Config(n_layer=2, n_head=4, n_embd=16, **quiet)
+    llama = transformers.LlamaConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=4,
+        intermediate_size=8, **quiet,
+    )  # fmt: skip
+    models = {"GPT2": transformers.GPT2LMHeadModel(gpt2), "Llama": transformers.LlamaForCausalLM(llama)}
+    for model in models.values():
+        for parameter in model.double().eval().parameters():
+            nn.init.normal_(parameter, std=0.5)
+    return models
+
+
+def test_a_patched_output_has_no_logit_map():
+    model = small_language_models()["Llama"]
+    patch = rg.edits.ActivationPatch(rg.Where(layers=1, heads=0), source=torch.zeros(1, 4, 3, 4))
+    with torch.no_grad(), rg.edit(model, patch), rg.watch(model, keep="qkv") as seen:
+        model(torch.tensor([[1, 2, 3]]))
+    assert seen.logit_map(0, 7).shape == (1, 4, 3, 3)
+    with pytest.raises(rg.RegardError, match="an edit patched its output"):
+        seen.logit_map(1, 7)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fold_norms", [False, True])
+@pytest.mark.parametrize("name", ["GPT2", "Llama"])
+def test_copying_scores_are_those_of_the_eigenvalues_of_the_whole_circuit(name, fold_norms):
+    torch.manual_seed(0)
+    model = small_language_models()[name]
+    stack, E, U = model.base_model, model.get_input_embeddings().weight, model.lm_head.weight.mT
+    found = {circuit: rg.hf.copying_scores(model, circuit, fold_norms=fold_norms) for circuit in ("OV", "QK")}
+    for n in range(2):
+        if name == "GPT2":
+            block = stack.h[n]
+            before, last, (q, k, v) = block.ln_1.weight, stack.ln_f.weight, block.attn.c_attn.weight.split(16, 1)
+            out = block.attn.c_proj.weight
+        else:
+            block = stack.layers[n]
+            before, last, own = block.input_layernorm.weight, stack.norm.weight, block.self_attn
+            q, k, v = own.q_proj.weight.mT, own.k_proj.weight.mT, own.v_proj.weight.mT
+            k, v = (x.unflatten(1, (2, 4)).repeat_interleave(2, 1).flatten(1) for x in (k, v))
+            out = own.o_proj.weight.mT
+        unembed = U
+        if fold_norms:
+            q, k, v, unembed = (before[:, None] * q, before[:, None] * k, before[:, None] * v, last[:, None] * U)
+            if name == "GPT2":
+                q, k, v, unembed = (x - x.mean(0) for x in (q, k, v, unembed))
+        for h in range(4):
+            at = slice(4 * h, 4 * h + 4)
+            whole = {"OV": E @ v[:, at] @ out[at] @ unembed, "QK": E @ q[:, at] @ k[:, at].mT @ E.mT}
+            for circuit, matrix in whole.items():
+                values = torch.linalg.eigvals(matrix)
+                expected = values.real.sum() / values.abs().sum()
+                torch.testing.assert_close(found[circuit][n][h], expected, rtol=1e-6, atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_head_that_copies_has_the_copying_score_1():
+    model = small_language_models()["Llama"]
+    model.lm_head.weight.copy_(model.get_input_embeddings().weight)
+    own = model.model.layers[0].self_attn
+    own.v_proj.weight[:4] = torch.randn(4, 16)
+    own.o_proj.weight[:, :4], own.o_proj.weight[:, 4:8] = own.v_proj.weight[:4].mT, -own.v_proj.weight[:4].mT
+    scores = rg.hf.copying_scores(model, fold_norms=False)[0]
+    torch.testing.assert_close(scores[:2], torch.tensor([1.0, -1.0]).double())
+    with pytest.raises(rg.RegardError, match="no circuit 'VO'"):
+        rg.hf.copying_scores(model, "VO")
+    with pytest.raises(rg.RegardError, match="no language-model head"):
+        rg.hf.copying_scores(model.model)

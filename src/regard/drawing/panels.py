@@ -50,6 +50,7 @@ class Panels:
     keys: list[str] | None
     axes: tuple[str, str]
     is_signed: bool = False
+    quantity: str = "weight"
 
 
 def panels(operation: str, weights: Any, tokens: Any, head: Heads, batch: int, largest: int | None = None) -> Panels:

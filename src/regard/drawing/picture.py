@@ -68,6 +68,11 @@ def heatmap(
         raise RegardError(f"heatmap(axes={axes!r}): axes are those of matplotlib: figure, axes = pyplot.subplots().")
     shown = panels("heatmap", weights, tokens, head, batch, LARGEST)
     _check_values(shown)
+    return draw_panels(shown, title, vmax, axes)
+
+
+def draw_panels(shown: Panels, title: str, vmax: float | None, axes: Any) -> Figure:
+    """A figure of all panels, or one panel on the axes of a figure of the caller."""
     if axes is not None:
         return _on_axes(shown, axes, title, vmax)
     layout = PanelGrid.of(shown)
@@ -168,7 +173,7 @@ def write_numbers(axes: Any, image: Any, values: Tensor, size: float) -> None:
 def colorbar_label(shown: Panels) -> str:
     """The quantity that the colors show."""
     is_pooled = tuple(shown.cells.shape[1:]) != shown.shape
-    quantity = "weight of a cell: the sum over its keys" if is_pooled else "weight"
+    quantity = "weight of a cell: the sum over its keys" if is_pooled else shown.quantity
     return f"{quantity} (gray: NaN)" if shown.cells.isnan().any() else quantity
 
 

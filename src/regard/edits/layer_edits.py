@@ -16,7 +16,7 @@ from regard.base.positions import Positions
 from regard.base.shapes import to_device, widest_float
 from regard.base.spans import EVERYTHING, Spans
 from regard.edits.values import AddToScores, KnockOut, ReplaceWeights, ScaleWeights, check_sums
-from regard.edits.where import EVERY, Indices
+from regard.edits.where import EVERY, Indices, Where
 from regard.maps.attention_map import AttentionMap
 from regard.maps.changed_map import ChangedMap
 from regard.maps.gradients import LiveRows, mapped_rows
@@ -31,7 +31,7 @@ from regard.stats.numbering import layer_number
 
 @dataclass(frozen=True)
 class Pairs:
-    """Heads, queries and keys: every query of the set with every key of the set.
+    """Heads, queries, keys and batch entries: every query of the set with every key of the set.
 
     Queries and keys are numbered in the whole sequence. An attention may number them otherwise (a window of a cache):
     the number of a query is its position + `query_shift`, that of a key its position + `key_shift`.
@@ -42,18 +42,26 @@ class Pairs:
     keys: Indices = EVERY
     query_shift: int = 0
     key_shift: int = 0
+    batch: Indices = EVERY
+
+    @classmethod
+    def of(cls, where: Where, heads: Indices, num_batch: int) -> list[Pairs]:
+        """What an edit selects in these heads, once for each set of batch entries with the same queries and keys."""
+        return [cls(heads, queries, keys, batch=batch) for batch, queries, keys in where.token_sets(num_batch)]
 
     def rows(self, grid: Grid) -> Tensor:
-        """For each row of a tile, whether its head and its query are selected: (1, H or 1, I, 1)."""
-        queries = self.queries.contain(grid.i + self.query_shift)
-        return queries if self.heads.is_everything else self.heads.contain(grid.h) & queries
+        """For each row of a tile, whether its entry, its head and its query are selected: (B or 1, H or 1, I, 1)."""
+        rows = self.queries.contain(grid.i + self.query_shift)
+        for chosen, numbers in ((self.heads, grid.h), (self.batch, grid.b)):
+            rows = rows if chosen.is_everything else chosen.contain(numbers) & rows
+        return rows
 
     def columns(self, grid: Grid) -> Tensor:
         """For each key of a tile, whether it is selected: (1, 1, 1, J)."""
         return self.keys.contain(grid.j + self.key_shift)
 
     def cells(self, grid: Grid) -> Tensor:
-        """For each pair of a tile, whether it is selected: (1, H or 1, I, J)."""
+        """For each pair of a tile, whether it is selected: (B or 1, H or 1, I, J)."""
         return self.rows(grid) & self.columns(grid)
 
 
@@ -68,14 +76,17 @@ class KnockedOut(Mask):
     """
 
     pairs: Pairs
-    batched = False
+
+    @property
+    def batched(self) -> bool:  # type: ignore[override]
+        return not self.pairs.batch.is_everything
 
     def allowed(self, grid: Grid) -> Tensor:
         return ~self.pairs.cells(grid)
 
     def any_allowed(self, start: int, stop: int) -> Spans:
         pairs, queries = self.pairs, Spans.of((start, stop)).shift(self.pairs.query_shift)
-        if pairs.heads.is_everything and pairs.queries.core().covers(queries):
+        if pairs.heads.is_everything and not self.batched and pairs.queries.core().covers(queries):
             return ~pairs.keys.core().shift(-pairs.key_shift)
         return EVERYTHING
 
@@ -135,11 +146,15 @@ class EditedTile:
 
 @dataclass(frozen=True, eq=False)
 class LayerEdit:
-    """One edit, the pairs that it selects in one layer, and the weights that it gives to this layer."""
+    """One edit, the pairs that it selects in one layer, and the weights that it gives to this layer.
+
+    `given_for` are the batch entries of the given weights, in their order, if these are not those of the run.
+    """
 
     edit: PairEdit
     pairs: Pairs
     given: Tensor | str | AttentionMap | None = None
+    given_for: Indices | None = None
 
     @property
     def is_of_scores(self) -> bool:
@@ -184,7 +199,9 @@ class LayerEdit:
 
     def _given_weights(self, tile: EditedTile) -> Tensor:
         """The given weights of a tile, (B or 1, H, I, J), with zeros in rows that are not replaced."""
-        grid, pairs = tile.grid, self.pairs
+        pairs, entries = self.pairs, self.pairs.batch.contain(tile.grid.batch)
+        of_run, tile = tile, replace(tile, grid=replace(tile.grid, batch=tile.grid.batch[entries]))
+        grid = tile.grid
         chosen, heads = pairs.queries.contain(grid.query + pairs.query_shift), pairs.heads.contain(grid.head)
         rows = self._given_rows(tile, grid.head[heads], grid.query[chosen] + pairs.query_shift)
         self._check_rows(tile, rows, heads, chosen)
@@ -192,7 +209,9 @@ class LayerEdit:
         rows = rows[..., columns.clamp_max(J - 1)] * (columns < J)
         table = rows.new_zeros(len(rows), len(heads), len(chosen), len(columns))
         table[:, heads.nonzero(), chosen.nonzero()[:, 0]] = rows
-        return table
+        if len(table) == 1 or len(grid.batch) == len(of_run.grid.batch):
+            return table
+        return table.new_zeros(len(entries), *table.shape[1:]).index_put((entries,), table)
 
     def _given_rows(self, tile: EditedTile, heads: Tensor, queries: Tensor) -> Tensor:
         """The given weights of these heads and queries, with all keys: (B or 1, heads or 1, queries, J).
@@ -209,6 +228,7 @@ class LayerEdit:
             given = given.reshape((1,) * (4 - given.ndim) + tuple(given.shape))
         B, H, R, _ = given.shape
         _check_count("heads", H, int(head_index.max()))
+        batch = batch if self.given_for is None else self.given_for.rank(batch)
         _check_count("batch entries", B, int(batch.max()))
         if (last_row := int(row_index.max())) >= R:
             raise RegardError(self._too_few_rows(R, last_row))
@@ -301,16 +321,17 @@ class LayerEdits:
         )
 
 
-def given_weights(edit: PairEdit, path: str, num_batch: int) -> Any:
-    """The weights that an edit gives to one layer: a tensor, a map or "uniform"; None if it gives none."""
-    weights = of_layer("ReplaceWeights", edit.weights, path) if isinstance(edit, ReplaceWeights) else None
-    shape = getattr(weights, "shape", ())
-    if len(shape) == 4 and shape[0] not in (1, num_batch):
+def layer_edits(edit: PairEdit, pairs: list[Pairs], path: str, num_batch: int) -> list[LayerEdit]:
+    """An edit in one layer, with the weights that it gives to it: a tensor, a map or "uniform"; None for no weights."""
+    given = of_layer("ReplaceWeights", edit.weights, path) if isinstance(edit, ReplaceWeights) else None
+    shape, entries = getattr(given, "shape", ()), edit.where.entries(num_batch)
+    if len(shape) == 4 and shape[0] not in (1, num_batch, len(entries)):
         raise RegardError(
             f"ReplaceWeights: weights of {shape[0]} batch entries were given, and the run has {num_batch}. Give "
-            "one, or as many."
+            "one, as many, or one for each entry that Where(batch=...) selects."
         )
-    return weights
+    given_for = Indices.of(*entries) if len(shape) == 4 and shape[0] not in (1, num_batch) else None
+    return [LayerEdit(edit, part, given, given_for) for part in pairs]
 
 
 def of_layer(edit: str, given: Any, path: str) -> Any:

@@ -36,7 +36,12 @@ class Indices:
 
     @staticmethod
     def of(*numbers: int) -> Indices:
-        return Indices(tuple((number, number + 1, 1) for number in numbers))
+        ranges: list[tuple[int, int, int]] = []
+        for number in numbers:
+            follows = bool(ranges) and ranges[-1][1] == number
+            start = ranges.pop()[0] if follows else number
+            ranges.append((start, number + 1, 1))
+        return Indices(tuple(ranges))
 
     @property
     def is_everything(self) -> bool:
@@ -89,17 +94,31 @@ EVERY = Indices(((0, INFINITY, 1),))
 
 #: A part of a selection: a number, a name or a word, a slice, or a list of them. None: all.
 Choice = int | str | slice | Sequence[int | str | slice] | None
+#: Queries or keys: one part for all batch entries; a list with a list for each entry, or a tensor with a row for each.
+TokenChoice = Choice | Tensor | Sequence[int | str | slice | Sequence[int | str | slice]]
+#: The tokens of one text, or of each text of a batch.
+Texts = Sequence[str] | Sequence[Sequence[str]]
 #: The occurrence of a word: it#2 is the second "it".
 NUMBERED = re.compile(r"(.+)#(\d+)", re.DOTALL)
 #: The most tokens of one word.
 PIECES = 12
 
 
-def listed(value: Choice) -> Sequence[int | str | slice]:
+def listed(value: Any) -> Sequence[int | str | slice]:
     """The values of a part of a selection; none for None."""
     if value is None:
         return ()
     return (value,) if isinstance(value, int | str | slice) else value
+
+
+def is_by_entry(choice: Any) -> bool:
+    """Whether a part of a selection has a part of its own for each batch entry."""
+    return isinstance(choice, tuple) and any(isinstance(one, tuple) for one in choice)
+
+
+def flat(choice: Any) -> Sequence[int | str | slice]:
+    """The values of a part of a selection, of all batch entries."""
+    return [value for one in choice for value in listed(one)] if is_by_entry(choice) else listed(choice)
 
 
 def numbers(choice: Choice, tokens: Sequence[str] | None) -> Choice:
@@ -183,6 +202,8 @@ def _times(count: int) -> str:
 # `Where`: the layers, heads, queries and keys that an edit selects, by numbers, names, words or roles.
 
 
+#: The parts of a selection that are numbers of tokens.
+OF_TOKENS = ("queries", "keys")
 #: Role -> heads (layer, head), or the table that `roles` made.
 Roles = RoleTable | Mapping[str, Iterable[tuple[int, int]]]
 HEAD = re.compile(r"[Ll](\d+)\.[Hh](\d+)")
@@ -200,6 +221,8 @@ class Where:
     (layer, head) in a list. `queries` and
     `keys` are numbers of tokens in the whole sequence, from 0 on, or words of the text; the second "it" is "it#2". A
     word of several tokens selects all of them. A slice without an end also selects tokens that are generated later.
+    `batch` are numbers of batch entries. `queries` and `keys` may differ between entries: a list with a list for each
+    entry that `batch` selects, a tensor (B,) or (B, n), or a word that is looked up in the text of each entry.
     `roles` are names of roles ("induction"): the heads that have one. Words and roles are looked up when the edit
     begins: `rg.edit(model, edit, tokens=..., roles=...)`. `rg.Where.parse` reads the same from a short text.
 
@@ -210,20 +233,32 @@ class Where:
     Where(layers=5, heads=[3, 4], queries='it', keys=slice(0, 4))
     >>> rg.Where.parse("L5.H3: it -> animal", tokens=["the", "animal", "was", "tired", "and", "it", "slept"])
     Where(heads='L5.H3', queries=5, keys=1)
+    >>> rg.Where(queries="it", batch=[0, 2]).found([["it", "ran"], ["so"], ["so", "it"]])
+    Where(queries=[[0], [1]], batch=[0, 2])
     """
 
     layers: Choice = None
     heads: Choice | Sequence[tuple[int, int]] = None
-    queries: Choice = None
-    keys: Choice = None
+    queries: TokenChoice = None
+    keys: TokenChoice = None
     roles: Choice = None
+    batch: Choice | Tensor = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            of_tokens = field.name in OF_TOKENS
+            if isinstance(value, Tensor) and of_tokens and value.ndim:
+                value = value.reshape(len(value), -1)
+            if isinstance(value, Tensor) and value.is_meta:
+                raise RegardError(f"Where({field.name}=...): the tensor is on the meta device and holds no numbers.")
+            value = value.tolist() if isinstance(value, Tensor) else value
             if isinstance(value, Sequence | Set) and not isinstance(value, str):
-                value = tuple(_plain(one) for one in (sorted(value) if isinstance(value, Set) else value))
-                object.__setattr__(self, field.name, value)
+                plain_value = _plain_tokens if of_tokens else _plain
+                value = tuple(plain_value(one) for one in (sorted(value) if isinstance(value, Set) else value))
+                if is_by_entry(value):
+                    value = tuple(one if isinstance(one, tuple) else (one,) for one in value)
+            object.__setattr__(self, field.name, value)
             _check(field.name, value)
 
     def __repr__(self) -> str:
@@ -264,18 +299,68 @@ class Where:
             raise RegardError(f"Where.parse({text!r}): a selection is {SHORT}; * selects all.")
         return selected.found(tokens, targets, roles)
 
-    def found(
-        self, tokens: Sequence[str] | None = None, targets: Sequence[str] | None = None, roles: Roles | None = None
-    ) -> Where:
+    def found(self, tokens: Texts | None = None, targets: Texts | None = None, roles: Roles | None = None) -> Where:
         """The same selection with numbers in place of words, if there are tokens, and with heads in place of roles.
 
-        `targets` are the tokens of the queries, if they differ from those of the keys.
+        `targets` are the tokens of the queries, if they differ from those of the keys. Either are those of one text, or
+        a list for each batch entry.
         """
         of_queries = tokens if targets is None else targets
-        selection = replace(self, queries=numbers(self.queries, of_queries), keys=numbers(self.keys, tokens))
+        selection = replace(self, queries=self._found(self.queries, of_queries), keys=self._found(self.keys, tokens))
         if self.roles is None or roles is None:
             return selection
         return replace(selection, roles=None, heads=_of_roles(self, roles))
+
+    def _found(self, choice: Any, tokens: Texts | None) -> Any:
+        """The numbers of queries or keys, of each batch entry if these or the texts differ."""
+        if choice is None or tokens is None:
+            return choice
+        if not has_texts(tokens) and not is_by_entry(choice):
+            return numbers(choice, cast(Sequence[str], tokens))
+        entries = self.entries(len(tokens)) if has_texts(tokens) else range(len(choice))
+        texts = [cast(Sequence[str], tokens[entry] if has_texts(tokens) else tokens) for entry in entries]
+        return [list(listed(numbers(*one))) for one in zip(self._of_entries(choice, entries), texts, strict=True)]
+
+    def entries(self, num_batch: int) -> list[int]:
+        """The selected ones of so many batch entries, in the order of the selection."""
+        every = range(num_batch)
+        if self.batch is None:
+            return list(every)
+        ranges = [range_of(one) for one in listed(self.batch) if not isinstance(one, str)]
+        last = Indices(tuple(ranges)).last
+        if last >= num_batch and all(stop < INFINITY for _, stop, _ in ranges):
+            raise RegardError(
+                f"edit: {self!r} selects batch entry {last}, and the batch has entries 0 to {num_batch - 1}."
+            )
+        return list(dict.fromkeys(n for one in ranges for n in every[slice(*one)]))
+
+    def _of_entries(self, choice: Any, entries: Sequence[int]) -> Sequence[Any]:
+        """The choice of each of these batch entries."""
+        if not is_by_entry(choice):
+            return [choice] * len(entries)
+        if len(choice) != len(entries):
+            raise RegardError(
+                f"edit: {self!r} has tokens for {len(choice)} batch entries, and selects {len(entries)} of this run. "
+                "Give a list for each entry that is selected; Where(batch=...) selects some."
+            )
+        return choice
+
+    @property
+    def names_entries(self) -> bool:
+        """Whether batch entries are treated differently."""
+        return self.batch is not None or is_by_entry(self.queries) or is_by_entry(self.keys)
+
+    def token_sets(self, num_batch: int) -> list[tuple[Indices, Indices, Indices]]:
+        """Batch entries with their queries and keys; entries with the same queries and keys are together."""
+        entries = EVERY if self.batch is None else Indices.of(*self.entries(num_batch))
+        if not is_by_entry(self.queries) and not is_by_entry(self.keys):
+            return [(entries, self.indices("queries"), self.indices("keys"))]
+        sets: dict[tuple[Indices, Indices], list[int]] = {}
+        chosen = self.entries(num_batch)
+        queries, keys = (self._of_entries(choice, chosen) for choice in (self.queries, self.keys))
+        for entry, i, j in zip(chosen, queries, keys, strict=True):
+            sets.setdefault((_indices(i), _indices(j)), []).append(entry)
+        return [(Indices.of(*own), i, j) for (i, j), own in sets.items()]
 
     @property
     def _heads(self) -> Sequence[int | str | slice]:
@@ -309,16 +394,26 @@ class Where:
         return [*exact, *named]
 
     def indices(self, part: str) -> Indices:
-        """The numbers of `queries` or `keys`."""
+        """The numbers of `queries` or `keys`, of all batch entries."""
         value = getattr(self, part)
-        if value is None:
-            return EVERY
-        if any(isinstance(one, str) for one in listed(value)):
+        if any(isinstance(one, str) for one in flat(value)):
             raise RegardError(
                 f"edit: {self!r} names words. Give the tokens of the text: rg.edit(model, edit, tokens=[...]), or "
                 "rg.Where.parse('L5.H3: it -> animal', tokens)."
             )
-        return Indices(tuple(range_of(one) for one in listed(value) if not isinstance(one, str)))
+        return EVERY if value is None else _indices(flat(value))
+
+
+def has_texts(tokens: Texts) -> bool:
+    """Whether these are the tokens of several texts."""
+    return bool(tokens) and not isinstance(tokens[0], str)
+
+
+def _indices(choice: Choice) -> Indices:
+    """The numbers of a choice without words."""
+    if choice is None:
+        return EVERY
+    return Indices(tuple(range_of(one) for one in listed(choice) if not isinstance(one, str)))
 
 
 def _selected_heads(text: str, parts: list[str]) -> Where:
@@ -394,9 +489,9 @@ def _head(name: str) -> tuple[int, int]:
     return int(named[1]), int(named[2])
 
 
-def _check(part: str, value: Choice) -> None:
+def _check(part: str, value: Any) -> None:
     """Refuse values that select nothing, or that name no head."""
-    for one in listed(value):
+    for one in flat(value):
         if isinstance(one, bool) or not isinstance(one, int | str | slice):
             raise RegardError(f"Where({part}={value!r}): give numbers, names, slices or a list of them, got {one!r}.")
         if isinstance(one, slice) and (one.step == 0 or not all(_is_whole(n) for n in (one.start, one.stop, one.step))):
@@ -407,7 +502,9 @@ def _check(part: str, value: Choice) -> None:
             raise RegardError(f"Where(heads={one!r}): a head is a number, or a name with its layer, such as 'L5.H3'.")
         if part == "roles" and not isinstance(one, str):
             raise RegardError(f"Where(roles={one!r}): roles are names. {nearest(str(one), MEANINGS)}")
-        if part in ("layers", "heads") and not isinstance(one, str):
+        if part == "batch" and isinstance(one, str):
+            raise RegardError(f"Where(batch={one!r}): batch entries are numbers from 0 on.")
+        if part in ("layers", "heads", "batch") and not isinstance(one, str):
             range_of(one)
     if isinstance(value, Sequence) and not value:
         raise RegardError(
@@ -427,7 +524,12 @@ def _plain(one: Any) -> Any:
     return int(one) if isinstance(one, Integral) and not isinstance(one, bool) else one
 
 
-def _typed(value: Choice) -> str:
+def _plain_tokens(one: Any) -> Any:
+    """A value of queries or keys; the list of one batch entry as a tuple."""
+    return tuple(map(_plain, one)) if isinstance(one, Sequence) and not isinstance(one, str) else _plain(one)
+
+
+def _typed(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_typed, value))}]"
     if isinstance(value, slice) and value.step is None:

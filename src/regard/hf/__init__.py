@@ -18,7 +18,7 @@ from regard.hf.heads import (
     prune,
     pruning_curve,
 )
-from regard.hf.heads.projections import composition, head_weights
+from regard.hf.heads.projections import composition, copying_scores, head_weights
 from regard.hf.models import load_model
 from regard.hf.text_probes import CacheCost
 from regard.hf.text_reader import TextReader, TextResult
@@ -39,6 +39,7 @@ __all__ = [
     "WatchedStep",
     "adapter",
     "composition",
+    "copying_scores",
     "edit",
     "edit_effect",
     "gated",

@@ -83,9 +83,9 @@ def run_edited(call: AttentionCall, compute: Callable[[], Any]) -> Any:
         if call.backend != EAGER and rows.is_whole and translation.edits is None:
             seen = translation.attention(translation.query, call.key, call.value, positions=translation.positions)
             edited = seen.output.transpose(1, 2)
-            if rows.is_all_heads:
+            if rows.is_all_heads and rows.is_all_entries:
                 return edited.contiguous(), None
-            return with_rows(compute(), rows, edited[:, :, rows.heads], None)
+            return with_rows(compute(), rows, edited[rows.batch][:, :, rows.heads], None)
         output, weights = computed(call, translation, rows)
     return with_rows(compute(), rows, output.transpose(1, 2), weights)
 
@@ -122,21 +122,24 @@ def allows_one(call: AttentionCall, pairs: Pairs, start: int, first: int) -> boo
         return True
     whole = Grid.whole(translation.positions, B, H, I, call.query.device)
     at = torch.tensor([n - start for n in queries]), torch.tensor([n - first for n in keys])
-    return bool(mask.allowed(Grid(whole.batch, whole.head, whole.query[at[0]], whole.key[at[1]])).any())
+    entries = whole.batch[pairs.batch.contain(whole.batch)]
+    return bool(mask.allowed(Grid(entries, whole.head, whole.query[at[0]], whole.key[at[1]])).any())
 
 
 @dataclass(frozen=True, eq=False)
 class EditedRows:
-    """The heads, and the indices of queries, that a call has to compute again."""
+    """The batch entries, the heads, and the indices of queries that a call has to compute again."""
 
+    batch: list[int]
     heads: list[int]
     queries: list[int]
+    num_batch: int
     num_heads: int
     num_queries: int
 
     @property
     def any(self) -> bool:
-        return bool(self.heads and self.queries)
+        return bool(self.batch and self.heads and self.queries)
 
     @property
     def is_whole(self) -> bool:
@@ -147,25 +150,31 @@ class EditedRows:
     def is_all_heads(self) -> bool:
         return len(self.heads) == self.num_heads
 
+    @property
+    def is_all_entries(self) -> bool:
+        return len(self.batch) == self.num_batch
+
 
 def rows_of(call: AttentionCall) -> EditedRows:
-    """The heads and queries that some edit of the call selects."""
-    _, H, I, _ = call.query.shape
+    """The batch entries, heads and queries that some edit of the call selects."""
+    B, H, I, _ = call.query.shape
+    batch: set[int] = set()
     heads: set[int] = set()
     queries: set[int] = set()
     for pairs in pairs_of(call):
         start = call.edits.start if call.edits is not None else 0
         some = [n - start for n in pairs.queries.among(range(start, start + I))]
         if some:
+            batch |= set(pairs.batch.among(range(B)))
             heads |= set(pairs.heads.among(range(H)))
             queries |= set(some)
-    return EditedRows(sorted(heads), sorted(queries), H, I)
+    return EditedRows(sorted(batch), sorted(heads), sorted(queries), B, H, I)
 
 
 def all_rows(call: AttentionCall) -> EditedRows:
-    """All heads and queries of a call."""
-    _, H, I, _ = call.query.shape
-    return EditedRows(list(range(H)), list(range(I)), H, I)
+    """All batch entries, heads and queries of a call."""
+    B, H, I, _ = call.query.shape
+    return EditedRows(list(range(B)), list(range(H)), list(range(I)), B, H, I)
 
 
 def pairs_of(call: AttentionCall) -> list[Pairs]:
@@ -174,22 +183,24 @@ def pairs_of(call: AttentionCall) -> list[Pairs]:
 
 
 def computed(call: AttentionCall, translation: Translation, rows: EditedRows) -> tuple[Tensor, Tensor | None]:
-    """Outputs (B, heads, rows, E) of these rows, and their weights if the backend returns weights."""
+    """Outputs (entries, heads, rows, E) of these rows, and their weights if the backend returns weights."""
     attention, positions = translation.attention, translation.positions
     B, H, I, _ = call.query.shape
     whole = Grid.whole(positions, B, H, I, call.query.device)
     if isinstance(attention.normalizer, nn.Module) and not rows.is_all_heads:  # it has a number for every head
         output, weights = computed(call, translation, replace(rows, heads=list(range(H))))
         return output[:, rows.heads], None if weights is None else weights[:, rows.heads]
-    heads = torch.tensor(rows.heads)
-    prepared = Prepared.of(attention, translation.query, call.key, positions).select(torch.arange(B), heads)
-    value = call.value[:, heads // (H // call.key.shape[1])] if len(heads) < H else call.value
+    heads, batch = torch.tensor(rows.heads), torch.tensor(rows.batch)
+    prepared = Prepared.of(attention, translation.query, call.key, positions).select(batch, heads)
+    value = call.value if rows.is_all_entries else call.value[batch]
+    value = value if rows.is_all_heads else value[:, heads // (H // call.key.shape[1])]
 
     def block(queries: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         """The output and the weights of some rows."""
         tile, v = prepared.with_tensors(tensors[:-1]).tile(queries, slice(None)), tensors[-1]
-        grid = Grid(whole.batch, heads.to(queries.device), whole.query[queries], whole.key)
-        s, columns = scores(attention, tile, grid), torch.arange(len(whole.key), device=queries.device)
+        device = queries.device
+        grid = Grid(batch.to(device), heads.to(device), whole.query[queries], whole.key)
+        s, columns = scores(attention, tile, grid), torch.arange(len(whole.key), device=device)
         weights, _ = attention.normalizer.normalize_rows(s, columns)
         weights = F.dropout(translation.edited(weights, grid, whole), attention.dropout, attention.training)
         return grouped_values(weights, at_least_float32(v).to(weights.dtype)).to(call.value.dtype), weights
@@ -202,7 +213,7 @@ def computed(call: AttentionCall, translation: Translation, rows: EditedRows) ->
 
 def _blocks(rows: EditedRows, call: AttentionCall) -> Iterator[Tensor]:
     """The rows, as many at once as fit in memory."""
-    size = max(1, BYTES // (8 * call.query.shape[0] * len(rows.heads) * max(1, call.key.shape[2])))
+    size = max(1, BYTES // (8 * len(rows.batch) * len(rows.heads) * max(1, call.key.shape[2])))
     yield from torch.tensor(rows.queries, device=call.query.device).split(size)
 
 
@@ -217,12 +228,12 @@ def _run_block(
 
 
 def with_rows(original: Any, rows: EditedRows, output: Tensor, weights: Tensor | None) -> Any:
-    """What the backend returned, with other outputs (B, rows, heads, E) and weights (B, heads, rows, J) of rows."""
+    """What the backend returned, with other outputs (entries, rows, heads, E) and weights (entries, heads, rows, J)."""
     first, *others = original if isinstance(original, tuple | list) else (original,)
     device, output = first.device, output.to(first.dtype)
-    heads, queries = torch.tensor(rows.heads, device=device), torch.tensor(rows.queries, device=device)
-    first = first.index_put((torch.arange(len(first), device=device)[:, None, None], queries[:, None], heads), output)
+    batch, heads, queries = (torch.tensor(part, device=device) for part in (rows.batch, rows.heads, rows.queries))
+    first = first.index_put((batch[:, None, None], queries[:, None], heads), output)
     if weights is not None and others and isinstance(others[0], Tensor):
-        at = torch.arange(len(weights), device=device)[:, None, None], heads[:, None], queries
+        at = batch[:, None, None], heads[:, None], queries
         others[0] = others[0].index_put(at, weights.to(others[0].dtype))
     return (first, *others) if isinstance(original, tuple | list) else first

@@ -71,3 +71,16 @@ class LinearLayer:
 
 def _versions(*tensors: Tensor | None) -> tuple[int, ...]:
     return tuple(x._version for x in tensors if x is not None and not x.is_inference())
+
+
+def language_model_head(model: nn.Module) -> nn.Module | None:
+    """The layer that computes logits from the residual stream."""
+    get = getattr(model, "get_output_embeddings", None)
+    head = get() if callable(get) else None
+    head = getattr(model, "lm_head", None) if head is None else head
+    return head if isinstance(head, nn.Module) else None
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a norm, by the name of its class."""
+    return "norm" in type(module).__name__.lower() or type(module).__name__.endswith("LN")

@@ -278,6 +278,49 @@ class AttentionMap(TensorInterface, ABC):
         """All weights (B, H, I, J), if they fit in `budget` bytes."""
         return self.tile(budget=budget)
 
+    @checked
+    def at_keys(self, keys: Tensor | Sequence[int]) -> Tensor:
+        """The weight of each query on one key of its own, (B, H, I): `keys` (I,) or (B, I) are indices, -1 is none.
+
+        Rows are read in blocks, so a whole map is never computed. A query without a key gives 0.
+
+        >>> import torch, regard as rg
+        >>> weights = rg.Attention(mask=rg.causal())(*torch.zeros(3, 1, 1, 4, 2)).weights
+        >>> weights.at_keys([0, 0, -1, 2])[0, 0]
+        tensor([1.0000, 0.5000, 0.0000, 0.2500])
+        """
+        (B, H, I, J), keys = self.shape, torch.as_tensor(keys, device="cpu")
+        is_index = not keys.is_floating_point() and keys.dtype != torch.bool
+        is_index &= not keys.numel() or -1 <= int(keys.min()) <= int(keys.max()) < J
+        if keys.shape not in ((I,), (1, I), (B, I)) or not is_index:
+            raise RegardError(
+                f"weights.at_keys: keys are indices from 0 to {J - 1}, or -1 for none, of shape ({I},) or ({B}, {I}), "
+                f"one for each query; got {keys.dtype} of shape {tuple(keys.shape)}."
+            )
+        keys = (keys[None] if keys.ndim == 1 else keys).long()
+        parts = [torch.zeros(B, H, 0, dtype=self._dtype, device=self.device)]
+        for rows in torch.arange(I).split(TILE[0]) if J else ():
+            columns, place = keys[:, rows].clamp_min(0).unique(return_inverse=True)
+            index, is_there = (to_device(x, self.device)[:, None, :, None] for x in (place, keys[:, rows] >= 0))
+            tile = self.tile(rows=rows, cols=columns)
+            parts.append(tile.gather(3, index.expand(B, H, -1, 1)).where(is_there, 0.0)[..., 0])
+        return torch.cat(parts, 2)
+
+    @checked
+    def at_offset(self, offset: int) -> Tensor:
+        """The weight of each query on the key `offset` positions after it, (B, H, I): -1 is the token before.
+
+        It is a diagonal of the map. 0 where there is no such key.
+
+        >>> import torch, regard as rg
+        >>> weights = rg.Attention(mask=rg.causal())(*torch.zeros(3, 1, 1, 4, 2)).weights
+        >>> weights.at_offset(-1)[0, 0]
+        tensor([0.0000, 0.5000, 0.3333, 0.2500])
+        """
+        wanted, keys = self.grid.query.cpu() + offset, self.grid.key.cpu()
+        place = torch.searchsorted(keys, wanted).clamp_max(max(len(keys) - 1, 0))
+        return self.at_keys(place.where(keys[place] == wanted, -1) if len(keys) else torch.full_like(wanted, -1))
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """All weights as a NumPy array, if they fit in the budget of `dense`."""
         if copy is False:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from regard.base.shapes import at_least_float32, spread_indices, to_device
 from regard.hf.capture.captured_calls import ModuleCalls
 from regard.hf.capture.kept_calls import LostProjection, NoValues
-from regard.hf.output_projections import LinearLayer, open_gates, output_projection
+from regard.hf.output_projections import LinearLayer, is_norm, language_model_head, open_gates, output_projection
 from regard.maps.attention_map import AttentionMap
-from regard.maps.changed_map import ValueWeightedMap
+from regard.maps.changed_map import GradientMap, ValueWeightedMap
 from regard.nn import Attends
 from regard.stats.composition import value_weighted
 
@@ -98,7 +98,7 @@ class ResidualStream:
         self._head = language_model_head(model)
         self.head = LinearLayer.of(self._head)
         self.reads: list[FinalRead] = []
-        self._blocks = _blocks_of(model, attending) if self._head is not None else {}
+        self._blocks = blocks_of(model, attending) if self._head is not None else {}
         self._parents = {child: block for block in self._blocks for child in block.children()}
         self._running = _Running()
 
@@ -118,11 +118,11 @@ class ResidualStream:
         given, running = _first((*args, kwargs.get("hidden_states"), *kwargs.values())), self._running
         if name is not None:
             running.written[name] = result.detach()
-        if module in self._parents and not _is_norm(module):
+        if module in self._parents and not is_norm(module):
             running.parts.setdefault(self._parents[module], []).append(result.detach())
         if module in self._blocks and given is not None:
             self._keep_block(module, given, result)
-        if _is_norm(module) and given is not None:
+        if is_norm(module) and given is not None:
             running.norm = module, given.detach(), result.detach()
         if module is self._head and given is not None:
             self.reads.append(_final_read(running, given))
@@ -143,15 +143,7 @@ class ResidualStream:
         running.blocks.append(_Block(names, before, after, is_sum))
 
 
-def language_model_head(model: nn.Module) -> nn.Module | None:
-    """The layer that computes logits from the residual stream."""
-    get = getattr(model, "get_output_embeddings", None)
-    head = get() if callable(get) else None
-    head = getattr(model, "lm_head", None) if head is None else head
-    return head if isinstance(head, nn.Module) else None
-
-
-def _blocks_of(model: nn.Module, attending: Iterable[str]) -> dict[nn.Module, tuple[str, ...]]:
+def blocks_of(model: nn.Module, attending: Iterable[str]) -> dict[nn.Module, tuple[str, ...]]:
     """The blocks of a model: the entries of lists of modules that hold attention modules, with their names."""
     modules = dict(model.named_modules())
     names: dict[nn.Module, tuple[str, ...]] = {}
@@ -162,10 +154,6 @@ def _blocks_of(model: nn.Module, attending: Iterable[str]) -> dict[nn.Module, tu
         if path:
             names[modules[path]] = (*names.get(modules[path], ()), name)
     return names
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower() or type(module).__name__.endswith("LN")
 
 
 def _first(values: Iterable[Any]) -> Tensor | None:
@@ -484,21 +472,35 @@ class CallParts:
             return False
 
     @torch.no_grad()
-    def logit_effect(self, token: int, heads: Tensor) -> Tensor:
-        """What these heads add to the logit of a token, (B, H', I), with the scale of the final norm held."""
+    def logit_effect(self, tokens: Sequence[int], heads: Tensor) -> Tensor:
+        """What these heads add to the logit of a token (less that of a second one), (B, H', I)."""
+        by_head, scale = self._to_logit(tokens, heads)
+        joined = at_least_float32(self.joined)[:, :, to_device(heads, by_head.device)].to(by_head.dtype)
+        return torch.einsum("bihe,he->bhi", joined, by_head) * scale
+
+    @torch.no_grad()
+    def logit_map(self, tokens: Sequence[int], heads: Tensor) -> GradientMap:
+        """The same by key: w_ij times what the value of the key would add alone."""
+        if self.patched is not None or not self.is_direct:
+            raise NoValues(BETWEEN if self.patched is None else "an edit patched its output, which no keys add up to")
+        by_head, scale = self._to_logit(tokens, heads)
+        return GradientMap(self.weights.select(None, heads), scale[..., None] * by_head[:, None], self.values_of(heads))
+
+    def _to_logit(self, tokens: Sequence[int], heads: Tensor) -> tuple[Tensor, Tensor]:
+        """The direction (H', E) in the outputs of heads that adds to the logit, and the scale of the norm (B, 1, I)."""
         stream = self.kept.stream
         if stream.head is None:
             raise NoValues("the model has no language-model head that is a linear layer, such as lm_head")
-        if not 0 <= token < stream.head.matrix.shape[1]:
-            raise NoValues(f"token {token} is not in the vocabulary: the head has {stream.head.matrix.shape[1]} logits")
+        unknown = [token for token in tokens if not 0 <= token < stream.head.matrix.shape[1]]
+        if unknown:
+            count = stream.head.matrix.shape[1]
+            raise NoValues(f"token {unknown[0]} is not in the vocabulary: the head has {count} logits")
         if not stream.head.is_unchanged:
             raise NoValues("the language-model head was changed in place after it was watched (by an optimizer step)")
         read = self._final_read()
-        direction = read.direction(stream.head.matrix[:, token])
-        heads = to_device(heads, direction.device)
-        by_head = at_least_float32(self._matrix())[heads] @ direction
-        joined = at_least_float32(self.joined)[:, :, heads].to(by_head.dtype)
-        return torch.einsum("bihe,he->bhi", joined, by_head) * read.scale[:, None]
+        token, *others = (read.direction(stream.head.matrix[:, token]) for token in tokens)
+        direction = token - others[0] if others else token
+        return at_least_float32(self._matrix())[to_device(heads, direction.device)] @ direction, read.scale[:, None]
 
     def _final_read(self) -> FinalNorm:
         """The final norm of this call."""

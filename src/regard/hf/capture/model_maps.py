@@ -28,6 +28,9 @@ from regard.maps.changed_map import ValueWeightedMap
 from regard.maps.indices import Index, axis_index, indices
 from regard.stats.numbering import layer_number
 
+#: A module by its number or path, or a token by its id or text.
+Name = int | str
+
 
 def token_id(token: Any, tokenizer: Any = None) -> int:
     """The id of a token; a text must be an entry of the vocabulary, or be one token.
@@ -242,7 +245,7 @@ class WatchedAttention(HoldsMaps):
             return self._call(name, -1).bias()
 
     def logit_effect(
-        self, name: str | int, token: int | str, head: Index = None, call: int = -1, *, tokenizer: Any = None
+        self, name: Name, token: Name, head: Index = None, call: int = -1, *, against: Any = None, tokenizer: Any = None
     ) -> Tensor:
         """What heads add to the logit of a token directly, (B, H', I) for the next token after each query.
 
@@ -256,7 +259,7 @@ class WatchedAttention(HoldsMaps):
 
         `token` is an id, or a text of one token; `tokenizer` is by default that of `watch(model, tokenizer)`. Models
         whose layers do not add their results to one stream (a norm after attention, as in BERT and Gemma 2) are
-        refused.
+        refused. With `against`, a second token, it is the effect on the difference of the two logits.
 
         >>> import torch, transformers, regard as rg
         >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
@@ -266,12 +269,37 @@ class WatchedAttention(HoldsMaps):
         >>> seen.logit_effect(1, token=9).shape, seen.logit_effect(1, token=9, head=0)[0, -1].shape
         (torch.Size([1, 2, 5]), torch.Size([]))
         """
-        number = token_id(token, self.tokenizer if tokenizer is None else tokenizer)
-        return self._of_heads("logit_effect", name, head, call, lambda parts, h: parts.logit_effect(number, h))
+        tokens = self._token_ids(token, against, tokenizer)
+        return self._of_heads("logit_effect", name, head, call, lambda parts, h: parts.logit_effect(tokens, h))
+
+    def logit_map(
+        self, name: Name, token: Name, head: Index = None, call: int = -1, *, against: Any = None, tokenizer: Any = None
+    ) -> AttentionMap:
+        """`logit_effect` by source token: a signed map (B, H', I, J) whose rows sum to it.
+
+        A weight times what the value of its key adds to the logit, w_ij (v_j W_h . d) scale_i: by which tokens a head
+        raises the logit. It is a map as any other: rows, tiles and sums are computed on demand.
+
+        >>> import torch, transformers, regard as rg
+        >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
+        >>> model = transformers.GPT2LMHeadModel(config).eval()
+        >>> with torch.no_grad(), rg.watch(model, keep="qkv") as seen:
+        ...     logits = model(torch.tensor([[3, 1, 4, 1, 5]])).logits
+        >>> by_token = seen.logit_map(1, token=9, against=7)
+        >>> torch.allclose(by_token.sum(-1), seen.logit_effect(1, token=9, against=7), atol=1e-6)
+        True
+        """
+        tokens, heads = self._token_ids(token, against, tokenizer), None if head is None else axis_index("head", head)
+        heads = [heads] if isinstance(heads, int) else heads
+        return self._of_heads("logit_map", name, heads, call, lambda parts, h: parts.logit_map(tokens, h))
+
+    def _token_ids(self, token: Name, against: Name | None, tokenizer: Any) -> list[int]:
+        named = [token] if against is None else [token, against]
+        return [token_id(one, self.tokenizer if tokenizer is None else tokenizer) for one in named]
 
     def _of_heads(
-        self, caller: str, name: str | int, head: Any, call: int, read: Callable[[CallParts, Tensor], Tensor]
-    ) -> Tensor:
+        self, caller: str, name: str | int, head: Any, call: int, read: Callable[[CallParts, Tensor], Any]
+    ) -> Any:
         """The result for each head, on axis 1; an integer drops the axis."""
         with _explained(f"seen.{caller}({name!r})"):
             parts = self._call(name, call)

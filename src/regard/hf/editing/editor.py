@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,9 +15,9 @@ from regard.attention_output import AttentionOutput, attend_editors
 from regard.base.checks import checked
 from regard.base.errors import RegardError, first_few
 from regard.base.versions import hidden_eager
-from regard.edits.layer_edits import LayerEdit, LayerEdits, Pairs, given_weights
+from regard.edits.layer_edits import LayerEdits, Pairs, layer_edits
 from regard.edits.values import ActivationPatch, AttentionEdit
-from regard.edits.where import Indices, Roles, Where, listed
+from regard.edits.where import Indices, Roles, Texts, Where, flat, has_texts
 from regard.hf.attention_modules import OF_TORCH, attention_modules, names_called, part_of
 from regard.hf.calls import AttentionCall, CallObserver
 from regard.hf.capture.captured_calls import is_differential
@@ -26,7 +26,7 @@ from regard.hf.capture.recurrent_calls import is_recurrent
 from regard.hf.capture.transformers_interface import backend_calls, refuse_compiled
 from regard.hf.edited_calls import allows_one, editors
 from regard.hf.editing.attend_edits import edited_attend
-from regard.hf.editing.patches import OF_KEYS, CallPatch, check_length, patch_of
+from regard.hf.editing.patches import OF_KEYS, CallPatch, check_length, patches_of
 from regard.hf.editing.places import Place, first_numbers, place_of
 from regard.stats.numbering import layer_number
 
@@ -57,8 +57,8 @@ class EditedRun:
 def edit(
     model: nn.Module,
     edits: AttentionEdit,
-    tokens: Sequence[str] | None = None,
-    targets: Sequence[str] | None = None,
+    tokens: Texts | None = None,
+    targets: Texts | None = None,
     roles: Any = None,
 ) -> AbstractContextManager[EditedRun]:
     """Change the attention of a model while the block runs: knock out, scale, steer, replace or patch weights.
@@ -94,10 +94,18 @@ def edit(
 
 
 @contextmanager
-def _editing(editor: _Editor) -> Iterator[EditedRun]:
+def edit_what_is_there(model: nn.Module, edits: AttentionEdit) -> Iterator[EditedRun]:
+    """`edit` for edits of which some may select nothing, because the mask forbids their pairs."""
+    refuse_compiled(model, "edit")
+    with _editing(_Editor(model, edits, None, None, None), may_be_empty=True) as run:
+        yield run
+
+
+@contextmanager
+def _editing(editor: _Editor, may_be_empty: bool = False) -> Iterator[EditedRun]:
     with editor.open():
         yield editor.run
-    editor.conclude()
+    editor.conclude(may_be_empty)
 
 
 class _Block(AbstractContextManager[EditedRun]):
@@ -121,18 +129,20 @@ class _State(threading.local):
     """What runs in one thread.
 
     `places` has the place of the next call of each module, `outputs` the patches of the output of the call that runs,
-    and `frames` the modules that run, each with the number of its attention calls, in a list that counts them.
+    and `frames` the modules that run, each with the number of its attention calls, in a list that counts them. `sizes`
+    are the sizes of the first two axes of the inputs of the model: one of them is the batch.
     """
 
     def __init__(self) -> None:
         self.places: dict[nn.Module, Place | None] = {}
         self.outputs: list[CallPatch] = []
         self.frames: list[tuple[nn.Module, list[int]]] = []
+        self.sizes: set[int] = set()
 
 
 def _names_words(edits: AttentionEdit) -> bool:
     """Whether queries or keys of an edit are words."""
-    chosen = (listed(choice) for part in edits.parts for choice in (part.where.queries, part.where.keys))  # type: ignore
+    chosen = (flat(choice) for part in edits.parts for choice in (part.where.queries, part.where.keys))  # type: ignore
     return any(isinstance(one, str) for choice in chosen for one in choice)
 
 
@@ -143,12 +153,13 @@ class _Editor(CallObserver):
         self,
         model: nn.Module,
         edits: AttentionEdit,
-        tokens: Sequence[str] | None,
-        targets: Sequence[str] | None,
-        roles: Roles,
+        tokens: Texts | None,
+        targets: Texts | None,
+        roles: Roles | None,
     ) -> None:
         self.model, self.run = model, EditedRun(edits)
-        self.num_tokens = len(tokens) if tokens is not None and _names_words(edits) else None
+        texts = [] if tokens is None or not _names_words(edits) else tokens if has_texts(tokens) else [tokens]
+        self.num_tokens = [len(text) for text in texts]  # of each text in which a word has to be found
         self.edits = [replace(part, where=part.where.found(tokens, targets, roles)) for part in edits.parts]  # type: ignore
         self.attending = {module: name for name, module in attention_modules(model).items()}
         self.names = {module: self.attending.get(module, name) for name, module in model.named_modules()}
@@ -199,6 +210,8 @@ class _Editor(CallObserver):
             stack.enter_context(module_calls.observed_by(self))
             stack.enter_context(editors.adding(self))
             stack.enter_context(attend_editors.adding(self._attend))
+            if any(part.where.names_entries for part in self.edits):  # type: ignore[attr-defined]
+                stack.callback(self.model.register_forward_pre_hook(self._keep_sizes, with_kwargs=True).remove)
             for module in self.selected:  # a hook also makes layers of torch leave their fused path
                 stack.callback(module.register_forward_pre_hook(self._keep_place, with_kwargs=True).remove)
             yield
@@ -209,6 +222,11 @@ class _Editor(CallObserver):
         if self in editors:  # the hook belongs to the module, which other threads may run
             is_cross = part_of(self.names[module], module) == "cross"
             self.state.places[module] = place_of(module, args, kwargs, is_cross)
+
+    def _keep_sizes(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self in editors:
+            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+            self.state.sizes = {size for tensor in tensors for size in tensor.shape[:2]}
 
     def observes_functions(self, module: nn.Module) -> bool:
         """Whether a module may call a function of torch, and an edit selects it."""
@@ -254,6 +272,8 @@ class _Editor(CallObserver):
         self._check_tokens(call, first_query)
         if any(part.where.queries is not None for _, part, _ in selecting):
             _check_counted(call, name)
+        if any(part.where.names_entries for _, part, _ in selecting):
+            self._check_entries(call, name)
         edits, original = [], call
         for n, part, heads in selecting:
             if heads.is_finite and heads.last >= (H := call.query.shape[1]):
@@ -262,13 +282,15 @@ class _Editor(CallObserver):
             if isinstance(part, ActivationPatch):
                 call = self._with_patch(n, part, heads, call, name, (first_query, first_key))
                 continue
-            pairs = Pairs(heads, part.where.indices("queries"), part.where.indices("keys"))
-            reason = self._why_no_pair(n, pairs, call, first_query, first_key)
-            if reason is not None:
-                self.reasons[n] = reason
-                continue
-            self.num_changed[n] += 1
-            edits.append(LayerEdit(part, pairs, given_weights(part, name, len(call.query))))
+            pairs = []
+            for own in Pairs.of(part.where, heads, len(call.query)):
+                reason = self._why_no_pair(n, own, call, first_query, first_key)
+                self.num_changed[n] += reason is None
+                if reason is None:
+                    pairs.append(own)
+                else:
+                    self.reasons[n] = reason
+            edits += layer_edits(part, pairs, name, len(call.query)) if pairs else []
         self.run.calls[name] = self.run.calls.get(name, 0) + (bool(edits) or call is not original)
         return call.with_edits(LayerEdits(tuple(edits)), (first_query, first_key)) if edits else call
 
@@ -279,16 +301,18 @@ class _Editor(CallObserver):
         start = place[edit.part in OF_KEYS]
         of_tokens = call.key if edit.part in OF_KEYS else call.query
         self.lengths[number, name] = max(self.lengths.get((number, name), 0), start + of_tokens.shape[2])
-        patch = patch_of(edit, heads, call, name, start)
-        if patch is None:
+        patches = patches_of(edit, heads, call, name, start)
+        if not patches:
             self.reasons[number] = f"the run had tokens {start} to {start + of_tokens.shape[2] - 1}"
             return call
         self.num_changed[number] += 1
         if edit.part == "output":
-            self.state.outputs.append(patch)
+            self.state.outputs += patches
             return replace(call)
-        changed = {edit.part: patch.apply(getattr(call, edit.part))}
-        return replace(call, logsumexp=None, **changed)  # type: ignore[arg-type]
+        changed = getattr(call, edit.part)
+        for patch in patches:
+            changed = patch.apply(changed)
+        return replace(call, logsumexp=None, **{edit.part: changed})  # type: ignore[arg-type]
 
     def _attend(self, *inputs: Any, **options: Any) -> AttentionOutput | None:
         """A call of `regard.attend` with all open edits; None if they change nothing."""
@@ -319,12 +343,20 @@ class _Editor(CallObserver):
         """Refuse tokens of another text: a whole text without padding and cache has as many tokens as were given."""
         (B, _, I, _), J = call.query.shape, call.key.shape[2]
         is_pair = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False)
-        if self.num_tokens is None or B != 1 or first_query or I != J or self.num_tokens >= J or is_pair:
+        if len(self.num_tokens) != B or first_query or I != J or min(self.num_tokens) >= J or is_pair:
             return
         raise RegardError(
-            f"edit: {self.num_tokens} tokens were given, and the model reads {J}, so a word would name another place. "
-            "Give all tokens, special ones too: tokenizer.convert_ids_to_tokens(inputs['input_ids'][0])."
+            f"edit: {min(self.num_tokens)} tokens were given, and the model reads {J}, so a word would name another "
+            "place. Give all tokens, special ones too: tokenizer.convert_ids_to_tokens(inputs['input_ids'][0])."
         )
+
+    def _check_entries(self, call: AttentionCall, name: str) -> None:
+        """Refuse batch entries of a call whose batch is not that of the model, such as windows of an image."""
+        if (B := len(call.query)) > 1 and self.state.sizes and B not in self.state.sizes:
+            raise RegardError(
+                f"edit: {name} was called with {B} batch entries, which are not those of the model, such as windows of "
+                "an image. Run each input alone, and leave out batch and tokens of each entry."
+            )
 
     def _why_no_pair(
         self, number: int, pairs: Pairs, call: AttentionCall, first_query: int, first_key: int
@@ -342,7 +374,7 @@ class _Editor(CallObserver):
             return "the mask of the model forbids all its pairs"
         return None
 
-    def conclude(self) -> None:
+    def conclude(self, may_be_empty: bool) -> None:
         """Refuse an edit that selected nothing, and layers that cannot be edited."""
         if not self.was_run:
             return
@@ -356,7 +388,7 @@ class _Editor(CallObserver):
             if named or (unedited and (names_none or not self.num_changed[number])):
                 raise RegardError(self._not_edited(part, named or list(unedited)))
             self.run.left_out |= unedited
-            if not self.num_changed[number]:
+            if not self.num_changed[number] and not (may_be_empty and number in self.reasons):
                 reason = self.reasons.get(number, "no attention that it selects was called")
                 raise RegardError(f"edit: {part!r} selected nothing: {reason}.")
 

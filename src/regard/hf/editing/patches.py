@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import RegardError
-from regard.edits.layer_edits import of_layer
+from regard.edits.layer_edits import Pairs, of_layer
 from regard.edits.values import ActivationPatch
 from regard.edits.where import Indices
 from regard.hf.calls import AttentionCall
@@ -21,8 +21,9 @@ OF_KEYS = ("key", "value")
 
 @dataclass(frozen=True, eq=False)
 class CallPatch:
-    """What a patch puts into one call: values (B or 1, heads, tokens, D) at these heads and rows of a tensor."""
+    """What a patch puts into one call: values (entries or 1, heads, tokens, D) at these places of a tensor."""
 
+    batch: list[int]
     heads: list[int]
     rows: list[int]
     values: Tensor
@@ -30,25 +31,34 @@ class CallPatch:
     def apply(self, tensor: Tensor) -> Tensor:
         """A copy of a tensor (B, H, n, D) with the patch."""
         device = tensor.device
-        batch = torch.arange(len(tensor), device=device)[:, None, None]
+        batch = torch.tensor(self.batch, device=device)[:, None, None]
         heads, rows = torch.tensor(self.heads, device=device)[:, None], torch.tensor(self.rows, device=device)
         return tensor.index_put((batch, heads, rows), self.values.to(tensor))
 
 
-def patch_of(edit: ActivationPatch, heads: Indices, call: AttentionCall, path: str, start: int) -> CallPatch | None:
-    """What a patch puts into a call, whose first token (query or key) has the number `start`; None if nothing."""
+def patches_of(edit: ActivationPatch, heads: Indices, call: AttentionCall, path: str, start: int) -> list[CallPatch]:
+    """What a patch puts into a call, whose first token (query or key) has the number `start`."""
     tensor = {"query": call.query, "key": call.key, "value": call.value, "output": call.query}[edit.part]
-    tokens = edit.where.indices("keys" if edit.part in OF_KEYS else "queries")
-    numbers = tokens.among(range(start, start + tensor.shape[2]))
-    if not numbers:
-        return None
     chosen = heads.among(range(call.query.shape[1]))
     if edit.part in OF_KEYS:
         chosen = _key_heads(edit, chosen, call, path)
     width = call.value.shape[3] if edit.part == "output" else tensor.shape[3]
-    source = _checked(edit, source_of(edit, path), (len(tensor), tensor.shape[1], width), numbers[-1])
-    rows = [number - start for number in numbers]
-    return CallPatch(chosen, rows, source[:, chosen][:, :, numbers])
+    source, selected, patches = None, edit.where.entries(len(tensor)), []
+    for pairs in Pairs.of(edit.where, heads, len(tensor)):
+        tokens = pairs.keys if edit.part in OF_KEYS else pairs.queries
+        numbers = tokens.among(range(start, start + tensor.shape[2]))
+        if not numbers:
+            continue
+        if source is None:
+            source = _checked(edit, source_of(edit, path), (len(tensor), len(selected), tensor.shape[1], width))
+        if numbers[-1] >= source.shape[2]:
+            raise RegardError(_other_length(edit, source.shape[2], numbers[-1] + 1))
+        entries = pairs.batch.among(range(len(tensor)))
+        of_source = entries if len(source) == len(tensor) else [selected.index(entry) for entry in entries]
+        values = source if len(source) == 1 else source[of_source]
+        rows = [number - start for number in numbers]
+        patches.append(CallPatch(entries, chosen, rows, values[:, chosen][:, :, numbers]))
+    return patches
 
 
 def _key_heads(edit: ActivationPatch, heads: list[int], call: AttentionCall, path: str) -> list[int]:
@@ -65,9 +75,9 @@ def _key_heads(edit: ActivationPatch, heads: list[int], call: AttentionCall, pat
     return key_heads
 
 
-def _checked(edit: ActivationPatch, source: Any, sizes: tuple[int, int, int], last: int) -> Tensor:
-    """The source (B or 1, H, n, D); a `RegardError` if it does not fit the call."""
-    B, H, D = sizes
+def _checked(edit: ActivationPatch, source: Any, sizes: tuple[int, int, int, int]) -> Tensor:
+    """The source (B, entries or 1, H, n, D); a `RegardError` if it does not fit the call."""
+    B, num_selected, H, D = sizes
     if not isinstance(source, Tensor) or source.ndim not in (3, 4) or not source.is_floating_point():
         kind = f"{source.dtype} of shape {tuple(source.shape)}" if isinstance(source, Tensor) else type(source).__name__
         raise RegardError(
@@ -75,14 +85,12 @@ def _checked(edit: ActivationPatch, source: Any, sizes: tuple[int, int, int], la
             f"got {kind}."
         )
     source = source if source.ndim == 4 else source[None]
-    if source.shape[0] not in (1, B) or source.shape[1] != H or source.shape[3] != D:
+    if source.shape[0] not in (1, B, num_selected) or source.shape[1] != H or source.shape[3] != D:
         raise RegardError(
             f"ActivationPatch(part={edit.part!r}): the source has shape {tuple(source.shape)} (batch, heads, tokens, "
             "width), and "
             f"this run has batch {B}, {H} heads and width {D}."
         )
-    if last >= source.shape[2]:
-        raise RegardError(_other_length(edit, source.shape[2], last + 1))
     return source
 
 

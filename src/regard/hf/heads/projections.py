@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from regard.base.checks import Count, checked
-from regard.base.errors import RegardError, first_few
+from regard.base.errors import RegardError, first_few, nearest
 from regard.hf.attention_modules import part_of
 from regard.hf.heads.model_heads import Heads, ModelHeads
 from regard.hf.names import IN_ORDER, NORMS, sides_of
-from regard.hf.output_projections import matrix_of
+from regard.hf.output_projections import is_norm, language_model_head, matrix_of
 from regard.stats.composition import CompositionScores, HeadMatrices, head_composition
 from regard.stats.numbering import layer_numbers
 
@@ -69,6 +70,39 @@ def head_weights(model: nn.Module, *, fold_norms: bool = True) -> list[HeadMatri
         norm = _norm_before(modules[name.rpartition(".")[0]]) if fold_norms else None
         layers.append(_of_layer(number, name, one, norm))
     return layers
+
+
+@checked
+@torch.no_grad()
+def copying_scores(model: nn.Module, circuit: str = "OV", *, fold_norms: bool = True) -> dict[int, Tensor]:
+    """How much each head copies: for each layer (H,), from -1 to 1, from the weights alone (Elhage et al. 2021).
+
+    "OV" reads the matrix W_E W_V W_O W_U from an attended token to the logits, "QK" W_E W_Q W_K^T W_E^T from a token to
+    the tokens that it attends to. The score is sum(l) / sum(|l|) of the eigenvalues l: 1 if every token raises its own
+    logit, or attends to itself. The eigenvalues other than 0 are those of a small matrix D x D, so no matrix of the
+    vocabulary is made. Norms are folded as in `composition`, that before the logits too; positions are left out.
+
+    >>> import transformers, regard as rg
+    >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
+    >>> rg.hf.copying_scores(transformers.GPT2LMHeadModel(config))[1].shape
+    torch.Size([2])
+    """
+    if circuit not in ("OV", "QK"):
+        raise RegardError(f"copying_scores: there is no circuit {circuit!r}. {nearest(circuit, ('OV', 'QK'))}")
+    embedding, head = getattr(model, "get_input_embeddings", lambda: None)(), language_model_head(model)
+    if head is None or embedding is None:
+        raise RegardError(f"copying_scores: {type(model).__name__} has no language-model head, so no logits.")
+    tokens, read = embedding.weight, matrix_of(head) if circuit == "OV" else embedding.weight.mT
+    paths = [name for name, part in model.named_modules() if is_norm(part) and not re.search(r"\.\d+\.", name)]
+    if circuit == "OV" and fold_norms and paths:  # the last norm that is in no block stands before the logits
+        read = _folded(model.get_submodule(paths[-1]), read)
+    between = read.double() @ tokens.double()  # (C, C)
+    scores = {}
+    for layer in head_weights(model, fold_norms=fold_norms):
+        into, out = (layer.value, layer.output) if circuit == "OV" else (layer.query, layer.key.mT)
+        values = torch.linalg.eigvals(out.double() @ between @ into.double())
+        scores[layer.layer] = values.real.sum(-1) / values.abs().sum(-1)
+    return scores
 
 
 def _of_layer(number: int, name: str, heads: Heads, norm: nn.Module | None) -> HeadMatrices:

@@ -1,0 +1,498 @@
+"""`sweep` measures one edit after another on a data set, many of them in one run of the model."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.base.checks import Count, HoldsMaps, Size, checked
+from regard.base.errors import RegardError, first_few, nearest
+from regard.base.whole_files import write_whole
+from regard.drawing.panels import Panels
+from regard.drawing.picture import draw_panels
+from regard.edits.values import ActivationPatch, AttentionEdit, EditSequence, KnockOut, ReplaceWeights
+from regard.edits.where import OF_TOKENS, Texts, Where, is_by_entry
+from regard.hf.attention_modules import attention_modules
+from regard.hf.capture import WatchedAttention, watch
+from regard.hf.capture.head_parts import blocks_of
+from regard.hf.editing.editor import edit_what_is_there
+from regard.maps import AttentionMap
+from regard.stats.numbering import layer_number
+
+FORMAT, VERSION = "regard sweep", 1
+#: What the colors of a heatmap show.
+QUANTITY = "change of the measure"
+#: Ablations by name.
+ABLATIONS = ("zero", "mean", "resample")
+#: The axes that `over` may name, as in `Where`.
+AXES = ("layers", "heads", *OF_TOKENS)
+#: Seconds between two writes of the file.
+PAUSE = 2.0
+#: The largest error of a run whose layers before the edit are not computed again, relative to its size.
+TOLERANCE = 1e-3
+
+Measure = Callable[[Any, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class SweepTable:
+    """What a model gives under each edit of a sweep.
+
+    `axes` has the labels of each axis: {"layers": [...], "heads": [...]}. `values` (axes..., examples) is the measure
+    of each example under each edit, NaN where the model has no such head, and `baseline` (examples,) without an edit.
+
+    >>> import torch, regard as rg
+    >>> values, baseline = torch.tensor([[1.0, 2.0], [4.0, 3.0]]), torch.tensor([1.0, 2.0])
+    >>> table = rg.types.SweepTable({"heads": ["0", "1"]}, values, baseline)
+    >>> table.effects, table.top(1)
+    (tensor([0., 2.]), [({'heads': '1'}, 2.0)])
+    """
+
+    axes: dict[str, list[str]]
+    values: Tensor
+    baseline: Tensor
+
+    @property
+    def effects(self) -> Tensor:
+        """The mean change of the measure by each edit, (axes...)."""
+        return (self.values - self.baseline).mean(-1)
+
+    def top(self, count: Count = 10) -> list[tuple[dict[str, str], float]]:
+        """The edits with the largest |effect|: their labels and the effect."""
+        effects = self.effects.flatten()
+        order = effects.nan_to_num(0.0).abs().argsort(descending=True, stable=True)[:count]
+        labels = [dict(zip(self.axes, names, strict=True)) for names in itertools.product(*self.axes.values())]
+        return [(labels[n], float(effects[n])) for n in order.tolist() if not effects[n].isnan()]
+
+    def heatmap(self, *, title: str = "", vmax: float | None = None, axes: Any = None) -> Any:
+        """The effects as a figure of matplotlib: the first axis down, the second across, a panel for each other label.
+
+        Red raises the measure, blue lowers it. Without `vmax` the largest effect has the darkest color.
+        """
+        axis = {"": [""]} if len(self.axes) == 1 else {}
+        (down, rows), (across, columns), *others = (self.axes | axis).items()
+        cells = self.effects.float().reshape(len(rows), len(columns), -1).movedim(2, 0)
+        panels = [", ".join(one) for one in itertools.product(*(labels for _, labels in others))]
+        shape, sides = (len(rows), len(columns)), (down, across)
+        return draw_panels(Panels(cells, panels, shape, rows, columns, sides, True, QUANTITY), title, vmax, axes)
+
+    def __repr__(self) -> str:
+        sizes = " x ".join(f"{len(labels)} {name}" for name, labels in self.axes.items())
+        lines = [f"  {effect:+.3g}: {', '.join(map(' '.join, one.items()))}" for one, effect in self.top(5)]
+        return "\n".join([f"SweepTable({sizes}, {len(self.baseline)} examples)", *lines])
+
+
+@checked
+@torch.no_grad()
+def sweep(
+    model: nn.Module,
+    edits: Callable[[Where], AttentionEdit] | Mapping[Any, AttentionEdit] | Sequence[AttentionEdit] | str,
+    inputs: Mapping[str, Any] | Tensor,
+    measure: Measure,
+    *,
+    over: Sequence[str] | Mapping[str, Any] = ("layers", "heads"),
+    into: Mapping[str, Where] | None = None,
+    tokens: Texts | None = None,
+    batch_size: Size = 32,
+    file: str | PathLike[str] | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> SweepTable:
+    """Measure a model under each of many edits, on each example of a batch; several edits share one run.
+
+    `edits` is a function that makes the edit of a selection, such as `rg.KnockOut`, or
+    `lambda where: ActivationPatch(where, source=seen)`; or the name of an ablation of heads: "zero", "mean" (the output
+    of the head at this position, averaged over the examples) or "resample" (that of the next example); or a list or a
+    mapping of edits. `over` are the axes of the table: "layers", "heads", "queries" and "keys", each with all its
+    numbers, or a mapping from an axis to its values, or to a mapping from labels to values. A value is a part of a
+    `Where`: tokens may differ between examples (a list for each, a tensor, or a word with `tokens`).
+
+    `inputs` are the tensors of the model, with the examples on their first axis. `measure(output, examples)` returns a
+    number for each entry of the run, whose example has this index: `lambda out, n: out.logits[:, -1, 5]`.
+
+    `into` makes it path patching (Wang et al. 2022, arXiv:2211.00593): `into={"query": rg.Where(heads="L9.H6")}`. A
+    first run has the patch of the sender, and the outputs of all other heads held as they are without it; MLPs are
+    computed. What the query, key or value of the receivers is in this run is patched into the run that is measured.
+
+    A run has at most `batch_size` entries, or one example. Layers before the first edited one run once, if the blocks
+    of the model allow it. With a `file` (JSON) a sweep that was stopped continues where it was; a file of another sweep
+    is refused. `progress(done, count)` is called after each run; by default a terminal shows a line.
+
+    >>> import torch, transformers, regard as rg
+    >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
+    >>> model, ids = transformers.GPT2LMHeadModel(config).eval(), torch.tensor([[3, 1, 4], [1, 5, 9]])
+    >>> table = rg.sweep(model, rg.KnockOut, {"input_ids": ids}, lambda out, n: out.logits[:, -1, 7])
+    >>> table.effects.shape, len(table.top(3))
+    (torch.Size([2, 2]), 3)
+    """
+    runner = _Runner(model, inputs, measure, into or {})
+    num = runner.num_examples
+    chunks = [slice(n, min(n + batch_size, num)) for n in range(0, num, batch_size)]
+    first = runner.plain(chunks[0])
+    make = _ablation(edits, runner, chunks) if isinstance(edits, str) else edits
+    grid = _Grid.of(make, over, first, tokens)
+    runner.check(grid.edits)
+    kept = _Kept.open(file, grid, num, into)
+    report, done, count = progress or partial(_show, time.monotonic()), 0, len(grid.edits) * len(chunks)
+    for chunk in chunks:
+        plain = first if chunk is chunks[0] else runner.plain(chunk)
+        kept.baseline(chunk, plain.measured)
+        todo = [n for n in range(len(grid.edits)) if bool(kept.values[n, chunk].isnan().any())]
+        todo.sort(key=lambda n: plain.blocks.first(grid.edits[n]))
+        done += len(grid.edits) - len(todo)
+        size = max(1, batch_size // (chunk.stop - chunk.start))
+        for group in (todo[n : n + size] for n in range(0, len(todo), size)):
+            kept.values[group, chunk] = runner.run([grid.edits[n] for n in group], plain)
+            done += len(group)
+            kept.save(done == count)
+            report(done, count)
+    return grid.table(kept)
+
+
+def _taken(value: Any, size: int, entries: Tensor) -> Any:
+    """These entries of all tensors whose first axis has this size."""
+    if isinstance(value, dict):
+        return {name: _taken(one, size, entries) for name, one in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_taken(one, size, entries) for one in value)
+    return value[entries.to(value.device)] if isinstance(value, Tensor) and value.shape[:1] == (size,) else value
+
+
+@dataclass(eq=False)
+class _Plain:
+    """A run of some examples without an edit: what was measured, seen, and handed on by each block."""
+
+    chunk: slice
+    measured: Tensor
+    seen: WatchedAttention
+    blocks: _Blocks
+    sources: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return self.chunk.stop - self.chunk.start
+
+
+@dataclass(eq=False)
+class _Runner:
+    """Runs a model with some edits of some examples."""
+
+    model: nn.Module
+    inputs: Mapping[str, Any] | Tensor
+    measure: Measure
+    into: Mapping[str, Where]
+
+    @cached_property
+    def num_examples(self) -> int:
+        """The size of the first axis of the first tensor."""
+        values = [self.inputs] if isinstance(self.inputs, Tensor) else self.inputs.values()
+        sizes = [len(value) for value in values if isinstance(value, Tensor) and value.ndim]
+        if not sizes or not sizes[0]:
+            raise RegardError("sweep: inputs have no examples. Give the tensors of the model: {'input_ids': ids}.")
+        return sizes[0]
+
+    def _outputs(self, numbers: Tensor) -> Any:
+        """The output of the model for these examples."""
+        if isinstance(self.inputs, Tensor):
+            return self.model(_taken(self.inputs, self.num_examples, numbers))
+        return self.model(**_taken(dict(self.inputs), self.num_examples, numbers))
+
+    def plain(self, chunk: slice) -> _Plain:
+        """The run without an edit."""
+        blocks = _Blocks(self.model, chunk.stop - chunk.start)
+        with blocks.recorded(), watch(self.model, keep="qkv", verify=False) as seen:
+            measured = self._measured(chunk, 1)
+        blocks.check(lambda: self._measured(chunk, 2), measured)
+        return _Plain(chunk, measured[0], seen, blocks)
+
+    def _measured(self, chunk: slice, copies: int) -> Tensor:
+        """The measure of each copy and example, (copies, examples)."""
+        numbers = torch.arange(chunk.start, chunk.stop).repeat(copies)
+        result = torch.as_tensor(self.measure(self._outputs(numbers), numbers))
+        if result.shape != numbers.shape:
+            raise RegardError(
+                f"sweep: measure(output, examples) returns a number for each of the {len(numbers)} entries of the run, "
+                f"a tensor ({len(numbers)},); got the shape {tuple(result.shape)}."
+            )
+        return result.detach().double().cpu().reshape(copies, -1)
+
+    def run(self, edits: Sequence[AttentionEdit], plain: _Plain) -> Tensor:
+        """The measure under each edit, (edits, examples), from one run."""
+        starts = range(0, len(edits) * plain.size, plain.size)
+        placed = [self._placed(part, n, plain) for one, n in zip(edits, starts, strict=True) for part in one.parts]
+        block = min(map(plain.blocks.first, edits), default=0)
+        if self.into:
+            placed, block = self._received(placed, block, len(edits), plain)
+        with plain.blocks.replayed(block, len(edits)), edit_what_is_there(self.model, EditSequence(tuple(placed))):
+            return self._measured(plain.chunk, len(edits))
+
+    def _received(self, sent: list[Any], block: int, copies: int, plain: _Plain) -> tuple[list[Any], int]:
+        """Patches of the receivers with what they read if only the senders change, and their first block."""
+        numbers = torch.arange(plain.chunk.start, plain.chunk.stop).repeat(copies)
+        outputs = {name: self._of_layer(plain.seen, name, plain, "output") for name in plain.seen.names}
+        outputs = _taken(outputs, plain.size, torch.arange(plain.size).repeat(copies))
+        held = ActivationPatch(Where(), "output", outputs)
+        with (
+            plain.blocks.replayed(block, copies),
+            edit_what_is_there(self.model, EditSequence((held, *sent))),
+            watch(self.model, keep="qkv", verify=False) as seen,
+        ):
+            self._outputs(numbers)
+        patches = [
+            ActivationPatch(where, part, {name: seen.patch_source(part, name) for name in _selected(where, seen.names)})
+            for part, where in self.into.items()
+        ]
+        return patches, min(map(plain.blocks.first, patches))
+
+    def _placed(self, part: Any, start: int, plain: _Plain) -> Any:
+        """An edit of one copy of the examples, whose entries begin at `start`."""
+        where: Where = part.where
+        chosen = {name: getattr(where, name) for name in OF_TOKENS}
+        own = {name: choice[plain.chunk] for name, choice in chosen.items() if is_by_entry(choice)}
+        where = replace(where, batch=slice(start, start + plain.size), **own)
+        if isinstance(part, ActivationPatch):
+            return replace(part, where=where, source=self._of_examples(part.source, where, plain, part.part))
+        if isinstance(part, ReplaceWeights):
+            return replace(part, where=where, weights=self._of_examples(part.weights, where, plain))
+        return replace(part, where=where)
+
+    def _of_examples(self, given: Any, where: Where, plain: _Plain, part: str = "") -> Any:
+        """What an edit takes from another run, for the examples of this run; a part of a watched run is read once."""
+        if isinstance(given, Mapping | HoldsMaps):
+            names = _selected(where, given.names) if isinstance(given, WatchedAttention) else [*given]  # type: ignore
+            return {name: self._of_layer(given, name, plain, part) for name in names}
+        is_of_all = isinstance(given, Tensor | AttentionMap) and given.ndim == 4 and len(given) == self.num_examples
+        if not is_of_all or plain.size == self.num_examples:
+            return given
+        return given[plain.chunk] if isinstance(given, Tensor) else given.select(plain.chunk, slice(None))
+
+    def _of_layer(self, given: Any, name: Any, plain: _Plain, part: str) -> Any:
+        at = id(given), part, name
+        if at not in plain.sources:
+            is_part = part and isinstance(given, WatchedAttention)
+            source = given.patch_source(part, name) if is_part else given[name]
+            plain.sources[at] = source if given is plain.seen else self._of_examples(source, Where(), plain)
+        return plain.sources[at]
+
+    def check(self, edits: Sequence[AttentionEdit]) -> None:
+        """Refuse edits that a sweep cannot place in a batch."""
+        for part in (part for one in edits for part in one.parts):
+            where: Where = part.where  # type: ignore[attr-defined]
+            if where.batch is not None:
+                raise RegardError(f"sweep: {part!r} names batch entries, which a sweep chooses. Leave out batch.")
+            where.token_sets(self.num_examples)  # refuses tokens for another number of examples
+            if self.into and not (isinstance(part, ActivationPatch) and part.part == "output"):
+                raise RegardError(f"sweep(into=...): a sender is an ActivationPatch of outputs, got {part!r}.")
+
+
+def _selected(where: Where, names: Sequence[str]) -> list[str]:
+    """The paths of the layers in which an edit selects a head."""
+    return [name for name in names if where.heads_in(name) is not None]
+
+
+class _Blocks:
+    """The blocks of a model in the order in which they ran, and what each handed on.
+
+    Blocks before the first edited one give what they gave without an edit, so they need not run again.
+    """
+
+    def __init__(self, model: nn.Module, size: int) -> None:
+        self.size = size
+        paths = list(attention_modules(model))
+        names = blocks_of(model, paths)
+        is_known = sum(map(len, names.values())) == len(paths) and not any("forward" in vars(block) for block in names)
+        self.names = names if is_known and not model.training else {}
+        self.outputs: list[tuple[nn.Module, Any]] = []
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Keep what each block hands on."""
+        with ExitStack() as stack:
+            for block in self.names:
+                stack.callback(block.register_forward_hook(self._keep).remove)
+            yield
+        if len({block for block, _ in self.outputs}) < len(self.outputs):
+            self.outputs = []  # a block that ran twice (ALBERT)
+
+    def _keep(self, block: nn.Module, _: Any, output: Any) -> None:
+        """Keep a copy, because the next block may add to its input in place."""
+        self.outputs.append((block, _taken(output, self.size, torch.arange(self.size))))
+
+    def check(self, measured: Callable[[], Tensor], expected: Tensor) -> None:
+        """Run no block, on two copies, and compare with the run of all; a model in which they differ runs them all."""
+        try:
+            with self.replayed(len(self.outputs), 2):
+                is_same = torch.allclose(
+                    measured(), expected.expand(2, -1), rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
+                )
+        except Exception:  # code of any model, which may need what its blocks do beside their output
+            is_same = False
+        self.outputs = self.outputs if is_same else []
+
+    def first(self, edits: AttentionEdit) -> int:
+        """The number of the first block that an edit changes."""
+        names = [self.names[block] for block, _ in self.outputs]
+        own = [n for n, one in enumerate(names) if any(_selected(part.where, one) for part in edits.parts)]  # type: ignore
+        return min(own, default=0)
+
+    @contextmanager
+    def replayed(self, count: int, copies: int) -> Iterator[None]:
+        """Let the first blocks return what they returned without an edit, for so many copies of the examples."""
+        with ExitStack() as stack:
+            entries = torch.arange(self.size).repeat(copies)
+            for block, output in self.outputs[:count]:
+                block.forward = lambda *_, output=output, **__: _taken(output, self.size, entries)
+                stack.callback(delattr, block, "forward")
+            yield
+
+
+def _ablation(kind: str, runner: _Runner, chunks: Sequence[slice]) -> Callable[[Where], AttentionEdit]:
+    """The edit of an ablation, made of the outputs of heads of all examples."""
+    if kind not in ABLATIONS:
+        raise RegardError(f"sweep: there is no ablation {kind!r}. {nearest(kind, ABLATIONS)}")
+    if kind == "zero":
+        return KnockOut
+    if runner.num_examples < 2:
+        raise RegardError(f"sweep({kind!r}): this ablation takes the outputs of other examples; give at least two.")
+    runs = [runner.plain(chunk).seen for chunk in chunks]
+    outputs = {name: torch.cat([seen.patch_source("output", name) for seen in runs]) for name in runs[0].names}
+    source = {name: x.mean(0, keepdim=True) if kind == "mean" else x.roll(-1, 0) for name, x in outputs.items()}
+    return lambda where: ActivationPatch(where, "output", source)
+
+
+@dataclass(frozen=True, eq=False)
+class _Grid:
+    """The edits of a sweep, and where their values stand in the table."""
+
+    axes: dict[str, list[str]]
+    edits: Sequence[AttentionEdit]
+    places: list[int]
+
+    @classmethod
+    def of(cls, make: Any, over: Any, plain: _Plain, tokens: Texts | None) -> _Grid:
+        if callable(make):
+            grid = cls._of_axes(make, over, plain.seen.maps)
+        else:
+            cells = list(make.values() if isinstance(make, Mapping) else make)
+            grid = cls({"edits": list(map(str, make))}, cells, list(range(len(cells))))
+        if not grid.edits:
+            raise RegardError("sweep: there are no edits.")
+        found = ((replace(part, where=part.where.found(tokens)) for part in one.parts) for one in grid.edits)  # type: ignore
+        return replace(grid, edits=[EditSequence(tuple(parts)) for parts in found])
+
+    @classmethod
+    def _of_axes(cls, make: Any, over: Any, maps: Mapping[str, AttentionMap]) -> _Grid:
+        values = {axis: _values(axis, over, maps) for axis in over}
+        num_heads = {n: maps[name].shape[1] for name, n in _layers(maps).items()}
+        edits, places = [], []
+        for place, chosen in enumerate(itertools.product(*(one.values() for one in values.values()))):
+            where = dict(zip(values, chosen, strict=True))
+            layer, head = where.get("layers"), where.get("heads")
+            if isinstance(layer, int | str) and isinstance(head, int) and head >= num_heads.get(layer, sys.maxsize):
+                continue
+            edits.append(None if isinstance(make, nn.Module) else make(Where(**where)))
+            if not isinstance(edits[-1], AttentionEdit):
+                raise RegardError("sweep: edits(where) must return an edit, such as rg.KnockOut(where).")
+            places.append(place)
+        return cls({axis: list(one) for axis, one in values.items()}, edits, places)
+
+    def table(self, kept: _Kept) -> SweepTable:
+        sizes = [len(labels) for labels in self.axes.values()]
+        values = kept.values.new_full((torch.Size(sizes).numel(), kept.values.shape[1]), torch.nan)
+        values[self.places] = kept.values
+        return SweepTable(self.axes, values.unflatten(0, sizes), kept.plain)
+
+
+def _values(axis: str, over: Any, maps: Mapping[str, AttentionMap]) -> dict[str, Any]:
+    """The values of an axis, by label."""
+    if axis not in AXES:
+        raise RegardError(f"sweep(over=...): there is no axis {axis!r}. {nearest(str(axis), AXES)}")
+    given = over[axis] if isinstance(over, Mapping) else None
+    if isinstance(given, Mapping):
+        return {str(label): value for label, value in given.items()}
+    if given is None:
+        shapes = [one.shape for one in maps.values()]
+        sizes = {"heads": 1, "queries": 2, "keys": 3}
+        given = _layers(maps).values() if axis == "layers" else range(max(shape[sizes[axis]] for shape in shapes))
+    return {str(value): value for value in given}
+
+
+def _layers(maps: Mapping[str, AttentionMap]) -> dict[str, int | str]:
+    """The number of each layer, or its path if several modules have this number."""
+    numbers = {name: layer_number(name) for name in maps}
+    is_unique = None not in numbers.values() and len(set(numbers.values())) == len(maps)
+    return {name: number if is_unique and number is not None else name for name, number in numbers.items()}
+
+
+@dataclass(eq=False)
+class _Kept:
+    """The values that were measured, and their file."""
+
+    values: Tensor
+    plain: Tensor
+    path: Path | None
+    about: dict[str, Any]
+    saved: float = 0.0
+
+    @classmethod
+    def open(cls, file: Any, grid: _Grid, num: int, into: Any) -> _Kept:
+        """The values of a file, or none."""
+        named = [_named(part) for one in (*grid.edits,) for part in (one, *one.parts)] + [repr(into)]
+        digest = hashlib.sha256("\n".join(named).encode()).hexdigest()
+        about = {"format": FORMAT, "version": VERSION, "edits": digest, "axes": grid.axes, "examples": num}
+        path = None if file is None else Path(fspath(file))
+        empty = torch.full((len(grid.edits), num), torch.nan, dtype=torch.float64)
+        if path is None or not path.exists():
+            return cls(empty, empty.new_full((num,), torch.nan), path, about)
+        try:
+            data = json.loads(path.read_text())
+            values, plain = (torch.tensor(data.pop(name), dtype=torch.float64) for name in ("values", "baseline"))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise RegardError(f"sweep: {path} is no file of a sweep: {error}. Name another file.") from None
+        if data != about or values.shape != empty.shape:
+            raise RegardError(f"sweep: {path} is of another sweep (other edits or examples). Name another file.")
+        return cls(values, plain, path, about)
+
+    def baseline(self, chunk: slice, measured: Tensor) -> None:
+        """Keep what was measured without an edit; refuse a file whose model, inputs or measure gave something else."""
+        known = self.plain[chunk]
+        if not bool(known.isnan().any()) and not torch.allclose(known, measured, rtol=TOLERANCE, atol=TOLERANCE):
+            raise RegardError(
+                f"sweep: without an edit {self.path} has {first_few(known.tolist(), 3)}, and this run gives "
+                f"{first_few(measured.tolist(), 3)}: another model, other inputs or another measure. Name another file."
+            )
+        self.plain[chunk] = measured
+
+    def save(self, is_last: bool) -> None:
+        """Write the file, at most every few seconds."""
+        if self.path is None or (not is_last and time.monotonic() - self.saved < PAUSE):
+            return
+        numbers = {"baseline": self.plain.tolist(), "values": self.values.tolist()}
+        write_whole(self.path, json.dumps(self.about | numbers))
+        self.saved = time.monotonic()
+
+
+def _named(one: Any) -> str:
+    """An edit as text, without tensors."""
+    given = [getattr(one, each.name) for each in fields(one)]
+    return f"{type(one).__name__} {[value for value in given if isinstance(value, int | float | str | Where)]!r}"
+
+
+def _show(begin: float, done: int, count: int) -> None:
+    """Show the progress in a line, if a terminal reads it."""
+    if sys.stderr.isatty():
+        left = (time.monotonic() - begin) / max(done, 1) * (count - done)
+        line = f"\rsweep: {done} of {count} edits, {left:.0f} s left "
+        print(line, end="\n" if done == count else "", file=sys.stderr, flush=True)
