@@ -83,6 +83,27 @@ def test_matrices_can_be_given():
         rg.check(Heads(), like="multihead")
 
 
+class OneHead(nn.Module):
+    def __init__(self, is_causal=False, factor=8**-0.5):
+        super().__init__()
+        self.key, self.query, self.value = nn.Linear(16, 8), nn.Linear(16, 8), nn.Linear(16, 12, bias=False)
+        self.is_causal, self.factor = is_causal, factor
+
+    def forward(self, x):
+        scores = self.query(x) @ self.key(x).mT * self.factor
+        if self.is_causal:
+            scores = scores.masked_fill(torch.ones_like(scores[0]).tril() == 0, -torch.inf)
+        return scores.softmax(-1) @ self.value(x)
+
+
+@pytest.mark.parametrize("name", ["self_attention", "causal_self_attention"])
+def test_one_head_has_no_output_projection(name):
+    assert rg.check(OneHead("causal" in name), like=name).ok
+    assert rg.check(OneHead("causal" in name, 16**-0.5), like=name).ok is False
+    assert rg.check(OneHead("causal" not in name), like=name).ok is False
+    assert rg.check(OneHead("causal" in name), like="multi_head").ok is None
+
+
 def test_two_mistakes_are_two():
     class Two(Heads):
         def forward(self, x):

@@ -51,7 +51,9 @@ def brought():
     ]
     (folder / "article.txt").write_text(" ".join(sentences))
     (folder / "corpus.txt").write_text("\n".join(sentences[:3]))
-    (folder / "attention.py").write_text(ATTENTION)
+    (folder / "submissions").mkdir()
+    for name in ("attention.py", "submissions/anna.py", "submissions/ben.py"):
+        (folder / name).write_text(ATTENTION)
     (folder / "examples").symlink_to(ROOT / "examples")
     bring_gpt2(folder / "gpt2")
     return made

@@ -57,7 +57,7 @@ LEARNED = ("bahdanau", "luong_general", "luong_concat")
 PLAIN = ("masked", "cross", "self_attention", "multi_head", "luong_dot")
 #: References of functions and of modules whose weights are those of a known mechanism.
 FUNCTIONS = ("scaled_dot_product", "causal_dot_product", "luong_dot")
-MODULES = ("multi_head", "causal_multi_head")
+MODULES = ("multi_head", "causal_multi_head", "self_attention", "causal_self_attention")
 #: References of functions in which no token attends to another.
 POSITIONS = ("sinusoidal", "learned_positions", "rope")
 #: Findings that the comparison of steps makes.
@@ -95,8 +95,9 @@ def check(
     instance is made.
 
     `like` names what the function should be: "scaled_dot_product", "causal_dot_product", "luong_dot", "luong_general",
-    "luong_concat", "bahdanau", "multi_head", "causal_multi_head", "encoder_block", "causal_block", "decoder_block",
-    "sinusoidal", "learned_positions", "rope", or "causal_mask" and "padding_mask" for a function that builds a mask.
+    "luong_concat", "bahdanau", "self_attention", "causal_self_attention", "multi_head", "causal_multi_head",
+    "encoder_block", "causal_block", "decoder_block", "sinusoidal", "learned_positions", "rope", or "causal_mask" and
+    "padding_mask" for a function that builds a mask.
     Its numbers are then compared with those of plain formulas, step by step, with the function's own matrices. Which
     matrix has which role is found by the numbers, or given: `matrices` has for a role, such as "query", the name of a
     parameter. Without `like` the check says what the function seems to be, and compares it with that.

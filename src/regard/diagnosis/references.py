@@ -218,6 +218,7 @@ def _multi_head(
     return *projections, DOT, SCALE, mask, SOFTMAX, CONTEXT, join, last
 
 
+_THREE = {"query": "D C", "key": "D K", "value": "E K"}
 _FOUR = {"query": "D C", "key": "D K", "value": "D K", "output": "C D"}
 
 
@@ -436,6 +437,8 @@ REFERENCES = {
         ),
         Reference("luong_concat", {"": _ADDITIVE}, {"query": "A C", "key": "A K", "score": "1 A"}, scale=1.0),
         Reference("bahdanau", {"": _ADDITIVE}, {"query": "A C", "key": "A K", "score": "1 A"}, scale=1.0),
+        Reference("self_attention", {"": (*_multi_head(ALL_VISIBLE)[:-2], _LAST)}, _THREE),
+        Reference("causal_self_attention", {"": (*_multi_head(CAUSAL)[:-2], _LAST)}, _THREE),
         Reference("multi_head", {"": _multi_head(ALL_VISIBLE)}, _FOUR, has_heads=True),
         Reference("causal_multi_head", {"": _multi_head(CAUSAL)}, _FOUR, has_heads=True),
         Reference("sinusoidal", {"": (_ANGLES, _either(*map(_encoding, _ORDERS)), _SUM_OF_POSITIONS)}),
