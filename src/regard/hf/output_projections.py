@@ -107,14 +107,14 @@ def _plain(module: nn.Module) -> tuple[Tensor, Tensor | None] | None:
 @contextmanager
 def loaded(module: nn.Module) -> Iterator[None]:
     """A block in which the weights of a module are in memory, also if accelerate keeps them elsewhere between calls."""
-    hook: Any = getattr(module, "_hf_hook", None)
-    is_away = hook is not None and any(x.is_meta for x in module.parameters())
-    if is_away:
+    is_away = any(x.is_meta for x in module.parameters())
+    hook: Any = getattr(module, "_hf_hook", None) if is_away else None
+    if hook is not None:
         hook.pre_forward(module)
     try:
         yield
     finally:
-        if is_away:
+        if hook is not None:
             hook.post_forward(module, None)
 
 

@@ -515,9 +515,14 @@ class Watcher(CallObserver):
     def _note_uncaptured(self) -> None:
         """Write down why a module has no map."""
         for name, module in self.candidates.items():
-            if name not in self.calls and name not in self.missing and not self._observed_inside(name):
+            if name not in self.calls and name not in self.missing and not self._is_read_elsewhere(name):
                 outside = f"{type(module).__name__} {FUSED if is_recurrent(module) else OUTSIDE}"
                 self.missing[name] = outside if name in self.called else UNCALLED
+
+    def _is_read_elsewhere(self, name: str) -> bool:
+        """Whether the attention of a module is that of a part of it, or of a wrapper that does not call it."""
+        is_wrapped = name not in self.called and any(name.startswith(f"{other}.") for other in self.calls if other)
+        return is_wrapped or self._observed_inside(name)
 
     def _observed_inside(self, name: str) -> bool:
         """Whether the attention of a module inside this one was captured, or is missing with a reason."""

@@ -183,10 +183,10 @@ class _Editor(CallObserver):
         if not unknown and any(where.heads_in(path) is not None for path in paths):
             return
         layer_numbers = sorted({n for n in map(layer_number, paths) if n is not None})
-        numbers = f"It has layers {', '.join(map(str, layer_numbers))}, " if layer_numbers else "It has "
+        numbers = f"It has layers {first_few(layer_numbers, 40)}, " if layer_numbers else "It has "
         which = f"names layer {unknown[0]!r}, which is no attention layer" if unknown else "selects no layer"
         raise RegardError(
-            f"edit: {part!r} {which} of {type(self.model).__name__}. {numbers}in the modules {', '.join(paths)}."
+            f"edit: {part!r} {which} of {type(self.model).__name__}. {numbers}in the modules {first_few(paths, 3)}."
         )
 
     @contextmanager
