@@ -5,7 +5,7 @@ leave its fused path, which changes the last bits of its output. For the same re
 torch's own attention modules run. `function_calls` serves a watch without a model: its mode is also off while `attend`
 runs, and compiled code, which calls no function of Python, runs eagerly while a block is open.
 
-Edits of functions and modules of torch happen here too: `edited_function` and `edited_module`.
+Edits of functions and modules happen here too: `edited_function`, `edited_module`, and of softmaxes `softmax_edit`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from regard.hf.adapters import is_adapted
 from regard.hf.attention_modules import names_called
 from regard.hf.calls import CallObserver, measuring
 from regard.hf.capture.kept_calls import check
+from regard.hf.capture.softmax_edits import softmax_edit
 from regard.hf.capture.torch_calls import (
     ObservedCall,
     multihead_arguments,
@@ -199,8 +200,11 @@ class _FunctionMode(TorchFunctionMode):
             for observer in self.observers:
                 observer.call_edited(edited.observed)
             return edited.returned
-        output = func(*args, **kwargs)
+        edit = softmax_edit(self.open_modules.stack[-1], func, args, kwargs) if editors else None
+        output = func(*args, **kwargs) if edit is None else edit.weights(func, args, kwargs)
         for observer in self.observers:
+            if edit is not None:
+                observer.softmax_edited(edit.weights)
             observer.function_called(func, args, kwargs, output)
         return output
 

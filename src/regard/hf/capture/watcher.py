@@ -363,6 +363,11 @@ class Watcher(CallObserver):
             frame.inputs, frame.is_edited = None, True
         self._keep_call(self.names.get(module), lambda: observed)
 
+    def softmax_edited(self, change: Callable[..., Tensor]) -> None:
+        """Keep the change of the softmax that is followed next, for the run that reads its weights."""
+        for frame in self.running.frames[-1:]:
+            frame.trace.changes[len(frame.trace.softmaxes)] = change
+
     def backend_called(self, call: AttentionCall, output: Any) -> None:
         """Keep one call of a backend, if its module belongs to the model."""
         if measuring:
