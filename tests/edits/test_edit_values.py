@@ -297,16 +297,6 @@ def test_words_without_tokens_are_refused(model):
         run(model, rg.KnockOut(rg.Where.parse("it -> animal")))
 
 
-def test_a_model_that_computes_its_weights_itself_is_refused():
-    config = transformers.BloomConfig(vocab_size=20, hidden_size=8, n_layer=1, n_head=2)
-    bloom = transformers.BloomModel(config).eval()
-    with (
-        pytest.raises(RegardError, match=r"could not be applied to .*BloomAttention"),
-        rg.edit(bloom, rg.KnockOut(rg.Where(keys=0))),
-    ):
-        bloom(IDS)
-
-
 def test_a_compiled_model_is_refused(model):
     compiled = torch.nn.Sequential(model)
     compiled._orig_mod = model

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.attention_output import AttentionOutput, attend_editors
+from regard.attention_output import AttentionOutput, attend_editors, attend_listeners
 from regard.base.checks import checked
 from regard.base.errors import RegardError, first_few
 from regard.base.versions import hidden_eager
@@ -254,12 +254,13 @@ class _Editor(CallObserver):
     ) -> None:
         """Follow the softmaxes of a module to the product with its values."""
         for frame in self.state.frames[-1:]:
-            if frame.given is not None and not backend_calls.inside:
+            if frame.given is not None and not (backend_calls.inside or attend_listeners.busy):
                 frame.trace.follow(function, args, kwargs, output)
 
     def softmax_edited(self, change: Callable[..., Tensor]) -> None:
         for frame in self.state.frames[-1:]:
-            frame.softmaxes.append(len(frame.trace.softmaxes))
+            if frame.given is not None:
+                frame.softmaxes.append(len(frame.trace.softmaxes))
 
     def _check_softmax(self, frame: _Frame) -> None:
         """Refuse a softmax that was changed, and whose weights are not those that the module multiplies by."""
