@@ -37,7 +37,7 @@ class EditedRun:
     """What an edit changed: the number of edited calls of each attention module, by module path.
 
     `left_out` has the layers that ran and that the edit selects, but cannot change, with their class: recurrent layers,
-    and modules that compute their weights themselves.
+    and modules whose weights are not one softmax over the keys.
 
     >>> import regard as rg
     >>> rg.hf.EditedRun(rg.KnockOut(rg.Where(keys=0)), {"h.0.attn": 2})
@@ -69,7 +69,8 @@ def edit(
     differ. `roles` is a table of `regard.roles`, or a mapping from names to heads (layer, head), if the edit names
     roles.
 
-    Attention that goes through transformers' attention interface (sdpa, eager, `regard` and flash backends) is edited.
+    Attention that goes through transformers' attention interface (sdpa, eager, `regard` and flash backends) is edited,
+    and so is the softmax of a module that computes it itself (BLOOM, DeBERTa, MPT), by all edits but `ActivationPatch`.
     Queries and keys are counted in the whole sequence, also in `generate()`, with caches, beams and windows. The
     backend computes the call as it is; the selected rows of the selected heads are computed again, in linear memory.
     So what no edit selects keeps its bits in that layer. A row that loses all its keys has output 0.
@@ -428,8 +429,9 @@ class _Editor(CallObserver):
         remedy = f" Name the layers that it can change: Where(layers={edited!r}, ...)." if edited else ""
         return (
             f"edit: {part!r} could not be applied to {', '.join(paths[:5])}: {kinds} is recurrent, or computes its "
-            "weights itself. Edits reach the attention interface of transformers, F.scaled_dot_product_attention, "
-            "nn.MultiheadAttention, regard.attend and regard.nn. The model ran without this edit there."
+            "weights itself, not by one softmax over the keys. Edits reach the attention interface of transformers, "
+            "F.scaled_dot_product_attention, nn.MultiheadAttention, regard.attend, regard.nn, and a module that "
+            "multiplies its values by its own softmax. The model ran without this edit there."
             f"{hidden_eager(self.model)}{remedy}"
         )
 
