@@ -256,3 +256,76 @@ def test_what_is_not_certain_is_refused():
     with pytest.raises(RegardError, match=r"selects head 7, and h\.0\.self_attention has heads 0 to 3"):  # noqa: SIM117
         with rg.edit(model, rg.KnockOut(rg.Where(heads=7))):
             model(ids)
+
+
+MEASURED = {
+    "Longformer": BERT_LIKE | {"attention_window": 4},
+    "LED": {
+        "vocab_size": 40, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "attention_window": 4,
+    },
+    "BigBird": BERT_LIKE | {"block_size": 2, "num_random_blocks": 1, "max_position_embeddings": 64},
+}  # fmt: skip
+
+
+def measured_layer(name):
+    """The encoder of a model, its first module of attention, and the path of this module."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**MEASURED[name])
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    model = model.get_encoder() if name == "LED" else model
+    path = next(path for path in attention_modules(model) if "0" in path)
+    return model, model.get_submodule(path), path
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("kind", ["knock", "steer", "zero", "scale", "uniform"])
+def test_measured_weights_are_edited(name, kind):
+    model, module, path = measured_layer(name)
+    ids, kept = torch.randint(3, 40, (2, 20)), []
+    module.register_forward_hook(lambda _, args, kwargs, output: kept.append((args, kwargs, output)), with_kwargs=True)
+    with rg.watch(model) as plain:
+        model(ids)
+    where = rg.Where(layers=path, heads=[0, 2], queries=slice(3, 9), keys=[4, 6])
+    edit, e = {
+        "knock": (rg.KnockOut(where), {}),
+        "steer": (rg.edits.AddToScores(where, 1.5), {"number": 1.5}),
+        "zero": (rg.KnockOut(where, renormalize=False), {}),
+        "scale": (rg.edits.ScaleWeights(where, -0.5), {"number": -0.5}),
+        "uniform": (rg.edits.ReplaceWeights(where, "uniform"), {}),
+    }[kind]
+    dense = Dense()
+    dense.edits = [
+        {"layers": [0], "heads": [0, 2], "queries": range(3, 9), "keys": [4, 6], "kind": kind, "number": 0.0} | e
+    ]
+    with rg.watch(model) as outside, rg.edit(model, edit) as run, rg.watch(model) as inside:
+        model(ids)
+    hidden = kept[0][0][0] if kept[0][0] else kept[0][1]["hidden_states"]
+    values = module.value(hidden).unflatten(-1, (4, 4)).transpose(1, 2)
+    before = plain[path].dense()
+    after = dense.weights(before.log().masked_fill(before < 1e-7, -torch.inf), 0)
+    first = [x[0] if isinstance(x, tuple) else x for *_, x in kept]
+    torch.testing.assert_close(first[0], (before @ values).transpose(1, 2).flatten(2), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(inside[path].dense(), after, atol=1e-5, rtol=1e-4)
+    assert torch.equal(inside[path].dense(), outside[path].dense()) and run.calls == {path: 1} and not run.left_out
+    with rg.edit(model, edit):
+        output = model(ids)[0]
+    expected = (after @ values).transpose(1, 2).flatten(2)
+    hook = module.register_forward_hook(
+        lambda _, __, given: (expected, *given[1:]) if isinstance(given, tuple) else expected
+    )
+    torch.testing.assert_close(output, model(ids)[0], atol=1e-4, rtol=1e-3)
+    hook.remove()
+    assert not torch.allclose(output, model(ids)[0], atol=1e-4)
+
+
+def test_measured_edits_refuse_what_they_cannot_give():
+    model, *_ = measured_layer("Longformer")
+    ids, edit = torch.randint(3, 40, (1, 12)), rg.KnockOut(rg.Where(layers="*", queries=5, keys=4))
+    with pytest.raises(RegardError, match=r"measured, so an edited run has no gradients"), rg.edit(model, edit):
+        model(ids)
+    with torch.no_grad(), pytest.raises(RegardError, match="Leave output_attentions out"), rg.edit(model, edit):
+        model(ids, output_attentions=True)

@@ -34,7 +34,7 @@ from regard.hf.adapters import is_adapted
 from regard.hf.attention_modules import names_called
 from regard.hf.calls import CallObserver, measuring
 from regard.hf.capture.kept_calls import check
-from regard.hf.capture.softmax_edits import softmax_edit
+from regard.hf.capture.softmax_edits import EditedProbe, measured_edit, softmax_edit
 from regard.hf.capture.torch_calls import (
     ObservedCall,
     multihead_arguments,
@@ -61,7 +61,7 @@ from regard.hf.edited_calls import (
 class EditedResult:
     """What a function or a module returns after an edit, and the edited call as watches see it."""
 
-    observed: ObservedCall
+    observed: ObservedCall | EditedProbe
     returned: Any
 
 
@@ -104,9 +104,12 @@ def _edited_sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def edited_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> EditedResult | None:
-    """The result of a call of an adapted module after the open edits; None if none of them changes it."""
-    if output is None or not is_adapted(module) or not _is_selected(module):
+    """The result of a call of a module after the open edits, if they act after its run; None if none changes it."""
+    if output is None or not _is_selected(module):
         return None
+    if not is_adapted(module):
+        measured = measured_edit(module, output)
+        return None if measured is None else EditedResult(*measured)
     with as_mistakes(module):
         observed = observed_module(module, args, kwargs, output)
     if not isinstance(module, nn.MultiheadAttention):

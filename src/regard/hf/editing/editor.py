@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,9 +23,11 @@ from regard.hf.attention_modules import OF_TORCH, attention_modules, may_compute
 from regard.hf.calls import OWN_SOFTMAX, AttentionCall, CallObserver, Untranslatable
 from regard.hf.capture.captured_calls import is_differential
 from regard.hf.capture.module_hooks import module_calls
+from regard.hf.capture.module_rerun import snapshot
 from regard.hf.capture.recurrent_calls import is_recurrent
 from regard.hf.capture.softmax_trace import Trace
 from regard.hf.capture.transformers_interface import backend_calls, refuse_compiled
+from regard.hf.capture.value_probe import GivenCall, has_values
 from regard.hf.edited_calls import allows_one, editors
 from regard.hf.editing.attend_edits import edited_attend
 from regard.hf.editing.patches import OF_KEYS, CallPatch, check_length, patch_of
@@ -37,7 +40,7 @@ class EditedRun:
     """What an edit changed: the number of edited calls of each attention module, by module path.
 
     `left_out` has the layers that ran and that the edit selects, but cannot change, with their class: recurrent layers,
-    and modules whose weights are not one softmax over the keys.
+    and modules whose weights are no softmax that is known.
 
     >>> import regard as rg
     >>> rg.hf.EditedRun(rg.KnockOut(rg.Where(keys=0)), {"h.0.attn": 2})
@@ -71,6 +74,7 @@ def edit(
 
     Attention that goes through transformers' attention interface (sdpa, eager, `regard` and flash backends) is edited,
     and so is the softmax of a module that computes it itself (BLOOM, DeBERTa, MPT), by all edits but `ActivationPatch`.
+    Weights that a watch measures (Longformer, block-sparse BigBird) are edited after several runs, without gradients.
     Queries and keys are counted in the whole sequence, also in `generate()`, with caches, beams and windows. The
     backend computes the call as it is; the selected rows of the selected heads are computed again, in linear memory.
     So what no edit selects keeps its bits in that layer. A row that loses all its keys has output 0.
@@ -123,7 +127,7 @@ class _Block(AbstractContextManager[EditedRun]):
 class _Frame:
     """A module that runs: what it was given, the number of its attention calls, and its softmaxes.
 
-    `softmaxes` are the numbers of those that edits changed.
+    `softmaxes` are the numbers of those that edits changed, `call` is what `given` was at the start, to run it again.
     """
 
     module: nn.Module
@@ -131,6 +135,7 @@ class _Frame:
     num_calls: int = 0
     trace: Trace = field(default_factory=Trace)
     softmaxes: list[int] = field(default_factory=list)
+    call: GivenCall | None = None
 
 
 class _State(threading.local):
@@ -228,6 +233,9 @@ class _Editor(CallObserver):
             self.state.places[module] = place_of(module, args, kwargs, is_cross)
             if self.state.frames and self.state.frames[-1].module is module and module in self.own_softmax:
                 self.state.frames[-1].given = args, kwargs
+                if has_values(module):
+                    given = GivenCall(module, *snapshot(args, kwargs), torch.get_rng_state())
+                    self.state.frames[-1].call = given
 
     def observes_functions(self, module: nn.Module) -> bool:
         """Whether a module may call a function of torch, or compute a softmax, and an edit selects it."""
@@ -278,6 +286,11 @@ class _Editor(CallObserver):
     def softmax_inputs(self, module: nn.Module) -> tuple[Any, Any] | None:
         frames = self.state.frames
         return frames[-1].given if frames and frames[-1].module is module else None
+
+    def module_given(self, module: nn.Module) -> GivenCall | None:
+        frames = self.state.frames
+        is_unedited = frames and frames[-1].module is module and not frames[-1].num_calls
+        return frames[-1].call if is_unedited else None
 
     # Changes of a call
 
