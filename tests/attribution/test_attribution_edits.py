@@ -130,3 +130,13 @@ def test_value_zeroing_of_a_causal_model_says_that_its_relevance_ends_at_the_fir
     assert int(share) == round(100 * float(rows[0])) and float(found[0][0, 0, 0, 0]) == 1.0
     bert = rg.attribute(built("BertForMaskedLM"), text("Bert"), rg.Target(9, position=3), "value-zeroing", test=False)
     assert not bert.notes
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("method", ["value-zeroing", "integrated-gradients"])
+def test_a_watch_around_an_attribution_changes_nothing(method):
+    model, ids = built("GPT2LMHeadModel"), text("GPT2")["input_ids"]
+    alone = rg.attribute(model, ids, 9, method, test=False)
+    with rg.watch(model), rg.edit(model, rg.edits.ScaleWeights(rg.Where(layers=1, keys=1), 1.0)):
+        inside = rg.attribute(model, ids, 9, method, test=False)
+    torch.testing.assert_close(inside.tokens(), alone.tokens(), atol=1e-5, rtol=1e-4)
