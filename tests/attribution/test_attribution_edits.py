@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from test_attribution import CONFIGS, built, target_of, text
@@ -115,3 +117,26 @@ def test_options_are_checked():
         rg.attribute(model, ids.repeat(2, 1), 9, "value-zeroing")
     some = rg.attribute(model, ids, 9, "value-zeroing", layers=[1])
     assert len(some) == 1 and some.test is None and "needs all layers" in repr(some)
+    with pytest.raises(rg.RegardError, match=r"tokens\('input'\): there are none.*needs all layers \(leave layers="):
+        some.top(2)
+
+
+@torch.no_grad()
+def test_value_zeroing_of_a_causal_model_says_that_its_relevance_ends_at_the_first_token():
+    model, ids = built("GPT2LMHeadModel"), text("GPT2")["input_ids"]
+    found = rg.attribute(model, ids, 9, "value-zeroing", test=False)
+    rows = torch.eye(ids.shape[1], dtype=torch.float64)[-1] @ found[1][0, 0] @ found[0][0, 0]
+    (share,) = re.findall(r"Token 0 has (\d+)% of the relevance: in a causal model", repr(found))
+    assert int(share) == round(100 * float(rows[0])) and float(found[0][0, 0, 0, 0]) == 1.0
+    bert = rg.attribute(built("BertForMaskedLM"), text("Bert"), rg.Target(9, position=3), "value-zeroing", test=False)
+    assert not bert.notes
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("method", ["value-zeroing", "integrated-gradients"])
+def test_a_watch_around_an_attribution_changes_nothing(method):
+    model, ids = built("GPT2LMHeadModel"), text("GPT2")["input_ids"]
+    alone = rg.attribute(model, ids, 9, method, test=False)
+    with rg.watch(model), rg.edit(model, rg.edits.ScaleWeights(rg.Where(layers=1, keys=1), 1.0)):
+        inside = rg.attribute(model, ids, 9, method, test=False)
+    torch.testing.assert_close(inside.tokens(), alone.tokens(), atol=1e-5, rtol=1e-4)

@@ -297,16 +297,6 @@ def test_words_without_tokens_are_refused(model):
         run(model, rg.KnockOut(rg.Where.parse("it -> animal")))
 
 
-def test_a_model_that_computes_its_weights_itself_is_refused():
-    config = transformers.BloomConfig(vocab_size=20, hidden_size=8, n_layer=1, n_head=2)
-    bloom = transformers.BloomModel(config).eval()
-    with (
-        pytest.raises(RegardError, match=r"could not be applied to .*BloomAttention"),
-        rg.edit(bloom, rg.KnockOut(rg.Where(keys=0))),
-    ):
-        bloom(IDS)
-
-
 def test_a_compiled_model_is_refused(model):
     compiled = torch.nn.Sequential(model)
     compiled._orig_mod = model
@@ -395,3 +385,21 @@ def test_edits_of_scores_run_in_every_engine(engine, is_steered):
     weights = s.masked_fill(j > i, -torch.inf).softmax(-1).nan_to_num(0.0)
     torch.testing.assert_close(seen.output, (weights @ v.double()).float(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(seen.weights.dense(), weights.float(), rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+def test_an_error_that_shows_an_edit_is_one_short_line():
+    config = transformers.LlamaConfig(
+        vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=30, num_attention_heads=2
+    )
+    model, ids = transformers.LlamaModel(config).eval(), torch.arange(5)[None]
+    with rg.watch(model, keep="qkv") as seen:
+        model(ids)
+    for edit in (
+        rg.edits.ActivationPatch(rg.Where(layers=99), source=seen),
+        rg.edits.ReplaceWeights(rg.Where(layers=99), seen.maps),
+        rg.edits.ReplaceWeights(rg.Where(layers="decoder.*"), {3: torch.eye(5)}),
+    ):
+        with pytest.raises(RegardError, match=r"of LlamaModel\. It has layers 0, 1") as error, rg.edit(model, edit):
+            model(ids)
+        assert "\n" not in str(error.value) and len(str(error.value)) < 500

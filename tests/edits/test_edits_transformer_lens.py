@@ -46,6 +46,17 @@ def patched(x, source, head, query):
 
 
 @torch.no_grad()
+def test_a_wrapper_that_does_not_call_what_it_wraps_has_the_map_alone(tmp_path):
+    model, tokenizer = small_gpt2(tmp_path)
+    bridge, ids = bridge_of(model, tokenizer), torch.randint(0, 20, (1, N))
+    with rg.watch(bridge) as seen, rg.watch(model) as plain:
+        bridge(ids), model(ids)
+    assert len(seen) == 2 and not seen.missing
+    for mine, theirs in zip(seen.maps.values(), plain.maps.values(), strict=True):
+        torch.testing.assert_close(mine.dense(), theirs.dense(), atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
 def assert_equal(model, tokenizer, ids, width, num_draws):
     bridge, rng = bridge_of(model, tokenizer), random.Random(0)
     layers, heads, length = model.config.num_hidden_layers, model.config.num_attention_heads, ids.shape[1]

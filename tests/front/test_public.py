@@ -38,9 +38,9 @@ NAMES_LAB = ("regard", "regard.cli.lab")
 ROOMS = {
     "hf": [
         {"adapters", "names", "masks", "gguf", "token_labels"},
-        {"attention_modules", "output_projections"},
+        {"attention_modules"},
         {"calls", "models"},
-        {"operator_calls", "recurrent", "edited_calls"},
+        {"operator_calls", "recurrent", "edited_calls", "output_projections"},
         {"compiled"},
         {"capture", "heads", "backend"},
         {"editing", "window_maps"},

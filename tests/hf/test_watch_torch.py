@@ -568,6 +568,21 @@ def test_modules_that_did_not_run_are_missing_by_name(kind):
     assert seen.names == ["ran"] and seen.missing == {"idle": UNCALLED}
 
 
+class Wrapping(Block):
+    """A module that computes in the place of the one that it holds, as wrappers of libraries do."""
+
+    def __init__(self):
+        super().__init__()
+        self.wrapped = Block()
+
+
+def test_a_module_that_its_wrapper_replaces_is_not_missing():
+    model = nn.ModuleDict({"ran": Wrapping(), "idle": Wrapping()})
+    with rg.watch(model) as seen:
+        model["ran"](torch.randn(1, T, C))
+    assert seen.names == ["ran"] and seen.missing == {"idle": UNCALLED, "idle.wrapped": UNCALLED}
+
+
 def test_attention_in_a_helper_function_is_seen():
     _, seen = watched(nn.Sequential(ByHelper()), {"input": torch.randn(2, T, C)})
     assert seen.names == ["0"]

@@ -21,9 +21,13 @@ class Dense:
         s = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
         s = s if softcap is None else torch.tanh(s / softcap) * softcap
         s = s + torch.zeros_like(s) if attention_mask is None else s + attention_mask
-        s = s.masked_fill(s < -1e30, -torch.inf)
-        self.start = key.shape[2] - query.shape[2]
-        own = [e for e in self.edits if self.number(module) in e["layers"]]
+        w = self.weights(s.masked_fill(s < -1e30, -torch.inf), self.number(module), s_aux)
+        return (w @ value).transpose(1, 2).contiguous(), w
+
+    def weights(self, s, layer, s_aux=None):
+        """The edited softmax of scores (B, H, I, J) of a layer; -inf is masked."""
+        self.start = s.shape[3] - s.shape[2]
+        own = [e for e in self.edits if layer in e["layers"]]
         for e in own:
             if e["kind"] == "steer":
                 s = self.where(e, s, s + e["number"])
@@ -32,7 +36,7 @@ class Dense:
         allowed = ~s.isneginf()
         if s_aux is not None:
             s = torch.cat([s, s_aux.view(1, -1, 1, 1).expand(len(s), -1, s.shape[2], 1)], -1)
-        w = s.softmax(-1).nan_to_num(0.0)[..., : key.shape[2]]
+        w = torch.exp(s - s.logsumexp(-1, True)).nan_to_num(0.0)[..., : allowed.shape[3]]
         for e in own:
             if e["kind"] == "scale":
                 w = self.where(e, w, w * e["number"])
@@ -42,7 +46,7 @@ class Dense:
                 shared = self.where(e, torch.zeros_like(w), allowed.to(w.dtype))
                 rows = e | {"keys": range(99)}
                 w = self.where(rows, w, torch.where(shared.any(-1, True), shared / shared.sum(-1, True), w))
-        return (w @ value).transpose(1, 2).contiguous(), w
+        return w
 
     def where(self, e, old, new):
         chosen = torch.zeros(old.shape[1:], dtype=torch.bool)

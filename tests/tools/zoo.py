@@ -156,32 +156,27 @@ def of_torch(module, x):
 
 OF_REGARD = "query key value output"
 OWN = "q_proj k_proj v_proj out_proj"
-BY_HAND = "computes its weights itself"
 NO_OUTPUT = "has no output projection of a known name"
 NO_COUNT = "does not say how its output projection of 16 inputs divides into heads"
 UNCALLED = "reads the weight of its output projection without calling it"
 ZOO = {
-    "tutorial": Specimen(lambda: MultiHead(C, H, 0.0), separate("W_q W_k W_v W_o"), 3, edit=BY_HAND),
+    "tutorial": Specimen(lambda: MultiHead(C, H, 0.0), separate("W_q W_k W_v W_o"), 3),
     "nanoGPT": Specimen(
         lambda: CausalSelfAttention(C, H, 8, 0.0),
         joint("c_attn", "c_proj", is_causal=True),
-        edit=BY_HAND,
         mechanism="masked",
     ),
-    "grouped": Specimen(lambda: Grouped(C, H), grouped, edit=BY_HAND),
-    "multi-query": Specimen(lambda: MultiQuery(C, H), multi_query, edit=BY_HAND),
+    "grouped": Specimen(lambda: Grouped(C, H), grouped),
+    "multi-query": Specimen(lambda: MultiQuery(C, H), multi_query),
     "timm, fused": Specimen(lambda: JointMatrix(C, H), joint("qkv", "proj")),
     "timm, unscaled": Specimen(
         OwnAttention,
         joint("qkv", None, scale=1.0),
-        edit=BY_HAND,
         gate=NO_OUTPUT,
         prune=NO_OUTPUT,
         mechanism=None,
     ),
-    "one head": Specimen(
-        lambda: Head(C, 8), one_head, edit=BY_HAND, gate=NO_OUTPUT, prune=NO_OUTPUT, mechanism="self_attention"
-    ),
+    "one head": Specimen(lambda: Head(C, 8), one_head, gate=NO_OUTPUT, prune=NO_OUTPUT, mechanism="self_attention"),
     "torch's function": Specimen(Own, separate(OWN, is_causal=True), gate=NO_COUNT, prune=NO_COUNT, mechanism=None),
     "rg.attend": Specimen(Attending, separate(OWN, is_causal=True), gate=NO_COUNT, prune=NO_COUNT, mechanism=None),
     "torch's module": Specimen(

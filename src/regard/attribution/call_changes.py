@@ -11,10 +11,10 @@ from regard.attribution.traced_run import TracedCall
 from regard.base.errors import RegardError
 from regard.hf.calls import AttentionCall
 from regard.hf.capture.transformers_interface import backend_calls
-from regard.hf.edited_calls import editors
+from regard.hf.edited_calls import CallEditor, editors
 
 
-class CallChange:
+class CallChange(CallEditor):
     """Changes the calls of `module`: `call` returns other tensors for the backend, `output` another output."""
 
     def __init__(self, module: nn.Module) -> None:

@@ -171,10 +171,15 @@ def _pair(inputs: Any, operation: str) -> dict[str, Any]:
 def takes(model: nn.Module, name: str) -> bool:
     """Whether the forward of a model has a parameter of this name."""
     try:
-        parameters = inspect.signature(model.forward).parameters
+        parameters = inspect.signature(without_adapters(model).forward).parameters
     except (TypeError, ValueError):
         return False
     return name in parameters
+
+
+def without_adapters(model: Any) -> nn.Module:
+    """The model inside a PeftModel, whose own class and forward say nothing of it; any other model itself."""
+    return getattr(model, "get_base_model", lambda: model)()
 
 
 def _without_cache(model: nn.Module) -> dict[str, Any]:

@@ -90,7 +90,8 @@ class Attribution(Mapping[str, AttentionMap]):
     def tokens(self, text: str = INPUT) -> Tensor:
         """The relevance of each token, (B, n): of the "input", or of the "decoder" of an encoder-decoder."""
         if text not in self.relevance:
-            raise RegardError(f"attribution.tokens({text!r}): {nearest(str(text), self.relevance)}")
+            reason = nearest(str(text), self.relevance) if self.relevance else f"there are none. {' '.join(self.notes)}"
+            raise RegardError(f"attribution.tokens({text!r}): {reason}")
         return self.relevance[text]
 
     def top(self, count: int = NAMED, batch: int = 0) -> list[tuple[int, float]]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.attribution.inputs import TextInputs
+from regard.attribution.inputs import TextInputs, without_adapters
 from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.hf.token_labels import label_of
@@ -197,7 +197,7 @@ def predicts_next(model: nn.Module) -> bool:
     if config is None:
         return True
     endings = "LMHeadModel", "ForCausalLM", "ForConditionalGeneration"
-    named = any(kind.__name__.endswith(endings) for kind in type(model).__mro__)
+    named = any(kind.__name__.endswith(endings) for kind in type(without_adapters(model)).__mro__)
     return named or bool(getattr(config, "is_decoder", False))
 
 

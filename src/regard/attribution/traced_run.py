@@ -231,7 +231,8 @@ def check_model(model: object, operation: str = "attribute") -> None:
             f"{operation}: the parameters of {type(model).__name__} were made inside torch.inference_mode, so they "
             "have no gradients. Make or load the model outside of it."
         )
-    if any(torch.is_autocast_enabled(device) for device in {parameter.device.type for parameter in parameters}):
+    devices = {parameter.device.type for parameter in parameters if not parameter.is_meta}
+    if any(map(torch.is_autocast_enabled, devices)):
         raise RegardError(
             f"{operation}: torch.autocast is active, so gradients have 2 to 3 digits, and links that cancel would be "
             "noise. Leave the autocast block."

@@ -7,7 +7,7 @@ layer into account: residual, norms and feed-forward network. A layer runs once 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -35,6 +35,8 @@ def value_zeroing(request: AttributionRequest) -> MethodResult:
     """The map C of each layer, with one head, and their product from the position that the target reads.
 
     Where layers are not self-attention over one text, there is no product, and so no relevance of tokens.
+    In a causal model the first token reads itself alone, so every factor moves relevance to it and none away: over many
+    layers all of it arrives there, and a note says how much did.
     """
     one_sequence("value-zeroing", request)
     blocks = BlockCalls(request.model, attention_modules(request.model))
@@ -44,13 +46,26 @@ def value_zeroing(request: AttributionRequest) -> MethodResult:
     calls = list(run.calls.values())
     is_chain = len({(I, J) for _, _, I, J in (m.shape for m in maps.values())}) == 1 and not run.missing
     is_chain = is_chain and request.layers is None and not any(call.part == "cross" for call in calls)
-    relevance, notes = {}, ("Relevance of tokens needs all layers, of self-attention over one text.",)
+    relevance, notes = (
+        {},
+        ("Relevance of tokens needs all layers (leave layers= out), of self-attention over one text.",),
+    )
     if is_chain:
         rows = reading_rows(calls[-1], 0)
         for weights in reversed(maps.values()):
             rows = rows @ weights.dense()[0, 0].float()
-        relevance, notes = {INPUT: rows.cpu()}, ()
+        relevance, notes = {INPUT: rows.cpu()}, _notes(maps.values(), float(rows[0, 0]))
     return MethodResult(maps, relevance, run.number, run.parts, run.missing, notes)
+
+
+def _notes(maps: Iterable[AttentionMap], first: float) -> tuple[str, ...]:
+    """What a causal model makes of the product of its maps."""
+    if any(bool(weights.dense().triu(1).any()) for weights in maps):
+        return ()
+    return (
+        f"Token 0 has {first:.0%} of the relevance: in a causal model it reads itself alone, so the product of all "
+        "layers ends there, whatever the text. Read the map of each layer, or use another method for tokens.",
+    )
 
 
 class _Kept(Rules):

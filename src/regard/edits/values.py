@@ -342,6 +342,9 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _typed(value: Any) -> str:
+    if isinstance(value, Mapping | HoldsMaps):  # one tensor or map for each layer
+        maps = value.maps if isinstance(value, HoldsMaps) else value
+        return f"{type(value).__name__} of {len(maps)} layers"
     return f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 

@@ -41,6 +41,14 @@ class CallEditor(Protocol):
         """Whether an edit selects some of the heads of a module."""
         ...
 
+    def softmax_inputs(self, module: nn.Module) -> tuple[Any, Any] | None:
+        """What a selected module was given that runs now, and may compute a softmax itself; None for others."""
+        return None
+
+    def module_given(self, module: nn.Module) -> Any:
+        """The `GivenCall` of such a module, if no attention in it was edited and its weights may be measured."""
+        return None
+
     def edited(self, call: AttentionCall) -> AttentionCall:
         """The call with patched queries, keys and values, and with the edits of its weights."""
         ...

@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from regard.base.shapes import at_least_float32, spread_indices, to_device
 from regard.hf.capture.captured_calls import ModuleCalls
 from regard.hf.capture.kept_calls import LostProjection, NoValues
-from regard.hf.output_projections import LinearLayer, is_norm, language_model_head, open_gates, output_projection
+from regard.hf.output_projections import (
+    LinearLayer,
+    is_norm,
+    language_model_head,
+    loaded,
+    num_inputs,
+    open_gates,
+    output_projection,
+)
 from regard.maps.attention_map import AttentionMap
 from regard.maps.changed_map import GradientMap, ValueWeightedMap
 from regard.nn import Attends
@@ -96,7 +104,7 @@ class ResidualStream:
 
     def __init__(self, model: nn.Module, attending: Iterable[str]) -> None:
         self._head = language_model_head(model)
-        self.head = LinearLayer.of(self._head)
+        self.head = linear_layer(self._head)
         self.reads: list[FinalRead] = []
         self._blocks = blocks_of(model, attending) if self._head is not None else {}
         self._parents = {child: block for block in self._blocks for child in block.children()}
@@ -207,7 +215,8 @@ def _final_read(running: _Running, given: Tensor) -> FinalRead:
 
 def _linearized(module: nn.Module, x: Tensor, y: Tensor) -> FinalNorm | str:
     """The norm with its scale held, if it is a LayerNorm or an RMSNorm: the form that fits its output best."""
-    wide, weight, bias = at_least_float32(x), getattr(module, "weight", None), getattr(module, "bias", None)
+    with loaded(module):
+        wide, weight, bias = at_least_float32(x), getattr(module, "weight", None), getattr(module, "bias", None)
     weight = torch.ones_like(wide[0, 0]) if weight is None else at_least_float32(weight.detach())
     found: dict[float, FinalNorm] = {}
     for is_centered in (True,) if isinstance(module, nn.LayerNorm) else (False, True):
@@ -249,19 +258,22 @@ class JoinedHeads:
         self._uncalled = {name for name, module in attending.items() if isinstance(module, nn.MultiheadAttention)}
         for name, module in attending.items():
             output = output_projection(model, name, module)
-            layer = LinearLayer.of(output)
+            layer = linear_layer(output)
             if output is None or layer is None:
                 self.without[name] = _reason(module, output)
             else:
                 self.layers[name], self._names[output] = layer, name
 
-    def module_ended(self, module: nn.Module, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str | None:
+    def module_ended(
+        self, module: nn.Module, args: Iterable[Any], kwargs: Mapping[str, Any], output: Any = None
+    ) -> str | None:
         """Keep the input of an output projection; returns the name of its attention module."""
         name = self._names.get(module)
         given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
         if name is not None and given is not None:
             if name not in self._inputs:  # before its first call a model may change the matrix: RWKV scales its own
-                self.layers[name] = LinearLayer.of(module) or self.layers[name]
+                layer = self.layers[name] = LinearLayer(module)
+                layer.rows = _sample(given, output) if layer.is_measured else None
             elif not self.layers[name].is_unchanged:
                 self.without[name] = "its output projection was changed in place between its calls"
             self._inputs.setdefault(name, []).append(given.detach())
@@ -304,6 +316,21 @@ class JoinedHeads:
         return joined.unflatten(-1, (H, -1))
 
 
+def linear_layer(module: nn.Module | None) -> LinearLayer | None:
+    """The layer of a module that may be linear; None if it has no number of inputs."""
+    return None if module is None or num_inputs(module) is None else LinearLayer(module)
+
+
+def _sample(given: Tensor, output: Any) -> tuple[Tensor, Tensor] | None:
+    """A few rows of the input and the output of a layer; None if they are not those of a linear layer."""
+    output = _first((output,))
+    if output is None or given.shape[:-1] != output.shape[:-1]:
+        return None
+    rows = spread_indices(given.shape[:-1].numel(), ROWS, given.device)
+    x, y = (tensor.detach().flatten(0, -2)[rows] for tensor in (given, output))
+    return x, y
+
+
 def _batch_first(x: Tensor, B: int) -> Tensor:
     """The input of a projection as (B, I, channels)."""
     if x.ndim == 3 and len(x) == B:
@@ -318,9 +345,7 @@ def _reason(module: nn.Module, output: nn.Module | None) -> str:
     kind = type(module).__name__
     if output is None or isinstance(module, Attends):
         return f"{kind} has no output projection of a known name, so its heads are not parts of a residual stream"
-    return (
-        f"the output projection of {kind} is a {type(output).__name__}, which is not a linear layer with plain weights"
-    )
+    return f"the output projection of {kind} is a {type(output).__name__}, which is not a linear layer"
 
 
 BETWEEN = (
@@ -341,7 +366,7 @@ class KeptParts:
 
     def module_ended(self, module: nn.Module, args: Iterable[Any], kwargs: Mapping[str, Any], output: Any) -> None:
         self._threads.add(threading.get_ident())
-        name = self.joined.module_ended(module, args, kwargs)
+        name = self.joined.module_ended(module, args, kwargs, output)
         self.stream.module_ended(module, args, kwargs, output, name)
 
     def keep_gates(self, module: nn.Module | None, call: Any) -> None:

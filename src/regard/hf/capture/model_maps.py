@@ -22,6 +22,7 @@ from regard.hf.capture.head_parts import CallParts, KeptParts
 from regard.hf.capture.kept_calls import Check, KeptCall, NoValues, values_reader
 from regard.hf.capture.model_inputs import ModelInputs, ReadTexts
 from regard.hf.capture.module_statistics import ModuleStatistics
+from regard.hf.output_projections import UnreadableMatrix
 from regard.hf.token_labels import token_labels
 from regard.maps.attention_map import AttentionMap
 from regard.maps.changed_map import ValueWeightedMap
@@ -642,5 +643,5 @@ def _explained(caller: str) -> Iterator[None]:
     """Raise a reason why there are no values as an error that names the call."""
     try:
         yield
-    except NoValues as reason:
+    except (NoValues, UnreadableMatrix) as reason:
         raise RegardError(f"{caller}: {reason}.") from None

@@ -5,7 +5,7 @@ leave its fused path, which changes the last bits of its output. For the same re
 torch's own attention modules run. `function_calls` serves a watch without a model: its mode is also off while `attend`
 runs, and compiled code, which calls no function of Python, runs eagerly while a block is open.
 
-Edits of functions and modules of torch happen here too: `edited_function` and `edited_module`.
+Edits of functions and modules happen here too: `edited_function`, `edited_module`, and of softmaxes `softmax_edit`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from regard.hf.adapters import is_adapted
 from regard.hf.attention_modules import names_called
 from regard.hf.calls import CallObserver, measuring
 from regard.hf.capture.kept_calls import check
+from regard.hf.capture.softmax_edits import EditedProbe, measured_edit, softmax_edit
 from regard.hf.capture.torch_calls import (
     ObservedCall,
     multihead_arguments,
@@ -60,7 +61,7 @@ from regard.hf.edited_calls import (
 class EditedResult:
     """What a function or a module returns after an edit, and the edited call as watches see it."""
 
-    observed: ObservedCall
+    observed: ObservedCall | EditedProbe
     returned: Any
 
 
@@ -103,9 +104,12 @@ def _edited_sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def edited_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> EditedResult | None:
-    """The result of a call of an adapted module after the open edits; None if none of them changes it."""
-    if output is None or not is_adapted(module) or not _is_selected(module):
+    """The result of a call of a module after the open edits, if they act after its run; None if none changes it."""
+    if output is None or not _is_selected(module):
         return None
+    if not is_adapted(module):
+        measured = measured_edit(module, output)
+        return None if measured is None else EditedResult(*measured)
     with as_mistakes(module):
         observed = observed_module(module, args, kwargs, output)
     if not isinstance(module, nn.MultiheadAttention):
@@ -199,8 +203,11 @@ class _FunctionMode(TorchFunctionMode):
             for observer in self.observers:
                 observer.call_edited(edited.observed)
             return edited.returned
-        output = func(*args, **kwargs)
+        edit = softmax_edit(self.open_modules.stack[-1], func, args, kwargs) if editors else None
+        output = func(*args, **kwargs) if edit is None else edit.weights(func, args, kwargs)
         for observer in self.observers:
+            if edit is not None:
+                observer.softmax_edited(edit.weights)
             observer.function_called(func, args, kwargs, output)
         return output
 

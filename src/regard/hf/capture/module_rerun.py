@@ -23,7 +23,7 @@ from regard.base.positions import Positions
 from regard.base.shapes import at_least_float32, grouped_values, spread_indices
 from regard.hf.calls import ADAPTED, DIRECT, MULTIHEAD, NO_NUMBERS, Untranslatable
 from regard.hf.capture.kept_calls import TOLERANCE, Check, KeptCall, LazyCall, NoValues, values_of_product
-from regard.hf.capture.softmax_trace import Trace
+from regard.hf.capture.softmax_trace import SOFTMAX, Trace
 from regard.hf.capture.torch_calls import ObservedCall
 from regard.hf.masks.mask_tensors import recognize
 from regard.maps import attention_map
@@ -131,6 +131,8 @@ class RerunCall(DenseCall):
     memory: StepMemory | None = field(default=None, repr=False)
     #: Held with watch(keep="qkv"), or the reason why the call has none.
     values: Tensor | NoValues | None = field(default=None, repr=False)
+    #: What edits made of its softmaxes.
+    changes: dict[int, Callable[..., Tensor]] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(
@@ -148,7 +150,7 @@ class RerunCall(DenseCall):
         product = trace.weighted_sum(type(module).__name__)
         number = product.weights.number
         if product.weights.is_wide:
-            weights = _four_axes(module, given, trace.weights(number), output)
+            weights = four_axes(module, given, trace.weights(number), output)
         else:
             weights = _one_head(module, trace.weights(number), product.num_batch, product.num_queries)
         B, H, I, J = weights.shape
@@ -158,7 +160,8 @@ class RerunCall(DenseCall):
         sample = sampled_rows(weights).clone()
         memory = StepMemory.of(module, product.values) if H == I == 1 else None
         values = values_of_product(product, (B, H, I, J), type(module).__name__) if keeps_values else None
-        return RerunCall(name, module, args, kwargs, (B, H, I, J), number, sample, slot, check, small, memory, values)
+        shape, changes = (B, H, I, J), trace.changes
+        return RerunCall(name, module, args, kwargs, shape, number, sample, slot, check, small, memory, values, changes)
 
     def read_values(self) -> Tensor:
         assert self.values is not None
@@ -185,7 +188,7 @@ class RerunCall(DenseCall):
     def compute(self) -> Tensor:
         self.check_budget(f"{type(self.module).__name__} computes all its weights at once")
         devices = [self.sample.device] if self.sample.is_cuda else []
-        with torch.random.fork_rng(devices), _SoftmaxCatcher() as caught:
+        with torch.random.fork_rng(devices), _SoftmaxCatcher(self.changes) as caught:
             self.module.forward(*_snapshot(self.args), **_snapshot(self.kwargs))
         weights = caught.trace.weights(self.number)
         if caught.trace.of_softmax(self.number).is_wide:
@@ -250,20 +253,21 @@ def mask_of(weights: Tensor) -> Attention:
 
 
 class _SoftmaxCatcher(TorchFunctionMode):
-    """Traces the softmaxes of a run."""
+    """Traces the softmaxes of a run, changed as edits changed them."""
 
-    def __init__(self) -> None:
+    def __init__(self, changes: dict[int, Callable[..., Tensor]]) -> None:
         super().__init__()
-        self.trace = Trace()
+        self.trace = Trace(changes=changes)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        output = func(*args, **kwargs)
+        change = self.trace.changes.get(len(self.trace.softmaxes)) if func in SOFTMAX else None
+        output = func(*args, **kwargs) if change is None else change(func, args, kwargs)
         self.trace.follow(func, args, kwargs, output)
         return output
 
 
-def _four_axes(module: nn.Module, given: tuple[Any, Any], weights: Tensor, output: Any) -> Tensor:
+def four_axes(module: nn.Module, given: tuple[Any, Any], weights: Tensor, output: Any) -> Tensor:
     """The weights as (B, H, I, J), with batch size and number of queries read from the inputs, or from the output."""
     tensors = [x for x in (*given[0], *given[1].values()) if isinstance(x, Tensor)]
     if weights.ndim == 4 and any(x.ndim == 4 and x.shape[:3] == weights.shape[:3] for x in tensors):

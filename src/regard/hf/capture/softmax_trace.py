@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -187,9 +187,13 @@ def softmax_axis(output: Any, dim: Any = None, *_: Any, **__: Any) -> int | None
 
 @dataclass(eq=False)
 class Trace:
-    """The softmaxes of one run of a module. `follow` must be called for every torch function, in order."""
+    """The softmaxes of one run of a module. `follow` must be called for every torch function, in order.
+
+    `changes` are the functions by which edits changed a softmax, by its number.
+    """
 
     softmaxes: list[Tensor] = field(default_factory=list)
+    changes: dict[int, Callable[..., Tensor]] = field(default_factory=dict)
     _traced: dict[int, Traced] = field(default_factory=dict)
     _sums: list[WeightedSum] = field(default_factory=list)
 

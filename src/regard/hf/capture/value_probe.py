@@ -144,8 +144,16 @@ class ValueAxes:
     def replacements(self, values: Tensor) -> list[Tensor]:
         """Values (B, H, J, D) in the form that the module computes itself."""
         parts = [values] * len(self.lengths) if self.is_shared else values.split(self.lengths, 2)
-        joined = [part.transpose(1, 2).flatten(2) for part in parts]
-        return [x if self.values_batch_first else x.transpose(0, 1) for x in joined]
+        return [self._joined(part, self.values_batch_first) for part in parts]
+
+    def joined(self, sums: Tensor) -> Tensor:
+        """Weighted sums (B, H, I, D) in the form that a module with one output returns them."""
+        return self._joined(sums, self.sums_batch_first)
+
+    @staticmethod
+    def _joined(heads: Tensor, batch_first: bool) -> Tensor:
+        x = heads.transpose(1, 2).flatten(2)
+        return x if batch_first else x.transpose(0, 1)
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -54,6 +54,7 @@ from regard.hf.capture.module_hooks import inside_backward, module_calls
 from regard.hf.capture.module_rerun import LastWeights, RerunCall, returned_call, snapshot
 from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.capture.recurrent_calls import RecurrentCall, RecurrentLayers, dtype_of, is_recurrent
+from regard.hf.capture.softmax_edits import EditedProbe
 from regard.hf.capture.softmax_trace import Trace
 from regard.hf.capture.torch_calls import (
     ObservedCall,
@@ -356,12 +357,20 @@ class Watcher(CallObserver):
         else:
             frame.trace.follow(function, args, kwargs, output)
 
-    def call_edited(self, observed: ObservedCall) -> None:
-        """Keep a call of a torch function or module that an edit changed, in place of the one that ends."""
-        module = observed.call.module
+    def call_edited(self, observed: ObservedCall | EditedProbe) -> None:
+        """Keep a call of a function or module that an edit changed, in place of the one that ends."""
         for frame in self.running.frames[-1:]:
             frame.inputs, frame.is_edited = None, True
-        self._keep_call(self.names.get(module), lambda: observed)
+        if isinstance(observed, EditedProbe):
+            name = self.names.get(observed.given.module)
+            self._keep(name, lambda: replace(observed, name=name or "", slot=self.last_weights))
+        else:
+            self._keep_call(self.names.get(observed.call.module), lambda: observed)
+
+    def softmax_edited(self, change: Callable[..., Tensor]) -> None:
+        """Keep the change of the softmax that is followed next, for the run that reads its weights."""
+        for frame in self.running.frames[-1:]:
+            frame.trace.changes[len(frame.trace.softmaxes)] = change
 
     def backend_called(self, call: AttentionCall, output: Any) -> None:
         """Keep one call of a backend, if its module belongs to the model."""
@@ -515,9 +524,14 @@ class Watcher(CallObserver):
     def _note_uncaptured(self) -> None:
         """Write down why a module has no map."""
         for name, module in self.candidates.items():
-            if name not in self.calls and name not in self.missing and not self._observed_inside(name):
+            if name not in self.calls and name not in self.missing and not self._is_read_elsewhere(name):
                 outside = f"{type(module).__name__} {FUSED if is_recurrent(module) else OUTSIDE}"
                 self.missing[name] = outside if name in self.called else UNCALLED
+
+    def _is_read_elsewhere(self, name: str) -> bool:
+        """Whether the attention of a module is that of a part of it, or of a wrapper that does not call it."""
+        is_wrapped = name not in self.called and any(name.startswith(f"{other}.") for other in self.calls if other)
+        return is_wrapped or self._observed_inside(name)
 
     def _observed_inside(self, name: str) -> bool:
         """Whether the attention of a module inside this one was captured, or is missing with a reason."""

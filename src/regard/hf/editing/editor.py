@@ -8,22 +8,26 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.attention_output import AttentionOutput, attend_editors
+from regard.attention_output import AttentionOutput, attend_editors, attend_listeners
 from regard.base.checks import checked
 from regard.base.errors import RegardError, first_few
 from regard.base.versions import hidden_eager
 from regard.edits.layer_edits import LayerEdits, Pairs, layer_edits
 from regard.edits.values import ActivationPatch, AttentionEdit
 from regard.edits.where import Indices, Roles, Texts, Where, flat, has_texts
-from regard.hf.attention_modules import OF_TORCH, attention_modules, names_called, part_of
-from regard.hf.calls import AttentionCall, CallObserver
+from regard.hf.attention_modules import OF_TORCH, attention_modules, may_compute_weights, names_called, part_of
+from regard.hf.calls import OWN_SOFTMAX, AttentionCall, CallObserver, Untranslatable
 from regard.hf.capture.captured_calls import is_differential
 from regard.hf.capture.module_hooks import module_calls
+from regard.hf.capture.module_rerun import snapshot
 from regard.hf.capture.recurrent_calls import is_recurrent
+from regard.hf.capture.softmax_trace import Trace
 from regard.hf.capture.transformers_interface import backend_calls, refuse_compiled
+from regard.hf.capture.value_probe import GivenCall, has_values
 from regard.hf.edited_calls import allows_one, editors
 from regard.hf.editing.attend_edits import edited_attend
 from regard.hf.editing.patches import OF_KEYS, CallPatch, check_length, patches_of
@@ -36,7 +40,7 @@ class EditedRun:
     """What an edit changed: the number of edited calls of each attention module, by module path.
 
     `left_out` has the layers that ran and that the edit selects, but cannot change, with their class: recurrent layers,
-    and modules that compute their weights themselves.
+    and modules whose weights are no softmax that is known.
 
     >>> import regard as rg
     >>> rg.hf.EditedRun(rg.KnockOut(rg.Where(keys=0)), {"h.0.attn": 2})
@@ -68,7 +72,9 @@ def edit(
     differ. `roles` is a table of `regard.roles`, or a mapping from names to heads (layer, head), if the edit names
     roles.
 
-    Attention that goes through transformers' attention interface (sdpa, eager, `regard` and flash backends) is edited.
+    Attention that goes through transformers' attention interface (sdpa, eager, `regard` and flash backends) is edited,
+    and so is the softmax of a module that computes it itself (BLOOM, DeBERTa, MPT), by all edits but `ActivationPatch`.
+    Weights that a watch measures (Longformer, block-sparse BigBird) are edited after several runs, without gradients.
     Queries and keys are counted in the whole sequence, also in `generate()`, with caches, beams and windows. The
     backend computes the call as it is; the selected rows of the selected heads are computed again, in linear memory.
     So what no edit selects keeps its bits in that layer. A row that loses all its keys has output 0.
@@ -125,18 +131,33 @@ class _Block(AbstractContextManager[EditedRun]):
         return self._open.pop().__exit__(*error)
 
 
+@dataclass(eq=False)
+class _Frame:
+    """A module that runs: what it was given, the number of its attention calls, and its softmaxes.
+
+    `softmaxes` are the numbers of those that edits changed, `call` is what `given` was at the start, to run it again.
+    """
+
+    module: nn.Module
+    given: tuple[Any, Any] | None = None
+    num_calls: int = 0
+    trace: Trace = field(default_factory=Trace)
+    softmaxes: list[int] = field(default_factory=list)
+    call: GivenCall | None = None
+
+
 class _State(threading.local):
     """What runs in one thread.
 
     `places` has the place of the next call of each module, `outputs` the patches of the output of the call that runs,
-    and `frames` the modules that run, each with the number of its attention calls, in a list that counts them. `sizes`
-    are the sizes of the first two axes of the inputs of the model: one of them is the batch.
+    and `frames` the modules that run. `sizes` are the first two sizes of the inputs of the model: one of them
+    is the batch.
     """
 
     def __init__(self) -> None:
         self.places: dict[nn.Module, Place | None] = {}
         self.outputs: list[CallPatch] = []
-        self.frames: list[tuple[nn.Module, list[int]]] = []
+        self.frames: list[_Frame] = []
         self.sizes: set[int] = set()
 
 
@@ -167,6 +188,7 @@ class _Editor(CallObserver):
         self.selected = {
             module for module, name in self.attending.items() if any(_selects(part.where, name) for part in self.edits)
         }
+        self.own_softmax = {m for m in self.selected if may_compute_weights(m) and not is_recurrent(m)}
         self.state = _State()
         # Of each edit, by its number: the calls that it changed, and why it changed none.
         self.num_changed = [0] * len(self.edits)
@@ -194,10 +216,10 @@ class _Editor(CallObserver):
         if not unknown and any(where.heads_in(path) is not None for path in paths):
             return
         layer_numbers = sorted({n for n in map(layer_number, paths) if n is not None})
-        numbers = f"It has layers {', '.join(map(str, layer_numbers))}, " if layer_numbers else "It has "
+        numbers = f"It has layers {first_few(layer_numbers, 40)}, " if layer_numbers else "It has "
         which = f"names layer {unknown[0]!r}, which is no attention layer" if unknown else "selects no layer"
         raise RegardError(
-            f"edit: {part!r} {which} of {type(self.model).__name__}. {numbers}in the modules {', '.join(paths)}."
+            f"edit: {part!r} {which} of {type(self.model).__name__}. {numbers}in the modules {first_few(paths, 3)}."
         )
 
     @contextmanager
@@ -222,6 +244,11 @@ class _Editor(CallObserver):
         if self in editors:  # the hook belongs to the module, which other threads may run
             is_cross = part_of(self.names[module], module) == "cross"
             self.state.places[module] = place_of(module, args, kwargs, is_cross)
+            if self.state.frames and self.state.frames[-1].module is module and module in self.own_softmax:
+                self.state.frames[-1].given = args, kwargs
+                if has_values(module):
+                    given = GivenCall(module, *snapshot(args, kwargs), torch.get_rng_state())
+                    self.state.frames[-1].call = given
 
     def _keep_sizes(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self in editors:
@@ -229,22 +256,59 @@ class _Editor(CallObserver):
             self.state.sizes = {size for tensor in tensors for size in tensor.shape[:2]}
 
     def observes_functions(self, module: nn.Module) -> bool:
-        """Whether a module may call a function of torch, and an edit selects it."""
+        """Whether a module may call a function of torch, or compute a softmax, and an edit selects it."""
         of_torch = isinstance(module, nn.MultiheadAttention)
-        return module in self.selected and not of_torch and bool(OF_TORCH & names_called(type(module)))
+        calls = module in self.selected and not of_torch and bool(OF_TORCH & names_called(type(module)))
+        return calls or module in self.own_softmax
 
     def module_started(self, module: nn.Module) -> None:
         self.was_run |= module in self.names
         if module in self.observed:
-            self.state.frames.append((module, [0]))
+            self.state.frames.append(_Frame(module))
 
     def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not any(module is running for running, _ in self.state.frames):
+        if not any(module is frame.module for frame in self.state.frames):
             return
-        while (frame := self.state.frames.pop())[0] is not module:
+        while (frame := self.state.frames.pop()).module is not module:
             pass
-        if output is not None and not frame[1][0]:
+        if output is not None and not frame.num_calls:
             self.unedited[self.observed[module]] = type(module).__name__
+        if output is not None and frame.softmaxes:
+            self._check_softmax(frame)
+
+    def function_called(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        """Follow the softmaxes of a module to the product with its values."""
+        for frame in self.state.frames[-1:]:
+            if frame.given is not None and not (backend_calls.inside or attend_listeners.busy):
+                frame.trace.follow(function, args, kwargs, output)
+
+    def softmax_edited(self, change: Callable[..., Tensor]) -> None:
+        for frame in self.state.frames[-1:]:
+            if frame.given is not None:
+                frame.softmaxes.append(len(frame.trace.softmaxes))
+
+    def _check_softmax(self, frame: _Frame) -> None:
+        """Refuse a softmax that was changed, and whose weights are not those that the module multiplies by."""
+        kind, name = type(frame.module).__name__, self.names[frame.module]
+        try:
+            number, reason = frame.trace.weighted_sum(kind).weights.number, f"{kind} multiplies by another softmax"
+        except Untranslatable as error:
+            number, reason = None, str(error)
+        if frame.softmaxes != [number]:
+            raise RegardError(
+                f"edit: {name} cannot be edited at its softmax: {reason}. Name other layers: Where(layers=...)."
+            )
+
+    def softmax_inputs(self, module: nn.Module) -> tuple[Any, Any] | None:
+        frames = self.state.frames
+        return frames[-1].given if frames and frames[-1].module is module else None
+
+    def module_given(self, module: nn.Module) -> GivenCall | None:
+        frames = self.state.frames
+        is_unedited = frames and frames[-1].module is module and not frames[-1].num_calls
+        return frames[-1].call if is_unedited else None
 
     # Changes of a call
 
@@ -257,8 +321,8 @@ class _Editor(CallObserver):
         self.state.outputs = []
         if name is None:
             return call
-        for _, num_calls in self.state.frames:
-            num_calls[0] += 1
+        for frame in self.state.frames:
+            frame.num_calls += 1
         selecting = [
             (n, part, heads) for n, part in enumerate(self.edits) if (heads := part.where.heads_in(name)) is not None
         ]
@@ -280,6 +344,12 @@ class _Editor(CallObserver):
                 raise RegardError(f"edit: {part!r} selects head {heads.last}, and {name} has heads 0 to {H - 1}.")
             self._check_number(n, part, name)
             if isinstance(part, ActivationPatch):
+                if call.backend == OWN_SOFTMAX:
+                    raise RegardError(
+                        f"edit: {part!r} cannot patch {name}: {type(call.module).__name__} computes its softmax "
+                        "itself, so its queries, keys, values and outputs of heads are not accessible. Edits of "
+                        "scores and of weights reach it."
+                    )
                 call = self._with_patch(n, part, heads, call, name, (first_query, first_key))
                 continue
             pairs = []
@@ -318,7 +388,7 @@ class _Editor(CallObserver):
         """A call of `regard.attend` with all open edits; None if they change nothing."""
         if not self.state.frames or backend_calls.inside:
             return None
-        return edited_attend(self.state.frames[-1][0], *inputs, **options)
+        return edited_attend(self.state.frames[-1].module, *inputs, **options)
 
     def patched(self, call: AttentionCall, output: Tensor) -> Tensor:
         """The output (B, I, H, E) of the call with patched heads."""
@@ -404,8 +474,9 @@ class _Editor(CallObserver):
         remedy = f" Name the layers that it can change: Where(layers={edited!r}, ...)." if edited else ""
         return (
             f"edit: {part!r} could not be applied to {', '.join(paths[:5])}: {kinds} is recurrent, or computes its "
-            "weights itself. Edits reach the attention interface of transformers, F.scaled_dot_product_attention, "
-            "nn.MultiheadAttention, regard.attend and regard.nn. The model ran without this edit there."
+            "weights itself, not by one softmax over the keys. Edits reach the attention interface of transformers, "
+            "F.scaled_dot_product_attention, nn.MultiheadAttention, regard.attend, regard.nn, and a module that "
+            "multiplies its values by its own softmax. The model ran without this edit there."
             f"{hidden_eager(self.model)}{remedy}"
         )
 

@@ -12,6 +12,8 @@ from regard.hf.calls import AttentionCall
 
 #: Arguments of cross-attention.
 OF_ENCODER = ("key_value_states", "encoder_hidden_states")
+#: Names of the number by which a module asks its cache.
+LAYER = ("layer_idx", "layer_id")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ def place_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], i
     hidden = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
     if cache is None or hidden is None or hidden.ndim < 2:
         return None
-    layer = getattr(module, "layer_idx", None) or 0
+    layer = next((n for name in LAYER if isinstance(n := getattr(module, name, None), int)), 0)
     try:
         length = int(cache.get_seq_length(layer))
         if is_cross or any(kwargs.get(name) is not None for name in OF_ENCODER):

@@ -17,7 +17,7 @@ from regard.edits.where import Indices, Where
 from regard.hf.attention_modules import attention_modules
 from regard.hf.calls import AttentionCall
 from regard.hf.capture.transformers_interface import backend_calls, refuse_compiled
-from regard.hf.edited_calls import editors
+from regard.hf.edited_calls import CallEditor, editors
 from regard.hf.editing.places import Place, first_numbers, place_of
 from regard.pieces.grid import Grid
 from regard.stats.cache_split import KeyHeadSplit
@@ -75,7 +75,7 @@ class FarPairs(Pairs):
         return self.rows(grid) & (key >= self.sinks) & (query - key >= self.window)
 
 
-class _StreamingHeads:
+class _StreamingHeads(CallEditor):
     """Knocks the far keys of the streaming heads out of the calls of one model."""
 
     def __init__(self, model: nn.Module, split: KeyHeadSplit) -> None:

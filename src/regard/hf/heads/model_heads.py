@@ -13,7 +13,7 @@ from regard.base.errors import RegardError, nearest
 from regard.hf.adapters import adapter_of
 from regard.hf.attention_modules import attention_modules, layer_number
 from regard.hf.names import BETWEEN, BY_HAND, COUNTS, COUNTS_BY_HAND, HEADS_OR_HEIGHT, OUTPUTS, WIDTHS, sides_of
-from regard.hf.output_projections import matrix_of, num_inputs, output_projection
+from regard.hf.output_projections import LinearLayer, UnreadableMatrix, num_inputs, output_projection
 from regard.nn import Attends, MultiHeadAttention
 
 
@@ -39,13 +39,13 @@ class Heads:
 
     @property
     def weight(self) -> Tensor:
-        """The weight of the output projection; gates are on its device."""
-        return self.output.weight  # pyright: ignore[reportReturnType]
+        """The first tensor of the output projection; gates are on its device."""
+        return next(iter((*self.output.parameters(), *self.output.buffers())))
 
     @property
     def output_matrices(self) -> Tensor:
         """The part of the output projection that each head writes with, (H, head_dim, C)."""
-        return matrix_of(self.output).unflatten(0, (self.num_heads, self.head_dim))
+        return matrix_of(self.output, self.name).unflatten(0, (self.num_heads, self.head_dim))
 
     def check(self, caller: str, head: Any) -> int:
         """The number of a head, as an int; a number that the module does not have is refused."""
@@ -109,6 +109,14 @@ class ModelHeads:
             heads = self[name]
             selected.setdefault(heads.name, set()).add(heads.check(self.caller, head))
         return {name: sorted(numbers) for name, numbers in selected.items()}
+
+
+def matrix_of(layer: nn.Module, path: str) -> Tensor:
+    """The matrix (inputs, outputs) of a linear layer of an attention module; its errors name the module."""
+    try:
+        return LinearLayer(layer).matrix
+    except UnreadableMatrix as reason:
+        raise RegardError(f"reading the weights of {path}: {reason}.") from reason
 
 
 def check_model(model: object, caller: str) -> None:

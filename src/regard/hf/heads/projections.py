@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from regard.base.checks import Count, checked
 from regard.base.errors import RegardError, first_few, nearest
 from regard.hf.attention_modules import part_of
-from regard.hf.heads.model_heads import Heads, ModelHeads
+from regard.hf.heads.model_heads import Heads, ModelHeads, matrix_of
 from regard.hf.names import IN_ORDER, NORMS, sides_of
-from regard.hf.output_projections import is_norm, language_model_head, matrix_of
+from regard.hf.output_projections import is_norm, language_model_head, num_inputs
 from regard.stats.composition import CompositionScores, HeadMatrices, head_composition
 from regard.stats.numbering import layer_numbers
 
@@ -92,7 +92,10 @@ def copying_scores(model: nn.Module, circuit: str = "OV", *, fold_norms: bool = 
     embedding, head = getattr(model, "get_input_embeddings", lambda: None)(), language_model_head(model)
     if head is None or embedding is None:
         raise RegardError(f"copying_scores: {type(model).__name__} has no language-model head, so no logits.")
-    tokens, read = embedding.weight, matrix_of(head) if circuit == "OV" else embedding.weight.mT
+    tokens, read = (
+        embedding.weight,
+        matrix_of(head, "the language-model head") if circuit == "OV" else embedding.weight.mT,
+    )
     paths = [name for name, part in model.named_modules() if is_norm(part) and not re.search(r"\.\d+\.", name)]
     if circuit == "OV" and fold_norms and paths:  # the last norm that is in no block stands before the logits
         read = _folded(model.get_submodule(paths[-1]), read)
@@ -130,9 +133,9 @@ def _projections(name: str, heads: Heads) -> dict[str, Tensor]:
         last = path.rpartition(".")[2]
         sides = _sides(heads.module, path)
         if part is not heads.output and len(sides) == 1 and _is_linear(part):
-            separate.setdefault(next(iter(sides)), matrix_of(part))
+            separate.setdefault(next(iter(sides)), matrix_of(part, f"{name}.{path}"))
         elif last in IN_ORDER and _is_linear(part):
-            packed = matrix_of(part)
+            packed = matrix_of(part, f"{name}.{path}")
     if len(separate) == 3:
         return separate
     if packed is None:
@@ -161,7 +164,7 @@ def _sides(module: nn.Module, path: str) -> frozenset[str]:
 
 
 def _is_linear(part: nn.Module) -> bool:
-    return isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
+    return num_inputs(part) is not None
 
 
 def _norm_before(layer: nn.Module) -> nn.Module | None:
@@ -176,7 +179,8 @@ def _folded(norm: nn.Module, matrix: Tensor) -> Tensor:
     The scale and whether the norm centers are measured, since some norms store 1 + weight: a norm maps a vector x with
     the mean 0 to scale * x / rms(x), and the vector of ones to 0 if it takes the mean out.
     """
-    ones = torch.ones(matrix.shape[0], device=matrix.device, dtype=matrix.dtype)
+    dtype = next((weight.dtype for weight in norm.parameters()), matrix.dtype)
+    ones = torch.ones(matrix.shape[0], device=matrix.device, dtype=dtype)
     x = ones.clone()
     x[1::2] = -1.0
     if len(x) % 2:
