@@ -1,7 +1,7 @@
 """Serves the page over HTTP, on loopback or with a token. Weights are computed on request.
 
-Only GET is answered. With a live model, POST /ask/read reads a typed text. A client that sends half a
-request, or reads nothing, is disconnected after a time.
+Only GET and HEAD are answered. With a live model, POST /ask/read reads a typed text. A client that sends half
+a request, or reads nothing, is disconnected after a time.
 """
 
 from __future__ import annotations
@@ -154,7 +154,9 @@ AT_ONCE = 2
 READ = "/ask/read"
 #: The content types of an error and of an answer.
 KINDS = ("text/plain", "application/json")
+#: The headers of every answer. The policy of the page itself is in its HTML, where a page cannot forbid frames.
 HEADERS = {
+    "content-security-policy": "frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
@@ -196,7 +198,7 @@ class Handlers:
     async def show(self, request: Request) -> Response:
         from starlette.responses import HTMLResponse
 
-        return HTMLResponse(self.page, headers=HEADERS)
+        return HTMLResponse(self.page)
 
     async def ask(self, request: Request) -> Response:
         from starlette.concurrency import run_in_threadpool
@@ -209,15 +211,15 @@ class Handlers:
             try:
                 content = await run_in_threadpool(self.answers.answer, path)
             except (NoAnswer, RegardError) as reason:
-                return PlainTextResponse(str(reason), 404, headers=HEADERS)
+                return PlainTextResponse(str(reason), 404)
         kind = "json" if path.startswith("text") else "octet-stream"
-        return Response(content, media_type=f"application/{kind}", headers=HEADERS)
+        return Response(content, media_type=f"application/{kind}")
 
     async def read(self, request: Request) -> Response:
         from starlette.responses import Response
 
         status, content = await self.typed.content(request)
-        return Response(content, status, headers=HEADERS, media_type=KINDS[status == 200])
+        return Response(content, status, media_type=KINDS[status == 200])
 
 
 def _need_packages() -> None:
@@ -230,9 +232,9 @@ def _need_packages() -> None:
 
 
 class Guard:
-    """Refuses other host names (DNS rebinding), requests of other sites or without the token, and all but GET.
+    """Refuses other host names (DNS rebinding), requests of other sites or without the token, and all but GET and HEAD.
 
-    POST is allowed for one path, or for none.
+    POST is allowed for one path, or for none. Every answer gets `HEADERS`.
     """
 
     def __init__(self, app: Any, hosts: tuple[str, ...] | None, token: str, post: str | None) -> None:
@@ -241,11 +243,17 @@ class Guard:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        from starlette.datastructures import MutableHeaders
         from starlette.responses import PlainTextResponse
 
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
         refusal = self._refusal(scope)
-        answer = self.app if refusal is None else PlainTextResponse(refusal[1], refusal[0], headers=HEADERS)
-        return await answer(scope, receive, send)
+        answer = self.app if refusal is None else PlainTextResponse(refusal[1], refusal[0])
+        return await answer(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Any) -> tuple[int, str] | None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -257,8 +265,8 @@ class Guard:
         given_token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if self.token and not secrets.compare_digest(given_token.encode(), self.token.encode()):
             return 403, "The token is missing or wrong."
-        if scope["method"] != "GET" and (scope["method"], scope["path"]) != ("POST", self.post):
-            return 405, "The only supported method is GET."
+        if scope["method"] not in ("GET", "HEAD") and (scope["method"], scope["path"]) != ("POST", self.post):
+            return 405, "The supported methods are GET and HEAD."
         return None
 
 
