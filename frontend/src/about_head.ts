@@ -1,6 +1,7 @@
 // The chosen head in words and numbers.
 import type { Context } from "./context";
-import { h, shown, strong } from "./dom";
+import { h, strong } from "./dom";
+import { shown } from "./format";
 import { label } from "./labels";
 import { LEFT_OUT, strongestLink } from "./strongest_link";
 
@@ -12,10 +13,10 @@ export function aboutHead(context: Context): HTMLElement {
     const meaning = offset === null ? source.common.kinds[kind].meaning
       : `the token at offset ${offset > 0 ? "+" : ""}${offset}`;
     const share = kind === "broad" ? "of the largest entropy" : "of its weight";
-    const by = kind === "broad" ? "" : `, ${chance.toFixed(2)} by chance`;
+    const by = kind === "broad" ? "" : `, ${shown(chance)} by chance`;
     return h("p", { class: "role" }, h("span", { class: "chip" }, source.common.kinds[kind].letter),
-      `attends to ${meaning}: `, strong(score.toFixed(2)),
-      ` ${share}; ${shuffled.toFixed(2)} on shuffled words${by}.`);
+      `attends to ${meaning}: `, strong(shown(score)),
+      ` ${share}; ${shown(shuffled)} on shuffled words${by}.`);
   });
   const link = h("p", {}, ...strongestLink(text, about), h("br", {}), h("span", { class: "hint" }, LEFT_OUT));
   const numbers = Object.entries(about.values).map(([name, value]) =>

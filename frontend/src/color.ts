@@ -1,6 +1,7 @@
 // One ramp of colors for every view, and one mapping from a weight to a color. The lightness of the ramp (ramp.json,
 // the same as src/regard/drawing/color.py) changes evenly: it is readable in gray and with color blindness.
-import { s, shown } from "./dom";
+import { s } from "./dom";
+import { shown } from "./format";
 import ramp from "./ramp.json";
 
 type Rgb = [number, number, number];

@@ -2,8 +2,7 @@
 import { SERIES } from "./color";
 import type { Effect } from "./data";
 import { h, visible } from "./dom";
-
-const percent = (share: number) => `${(100 * share).toPrecision(share < 0.1 ? 2 : 3)} %`;
+import { percent } from "./format";
 
 // A number beside a bar whose length is its share of `most`.
 function bar(value: number, most: number, color: string): HTMLElement {

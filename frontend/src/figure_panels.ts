@@ -2,6 +2,7 @@
 import { interval, headName, inText, place, type Context } from "./context";
 import { bytes, layerLabel, queriesOf, shortName, weightOf, type Pool } from "./data";
 import { s } from "./dom";
+import { counted, inCell, shown, statisticInCell } from "./format";
 import { cellImage, gutter, NORMAL, ramp, round, shortToken, SMALL, TALLEST, tokensAlong, weightCells, widest, widthOf, write, GOLD, INK,
   LINE, SOFT, type Drawn, type Frame } from "./figure_frame";
 import { alignmentPanels } from "./views/alignment";
@@ -19,9 +20,8 @@ const [PITCH, MOST, NUMBERED, WIDEST, EXACT] = [9.2, 256, 14, 20, 48];
 const pair = (text: Context["text"], i: number, j: number) =>
   [i, queriesOf(text)[i], j, text.tokens[j]];
 const capital = (text: string) => text[0].toUpperCase() + text.slice(1);
-const short = (value: number) => (value >= 0.995 ? "1" : value < 0.005 ? "" : value.toFixed(2).slice(1));
-// The weight of an arc: two digits, also if it is small.
-const arcWeight = (value: number) => short(value).length > 2 ? short(value) : String(+value.toPrecision(2));
+// The weight of an arc: as in a cell, and also if it is small.
+const arcWeight = (value: number) => inCell(value) || shown(value);
 
 // The tokens of a side: those that were asked for, or those around the chosen one.
 const tokensOf = (frame: Frame, side: "queries" | "keys", most: number): [number, number] => {
@@ -211,7 +211,7 @@ function matrix(frame: Frame, { values, rows, cols, level, first }: Awaited<Retu
   node.append(tokensAlong(tokens[0], first[0], step, cell, true, [left, 0]),
     tokensAlong(tokens[1], first[1], step, cell, false, [left, low]));
   if (cell >= NUMBERED && level === 0) for (let at = 0; at < values.length; at++) node.append(
-    write(short(values[at]), left + (at % cols + 0.5) * cell, (Math.floor(at / cols) + 0.5) * cell,
+    write(inCell(values[at]), left + (at % cols + 0.5) * cell, (Math.floor(at / cols) + 0.5) * cell,
       { anchor: "middle", fill: frame.colors.on(frame.scale.place(values[at])) }));
   const axes = text.queries ? ["query (target)", "key (source)"] : ["query", "key"];
   node.append(write(axes[0], 4, low / 2, { turned: true, anchor: "middle", fill: SOFT }),
@@ -358,12 +358,11 @@ async function statistics(frame: Frame): Promise<Drawn> {
   const share = (value: number) => Math.max((value - least) / (most - least || 1), 0.004);
   const node = s("g", {});
   const rows: Row[] = [];
-  const digits = most >= 10 ? 0 : 2;
   values.forEach((list, layer) => list.forEach((value, head) => {
     const [x, y] = [left + head * cell, 10 + layer * tall];
     node.append(s("rect", { class: "cell", x: round(x), y: round(y), width: round(cell - 0.6), height: round(tall - 0.6),
       fill: frame.colors.of(share(value)) }));
-    if (cell >= 17 && tall >= 8.5) node.append(write(value.toFixed(digits), x + cell / 2, y + tall / 2,
+    if (cell >= 17 && tall >= 8.5) node.append(write(statisticInCell(value), x + cell / 2, y + tall / 2,
       { anchor: "middle", fill: frame.colors.on(share(value)) }));
     rows.push(["statistics", layerLabel(context.text.layers[layer]), head, name, "", "", "", "", value]);
   }));
@@ -375,7 +374,7 @@ async function statistics(frame: Frame): Promise<Drawn> {
   const bottom = 10 + values.length * tall;
   node.append(write("layer", 4, (10 + bottom) / 2, { turned: true, anchor: "middle", fill: SOFT }),
     write("head", left + (columns * cell) / 2, bottom + 6, { anchor: "middle", fill: SOFT }));
-  const key = ramp(frame, [[0, String(+least.toPrecision(2))], [1, String(+most.toPrecision(2))]], name);
+  const key = ramp(frame, [[0, counted(least)], [1, counted(most)]], name);
   key.node.setAttribute("transform", `translate(${round(left - 8)},${round(bottom + 14)})`);
   node.append(key.node);
   const title = `${capital(name)} of every head`;

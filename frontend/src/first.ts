@@ -44,7 +44,7 @@ export function firstView(context: Context): First {
       for (let at = first; at < last; at++) {
         if (at > first && !joins(tokens[at], tokens[at - 1])) box.append(" ");
         const span = h("span", { dir: "auto", role: "option", "aria-selected": String(at === marked),
-          title: `${tokens[at]} · ${at}: open it in Text`, onclick: () => open(wordOf(at)) }, visible(tokens[at]));
+          title: `${visible(tokens[at])} · ${at}: open it in Text`, onclick: () => open(wordOf(at)) }, visible(tokens[at]));
         spans.set(at, box.appendChild(span));
       }
     }

@@ -2,7 +2,8 @@
 // are made when the row comes near, so that thousands of heads cost what the visible ones cost.
 import { headName, type Context } from "./context";
 import { layerName, shortName } from "./data";
-import { cut, h, shown } from "./dom";
+import { cut, h } from "./dom";
+import { shown } from "./format";
 import { headOrder, type HeadPlace } from "./head_order";
 import { label } from "./labels";
 import { smallMap } from "./small_map";

@@ -3,7 +3,8 @@ import { drawArcs, type Arc } from "./arcs";
 import { legend } from "./color";
 import { headName, interval, strongest, type Context } from "./context";
 import { queriesOf, type Text } from "./data";
-import { fill, h, joins, s, saving, shown, strong, visible } from "./dom";
+import { fill, h, joins, s, saving, strong, visible } from "./dom";
+import { shown } from "./format";
 import { byLayer, drawnApart, headColors, headsInWords, lineOf, listedHeads, meanLine, nameOfHead, ownColor,
   shownMean, type Head } from "./head_sets";
 import type { Mode } from "./mode";
@@ -33,7 +34,7 @@ export function wordsMode(context: Context, body: HTMLElement): Mode {
   function word(tokens: string[], at: number, special: Set<number>, isQuery: boolean): HTMLElement {
     const token = tokens[at];
     const kind = special.has(at) ? "special" : token.startsWith("##") ? "piece" : "word";
-    const span = h("span", { class: kind, dir: "auto", title: `${token} · ${at}` }, visible(token));
+    const span = h("span", { class: kind, dir: "auto", title: `${visible(token)} · ${at}` }, visible(token));
     span.dataset.at = String(at);
     if (isQuery) {
       span.setAttribute("role", "option");

@@ -6,6 +6,7 @@ import { interval, meansOnly, type Context, type Panel } from "../context";
 import { layerName, queriesOf, type Text } from "../data";
 import { choice, fill, h, s, saving } from "../dom";
 import { pauses } from "../pause";
+import { shown } from "../format";
 import type { View } from "../registry";
 import type { Range } from "../source";
 import { unknownNote } from "../unknown";
@@ -117,7 +118,7 @@ function alignmentView(context: Context): Panel {
       fill: "currentColor" }, cutName(name, 14));
     const cells = cellGrid({ rows: tall, cols: wide, wide: cell, tall: cell, gap: [0.6, 0.6],
       color: (i, j) => colors.weight(weights[i * wide + j]),
-      title: (i, j) => `${names[0][i]} → ${names[1][j]}: ${weights[i * wide + j].toPrecision(4)}` });
+      title: (i, j) => `${names[0][i]} → ${names[1][j]}: ${shown(weights[i * wide + j])}` });
     const gold = text.gold.filter(([i, j]) => i >= rows[0] && i < rows[1] && j >= cols[0] && j < cols[1]);
     return s("svg", { class: "matrix", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
       "aria-label": "Weights of target words on source words" },
