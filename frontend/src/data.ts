@@ -68,7 +68,7 @@ export interface Story { title: string; steps: Step[] }
 export interface Common {
   statistics: Record<string, string>;
   labels?: Record<string, string>;
-  kinds: Record<string, { letter: string; meaning: string }>;
+  kinds: Record<string, { letter: string; meaning: string; byPosition: boolean }>;
   queries: number;
   caveat: string;
   roleCaveat: string;

@@ -205,6 +205,40 @@ def in_cell(weight):
     return "" if weight < 0.005 else "1" if weight >= 0.995 else f"{weight:.2f}"[1:]
 
 
+def test_a_head_has_one_share_of_the_previous_token_and_one_strongest_link(browser, tmp_path):
+    """Once 0.937 and 100 % stood on one screen: over all words, and over those that have a previous one."""
+    n = 16
+    rows = 20 * torch.eye(n).roll(1, 0)[None, None]
+    text = TextReading.of(
+        "One",
+        {"layers.0": rg.Attention(rg.Dot(scale=1.0))(rows, torch.eye(n)[None, None], rows).weights},
+        [f"word{at}" for at in range(n)],
+    )
+    dense = text.maps["layers.0"].dense()[0, 0]
+    share = float(dense.diagonal(-1)[1:].mean())
+    i, j = torch.meshgrid(torch.arange(n), torch.arange(n), indexing="ij")
+    far = dense.where(((i - j).abs() > 1) & (j > 0), torch.zeros(()))
+    query, key = divmod(int(far.argmax()), n)
+    file = write_page(tmp_path / "one.html", [Sheet.of(text)]).as_uri()
+    with opened(browser, f"{file}#overview") as page:
+        page.wait_for_selector(".about")
+        assert page.locator(".card-previous").inner_text().count("%") == 1
+        row = page.locator(".about tr", has_text="(previous)").locator("td")
+        assert float(row.inner_text()) == pytest.approx(share, abs=6e-4)
+        link = f"“word{query}” → “word{key}” {shown(float(far.max()))}."
+        assert link in page.locator(".about").inner_text()
+        page.goto(f"{file}#map")
+        settled(page)
+        assert link in page.locator(".readout").inner_text()
+        page.goto(f"{file}#statistics?table=head")
+        page.wait_for_selector(".charts-table tbody tr")
+        assert shown(share) in page.locator(".charts-table tbody tr").first.inner_text().split()
+
+
+def shown(weight):
+    return "<0.001" if weight < 0.0005 else f"{weight:.3f}"
+
+
 @pytest.mark.parametrize("width", [1440, 768])
 def test_cells_of_a_map_have_numbers_and_masked_cells_none(browser, tmp_path, width):
     text = reading(length=16, mask=rg.causal())
