@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -206,3 +207,24 @@ def test_a_link_names_its_model(browser, tmp_path):
     with opened(browser, f"{small}#{link}") as page:
         settled(page)
         assert page.evaluate("document.querySelector('.notice').hidden")
+
+
+BOXES = "all => all.map((one) => { const { top, bottom, left, right } = one.getBoundingClientRect();"
+BOXES += " return [top, bottom, left, right]; })"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_an_alignment_says_which_words_it_shows_and_their_names_do_not_touch(browser, file, width):
+    """Once 60 words of a long text were shown as if they were all, with names over each other."""
+    with opened(browser, f"{file}#alignment?text=1&query=150", width=width) as page:
+        page.wait_for_selector(".matrix text")
+        said = page.locator(".part-shown").inner_text()
+        assert "of 300" in said and "queries 120 to 179" in said
+        tall = [box for box in page.locator(".matrix text").evaluate_all(BOXES) if box[1] - box[0] < box[3] - box[2]]
+        tall = sorted(tall)[-40:]
+        assert len(tall) == 40 and all(one[1] <= other[0] + 0.6 for one, other in pairwise(tall))
+        page.get_by_role("button", name="Later").click()
+        until(page, "!document.querySelector('.part-shown').textContent.includes('queries 120 ')")
+        page.goto(f"{file}#alignment?text=0")
+        page.wait_for_selector(".matrix text")
+        assert not page.locator(".part-shown").count()
