@@ -21,9 +21,9 @@ function overview(context: Context): Panel {
   const key = h("div", { class: "reading-key" });
   const grid = headGrid(context);
   const [head, rest] = [h("div", { class: "chosen-head" }), h("div", {})];
-  const below = h("div", { class: "overview" }, h("section", { class: "main", "aria-label": "All heads" },
-    h("h2", {}, "All heads"), key, tools, grid.element), h("aside", { class: "beside", "aria-label": "The chosen head" }, head, rest));
-  const element = h("div", {}, first.element, below);
+  const beside = h("aside", { class: "beside", "aria-label": "The chosen head" }, head, rest);
+  const element = h("div", { class: "overview-page" }, first.heading, h("div", { class: "overview" }, first.element,
+    h("section", { class: "main", "aria-label": "All heads" }, h("h2", {}, "All heads"), tools, grid.element, key)), beside);
   const isGridNew = changeDetector();
 
   function drawTools() {
@@ -73,13 +73,13 @@ function overview(context: Context): Panel {
       h("p", {}, h("button", { type: "button", class: "main-button",
         onclick: () => context.set({ view: "map", x: -1, y: -1 }) }, "Open its map"), " ",
         h("button", { type: "button", onclick: () => context.set({ view: "text" }) }, "Show it in the text")));
-    below.querySelector<HTMLElement>(".beside")!.dataset.head = `${state.layer}.${state.head}`;
+    beside.dataset.head = `${state.layer}.${state.head}`;
   }
 
   function drawRest() {
     const { source } = context;
-    fill(rest, h("h2", {}, "Warnings"), warningList(context), h("p", { class: "hint" }, source.common.caveat),
-      h("h2", {}, "Roles"), ...roles());
+    fill(rest, h("section", {}, h("h2", {}, "Warnings"), warningList(context), h("p", { class: "hint" }, source.common.caveat)),
+      h("section", {}, h("h2", {}, "Roles"), ...roles()));
   }
 
   function roles(): (HTMLElement | false)[] {
