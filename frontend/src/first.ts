@@ -7,6 +7,7 @@ import { h, joins, s, visible } from "./dom";
 import { percent } from "./format";
 import { colorOfTold, toldLinks } from "./told_links";
 import { axesOf, nounOf } from "./labels";
+import { litImage } from "./lit_image";
 import { sentence } from "./parts";
 import { toLink, type State } from "./state";
 import { stepOf, within } from "./steps";
@@ -35,6 +36,7 @@ export function firstView(context: Context): First {
   const about = h("p", { class: "hint" });
   let redraw = () => undefined as void;
   let shown: Lead | null = null; // the link whose head is chosen
+  let lit = ""; // whose light is drawn on an image
   let phrases: [HTMLAnchorElement, Lead][] = [];
   const observer = new ResizeObserver(() => redraw());
 
@@ -115,8 +117,22 @@ export function firstView(context: Context): First {
   }
   const placeOf = ({ layer, head, query }: Lead) => ({ layer, head, query });
 
+  // The image under the links of the sentence, and under the chosen head if that is another one.
+  function drawLit() {
+    const { state, text } = context;
+    const box = element.querySelector(".lit-images");
+    const told = toldLinks(text);
+    const chosen = told.some(({ layer, head }) => layer === state.layer && head === state.head) ? [] : [state];
+    const wanted = [state.scale, ...chosen.flatMap(({ layer, head, query }) => [layer, head, query])].join();
+    if (!box || lit === wanted) return;
+    lit = wanted;
+    box.replaceChildren(...chosen.map((one) => litImage(context, one, "var(--accent)")),
+      ...told.map((link) => litImage(context, link, colorOfTold(link, told))));
+  }
+
   // The arcs of the chosen head, if the heading tells one of its links; else those of the link that leads.
   function follow() {
+    drawLit();
     const { state, text } = context;
     const found = toldLinks(text);
     const link = found.find(({ layer, head }) => layer === state.layer && head === state.head) ?? found[0];
@@ -128,9 +144,10 @@ export function firstView(context: Context): First {
     shown = link;
     const place = placeOf(link);
     const where = found.map(({ layer, head }) => inText(headName(context, layer, head))).join(" and ");
-    about.replaceChildren(`Arcs show what the ${nounOf(text)} `, h("i", { dir: "auto" }, visible(queriesOf(text)[link.query])),
-      ` attends to in ${where}${found.length > 1 ? ", each in its color" : ""}: a thicker arc is a larger weight. Layers and heads count from 0. ${text.lead?.left_out ?? ""} `,
-      stateLink(context, { ...place, view: "text" }, "more", "Every word of this head"), " · ",
+    const isWord = nounOf(text) === "word";
+    about.replaceChildren(isWord ? "Arcs show what the word " : "Light falls on what the patch ", h("i", { dir: "auto" }, visible(queriesOf(text)[link.query])),
+      ` attends to in ${where}${isWord ? `${found.length > 1 ? ", each in its color" : ""}: a thicker arc is a larger weight` : ""}. Layers and heads count from 0. ${text.lead?.left_out ?? ""} `,
+      stateLink(context, { ...place, view: isWord ? "text" : "picture" }, "more", `Every ${nounOf(text)} of this head`), " · ",
       stateLink(context, { ...place, view: "statistics", table: "head", find: wordNames(queriesOf(text))[link.query] }, "more",
         "All heads for “", h("bdi", {}, visible(queriesOf(text)[link.query])), "”"), " · ",
       stateLink(context, { ...place, key: link.key, view: "map" }, "more", "Its map"));
@@ -150,7 +167,8 @@ export function firstView(context: Context): First {
       element.replaceChildren(found ?? "");
       return;
     }
-    const words = stage(lead);
+    const words = nounOf(text) === "patch" ? h("div", { class: "lit-images" }) : stage(lead);
+    lit = "";
     heading.replaceChildren(h("h1", { class: "lead-sentence" }, ...(lead.heading ?? [[lead.sentence, -1] as [Part[], number]])
         .flatMap(([parts, at]) => phrase(parts, toldLinks(text)[at]))),
         context.tour ? h("button", { type: "button", class: "tour-button main-button", onclick: context.tour.play },

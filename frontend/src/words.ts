@@ -10,6 +10,7 @@ import { byLayer, drawnApart, headColors, headsInWords, lineOf, listedHeads, mea
 import type { Mode } from "./mode";
 import { aboutHead } from "./about_head";
 import { movedBy, pairLine } from "./pair_line";
+import { nounOf } from "./labels";
 import { layerRows } from "./layer_rows";
 import { within } from "./steps";
 
@@ -78,7 +79,7 @@ export function wordsMode(context: Context, body: HTMLElement): Mode {
     const stage = h("div", { class: "stage" }, s("svg", { class: "arcs", "aria-hidden": "true" }), own,
       keys && h("p", { class: "hint" }, "attends to"), keys);
     fill(layersBox, h("h2", {}, "All layers"));
-    body.replaceChildren(h("p", { class: "hint" }, "Point at a word, or choose it, to see what it attends to ",
+    body.replaceChildren(h("p", { class: "hint" }, `Point at a ${nounOf(text)}, or choose it, to see what it attends to `,
       h("span", { class: "swatch out" }), " and, as a bar below a word, what attends to it ",
       h("span", { class: "swatch in" }),
       ". The left and right arrow keys move the word; with Shift they move the other end of a link."),

@@ -8,7 +8,7 @@ import { choice, fill, h, s, saving, strong } from "../dom";
 import { firstView } from "../first";
 import { headGrid } from "../head_grid";
 import { headOrder } from "../head_order";
-import { axesOf, label } from "../labels";
+import { axesOf, label, nounOf } from "../labels";
 import type { View } from "../registry";
 import { smallMap } from "../small_map";
 import { warningList } from "../warning_list";
@@ -55,13 +55,13 @@ function overview(context: Context): Panel {
   function drawKey() {
     const { text, state } = context;
     const at = text.lead ?? state;
-    const [rows, columns] = axesOf(text);
+    const [[rows, columns], noun] = [axesOf(text), nounOf(text)];
     fill(key, h("span", { class: "key-columns", "aria-hidden": "true" }, `${columns} (keys) →`),
       h("span", { class: "key-rows", "aria-hidden": "true" }, `${rows} (queries) ↓`), smallMap(context, at.layer, at.head),
-      h("p", { class: "hint" }, `Each picture is one head: L2.H1 is head 1 of layer 2. A row is a query: a word that attends to others. `
-        + `A column is a key: a word that is attended to. Words run from the first to the last. Nearer the right end of the `
+      h("p", { class: "hint" }, `Each picture is one head: L2.H1 is head 1 of layer 2. A row is a query: a ${noun} that attends to others. `
+        + `A column is a key: a ${noun} that is attended to. ${noun[0].toUpperCase()}${noun.slice(1)}${noun.endsWith("h") ? "es" : "s"} run from the first to the last. Nearer the right end of the `
         + `scale above: a larger weight. A row of weights adds up to 1.${text.tokens.length > text.layers[0].small[1]
-          ? " Here a cell stands for several words: its weights are summed over keys and averaged over queries." : ""}`,
+          ? " Here a cell stands for several tokens: its weights are summed over keys and averaged over queries." : ""}`,
       text.findings.some(({ heads }) => heads.length) && h("span", { class: "warned-key", style: "display:block" },
         "● a warning names this head")));
   }
