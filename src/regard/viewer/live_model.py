@@ -96,7 +96,10 @@ def text_model(reader: TextReader) -> LiveModel:
     def attributed(request: LiveRequest, check: Check) -> list[Sheet]:
         assert request.attribute is not None
         with reading(request.text, check) as also:
-            return [written(attribution_sheet(reader, request.text, *request.attribute, also), request.text)]
+            method, target = request.attribute
+            inputs = reader.tokenize(request.text, None)
+            found = attribute(reader.model, inputs, target, method, tokenizer=reader.tokenizer)
+            return [written(attribution_sheet(reader, request.text, found, also), request.text)]
 
     questions = {"edits": edited}
     if _continues(reader.model):
@@ -192,21 +195,17 @@ def generation_sheets(result: GenerationResult) -> list[Sheet]:
 def attribution_sheet(
     reader: TextReader,
     text: str,
-    method: str,
-    target: str | None = None,
+    found: Attribution,
     also: Callable[[AttentionMap], Sequence[Reduction]] = page_reductions,
 ) -> Sheet:
     """The sheet of the links that made a prediction; its charts are the curves of `rg.faithfulness`.
 
     The maps keep their signs; statistics and small maps are those of the shares of |weight x gradient|.
     """
-    inputs = reader.tokenize(text, None)
-    found = attribute(reader.model, inputs, target, method, tokenizer=reader.tokenizer)
-    ids, title = inputs["input_ids"][0].tolist(), in_one_line(text)
-    name = f"{title} (why {found.target})"
-    reading = TextReading.of(
-        name, found.maps, reader.labels(ids), reader.special(ids), also=also, model=reader.model_name
-    )
+    title, length = in_one_line(text), len(found.labels)
+    ids = reader.tokenize(text, length)["input_ids"][0].tolist()
+    name, special = f"{title} (why {found.target})", reader.special(ids)
+    reading = TextReading.of(name, found.maps, reader.labels(ids), special, also=also, model=reader.model_name)
     sheet = Sheet.of(reading, charts=[] if found.test is None else faithfulness_charts(found.test))
     return Sheet(sheet.about | {"attribution": attribution_data(found, title)}, list(found.maps.values()), sheet.ready)
 
@@ -214,7 +213,9 @@ def attribution_sheet(
 def attribution_data(found: Attribution, title: str) -> dict[str, Any]:
     """An attribution as JSON, without its maps. `of` is the title of the text with its weights."""
     test = [] if found.test is None else found.test.sentences
-    return {"of": title, "method": found.method, "sentence": found.sentence, "test": [*test, *found.notes]}
+    return {"of": title, "method": found.method, "sentence": found.sentence, "test": [*test, *found.notes]} | (
+        {"relevance": found.tokens()[0].tolist()} if found.relevance else {}
+    )
 
 
 def faithfulness_charts(test: FaithfulnessCurves) -> list[dict[str, Any]]:
