@@ -281,3 +281,38 @@ def test_no_number_is_written_with_an_exponent(browser, tmp_path):
         settled(page)
         assert page.locator(".readout .weight").inner_text() == "<0.001"
         assert weight(page) == pytest.approx(float(x.maps["layers.0"].dense()[0, 0, 3, 8]), rel=2e-5)
+
+
+#: The rectangles of crosses that a canvas draws from now on.
+FRAMED = """() => { window.framed = []; const of = CanvasRenderingContext2D.prototype, before = of.strokeRect;
+    of.strokeRect = function (...all) { window.framed.push(all); return before.apply(this, all); } }"""
+CHOSEN = "Number(document.querySelector('.head-words [aria-selected=true]').dataset.at)"
+
+
+def test_words_and_map_of_a_head_are_linked(browser, address, texts):
+    """A word that is pointed at frames its row, and a cell that is pointed at colors the words with its row."""
+    weights = texts["short"].maps[1].dense()[0, 2]
+    with opened(browser, f"{address}#map?layer=1&head=2&query=9", width=1440) as page:
+        settled(page)
+        words = page.locator(".head-words [role=option]")
+        assert words.count() == 15 and words.nth(9).get_attribute("aria-selected") == "true"
+        top, map_top = (page.locator(each).bounding_box() for each in (".head-words", ".map-box"))
+        assert top["y"] + top["height"] <= map_top["y"] and map_top["y"] + map_top["height"] <= 900
+        page.evaluate(FRAMED)
+        words.nth(4).hover()
+        tall = (
+            "(() => { const tall = window.framed.map(([, y]) => y); return Math.min(...tall) < Math.max(...tall); })()"
+        )
+        until(page, f"window.framed.length > 0 && {tall}")
+        until(page, f"{CHOSEN} === 4")
+        left, top, _, cell = page.evaluate("window.framed.at(-2)")  # the last one is the border of the map
+        box = page.locator(".map-box canvas").bounding_box()
+        page.mouse.move(box["x"] + left + 6.5 * cell, box["y"] + top + 7.5 * cell)
+        until(page, f"{CHOSEN} === 11 && Number(document.querySelector('.key-pointed')?.dataset.at) === 6")
+        tones = words.evaluate_all(
+            "all => all.map((one) => getComputedStyle(one).backgroundColor.match(/\\d+/g).map(Number))"
+        )
+        dark = [sum(tone) for tone in tones]
+        assert dark.index(min(dark)) == int(weights[11].argmax()), "the darkest word has the largest weight of the row"
+        page.mouse.move(5, 5)
+        until(page, f"{CHOSEN} === 9")
