@@ -251,15 +251,9 @@ def _described(reading: TextReading, index: int, head: int, link: Link) -> dict[
     weight = float(row[link.key])
     top = row.topk(min(NUM_ARCS, len(row)))
     links = [[key, value] for key, value in zip(top.indices.tolist(), top.values.tolist(), strict=True) if value > 0]
-    return {
-        "layer": index,
-        "head": head,
-        "query": link.query,
-        "key": link.key,
-        "weight": weight,
-        "links": links,
-        "sentence": _sentence(reading, f"{layer_name(layer)}, head {head}", link, weight, weight_of(layer)),
-    }
+    place = {"layer": index, "head": head, "query": link.query, "key": link.key, "weight": weight, "links": links}
+    sentence = _sentence(reading, f"{layer_name(layer)}, head {head}", link, weight, weight_of(layer))
+    return place | {"sentence": sentence}
 
 
 def _sentence(reading: TextReading, place: str, link: Link, weight: float, of: str) -> list[Part]:
@@ -402,10 +396,9 @@ def _role(
 
 def _control(role: Role) -> str:
     """What a role scores without its text: heads of a position must keep their score, others must lose it."""
-    if role.kind in CONTENT:
-        return f"On shuffled words: {percent(role.null)}."
     chance = f"{100 * role.chance:.1f} %" if 0.0005 <= role.chance < 0.01 else percent(role.chance)
-    return f"By position, not by content: {percent(role.null)} on shuffled words too; by chance {chance}."
+    by_position = f"By position, not by content: {percent(role.null)} on shuffled words too; by chance {chance}."
+    return f"On shuffled words: {percent(role.null)}." if role.kind in CONTENT else by_position
 
 
 def _target(role: Role) -> str:
@@ -571,11 +564,4 @@ def _place(reading: TextReading, head: HeadValue) -> dict[str, int]:
 
 
 #: The makers of the other cards in their order; each yields a card or nothing.
-CARDS: tuple[Callable[[TextReading], Iterator[Card]], ...] = (
-    content_role,
-    position_role,
-    nearby,
-    sink,
-    twins,
-    focused,
-)
+CARDS: tuple[Callable[[TextReading], Iterator[Card]], ...] = (content_role, position_role, nearby, sink, twins, focused)

@@ -10,8 +10,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -42,21 +41,6 @@ def server_config(app: Any, asking: float = ASKING, reading: float = READING, **
     connection = type("Connection", (TimedConnection,), {"asking": asking, "reading": reading})
     defaults = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 1, "ws": "none"}
     return uvicorn.Config(app, http=connection, **defaults | options)
-
-
-@contextmanager
-def in_thread(app: Any, asking: float = ASKING) -> Iterator[str]:
-    """The address of a server in a thread, which ends with the block: for tests and measurements."""
-    import uvicorn
-
-    server = uvicorn.Server(server_config(app, asking, port=0, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        thread.join(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
-    server.should_exit = True
-    thread.join(10)
 
 
 #: The most texts that wait for the model, and the seconds that a request may take to arrive.
