@@ -37,7 +37,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-backgroun
 
 def goals() -> Iterator[Goal]:
     """Every goal, in Debian's chromium; nothing without it."""
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    path = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
     if path is None:
         print("No chromium here (apt-get install chromium), so the page in a browser is not measured.")
         return

@@ -62,7 +62,8 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
       "Record a story"), h("button", { type: "button", onclick: () => help.close() }, "Close")));
   const theme = h("button", { type: "button", class: "quiet", title: "Light or dark (t)", "aria-label": "Light or dark",
     onclick: () => turnTheme() }, "◐");
-  const header = h("header", {}, h("p", { class: "name" }, "Regard"), about.element, tabs,
+  const skip = h("a", { class: "skip", href: "#", onclick: (event: Event) => { event.preventDefault(); main.focus(); } }, "Skip to the view");
+  const header = h("header", {}, skip, h("p", { class: "name" }, "Regard"), about.element, tabs,
     h("span", { class: "end" }, context.tour ? h("button", { type: "button", class: "figure-open",
     title: context.tour.title, onclick: context.tour.play }, "Tour") : "",
     h("button", { type: "button", class: "figure-open", title: "Figure for a paper (f)",
@@ -155,8 +156,12 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     listedTexts = source.titles.length;
     about.draw();
     tabs.replaceChildren(...offered().map((view, at) =>
-      h("button", { type: "button", "aria-current": view === state.view ? "page" : null, title: at < 9 ? `${view} (${at + 1})` : view,
-      onclick: () => context.set({ view }) }, view[0].toUpperCase() + view.slice(1))));
+      h("a", { href: toLink({ ...state, view }), "aria-current": view === state.view ? "page" : null,
+        title: at < 9 ? `${view} (${at + 1})` : view, onclick: (event: MouseEvent) => {
+          if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a new tab or window
+          event.preventDefault();
+          context.set({ view });
+        } }, view[0].toUpperCase() + view.slice(1))));
     bar.draw();
   }
 
@@ -167,6 +172,8 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     steps.draw();
     why.draw();
     drawPanel();
+    const views = offered();
+    tabs.querySelectorAll("a").forEach((tab, at) => { tab.href = toLink({ ...state, view: views[at] }); });
     story.update();
   }
   function drawPanel() {

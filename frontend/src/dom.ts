@@ -42,12 +42,24 @@ export function choice(label: string, value: string, options: [string, string][]
 export const signButton = (sign: string, label: string, onclick: () => void, title = label): HTMLButtonElement =>
   h("button", { type: "button", title, "aria-label": label, onclick }, sign);
 
-// A group of buttons; one of them is pressed.
+// A group of buttons; one of them is pressed. Tab reaches the pressed one, and arrows press the others.
 export function segments(label: string, value: string, options: [string, string][],
   chosen: (value: string) => void): HTMLElement {
   const buttons = options.map(([name, said]) => h("button",
-    { type: "button", "aria-pressed": String(name === value), onclick: () => chosen(name) }, said));
-  return h("div", { class: "segments", role: "group", "aria-label": label }, ...buttons);
+    { type: "button", "aria-pressed": String(name === value), tabindex: name === value || !options.some(([each]) => each === value) ? 0 : -1,
+      onclick: () => chosen(name) }, said));
+  const moved = (event: KeyboardEvent) => {
+    const step = ({ ArrowLeft: -1, ArrowRight: 1 } as Record<string, number>)[event.key];
+    if (!step) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const root = group.getRootNode() as Document;
+    const at = buttons.indexOf(event.target as HTMLButtonElement);
+    chosen(options[(at + step + options.length) % options.length][0]);
+    root.querySelector<HTMLElement>(`[role=group][aria-label="${CSS.escape(label)}"] [aria-pressed=true]`)?.focus(); // drawn anew
+  };
+  const group = h("div", { class: "segments", role: "group", "aria-label": label, onkeydown: moved }, ...buttons);
+  return group;
 }
 
 // A number in a sentence: it does not break into two lines.

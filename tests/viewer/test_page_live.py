@@ -182,7 +182,7 @@ def test_number_keys_follow_the_tabs_that_are_shown(browser):
         served([sheet_of(SENTENCE), sheet_of(SENTENCE)]) as address,
         opened(browser, f"{address}#overview") as page,
     ):
-        tabs = page.locator(".tabs button").all_inner_texts()
+        tabs = page.locator(".tabs a").all_inner_texts()
         assert "Picture" not in tabs and {"Compare", "Pins"} <= set(tabs)
         for number, tab in enumerate(tabs, 1):
             page.keyboard.press(str(number))

@@ -86,7 +86,7 @@ class Story:
 
     def check(self, sheets: Sequence[Sheet]) -> Story:
         """The story itself, if these texts have every text, layer, head, query and key of its links."""
-        return self.check_sizes([[tuple(weights.shape[1:]) for weights in sheet.maps] for sheet in sheets])
+        return self.check_sizes([[weights.shape[1:] for weights in sheet.maps] for sheet in sheets])
 
     def check_sizes(self, texts: Sequence[Sequence[tuple[int, int, int]]]) -> Story:
         """The same, by the heads, queries and keys of each layer of each text."""
