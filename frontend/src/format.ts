@@ -25,3 +25,5 @@ export const percent = (share: number): string => {
 };
 // A statistic in a cell: two digits after the point, none from 10 on.
 export const statisticInCell = (value: number): string => value.toFixed(Math.abs(value) >= 10 ? 0 : 2);
+// A probability beside another one: two or three digits, so that a small change is seen.
+export const probability = (share: number): string => `${(100 * share).toPrecision(share < 0.1 ? 2 : 3)} %`;
