@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import tempfile
 import time
@@ -12,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import Goal
+from benchmarks.page_server import in_thread
 from benchmarks.texts import HEADS, LAYERS, LENGTH, long_text, many_heads, page_of_words
 from regard.viewer import load_run, save_run, write_page
-from regard.viewer.server import application, in_thread
+from regard.viewer.server import application
+from regard.viewer.story import VIEWS
 
-VIEWS = re.findall(
-    r'"(\w+)"',
-    re.search(r"VIEWS = \[(.*?)\]", (Path(__file__).parents[1] / "frontend/src/state.ts").read_text(), re.DOTALL)[1],
-)
 #: The keys that are pressed in every view, and how often all of them.
 KEYS, ROUNDS = ["]", "[", "}", "{", "ArrowRight", "ArrowDown", "ArrowLeft", "ArrowUp"], 3
 #: Collects how long each key press took until its picture, and each task that held up the page for 50 ms or more.
@@ -40,7 +37,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-backgroun
 
 def goals() -> Iterator[Goal]:
     """Every goal, in Debian's chromium; nothing without it."""
-    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    path = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
     if path is None:
         print("No chromium here (apt-get install chromium), so the page in a browser is not measured.")
         return

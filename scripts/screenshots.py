@@ -78,7 +78,7 @@ def take(address: str, links: dict[str, str], looks: list[tuple[str, int]]) -> l
     """Write the pictures of some links, each in some themes and widths, and return their names."""
     from playwright.sync_api import sync_playwright
 
-    browser_path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    browser_path = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
     if browser_path is None:
         raise SystemExit("Pictures need a browser: apt-get install chromium.")
     with sync_playwright() as running:

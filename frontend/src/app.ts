@@ -10,6 +10,7 @@ import { whatIf } from "./knock_out";
 import { opening } from "./opening";
 import { scaleRow } from "./scale";
 import type { Source } from "./source";
+import { lackingOf, stateOf } from "./link";
 import { fromLink, START, toLink, type State } from "./state";
 import { figureSheet } from "./figure";
 import { storyBar } from "./story";
@@ -61,7 +62,8 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
       "Record a story"), h("button", { type: "button", onclick: () => help.close() }, "Close")));
   const theme = h("button", { type: "button", class: "quiet", title: "Light or dark (t)", "aria-label": "Light or dark",
     onclick: () => turnTheme() }, "◐");
-  const header = h("header", {}, h("p", { class: "name" }, "Regard"), about.element, tabs,
+  const skip = h("a", { class: "skip", href: "#", onclick: (event: Event) => { event.preventDefault(); main.focus(); } }, "Skip to the view");
+  const header = h("header", {}, skip, h("p", { class: "name" }, "Regard"), about.element, tabs,
     h("span", { class: "end" }, context.tour ? h("button", { type: "button", class: "figure-open",
     title: context.tour.title, onclick: context.tour.play }, "Tour") : "",
     h("button", { type: "button", class: "figure-open", title: "Figure for a paper (f)",
@@ -85,9 +87,9 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   // A view that asks for weights and gets none.
   const failed = (event: PromiseRejectionEvent) => {
     event.preventDefault();
-    notice.hidden = false;
-    notice.textContent = `Weights could not be loaded: ${(event.reason as Error)?.message ?? event.reason}`;
+    tellNotice(`Weights could not be loaded: ${(event.reason as Error)?.message ?? event.reason}`);
   };
+  function tellNotice(message: string) { notice.hidden = false; notice.textContent = message; }
   context.tell = (message) => { spoken.textContent = message; };
   context.keysPerCell = scale.keysPerCell;
   context.set = (change, quiet = false) => {
@@ -97,7 +99,7 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
       const link = toLink(state);
       if (link !== location.hash) quiet ? history.replaceState(null, "", link) : history.pushState(null, "", link);
     }
-    if (change.text !== undefined && source.titles.length > 1) void load(); else draw();
+    if (change.text !== undefined && source.titles.length > 1) void load().then(mend); else draw();
   };
 
   // Limit the state of a link to layers, heads and tokens that exist.
@@ -116,14 +118,20 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     const at = within(Math.round(wanted), source.titles.length);
     return source.titles[at] === undefined ? 0 : at;
   }
-  async function load(fresh = false) {
+  // `link`: the address that led here. What it names and the page does not have is told, and the address is mended.
+  async function load(fresh = false, link = "") {
     state.text = heldText(state.text);
     const text = await source.text(state.text);
     if (text !== context.text || fresh) { context.text = text; drawn = null; }
+    state.model = text.model ?? "";
+    const lacking = link && lackingOf(link, context, offered());
     tidy();
     if (own) document.title = `${text.title} · Regard`;
+    if (link.length > 1) mend();
     draw();
+    if (lacking) tellNotice(lacking);
   }
+  function mend() { if (own && toLink(state) !== location.hash) history.replaceState(null, "", toLink(state)); }
   // Show the view of a link. False: it names no view of this page.
   async function follow(link: string): Promise<boolean> {
     const found = fromLink(link);
@@ -148,8 +156,12 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     listedTexts = source.titles.length;
     about.draw();
     tabs.replaceChildren(...offered().map((view, at) =>
-      h("button", { type: "button", "aria-current": view === state.view ? "page" : null, title: at < 9 ? `${view} (${at + 1})` : view,
-      onclick: () => context.set({ view }) }, view[0].toUpperCase() + view.slice(1))));
+      h("a", { href: toLink({ ...state, view }), "aria-current": view === state.view ? "page" : null,
+        title: at < 9 ? `${view} (${at + 1})` : view, onclick: (event: MouseEvent) => {
+          if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a new tab or window
+          event.preventDefault();
+          context.set({ view });
+        } }, view[0].toUpperCase() + view.slice(1))));
     bar.draw();
   }
 
@@ -160,6 +172,8 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     steps.draw();
     why.draw();
     drawPanel();
+    const views = offered();
+    tabs.querySelectorAll("a").forEach((tab, at) => { tab.href = toLink({ ...state, view: views[at] }); });
     story.update();
   }
   function drawPanel() {
@@ -212,20 +226,22 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
 
   const listen = own ? document : root;
   const followed = async () => {
-    const link = fromLink(location.hash) ?? (location.hash ? null : opening(await source.text(0)));
-    if (!link) return;
+    const hash = location.hash;
+    if (hash === toLink(state)) return; // the second event of one change of the address
+    const link = stateOf(hash) ?? opening(await source.text(0));
     const { start } = await source.text(heldText(link.text ?? 0));
     Object.assign(state, START, start, link);
-    void load();
+    void load(false, hash);
   };
   const night = matchMedia("(prefers-color-scheme: dark)");
   listen.addEventListener("keydown", pressed as EventListener);
   night.addEventListener("change", recolor);
   if (!own) root.tabIndex = 0;
-  const link = fromLink(own ? location.hash : at);
+  const hash = own ? location.hash : at;
+  const link = stateOf(hash);
   Object.assign(state, context.text.start, link ?? opening(context.text));
   if (state.text !== 0) Object.assign(state, (await source.text(heldText(state.text))).start, link ?? {});
-  await load(true);
+  await load(true, hash);
   // A view without a figure prints as it is, in the light theme.
   let themeBefore: string | null = null;
   const beforePrint = () => {

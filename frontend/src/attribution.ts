@@ -4,6 +4,7 @@ import type { Context } from "./context";
 import type { Text } from "./data";
 import { fill, h } from "./dom";
 import { viewOf } from "./registry";
+import { relevancePicture } from "./relevance";
 import { sentenceOf } from "./typed";
 
 const WIDE = 460; // pixels of a chart
@@ -23,6 +24,7 @@ export function attributionPanel(context: Context): Why {
   const element = h("section", { class: "what-if why", "aria-label": "Why" }, form, said, found);
   let asking: AbortController | null = null;
   let shown: Text | null = null;
+  let drawnIn = ""; // the colors
 
   function tell(message: string) {
     said.hidden = !message;
@@ -45,12 +47,14 @@ export function attributionPanel(context: Context): Why {
   }
 
   function results({ attribution, charts }: Text): (HTMLElement | false)[] {
-    const { of, sentence, test } = attribution!;
+    const { of, method, sentence, test, relevance } = attribution!;
     const whole = source.titles.indexOf(of);
     const { state } = context;
-    return [h("h2", {}, "Which weights made the prediction"), h("p", { class: "effect-said" }, sentence),
-      h("p", { class: "hint" }, "Here a number is a weight times its gradient: how much the score of the token would fall without "
-        + "this weight, to first order. Blue: the weight raises the score. Orange: it lowers it. Small maps and statistics show shares of the size."),
+    return [h("h2", {}, "What made the prediction"), h("p", { class: "effect-said" }, sentence),
+      relevance ? relevancePicture(context, relevance) : false,
+      h("p", { class: "hint" }, `${method === "weight-gradient" ? "In the views below a number is a weight times its gradient: how much the "
+        + "score of the token would fall without this weight, to first order." : `In the views below a number is that of the method ${method}.`
+      } Blue: the weight raises the score. Orange: it lowers it. Small maps and statistics show shares of the size.`),
       whole >= 0 && h("p", { class: "asked" }, h("button", { type: "button", onclick: () => context.set({ text: whole }) }, "Show the weights"),
         h("button", { type: "button", onclick: () => context.set({ view: "compare", text: whole, other: state.text, otherQuery: -1 }) },
           "Beside the weights")),
@@ -64,8 +68,9 @@ export function attributionPanel(context: Context): Why {
     const offered = canAsk && text.queries === null && !text.picture && !text.generation && !text.effect && !text.attribution;
     element.hidden = !viewOf(state.view).hasQuestions || !(offered || text.attribution);
     form.hidden = !offered;
-    if (element.hidden || shown === text) return;
-    shown = text;
+    const look = `${context.colors.css[9]}${text.title}`;
+    if (element.hidden || (shown === text && drawnIn === look)) return;
+    [shown, drawnIn] = [text, look];
     tell("");
     fill(found, ...(text.attribution ? results(text) : []));
   }

@@ -12,7 +12,7 @@ const [WIDE, TALL] = [104, 46]; // pixels of the bars
 export function stateLink(context: Context, change: Partial<State>, look: string,
   ...children: (Node | string)[]): HTMLAnchorElement {
   const { state } = context;
-  const kept = { ...START, text: state.text, scale: state.scale, pins: state.pins, ...change };
+  const kept = { ...START, text: state.text, model: state.model, scale: state.scale, pins: state.pins, ...change };
   return h("a", { class: look, href: toLink(kept), onclick: (event: MouseEvent) => {
     if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a new tab or window
     event.preventDefault();

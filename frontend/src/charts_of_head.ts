@@ -4,7 +4,8 @@ import { chart, scaleOfStatistic, type Chart, type ChartPlan } from "./chart";
 import { rangeLegend, SERIES } from "./color";
 import { headName, inText, type Context } from "./context";
 import { layerName, shortName, type Chart as Curves } from "./data";
-import { shown, visible } from "./dom";
+import { visible } from "./dom";
+import { shown } from "./format";
 import { cutName, wordNames } from "./word_names";
 
 const NAMED = 40; // tokens with their names on an axis

@@ -5,7 +5,8 @@ import { bandCells, chart, type Chart, type ChartPlan, type Place } from "./char
 import { rangeLegend, SERIES } from "./color";
 import { headName, type Context } from "./context";
 import { layerLabel, shortName, type Head } from "./data";
-import { s, shown } from "./dom";
+import { s } from "./dom";
+import { shown, statisticInCell } from "./format";
 import { label as plainLabel } from "./labels";
 
 // Pixels of a page without numbers in cells; the most heads with numbers, and with names; pixels around a cell.
@@ -57,7 +58,7 @@ function mapOfStatistic(context: Context, width: number, name: string): Chart {
   const share = (number: number) => Math.max((number - low) / (high - low || 1), 0.004);
   const title = plainLabel(source.common, name);
   const inCells = width <= NARROW || heads.length > NUMBERED ? null : Plot.text(heads, { x: "head", y: "layer", fontSize: 10,
-    text: (one: ChartHead) => value(one).toFixed(Math.abs(value(one)) >= 10 ? 0 : 2),
+    text: (one: ChartHead) => statisticInCell(value(one)),
     fill: (one: ChartHead) => colors.on(share(value(one))), pointerEvents: "none" });
   return chart(context, width, { title: `Map of ${title}`, said: source.common.statistics[name] ?? "",
     plot: { ...gridOf(context), marks: [cellsOfHeads(context, 1, ({ values }) => colors.of(share(values[name]))), inCells,

@@ -1,6 +1,7 @@
 // One ramp of colors for every view, and one mapping from a weight to a color. The lightness of the ramp (ramp.json,
 // the same as src/regard/drawing/color.py) changes evenly: it is readable in gray and with color blindness.
-import { s, shown } from "./dom";
+import { s } from "./dom";
+import { shown } from "./format";
 import ramp from "./ramp.json";
 
 type Rgb = [number, number, number];
@@ -73,6 +74,9 @@ export class Colors {
   // A share of the ramp: for statistics that are not weights, which have a legend of their own.
   of(share: number) { return this.css[step(share)]; }
   on(share: number) { return this.texts[step(share)]; }
+  // A share from -1 to 1: orange below 0.
+  signed(share: number) { return this.css[share < 0 ? STEPS + step(-share) : step(share)]; }
+  textOnSigned(share: number) { return this.texts[share < 0 ? STEPS + step(-share) : step(share)]; }
   // A weight: its color, the color of text on it, its pixel, and the color of a line on the paper.
   weight(weight: number) { return this.css[this.step(weight)]; }
   textOn(weight: number) { return this.texts[this.step(weight)]; }

@@ -51,7 +51,8 @@ export interface Text {
   written?: string; // the text as it was typed
   effect?: Effect; // of a text without some weights
   generation?: { prompt: number; labels: string[] }; // of a text that a model continued: row n - 1 predicted token n
-  attribution?: { of: string; method: string; sentence: string; test: string[] }; // its maps have signs
+  attribution?: { of: string; method: string; sentence: string; test: string[];
+    relevance?: number[] }; // its maps have signs; the relevance of each token
   unknown?: string[]; // its pieces that the model reads as <unk>
   // Runs that were saved before version 0.6 have none of these.
   model?: string;
@@ -68,7 +69,7 @@ export interface Story { title: string; steps: Step[] }
 export interface Common {
   statistics: Record<string, string>;
   labels?: Record<string, string>;
-  kinds: Record<string, { letter: string; meaning: string }>;
+  kinds: Record<string, { letter: string; meaning: string; byPosition: boolean }>;
   queries: number;
   caveat: string;
   roleCaveat: string;

@@ -1,5 +1,6 @@
 // Builds elements without parsing HTML: texts of models and users only become text nodes.
 
+import { exact, shown } from "./format";
 import { download, DPI, fileName, pngBlob, svgBlob } from "./output";
 
 type Child = Node | string | number | null | undefined | false;
@@ -41,30 +42,55 @@ export function choice(label: string, value: string, options: [string, string][]
 export const signButton = (sign: string, label: string, onclick: () => void, title = label): HTMLButtonElement =>
   h("button", { type: "button", title, "aria-label": label, onclick }, sign);
 
-// A group of buttons; one of them is pressed.
+// A group of buttons; one of them is pressed. Tab reaches the pressed one, and arrows press the others.
 export function segments(label: string, value: string, options: [string, string][],
   chosen: (value: string) => void): HTMLElement {
   const buttons = options.map(([name, said]) => h("button",
-    { type: "button", "aria-pressed": String(name === value), onclick: () => chosen(name) }, said));
-  return h("div", { class: "segments", role: "group", "aria-label": label }, ...buttons);
+    { type: "button", "aria-pressed": String(name === value), tabindex: name === value || !options.some(([each]) => each === value) ? 0 : -1,
+      onclick: () => chosen(name) }, said));
+  const moved = (event: KeyboardEvent) => {
+    const step = ({ ArrowLeft: -1, ArrowRight: 1 } as Record<string, number>)[event.key];
+    if (!step) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const root = group.getRootNode() as Document;
+    const at = buttons.indexOf(event.target as HTMLButtonElement);
+    chosen(options[(at + step + options.length) % options.length][0]);
+    root.querySelector<HTMLElement>(`[role=group][aria-label="${CSS.escape(label)}"] [aria-pressed=true]`)?.focus(); // drawn anew
+  };
+  const group = h("div", { class: "segments", role: "group", "aria-label": label, onkeydown: moved }, ...buttons);
+  return group;
 }
-
-export const shown = (value: number): string =>
-  value === 0 ? "0" : Math.abs(value) < 0.0005 ? value.toExponential(1) : value.toFixed(3);
 
 // A number in a sentence: it does not break into two lines.
 export const numberOf = (value: number) => h("span", { class: "number" }, shown(value));
+// The weight of a chosen link; its tooltip has all digits.
+export const weightOutput = (value: number | null) => h("output", { class: "weight", title: value === null ? null : exact(value) },
+  value === null ? "…" : shown(value));
 
 export const strong = (text: string | number) => h("b", { dir: "auto" }, text);
 
 // A token without "##", which marks the continuation of a word.
 export const plain = (token: string) => token.replace(/^##(?=.)/u, "");
 
-// Names of invisible characters, so that every token is visible.
-const INVISIBLE: Record<string, string> = { "\u200b": "ZWSP", "\u200c": "ZWNJ", "\u200d": "ZWJ", "\ufeff": "BOM",
-  "\u200e": "LRM", "\u200f": "RLM", "\u00ad": "SHY", "\n": "↵", "\t": "⇥", " ": "␣", "▁": "␣" };
-export const visible = (token: string) => (/^[\s\p{Cf}▁]*$/u.test(token)
-  ? [...token].map((one) => INVISIBLE[one] ?? `U+${one.codePointAt(0)!.toString(16)}`).join(" ") || "∅" : plain(token));
+// Every token is visible: whitespace as signs with counts, as in src/regard/hf/token_labels.py, and names of characters
+// that cannot be seen. A space before a word is no sign, because most tokenizers write one before every word.
+const SIGNS: Record<string, string> = { "\n": "↵", "\r": "␍", "\t": "⇥", " ": "␣", "▁": "␣" };
+const NAMES: Record<string, string> = { "\u200b": "ZWSP", "\u200c": "ZWNJ", "\u200d": "ZWJ", "\ufeff": "BOM",
+  "\u200e": "LRM", "\u200f": "RLM", "\u00ad": "SHY" };
+function signs(run: string): string {
+  const [one] = run;
+  const [count, sign] = [[...run].length, SIGNS[one]];
+  if (sign) return count > 1 ? `${sign}×${count}` : sign;
+  return Array(count).fill(NAMES[one] ?? `U+${one.codePointAt(0)!.toString(16)}`).join(" ");
+}
+const runs = (text: string) => text.match(/(.)\1*/gsu) ?? [];
+export const visible = (token: string): string => {
+  if (!token) return "∅";
+  if (/^[\s▁]+$/u.test(token)) return runs(token).map(signs).join("");
+  if (/^[\s\p{Cf}▁]+$/u.test(token)) return runs(token).map(signs).join(" ");
+  return plain(token).replace(/[\n\r\t]+/g, (blank) => runs(blank).map(signs).join(""));
+};
 export const cut = (text: string, size: number) =>
   ([...text].length > size ? `${[...text].slice(0, size - 1).join("")}…` : text);
 

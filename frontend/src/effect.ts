@@ -2,14 +2,13 @@
 import { SERIES } from "./color";
 import type { Effect } from "./data";
 import { h, visible } from "./dom";
-
-const percent = (share: number) => `${(100 * share).toPrecision(share < 0.1 ? 2 : 3)} %`;
+import { probability } from "./format";
 
 // A number beside a bar whose length is its share of `most`.
 function bar(value: number, most: number, color: string): HTMLElement {
   const line = h("span", { class: "bar-line", "aria-hidden": "true" });
   line.style.cssText = `width:${(100 * value) / (most || 1)}%;background:${color}`;
-  return h("td", {}, h("span", { class: "bar-row" }, h("span", { class: "bar-room" }, line), h("span", { class: "number" }, percent(value))));
+  return h("td", {}, h("span", { class: "bar-row" }, h("span", { class: "bar-room" }, line), h("span", { class: "number" }, probability(value))));
 }
 
 // The tokens whose probability or whose state changes; a column of numbers for each of `names`.

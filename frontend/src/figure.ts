@@ -3,12 +3,14 @@ import { Colors, scaleOf, SCALES, type Scale } from "./color";
 import { headName, interval, type Context } from "./context";
 import { layerLabel, queriesOf, type Text } from "./data";
 import { choice, cut, fill, h, s, segments, visible } from "./dom";
-import { FONT, gradient, INK, linesOfText, NORMAL, ramp, round, widthOf, write, type Drawn, type Frame } from "./figure_frame";
+import { TALLEST, FONT, gradient, INK, linesOfText, NORMAL, ramp, round, widthOf, write, type Drawn, type Frame } from "./figure_frame";
 import { CSV_HEAD, DRAW, PANELS } from "./figure_panels";
 import { csvText, download, DPI, fileName, printDocument, printedPage, PT, pngBlob, svgBlob } from "./output";
 import { viewOf } from "./registry";
 import type { State } from "./state";
 
+// Millimeters: the height of a figure on A4 with its margins. Points: a panel is made no lower.
+const [PAGE, SHORTEST] = [247, 90];
 const [LISTED, MARGIN] = [400, 4]; // words in a list to choose from; points around a figure
 const LEGENDS: Record<string, string> = { log: "logarithmic", linear: "linear", sqrt: "square root" };
 const SAID: Record<string, string> = { log: "a logarithmic scale", linear: "a linear scale", sqrt: "a square-root scale" };
@@ -17,10 +19,10 @@ export interface Figure { svg: SVGSVGElement; text: string; rows: Drawn["rows"];
 
 // The panels, the legend and the caption, as one SVG; its size is in mm.
 async function drawFigure(context: Context, chosen: string[], colors: Colors,
-  width = widthOfState(context.state)): Promise<Figure> {
+  width = widthOfState(context.state), tallest = TALLEST): Promise<Figure> {
   const { state, text } = context;
   const scale = scaleOf(state.scale, text.tokens.length);
-  const frame: Frame = { context, width: width * PT - 2 * MARGIN, colors, scale, span: spanOf(state.span, text) };
+  const frame: Frame = { context, width: width * PT - 2 * MARGIN, colors, scale, span: spanOf(state.span, text), tallest };
   const drawn = await Promise.all(chosen.map((panel) => DRAW[panel](frame)));
   const body = s("g", { transform: `translate(${MARGIN},${MARGIN})` });
   let y = 0;
@@ -50,13 +52,14 @@ async function drawFigure(context: Context, chosen: string[], colors: Colors,
     y += 10.5;
   }
   const height = Math.ceil((y + 2 * MARGIN) / PT * 10) / 10;
+  if (height > PAGE && tallest > SHORTEST) return drawFigure(context, chosen, colors, width, tallest * 0.85);
   const svg = s("svg", { xmlns: "http://www.w3.org/2000/svg", width: `${width}mm`, height: `${height}mm`,
     viewBox: `0 0 ${round(width * PT)} ${round(height * PT)}`, "font-family": FONT, role: "img", "aria-label": caption,
     fill: INK }, s("title", {}, chosen.map((_, at) => drawn[at].title).join("; ")), s("desc", {}, caption));
   if (state.ground !== "clear") svg.append(s("rect", { class: "ground", width: "100%", height: "100%", fill: "#ffffff" }));
   svg.append(gradient(frame), body);
   return { svg, text: caption, rows: [CSV_HEAD, ...drawn.flatMap((panel) => panel.rows)], width, height,
-    name: `${text.title.slice(0, 40)} ${headName(context)} ${chosen.join(" ")}` };
+    name: `${text.title.slice(0, 41).replace(/\S*$/, (last) => (text.title.length > 40 ? "" : last))} ${headName(context)} ${chosen.join(" ")}` };
 }
 
 function ticksOf(scale: Scale): [number, string][] {

@@ -17,6 +17,7 @@ export interface Frame {
   colors: Colors;
   scale: Scale;
   span: [number, number] | null; // the tokens that were asked for
+  tallest: number; // points of a panel
 }
 // `heads` names the heads that a panel is about; "": all.
 export interface Drawn { node: SVGGElement; width: number; height: number; title: string; heads: string; said: string;
@@ -56,6 +57,18 @@ export function weightCells(frame: Frame, values: ArrayLike<number>, rows: numbe
   group.append(s("rect", { x: round(x), y: round(y), width: round(cols * cell), height: round(rows * tall),
     fill: "none", stroke: LINE, "stroke-width": 0.5 }));
   return group;
+}
+
+// Cells as vectors: a path for each color, to which every matrix of a panel adds its cells.
+export function cellsByColor(frame: Frame, places: ArrayLike<number>, rows: number, cols: number,
+  [x, y, width, height]: number[], paths: Map<string, string[]>) {
+  const [wide, tall] = [width / cols, height / rows];
+  for (let at = 0; at < rows * cols; at++) {
+    const color = frame.colors.of(places[at]);
+    const path = paths.get(color) ?? [];
+    if (!path.length) paths.set(color, path);
+    path.push(`M${round(x + (at % cols) * wide)},${round(y + Math.floor(at / cols) * tall)}h${round(wide)}v${round(tall)}h${-round(wide)}z`);
+  }
 }
 
 // Cells as an image. Each cell is several pixels, so that no program blurs them.

@@ -2,7 +2,8 @@
 import { interval, headName, inText, place, type Context } from "./context";
 import { bytes, layerLabel, queriesOf, shortName, weightOf, type Pool } from "./data";
 import { s } from "./dom";
-import { cellImage, gutter, NORMAL, ramp, round, shortToken, SMALL, TALLEST, tokensAlong, weightCells, widest, widthOf, write, GOLD, INK,
+import { counted, inCell, shown, statisticInCell } from "./format";
+import { cellImage, cellsByColor, gutter, NORMAL, ramp, round, shortToken, SMALL, tokensAlong, weightCells, widest, widthOf, write, GOLD, INK,
   LINE, SOFT, type Drawn, type Frame } from "./figure_frame";
 import { alignmentPanels } from "./views/alignment";
 import { headOrder } from "./head_order";
@@ -14,14 +15,13 @@ import { byLayer, headsInWords, listedHeads, meanLine } from "./head_sets";
 export const PANELS: [string, string][] = [["words", "Words with arcs"], ["map", "Map of the head"],
   ["heads", "All heads"], ["alignment", "Alignment"], ["statistics", "Statistic of all heads"]];
 export const CSV_HEAD: Row = ["panel", "layer", "head", "quantity", "query", "query token", "key", "key token", "value"];
-const [PITCH, MOST, NUMBERED, WIDEST, EXACT] = [9.2, 256, 14, 20, 48];
+const [PITCH, MOST, NUMBERED, WIDEST, EXACT, VECTORS] = [9.2, 256, 14, 20, 48, 24_000]; // VECTORS: cells of all heads, of more they are pictures
 
 const pair = (text: Context["text"], i: number, j: number) =>
   [i, queriesOf(text)[i], j, text.tokens[j]];
 const capital = (text: string) => text[0].toUpperCase() + text.slice(1);
-const short = (value: number) => (value >= 0.995 ? "1" : value < 0.005 ? "" : value.toFixed(2).slice(1));
-// The weight of an arc: two digits, also if it is small.
-const arcWeight = (value: number) => short(value).length > 2 ? short(value) : String(+value.toPrecision(2));
+// The weight of an arc: as in a cell, and also if it is small.
+const arcWeight = (value: number) => inCell(value) || shown(value);
 
 // The tokens of a side: those that were asked for, or those around the chosen one.
 const tokensOf = (frame: Frame, side: "queries" | "keys", most: number): [number, number] => {
@@ -204,14 +204,14 @@ function matrix(frame: Frame, { values, rows, cols, level, first }: Awaited<Retu
     wordNames(text.tokens).slice(first[1], first[1] + cols * step)];
   const guess = Math.min(WIDEST, (frame.width - 40) / cols);
   const left = 11 + gutter(tokens[0], first[0], step, guess);
-  const cell = Math.min(WIDEST, (frame.width - left - 1) / cols, (TALLEST - 60) / rows);
+  const cell = Math.min(WIDEST, (frame.width - left - 1) / cols, (frame.tallest - 60) / rows);
   const [low, name] = [rows * cell, gutter(tokens[1], first[1], step, cell)];
   const node = s("g", { "aria-label": about });
   node.append(weightCells(frame, values, rows, cols, [left, 0, cell, cell]));
   node.append(tokensAlong(tokens[0], first[0], step, cell, true, [left, 0]),
     tokensAlong(tokens[1], first[1], step, cell, false, [left, low]));
   if (cell >= NUMBERED && level === 0) for (let at = 0; at < values.length; at++) node.append(
-    write(short(values[at]), left + (at % cols + 0.5) * cell, (Math.floor(at / cols) + 0.5) * cell,
+    write(inCell(values[at]), left + (at % cols + 0.5) * cell, (Math.floor(at / cols) + 0.5) * cell,
       { anchor: "middle", fill: frame.colors.on(frame.scale.place(values[at])) }));
   const axes = text.queries ? ["query (target)", "key (source)"] : ["query", "key"];
   node.append(write(axes[0], 4, low / 2, { turned: true, anchor: "middle", fill: SOFT }),
@@ -232,7 +232,7 @@ async function heads(frame: Frame): Promise<Drawn> {
   const count = grouped ? text.layers.length : Math.ceil(order.length / columns);
   const left = grouped ? 12 + Math.max(...text.layers.map((_, at) => widthOf(layerLabel(context.text.layers[at]), SMALL))) : 0;
   const nameHeight = grouped ? 0 : 9;
-  const pitch = Math.min(44, (width - left) / columns, (TALLEST - 12) / count - nameHeight);
+  const pitch = Math.min(44, (width - left) / columns, (frame.tallest - 12) / count - nameHeight);
   const node = s("g", {});
   const rows: Row[] = [];
   const [I, J] = [queriesOf(text).length, text.tokens.length];
@@ -241,16 +241,21 @@ async function heads(frame: Frame): Promise<Drawn> {
   const tiles = await Promise.all(order.map(({ layer, head }) => (exact
     ? source.tile({ text: state.text, layer, head }, 0, 0, 0, "mean")
     : Float32Array.from(bytes(text.layers[layer].heads[head].thumbnail), weightOf))));
+  const [cells, frames] = [new Map<string, string[]>(), [] as SVGElement[]];
+  const isVector = tiles.reduce((total, tile) => total + tile.length, 0) <= VECTORS;
   for (const [n, { layer, head }] of order.entries()) {
     const [row, col] = grouped ? [layer, head] : [Math.floor(n / columns), n % columns];
     const [x, y, size] = [left + col * pitch, top + row * (pitch + nameHeight), pitch * 0.92];
     const [tall, wide] = exact ? [I, J] : text.layers[layer].small;
-    node.append(cellImage(frame, Array.from(tiles[n], frame.scale.place), tall, wide, [x, y, size, size]),
-      s("rect", { class: "head", x: round(x), y: round(y), width: round(size), height: round(size), fill: "none",
+    const places = Array.from(tiles[n], frame.scale.place);
+    if (isVector) cellsByColor(frame, places, tall, wide, [x, y, size, size], cells);
+    else node.append(cellImage(frame, places, tall, wide, [x, y, size, size]));
+    frames.push(s("rect", { class: "head", x: round(x), y: round(y), width: round(size), height: round(size), fill: "none",
         stroke: LINE, "stroke-width": 0.4 }));
     if (!grouped) node.append(write(shortName(text.layers[layer], head), x + size / 2, y + size + 5, { anchor: "middle" }));
     rows.push(...smallRows(context, { layer, head }, tiles[n], [tall, wide]));
   }
+  node.append(...[...cells].map(([fill, path]) => s("path", { class: "cells", d: path.join(""), fill, "shape-rendering": "crispEdges" })), ...frames);
   if (grouped) headNumbers(context, node, [left, top, pitch, most]);
   const by = state.color in text.layers[0].heads[0].values ? `, by ${state.color}` : "";
   const sorted = `${by}, ${state.sort === "down" ? "highest" : "lowest"} first`;
@@ -298,7 +303,7 @@ async function alignment(frame: Frame): Promise<Drawn> {
   columns = Math.ceil(found.length / Math.ceil(found.length / columns));
   const cell = Math.max(fit(columns), 0.5);
   const tall = rows[1] - rows[0];
-  const down = Math.max(1, Math.floor((TALLEST - above) / (tall * cell + 16)));
+  const down = Math.max(1, Math.floor((frame.tallest - above) / (tall * cell + 16)));
   const shown = found.slice(0, columns * down);
   const node = s("g", {});
   const table: Row[] = [];
@@ -352,18 +357,17 @@ async function statistics(frame: Frame): Promise<Drawn> {
   const columns = Math.max(...text.layers.map((layer) => layer.heads.length));
   const left = 22 + Math.max(...text.layers.map((_, at) => widthOf(layerLabel(context.text.layers[at]), SMALL)));
   const cell = Math.min(32, (width - left) / columns);
-  const tall = Math.min(14, (TALLEST - 60) / text.layers.length);
+  const tall = Math.min(14, (frame.tallest - 60) / text.layers.length);
   const values = text.layers.map((layer) => layer.heads.map((head) => head.values[name]));
   const [least, most] = [Math.min(...values.flat()), Math.max(...values.flat())];
   const share = (value: number) => Math.max((value - least) / (most - least || 1), 0.004);
   const node = s("g", {});
   const rows: Row[] = [];
-  const digits = most >= 10 ? 0 : 2;
   values.forEach((list, layer) => list.forEach((value, head) => {
     const [x, y] = [left + head * cell, 10 + layer * tall];
     node.append(s("rect", { class: "cell", x: round(x), y: round(y), width: round(cell - 0.6), height: round(tall - 0.6),
       fill: frame.colors.of(share(value)) }));
-    if (cell >= 17 && tall >= 8.5) node.append(write(value.toFixed(digits), x + cell / 2, y + tall / 2,
+    if (cell >= 17 && tall >= 8.5) node.append(write(statisticInCell(value), x + cell / 2, y + tall / 2,
       { anchor: "middle", fill: frame.colors.on(share(value)) }));
     rows.push(["statistics", layerLabel(context.text.layers[layer]), head, name, "", "", "", "", value]);
   }));
@@ -375,7 +379,7 @@ async function statistics(frame: Frame): Promise<Drawn> {
   const bottom = 10 + values.length * tall;
   node.append(write("layer", 4, (10 + bottom) / 2, { turned: true, anchor: "middle", fill: SOFT }),
     write("head", left + (columns * cell) / 2, bottom + 6, { anchor: "middle", fill: SOFT }));
-  const key = ramp(frame, [[0, String(+least.toPrecision(2))], [1, String(+most.toPrecision(2))]], name);
+  const key = ramp(frame, [[0, counted(least)], [1, counted(most)]], name);
   key.node.setAttribute("transform", `translate(${round(left - 8)},${round(bottom + 14)})`);
   node.append(key.node);
   const title = `${capital(name)} of every head`;

@@ -4,7 +4,10 @@ import { cards, stateLink } from "./cards";
 import { headName, inText, type Context } from "./context";
 import { queriesOf, type Lead, type Part } from "./data";
 import { h, joins, s, visible } from "./dom";
-import { axesOf } from "./labels";
+import { percent } from "./format";
+import { colorOfTold, toldLinks } from "./told_links";
+import { axesOf, nounOf } from "./labels";
+import { litImage } from "./lit_image";
 import { sentence } from "./parts";
 import { toLink, type State } from "./state";
 import { stepOf, within } from "./steps";
@@ -12,7 +15,8 @@ import { wordNames } from "./word_names";
 
 const [WHOLE, AROUND] = [70, 16]; // a longer text is cut to the words around both ends of the link
 
-export interface First { element: HTMLElement; key(event: KeyboardEvent): boolean; draw(): void; follow(): void; recolor(): void; close(): void }
+// The sentence stands above both columns of the overview, the rest in the first of them.
+export interface First { heading: HTMLElement; element: HTMLElement; key(event: KeyboardEvent): boolean; draw(): void; follow(): void; recolor(): void; close(): void }
 
 // The ranges of tokens to show: all, or those around the given ones.
 export function ranges(size: number, around: number[]): [number, number][] {
@@ -27,10 +31,12 @@ export function ranges(size: number, around: number[]): [number, number][] {
 }
 
 export function firstView(context: Context): First {
+  const heading = h("div", { class: "lead-line" });
   const element = h("section", { class: "first", "aria-label": "What stands out" });
   const about = h("p", { class: "hint" });
   let redraw = () => undefined as void;
-  let shown: Lead | null = null; // the link whose head is drawn
+  let shown: Lead | null = null; // the link whose head is chosen
+  let lit = ""; // whose light is drawn on an image
   let phrases: [HTMLAnchorElement, Lead][] = [];
   const observer = new ResizeObserver(() => redraw());
 
@@ -44,7 +50,7 @@ export function firstView(context: Context): First {
       for (let at = first; at < last; at++) {
         if (at > first && !joins(tokens[at], tokens[at - 1])) box.append(" ");
         const span = h("span", { dir: "auto", role: "option", "aria-selected": String(at === marked),
-          title: `${tokens[at]} · ${at}: open it in Text`, onclick: () => open(wordOf(at)) }, visible(tokens[at]));
+          title: `${visible(tokens[at])} · ${at}: open it in Text`, onclick: () => open(wordOf(at)) }, visible(tokens[at]));
         spans.set(at, box.appendChild(span));
       }
     }
@@ -72,36 +78,36 @@ export function firstView(context: Context): First {
     return true;
   }
 
-  const links = ({ lead }: { lead?: Lead | null }): Lead[] => (lead ? [lead, ...(lead.other ? [lead.other] : [])] : []);
 
   function stage(first: Lead): HTMLElement {
     const { text } = context;
-    const ends = links(text).map((link) => link.key);
+    const ends = toldLinks(text).map((link) => link.key);
     const near = ranges(text.tokens.length, text.queries ? ends : [first.query, ...ends]);
     const [own, queries] = line(queriesOf(text), text.queries ? ranges(text.queries.length, [first.query]) : near, "The text",
       first.query, (query) => ({ query }));
     const [other, keys] = text.queries ? line(text.tokens, near, "What it attends to", first.key,
       (key) => ({ key })) : [null, queries];
     const arcs = s("svg", { class: "arcs", "aria-hidden": "true" });
-    redraw = () => {
-      const lead = shown ?? first;
-      for (const span of [...queries.values(), ...keys.values()]) span.removeAttribute("style");
-      for (const [key, weight] of lead.links) {
-        const span = keys.get(key);
-        if (span) span.style.cssText = `background:${context.colors.weight(weight)};color:${context.colors.textOn(weight)}`;
-      }
-      queries.get(lead.query)?.classList.add("lead-query");
-      const from = queries.get(lead.query);
-      drawArcs(arcs, lead.links.flatMap(([key, weight]) => (from && keys.has(key)
-        ? [{ from, to: keys.get(key)!, share: weight, color: context.colors.line(weight) }] : [])));
-    };
+    const told = toldLinks(text);
+    const from = queries.get(first.query);
+    from?.classList.add("lead-query");
+    told.forEach((link) => {
+      const span = keys.get(link.key);
+      span?.classList.add("lead-key");
+      span?.style.setProperty("--own", colorOfTold(link, told));
+    });
+    // The links of each head in its color; those of the second head are a little higher, as they may lead to the same words.
+    redraw = () => drawArcs(arcs, told.flatMap((link, number) => link.links.flatMap(([key, weight]) => (from && keys.has(key)
+      ? [{ from, to: keys.get(key)!, share: weight, color: colorOfTold(link, told), lift: 9 * number,
+        title: `${headName(context, link.layer, link.head)}: ${percent(weight)}` }] : []))));
     return h("div", { class: "lead-stage stage" }, arcs, own, other);
   }
+
 
   // A phrase of the heading that tells a link chooses the head of this link, and thereby its arcs.
   function phrase(parts: Part[], link: Lead | undefined): (Node | string)[] {
     if (!link) return sentence(parts);
-    const found = h("a", { onclick: (event: MouseEvent) => {
+    const found = h("a", { style: `--own:${colorOfTold(link, toldLinks(context.text))}`, onclick: (event: MouseEvent) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a new tab or window
       event.preventDefault();
       context.set(placeOf(link));
@@ -111,10 +117,24 @@ export function firstView(context: Context): First {
   }
   const placeOf = ({ layer, head, query }: Lead) => ({ layer, head, query });
 
+  // The image under the links of the sentence, and under the chosen head if that is another one.
+  function drawLit() {
+    const { state, text } = context;
+    const box = element.querySelector(".lit-images");
+    const told = toldLinks(text);
+    const chosen = told.some(({ layer, head }) => layer === state.layer && head === state.head) ? [] : [state];
+    const wanted = [state.scale, ...chosen.flatMap(({ layer, head, query }) => [layer, head, query])].join();
+    if (!box || lit === wanted) return;
+    lit = wanted;
+    box.replaceChildren(...chosen.map((one) => litImage(context, one, "var(--accent)")),
+      ...told.map((link) => litImage(context, link, colorOfTold(link, told))));
+  }
+
   // The arcs of the chosen head, if the heading tells one of its links; else those of the link that leads.
   function follow() {
+    drawLit();
     const { state, text } = context;
-    const found = links(text);
+    const found = toldLinks(text);
     const link = found.find(({ layer, head }) => layer === state.layer && head === state.head) ?? found[0];
     for (const [each, of] of phrases) {
       each.href = toLink({ ...state, ...placeOf(of) });
@@ -123,9 +143,11 @@ export function firstView(context: Context): First {
     if (!link || link === shown) return;
     shown = link;
     const place = placeOf(link);
-    about.replaceChildren("Arcs show what the word ", h("i", { dir: "auto" }, visible(queriesOf(text)[link.query])),
-      ` attends to in ${inText(headName(context, link.layer, link.head))}: a thicker arc is a larger weight. Layers and heads count from 0. ${text.lead?.left_out ?? ""} `,
-      stateLink(context, { ...place, view: "text" }, "more", "Every word of this head"), " · ",
+    const where = found.map(({ layer, head }) => inText(headName(context, layer, head))).join(" and ");
+    const isWord = nounOf(text) === "word";
+    about.replaceChildren(isWord ? "Arcs show what the word " : "Light falls on what the patch ", h("i", { dir: "auto" }, visible(queriesOf(text)[link.query])),
+      ` attends to in ${where}${isWord ? `${found.length > 1 ? ", each in its color" : ""}: a thicker arc is a larger weight` : ""}. Layers and heads count from 0. ${text.lead?.left_out ?? ""} `,
+      stateLink(context, { ...place, view: isWord ? "text" : "picture" }, "more", `Every ${nounOf(text)} of this head`), " · ",
       stateLink(context, { ...place, view: "statistics", table: "head", find: wordNames(queriesOf(text))[link.query] }, "more",
         "All heads for “", h("bdi", {}, visible(queriesOf(text)[link.query])), "”"), " · ",
       stateLink(context, { ...place, key: link.key, view: "map" }, "more", "Its map"));
@@ -141,19 +163,20 @@ export function firstView(context: Context): First {
     redraw = () => undefined;
     if (!lead) {
       const found = cards(context);
-      element.replaceChildren(h("h1", {}, `Every head of ${text.model || "the model"}`), found ?? "");
+      heading.replaceChildren(h("h1", { class: "lead-sentence" }, `Every head of ${text.model || "the model"}`));
+      element.replaceChildren(found ?? "");
       return;
     }
-    const words = stage(lead);
-    element.replaceChildren(
-      h("div", { class: "lead-line" }, h("h1", { class: "lead-sentence" }, ...(lead.heading ?? [[lead.sentence, -1] as [Part[], number]])
-        .flatMap(([parts, at]) => phrase(parts, links(text)[at]))),
+    const words = nounOf(text) === "patch" ? h("div", { class: "lit-images" }) : stage(lead);
+    lit = "";
+    heading.replaceChildren(h("h1", { class: "lead-sentence" }, ...(lead.heading ?? [[lead.sentence, -1] as [Part[], number]])
+        .flatMap(([parts, at]) => phrase(parts, toldLinks(text)[at]))),
         context.tour ? h("button", { type: "button", class: "tour-button main-button", onclick: context.tour.play },
-          `${context.tour.title} (${context.tour.steps.length} steps)`) : ""),
-      about, words, text.cards?.length ? h("p", { class: "hint card-key" }, "In each small map below, ",
+          `${context.tour.title} (${context.tour.steps.length} steps)`) : "");
+    element.replaceChildren(words, about, text.cards?.length ? h("p", { class: "hint card-key" }, "In each small map below, ",
         axesOf(text).join(", "), ". Nearer the right end of the scale above: a larger weight.") : "", cards(context) ?? "");
     follow();
     observer.observe(words);
   }
-  return { element, key, draw, follow, recolor: () => redraw(), close: () => observer.disconnect() };
+  return { heading, element, key, draw, follow, recolor: () => redraw(), close: () => observer.disconnect() };
 }

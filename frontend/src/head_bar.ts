@@ -31,7 +31,11 @@ export function headBar(context: Context): HeadBar {
     return [choice("Layer", String(state.layer), layers, (value) => context.set({ layer: Number(value) })),
       choice("Head", String(state.head), heads, (value) => context.set({ head: Number(value) })),
       h("span", { class: "segments", role: "group", "aria-label": "Step through heads" },
-        signButton("‹", "Previous head ([)", () => turn(-1)), signButton("›", "Next head (])", () => turn(1))), title];
+        ...([["‹", "Previous head ([)", -1], ["›", "Next head (])", 1]] as const).map(([sign, name, by]) => {
+          const button = signButton(sign, name, () => turn(by));
+          button.tabIndex = -1; // for the keyboard there are the keys, and the choice of heads
+          return button;
+        })), title];
   }
 
   function draw() {

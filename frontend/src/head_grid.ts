@@ -2,11 +2,13 @@
 // are made when the row comes near, so that thousands of heads cost what the visible ones cost.
 import { headName, type Context } from "./context";
 import { layerName, shortName } from "./data";
-import { cut, h, shown } from "./dom";
+import { cut, h } from "./dom";
+import { shown } from "./format";
 import { headOrder, type HeadPlace } from "./head_order";
 import { label } from "./labels";
 import { smallMap } from "./small_map";
 import { stepOf } from "./steps";
+import { colorOfTold, toldLinks } from "./told_links";
 
 // Pixels: of a small map, at most and at least; from which on there is room for a name and for a number; of their lines.
 const [LARGEST, SMALLEST, NAMED, NUMBERED, LINE] = [76, 7, 46, 34, 14];
@@ -124,12 +126,15 @@ export function headGrid(context: Context): HeadGrid {
     const { text, state, source } = context;
     const about = text.layers[layer].heads[head];
     const value = about.values[state.color];
+    const told = toldLinks(text);
+    const isTold = told.some((link) => link.layer === layer && link.head === head);
     const warning = warned.has(`${text.layers[layer].number}.${head}`);
     const said = [headName(context, layer, head), value === undefined ? "" : `${label(source.common, state.color)} ${shown(value)}`,
       about.roles.map((role) => role.kind).join(" and "), warning ? "has a warning" : ""].filter(Boolean).join(", ");
     const made = h("button", { type: "button", role: "gridcell", "aria-label": said, "aria-selected": "false", tabindex: -1,
       title: `${shortName(text.layers[layer], head)}: ${said}`, "data-place": `${layer}.${head}`,
-      class: warning ? "warned" : null });
+      class: [warning && "warned", isTold && "told"].filter(Boolean).join(" ") || null,
+      style: isTold ? `--own:${colorOfTold({ layer, head }, told)}` : null });
     if (about.roles.length) made.append(h("span", { class: `chip${state.color === "role" ? " big" : ""}`,
       "aria-hidden": "true" }, about.roles.map((role) => source.common.kinds[role.kind].letter).join("")));
     places.set(`${layer}.${head}`, made);

@@ -1,7 +1,8 @@
 // The table of heads: every statistic and role; a column sorts it, a row opens its head, a role or a word searches it.
 import { headName, type Context } from "./context";
 import { queriesOf, shortName, type Text } from "./data";
-import { fill, h, shown } from "./dom";
+import { fill, h } from "./dom";
+import { shown } from "./format";
 import type { Head } from "./head_sets";
 import { label } from "./labels";
 import { placesOf, wordNames } from "./word_names";
@@ -139,7 +140,7 @@ export function headTable(context: Context): HeadTable {
       "aria-current": at[0] === state.layer && at[1] === state.head ? "true" : null },
       h("td", { class: "said" }, h("button", { type: "button", "aria-label": `Open ${headName(context, ...at)}` },
         shortName(text.layers[at[0]], at[1]))),
-      h("td", { class: "said" }, roles.map(([kind, score]) => `${kind} ${score.toFixed(2)}`).join(", ") || "–"),
+      h("td", { class: "said" }, roles.map(([kind, score]) => `${kind} ${shown(score)}`).join(", ") || "–"),
       withWord && h("td", { class: "said" }, ...word), ...columns().map((column) => h("td", {}, shown(values[column]))));
   }
 

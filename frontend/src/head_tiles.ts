@@ -1,7 +1,7 @@
 // Tiles of heads with a color each: a click chooses a head or drops it, pointing at a tile shows this head alone.
 import { headName, type Context } from "./context";
 import { layerName, rolesOf, shortName } from "./data";
-import { choice, fill, h, signButton } from "./dom";
+import { choice, fill, h } from "./dom";
 import { headColors, isChosen, listedHeads, nameOfHead, ownColor, toggled, type Head } from "./head_sets";
 import { smallMap, tilesOfLayer } from "./small_map";
 import { arrowOf, within } from "./steps";
@@ -30,12 +30,9 @@ export function headTiles(context: Context, preview: (head: Head | null) => void
     const { state, text } = context;
     const options: [string, string][] = [["one", "this head"], ["layer", "mean of the layer"], ["all", "mean of all"]];
     if (isChosen(state)) options.push(["set", `${listedHeads(context).length} chosen`]);
-    const step = (by: number, title: string, sign: string) => signButton(sign, title, () =>
-      context.set({ layer: (state.layer + by + text.layers.length) % text.layers.length }));
     fill(head, choice("Heads", isChosen(state) ? "set" : state.heads, options,
       (heads) => { if (heads !== "set") context.set({ heads }); }),
-      text.layers.length > 1 && h("span", { class: "head-tiles-layer" }, step(-1, "Tiles of the previous layer", "‹"),
-        h("b", {}, layerName(text.layers[state.layer])), step(1, "Tiles of the next layer", "›")),
+      text.layers.length > 1 && h("b", { class: "head-tiles-layer" }, layerName(text.layers[state.layer])),
       h("span", { class: "hint" }, "Click tiles to choose heads; point at one to see it alone."));
   }
 

@@ -3,6 +3,7 @@ import { cellGrid } from "./cell_grid";
 import { interval, type Context } from "./context";
 import { layerName, queriesOf } from "./data";
 import { cut, s, visible } from "./dom";
+import { shown } from "./format";
 import { meanLine } from "./head_sets";
 import { inParts } from "./pause";
 import { cutName, wordNames } from "./word_names";
@@ -22,7 +23,7 @@ export async function layerRows(context: Context, query: number, room = 700): Pr
   const [width, height] = [left + names.length * cell + 4, layers.length * TALL + bottom];
   const cells = cellGrid({ rows: layers.length, cols: names.length, wide: cell, tall: TALL, gap: [1, 2],
     color: (layer, at) => context.colors.weight(lines[layer][first + at]),
-    title: (layer, at) => `${layerName(text.layers[layer])}, ${names[at]}: ${lines[layer][first + at].toPrecision(4)}`,
+    title: (layer, at) => `${layerName(text.layers[layer])}, ${names[at]}: ${shown(lines[layer][first + at])}`,
     chosen: (layer) => context.set({ layer }) });
   cells.setAttribute("transform", `translate(${left},0)`);
   const label = (said: string, place: Record<string, string | number>) => s("text", { x: 0, y: 0, ...place,

@@ -2,7 +2,8 @@
 import * as Plot from "@observablehq/plot";
 import { SERIES } from "./color";
 import type { Context } from "./context";
-import { h, shown } from "./dom";
+import { h } from "./dom";
+import { shown } from "./format";
 import { dial, figure, lesson, list, roomOf, STYLE, type Lesson } from "./lesson";
 
 // Normalizers of a row of scores.

@@ -2,6 +2,7 @@
 import { interval, strongest, type Context } from "./context";
 import { queriesOf } from "./data";
 import { fill, h, s, visible } from "./dom";
+import { percent } from "./format";
 import { byLayer, drawnApart, headColors, headsInWords, listedHeads, meanLine, nameOfHead, ownColor,
   type Head } from "./head_sets";
 import type { Mode } from "./mode";
@@ -111,7 +112,7 @@ export function linesMode(context: Context, body: HTMLElement): Mode {
     const outside = row.map((weight, at) => (at < first || at >= last ? weight : 0));
     const share = outside.reduce((total, weight) => total + weight, 0);
     const [most] = strongest(outside, 1);
-    return share < 0.05 ? "" : `${Math.round(100 * share)} % of the weight of “${visible(queries()[context.state.query])}” goes to words `
+    return share < 0.05 ? "" : `${percent(share)} of the weight of “${visible(queries()[context.state.query])}” goes to words `
       + `that are not drawn, most to “${visible(context.text.tokens[most])}” (token ${most}).`;
   }
 

@@ -3,12 +3,13 @@ import { legend } from "./color";
 import { headName, type Context } from "./context";
 import { queriesOf } from "./data";
 import { cut, h, s, visible } from "./dom";
+import { inCell } from "./format";
 import { LABEL, type MapFrame } from "./map_frame";
 import type { MapTiles } from "./map_tiles";
 import { TILE } from "./source";
 import { cutName, wordNames } from "./word_names";
 
-const NUMBERED = 40; // pixels per weight for a number in the cell
+const NUMBERED = 24; // pixels per weight for a number in the cell
 type Pair = [number, number];
 
 // Draws all that is seen of a level, and asks for tiles that are missing.
@@ -61,19 +62,17 @@ function paintTile(frame: MapFrame, tiles: MapTiles, pen: CanvasRenderingContext
   }
 }
 
-const short = (value: number): string => (value < 0 ? `−${short(-value)}` : value === 0 ? "0" : value < 0.0005 ? value.toExponential(0) : value.toFixed(3).replace(/^0/, ""));
-
 function paintNumbers({ colors }: Context, frame: MapFrame, tiles: MapTiles, pen: CanvasRenderingContext2D) {
   const [top, bottom, left, right] = frame.seen();
   pen.textAlign = "center";
   pen.textBaseline = "middle";
-  pen.font = `${Math.min(13, frame.transform.k / 3.6)}px system-ui, sans-serif`;
+  pen.font = `${Math.min(13, frame.transform.k / 2.4)}px system-ui, sans-serif`;
   for (let i = top; i < bottom; i++)
     for (let j = left; j < right; j++) {
       const value = tiles.valueAt(0, i, j);
       if (value === null) continue;
       pen.fillStyle = colors.textOn(value);
-      pen.fillText(short(value), frame.toX(j + 0.5), frame.toY(i + 0.5));
+      pen.fillText(inCell(value), frame.toX(j + 0.5), frame.toY(i + 0.5));
     }
 }
 

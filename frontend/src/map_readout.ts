@@ -1,7 +1,7 @@
-// What the cell under the crosshair says; single weights with six digits.
+// What the cell under the crosshair says; the tooltip of its number has all digits.
 import type { Context } from "./context";
 import { queriesOf } from "./data";
-import { h, strong, visible } from "./dom";
+import { h, strong, visible, weightOutput } from "./dom";
 import type { MapFrame } from "./map_frame";
 import type { MapTiles } from "./map_tiles";
 import { strongestLink } from "./strongest_link";
@@ -10,7 +10,7 @@ export function tellCell({ text, state }: Context, frame: MapFrame, tiles: MapTi
   const level = frame.levelOf();
   const value = tiles.valueAt(level, i, j);
   const [query, key] = [visible(queriesOf(text)[i]), visible(text.tokens[j])];
-  const weight = h("output", { class: "weight" }, value === null ? "…" : String(+value.toPrecision(6)));
+  const weight = weightOutput(value);
   const ends = (at: number, all: number) => {
     const first = Math.floor(at / 2 ** level) * 2 ** level;
     return `${first}–${Math.min(first + 2 ** level, all) - 1}`;

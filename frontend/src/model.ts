@@ -1,7 +1,8 @@
 // Model view: every head of every layer as lines on a dark ground, drawn as its layer comes into view.
 import { headName, interval, type Context } from "./context";
 import { queriesOf, rolesOf } from "./data";
-import { h, s, shown } from "./dom";
+import { h, s } from "./dom";
+import { shown } from "./format";
 import { headColors, isChosen, nameOfHead, toggled, type Head } from "./head_sets";
 import type { Mode } from "./mode";
 import { pauses } from "./pause";

@@ -1,7 +1,8 @@
 // Neurons: how each channel of q and k adds to the score of a pair.
 import { headName, interval, place, strongest, type Context } from "./context";
 import { queriesOf } from "./data";
-import { choice, cut, h, s, shown, visible } from "./dom";
+import { choice, cut, h, s, visible } from "./dom";
+import { shown } from "./format";
 import type { Mode } from "./mode";
 import { movedBy } from "./pair_line";
 
@@ -60,7 +61,7 @@ export function neuronsMode(context: Context, body: HTMLElement): Mode {
       for (let d = 0; d < size; d++) made.append(s("rect",
         { x: left + d * cell, y: top, width: cell * 0.95, height: BAND - 3,
         fill: values[d] > 0 ? "var(--more)" : "var(--less)", "fill-opacity": Math.abs(values[d]) / greatest },
-        s("title", {}, `channel ${d}: ${values[d].toPrecision(4)}`)));
+        s("title", {}, `channel ${d}: ${shown(values[d])}`)));
     };
     stripe(found[0].q, 12, mostQ, `c q  ${cut(visible(queriesOf(text)[state.query]), left / 12)}`, true);
     found.forEach(({ key, k }, at) => {
@@ -68,7 +69,7 @@ export function neuronsMode(context: Context, body: HTMLElement): Mode {
       stripe(k, top, mostK, `k  ${cut(visible(text.tokens[key]), left / 10)}`);
       stripe(products[at], top + BAND, mostP, "product");
       note(`weight ${shown(row[key])}`, top + 14);
-      note(`score ${products[at].reduce((total, value) => total + value, 0).toFixed(2)}`, top + BAND + 14);
+      note(`score ${shown(products[at].reduce((total, value) => total + value, 0))}`, top + BAND + 14);
     });
     return made;
   }

@@ -1,5 +1,6 @@
 // The numbers of a chart as a table: for the keyboard, for screen readers, and to be copied.
 import { fill, h } from "./dom";
+import { counted, exact } from "./format";
 
 export type Row = Record<string, string | number>;
 const MOST = 400;
@@ -12,7 +13,7 @@ export function numbers(chart: string, rows: Row[], chosen?: (at: number) => voi
   const list = h("details", { class: "chart-numbers", "data-chart": chart, open: opened.has(chart),
     ontoggle: () => { list.open ? opened.add(chart) : opened.delete(chart); fillIn(); } },
     h("summary", {}, "Numbers"), box);
-  const said = (value: string | number) => (typeof value === "number" ? String(+value.toPrecision(4)) : value);
+  const said = (value: string | number) => (typeof value === "number" ? counted(value) : value);
   // The chart is drawn again: the focus goes to the same row.
   const choose = (event: Event, at: number) => {
     const root = (event.target as Element).getRootNode() as Document;
@@ -20,7 +21,7 @@ export function numbers(chart: string, rows: Row[], chosen?: (at: number) => voi
     const again = root.querySelector(`details[data-chart="${CSS.escape(chart)}"]`);
     again?.querySelectorAll<HTMLElement>("tbody button")[at]?.focus();
   };
-  const cell = (value: string | number, column: number, at: number) => h("td", { dir: "auto" },
+  const cell = (value: string | number, column: number, at: number) => h("td", { dir: "auto", title: typeof value === "number" ? exact(value) : null },
     column === 0 && chosen ? h("button", { type: "button", class: "line", onclick: (event: Event) => choose(event, at) },
       said(value)) : said(value));
   function fillIn() {

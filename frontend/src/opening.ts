@@ -10,6 +10,7 @@ const isGeneration = (text: Text): boolean => text.queries !== null
 
 export function opening(text: Text): Partial<State> {
   if (text.picture) return { view: "picture" };
+  if (text.attribution) return { view: "text", side: "out" };
   if (text.generation) return { view: "text", side: "out", query: Math.max(0, text.generation.prompt - 1) };
   if (text.queries === null) return { view: "overview" };
   return isGeneration(text) ? { view: "text" } : { view: "alignment", scale: "linear" };

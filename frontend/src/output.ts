@@ -4,8 +4,11 @@ export const DPI = 300;
 export const PT = 72 / 25.4; // points to a millimeter
 export type Row = (string | number)[];
 
-export const fileName = (name: string, kind: string) =>
-  `${name.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").toLowerCase().slice(0, 80) || "figure"}.${kind}`;
+const LONGEST = 80; // characters of a file's name, which ends with a whole word
+export function fileName(name: string, kind: string): string {
+  const whole = name.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").toLowerCase();
+  return `${(whole.length > LONGEST ? whole.slice(0, LONGEST + 1).replace(/-[^-]*$/, "").slice(0, LONGEST) : whole) || "figure"}.${kind}`;
+}
 
 export function download(content: Blob, name: string) {
   const link = document.createElement("a");

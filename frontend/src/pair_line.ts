@@ -1,7 +1,7 @@
 // The weight of the chosen query on the chosen key, in words, and the keys that move both.
 import type { Context } from "./context";
 import { queriesOf } from "./data";
-import { h, strong } from "./dom";
+import { h, strong, weightOutput } from "./dom";
 import { headsInWords } from "./head_sets";
 import { stepOf, within } from "./steps";
 import { wordNames } from "./word_names";
@@ -11,7 +11,7 @@ export function pairLine(context: Context, weight: number): HTMLElement {
   const means = source.finest(state.text) ? " (the mean of a cell)" : "";
   return h("span", { class: "pair" }, strong(wordNames(queriesOf(text))[state.query]), ` ${state.query} → `,
     strong(wordNames(text.tokens)[state.key]), ` ${state.key}: `,
-    h("output", { class: "weight" }, String(+weight.toPrecision(6))), `${means}, in ${headsInWords(context)}.`);
+    weightOutput(weight), `${means}, in ${headsInWords(context)}.`);
 }
 
 // Arrows move the query; with Shift they move the key. Up and down move by `row` words.

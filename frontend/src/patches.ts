@@ -2,7 +2,8 @@
 import type { Context } from "./context";
 import { STEPS, type Colors } from "./color";
 import type { PicturePanel } from "./data";
-import { h, s, shown } from "./dom";
+import { h, s } from "./dom";
+import { shown } from "./format";
 
 const [NIGHT, OPAQUE, MIX] = [[9, 12, 16], 0.88, 0.74]; // color of the dark, its strength, and that of colors
 const [TILE, DECADES] = [260, 3]; // pixels of the image in a tile; decades of the logarithmic scale

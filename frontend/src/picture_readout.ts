@@ -1,7 +1,8 @@
 // What the token attends to, in words: the strongest links, and the share of patches and of every other kind of token.
 import { inText, strongest, type Context } from "./context";
 import { queriesOf } from "./data";
-import { h, shown, strong, visible } from "./dom";
+import { h, strong, visible } from "./dom";
+import { percent, shown } from "./format";
 import { headsInWords } from "./head_sets";
 import type { PictureTokens } from "./picture_tokens";
 
@@ -22,7 +23,7 @@ function sharesOfKinds({ text }: Context, tokens: PictureTokens, values: Float32
     : /^\[REG/.test(text.tokens[at]) ? "registers" : text.special.includes(at) ? visible(text.tokens[at]) : "words");
   const total = new Map<string, number>();
   values.forEach((weight, at) => total.set(kindOf(at), (total.get(kindOf(at)) ?? 0) + weight));
-  const said = [...total].filter(([, weight]) => weight > 0).map(([kind, weight]) => `${(100 * weight).toFixed(1)} % on ${kind}`);
+  const said = [...total].filter(([, weight]) => weight > 0).map(([kind, weight]) => `${percent(weight)} on ${kind}`);
   return h("span", { class: "parts" }, `Of its weight, ${said.join(", ")}. `);
 }
 

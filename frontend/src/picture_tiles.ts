@@ -1,7 +1,8 @@
 // A map over the image for every head of a layer, or of all layers.
 import { headName, type Context } from "./context";
 import { layerLabel, layerName, type PicturePanel } from "./data";
-import { choice, fill, h, shown } from "./dom";
+import { choice, fill, h } from "./dom";
+import { percent, shown } from "./format";
 import { coverOf, placeOf, shareOnScale, thumbnail } from "./patches";
 import type { PictureTokens } from "./picture_tokens";
 import { stepOf } from "./steps";
@@ -78,7 +79,7 @@ export function pictureTiles(context: Context, tokens: PictureTokens): PictureTi
       shareOnScale(state.scale, values[placeOf(panel, patch)] / top));
     coverOf(shares, panel.rows, panel.columns, state.cover, colors, found.querySelector("canvas")!);
     const share = tokens.shareOfPatches(values);
-    found.querySelector(".share")!.textContent = tokens.isTurned ? shown(share) : `${Math.round(100 * share)} %`;
+    found.querySelector(".share")!.textContent = tokens.isTurned ? shown(share) : percent(share);
   }
 
   return {

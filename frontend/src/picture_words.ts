@@ -1,6 +1,7 @@
 // The tokens that are not patches: the class token, registers, words.
 import type { Context } from "./context";
-import { fill, h, shown, visible } from "./dom";
+import { fill, h, visible } from "./dom";
+import { shown } from "./format";
 import { byLayer, listedHeads, meanLine } from "./head_sets";
 import type { PictureTokens } from "./picture_tokens";
 

@@ -5,6 +5,7 @@ import { isView } from "./registry";
 export interface State {
   view: string; // a file of views/
   text: number;
+  model: string; // of the text; a link names it, so that a page of another model can say so
   layer: number; // its index in the list of layers
   head: number;
   query: number;
@@ -38,7 +39,7 @@ export interface State {
 }
 
 export const START: State = {
-  view: "overview", text: 0, layer: 0, head: 0, query: 0, key: -1, x: -1, y: -1, zoom: 0, pool: "mean", scale: "sqrt",
+  view: "overview", text: 0, model: "", layer: 0, head: 0, query: 0, key: -1, x: -1, y: -1, zoom: 0, pool: "mean", scale: "sqrt",
   color: "weights", sort: "layer", way: "words", heads: "one", side: "both", pairs: "all", panels: "layers",
     learn: "positions", figure: "", width: "8.5", ground: "light", caption: "", captioned: "yes", span: "",
     cover: "light", tiles: "layer",

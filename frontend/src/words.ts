@@ -3,19 +3,24 @@ import { drawArcs, type Arc } from "./arcs";
 import { legend } from "./color";
 import { headName, interval, strongest, type Context } from "./context";
 import { queriesOf, type Text } from "./data";
-import { fill, h, joins, s, saving, shown, strong, visible } from "./dom";
+import { fill, h, joins, s, saving, strong, visible } from "./dom";
+import { shown } from "./format";
 import { byLayer, drawnApart, headColors, headsInWords, lineOf, listedHeads, meanLine, nameOfHead, ownColor,
   shownMean, type Head } from "./head_sets";
 import type { Mode } from "./mode";
 import { aboutHead } from "./about_head";
 import { movedBy, pairLine } from "./pair_line";
+import { nounOf } from "./labels";
 import { layerRows } from "./layer_rows";
 import { within } from "./steps";
 
-const [SHOWN, ARCS] = [600, 5]; // words at a time, links drawn as arcs
+const [SHOWN, NEAR, ARCS] = [600, 150, 5]; // words at a time, above a map; links drawn as arcs
 interface Directions { attended: Float32Array | null; received: Float32Array | null; norm: number }
 
-export function wordsMode(context: Context, body: HTMLElement): Mode {
+// Above a map the words show the head of the map alone, and `linked` hears at which word the reader points.
+export function wordsMode(context: Context, body: HTMLElement, linked?: (query: number | null) => void): Mode & {
+  point(query: number | null, key?: number): void } {
+  const shownAtOnce = linked ? NEAR : SHOWN;
   let turn = 0;
   let pointed: number | null = null;
   let only: Head | null = null; // shown alone
@@ -33,13 +38,13 @@ export function wordsMode(context: Context, body: HTMLElement): Mode {
   function word(tokens: string[], at: number, special: Set<number>, isQuery: boolean): HTMLElement {
     const token = tokens[at];
     const kind = special.has(at) ? "special" : token.startsWith("##") ? "piece" : "word";
-    const span = h("span", { class: kind, dir: "auto", title: `${token} · ${at}` }, visible(token));
+    const span = h("span", { class: kind, dir: "auto", title: `${visible(token)} · ${at}` }, visible(token));
     span.dataset.at = String(at);
     if (isQuery) {
       span.setAttribute("role", "option");
       span.addEventListener("click", (event) => context.set(event.shiftKey && !crossed() ? { key: at } : { query: at }));
       // Not pointerenter: words that are drawn below a resting pointer are not pointed at.
-      span.addEventListener("pointermove", () => { if (pointed !== at) { pointed = at; void color(at); } });
+      span.addEventListener("pointermove", () => { if (pointed !== at) { pointed = at; void color(at); linked?.(at); } });
     } else span.addEventListener("click", () => context.set({ key: at }));
     return span;
   }
@@ -52,7 +57,7 @@ export function wordsMode(context: Context, body: HTMLElement): Mode {
       if (at > first && !joins(tokens[at], tokens[at - 1])) box.append(" ");
       box.append(word(tokens, at, special, isQuery));
     }
-    box.addEventListener("pointerleave", () => { pointed = null; void color(context.state.query); });
+    box.addEventListener("pointerleave", () => { pointed = null; void color(context.state.query); linked?.(null); });
     box.addEventListener("scroll", () => redraw());
     return box;
   }
@@ -60,8 +65,9 @@ export function wordsMode(context: Context, body: HTMLElement): Mode {
   // The words stay in the page while they are the same: another head only colors them.
   function draw() {
     const { text, state } = context;
-    const range = interval(state.query, SHOWN, queries().length);
+    const range = interval(state.query, shownAtOnce, queries().length);
     if (staged !== text || from !== range[0]) stageWords(range);
+    if (linked) return void color(state.query);
     fill(aboutBox, h("h2", {}, shownMean(state) ? "One of these heads: " : "", headName(context)), aboutHead(context));
     void color(state.query);
     void drawLayers();
@@ -72,20 +78,21 @@ export function wordsMode(context: Context, body: HTMLElement): Mode {
     [staged, from, layersDrawn] = [text, range[0], ""];
     const special = new Set(text.special);
     const own = sentence(queries(), range, crossed() ? new Set() : special, true);
-    const keys = crossed() ? sentence(text.tokens, [0, Math.min(text.tokens.length, SHOWN)], special, false) : null;
+    const keys = crossed() ? sentence(text.tokens, [0, Math.min(text.tokens.length, shownAtOnce)], special, false) : null;
     spans = [...own.querySelectorAll<HTMLElement>("span")];
     const stage = h("div", { class: "stage" }, s("svg", { class: "arcs", "aria-hidden": "true" }), own,
       keys && h("p", { class: "hint" }, "attends to"), keys);
+    watch.disconnect();
+    watch.observe(stage);
+    if (linked) return body.replaceChildren(stage);
     fill(layersBox, h("h2", {}, "All layers"));
-    body.replaceChildren(h("p", { class: "hint" }, "Point at a word, or choose it, to see what it attends to ",
+    body.replaceChildren(h("p", { class: "hint" }, `Point at a ${nounOf(text)}, or choose it, to see what it attends to `,
       h("span", { class: "swatch out" }), " and, as a bar below a word, what attends to it ",
       h("span", { class: "swatch in" }),
       ". The left and right arrow keys move the word; with Shift they move the other end of a link."),
       queries().length > SHOWN ? steps(range) : "", stage, h("p", { class: "readout looks", "aria-live": "polite" }),
       h("p", { class: "chosen-pair", "aria-live": "polite" }), h("div", { class: "lower" }, layersBox, aboutBox));
     room = layersBox.clientWidth; // read once: later it would cost a layout for every key
-    watch.disconnect();
-    watch.observe(stage);
   }
 
   function steps([first, last]: [number, number]): HTMLElement {
@@ -114,11 +121,12 @@ export function wordsMode(context: Context, body: HTMLElement): Mode {
   async function color(query: number) {
     const mine = ++turn;
     const { state, text } = context;
-    const listed = only ? [only] : listedHeads(context);
+    const own: Head | null = linked ? [state.layer, state.head] : only;
+    const listed = own ? [own] : listedHeads(context);
     const heads = byLayer(listed);
-    const attended = state.side !== "in" || crossed() ? await meanLine(context, heads, query) : null;
-    const received = state.side !== "out" && !crossed() ? await meanLine(context, heads, query, true) : null;
-    const apart = only || drawnApart(context);
+    const attended = linked || state.side !== "in" || crossed() ? await meanLine(context, heads, query) : null;
+    const received = !linked && state.side !== "out" && !crossed() ? await meanLine(context, heads, query, true) : null;
+    const apart = !linked && (only || drawnApart(context));
     const rows = attended && apart ? await Promise.all(listed.map((head) => lineOf(context, head, query))) : null;
     if (mine !== turn || !spans.length) return;
     // Arcs and lists leave out what is far below the strongest weight.
@@ -173,7 +181,7 @@ export function wordsMode(context: Context, body: HTMLElement): Mode {
     if (rows) for (const [head, row] of rows)
       add(row, colors.get(nameOfHead(head)) ?? ownColor(head), rows.length > 3 ? 3 : ARCS, keyAt);
     else if (attended) add(attended, null, ARCS, keyAt);
-    if (context.state.side === "in" && received) add(received, null, ARCS, (at) => spans[at - from], "1 5");
+    if (!linked && context.state.side === "in" && received) add(received, null, ARCS, (at) => spans[at - from], "1 5");
     drawArcs(figure, arcs);
   }
 
@@ -208,8 +216,14 @@ export function wordsMode(context: Context, body: HTMLElement): Mode {
       const near = context.state.query >= from && context.state.query < from + spans.length;
       if (!near) return false;
       void color(context.state.query);
-      if (query !== context.state.query) void drawLayers();
+      if (query !== context.state.query && !linked) void drawLayers();
       return true;
+    },
+    point(query, key = -1) {
+      pointed = query;
+      void color(query ?? context.state.query);
+      for (const span of body.querySelectorAll<HTMLElement>("[data-at]")) span.classList.toggle("key-pointed", Number(span.dataset.at) === key
+        && (!crossed() || span.getAttribute("role") !== "option"));
     },
     preview(head) { only = head; void color(pointed ?? context.state.query); },
     key: (event) => movedBy(context, event, 10),

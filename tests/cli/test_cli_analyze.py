@@ -383,3 +383,23 @@ def test_every_row_is_verified_where_that_is_asked(option, expected, monkeypatch
     monkeypatch.setattr(reading, "watch", lambda model, verify: asked.append(verify) or watch(model, verify=verify))
     run("The cat sat.", "--layers", "0", *option)
     assert set(asked) == {expected}
+
+
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [
+        ("#map?layer=6", "layer=6; there are 6"),
+        ("#map?layer=5&head=12", "head=12; there are 12"),
+        ("#text?query=5", "query=5; there are 5"),
+        ("#text?text=1", "text=1; there are 1"),
+    ],
+)
+def test_a_story_with_a_bad_link_is_refused_before_the_model_runs(tmp_path, monkeypatch, link, said):
+    story = tmp_path / "story.json"
+    story.write_text(json.dumps([{"link": link, "sentence": "A sentence."}]))
+    monkeypatch.setattr(TextReader, "read", lambda *_, **__: pytest.fail("the model ran"))
+    found = CliRunner().invoke(
+        app,
+        ["analyze", "Dogs chase cats", "--model", "minilm", "--save", str(tmp_path / "kept"), "--story", str(story)],
+    )
+    assert found.exit_code and said in " ".join((found.output + str(found.exception)).split())

@@ -17,6 +17,7 @@ import regard as rg
 from miniatures import GPT2
 from regard.cli.app import app
 from regard.hf.text_reader import TextReader
+from regard.viewer import load_run
 
 SENTENCE = "the cat sat on the mat"
 
@@ -85,3 +86,15 @@ def test_links_are_the_largest_of_all_dense_maps(reader):
     for link in found.links(7):
         value = found[link.layer][0, link.head, link.query, link.key]
         assert float(value) == pytest.approx(link.value)
+
+
+@pytest.mark.parametrize("method", ["weight-gradient", "chefer"])
+def test_an_attribution_is_saved_as_a_page_with_the_relevance_of_its_tokens(reader, tmp_path, method):
+    run(SENTENCE, "--attribute", method, "--save", str(tmp_path / "kept"))
+    why, whole = load_run(tmp_path / "kept")
+    found = rg.attribute(reader.model, reader.tokenize(SENTENCE, None), method=method, tokenizer=reader.tokenizer)
+    assert why.about["attribution"]["of"] == whole.about["title"] == SENTENCE
+    assert why.about["attribution"]["relevance"] == pytest.approx(found.tokens()[0].tolist(), rel=1e-4, abs=1e-7)
+    assert why.about["tokens"] == whole.about["tokens"] and (tmp_path / "kept" / "index.html").exists()
+    for own, other in zip(why.maps, found.maps.values(), strict=True):
+        torch.testing.assert_close(own.dense(), other.dense())

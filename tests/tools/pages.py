@@ -48,7 +48,9 @@ def translation(title="Bahdanau"):
 
 def served(sheets, asking=10, **options):
     """The address of a server of these texts; a client has `asking` seconds for its request."""
-    from regard.viewer.server import application, in_thread
+    from benchmarks.page_server import in_thread
+
+    from regard.viewer.server import application
 
     return in_thread(application(sheets, **options), asking)
 

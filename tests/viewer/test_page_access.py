@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from page_browser import NEEDS_CHROMIUM, browser, file, opened, texts
-from pages import idle, until
+from pages import idle, painted, until
 from regard.viewer.story import VIEWS
 
 pytest.importorskip("playwright.sync_api")
@@ -133,3 +133,36 @@ def test_charts_are_used_by_keyboard(browser, file):
     with opened(browser, f"{file}#statistics") as page:
         marks = page.locator("figure [role=button], figure [tabindex='0']")
         assert marks.count() > 0
+
+
+def test_views_are_links_and_a_key_skips_to_the_view(browser, file):
+    with opened(browser, f"{file}#map?layer=1&head=2&query=3") as page:
+        page.wait_for_selector(".map-box")
+        page.keyboard.press("]")
+        until(page, "document.querySelector('.tabs a').href.includes('layer=0&head=0')")
+        links = page.locator(".tabs a").evaluate_all("all => all.map((one) => one.hash)")
+        names = [link.split("?")[0] for link in links]
+        assert names[:3] == ["#overview", "#map", "#text"] and all("layer=0&head=0" in link for link in links)
+        assert page.locator(".tabs [aria-current=page]").inner_text() == "Map"
+        page.evaluate("document.activeElement.blur()")
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "Skip to the view"
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.tagName") == "MAIN" and "#map" in page.url
+        page.get_by_role("link", name="Text", exact=True).click()
+        until(page, "location.hash.startsWith('#text')")
+
+
+@pytest.mark.parametrize(("view", "most"), [("overview", 33), ("map", 28), ("text", 28), ("text?way=heads", 26)])
+def test_a_view_has_few_controls_and_at_most_20_before_it(browser, file, view, most):
+    """With the keyboard a group of buttons is one stop, in which arrows choose."""
+    count = """() => { const all = [...document.querySelectorAll('a[href], button, select, input, summary, [tabindex]')]
+        .filter((one) => one.tabIndex >= 0 && one.offsetParent !== null && !one.disabled);
+        return [all.length, all.filter((one) => !one.closest('main')).length]; }"""
+    with opened(browser, f"{file}#{view}", width=1440) as page:
+        painted(page)
+        every, before = page.evaluate(count)
+        assert every <= most and before <= 20
+        page.locator(".scale [aria-pressed=true]").focus()
+        page.keyboard.press("ArrowRight")
+        until(page, "location.hash.includes('scale=log') && document.activeElement.textContent === 'Log'")

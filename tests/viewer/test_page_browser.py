@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from fabricated import fabricate
 from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, settled, texts, weight
-from pages import HOSTILE, WORDS, painted, served, until
+from pages import HOSTILE, WORDS, painted, reading, served, until
+from regard.hf.token_labels import token_label
 from regard.lab.pages.run_folders import open_folder
-from regard.viewer import write_page
+from regard.viewer import Sheet, write_page
 from regard.viewer.story import VIEWS
 
 pytest.importorskip("playwright.sync_api")
@@ -341,3 +343,33 @@ def test_a_broken_page_says_so(browser, texts, tmp_path):
     page.goto(page_file.as_uri())
     page.wait_for_selector(".broken")
     context.close()
+
+
+#: Tokens of code as a tokenizer of bytes gives them: an indent, ends of lines, tabs, and blanks around a word.
+BLANK = ["def", "\n", "    ", "return", "\t\t", " ", "\n\n  \t", "x", "\r\n", "y\n", "        "]
+#: Every text in the view and in its drawings, and every tooltip.
+SAID = """() => [...document.querySelectorAll('main *')].flatMap((one) => [one.childElementCount ? '' : one.textContent,
+    one.getAttribute('title') ?? '']).filter(Boolean)"""
+
+
+def test_every_view_shows_whitespace_as_the_commands_do(browser, tmp_path):
+    """The names are those of `token_label`, which the terminal prints."""
+    by_name = SimpleNamespace(convert_tokens_to_string="".join)
+    names = [token_label(by_name, token) for token in BLANK]
+    assert names[1:7] == ["↵", "␣×4", "return", "⇥×2", "␣", "↵×2␣×2⇥"] and names[-1] == "␣×8"
+    names[-2] = "y↵"  # of a word the page also names ends of lines inside the token
+    file = write_page(tmp_path / "code.html", [Sheet.of(reading(BLANK, title="Code", heads=1))]).as_uri()
+    blank = [name for name in names if name not in ("def", "return", "x")]
+    views = {view: blank for view in ("overview", "map", "text", "text?way=heads", "alignment")}
+    views |= {"text?way=model": [], "text?way=neurons": blank[:1], "statistics": [], "statistics?table=head&find=x": []}
+    with opened(browser, file, width=1440) as page:
+        for view, wanted in views.items():
+            page.goto(f"{file}#{view}{'&' if '?' in view else '?'}query=1")
+            painted(page)
+            said = page.evaluate(SAID)
+            assert [name for name in wanted if not any(name in each for each in said)] == [], view
+            assert [each for each in said if re.search("␣ ␣|↵ ↵|⇥ ⇥|\t|\\\\n", each)] == [], view
+        page.goto(f"{file}#map?query=1&figure=words,map,alignment")
+        page.wait_for_selector(".figure-paper .cell")
+        drawn = page.locator(".figure-paper text").all_text_contents()
+        assert [name for name in blank if not any(name in each for each in drawn)] == []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
 
 from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, settled, texts, weight
-from pages import WORDS, reading, served, until
+from pages import WORDS, maps_of, reading, served, until
+from regard.types import TextReading
 from regard.viewer import Sheet, write_page
 from regard.viewer.page import embedded
 
@@ -28,7 +30,8 @@ def test_a_server_that_ended_is_told_of_in_words(browser, texts):
     page.keyboard.press("]")
     until(page, "document.querySelector('.progress').textContent.includes('Start regard view again')")
     page.wait_for_timeout(300)  # nothing is to happen: time for a second request, without a condition
-    assert len(asked) == 1, "one failure, one request"
+    urls = [route.request.url for route in asked]
+    assert len(urls) == len(set(urls)) == 2, "one failure, one request: of the row of the words, and of the map"
     page.keyboard.press("3")
     until(page, "document.querySelector('.notice').textContent.includes('Start regard view again')")
     context.close()
@@ -150,3 +153,79 @@ def test_the_theme_outlives_the_page(browser, server):
         page.wait_for_selector(".view > *")
         assert page.locator("#regard").get_attribute("data-theme") == chosen is not None
         assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") != before
+
+
+NOTICE = "document.querySelector('.notice')?.hidden === false && document.querySelector('.notice').textContent"
+
+
+@pytest.mark.parametrize(
+    ("link", "named", "mended"),
+    [
+        ("map?layer=9&head=1&query=2", ["layer 9", "0 to 1"], "#map?layer=1&head=1&query=2"),
+        ("map?layer=1&head=40&query=2", ["head 40", "0 to 2"], "#map?layer=1&head=2&query=2"),
+        (
+            "text?layer=0&head=1&query=99&key=77",
+            ["query 99", "key 77", "0 to 14"],
+            "#text?layer=0&head=1&query=14&key=14",
+        ),
+        ("text?layer=zero&head=1&query=3", ["layer zero"], None),
+        ("mapp?layer=1&head=2&query=3", ["a view “mapp”"], "#overview?layer=1&head=2&query=3"),
+        ("compare?layer=1&head=2&query=3&text=9", ["text 9", "0 to 4"], None),
+        ("picture?layer=1&head=2&query=3", ["a view “picture”"], "#overview?layer=1&head=2&query=3"),
+    ],
+)
+def test_a_link_to_what_is_not_there_is_told_and_mended(browser, address, link, named, mended):
+    """Once another layer, text or view was shown without a word."""
+    with opened(browser, f"{address}#{link}") as page:
+        until(page, f"Boolean({NOTICE})")
+        said = page.evaluate(NOTICE)
+        assert all(name in said for name in named), said
+        assert page.url != f"{address}#{link}" and (mended is None or page.url == address + mended)
+        page.keyboard.press("]")
+        until(page, "document.querySelector('.notice').hidden")
+        page.goto(f"{address}#map?layer=1&head=2&query=3")
+        settled(page)
+        assert page.evaluate("document.querySelector('.notice').hidden"), "a good link is not told of"
+        page.evaluate(f"location.hash = {f'#{link}'!r}")
+        until(page, f"Boolean({NOTICE})")
+
+
+def test_a_link_names_its_model(browser, tmp_path):
+    def page_of(model):
+        text = TextReading.of("A text", maps_of(15), WORDS, model=model)
+        return write_page(tmp_path / f"{model}.html", [Sheet.of(text)]).as_uri()
+
+    small, large = page_of("small"), page_of("large")
+    with opened(browser, small) as page:
+        page.keyboard.press("2")
+        settled(page)
+        link = page.url.split("#")[1]
+        assert "model=small" in link
+    with opened(browser, f"{large}#{link}") as page:
+        until(page, f"Boolean({NOTICE})")
+        assert "of the model small" in page.evaluate(NOTICE) and "shows large" in page.evaluate(NOTICE)
+        until(page, "location.hash.includes('model=large')")
+    with opened(browser, f"{small}#{link}") as page:
+        settled(page)
+        assert page.evaluate("document.querySelector('.notice').hidden")
+
+
+BOXES = "all => all.map((one) => { const { top, bottom, left, right } = one.getBoundingClientRect();"
+BOXES += " return [top, bottom, left, right]; })"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_an_alignment_says_which_words_it_shows_and_their_names_do_not_touch(browser, file, width):
+    """Once 60 words of a long text were shown as if they were all, with names over each other."""
+    with opened(browser, f"{file}#alignment?text=1&query=150", width=width) as page:
+        page.wait_for_selector(".matrix text")
+        said = page.locator(".part-shown").inner_text()
+        assert "of 300" in said and "queries 120 to 179" in said
+        tall = [box for box in page.locator(".matrix text").evaluate_all(BOXES) if box[1] - box[0] < box[3] - box[2]]
+        tall = sorted(tall)[-40:]
+        assert len(tall) == 40 and all(one[1] <= other[0] + 0.6 for one, other in pairwise(tall))
+        page.get_by_role("button", name="Later").click()
+        until(page, "!document.querySelector('.part-shown').textContent.includes('queries 120 ')")
+        page.goto(f"{file}#alignment?text=0")
+        page.wait_for_selector(".matrix text")
+        assert not page.locator(".part-shown").count()

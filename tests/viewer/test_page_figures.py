@@ -13,6 +13,7 @@ import pytest
 from figure_files import chunks, media_box, pdf_text
 from page_browser import NEEDS_CHROMIUM, browser, file, opened, server, texts
 from pages import HOSTILE, UNUSUAL, WORDS, painted, reading, until
+from regard.viewer import Sheet, write_page
 
 pytest.importorskip("playwright.sync_api")
 pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
@@ -183,3 +184,24 @@ def test_every_save_writes_its_figure_with_its_legend(browser, file):
                 texts_, shapes = ([*tree.iter(f"{SVG}{name}")] for name in ("text", "path"))
                 shapes += [node for name in ("line", "circle", "image", "rect") for node in tree.iter(f"{SVG}{name}")]
                 assert len(texts_) >= marks[0] and len(shapes) >= marks[1], (view, at)
+
+
+@pytest.mark.parametrize("width", ["17", "8.5"])
+def test_a_figure_of_several_panels_fits_a_page_and_its_heads_are_vectors(browser, tmp_path, width):
+    """Three panels were 28.8 cm high, which A4 has no room for, and "All heads" was a bitmap for each head."""
+    title = "A sentence about animals and about incomprehensibilities"
+    text = reading([f"word{n}" for n in range(40)], title=title, heads=4, layers=3)
+    file = write_page(tmp_path / "tall.html", [Sheet.of(text)]).as_uri()
+    with opened(browser, f"{file}#map?figure=words%2Cmap%2Cheads%2Cstatistics&width={width}") as page:
+        until(page, "document.querySelectorAll('.figure-paper [data-panel]').length === 4")
+        svg = ET.fromstring(drawn(page))
+        assert float(svg.get("height").removesuffix("mm")) <= 247
+        panel = svg.find(f".//{SVG}g[@data-panel='heads']")
+        assert not panel.findall(f".//{SVG}image")
+        cells = "".join(path.get("d") for path in panel.iter(f"{SVG}path") if path.get("class") == "cells")
+        assert cells.count("M") == 12 * 40 * 40, "a cell for each weight"
+        with page.expect_download() as found:
+            page.locator(".figure-save button", has_text="SVG").click()
+        words = re.findall(r"[a-z0-9.]+", found.value.suggested_filename.removesuffix(".svg"))
+        known = {*title.lower().split(), "layer", "head", "0", "1", "2", "3", "words", "map", "heads", "statistics"}
+        assert set(words) <= known, "no word is cut"

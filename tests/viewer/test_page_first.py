@@ -52,7 +52,8 @@ def test_the_page_opens_with_the_finding(browser, address, texts):
         assert plain(page, "h1") == opening(about["lead"])
         assert page.locator(".lead-words span").all_inner_texts() == WORDS
         assert page.locator(".lead-query").inner_text() == "it"
-        drawn = [key for key, weight in about["lead"]["links"] if weight >= 0.03 and key != about["lead"]["query"]]
+        told = [link for link in (about["lead"], about["lead"]["other"]) if link]
+        drawn = [key for link in told for key, weight in link["links"] if weight >= 0.03 and key != link["query"]]
         until(page, f"document.querySelectorAll('.lead-stage .arcs path').length === {len(drawn)}")
         for number, link in enumerate([link for link in (about["lead"]["other"], about["lead"]) if link]):
             phrases = page.locator(".lead-sentence a")
@@ -60,8 +61,6 @@ def test_the_page_opens_with_the_finding(browser, address, texts):
             if phrases.count():
                 phrases.nth(1 - number).click()
                 until(page, f"location.hash.includes('layer={link['layer']}&head={link['head']}')")
-                arcs = [key for key, weight in link["links"] if weight >= 0.03 and key != link["query"]]
-                until(page, f"document.querySelectorAll('.lead-stage .arcs path').length === {len(arcs)}")
                 assert page.url.endswith(phrases.nth(1 - number).get_attribute("href"))
                 assert phrases.nth(1 - number).get_attribute("aria-current") == "true"
         assert page.locator(".identity summary").inner_text().split("\n") == ["2 layers × 3 heads", "15 tokens"]
@@ -133,7 +132,7 @@ def test_cards_say_the_sentences_of_the_api_and_lead_to_their_place(browser, sin
 def test_a_key_press_in_the_grid_changes_two_buttons(browser, sink):
     """Whatever the number of heads. Rows are drawn, and their buttons made, when they come near the screen."""
     link, _ = sink
-    with opened(browser, link, height=700) as page:
+    with opened(browser, link, width=740, height=500) as page:
         assert page.locator("[role=grid] [role=row]").count() == 31, "30 layers, and the names of the heads"
         drawn = "[...document.querySelectorAll('.row-maps')].filter((one) => one.width > 0).length"
         until(page, f"{drawn} > 3")
@@ -202,3 +201,52 @@ def test_warnings_fold_and_missing_roles_have_their_reason(browser, file, texts)
         until(page, "document.querySelector('.beside').textContent.includes('Roles were not computed for this text')")
         page.get_by_label("Text", exact=True).select_option("4")
         until(page, "document.querySelector('.beside').textContent.includes('Roles need a text with more than 25')")
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A model of 6 layers with 12 heads, as the one of the demo, and a sentence about two of them."""
+    torch.manual_seed(3)
+    maps = {}
+    for layer in range(6):
+        q, k = 2 * torch.randn(1, 12, len(WORDS), 8), 2 * torch.randn(1, 12, len(WORDS), 8)
+        maps[f"layers.{layer}"] = rg.Attention()(q, k, k).weights
+    sheet = Sheet.of(TextReading.of("A sentence", maps, WORDS, model="small"))
+    return write_page(tmp_path_factory.mktemp("told") / "index.html", [sheet]).as_uri(), sheet.about["lead"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_first_screen_has_the_sentence_both_links_and_every_head(browser, wide, scheme):
+    """At 1,440 x 900; once the grid of heads began at the lower end of the window, and one of two links was drawn."""
+    link, lead = wide
+    assert lead["other"], "the sentence tells two links"
+    with opened(browser, link, width=1440, height=900, color_scheme=scheme) as page:
+        until(page, "document.querySelectorAll('.lead-stage .arcs path').length > 1")
+        box = page.locator(".heads").bounding_box()
+        assert box["y"] + box["height"] < 900 and page.locator("[role=gridcell]").count() == 72
+        words = page.locator(".lead-words").bounding_box()
+        assert words["x"] + words["width"] <= box["x"] and words["y"] + words["height"] < 900
+        size = float(page.locator("h1.lead-sentence").evaluate("one => parseFloat(getComputedStyle(one).fontSize)"))
+        assert 28 <= size <= 34
+        colors = page.locator(".lead-stage .arcs path").evaluate_all(
+            "all => all.map((one) => one.getAttribute('stroke'))"
+        )
+        phrases = page.locator(".lead-sentence a").evaluate_all(
+            "all => all.map((one) => one.style.getPropertyValue('--own'))"
+        )
+        assert len(set(colors)) == 2 and set(colors) == set(phrases)
+        for of, color in zip((lead, lead["other"]), phrases, strict=True):
+            place = page.locator(f"[data-place='{of['layer']}.{of['head']}']")
+            assert place.evaluate("one => one.style.getPropertyValue('--own')") == color, (
+                "the grid marks the head in it"
+            )
+            paths = [weight for key, weight in of["links"] if weight >= 0.03 and key != of["query"]]
+            assert colors.count(color) == len(paths)
+
+
+def test_the_page_grows_with_the_window(browser, wide):
+    link, _ = wide
+    with opened(browser, link, width=1920, height=1080) as page:
+        page.wait_for_selector(".heads canvas")
+        wide_page = page.locator(".overview").bounding_box()["width"]
+    assert wide_page > 1500

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, settled, texts
+from page_browser import NEEDS_CHROMIUM, address, all_digits, browser, file, opened, server, settled, texts
 from pages import WORDS, idle, painted, reading, told, until
 from regard.types import RoleTable
 from regard.viewer import Sheet, write_page
@@ -30,7 +30,7 @@ def mean_of(sheet, heads):
 
 def pair_weight(page):
     until(page, "document.querySelector('.chosen-pair .weight') !== null")
-    return float(page.locator(".chosen-pair .weight").inner_text())
+    return all_digits(page.locator(".chosen-pair .weight"))
 
 
 def away(page):
@@ -148,7 +148,7 @@ def test_no_arc_leaves_its_box(browser, file, width):
 
 
 def numbers(page):
-    return [float(said) for said in page.locator(".pin-readout output").all_inner_texts()]
+    return [all_digits(one) for one in page.locator(".pin-readout output").all()]
 
 
 def test_pins_show_two_heads_and_their_difference(browser, address, texts):
@@ -169,7 +169,7 @@ def test_pins_show_two_heads_and_their_difference(browser, address, texts):
         until(page, "document.querySelector('.pin-readout').textContent.includes(' 8 → ')")
         assert numbers(page) == pytest.approx([float(a[8, 4]), float(b[8, 4]), float(a[8, 4] - b[8, 4])], rel=1e-4)
         moved = 100 * float((a - b).abs().sum(-1).mean() / 2)
-        assert float(page.locator(".moved output").inner_text().split()[0]) == pytest.approx(moved, abs=0.06)
+        assert float(page.locator(".moved output").inner_text().split()[0]) == pytest.approx(moved, abs=0.51)
         assert page.locator(".pin-key svg").count() >= 1 and page.locator(".pin-key svg.difference").count() == 1
         bounds = page.locator(".pin-map").nth(2).bounding_box()
         page.mouse.move(bounds["x"] + bounds["width"] * 0.8, bounds["y"] + bounds["height"] * 0.8)

@@ -55,7 +55,8 @@ def test_a_changed_word_is_read_and_both_texts_stand_side_by_side(browser):
         for row, words, box in zip(rows, (SENTENCE, other), boxes, strict=True):
             shown = box.locator("span").evaluate_all("words => words.map((word) => word.title)")
             assert [title.split(": ")[0] for title in shown] == words.split()
-            assert [float(title.split(": ")[1]) for title in shown] == pytest.approx(row.tolist(), rel=1e-3)
+            said = [float(title.split(": ")[1].replace("<", "")) for title in shown]  # "<0.001" is at most that
+            assert said == pytest.approx(row.tolist(), abs=1e-3)
         # The head that changes most, by half of the sum of differences.
         layers = [[maps_of(text)[name][0, :, 8] for text in (SENTENCE, other)] for name in ("layer.0", "layer.1")]
         changes = torch.stack([(a - b).abs().sum(-1) / 2 for a, b in layers])
@@ -182,7 +183,7 @@ def test_number_keys_follow_the_tabs_that_are_shown(browser):
         served([sheet_of(SENTENCE), sheet_of(SENTENCE)]) as address,
         opened(browser, f"{address}#overview") as page,
     ):
-        tabs = page.locator(".tabs button").all_inner_texts()
+        tabs = page.locator(".tabs a").all_inner_texts()
         assert "Picture" not in tabs and {"Compare", "Pins"} <= set(tabs)
         for number, tab in enumerate(tabs, 1):
             page.keyboard.press(str(number))
@@ -338,6 +339,8 @@ def test_the_weights_that_made_a_prediction_have_two_colors_and_curves(browser):
     chart = {"title": "Tokens removed", "x": "tokens removed", "y": "probability", "band": [[0, 1, 1], [1, 0.2, 0.6]]}
     chart["series"] = [{"name": "by relevance", "points": [[0, 1], [1, 0.1]]}]
     found = {"of": SENTENCE, "method": "weight-gradient", "sentence": "It depends most on cat.", "test": ["Faithful."]}
+    relevance = [0.0, 0.4, -0.8, 0.1, 0.0, -0.05, 0.2, 0.0, 0.3]
+    found["relevance"] = relevance + [0.0] * (len(read(SENTENCE, None)[0].about["tokens"]) - len(relevance))
 
     def attributed(request, check):
         if request.attribute[1] == "none":
@@ -361,6 +364,14 @@ def test_the_weights_that_made_a_prediction_have_two_colors_and_curves(browser):
         page.keyboard.press("Enter")
         until(page, "document.querySelector('.why .effect-said')?.textContent === 'It depends most on cat.'")
         assert "Faithful." in page.locator(".why").inner_text()
+        tokens = page.locator(".relevance-token")
+        assert tokens.evaluate_all("all => all.map((one) => Number(one.dataset.value))") == found["relevance"]
+        bars = "all => all.map((one) => [...one.querySelectorAll('.relevance-bar')].map((bar) => bar.offsetHeight))"
+        bars = dict(enumerate(tokens.evaluate_all(bars)))
+        assert bars[1] == [17, 0] and bars[2] == [0, 34] and bars[0] == [0, 0], (
+            "half of the largest, upwards; downwards"
+        )
+        assert "lowers −0.800" in page.locator(".relevance .legend").inner_html()
         until(page, "document.querySelector('.looks').textContent.startsWith('it (token 8) depends on ')")
         colors = "at => document.querySelectorAll('.words span')[at].style.background.match(/[0-9]+/g).map(Number)"
         (red, _, blue), (cold, _, warm) = page.evaluate(colors, 1), page.evaluate(colors, 2)

@@ -88,10 +88,29 @@ def test_bad_paths_are_refused_and_the_server_stays_up(address, path):
     assert ask(address, "/ask/texts")[0] == 200
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD", "TRACE", "PATCH", "NONSENSE"])
-def test_only_get_is_answered(address, method):
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "PATCH", "NONSENSE"])
+def test_only_get_and_head_are_answered(address, method):
     assert ask(address, "/", method)[0] == 405
     assert ask(address, "/ask/texts")[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/ask/texts", "/ask/rows/0/0/3", "/ask/rows/0/0/99", "/no-such-page"])
+def test_head_is_answered_like_get_without_a_body(address, path):
+    status, content, headers = ask(address, path)
+    assert content
+    assert ask(address, path, "HEAD") == (status, b"", headers | {"date": ask(address, path, "HEAD")[2]["date"]})
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [("/", "GET"), ("/ask/texts", "GET"), ("/ask/rows/0/0/99", "GET"), ("/no-such-page", "GET"), ("/", "POST")],
+)
+@pytest.mark.parametrize("host", [None, "example.org"])
+def test_no_answer_can_be_framed_or_kept(address, asked, host):
+    """In a frame of another site, a click on that site could be a click on the page."""
+    headers = ask(address, *asked, host=host)[2]
+    assert headers["content-security-policy"] == "frame-ancestors 'none'"
+    assert headers["x-frame-options"] == "DENY" and headers["cache-control"] == "no-store"
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_many_cells_are_few_elements_with_their_colors_and_titles(browser, addre
         close(drawn, means, "sqrt", LENGTH)
         said = title_under(page, group, 2.5 / LENGTH, 3.5 / LAYERS)
         assert said.startswith("layer 3, t2: ") and float(said.split(": ")[1]) == pytest.approx(
-            float(means[3, 2]), rel=6e-4
+            float(means[3, 2]), abs=6e-4
         )
         box = group.bounding_box()
         page.mouse.click(box["x"] + 5, box["y"] + box["height"] * 3.5 / LAYERS)
@@ -80,7 +80,7 @@ def test_many_cells_are_few_elements_with_their_colors_and_titles(browser, addre
             close(drawn, whole[layer], "sqrt", LENGTH)
             said = title_under(page, group, 4.5 / LENGTH, 9.5 / LENGTH)
             assert said.startswith("t9 → t4: ") and elements <= 257
-            assert float(said.split(": ")[1]) == pytest.approx(float(whole[layer, 9, 4]), rel=6e-4)
+            assert float(said.split(": ")[1]) == pytest.approx(float(whole[layer, 9, 4]), abs=6e-4)
 
 
 def test_another_head_only_colors_the_words(browser, address, maps):

@@ -6,12 +6,14 @@ import { interval, meansOnly, type Context, type Panel } from "../context";
 import { layerName, queriesOf, type Text } from "../data";
 import { choice, fill, h, s, saving } from "../dom";
 import { pauses } from "../pause";
+import { shown } from "../format";
 import type { View } from "../registry";
 import type { Range } from "../source";
+import { within } from "../steps";
 import { unknownNote } from "../unknown";
 import { cutName, wordNames } from "../word_names";
 
-const SHOWN = 60; // words on a side
+const [SHOWN, FEWEST, PITCH] = [60, 16, 11]; // words on a side: at most, at least; pixels between words, so that their names do not touch
 const READINGS: Record<string, string> = {
   output: "Each row shows what the model attended to when it predicted this word.",
   input: "Each row shows what the model attended to when it read this word.",
@@ -68,7 +70,21 @@ function alignmentView(context: Context): Panel {
   }
   // What the panels show: the words, and in which colors.
   const sides = (): Range[] => [interval(context.state.query, SHOWN, queriesOf(context.text).length),
-    interval(context.text.queries ? 0 : context.state.query, SHOWN, context.text.tokens.length)];
+    interval(context.text.queries ? 0 : context.state.query, most(), context.text.tokens.length)];
+  // As many columns as have room.
+  const most = () => Math.max(FEWEST, Math.min(SHOWN, Math.floor(((context.root.clientWidth || 800) - 140) / PITCH)));
+  // Which words the panels show, if they do not show all, and the way to the others.
+  function partShown([rows, cols]: Range[]): HTMLElement | null {
+    const { text, state } = context;
+    const [I, J] = [queriesOf(text).length, text.tokens.length];
+    if (rows[1] - rows[0] === I && cols[1] - cols[0] === J) return null;
+    const said = ([first, last]: Range, all: number, name: string) => `${name} ${first} to ${last - 1} of ${all.toLocaleString("en")}`;
+    const move = (by: number, face: string) => h("button", { type: "button",
+      onclick: () => context.set({ query: within(state.query + by, I) }) }, face);
+    const step = Math.min(SHOWN, most());
+    return h("p", { class: "hint part-shown" }, `Only a part is shown: ${said(rows, I, text.queries ? "target words" : "queries")}, ${
+      said(cols, J, text.queries ? "source words" : "keys")}, around the chosen word. `, move(-step, "Earlier"), " ", move(step, "Later"));
+  }
   const look = () => [context.state.text, context.state.panels, context.state.scale, context.colors.css[9], sides(),
     context.state.panels === "heads" ? context.state.layer : ""];
 
@@ -79,7 +95,7 @@ function alignmentView(context: Context): Panel {
     const note = text.queries ? READINGS[text.aligned] ?? "A row per target word, a column per source word."
       : "Self-attention: a row per query, a column per key.";
     element.querySelector(".about-reading")!.textContent = `${note}${gold}`;
-    fill(notes, meansOnly(context), unknownNote(text));
+    fill(notes, meansOnly(context), unknownNote(text), partShown(sides()));
     const found = await alignmentPanels(context);
     if (mine !== turn) return;
     const [rows, cols] = sides();
@@ -109,15 +125,15 @@ function alignmentView(context: Context): Panel {
     const names = [wordNames(queriesOf(text)).slice(...rows), wordNames(text.tokens).slice(...cols)];
     const [tall, wide] = names.map((each) => each.length);
     const [left, top] = names.map(roomOf);
-    const cell = Math.max(9, Math.min(26, 420 / tall, Math.min(420, all - left - 4) / wide));
+    const cell = Math.max(PITCH, Math.min(26, 420 / tall, Math.min(420, all - left - 4) / wide));
     const [width, height] = [left + wide * cell + 2, top + tall * cell + 2];
     const word = (name: string, x: number, y: number, turned: boolean) =>
       s("text", { x: 0, y: 0, transform: `translate(${x},${y})${turned ? " rotate(-90)" : ""}`,
-      "text-anchor": turned ? "start" : "end", "dominant-baseline": "central", "font-size": Math.min(12, cell + 1),
+      "text-anchor": turned ? "start" : "end", "dominant-baseline": "central", "font-size": Math.min(12, cell - 1.5),
       fill: "currentColor" }, cutName(name, 14));
     const cells = cellGrid({ rows: tall, cols: wide, wide: cell, tall: cell, gap: [0.6, 0.6],
       color: (i, j) => colors.weight(weights[i * wide + j]),
-      title: (i, j) => `${names[0][i]} → ${names[1][j]}: ${weights[i * wide + j].toPrecision(4)}` });
+      title: (i, j) => `${names[0][i]} → ${names[1][j]}: ${shown(weights[i * wide + j])}` });
     const gold = text.gold.filter(([i, j]) => i >= rows[0] && i < rows[1] && j >= cols[0] && j < cols[1]);
     return s("svg", { class: "matrix", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
       "aria-label": "Weights of target words on source words" },

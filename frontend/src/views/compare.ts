@@ -3,7 +3,8 @@ import { changeDetector } from "../changes";
 import { headName, inText, interval, place, strongest, type Context, type Panel } from "../context";
 import { counterparts, rowChange, shareWords } from "../counterparts";
 import { queriesOf, shortName, type Text } from "../data";
-import { choice, cut, fill, h, joins, shown, strong, visible } from "../dom";
+import { choice, cut, fill, h, joins, strong, visible } from "../dom";
+import { shown } from "../format";
 import { panelOf } from "../pin_figure";
 import { asPins } from "../pin_set";
 import type { View } from "../registry";
@@ -170,7 +171,7 @@ function compareView(context: Context): Panel {
     for (let at = first; at < last; at++) {
       if (at > first && !joins(tokens[at], tokens[at - 1])) box.append(" ");
       const span = h("span", { class: special.has(at) ? "special" : "word", dir: "auto",
-        title: row ? `${visible(tokens[at])}: ${row[at].toPrecision(4)}` : visible(tokens[at]) }, visible(tokens[at]));
+        title: row ? `${visible(tokens[at])}: ${shown(row[at])}` : visible(tokens[at]) }, visible(tokens[at]));
       if (choose) { span.setAttribute("role", "option"); span.setAttribute("aria-selected", String(at === query));
         span.addEventListener("click", () => choose(at)); }
       if (row) {

@@ -13,6 +13,7 @@ import { MapTiles } from "../map_tiles";
 import { pinButton } from "../pin_set";
 import type { View } from "../registry";
 import { arrowOf, within } from "../steps";
+import { wordsMode } from "../words";
 
 const READABLE = 48; // pixels per weight
 
@@ -27,7 +28,10 @@ function mapView(context: Context): Panel {
   const [tools, precision] = [h("div", { class: "tools" }), h("div", { class: "key" })];
   const beside = h("div", { class: "about-map" });
   const heads = headStrip(context);
-  const element = h("div", { class: "map-view" }, tools,
+  const strip = h("section", { class: "head-words", "aria-label": "Words of the head" });
+  let row: number | null = null; // of the word that is pointed at
+  const words = wordsMode(context, strip, (query) => { row = query; draw(); });
+  const element = h("div", { class: "map-view" }, strip, tools,
     h("div", { class: "sides" }, h("div", { class: "main map-row" }, heads.element,
     h("div", { class: "map-main" }, box, progress)),
     h("aside", { class: "beside" }, h("h2", {}, "Here"), readout, precision, beside)));
@@ -49,7 +53,7 @@ function mapView(context: Context): Panel {
     if (!frame.width) return;
     const level = frame.levelOf();
     context.keysPerCell(context.state.pool === "max" ? 1 : 2 ** level);
-    paintMap(context, frame, tiles, canvas, pointed);
+    paintMap(context, frame, tiles, canvas, pointed ?? (row === null ? null : [row, -1]));
     labels.replaceChildren(...labelsOf(context, frame));
     const [I, J] = frame.counts();
     canvas.setAttribute("aria-label",
@@ -104,8 +108,14 @@ function mapView(context: Context): Panel {
 
   // Pointing
 
-  canvas.addEventListener("pointermove", (event) => { pointed = frame.pairUnder(event); if (!pointed) rest(); draw(); });
-  canvas.addEventListener("pointerleave", () => { rest(); draw(); });
+  canvas.addEventListener("pointermove", (event) => {
+    const before = pointed;
+    pointed = frame.pairUnder(event);
+    if (!pointed) rest();
+    if (pointed?.join() !== before?.join()) words.point(pointed?.[0] ?? null, pointed?.[1]);
+    draw();
+  });
+  canvas.addEventListener("pointerleave", () => { rest(); words.point(null); draw(); });
   canvas.addEventListener("click", (event) => {
     const found = frame.pairUnder(event);
     if (found) context.set({ query: found[0], key: found[1] });
@@ -139,7 +149,10 @@ function mapView(context: Context): Panel {
       tiles.again();
       if (before && (before.query !== state.query || before.key !== state.key)) pointed = null;
       const isResized = !before || before.text !== state.text || before.view !== state.view || frame.hasOtherBar();
-      drawTools(); // before the measure: they stand above the map
+      strip.hidden = Boolean(context.text.picture);
+      if (!strip.hidden && !(before && before.text === state.text && before.layer === state.layer && before.head === state.head
+        && before.scale === state.scale && words.moved!(before))) words.draw(); // above the map, so before its measure
+      drawTools();
       if (isResized) { measure(); drawTools(); } // the measure says whether cells are pooled
       heads.update();
       const isMoved = before && (before.x !== state.x || before.y !== state.y || before.zoom !== state.zoom);
@@ -148,6 +161,7 @@ function mapView(context: Context): Panel {
       draw();
     },
     key(event) {
+      if (strip.contains(event.composedPath()[0] as Node)) return words.key!(event);
       const arrow = arrowOf(event.key);
       if (arrow) { const far = event.shiftKey ? 10 : 1; return move([arrow[0] * far, arrow[1] * far]); }
       if (event.key === "+" || event.key === "=") return frame.zoomBy(2), true;
@@ -157,6 +171,6 @@ function mapView(context: Context): Panel {
       if (event.key === "Escape") return tiles.stop(), draw(), true;
       return false;
     },
-    close() { resized.disconnect(); cancelAnimationFrame(waitingFrame); tiles.close(); },
+    close() { resized.disconnect(); cancelAnimationFrame(waitingFrame); tiles.close(); words.close!(); },
   };
 }

@@ -8,7 +8,7 @@ import { choice, fill, h, s, saving, strong } from "../dom";
 import { firstView } from "../first";
 import { headGrid } from "../head_grid";
 import { headOrder } from "../head_order";
-import { axesOf, label } from "../labels";
+import { axesOf, label, nounOf } from "../labels";
 import type { View } from "../registry";
 import { smallMap } from "../small_map";
 import { warningList } from "../warning_list";
@@ -21,9 +21,9 @@ function overview(context: Context): Panel {
   const key = h("div", { class: "reading-key" });
   const grid = headGrid(context);
   const [head, rest] = [h("div", { class: "chosen-head" }), h("div", {})];
-  const below = h("div", { class: "overview" }, h("section", { class: "main", "aria-label": "All heads" },
-    h("h2", {}, "All heads"), key, tools, grid.element), h("aside", { class: "beside", "aria-label": "The chosen head" }, head, rest));
-  const element = h("div", {}, first.element, below);
+  const beside = h("aside", { class: "beside", "aria-label": "The chosen head" }, head, rest);
+  const element = h("div", { class: "overview-page" }, first.heading, h("div", { class: "overview" }, first.element,
+    h("section", { class: "main", "aria-label": "All heads" }, h("h2", {}, "All heads"), tools, grid.element, key)), beside);
   const isGridNew = changeDetector();
 
   function drawTools() {
@@ -55,13 +55,13 @@ function overview(context: Context): Panel {
   function drawKey() {
     const { text, state } = context;
     const at = text.lead ?? state;
-    const [rows, columns] = axesOf(text);
+    const [[rows, columns], noun] = [axesOf(text), nounOf(text)];
     fill(key, h("span", { class: "key-columns", "aria-hidden": "true" }, `${columns} (keys) →`),
       h("span", { class: "key-rows", "aria-hidden": "true" }, `${rows} (queries) ↓`), smallMap(context, at.layer, at.head),
-      h("p", { class: "hint" }, `Each picture is one head: L2.H1 is head 1 of layer 2. A row is a query: a word that attends to others. `
-        + `A column is a key: a word that is attended to. Words run from the first to the last. Nearer the right end of the `
+      h("p", { class: "hint" }, `Each picture is one head: L2.H1 is head 1 of layer 2. A row is a query: a ${noun} that attends to others. `
+        + `A column is a key: a ${noun} that is attended to. ${noun[0].toUpperCase()}${noun.slice(1)}${noun.endsWith("h") ? "es" : "s"} run from the first to the last. Nearer the right end of the `
         + `scale above: a larger weight. A row of weights adds up to 1.${text.tokens.length > text.layers[0].small[1]
-          ? " Here a cell stands for several words: its weights are summed over keys and averaged over queries." : ""}`,
+          ? " Here a cell stands for several tokens: its weights are summed over keys and averaged over queries." : ""}`,
       text.findings.some(({ heads }) => heads.length) && h("span", { class: "warned-key", style: "display:block" },
         "● a warning names this head")));
   }
@@ -73,13 +73,13 @@ function overview(context: Context): Panel {
       h("p", {}, h("button", { type: "button", class: "main-button",
         onclick: () => context.set({ view: "map", x: -1, y: -1 }) }, "Open its map"), " ",
         h("button", { type: "button", onclick: () => context.set({ view: "text" }) }, "Show it in the text")));
-    below.querySelector<HTMLElement>(".beside")!.dataset.head = `${state.layer}.${state.head}`;
+    beside.dataset.head = `${state.layer}.${state.head}`;
   }
 
   function drawRest() {
     const { source } = context;
-    fill(rest, h("h2", {}, "Warnings"), warningList(context), h("p", { class: "hint" }, source.common.caveat),
-      h("h2", {}, "Roles"), ...roles());
+    fill(rest, h("section", {}, h("h2", {}, "Warnings"), warningList(context), h("p", { class: "hint" }, source.common.caveat)),
+      h("section", {}, h("h2", {}, "Roles"), ...roles()));
   }
 
   function roles(): (HTMLElement | false)[] {

@@ -1,7 +1,8 @@
 // The picture view: weights over an image, the frames of a video or a spectrogram; a map of every head beside it.
 import { changeDetector } from "../changes";
 import { headName, meansOnly, type Context, type Panel } from "../context";
-import { choice, fill, h, saving, segments, shown, strong, visible } from "../dom";
+import { choice, fill, h, saving, segments, strong, visible } from "../dom";
+import { shown } from "../format";
 import { byLayer, headsInWords, isChosen, listedHeads, meanLine } from "../head_sets";
 import { legendOfCover, shareOnScale } from "../patches";
 import { linksInWords } from "../picture_readout";

@@ -5,6 +5,7 @@ import { legend } from "../color";
 import { interval, place, type Context, type Panel as PinsPanel } from "../context";
 import { layerName, queriesOf, type Text } from "../data";
 import { choice, cut, fill, h, saving, strong } from "../dom";
+import { exact, percent, shown } from "../format";
 import { differenceLegend, panelOf, type Grid, type Panel } from "../pin_figure";
 import { asPins, pinsOf } from "../pin_set";
 import type { View } from "../registry";
@@ -138,7 +139,7 @@ function pinsView(context: Context): PinsPanel {
       figures.push(figureOf([strong("A − B")], panel, "A − B", legendOf));
       key.append(h("span", {}, legendOf() ?? "", h("span", { class: "hint" }, most
         ? `difference A − B${cells}: green: more weight in B; purple: more in A` : "A and B have the same weights: every difference is 0.")));
-      if (grids[0].level === 0 && state.x < 0) fill(moved, "On average, ", h("output", {}, `${(100 * apart(values)).toFixed(1)} %`),
+      if (grids[0].level === 0 && state.x < 0) fill(moved, "On average, ", h("output", {}, `${percent(apart(values))}`),
         " of a word's weight lies elsewhere in B than in A.");
     }
     body.replaceChildren(...figures);
@@ -178,7 +179,7 @@ function pinsView(context: Context): PinsPanel {
         : grid.values[row * Math.ceil((grid.cols[1] - grid.cols[0]) / 2 ** level) + col];
     };
     const [a, b] = grids.map(value);
-    const number = (value: number) => h("output", {}, String(+value.toPrecision(6)));
+    const number = (value: number) => h("output", { title: exact(value) }, shown(value));
     const pairs = sides.map(({ text }) => [wordNames(queriesOf(text))[i], wordNames(text.tokens)[j]] as (string | undefined)[]);
     const pair = ([query, key]: (string | undefined)[]) => [strong(query ?? "–"), ` ${i} → `, strong(key ?? "–"), ` ${j}: `];
     const isOne = pairs[0].join("\n") === pairs[1].join("\n"); // otherwise each number has the words of its own text
@@ -201,12 +202,12 @@ function pinsView(context: Context): PinsPanel {
     const ofQueries = both(wordNames(queriesOf(sides[0].text)), wordNames(queriesOf(sides[1].text)));
     const ofKeys = both(wordNames(sides[0].text.tokens), wordNames(sides[1].text.tokens));
     const listed = [...a.keys()].sort((x, y) => Math.abs(a[y] - b[y]) - Math.abs(a[x] - b[x])).slice(0, LISTED);
-    const signed = (value: number) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}`;
+    const signed = (value: number) => `${value < 0 ? "" : "+"}${shown(value)}`;
     fill(lower, h("section", {}, h("h2", {}, "“", ofQueries[state.query], "” in A and in B"),
       h("p", { class: "hint" }, "The words whose weights differ most. The arrow keys move the word and the key."),
       h("table", { class: "numbers changes" }, h("thead", {}, h("tr", {}, ...["attends to", "A", "B", "A − B"].map((name) =>
         h("th", { scope: "col" }, name)))), h("tbody", {}, ...listed.map((at) => h("tr", {},
-        h("th", { scope: "row", dir: "auto" }, ofKeys[at]), h("td", {}, a[at].toFixed(3)), h("td", {}, b[at].toFixed(3)),
+        h("th", { scope: "row", dir: "auto" }, ofKeys[at]), h("td", {}, shown(a[at])), h("td", {}, shown(b[at])),
         h("td", {}, signed(a[at] - b[at]))))))));
   }
 

@@ -57,6 +57,7 @@ def run(options: AnalyzeOptions) -> None:
     numbers = options.numbers
     with shown_steps(errors, f"Reading with {options.model}", _is_long(texts)) as show:
         reader = replace(TextReader.load(options.model), verify_all=options.verify_all)
+        _check_story(options, reader, texts)
         also = page_reductions if options.save is not None else no_reductions
         results = [reader.read(text, numbers, options.length, also=also, progress=show) for text in texts]
         probe = reader.probe(numbers) if options.probe else None
@@ -88,6 +89,17 @@ def check_outputs(options: AnalyzeOptions) -> None:
     check_folder("analyze", "--figures", options.figures)
     if options.figures is not None:
         check_drawing("analyze", "--figures")
+
+
+def _check_story(options: AnalyzeOptions, reader: TextReader, texts: Sequence[str]) -> None:
+    """Refuse a link of --story to what the model and the texts do not have, before the model runs."""
+    config = getattr(reader.model, "config", None)
+    layers, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
+    if options.story is None or layers is None or heads is None:
+        return
+    tokens = [reader.tokenize(text, options.length)["input_ids"].shape[-1] for text in texts]
+    num_layers = layers if options.numbers is None else len(options.numbers)
+    Story.read(options.story).check_sizes([[(heads, count, count)] * num_layers for count in tokens])
 
 
 def _check_words(results: Sequence[TextResult], words: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ them.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -14,11 +15,13 @@ from rich.text import Text
 from regard.attribution import attribute
 from regard.attribution.result import Attribution
 from regard.base.errors import RegardError
-from regard.cli.analyze import read_texts
+from regard.cli.analyze import read_texts, save_page
 from regard.cli.options import AnalyzeOptions
-from regard.cli.outputs import shown_steps
+from regard.cli.outputs import check_folder, shown_steps
 from regard.hf.text_reader import TextReader
 from regard.stats.numbering import head_name, layer_numbers
+from regard.viewer import Sheet, page_reductions
+from regard.viewer.live_model import attribution_sheet
 
 #: The longest bar, in characters; tokens and links in a printed result.
 BAR, MOST_TOKENS, LINKS = 30, 40, 5
@@ -37,6 +40,7 @@ def run(options: AnalyzeOptions) -> None:
                 "--model smollm2. In Python, rg.attribute takes a function of the output as its target."
             )
         results = [_attributed(reader, text, options) for text in texts]
+    _save(options, reader, texts, results, errors)
     if options.as_json:
         data = [_as_data(result) for result in results]
         print(json.dumps(data[0] if len(data) == 1 else data, ensure_ascii=False, indent=1))
@@ -50,7 +54,8 @@ def _check(options: AnalyzeOptions) -> None:
         raise RegardError("analyze: --target needs --attribute METHOD, which explains this token.")
     if options.attribute == "edge-patching":
         raise RegardError("analyze: edge-patching compares two texts: rg.attribute(..., corrupted=...) in Python.")
-    given = {"--save": options.save, "--figures": options.figures, "--probe": options.probe, "--table": options.table}
+    check_folder("analyze", "--save", options.save)
+    given = {"--story": options.story, "--figures": options.figures, "--probe": options.probe, "--table": options.table}
     given |= {"--importance": options.importance, "--word": options.words}
     unread = [name for name, value in given.items() if value]
     if unread:
@@ -61,6 +66,19 @@ def _attributed(reader: TextReader, text: str, options: AnalyzeOptions) -> Attri
     assert options.attribute is not None
     inputs, target, method = reader.tokenize(text, options.length), options.target, options.attribute
     return attribute(reader.model, inputs, target, method, options.numbers, tokenizer=reader.tokenizer)
+
+
+def _save(
+    options: AnalyzeOptions, reader: TextReader, texts: Sequence[str], results: Sequence[Attribution], errors: Console
+) -> None:
+    """Write the page of --save: each text with its weights, and with the links that made the prediction."""
+
+    def sheets() -> list[Sheet]:
+        read = [reader.read(text, options.numbers, options.length, also=page_reductions).reading for text in texts]
+        why = [attribution_sheet(reader, *pair) for pair in zip(texts, results, strict=True)]
+        return [*why, *map(Sheet.of, read)]
+
+    save_page(options, sheets, errors)
 
 
 def _print(console: Console, result: Attribution) -> None:

@@ -80,6 +80,8 @@ LETTERS = 4
 LINK = 0.3
 #: Links of the word that are drawn as arcs.
 NUM_ARCS = 5
+#: Least number of other queries that tell of an offset, and most links of a layer that are tried.
+EVIDENCE, TRIED = 4, 64
 #: Most words of one kind that are compared, so that a long text takes no longer than a short one.
 CANDIDATES = 1000
 #: Most tokens between the ends of a link that leads, so that a reader sees both.
@@ -90,7 +92,8 @@ def lead_of(reading: TextReading) -> dict[str, Any] | None:
     """The strongest link of a pronoun, else of a repeated word, a whole word or any piece, and a sentence about it.
 
     In self-attention a link to the word itself, to a neighbor, to the first token or to a special token is left out,
-    because many heads put most of their weight there in any text, and so is a link over more than `REACH` tokens.
+    because many heads put most of their weight there in any text, and so is a link over more than `REACH` tokens. A
+    link that the position of the key explains (`is_positional`) does not lead.
     `layer` is an index into the layers, and `links` are the strongest keys of the word in this head, with their
     weights. `other` is the strongest link of this word to another key, if it lies in another head; the page opens
     with `heading`, parts of sentences with the number of the link that they tell (0, 1 for `other`, -1 for none).
@@ -185,10 +188,30 @@ def _strongest(profile: ModelProfile, queries: Sequence[int], without: int = -1)
     allowed = _allowed(profile, without)
     best = None
     for index, layer in enumerate(profile.layers):
-        head, link = _strongest_of_layer(layer, queries, allowed)
-        if link.weight > (best[2].weight if best else 0.0):
-            best = index, head, link
+        for head, link in _links_of_layer(layer, queries, allowed):
+            if link.weight <= (best[2].weight if best else 0.0):
+                break
+            if not (profile.is_self_attention and is_positional(layer, head, link)):
+                best = index, head, link
     return best
+
+
+def is_positional(layer: LayerProfile, head: int, link: Link) -> bool:
+    """Whether a head puts half of the weight of a link, or more, on the same relative offset from its other queries.
+
+    Such a link says where the key is, not what it is. Of fewer than `EVIDENCE` other queries nothing follows.
+    """
+    queries, offset = torch.arange(layer.links.keys.shape[1]), link.key - link.query
+    others = (queries != link.query) & (queries + offset >= 0) & (queries + offset < layer.received.shape[-1])
+    at_offset = layer.links.keys[head] - queries[:, None] == offset
+    weights = (layer.links.weights[head] * at_offset).sum(-1)[others]
+    return len(weights) >= EVIDENCE and float(weights.mean()) >= link.weight / 2
+
+
+def strongest_link(profile: ModelProfile, layer: LayerProfile, head: int) -> Link:
+    """The strongest link of a head among those that may lead; without one, the strongest of all."""
+    links = _links_of_layer(layer, words(profile), _allowed(profile, -1), head)
+    return next((link for _, link in links), None) or layer.strongest(head, profile.ordinary)
 
 
 def _allowed(profile: ModelProfile, without: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -205,14 +228,21 @@ def _allowed(profile: ModelProfile, without: int) -> Callable[[torch.Tensor, tor
     return may_lead
 
 
-def _strongest_of_layer(
-    layer: LayerProfile, queries: Sequence[int], allowed: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-) -> tuple[int, Link]:
-    among = torch.tensor(list(queries))
-    weights, keys = layer.links.weights[:, among], layer.links.keys[:, among]  # (H, queries, links)
+def _links_of_layer(
+    layer: LayerProfile,
+    queries: Sequence[int],
+    allowed: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    head: int | None = None,
+) -> Iterator[tuple[int, Link]]:
+    """The `TRIED` strongest links of a layer, or of one head, that are allowed: (head, link), the strongest first."""
+    among, heads = torch.tensor(list(queries), dtype=torch.long), slice(None) if head is None else slice(head, head + 1)
+    weights, keys = layer.links.weights[heads, among], layer.links.keys[heads, among]  # (H, queries, links)
     weights = weights.where(allowed(among[None, :, None], keys), 0.0)
-    head, at, link = (int(n) for n in torch.unravel_index(weights.argmax(), weights.shape))
-    return head, Link(int(among[at]), int(keys[head, at, link]), float(weights[head, at, link]))
+    best = weights.flatten().topk(min(TRIED, weights.numel()))
+    for weight, place in zip(best.values.tolist(), best.indices, strict=True):
+        if weight > 0:
+            number, at, link = (int(n) for n in torch.unravel_index(place, weights.shape))
+            yield (head or 0) + number, Link(int(among[at]), int(keys[number, at, link]), weight)
 
 
 def _described(reading: TextReading, index: int, head: int, link: Link) -> dict[str, Any]:
@@ -221,15 +251,9 @@ def _described(reading: TextReading, index: int, head: int, link: Link) -> dict[
     weight = float(row[link.key])
     top = row.topk(min(NUM_ARCS, len(row)))
     links = [[key, value] for key, value in zip(top.indices.tolist(), top.values.tolist(), strict=True) if value > 0]
-    return {
-        "layer": index,
-        "head": head,
-        "query": link.query,
-        "key": link.key,
-        "weight": weight,
-        "links": links,
-        "sentence": _sentence(reading, f"{layer_name(layer)}, head {head}", link, weight, weight_of(layer)),
-    }
+    place = {"layer": index, "head": head, "query": link.query, "key": link.key, "weight": weight, "links": links}
+    sentence = _sentence(reading, f"{layer_name(layer)}, head {head}", link, weight, weight_of(layer))
+    return place | {"sentence": sentence}
 
 
 def _sentence(reading: TextReading, place: str, link: Link, weight: float, of: str) -> list[Part]:
@@ -364,10 +388,17 @@ def _role(
         best.kind,
         TITLES[best.kind],
         _share_sentence(reading, where, _target(best)),
-        f"Mean over the words that have such a token. On shuffled words: {percent(best.null)}.{more}",
+        f"Mean over the words that have such a token. {_control(best)}{more}",
         {"view": "map", **_place(reading, where)},
         heads=[_at(reading, where)],
     )
+
+
+def _control(role: Role) -> str:
+    """What a role scores without its text: heads of a position must keep their score, others must lose it."""
+    chance = f"{100 * role.chance:.1f} %" if 0.0005 <= role.chance < 0.01 else percent(role.chance)
+    by_position = f"By position, not by content: {percent(role.null)} on shuffled words too; by chance {chance}."
+    return f"On shuffled words: {percent(role.null)}." if role.kind in CONTENT else by_position
 
 
 def _target(role: Role) -> str:
@@ -398,17 +429,10 @@ def nearby(reading: TextReading) -> Iterator[Card]:
         name,
         TITLES[name],
         _share_sentence(reading, best, NEARBY[name]),
-        f"{OVER[name]} Over all tokens the mean is {_mean(reading, best, name)}. "
-        f"Not compared with shuffled words: {reason}.",
+        f"{OVER[name]} Not compared with shuffled words: {reason}.",
         {"view": "map", **_place(reading, best)},
         heads=[_at(reading, best)],
     )
-
-
-def _mean(reading: TextReading, head: HeadValue, name: str) -> str:
-    """The statistic of the head as its list of numbers shows it."""
-    layer, number = _at(reading, head)
-    return f"{float(reading.profile.layers[layer].values[name][number]):.3f}"
 
 
 def sink(reading: TextReading) -> Iterator[Card]:
@@ -540,11 +564,4 @@ def _place(reading: TextReading, head: HeadValue) -> dict[str, int]:
 
 
 #: The makers of the other cards in their order; each yields a card or nothing.
-CARDS: tuple[Callable[[TextReading], Iterator[Card]], ...] = (
-    content_role,
-    position_role,
-    nearby,
-    sink,
-    twins,
-    focused,
-)
+CARDS: tuple[Callable[[TextReading], Iterator[Card]], ...] = (content_role, position_role, nearby, sink, twins, focused)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from regard.attribution import attribute
 from regard.attribution.faithfulness import FaithfulnessCurves
@@ -29,6 +29,9 @@ TOKENS = 256
 
 #: Called again and again while a text is read; it raises `Stopped` if the reader does not want it any more.
 Check = Callable[[], None]
+#: The further reductions of a map, and a function that answers a question.
+Also = Callable[[AttentionMap], Sequence[Reduction]]
+Question = Callable[[LiveRequest, Check], list[Sheet]]
 
 
 class Stopped(RegardError):
@@ -47,7 +50,7 @@ class LiveModel:
     kind: str
     read: Callable[[str, Check], list[Sheet]]
     tokens: int = TOKENS
-    questions: Mapping[str, Callable[[LiveRequest, Check], list[Sheet]]] = field(default_factory=dict)
+    questions: Mapping[str, Question] = field(default_factory=dict)
 
     def answer(self, request: LiveRequest, check: Check) -> list[Sheet]:
         """The sheets of a request."""
@@ -73,37 +76,33 @@ def text_model(reader: TextReader) -> LiveModel:
     """
     most = min(reader.limit or TOKENS, TOKENS)
 
-    @contextmanager
-    def reading(text: str, check: Check) -> Iterator[Callable[[AttentionMap], Sequence[Reduction]]]:
-        """Around a text that the model reads; yields the reductions of the page, which `check` can stop too."""
-        check_length(len(reader.tokenizer(text, verbose=False)["input_ids"]), most)
-        with stoppable(reader.model, check):
-            yield lambda weights: check() or page_reductions(weights)
+    def answering(sheets: Callable[[LiveRequest, Also], Sequence[Sheet]]) -> Question:
+        """A question that `check` can stop while the model runs, and in the reductions of the page."""
 
-    def read(text: str, check: Check) -> list[Sheet]:
-        with reading(text, check) as also:
-            return [written(Sheet.of(reader.read(text, also=also).reading), text)]
+        def answer(request: LiveRequest, check: Check) -> list[Sheet]:
+            check_length(len(reader.tokenizer(request.text, verbose=False)["input_ids"]), most)
+            with stoppable(reader.model, check):
+                made = sheets(request, lambda weights: check() or page_reductions(weights))
+                return [written(sheet, request.text) for sheet in made]
 
-    def edited(request: LiveRequest, check: Check) -> list[Sheet]:
-        with reading(request.text, check) as also:
-            return [written(edited_sheet(reader, request.text, request.edits, also), request.text)]
+        return answer
 
-    def generated(request: LiveRequest, check: Check) -> list[Sheet]:
-        with reading(request.text, check) as also:
-            result = read_generation(reader, request.text, request.generate, also=also)
-            return [written(sheet, request.text) for sheet in generation_sheets(result)]
+    def attributed(request: LiveRequest, also: Also) -> list[Sheet]:
+        method, target = request.attribute or ("", None)
+        inputs = reader.tokenize(request.text, None)
+        found = attribute(reader.model, inputs, target, method, tokenizer=reader.tokenizer)
+        return [attribution_sheet(reader, request.text, found, also)]
 
-    def attributed(request: LiveRequest, check: Check) -> list[Sheet]:
-        assert request.attribute is not None
-        with reading(request.text, check) as also:
-            return [written(attribution_sheet(reader, request.text, *request.attribute, also), request.text)]
+    def generated(request: LiveRequest, also: Also) -> list[Sheet]:
+        return generation_sheets(read_generation(reader, request.text, request.generate, also=also))
 
-    questions = {"edits": edited}
+    read = answering(lambda request, also: [Sheet.of(reader.read(request.text, also=also).reading)])
+    questions = {"edits": answering(lambda request, also: [edited_sheet(reader, request.text, request.edits, also)])}
     if _continues(reader.model):
-        questions["generate"] = generated
+        questions["generate"] = answering(generated)
     if _predicts_tokens(reader.model):
-        questions["attribute"] = attributed
-    return LiveModel(reader.name, "text", read, most, questions)
+        questions["attribute"] = answering(attributed)
+    return LiveModel(reader.name, "text", lambda text, check: read(LiveRequest(text), check), most, questions)
 
 
 def _predicts_tokens(model: Any) -> bool:
@@ -152,7 +151,7 @@ def edited_sheet(
     reader: TextReader,
     text: str,
     edits: Sequence[str],
-    also: Callable[[AttentionMap], Sequence[Reduction]] = page_reductions,
+    also: Also = page_reductions,
     length: int | None = None,
     roles: Any = None,
 ) -> Sheet:
@@ -192,21 +191,17 @@ def generation_sheets(result: GenerationResult) -> list[Sheet]:
 def attribution_sheet(
     reader: TextReader,
     text: str,
-    method: str,
-    target: str | None = None,
-    also: Callable[[AttentionMap], Sequence[Reduction]] = page_reductions,
+    found: Attribution,
+    also: Also = page_reductions,
 ) -> Sheet:
     """The sheet of the links that made a prediction; its charts are the curves of `rg.faithfulness`.
 
     The maps keep their signs; statistics and small maps are those of the shares of |weight x gradient|.
     """
-    inputs = reader.tokenize(text, None)
-    found = attribute(reader.model, inputs, target, method, tokenizer=reader.tokenizer)
-    ids, title = inputs["input_ids"][0].tolist(), in_one_line(text)
-    name = f"{title} (why {found.target})"
-    reading = TextReading.of(
-        name, found.maps, reader.labels(ids), reader.special(ids), also=also, model=reader.model_name
-    )
+    title, length = in_one_line(text), len(found.labels)
+    ids = reader.tokenize(text, length)["input_ids"][0].tolist()
+    name, special = f"{title} (why {found.target})", reader.special(ids)
+    reading = TextReading.of(name, found.maps, reader.labels(ids), special, also=also, model=reader.model_name)
     sheet = Sheet.of(reading, charts=[] if found.test is None else faithfulness_charts(found.test))
     return Sheet(sheet.about | {"attribution": attribution_data(found, title)}, list(found.maps.values()), sheet.ready)
 
@@ -214,29 +209,25 @@ def attribution_sheet(
 def attribution_data(found: Attribution, title: str) -> dict[str, Any]:
     """An attribution as JSON, without its maps. `of` is the title of the text with its weights."""
     test = [] if found.test is None else found.test.sentences
-    return {"of": title, "method": found.method, "sentence": found.sentence, "test": [*test, *found.notes]}
+    return {"of": title, "method": found.method, "sentence": found.sentence, "test": [*test, *found.notes]} | (
+        {"relevance": found.tokens()[0].tolist()} if found.relevance else {}
+    )
 
 
 def faithfulness_charts(test: FaithfulnessCurves) -> list[dict[str, Any]]:
     """The curves of deletion and insertion, each with the band of the random orders."""
-    counts = test.counts.tolist()
+    counts, charts = test.counts.tolist(), []
     curves = (("removed", test.deletion, test.random_deletion), ("inserted", test.insertion, test.random_insertion))
-    return [
-        {
-            "title": f"Tokens {done}, the most relevant first",
-            "x": f"tokens {done}",
-            "y": test.measure,
-            "series": [
-                {"name": "by relevance", "points": [list(point) for point in zip(counts, curve.tolist(), strict=True)]},
-                {
-                    "name": "random order, mean",
-                    "points": [list(p) for p in zip(counts, drawn.mean(0).tolist(), strict=True)],
-                },
-            ],
-            "band": [list(p) for p in zip(counts, drawn.amin(0).tolist(), drawn.amax(0).tolist(), strict=True)],
-        }
-        for done, curve, drawn in curves
-    ]
+    for done, curve, drawn in curves:
+        lines = {"by relevance": curve, "random order, mean": drawn.mean(0)}
+        series = [{"name": name, "points": _points(counts, line)} for name, line in lines.items()]
+        names = {"title": f"Tokens {done}, the most relevant first", "x": f"tokens {done}", "y": test.measure}
+        charts.append(names | {"series": series, "band": _points(counts, drawn.amin(0), drawn.amax(0))})
+    return charts
+
+
+def _points(counts: Sequence[int], *values: Tensor) -> list[list[float]]:
+    return [list(point) for point in zip(counts, *(each.tolist() for each in values), strict=True)]
 
 
 def effect_data(effect: EditResult, title: str, edits: Sequence[tuple[str, str]]) -> dict[str, Any]:

@@ -88,12 +88,8 @@ def html(data: str, from_: str = "'none'") -> str:
     """The page with its data as JSON. `from_` is the source that it may request more data from (connect-src)."""
     script = bundle("page.js")
     digest = hashlib.sha256(script.encode()).digest()
-    parts = {
-        "policy": POLICY.format(hash=base64.b64encode(digest).decode(), from_=from_),
-        "style": bundle("page.css"),
-        "script": script,
-        "data": data,
-    }
+    policy = POLICY.format(hash=base64.b64encode(digest).decode(), from_=from_)
+    parts = {"policy": policy, "style": bundle("page.css"), "script": script, "data": data}
     return re.sub(r"<!--(policy|style|script|data)-->", lambda match: parts[match[1]], bundle("page.html"))
 
 

@@ -123,12 +123,13 @@ EFFECT = {
     "probabilities": [(TEXT, NUMBER, NUMBER)],
     "moved": [(TEXT, NUMBER)],
 }
+WHY = {**dict.fromkeys(("of", "method", "sentence"), TEXT), "test": [TEXT], "relevance": Optional([NUMBER])}
 ABOUT = {
     "title": TEXT,
     "model": Optional(TEXT),
     "written": Optional(TEXT),
     "effect": Optional(EFFECT),
-    "attribution": Optional({**dict.fromkeys(("of", "method", "sentence"), TEXT), "test": [TEXT]}),
+    "attribution": Optional(WHY),
     "generation": Optional({"prompt": WHOLE, "labels": [TEXT]}),
     "lead": Optional(Maybe(LEADS)),
     "cards": Optional([CARD]),

@@ -1,7 +1,7 @@
 """Serves the page over HTTP, on loopback or with a token. Weights are computed on request.
 
-Only GET is answered. With a live model, POST /ask/read reads a typed text. A client that sends half a
-request, or reads nothing, is disconnected after a time.
+Only GET and HEAD are answered. With a live model, POST /ask/read reads a typed text. A client that sends half
+a request, or reads nothing, is disconnected after a time.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -42,21 +41,6 @@ def server_config(app: Any, asking: float = ASKING, reading: float = READING, **
     connection = type("Connection", (TimedConnection,), {"asking": asking, "reading": reading})
     defaults = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 1, "ws": "none"}
     return uvicorn.Config(app, http=connection, **defaults | options)
-
-
-@contextmanager
-def in_thread(app: Any, asking: float = ASKING) -> Iterator[str]:
-    """The address of a server in a thread, which ends with the block: for tests and measurements."""
-    import uvicorn
-
-    server = uvicorn.Server(server_config(app, asking, port=0, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        thread.join(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
-    server.should_exit = True
-    thread.join(10)
 
 
 #: The most texts that wait for the model, and the seconds that a request may take to arrive.
@@ -154,7 +138,9 @@ AT_ONCE = 2
 READ = "/ask/read"
 #: The content types of an error and of an answer.
 KINDS = ("text/plain", "application/json")
+#: The headers of every answer. The policy of the page itself is in its HTML, where a page cannot forbid frames.
 HEADERS = {
+    "content-security-policy": "frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
@@ -196,7 +182,7 @@ class Handlers:
     async def show(self, request: Request) -> Response:
         from starlette.responses import HTMLResponse
 
-        return HTMLResponse(self.page, headers=HEADERS)
+        return HTMLResponse(self.page)
 
     async def ask(self, request: Request) -> Response:
         from starlette.concurrency import run_in_threadpool
@@ -209,15 +195,15 @@ class Handlers:
             try:
                 content = await run_in_threadpool(self.answers.answer, path)
             except (NoAnswer, RegardError) as reason:
-                return PlainTextResponse(str(reason), 404, headers=HEADERS)
+                return PlainTextResponse(str(reason), 404)
         kind = "json" if path.startswith("text") else "octet-stream"
-        return Response(content, media_type=f"application/{kind}", headers=HEADERS)
+        return Response(content, media_type=f"application/{kind}")
 
     async def read(self, request: Request) -> Response:
         from starlette.responses import Response
 
         status, content = await self.typed.content(request)
-        return Response(content, status, headers=HEADERS, media_type=KINDS[status == 200])
+        return Response(content, status, media_type=KINDS[status == 200])
 
 
 def _need_packages() -> None:
@@ -230,9 +216,9 @@ def _need_packages() -> None:
 
 
 class Guard:
-    """Refuses other host names (DNS rebinding), requests of other sites or without the token, and all but GET.
+    """Refuses other host names (DNS rebinding), requests of other sites or without the token, and all but GET and HEAD.
 
-    POST is allowed for one path, or for none.
+    POST is allowed for one path, or for none. Every answer gets `HEADERS`.
     """
 
     def __init__(self, app: Any, hosts: tuple[str, ...] | None, token: str, post: str | None) -> None:
@@ -241,11 +227,17 @@ class Guard:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        from starlette.datastructures import MutableHeaders
         from starlette.responses import PlainTextResponse
 
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
         refusal = self._refusal(scope)
-        answer = self.app if refusal is None else PlainTextResponse(refusal[1], refusal[0], headers=HEADERS)
-        return await answer(scope, receive, send)
+        answer = self.app if refusal is None else PlainTextResponse(refusal[1], refusal[0])
+        return await answer(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Any) -> tuple[int, str] | None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -257,8 +249,8 @@ class Guard:
         given_token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if self.token and not secrets.compare_digest(given_token.encode(), self.token.encode()):
             return 403, "The token is missing or wrong."
-        if scope["method"] != "GET" and (scope["method"], scope["path"]) != ("POST", self.post):
-            return 405, "The only supported method is GET."
+        if scope["method"] not in ("GET", "HEAD") and (scope["method"], scope["path"]) != ("POST", self.post):
+            return 405, "The supported methods are GET and HEAD."
         return None
 
 

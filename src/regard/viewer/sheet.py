@@ -17,10 +17,10 @@ from regard.stats import CAVEAT, STATISTICS, Offsets, head_map, sample_rows
 from regard.stats.head_distances import head_divergence
 from regard.stats.layer_kinds import layer_note
 from regard.stats.profile import LayerProfile, ModelProfile
-from regard.stats.roles import MEANINGS, QUERIES, ROLE_CAVEAT, RoleTable
-from regard.stats.text_reading import TextReading
+from regard.stats.roles import CONTENT, MEANINGS, QUERIES, ROLE_CAVEAT, RoleTable
+from regard.stats.text_reading import NEARBY, TextReading, nearby_shares
 from regard.stats.warnings import warning_lines
-from regard.viewer.findings import cards_of, lead_of
+from regard.viewer.findings import cards_of, lead_of, strongest_link
 
 #: Cells per side of a thumbnail; for long texts at most 2 to the power SMALL_LEVELS.
 THUMBNAIL, SMALL_LEVELS = 48, 6
@@ -42,7 +42,8 @@ COMMON = {
     "labels": {statistic.name: statistic.label or statistic.name for statistic in STATISTICS}
     | {"importance": "effect on the loss (importance)"},
     "kinds": {
-        kind: {"letter": LETTERS.get(kind, kind[0].upper()), "meaning": meaning} for kind, meaning in MEANINGS.items()
+        kind: {"letter": LETTERS.get(kind, kind[0].upper()), "meaning": meaning, "byPosition": kind not in CONTENT}
+        for kind, meaning in MEANINGS.items()
     },
     "queries": QUERIES,
     "caveat": CAVEAT,
@@ -95,9 +96,9 @@ class Sheet:
         ]
         pooled = [_pooled(weights, results[0]) for weights, results in zip(maps, measured, strict=True)]
         offsets = [results[1][0].cpu() / weights.shape[2] for weights, results in zip(maps, measured, strict=True)]
-        layers = zip(reading.profile.layers, pooled, offsets, strict=True)
+        layers, shares = zip(reading.profile.layers, pooled, offsets, strict=True), _nearby(reading)
         about = _about(reading) | {
-            "layers": [_layer(layer, small, near, reading) for layer, (small, _), near in layers],
+            "layers": [_layer(layer, small, near, reading, shares) for layer, (small, _), near in layers],
             "places": _places(maps),
             "gold": [list(link) for link in gold],
             "aligned": aligned,
@@ -190,16 +191,23 @@ def _half(weights: Tensor) -> Tensor:
     return torch.where((halves == 0) & (weights > 0), LEAST_HALF, halves)
 
 
-def _layer(layer: LayerProfile, small: Tensor, offsets: Tensor, reading: TextReading) -> dict[str, Any]:
+def _layer(
+    layer: LayerProfile,
+    small: Tensor,
+    offsets: Tensor,
+    reading: TextReading,
+    nearby: Mapping[tuple[str, int, int], float],
+) -> dict[str, Any]:
     received = layer.received
     if received.shape[-1] > INTERVALS:
         received = torch.nn.functional.adaptive_avg_pool1d(received[None], INTERVALS)[0]
     heads = []
     for head in range(layer.num_heads):
-        strongest = layer.strongest(head, reading.profile.ordinary)
+        strongest = strongest_link(reading.profile, layer, head)
+        values = {name: _short(nearby.get((name, layer.number, head), of[head])) for name, of in layer.values.items()}
         heads.append(
             {
-                "values": {name: _short(values[head]) for name, values in layer.values.items()},
+                "values": values,
                 "strongest": [strongest.query, strongest.key, _short(strongest.weight)],
                 "thumbnail": encode(quantize(small[head])),
                 "roles": _roles(reading.roles, layer.number, head),
@@ -211,6 +219,17 @@ def _layer(layer: LayerProfile, small: Tensor, offsets: Tensor, reading: TextRea
     shape = list(small.shape[-2:])
     about = {"name": layer.name, "number": layer.number, "note": layer_note(layer), "small": shape}
     return about | {"similarity": similarity, "heads": heads}
+
+
+def _nearby(reading: TextReading) -> dict[tuple[str, int, int], float]:
+    """The weight on nearby tokens by statistic, layer and head, averaged as roles are: the first token is no target.
+
+    So a head has one such number on the whole page.
+    """
+    profile, known = reading.profile, reading.profile.layers[0].values
+    is_one = profile.query_tokens == profile.tokens and len(profile.tokens) > 2
+    names = [name for name in NEARBY if name in known] if is_one and profile.layers[0].negative is None else []
+    return {(name, share.layer, share.head): share.value for name in names for share in nearby_shares(reading, name)}
 
 
 def _short(value: Tensor | float) -> float:

@@ -86,8 +86,12 @@ class Story:
 
     def check(self, sheets: Sequence[Sheet]) -> Story:
         """The story itself, if these texts have every text, layer, head, query and key of its links."""
+        return self.check_sizes([[weights.shape[1:] for weights in sheet.maps] for sheet in sheets])
+
+    def check_sizes(self, texts: Sequence[Sequence[tuple[int, int, int]]]) -> Story:
+        """The same, by the heads, queries and keys of each layer of each text."""
         for n, step in enumerate(self.steps, 1):
-            _check_places(step.link, n, sheets)
+            _check_places(step.link, n, texts)
         return self
 
 
@@ -114,7 +118,7 @@ def _step(step: Any, n: int, name: str) -> Step:
     return Step(link, step["sentence"])
 
 
-def _check_places(link: str, n: int, sheets: Sequence[Sheet]) -> None:
+def _check_places(link: str, n: int, texts: Sequence[Sequence[tuple[int, int, int]]]) -> None:
     """Raise an error if a link names a text, layer, head, query or key that is not there."""
     places = dict(parse_qsl(link.partition("?")[2]))
 
@@ -126,11 +130,9 @@ def _check_places(link: str, n: int, sheets: Sequence[Sheet]) -> None:
             raise RegardError(f"story: step {n} has {part}={value[:20]}; there are {size}, numbered from 0.")
         return int(value)
 
-    sheet = sheets[within("text", len(sheets))]
-    within("other", len(sheets)) if places.get("other") != "-1" else None
-    layer = sheet.maps[within("layer", len(sheet.maps))]
-    _, H, I, J = layer.shape
-    for part, size in (("head", H), ("query", I), ("key", J)):
+    layers = texts[within("text", len(texts))]
+    within("other", len(texts)) if places.get("other") != "-1" else None
+    for part, size in zip(("head", "query", "key"), layers[within("layer", len(layers))], strict=True):
         within(part, size)
 
 
