@@ -27,8 +27,9 @@ from regard.pieces.mask_conventions import is_of_keys, mask_remedy
 def padding(real: Tensor | Sequence[int]) -> Mask:
     """Only real keys are allowed. `real` holds lengths (B,), or booleans (B, J) with True = real.
 
-    Booleans may have axes of size 1 for heads and queries, (B, 1, 1, J), as lectures write this mask. Real keys may follow padding, and padding may be anywhere. The mask keeps a copy. In torch's `key_padding_mask`
-    True means padding: pass `~key_padding_mask`.
+    Booleans may have axes of size 1 for heads and queries, (B, 1, 1, J), as lectures write this mask. Real keys may
+    follow padding, and padding may be anywhere. The mask keeps a copy. In torch's `key_padding_mask` True means
+    padding: pass `~key_padding_mask`.
 
     >>> import torch, regard as rg
     >>> rg.padding([3, 1]).allowed(rg.types.Grid.whole(rg.types.Positions.of(0, 1, 4), 2, 1, 1))[:, 0, 0].int().tolist()
