@@ -76,7 +76,10 @@ def is_of_keys(value: Tensor) -> bool:
 def _of_booleans(value: Tensor, mask: str) -> str:
     if mask == "padding" and value.ndim < 3:
         return ""  # only its shape is wrong
-    return f"A boolean tensor becomes a mask by regard.{mask}(mask) if True = {KEPT[mask]}, by regard.{mask}(~mask) if True = {EXCLUDED[mask]}, as in torch's modules."
+    return (
+        f"A boolean tensor becomes a mask by regard.{mask}(mask) if True = {KEPT[mask]}, by regard.{mask}(~mask) if "
+        f"True = {EXCLUDED[mask]}, as in torch's modules."
+    )
 
 
 def _of_ones_and_zeros(value: Tensor, mask: str) -> str:
