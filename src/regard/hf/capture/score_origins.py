@@ -58,7 +58,7 @@ class ScoreOrigins:
 
     def of(self, tensor: Tensor) -> Origin:
         """The origin of a tensor; 0 for one that does not come from the inputs."""
-        return self._origins.get(tensor, Origin(0))
+        return self._origins.get(tensor) or Origin(0)
 
     def is_input(self, tensor: Tensor | None) -> bool:
         """Whether a tensor has the numbers of an input of the module."""
