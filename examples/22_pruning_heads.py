@@ -75,6 +75,9 @@ labels = "least important first", "at random", "most important first"
 for order, label, color in zip(bands, labels, ("#0072B2", "#999999", "#D55E00"), strict=True):
     left.fill_between(range(0, 101, 10), *bands[order], color=color, alpha=0.25, linewidth=0)
     left.plot(range(0, 101, 10), list(points[order].values()), "o-", color=color, label=label)
-right.plot(list(single), list(single.values()), "o", color="#0072B2", alpha=0.5)
-left.set(title="Removed together (bands: three seeds)", xlabel="% of 24 heads", ylabel="% of words right")
-right.set(title="Removed alone", xlabel="attention", ylabel="change in % of words right"), left.legend(), plt.show()
+right.plot(list(single), list(single.values()), "o", color="#0072B2", alpha=0.5), left.legend()
+left.set(
+    title="Removed together\nlines: this run; bands: three seeds", xlabel="% of 24 heads", ylabel="% of words right"
+)
+right.set(title="Removed alone", ylabel="change in % of words right")
+rg.drawing.show_or_save("22_pruning_heads.png")

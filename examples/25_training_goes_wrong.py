@@ -73,8 +73,11 @@ for (fault, kinds), (above, below) in zip(expected.items(), axes.T, strict=True)
     assert {f.kind for f in found} >= kinds and bool(kinds) == bool(found)
     assert (final < 1) == (fault not in ("mask reversed", "no scale"))
     shown, name = (own, "self-attention") if fault in ("leak", "labels") else (cross, "cross-attention")
-    image = below.imshow(shown["layers.0"][int(source.sum(1).argmin()), 0], cmap="cividis", vmin=0, vmax=1)
-    above.plot(losses), above.set(title=fault, xlabel="step"), below.set(xlabel="key", title=name)
+    rg.heatmap(shown["layers.0"][int(source.sum(1).argmin()), 0], title=name, axes=below, colorbar=False)
+    above.plot(losses), above.set(title=fault, xlabel="step"), below.label_outer()
 assert max(percent[fault] for fault in expected if fault != "right") < percent["right"] - 10
-axes[0, 0].set(ylabel="training loss, nats"), axes[1, 0].set(ylabel="query")
-figure.colorbar(image, ax=axes[1], label="weight"), plt.show()
+(
+    axes[0, 0].set(ylabel="training loss, nats"),
+    figure.colorbar(below.images[0], ax=axes[1], label="weight, square root scale"),
+)
+rg.drawing.show_or_save("25_training_goes_wrong.png")

@@ -19,7 +19,7 @@ def parts(figure):
 
 def color(axes, i, j):
     image = axes.images[0]
-    return image.to_rgba(image.get_array())[i, j]
+    return tuple(image.to_rgba(image.get_array())[i, j].tolist())
 
 
 def texts(axes):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,7 @@ def heatmap(
     cmap: Any = None,
     kind: Kind | None = None,
     axes: Any = None,
+    colorbar: bool = True,
 ) -> Figure:
     """The weights as a figure: a row for each query, a column for each key, dark is more; needs matplotlib.
 
@@ -62,7 +64,7 @@ def heatmap(
     `kind` is "weight"; "mask" for booleans (True = may attend), which have a check mark in each allowed cell;
     "position" for a table (positions, channels); or "score" for scores before the softmax. The last two are linear,
     with two colors. The figure is a new one, of bounded size, or that of your own `axes`: one, or a list with one for
-    each panel. Save it with `figure.savefig("map.png")`.
+    each panel. `colorbar=False` leaves the color bar out. Save it with `figure.savefig("map.png")`.
 
     A weight that is NaN is a gray cell, and the label of the color bar says so. For example, the softmax of a row in
     which all scores are -inf is NaN. Infinite and negative weights raise a `RegardError`.
@@ -81,7 +83,7 @@ def heatmap(
     canvas("heatmap")  # matplotlib, or the error that names it
     colors = CellColors.of(shown, kind, scale, vmax, cmap)
     if axes is not None:
-        return _on_axes(shown, colors, axes, titles)
+        return _on_axes(shown, colors, axes, titles, colorbar)
     layout = PanelGrid.of(shown)
     figure = canvas("heatmap").new_figure(*layout.figure_size(shown))
     places = figure.subplots(layout.rows, layout.cols, squeeze=False, sharex=True, sharey=True).flatten()
@@ -94,7 +96,8 @@ def heatmap(
         place.set_title(text, parse_math=False, **small)
     if of_all:
         figure.suptitle(of_all, parse_math=False)
-    colors.add_bar(images[0], list(places))
+    if colorbar:
+        colors.add_bar(images[0], list(places))
     return figure
 
 
@@ -111,6 +114,20 @@ def _shown(weights: Any, tokens: Any, head: Heads, batch: int, kind: Kind) -> Pa
     shown = panels("heatmap", weights, tokens, head, batch, LARGEST if kind == "weight" else None)
     names = ("position", "channel") if kind == "position" else shown.axes
     return replace(shown, cells=checked_cells(shown.cells, kind, shown.is_signed), axes=names)
+
+
+@checked
+def show_or_save(path: str | PathLike[str]) -> None:
+    """Show the open figures of pyplot, as `pyplot.show()` does. Where there is no window, save the last one as `path`.
+
+    >>> import tempfile, regard as rg
+    >>> from matplotlib import pyplot
+    >>> lines = pyplot.plot([1, 2, 4])
+    >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +ELLIPSIS
+    ...     rg.drawing.show_or_save(f"{folder}/line.png")
+    The picture is in ...line.png: there is no window to show it.
+    """
+    canvas("show_or_save").show_or_save(path)
 
 
 @dataclass(frozen=True)
@@ -195,7 +212,7 @@ def _name_axes(shown: Panels, layout: PanelGrid, places: Any) -> None:
         place.tick_params(labelbottom=is_lowest, labelleft=is_left, length=2)
 
 
-def _on_axes(shown: Panels, colors: CellColors, axes: Any, titles: list[str]) -> Any:
+def _on_axes(shown: Panels, colors: CellColors, axes: Any, titles: list[str], colorbar: bool) -> Any:
     """The panels on the axes of a figure of the caller, whose sizes decide what has room."""
     places = [axes] if hasattr(axes, "imshow") else [*np.ravel(np.asarray(axes, dtype=object))]
     if not places or not all(hasattr(place, "imshow") for place in places):
@@ -214,5 +231,6 @@ def _on_axes(shown: Panels, colors: CellColors, axes: Any, titles: list[str]) ->
         _name_axis(place.yaxis, shown.axes[0], shown.queries, layout)
         _name_axis(place.xaxis, shown.axes[1], shown.keys, layout)
         place.set_title(title, parse_math=False)
-    colors.add_bar(image, places[0] if len(places) == 1 else places)
+    if colorbar:
+        colors.add_bar(image, places[0] if len(places) == 1 else places)
     return places[0].figure
