@@ -76,8 +76,5 @@ for (fault, kinds), (above, below) in zip(expected.items(), axes.T, strict=True)
     rg.heatmap(shown["layers.0"][int(source.sum(1).argmin()), 0], title=name, axes=below, colorbar=False)
     above.plot(losses), above.set(title=fault, xlabel="step"), below.label_outer()
 assert max(percent[fault] for fault in expected if fault != "right") < percent["right"] - 10
-(
-    axes[0, 0].set(ylabel="training loss, nats"),
-    figure.colorbar(below.images[0], ax=axes[1], label="weight, square root scale"),
-)
+axes[0, 0].set(ylabel="loss, nats"), figure.colorbar(below.images[0], ax=axes[1], label="weight, square root scale")
 rg.drawing.show_or_save("25_training_goes_wrong.png")

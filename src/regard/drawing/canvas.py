@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -126,7 +127,7 @@ def show_or_save(path: str | os.PathLike[str]) -> None:
 
     if get_backend().lower() in FILES_ONLY:
         write_whole(Path(path), png(pyplot.gcf()))
-        print(f"The picture is in {path}: there is no window to show it.")
+        print(f"The picture is in {path}: there is no window to show it.", file=sys.stderr)
     else:
         pyplot.show()
 
