@@ -15,7 +15,7 @@ train, test = ids[:-300], rg.lab.data.Batch.of(ids[-300:])
 
 
 def percent_right(num_heads, scaled, seed, small=False):
-    """Percentage of words of the test set that a trained model predicts right. `small`: smaller queries at the start."""
+    """Percentage of words of the test set that a trained model predicts right; `small`: its queries start smaller."""
     torch.manual_seed(seed)
     sizes = {"source_size": len(words[0]), "target_size": len(words[1]), "width": width, "layers": 1}
     model = rg.lab.build("transformer", **sizes, num_heads=num_heads, scaled=scaled)
