@@ -224,7 +224,7 @@ def _request(
     if isinstance(query, nn.Module):
         raise RegardError(TENSORS_FIRST)
     if options:
-        options = options if order is PLAIN_ORDER else options._replace(mask=order.mask_of(options.mask))
+        options = options._replace(mask=order.mask_of(_as_tensor(options.mask)))
         earlier = cache.length if isinstance(cache, Cache) else None
         attention = options.applied(attention, Sizes.of(query, key, value), positions, earlier)
     if isinstance(query, Tensor) and query.is_inference():

@@ -125,6 +125,10 @@ MISTAKES = {
         "a mask holds booleans, or 0 and 1; .* 0.03 to 0.81",
     ),
     "infinite scores": (lambda: rg.heatmap(WEIGHTS / 0, kind="score"), "inf"),
+    "a mask that is no tensor": (
+        lambda: rg.heatmap(rg.causal()),
+        r"mask\.dense\(length\), such as causal\(\)\.dense\(6\)",
+    ),
     "a colormap": (lambda: rg.heatmap(WEIGHTS, cmap="viridi"), "Did you mean 'viridis'"),
     "a scale": (lambda: rg.heatmap(WEIGHTS, scale="square"), "scale must be 'linear' or 'sqrt' or 'log'"),
     "a kind": (lambda: rg.heatmap(WEIGHTS, kind="masks"), "kind must be 'weight' or 'mask'"),

@@ -63,9 +63,10 @@ def test_masks_of_lectures_have_no_axis_of_heads_either(shape):
     rng = np.random.default_rng(0)
     q, k, v = arrays(rng, 2, 5, 5)
     allowed = (rng.random(shape) < 0.5) | np.eye(5, dtype=bool)
-    output = rg.attend(*map(torch.tensor, (q, k, v)), mask=torch.tensor(allowed)).output
     expected = weights_of(q, k, allowed[:, 0] if allowed.ndim == 4 else allowed)
-    np.testing.assert_allclose(output, expected @ v, atol=1e-12)
+    for given_as in (torch.tensor, np.array):
+        output = rg.attend(*map(given_as, (q, k, v)), mask=given_as(allowed)).output
+        np.testing.assert_allclose(output, expected @ v, atol=1e-12)
 
 
 def test_a_cache_grows_by_tokens_without_heads():
@@ -91,7 +92,10 @@ MISTAKES = {
     "one with heads": (lambda q, k, v: rg.attend(q[:, None], k, v), r"key must have 4 axes.*all three of them"),
     "one without a batch": (lambda q, k, v: rg.attend(q[0], k, v), r"query must have 4 axes.*query\.unsqueeze\(0\)"),
     "integers": (lambda q, k, v: rg.attend(*(x.astype(int) for x in (q, k, v))), "floating point"),
-    "objects": (lambda q, k, v: rg.attend(q.astype(object), k, v), "must be a torch.Tensor, got ndarray"),
+    "objects": (
+        lambda q, k, v: rg.attend(q.astype(object), k, v),
+        "must be a torch.Tensor or an array of numbers, got ndarray",
+    ),
     "no width": (lambda q, k, v: rg.attend(*(x[..., :0] for x in (q, k, v))), "at least 1"),
 }
 

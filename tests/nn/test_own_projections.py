@@ -80,3 +80,15 @@ def test_other_layers_are_refused_with_their_widths(case):
 def test_a_matrix_is_no_layer():
     with pytest.raises(rg.RegardError, match="query must be a Linear, got Parameter"):
         from_projections(*(nn.Parameter(torch.randn(8, 8)),) * 4, num_heads=2)
+
+
+def test_an_array_is_told_to_be_a_tensor():
+    with pytest.raises(rg.RegardError, match=r"inputs must be tensors, got ndarray.*torch\.tensor\(array"):
+        rg.nn.MultiHeadAttention(8, 2)(torch.zeros(1, 3, 8).numpy())
+
+
+def test_a_number_stands_for_the_first_positions():
+    sinusoidal = rg.encodings.Sinusoidal()
+    assert torch.equal(sinusoidal.table(7, 8), sinusoidal.table(torch.arange(7), 8))
+    with pytest.raises(rg.RegardError, match=r"positions must be a Tensor or an integer, got list"):
+        sinusoidal.table([1, 2], 8)

@@ -85,7 +85,7 @@ class Sizes:
 
 def _check_tensor(name: str, tensor: Tensor) -> None:
     if not isinstance(tensor, Tensor):
-        raise RegardError(f"attend: {name} must be a torch.Tensor, got {type(tensor).__name__}.")
+        raise RegardError(f"attend: {name} must be a torch.Tensor or an array of numbers, got {type(tensor).__name__}.")
     if tensor.ndim != 4:
         raise RegardError(
             f"attend: {name} must have 4 axes (batch, heads, length, width), got shape {tuple(tensor.shape)}. With one "

@@ -233,6 +233,11 @@ class MultiHeadAttention(Attends):
 
     def _heads(self, projection: nn.Linear, x: Tensor) -> Tensor:
         """(B, I, C) -> (B, heads, I, D)."""
+        if not isinstance(x, Tensor):
+            raise RegardError(
+                f"MultiHeadAttention: inputs must be tensors, got {type(x).__name__}. An array becomes one by "
+                "torch.tensor(array, dtype=torch.float32)."
+            )
         if x.ndim != 3 or x.shape[-1] != projection.in_features:
             raise RegardError(
                 f"MultiHeadAttention: inputs must be (batch, length, {projection.in_features}), got {tuple(x.shape)}."
