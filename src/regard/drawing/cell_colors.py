@@ -52,7 +52,7 @@ class CellColors:
     def draw(self, axes: Any, cells: Tensor, shape: tuple[int, int]) -> Any:
         """One matrix of cells as an image; its coordinates are those of the tokens. Cells that are NaN are gray."""
         I, J = shape
-        aspect = "equal" if max(I, J) <= 4 * min(I, J) else "auto"
+        aspect = "equal" if max(I, J) <= 4 * min(I, J) and self.kind != "position" else "auto"
         colors, extent = self._colormap().with_extremes(bad="0.8"), (-0.5, J - 0.5, I - 0.5, -0.5)
         return axes.imshow(
             cells.numpy(), cmap=colors, norm=self._norm(), aspect=aspect, extent=extent, interpolation="nearest"
