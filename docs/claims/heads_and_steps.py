@@ -45,5 +45,5 @@ for num_heads in heads:
         print(f" {step} steps {right.min():.1f} to {right.max():.1f} %;", end="")
     print(f" positions found in the end, one number a seed: {learned[num_heads][:, -1].tolist()}")
 assert learned[1][:, -1].min() >= 2  # one head is not limited to one position
-assert learned[8][:, -1].double().mean() > learned[1][:, -1].double().mean() + 0.5
-assert learned[16][:, -1].double().mean() < learned[8][:, -1].double().mean()
+assert learned[8][:, -1].double().mean() > learned[1][:, -1].double().mean()
+assert learned[8][:, -1].min() >= 3 and learned[16][:, -1].min() < 4  # no number of heads finds all four in each seed

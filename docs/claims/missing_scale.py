@@ -14,15 +14,11 @@ ids = rg.lab.data.encode_pairs(pairs, *words)
 train, test = ids[:-300], rg.lab.data.Batch.of(ids[-300:])
 
 
-def percent_right(num_heads, scaled, seed, small=False):
-    """Percentage of words of the test set that a trained model predicts right; `small`: its queries start smaller."""
+def percent_right(num_heads, scaled, seed):
+    """Percentage of words of the test set that a trained model predicts right."""
     torch.manual_seed(seed)
     sizes = {"source_size": len(words[0]), "target_size": len(words[1]), "width": width, "layers": 1}
     model = rg.lab.build("transformer", **sizes, num_heads=num_heads, scaled=scaled)
-    if small:
-        with torch.no_grad():
-            for name, matrix in model.named_parameters():
-                matrix.mul_((width // num_heads) ** -0.5 if ".query." in name else 1)
     optimizer, batches = (
         torch.optim.Adam(model.parameters()),
         rg.lab.data.Batches(train, sentences=32, seed=seed).start_at(),
@@ -51,6 +47,4 @@ for num_heads in (1, 4):
             end=" ",
         )
         print(f"{min(runs):.1f} to {max(runs):.1f} % of words right")
-    runs = right[num_heads, "small"] = [percent_right(num_heads, False, seed, small=True) for seed in seeds]
-    print(f"  without it, queries smaller by it at the start: {min(runs):.1f} to {max(runs):.1f} % of words right")
 assert min(right[1, True]) > max(right[1, False]) + 20
