@@ -77,4 +77,4 @@ for name, color in (("one vector", "#E69F00"), ("attention", "#0072B2")):
         side.semilogy(range(1, 16), gradients[steps, name], style, ms=4, color=color, label=f"{name}, {steps} steps")
 left.set(title="exact copies", xlabel="letters", ylabel="share of rows", ylim=(0, 1.05)), left.legend()
 side.set(title="gradient of each source letter", xlabel="source letter", ylabel="share of largest", ylim=(3e-3, 1.5))
-side.legend(fontsize=8, ncols=2, loc="lower center"), plt.show()
+side.legend(fontsize=8, ncols=2, loc="lower center"), rg.drawing.show_or_save("01_bottleneck.png")

@@ -75,4 +75,4 @@ for T, color in ((1.0, "#E69F00"), (0.3, "#009E73"), (0.1, "#0072B2"), (0.0, "bl
     plt.plot(angles, lookup(T, directions(angles), keys, values).output.flatten(), color=color, label=f"T = {T}")
 plt.scatter(degrees, speeds, color="#D55E00", zorder=3, label="keys and values")
 plt.gca().set(title="One lookup, four temperatures", xlabel="direction of the query (degrees)", ylabel="answer (km/h)")
-plt.legend(), plt.show()
+plt.legend(), rg.drawing.show_or_save("02_soft_dictionary.png")

@@ -71,9 +71,7 @@ assert not np.allclose(wrong.sum(-1), 1) and np.allclose(wrong.sum(0), 1)
 # %%
 # The three matrices, from queries to outputs.
 figure, axes = plt.subplots(1, 3, figsize=(10, 2.4), layout="constrained")
-panels = (("scores", scores, "key"), ("weights", weights, "key"), ("output", output, "channel"))
-for ax, (title, matrix, across) in zip(axes, panels, strict=True):
-    image = ax.imshow(matrix, cmap="cividis", aspect="auto", **({"vmin": 0, "vmax": 1} if title == "weights" else {}))
-    figure.colorbar(image, ax=ax, label=title)
-    ax.set(title=title, xlabel=across, ylabel="query", xticks=range(matrix.shape[1]), yticks=range(4))
-plt.show()
+for ax, title, matrix in zip(axes, ("scores", "weights", "output"), (scores, weights, output), strict=True):
+    rg.heatmap(matrix, kind="weight" if title == "weights" else "score", title=title, axes=ax)
+axes[2].set(xlabel="channel"), axes[2].images[0].colorbar.set_label("output")
+rg.drawing.show_or_save("03_scaled_dot_product.png")

@@ -77,4 +77,4 @@ for rows, color, label in ((scaled, "#0072B2", "scores / sqrt(d)"), (plain, "#E6
         ax.set(title=title, xscale="log", yscale="log" if column in (0, 3) else "linear")
     axes[1, 1].plot(widths, rows[:, 4], "o--", ms=4, color=color)
 axes[0, 0].legend(), figure.supxlabel("width d")
-plt.show()
+rg.drawing.show_or_save("04_why_scaled.png")

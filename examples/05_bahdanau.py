@@ -71,10 +71,9 @@ assert right > 0.9 * words
 # %%
 # The sentence that was translated by hand. Circles are the true alignment, which the model never saw.
 aligned = alignments[example - len(ids)]
-plt.figure(figsize=(7.4, 6.4), layout="constrained")
-plt.colorbar(plt.imshow(aligned.weights, cmap="cividis", vmin=0, vmax=1), label="weight", shrink=0.8)
-plt.scatter(*zip(*pairs[example].gold, strict=True), s=110, facecolors="none", edgecolors="#E69F00", linewidths=1.5)
-plt.xticks(range(len(aligned.source)), aligned.source, rotation=60, ha="right"), plt.xlabel("source word (key)")
-plt.yticks(range(len(aligned.target)), aligned.target), plt.ylabel("target word that is predicted (query)")
-plt.title("Bahdanau's weights, and the true alignment as circles")
-plt.show()
+figure, axes = plt.subplots(figsize=(7.4, 6.4), layout="constrained")
+title = "Bahdanau's weights, and the true alignment as circles"
+rg.heatmap(aligned.weights, (aligned.target, aligned.source), title=title, axes=axes)
+axes.scatter(*zip(*pairs[example].gold, strict=True), s=400, facecolors="none", edgecolors="#E69F00", linewidths=1.5)
+axes.set(ylabel="target word that is predicted (query)")
+rg.drawing.show_or_save("05_bahdanau.png")

@@ -77,4 +77,4 @@ for place, (name, color) in enumerate(colors.items()):
     rg.heatmap(weights[0], names, axes=axes[f"{place}"], title=title)
     axes["4"].plot(moved, "o^sD"[place] + "-", color=color, label=title)
 axes["4"].set(title="letter 3 changed", xlabel="row of the map", ylabel="largest change of a weight, mean of 100 texts")
-axes["4"].legend(), plt.show()
+axes["4"].legend(), rg.drawing.show_or_save("06_luong.png")

@@ -76,4 +76,4 @@ for (names, pair), color in zip(preferences.items(), ("#D55E00", "#0072B2", "#99
     right.scatter(*pair.flatten(1), s=9, color=color, label=names)
     right.scatter(*pair[:, layer, head], s=90, color=color, edgecolors="black")
 right.set(xlabel="preference for the first noun", ylabel="the same in the twin", title="72 heads, 3 pairs of sentences")
-right.legend(), plt.show()
+right.legend(), rg.drawing.show_or_save("07_coreference.png")

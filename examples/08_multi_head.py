@@ -70,11 +70,10 @@ assert torch.allclose(seen.weights.dense(), watched[0].dense(), atol=1e-5)
 # %%
 # The twelve maps of that layer: twelve different maps of the same words.
 tokens = tokenizer.convert_ids_to_tokens(inputs.input_ids[0])
-figure, axes = plt.subplots(3, 4, figsize=(9, 6.6), layout="constrained")
-for head, ax in enumerate(axes.flat):
-    image = ax.imshow(watched[0][0, head].sqrt(), cmap="cividis", vmin=0, vmax=1)
-    ax.set_title(f"head {head}, entropy {watched[0].entropy()[0, head].mean():.2f} nats", fontsize=9)
-    ax.set_xticks(range(len(tokens)), tokens if head >= 8 else [], rotation=90, fontsize=8)
-    ax.set_yticks(range(len(tokens)), tokens if head % 4 == 0 else [], fontsize=8)
-figure.colorbar(image, ax=axes.ravel().tolist(), label="square root of the weight", shrink=0.5)
-figure.supxlabel("key"), figure.supylabel("query"), plt.show()
+entropies = watched[0].entropy()[0].mean(-1)
+figure, axes = plt.subplots(3, 4, figsize=(12, 9), layout="constrained")
+titles = [f"head {head}, entropy {entropy:.2f} nats" for head, entropy in enumerate(entropies)]
+rg.heatmap(watched[0], tokens, title=titles, axes=axes)
+for ax in axes.flat:
+    ax.title.set_fontsize(9), ax.label_outer()
+rg.drawing.show_or_save("08_multi_head.png")

@@ -61,13 +61,10 @@ for (title, (name, rows, cols)), (above, below) in zip(roles.items(), axes.T, st
     weights = seen[name].dense()[0].mean(0)
     allowed = torch.ones(len(rows), len(cols)).tril() if "masked" in title else torch.ones(len(rows), len(cols))
     assert torch.equal(weights > 0, allowed > 0) and torch.allclose(weights.sum(-1), torch.ones(len(rows)))
-    above.imshow(allowed, cmap="cividis", vmin=0, vmax=1)
-    image = below.imshow(weights, cmap="cividis", vmin=0, vmax=1)
-    above.set_title(f"{title}\nallowed (yellow): {int(allowed.sum())} pairs", fontsize=10)
-    for cell in (above, below):
-        cell.set(xlabel="key", ylabel="query", xticks=range(len(cols)), yticks=range(len(rows)))
-        cell.set_xticklabels(cols, fontsize=9), cell.set_yticklabels(rows)
-figure.colorbar(image, ax=axes[1], label="weight, mean of 2 heads", shrink=0.9)
+    said = f"{title}\n{int(allowed.sum())} pairs may attend"
+    rg.heatmap(allowed, (rows, cols), kind="mask", title=said, axes=above, colorbar=False)
+    rg.heatmap(weights, (rows, cols), axes=below, colorbar=False)
+figure.colorbar(below.images[0], ax=axes[1], label="weight, mean of 2 heads,\nsquare root scale", shrink=0.9)
 
 # %%
 # Because of the mask, one pass teaches all target positions: the first 4 outputs are the same without the later
@@ -76,4 +73,4 @@ assert torch.allclose(model(batch.source, batch.target_input[:, :4]), outputs[:,
 attended = seen["transformer.decoder.layers.0.cross_attention"].dense()[0].mean(0)[:-1].argmax(-1).tolist()
 print("the steps attend most to:", " ".join(source[j] for j in attended))
 assert attended == list(range(len(letters)))[::-1]
-plt.show()
+rg.drawing.show_or_save("09_three_roles.png")

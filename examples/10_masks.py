@@ -75,6 +75,6 @@ for (name, change), color, marker in zip(changed.items(), ("#999999", "#0072B2",
 left.axvline(5.5, color="black", linestyle=":"), left.legend()
 left.set(xlabel="query", ylabel="largest change of its output", title="keys 6 to 9 changed")
 rg.heatmap(seen.weights, head=0, axes=middle, title="causal, and 3 tokens of padding first")
-image = right.imshow(errors, cmap="Blues", vmin=0)
+image = right.imshow(errors, cmap="Greys", vmin=0)
 right.set(xlabel="head", ylabel="text", title="a mask that broadcasts wrongly", xticks=range(4), yticks=range(4))
-figure.colorbar(image, ax=right, label="largest error of the output"), plt.show()
+figure.colorbar(image, ax=right, label="largest error of the output"), rg.drawing.show_or_save("10_masks.png")

@@ -77,4 +77,4 @@ left.set(xscale="log", xlabel="largest |f(P x) - P f(x)|", title="permute 12 tok
 side.bar(list(right), list(right.values()), color=["#999999", "#0072B2", "#D55E00"])
 side.axhline(0.5, color="black", linestyle=":")
 side.set(ylabel="share of right answers", ylim=(0, 1.02), title="which came first? (dotted: chance)")
-plt.show()
+rg.drawing.show_or_save("11_blind_to_order.png")

@@ -66,15 +66,13 @@ try:
 except rg.RegardError as error:
     print(error)
 figure, axes = plt.subplots(2, 2, figsize=(9, 6.6), layout="constrained")
-image = axes[0, 0].imshow(waves[:128].T, cmap="cividis", aspect="auto", vmin=-1, vmax=1)
-figure.colorbar(image, ax=axes[0, 0], label="value")
-axes[0, 0].set(xlabel="position", ylabel="channel", title="sinusoidal: low channels are the fast ones")
+rg.heatmap(waves[:128], kind="position", title="sinusoidal: low channels are the fast ones", axes=axes[0, 0])
 for channel, color in ((0, "#999999"), (16, "#D55E00"), (32, "#0072B2"), (62, "#000000")):
     axes[0, 1].plot(waves[:64, channel], color=color, label=f"channel {channel}")
 axes[0, 1].set(xlabel="position", ylabel="value", title="four of the waves", ylim=(-2, 1.1))
 axes[0, 1].legend(fontsize=8, ncols=2, loc="lower center")
 cosines = {"sinusoidal": products / 32, "MiniLM, learned": normalized[1] @ normalized[1].T}
 for cell, (title, values) in zip(axes[1], cosines.items(), strict=True):
-    image = cell.imshow(values[:128, :128], cmap="cividis", vmin=-0.2, vmax=1)
-    cell.set(xlabel="position", ylabel="position", title=f"cosine of positions: {title}")
-figure.colorbar(image, ax=axes[1], label="cosine"), plt.show()
+    rg.heatmap(values[:128, :128], kind="score", vmax=1.0, title=f"cosine of positions: {title}", axes=cell)
+    cell.set(xlabel="position", ylabel="position"), cell.images[0].colorbar.set_label("cosine")
+rg.drawing.show_or_save("12_sinusoids_and_tables.png")

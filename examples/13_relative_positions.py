@@ -75,6 +75,6 @@ assert max(rise["ALiBi"], rise["T5"], rise["Shaw"]) < 0.2 < 0.3 < min(rise["sinu
 colors = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7")
 for (name, curve), color, marker in zip(curves.items(), colors, "osv^D", strict=True):
     plt.plot(torch.arange(16) * 32 + 16, curve, color=color, marker=marker, markersize=5, label=name)
-plt.axvline(64, color="black", linestyle=":")
+plt.axvline(64, color="black", linestyle=":"), plt.legend(ncols=3, framealpha=1, loc="upper right")
 plt.gca().set(xlabel="position in the text", ylabel="loss, nats a character", title="trained on 64 characters (dotted)")
-plt.legend(ncols=3, framealpha=1, loc="upper right"), plt.ylim(top=max(map(max, curves.values())) + 0.4), plt.show()
+plt.ylim(top=max(map(max, curves.values())) + 0.4), rg.drawing.show_or_save("13_relative_positions.png")

@@ -76,5 +76,5 @@ right.set(ylabel="gradient, block 6 / block 1", title="6 matrices of a block, 3 
 parts = [attends / 1e6, 2 * attends / 1e6]
 left.bar(list(expected), parts, color="#0072B2", label="attention")
 left.bar(list(expected), feeds / 1e6, bottom=parts, color="#E69F00", label="feed-forward")
-left.set(ylabel="parameters, millions", title="width 512, 8 heads, feed-forward 2,048", ylim=(0, 5.5))
-left.legend(), right.legend(ncols=2), right.axhline(1, color="black", linestyle=":"), plt.show()
+left.set(ylabel="parameters, millions", title="width 512, 8 heads, feed-forward 2,048", ylim=(0, 5.5)), left.legend()
+right.legend(ncols=2), right.axhline(1, color="black", ls=":"), rg.drawing.show_or_save("14_blocks_and_parameters.png")

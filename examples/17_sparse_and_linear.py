@@ -77,4 +77,4 @@ for (name, times), color, marker in zip(took.items(), colors, "osv^DP", strict=T
 side.barh(list(right), list(right.values()), color=colors)
 left.set(title="Processor time of 4 heads", xlabel="length n (tokens)", ylabel="milliseconds")
 side.set(title="Attention to one token 32 positions away", xlabel="% right after 250 steps (chance: 6 %)")
-left.legend(fontsize=8), plt.show()
+left.legend(fontsize=8), rg.drawing.show_or_save("17_sparse_and_linear.png")

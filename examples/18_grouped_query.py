@@ -77,4 +77,4 @@ titles = ("Cache at 8,192 tokens", "MiB"), ("One more token", "milliseconds"), (
 for axis, numbers, (title, unit) in zip(axes, (mebibytes, took, losses), titles, strict=True):
     axis.bar([str(groups) for groups in numbers], list(numbers.values()), color="#0072B2")
     axis.set(title=title, xlabel="key heads (of 8 query heads)", ylabel=unit)
-plt.show()
+rg.drawing.show_or_save("18_grouped_query.png")

@@ -77,4 +77,4 @@ for name, color, marker in zip(functions, ("#D55E00", "#000000", "#0072B2"), "o^
     right.semilogy([f"{n:,}" for n in lengths], took[name], marker=marker, color=color, label=name)
 left.set(title="Memory allocated, n = 4,096", ylabel="MiB", yscale="log", ylim=(1, 4000))
 right.set(title="Time of one thread", xlabel="length n (tokens)", ylabel="milliseconds")
-right.legend(), plt.show()
+right.legend(), rg.drawing.show_or_save("19_flash.png")

@@ -70,11 +70,11 @@ print(f"{int((strongest == strongest[0]).all(0).sum())} of 72 heads have the sam
 figure, axes = plt.subplots(2, 4, figsize=(9, 4.9), layout="constrained")
 for (above, below), name in zip(axes.T, names, strict=True):
     layer, head = divmod(int(scores["prose"][name].argmax()), 12)
-    image = above.imshow(read["prose"][0][layer][0, head, :60, :60].sqrt(), cmap="viridis", vmin=0, vmax=1)
-    above.set(xlabel="key", ylabel="query")
-    above.set_title(f"{name.split('_')[0]}: L{layer}.H{head}", fontsize=9)
+    title = f"{name.split('_')[0]}: L{layer}.H{head}"
+    rg.heatmap(read["prose"][0][layer][0, head, :60, :60], title=title, axes=above, colorbar=False)
     for kind, color in (("code", "#D55E00"), ("shuffled", "#0072B2")):
         below.plot(scores["prose"][name], scores[kind][name], ".", color=color, label=kind)
     below.axline((0, 0), slope=1, color="gray", linewidth=0.5)
     below.set(xlabel="score on prose", ylabel="on another text", xlim=(-0.05, 1), ylim=(-0.05, 1))
-axes[1, 0].legend(fontsize=8), figure.colorbar(image, ax=axes[0], label="root of the weight"), plt.show()
+axes[1, 0].legend(fontsize=8), figure.colorbar(above.images[0], ax=axes[0], label="weight, square root scale")
+rg.drawing.show_or_save("20_heads_of_a_real_model.png")

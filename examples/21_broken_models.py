@@ -72,7 +72,7 @@ for attention, kinds in ((rg.Attention(mask=rg.causal()), []), (rg.Attention(mas
 assert (leaks[0].layer, leaks[0].heads) == (1, (0, 1, 2, 3))
 figure, axes = plt.subplots(1, 5, figsize=(9, 2.4), layout="constrained", sharey=True)
 for axis, (name, each) in zip(axes, (maps | {"leak": seen[1]}).items(), strict=True):
-    image = axis.imshow(each[0, 3], cmap="cividis", vmin=0, vmax=0.5)
-    axis.set(title=name, xlabel="key", ylabel="query" if name == "healthy" else "")
-figure.colorbar(image, ax=axes, label="weight", shrink=0.7, extend="max"), figure.suptitle("Head 3 of the broken layer")
-plt.show()
+    rg.heatmap(each, head=3, title=name, axes=axis, colorbar=False), axis.label_outer()
+figure.colorbar(axis.images[0], ax=axes, label="weight,\nsquare root scale", shrink=0.7)
+figure.suptitle("Head 3 of the broken layer")
+rg.drawing.show_or_save("21_broken_models.png")

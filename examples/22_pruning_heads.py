@@ -71,10 +71,10 @@ for part, changes in single.items():
     print(f"without one head of {part}: {min(changes):.1f} to {max(changes):.1f} points, mean {sum(changes) / 8:.1f}")
 assert sum(single["encoder"]) > max(sum(single["decoder"]), sum(single["cross"]))
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-labels = "least important first", "at random", "most important first"
-for order, label, color in zip(bands, labels, ("#0072B2", "#999999", "#D55E00"), strict=True):
+labels = {"least important first": "#0072B2", "at random": "#999999", "most important first": "#D55E00"}
+for order, (label, color) in zip(bands, labels.items(), strict=True):
     left.fill_between(range(0, 101, 10), *bands[order], color=color, alpha=0.25, linewidth=0)
     left.plot(range(0, 101, 10), list(points[order].values()), "o-", color=color, label=label)
-right.plot(list(single), list(single.values()), "o", color="#0072B2", alpha=0.5)
-left.set(title="Removed together (bands: three seeds)", xlabel="% of 24 heads", ylabel="% of words right")
-right.set(title="Removed alone", xlabel="attention", ylabel="change in % of words right"), left.legend(), plt.show()
+right.plot(list(single), list(single.values()), "o", color="#0072B2", alpha=0.5), left.legend()
+left.set(title="Together. Lines: this run; bands: three seeds", xlabel="% of 24 heads", ylabel="% of words right")
+right.set(title="Alone", ylabel="change in % of words right"), rg.drawing.show_or_save("22_pruning_heads.png")

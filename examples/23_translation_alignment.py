@@ -71,10 +71,8 @@ chosen = next(n for n, pair in enumerate(corpus.test) if len(pair.source.split()
 figure, axes = plt.subplots(1, 2, figsize=(9, 4.8), layout="constrained")
 for axis, name in zip(axes, models, strict=True):
     each = alignments[name, "output"][chosen]
-    image = axis.imshow(each.weights, cmap="viridis", vmin=0, vmax=1)
+    title = f"{name}, AER {rates[name, 'output']:.2f}"
+    rg.heatmap(each.weights, (each.target, each.source), title=title, axes=axis, colorbar=False)
     axis.plot(*zip(*gold[chosen], strict=True), "s", color="#D55E00", markersize=14, fillstyle="none", label="true")
-    axis.set_xticks(range(len(each.source)), each.source, rotation=60)
-    axis.set_yticks(range(len(each.target)), each.target)
-    axis.set(title=f"{name}, AER {rates[name, 'output']:.2f}", xlabel="source word", ylabel="target word")
-axes[0].legend(fontsize=8), figure.colorbar(image, ax=axes, label="weight", shrink=0.8)
-plt.show()
+axes[0].legend(fontsize=8), figure.colorbar(axis.images[0], ax=axes, label="weight, square root scale", shrink=0.8)
+rg.drawing.show_or_save("23_translation_alignment.png")

@@ -76,4 +76,4 @@ for name, color in (("GRU", "#D55E00"), ("attention", "#0072B2")):
 axes[0].set(title="Gradient of the first input", xlabel="length n (tokens)", ylabel="gradient: first / middle input")
 axes[1].set(title="Time of one layer (dotted: n = d = 128)", xlabel="length n (tokens)", ylabel="milliseconds")
 axes[1].axvline("128", color="gray", linestyle=":")
-axes[0].legend(), axes[1].legend(), plt.show()
+axes[0].legend(), axes[1].legend(), rg.drawing.show_or_save("24_rnn_against_attention.png")

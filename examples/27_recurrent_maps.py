@@ -72,9 +72,9 @@ figure, axes = plt.subplots(2, figsize=(8, 4.2), layout="constrained", sharex=Tr
 text = (last.sort(1).values.diff(dim=1).ne(0).sum(1) + same.any(-1).sum(1)).argmax()  # different keys, written again
 for axis, (name, layer) in zip(axes, layers.items(), strict=True):
     layer(keys[text, None], values[text, None])
-    image = axis.imshow(layer.seen.weights[0, 0, WRITES:, :WRITES].detach(), cmap="RdBu_r", vmin=-1, vmax=1)
+    rg.heatmap(layer.seen.weights[0, 0, WRITES:, :WRITES], kind="score", vmax=1.0, axes=axis, colorbar=False)
     axis.scatter(last[text], range(QUESTIONS), marker="s", s=250, facecolors="none", edgecolors="black")
     axis.set(title=name, yticks=range(QUESTIONS), yticklabels=[f"{chr(97 + k)}?" for k in keys[text, WRITES:]])
 written = [f"{chr(97 + k)}={v}" for k, v in zip(keys[text, :WRITES], values[text, :WRITES], strict=True)]
 axes[1].set(xticks=range(WRITES), xticklabels=written, xlabel="a key gets a value; squares mark the answers")
-figure.colorbar(image, ax=axes, label="weight"), plt.show()
+figure.colorbar(axis.images[0], ax=axes, label="weight"), rg.drawing.show_or_save("27_recurrent_maps.png")

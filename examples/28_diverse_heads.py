@@ -59,7 +59,8 @@ assert (diverse[:, 0] < plain[:, 0] / 2).all() and diverse[:, 1].mean() > plain[
 figure, panels = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
 for axes, (strength, runs) in zip(panels, results.items(), strict=True):
     similarity, right, back = runs[1]
-    image = axes.imshow(back, cmap="cividis", vmin=0, vmax=1, aspect="auto")
+    rg.heatmap(back, axes=axes, colorbar=False)
     axes.set(xlabel="positions back", ylabel="head", yticks=range(heads), xticks=range(9), xticklabels=range(8, -1, -1))
     axes.set_title(f"strength {strength}, seed 2: similarity {similarity:.2f}, {right:.0f} % right", fontsize=9)
-figure.colorbar(image, ax=panels, label="mean weight"), plt.show()
+figure.colorbar(axes.images[0], ax=panels, label="mean weight, square root scale", shrink=0.8)
+rg.drawing.show_or_save("28_diverse_heads.png")

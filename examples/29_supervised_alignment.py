@@ -72,8 +72,9 @@ chosen = next(n for n, pair in enumerate(corpus.test) if len(pair.source.split()
 source, target = (text.split() for text in (corpus.test[chosen].source, corpus.test[chosen].target))
 figure, panels = plt.subplots(1, 2, figsize=(9, 4.8), layout="constrained")
 for axes, (strength, rows) in zip(panels, maps.items(), strict=True):
-    image = axes.imshow(rows[chosen, : len(target), : len(source)], cmap="viridis", vmin=0, vmax=1)
+    title = f"strength {strength}: alignment error rate {results[strength][0]:.2f}"
+    rg.heatmap(rows[chosen, : len(target), : len(source)], (target, source), title=title, axes=axes, colorbar=False)
     axes.plot(*zip(*gold[chosen], strict=True), "s", color="#D55E00", markersize=14, fillstyle="none", label="true")
-    axes.set_xticks(range(len(source)), source, rotation=60), axes.set_yticks(range(len(target)), target)
-    axes.set(title=f"strength {strength}: alignment error rate {results[strength][0]:.2f}", xlabel="source word")
-panels[0].legend(fontsize=8), figure.colorbar(image, ax=panels, label="weight", shrink=0.8), plt.show()
+panels[0].legend(fontsize=8)
+figure.colorbar(axes.images[0], ax=panels, label="weight, square root scale", shrink=0.8)
+rg.drawing.show_or_save("29_supervised_alignment.png")

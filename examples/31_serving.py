@@ -66,7 +66,7 @@ for number, (prompt, result, axis) in enumerate(zip(prompts, results.values(), a
     gap = (rows - seen[LAYER][0]).abs().max()
     print(f"request {number}: {rows.shape[1]} rows of 4 heads, largest difference from a whole pass {gap:.0e}")
     assert gap < 1e-4
-    axis.imshow(rows.mean(0), cmap="viridis", vmin=0, vmax=1)
-    axis.set(title=f"request {number}: mean of 4 heads", xlabel="key", ylabel="query")
-    axis.axhline(len(prompt) - 0.5, color="white", linewidth=1)
+    rg.heatmap(rows, head="mean", title=f"request {number}: mean of 4 heads", axes=axis)
+    axis.axhline(len(prompt) - 0.5, color="#D55E00", linewidth=1)
 fig.suptitle("Above the line: the prompt. Below: one row for each generated token.")
+rg.drawing.show_or_save("31_serving.png")

@@ -72,4 +72,4 @@ for axis, (method, scores) in zip(axes, rows.items(), strict=True):
     axis.scatter(*zip(*corpus.test[0].gold, strict=True), s=120, facecolors="none", edgecolors="black")
     axis.set(title=method, xticks=range(len(source)), yticks=range(len(target)))
     axis.set_xticklabels(source, rotation=60), axis.set_yticklabels(target)
-plt.show()
+rg.drawing.show_or_save("32_attribution.png")

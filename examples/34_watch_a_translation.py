@@ -72,8 +72,7 @@ figure, axes = plt.subplots(1, 2, figsize=(10, 5), layout="constrained")
 words = [target_words.decode([n]) or "(start)" for n in generation.tokens[0, :-1].tolist()]
 shown = (generation.cross[0], names, "cross-attention"), (generation.decoder[0], words, "self-attention")
 for axis, (weights, keys, title) in zip(axes, shown, strict=True):
-    image = axis.imshow(weights[0].mean(0), cmap="viridis", vmin=0, vmax=1)
-    axis.set_xticks(range(len(keys)), keys, rotation=60), axis.set_yticks(range(len(words)), words)
-    axis.set(title=title, xlabel="attends to", ylabel="word that the model reads")
-figure.colorbar(image, ax=axes, label="weight, mean of 4 heads", shrink=0.8)
-plt.show()
+    rg.heatmap(weights, (words, keys), "mean", title=title, axes=axis, colorbar=False)
+    axis.set(xlabel="attends to", ylabel="word that the model reads")
+figure.colorbar(axis.images[0], ax=axes, label="weight, mean of 4 heads, square root scale", shrink=0.8)
+rg.drawing.show_or_save("34_watch_a_translation.png")

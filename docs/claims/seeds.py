@@ -24,7 +24,9 @@ def lines_printed(script, shift):
     import matplotlib.pyplot as plt
 
     set_seed, printed = torch.manual_seed, StringIO()
-    with mock.patch("torch.manual_seed", lambda seed: set_seed(seed + shift)), redirect_stdout(printed):
+    shifted = mock.patch("torch.manual_seed", lambda seed: set_seed(seed + shift))
+    unsaved = mock.patch("regard.drawing.show_or_save", lambda path: None)
+    with shifted, unsaved, redirect_stdout(printed):
         runpy.run_path(str(script), run_name="__main__")
     plt.close("all")
     return printed.getvalue().splitlines()

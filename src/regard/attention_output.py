@@ -6,8 +6,9 @@ import sys
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -97,8 +98,10 @@ def attend(
     """output_i = sum_j w_ij v_j, with the weights of any mechanism, and every weight on demand.
 
     `query` is (B, H, I, D), `key` (B, G, J, D), `value` (B, G, J, E); G divides H, and H / G query heads share each
-    key/value head. With `layout="blhd"`, that of flash-attn, they and the output have the length before the heads. The
-    result unpacks to two: `output, weights = attend(query, key, value)`; `cache` is its third attribute.
+    key/value head. With `layout="blhd"`, that of flash-attn, they and the output have the length before the heads.
+    Without an axis of heads, (B, I, D) or (I, D), there is one head, and the output has the same axes; the map of the
+    weights always has four. Arrays of NumPy are taken too. The result unpacks to two:
+    `output, weights = attend(query, key, value)`; `cache` is its third attribute.
 
     `attention` is the mechanism: `attend(..., attention=attention)` is `attention(...)`. Without it the weights are the
     softmax of q_i . k_j / sqrt(D). These arguments change it for one call:
@@ -132,55 +135,101 @@ def attend(
         raise RegardError(f"attend: check is True or False, got {type(check).__name__}.")
     refuse_tracing("attend")
     options = CallOptions(mask, is_causal, scale, dropout_p)
-    request = _request(attention, (query, key, value), layout, positions, cache, options, engine, tensors)
+    request, order = _request(attention, (query, key, value), layout, positions, cache, options, engine, tensors)
     if attend_editors and not attend_listeners.busy:  # the innermost `rg.edit` runs the call, if it selects it
         edited = [*attend_editors][-1](
             *request[:4], positions=positions, cache=cache, engine=engine, check=check, **request.tensors
         )
         if edited is not None:
             attend_listeners.tell(None, lambda: edited.weights, lambda: request.value)
-            return _in_layout(edited, layout)
+            return order.of_result(edited)
     seen = request.attention.attend_request(request, cache, check)
-    return seen if layout == "bhld" else _in_layout(seen, layout)
+    return seen if order is PLAIN_ORDER else order.of_result(seen)
 
 
-def _in_layout(seen: AttentionOutput, layout: str) -> AttentionOutput:
-    return seen if layout == "bhld" else replace(seen, output=seen.output.transpose(1, 2))
+class Order(NamedTuple):
+    """The axes of the tensors of a call: the length before the heads, or without heads, or without a batch too."""
+
+    length_first: bool = False
+    num_missing: int = 0
+
+    @staticmethod
+    def of(layout: str, tensors: Iterable[Tensor]) -> Order:
+        """The order of the tensors of a call. Without heads there is no order of lengths and heads."""
+        if not isinstance(layout, str) or layout not in ("bhld", "blhd"):
+            raise RegardError(
+                f'attend(layout={layout!r}): the axes are "bhld" (batch, heads, length, width), as in torch, or "blhd" '
+                "(batch, length, heads, width), as in flash-attn."
+            )
+        axes = {x.ndim for x in tensors if isinstance(x, Tensor)}
+        if axes in ({2}, {3}):
+            return Order(num_missing=4 - axes.pop())
+        return PLAIN_ORDER if layout == "bhld" else Order(length_first=True)
+
+    def four_axes(self, tensor: Any) -> Any:
+        """A tensor as (batch, heads, length, width)."""
+        if self.num_missing and isinstance(tensor, Tensor):
+            return tensor.unsqueeze(-3) if self.num_missing == 1 else tensor[None, None]
+        is_swapped = self.length_first and isinstance(tensor, Tensor) and tensor.ndim == 4
+        return tensor.transpose(1, 2) if is_swapped else tensor
+
+    def mask_of(self, mask: Any) -> Any:
+        """A mask (batch, queries, keys) of a call without heads, with them."""
+        return mask[:, None] if self.num_missing and isinstance(mask, Tensor) and mask.ndim == 3 else mask
+
+    def of_result(self, seen: AttentionOutput) -> AttentionOutput:
+        """The result with the output in the order of the inputs."""
+        if self.num_missing:
+            return replace(seen, output=seen.output[:, 0] if self.num_missing == 1 else seen.output[0, 0])
+        return replace(seen, output=seen.output.transpose(1, 2)) if self.length_first else seen
 
 
-def _with_heads_first(layout: str, *tensors: Tensor) -> Iterable[Tensor]:
-    """The tensors in the order (batch, heads, length, width)."""
-    if isinstance(layout, str) and layout == "bhld":
-        return tensors
-    if not isinstance(layout, str) or layout != "blhd":
-        raise RegardError(
-            f'attend(layout={layout!r}): the axes are "bhld" (batch, heads, length, width), as in torch, or "blhd" '
-            "(batch, length, heads, width), as in flash-attn."
-        )
-    return [t.transpose(1, 2) if isinstance(t, Tensor) and t.ndim == 4 else t for t in tensors]
+#: The axes that engines take: (batch, heads, length, width).
+PLAIN_ORDER = Order()
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 4
+
+
+def _as_tensor(value: Any) -> Any:
+    """An array of NumPy as a tensor; anything else as it is."""
+    if not isinstance(value, np.ndarray):
+        return value
+    try:
+        return torch.tensor(np.ascontiguousarray(value))  # a copy: an array may be read-only, or have negative strides
+    except (TypeError, ValueError):  # texts or objects
+        return value
 
 
 def _request(
     attention: Mechanism | None,
-    inputs: tuple[Tensor, Tensor, Tensor],
+    inputs: tuple[Any, Any, Any],
     layout: str,
     positions: Positions | None,
     cache: Cache | None,
     options: CallOptions,
     engine: str | Ring,
     tensors: CallTensors,
-) -> Request:
-    """The `Request` of a call: heads first, and the options of the call applied to the attention."""
-    query, key, value = _with_heads_first(layout, *inputs)
+) -> tuple[Request, Order]:
+    """The `Request` of a call: heads first, and the options of the call applied to the attention. And its `Order`."""
+    (query, key, value), order = inputs, PLAIN_ORDER
+    if not (
+        _is_plain(query) and _is_plain(key) and _is_plain(value) and layout == "bhld"
+    ):  # a step has no time to lose
+        tensors_given = [*map(_as_tensor, inputs)]
+        order = Order.of(layout, tensors_given)
+        query, key, value = map(order.four_axes, tensors_given)
     attention = PLAIN if attention is None else checked_mechanism("attend: attention", attention)
     if isinstance(query, nn.Module):
         raise RegardError(TENSORS_FIRST)
     if options:
+        options = options._replace(mask=order.mask_of(_as_tensor(options.mask)))
         earlier = cache.length if isinstance(cache, Cache) else None
         attention = options.applied(attention, Sizes.of(query, key, value), positions, earlier)
     if isinstance(query, Tensor) and query.is_inference():
         query, key, tensors = _copies(query), _copies(key), {name: _copies(t) for name, t in tensors.items()}
-    return Request(attention, query, key, value, positions, None, None, engine, tensors)  # type: ignore[arg-type]
+    return Request(attention, query, key, value, positions, None, None, engine, tensors), order  # type: ignore[arg-type]
 
 
 def _copies(tensor: Tensor) -> Tensor:
@@ -234,7 +283,7 @@ def plan(
     """
     with errors_named("attend", "plan"):
         options = CallOptions(mask, is_causal, scale, dropout_p)
-        request = _request(attention, (query, key, value), layout, positions, cache, options, engine, tensors)
+        request, _ = _request(attention, (query, key, value), layout, positions, cache, options, engine, tensors)
         return request.attention.plan_request(request, cache)
 
 

@@ -32,7 +32,7 @@ MISTAKES = {
     "batches that differ": (lambda: attend(q, x(1, 4, 6, 8), x(1, 4, 6, 8)), "batch sizes differ"),
     "values without keys": (lambda: attend(q, k, x(2, 4, 5, 8)), "one value for each key"),
     "three axes": (lambda: attend(q[0], k, k), r"4 axes.*unsqueeze\(0\)"),
-    "no tensor": (lambda: attend([1.0], k, k), "torch.Tensor, got list"),
+    "no tensor": (lambda: attend([1.0], k, k), "array of numbers, got list"),
     "no key heads": (lambda: attend(q, k[:, :0], k[:, :0]), "key has shape.*heads and width are at least 1"),
     "no channels": (lambda: attend(q[..., :0], k[..., :0], k), "query has shape.*heads and width are at least 1"),
     "integers": (lambda: attend(q.long(), k, k), "floating point, got torch.int64"),

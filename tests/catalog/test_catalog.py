@@ -75,3 +75,11 @@ def test_a_mechanism_has_its_family_its_year_and_models_that_have_it(name):
 def test_an_unknown_family_is_refused():
     with pytest.raises(rg.RegardError, match="Did you mean 'scored'"):
         rg.types.CatalogEntry(build=rg.mechanism("masked").build, formula="", paper="", cost="", family="scores")
+
+
+@pytest.mark.parametrize(
+    "name", ["FlashAttention", "flash_attention_2", "SDPA", "sdpa", "xFormers", "memory-efficient attention"]
+)
+def test_a_kernel_is_told_from_a_mechanism(name):
+    with pytest.raises(rg.RegardError, match=r"a way to compute softmax attention.*'self_attention'.*regard\.plan"):
+        rg.mechanism(name)

@@ -167,8 +167,8 @@ def test_scores_are_no_weights():
 
 def test_the_color_bar_says_that_gray_is_nan():
     row = torch.tensor([[0.5, 0.5], [torch.nan, torch.nan]])
-    assert rg.heatmap(row).axes[-1].get_ylabel() == "weight (gray: NaN)"
-    assert rg.heatmap(row[:1]).axes[-1].get_ylabel() == "weight"
+    assert rg.heatmap(row).axes[-1].get_ylabel() == "weight, square root scale (gray: NaN)"
+    assert rg.heatmap(row[:1]).axes[-1].get_ylabel() == "weight, square root scale"
     assert rg.heatmap(torch.full((600, 600), torch.nan)).axes[-1].get_ylabel().endswith("(gray: NaN)")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -165,7 +166,7 @@ def test_systems_that_say_the_same_are_not_told_apart(tmp_path, seeds):
 def test_equal_time_says_which_steps_it_came_to(folder, found):
     text = (folder / "report.md").read_text()
     assert "Steps in this time: No attention 100 ± 0, Bahdanau 100 ± 0" in text
-    row = rows_of(text, "perplexity")["Bahdanau"]
+    row = rows_of(text, "parameters")["Bahdanau"]
     assert row["minutes to best"].startswith("3.50") and row["steps to best"].startswith("350")
     assert found["tokenizer"] == "13a" and "the tokenizer 13a of sacrebleu" in text
 
@@ -317,6 +318,42 @@ def test_figures_are_xml_with_title_and_description(folder):
     assert used == {file.name for file in files}
 
 
+def test_no_table_of_the_first_section_is_wider_than_the_page(folder):
+    """A column takes at least 7 letters of 7.5 pixels and 13 pixels beside them; the page has 1,152 pixels."""
+    page = (folder / "report.html").read_text()
+    for table in page.split("<h2")[1].split("<table")[1:3]:
+        heads = re.findall(r"<th scope=\"col\"[^>]*>(.*?)</th>", table)
+        cells = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for row in table.split("<tr>")[2:]]
+        words = [max(len(word) for word in re.split(r" ", head)) for head in heads]
+        widest = [max(w, *(len(row[n]) for row in cells)) for n, w in enumerate(words)]
+        assert len(heads) > 4 and sum(7.5 * width + 13 for width in widest) < 1152
+
+
+def test_every_figure_says_what_to_see_in_it(folder):
+    page, text = (folder / "report.html").read_text(), (folder / "report.md").read_text()
+    shown = re.findall(r"<figure><figcaption>(.*?)</figcaption>.*?</svg>(.*?)</figure>", page, re.S)
+    assert len(shown) > 5
+    for title, below in shown:
+        said = html.unescape(re.fullmatch(r'<p class="look">(.*\.)</p>', below)[1])
+        assert said[:20] in text, title
+
+
+@pytest.mark.parametrize(("count", "is_few"), [(2, True), (29, True), (30, False), (486, False)])
+def test_buckets_of_few_sentences_are_hollow_and_not_joined(count, is_few):
+    from regard.drawing.canvas import new_figure
+    from regard.lab.report.charts import _bucket_line
+
+    buckets = [
+        {"label": "1 to 10", "count": 486, "bleu": 30.0, "low": 28.0, "high": 32.0},
+        {"label": "11 to 20", "count": count, "bleu": 10.0, "low": 1.0, "high": 40.0},
+    ]
+    axes = new_figure(3, 3).subplots()
+    _bucket_line(axes, {"title": "x", "by_length": buckets}, ["1 to 10", "11 to 20"], "by_length", 0.0, ("black", "o"))
+    joined, *hollow = axes.lines
+    assert [y == y for y in joined.get_ydata()] == [True, not is_few]
+    assert [(line.get_fillstyle(), [*line.get_ydata()]) for line in hollow] == [("none", [10.0])] * is_few
+
+
 def test_an_alignment_shows_every_weight(folder):
     from regard.lab.report.alignments import alignment_figure
 
@@ -340,13 +377,14 @@ def test_writing_again_changes_nothing_and_leaves_no_drafts(folder):
 
 def test_json_holds_the_numbers_of_the_tables(folder, found):
     from regard.lab.report.sections import document
-    from regard.lab.report.tables import main_table
+    from regard.lab.report.tables import cost_table, quality_table
 
     data = {name: value for name, value in found.items() if name != "by_label"}
     assert json.loads(json.dumps(data, allow_nan=False)) == data
-    rows = rows_of((folder / "report.md").read_text(), "perplexity")
-    for row in main_table(data).rows:
-        assert list(rows[row[0]].values()) == list(row)
+    for table, first in ((quality_table(data), "perplexity"), (cost_table(data), "parameters")):
+        rows = rows_of((folder / "report.md").read_text(), first)
+        for row in table.rows:
+            assert list(rows[row[0]].values()) == list(row)
     assert document(data).title == "Comparison: invented"
 
 

@@ -95,6 +95,26 @@ def test_padding_of_keys_as_typed_gives_the_attention_that_was_meant(written):
         torch.testing.assert_close(seen.output, expected(q, REAL[:, None, None]))
 
 
+@pytest.mark.parametrize("axes", [(), (1,), (1, 1)])
+def test_padding_takes_the_axes_that_lectures_give_it(axes):
+    q = torch.randn(B, H, N, D)
+    seen = rg.Attention(mask=rg.padding(REAL.view(B, *axes, N)))(q, q, q)
+    torch.testing.assert_close(seen.output, expected(q, REAL[:, None, None]))
+
+
+def test_padding_given_as_a_mask_of_pairs_names_the_padding():
+    mask, q = REAL[:, None, None], torch.randn(B, H, N, D)
+    attention = rg.Attention(mask=rg.causal() & rg.mask_tensor(mask))
+    code = re.search(r"regard\.padding\(mask\)", error_of(lambda x: attention(x, x, x), q))[0]
+    seen = rg.Attention(mask=rg.causal() & typed(code, mask))(q, q, q)
+    torch.testing.assert_close(seen.output, expected(q, mask & torch.ones(N, N).tril().bool()))
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 7), (2, 3, 7), (2, 1, 3, 7), (2, 3, 1, 7)])
+def test_padding_refuses_a_row_for_each_query_or_head(shape):
+    assert "expected integer lengths" in error_of(rg.padding, torch.ones(shape, dtype=torch.bool))
+
+
 def test_a_mask_without_an_axis_of_heads_gets_one():
     mask, q = PADDED[:, 0].float(), torch.randn(B, H, N, D)
     first = remedies(error_of(rg.mask_tensor, mask))[0]

@@ -271,3 +271,17 @@ def test_a_tensor_that_is_no_parameter_is_not_registered():
     decay = ChannelDecay(bonus=learned(2, 8))
     assert dataclasses.is_dataclass(decay)
     assert [n for n, _ in rg.Attention(transition=decay).named_parameters()] == ["transition_bonus"]
+
+
+def test_every_score_lists_its_parameters_as_its_attention_does():
+    scale = nn.Parameter(torch.tensor(2.0))
+    for score, sizes in (
+        (rg.Dot(), []),
+        (rg.Dot(scale=2.0), []),
+        (rg.Dot(scale=scale), [1]),
+        (rg.scores.Cosine(scale), [1]),
+        (rg.scores.Bilinear(3, 4), [12]),
+        (rg.scores.Additive(3, 4, hidden=5), [15, 20, 5]),
+    ):
+        assert sorted(p.numel() for p in score.parameters()) == sorted(sizes)
+        assert set(score.parameters()) == set(rg.Attention(score).parameters())

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from regard.base.checks import Count, HoldsMaps, Size, checked
 from regard.base.errors import RegardError, first_few, nearest
 from regard.base.whole_files import write_whole
+from regard.drawing.cell_colors import CellColors
 from regard.drawing.panels import Panels
 from regard.drawing.picture import draw_panels
 from regard.edits.values import ActivationPatch, AttentionEdit, EditSequence, KnockOut, ReplaceWeights
@@ -87,7 +88,8 @@ class SweepTable:
         cells = self.effects.float().reshape(len(rows), len(columns), -1).movedim(2, 0)
         panels = [", ".join(one) for one in itertools.product(*(labels for _, labels in others))]
         shape, sides = (len(rows), len(columns)), (down, across)
-        return draw_panels(Panels(cells, panels, shape, rows, columns, sides, True, QUANTITY), title, vmax, axes)
+        shown = Panels(cells, panels, shape, rows, columns, sides, True, QUANTITY)
+        return draw_panels(shown, title, CellColors.of(shown, "weight", None, vmax), axes)
 
     def __repr__(self) -> str:
         sizes = " x ".join(f"{len(labels)} {name}" for name, labels in self.axes.items())

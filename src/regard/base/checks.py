@@ -41,6 +41,10 @@ class HoldsMaps:
     def maps(self) -> Mapping[str, Any]:
         raise NotImplementedError
 
+    def names_of(self, weights: Any, batch: int = 0) -> Any:
+        """The tokens of a map: one list, or a pair (of queries, of keys); None if they are not known."""
+        return None
+
 
 def checked(target: Checked) -> Checked:
     """Check the arguments of a function, or of the constructor of a class, against their annotations at each call.
@@ -261,8 +265,9 @@ def _names(expected: Any, kind: type) -> bool:
 
 
 def _as_dict(value: Any, expected: Any) -> Any:
-    """The maps of a result where a dict is expected; anything else as it is."""
-    return value.maps if isinstance(value, HoldsMaps) and _takes_dict(expected) else value
+    """The maps of a result where a dict is expected and not the result itself; anything else as it is."""
+    is_result = isinstance(value, HoldsMaps) and not _names(expected, HoldsMaps)
+    return value.maps if is_result and _takes_dict(expected) else value
 
 
 def _takes_dict(expected: Any) -> bool:
@@ -338,6 +343,7 @@ def words(expected: Any) -> str:
 
 
 WORDS = {int: "an integer", float: "a number", str: "a text", bool: "True or False", None: "None", type(None): "None"}
+WORDS[HoldsMaps] = "the result of regard.watch"  # type: ignore[index]
 PLURALS = {int: "integers", float: "numbers", str: "texts", bool: "True and False"}
 
 

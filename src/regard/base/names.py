@@ -96,9 +96,6 @@ OTHER_NAMES = {
 
 #: Arguments of other libraries' figures -> the same with Regard's.
 OF_FIGURES = {
-    "scale": "colors go by the square root of the weight, from 0 to vmax; for linear colors: matplotlib's "
-    "axes.imshow(weights[0, head])",
-    "cmap": "colors are fixed: dark is more; for others: matplotlib's axes.imshow(weights[0, head], cmap=...)",
     "figsize": "make the figure yourself, and give its axes: axes=pyplot.figure(figsize=...).gca()",
     "annot": "small maps have their numbers in the cells",
     "vmin": "colors go from 0 to vmax",

@@ -85,11 +85,12 @@ class Sizes:
 
 def _check_tensor(name: str, tensor: Tensor) -> None:
     if not isinstance(tensor, Tensor):
-        raise RegardError(f"attend: {name} must be a torch.Tensor, got {type(tensor).__name__}.")
+        raise RegardError(f"attend: {name} must be a torch.Tensor or an array of numbers, got {type(tensor).__name__}.")
     if tensor.ndim != 4:
         raise RegardError(
-            f"attend: {name} must have 4 axes (batch, heads, length, width), got shape {tuple(tensor.shape)}. "
-            f"For one head: {name}.unsqueeze(1); without a batch: {name}.unsqueeze(0)."
+            f"attend: {name} must have 4 axes (batch, heads, length, width), got shape {tuple(tensor.shape)}. With one "
+            "head, query, key and value may be (batch, length, width), all three of them. Without a batch: "
+            f"{name}.unsqueeze(0)."
         )
     if 0 in (tensor.shape[1], tensor.shape[3]):
         raise RegardError(

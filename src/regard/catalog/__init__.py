@@ -13,6 +13,13 @@ from regard.catalog.entry import CatalogEntry
 
 __all__ = ["CatalogEntry", "mechanism", "mechanisms"]
 
+#: Ways to compute the weights of softmax attention, without the signs between words.
+IMPLEMENTATIONS = re.compile(r"(flash|sdpa|fused|memoryefficient|xformers|paged)(attention|attn)?\d*")
+KERNEL = (
+    "That is a way to compute softmax attention in O(n) memory, and changes no weight. The mechanism is called "
+    "'self_attention' here, and regard.attend runs it in such a kernel: regard.plan(query, key, value) names it."
+)
+
 
 @cache
 def mechanisms() -> dict[str, CatalogEntry]:
@@ -41,6 +48,7 @@ def mechanism(name: str) -> CatalogEntry:
     if name not in known:
         ours = [entry.name for entry in known.values() if _plain(name) in map(_plain, entry.also_called)]
         remedy = f"It is called {' or '.join(map(repr, ours))} here." if ours else nearest(name, known)
+        remedy = KERNEL if IMPLEMENTATIONS.fullmatch(_plain(name)) else remedy
         raise RegardError(f"catalog: there is no mechanism {name!r}. {remedy}")
     return known[name]
 

@@ -2,7 +2,7 @@
 
 from regard.drawing.panels import weight_table
 from regard.drawing.paper_figure import figure
-from regard.drawing.picture import heatmap
+from regard.drawing.picture import heatmap, show_or_save
 from regard.drawing.shown import show
 
-__all__ = ["figure", "heatmap", "show", "weight_table"]
+__all__ = ["figure", "heatmap", "show", "show_or_save", "weight_table"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ FONTS = (
 )
 #: Fonts of papers, in the order of choice; matplotlib's own if none of them is installed.
 PAPER_FONTS = ("Helvetica", "Arial", "Liberation Sans", "Nimbus Sans")
+#: Backends of matplotlib that have no window.
+FILES_ONLY = ("agg", "cairo", "pdf", "pgf", "ps", "svg", "template")
 #: Dots to an inch on a screen and in print.
 DPI, PRINT_DPI = 110, 300
 #: Fonts inside of a PDF as TrueType, text in an SVG as text.
@@ -116,6 +119,17 @@ def color_of(place: float) -> str:
 def paper_fonts() -> list[str]:
     """The fonts of a figure for a paper."""
     return [*(name for name in PAPER_FONTS if name in _installed()), *fonts()]
+
+
+def show_or_save(path: str | os.PathLike[str]) -> None:
+    """Show the figures of pyplot. Where there is no window, write the current one to `path` and print its name."""
+    from matplotlib import get_backend, pyplot
+
+    if get_backend().lower() in FILES_ONLY:
+        write_whole(Path(path), png(pyplot.gcf()))
+        print(f"The picture is in {path}: there is no window to show it.", file=sys.stderr)
+    else:
+        pyplot.show()
 
 
 def png(figure: Any) -> bytes:

@@ -14,10 +14,11 @@ from typing import Any, Literal
 
 from regard.base.errors import RegardError
 from regard.base.whole_files import write_whole
+from regard.drawing.cell_colors import write_numbers
 from regard.drawing.color import colormap
 from regard.drawing.panels import label
 from regard.drawing.paper_figure import figure
-from regard.drawing.picture import LARGEST, canvas, heatmap, name_tokens, write_numbers
+from regard.drawing.picture import LARGEST, canvas, heatmap, name_tokens
 from regard.maps import AttentionMap
 from regard.stats import Offsets
 from regard.stats.numbering import head_name

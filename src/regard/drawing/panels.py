@@ -19,6 +19,7 @@ from regard.base.checks import Count, checked
 from regard.base.errors import RegardError
 from regard.maps import AttentionMap
 from regard.maps.indices import indices
+from regard.masks import Mask
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -85,6 +86,8 @@ def as_weights(operation: str, weights: Any) -> Tensor:
         "The maps of rg.watch are seen[0], seen[1], ..., one for each layer; that of rg.attend is the second of "
         "output, weights = rg.attend(...)."
     )
+    if isinstance(weights, Mask):
+        raise RegardError(f"{operation}: a mask becomes a tensor by mask.dense(length), such as {weights!r}.dense(6).")
     try:
         tensor = weights if isinstance(weights, Tensor) else torch.as_tensor(np.asarray(weights))
     except (TypeError, ValueError, RuntimeError):

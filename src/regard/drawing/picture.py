@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
+from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
+import torch
 
 from regard.base.checks import Count, checked
 from regard.base.errors import MissingPackage, RegardError
-from regard.drawing.color import colormap, text_color
-from regard.drawing.panels import Heads, Panels, panels
+from regard.drawing.cell_colors import CellColors, Greatest, Kind, checked_cells, panel_titles
+from regard.drawing.color import ScaleName
+from regard.drawing.panels import Heads, Panels, as_weights, panels, token_lists
+from regard.maps import AttentionMap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,20 +42,29 @@ def heatmap(
     head: Heads = None,
     *,
     batch: Count = 0,
-    title: str = "",
-    vmax: float | None = 1.0,
+    title: str | Sequence[str] = "",
+    vmax: Greatest = "auto",
+    scale: ScaleName | None = None,
+    cmap: Any = None,
+    kind: Kind | None = None,
     axes: Any = None,
+    colorbar: bool = True,
 ) -> Figure:
     """The weights as a figure: a row for each query, a column for each key, dark is more; needs matplotlib.
 
-    A map of weights that may be negative has two colors, from -`vmax` to `vmax`: red is above 0, blue below.
-
     `weights` are an `AttentionMap`, or a tensor or array (I, J), (H, I, J) or (B, H, I, J), of which entry `batch` is
     drawn. `tokens` are one list, or a pair of lists (query tokens, key tokens). `head` is a number, a list of numbers,
-    "mean" for the mean of all heads, or None for a grid of all heads. Colors go from 0 to `vmax`, by the square root,
-    so that small weights are visible; None takes the largest weight. Small maps have their numbers in the cells; maps
-    of more than 512 tokens are pooled. The figure is a new one, of bounded size, or that of your own `axes`. Save it
-    with `figure.savefig("map.png")`.
+    "mean" for the mean of all heads, or None for a grid of all heads. `title` is one text, or a list with one for each
+    panel. Small maps have their numbers in the cells; maps of more than 512 tokens are pooled.
+
+    Colors go from 0 to `vmax`, 1 for weights; None takes the largest. `scale` is "sqrt" by default, so that small
+    weights are visible, or "linear" or "log"; the color bar names it. `cmap` is a colormap of matplotlib or its name.
+    A map of weights that may be negative has two colors, from -`vmax` to `vmax`: red is above 0, blue below.
+
+    `kind` is "weight"; "mask" for booleans (True = may attend), which have a check mark in each allowed cell;
+    "position" for a table (positions, channels); or "score" for scores before the softmax. The last two are linear,
+    with two colors. The figure is a new one, of bounded size, or that of your own `axes`: one, or a list with one for
+    each panel. `colorbar=False` leaves the color bar out. Save it with `figure.savefig("map.png")`.
 
     A weight that is NaN is a gray cell, and the label of the color bar says so. For example, the softmax of a row in
     which all scores are -inf is NaN. Infinite and negative weights raise a `RegardError`.
@@ -62,32 +75,64 @@ def heatmap(
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['0.90', '0.10', '0.30', '0.70']
     """
-    if vmax is not None and not vmax > 0:
+    if isinstance(vmax, float | int) and not vmax > 0:
         raise RegardError(f"heatmap(vmax={vmax}): colors go from 0 to vmax, so it must be above 0; None: the largest.")
-    if axes is not None and not hasattr(axes, "imshow"):
-        raise RegardError(f"heatmap(axes={axes!r}): axes are those of matplotlib: figure, axes = pyplot.subplots().")
-    shown = panels("heatmap", weights, tokens, head, batch, LARGEST)
-    _check_values(shown)
-    return draw_panels(shown, title, vmax, axes)
+    kind = kind or ("mask" if _is_boolean(weights) else "weight")
+    shown = _shown(weights, tokens, head, batch, kind)
+    canvas("heatmap")  # matplotlib, or the error that names it
+    return draw_panels(shown, title, CellColors.of(shown, kind, scale, vmax, cmap), axes, colorbar)
 
 
-def draw_panels(shown: Panels, title: str, vmax: float | None, axes: Any) -> Figure:
-    """A figure of all panels, or one panel on the axes of a figure of the caller."""
+def draw_panels(
+    shown: Panels, title: str | Sequence[str], colors: CellColors, axes: Any = None, colorbar: bool = True
+) -> Figure:
+    """A figure of all panels, or the panels on the axes of a figure of the caller."""
+    titles, of_all = panel_titles(title, shown.names)
     if axes is not None:
-        return _on_axes(shown, axes, title, vmax)
+        return _on_axes(shown, colors, axes, titles, colorbar)
     layout = PanelGrid.of(shown)
     figure = canvas("heatmap").new_figure(*layout.figure_size(shown))
     places = figure.subplots(layout.rows, layout.cols, squeeze=False, sharex=True, sharey=True).flatten()
-    images = [_draw(place, shown, n, layout, vmax) for n, place in enumerate(places[: len(shown.cells)])]
+    images = [_draw(place, shown, n, layout, colors) for n, place in enumerate(places[: len(shown.cells)])]
     for place in places[len(shown.cells) :]:
         place.set_axis_off()
     _name_axes(shown, layout, places)
-    if len(shown.cells) == 1:
-        places[0].set_title(title or shown.names[0], parse_math=False)
-    elif title:
-        figure.suptitle(title, parse_math=False)
-    figure.colorbar(images[0], ax=list(places), label=colorbar_label(shown), shrink=0.8)
+    small = {} if len(titles) == 1 else {"fontsize": 9, "pad": 3}
+    for place, text in zip(places, titles, strict=False):
+        place.set_title(text, parse_math=False, **small)
+    if of_all:
+        figure.suptitle(of_all, parse_math=False)
+    if colorbar:
+        colors.add_bar(images[0], list(places))
     return figure
+
+
+def _is_boolean(weights: Any) -> bool:
+    """Whether these are truth values, in a tensor, an array or lists."""
+    return not isinstance(weights, AttentionMap) and as_weights("heatmap", weights).dtype == torch.bool
+
+
+def _shown(weights: Any, tokens: Any, head: Heads, batch: int, kind: Kind) -> Panels:
+    """The panels of a figure. Only maps of weights are pooled."""
+    if kind == "position" and tokens is not None and len(token_lists(tokens)) == 1:
+        num_channels = as_weights("heatmap", weights).shape[3]
+        tokens = tokens, [*map(str, range(num_channels))]  # names of positions
+    shown = panels("heatmap", weights, tokens, head, batch, LARGEST if kind == "weight" else None)
+    names = ("position", "channel") if kind == "position" else shown.axes
+    return replace(shown, cells=checked_cells(shown.cells, kind, shown.is_signed), axes=names)
+
+
+@checked
+def show_or_save(path: str | PathLike[str]) -> None:
+    """Show the open figures of pyplot, as `pyplot.show()` does. Where there is no window, save the last one as `path`.
+
+    >>> import tempfile, regard as rg
+    >>> from matplotlib import pyplot
+    >>> lines = pyplot.plot([1, 2, 4])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     rg.drawing.show_or_save(f"{folder}/line.png")
+    """
+    canvas("show_or_save").show_or_save(path)
 
 
 @dataclass(frozen=True)
@@ -132,59 +177,11 @@ def canvas(operation: str) -> ModuleType:
         raise MissingPackage(operation, "matplotlib", "view") from None
 
 
-def draw_cells(
-    axes: Any, cells: Tensor, shape: tuple[int, int], vmax: float | None = 1.0, is_signed: bool = False
-) -> Any:
-    """One matrix of cells as an image; its coordinates are those of the tokens. Cells that are NaN are gray."""
-    from matplotlib import colormaps
-    from matplotlib.colors import FuncNorm, PowerNorm
-
-    I, J = shape
-    aspect = "equal" if max(I, J) <= 4 * min(I, J) else "auto"
-    colors = (colormaps["RdBu_r"] if is_signed else colormap()).with_extremes(bad="0.8")
-    extent = (-0.5, J - 0.5, I - 0.5, -0.5)
-    values = cells.numpy()
-    norm: Any = PowerNorm(0.5, 0, vmax, clip=True)
-    if is_signed:
-        largest = float(np.nanmax(np.abs(values))) if vmax is None else vmax
-        norm = FuncNorm((_signed_root, _signed_square), -largest, largest, clip=True)
-    return axes.imshow(values, cmap=colors, norm=norm, aspect=aspect, extent=extent, interpolation="nearest")
-
-
-def _signed_root(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.sign(x) * np.sqrt(np.abs(x))
-
-
-def _signed_square(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.sign(x) * x**2
-
-
-def write_numbers(axes: Any, image: Any, values: Tensor, size: float) -> None:
-    """A number in each cell of an image, black or white, so that it can be read on the color of the cell."""
-    for i, row in enumerate(values.tolist()):
-        for j, value in enumerate(row):
-            if not math.isnan(value):
-                color = text_color(image.to_rgba(value))
-                said = f"{value:.2f}".replace("-0.00", "0.00")
-                number = axes.text(j, i, said, ha="center", va="center", fontsize=size, color=color)
-                number.set_in_layout(False)  # it is inside of its cell, and measuring thousands takes seconds
-
-
-def colorbar_label(shown: Panels) -> str:
-    """The quantity that the colors show."""
-    is_pooled = tuple(shown.cells.shape[1:]) != shown.shape
-    quantity = "weight of a cell: the sum over its keys" if is_pooled else shown.quantity
-    return f"{quantity} (gray: NaN)" if shown.cells.isnan().any() else quantity
-
-
-def _draw(axes: Any, shown: Panels, number: int, layout: PanelGrid, vmax: float | None) -> Any:
-    """One panel, its tokens and its numbers."""
-    highest = float(shown.cells.nan_to_num(0).abs().max()) or 1.0 if vmax is None else vmax
-    image = draw_cells(axes, shown.cells[number], shown.shape, highest, shown.is_signed)
-    if len(shown.cells) > 1:
-        axes.set_title(shown.names[number], fontsize=9, pad=3)
+def _draw(axes: Any, shown: Panels, number: int, layout: PanelGrid, colors: CellColors) -> Any:
+    """One panel and its numbers."""
+    image = colors.draw(axes, shown.cells[number], shown.shape)
     if layout.cell >= NUMBERED_CELL and tuple(shown.cells.shape[1:]) == shown.shape:
-        write_numbers(axes, image, shown.cells[number], layout.number_size)
+        colors.write_numbers(axes, image, shown.cells[number], layout.number_size)
     return image
 
 
@@ -220,29 +217,25 @@ def _name_axes(shown: Panels, layout: PanelGrid, places: Any) -> None:
         place.tick_params(labelbottom=is_lowest, labelleft=is_left, length=2)
 
 
-def _on_axes(shown: Panels, axes: Any, title: str, vmax: float | None) -> Any:
-    """One panel on the axes of a figure of the caller, whose size decides what has room."""
-    if len(shown.cells) > 1:
+def _on_axes(shown: Panels, colors: CellColors, axes: Any, titles: list[str], colorbar: bool) -> Any:
+    """The panels on the axes of a figure of the caller, whose sizes decide what has room."""
+    places = [axes] if hasattr(axes, "imshow") else [*np.ravel(np.asarray(axes, dtype=object))]
+    if not places or not all(hasattr(place, "imshow") for place in places):
+        raise RegardError(f"heatmap(axes={axes!r}): axes are those of matplotlib: figure, axes = pyplot.subplots().")
+    if len(shown.cells) != len(places):
+        pairs = "one pair of axes" if len(places) == 1 else f"{len(places)} pairs of axes"
         raise RegardError(
-            f"heatmap(axes=...): one pair of axes for {len(shown.cells)} heads. Choose one head, head=0, or the mean, "
-            'head="mean"; without axes= all heads are drawn.'
+            f"heatmap(axes=...): {pairs} for {len(shown.cells)} heads. Choose one head, head=0, or the mean, "
+            'head="mean", or give a list of axes; without axes= all heads are drawn.'
         )
-    box = axes.get_window_extent()
-    inches = min(box.width / shown.shape[1], box.height / shown.shape[0]) / axes.figure.dpi
-    layout = PanelGrid(1, 1, min(LARGEST_CELL, inches))
-    image = _draw(axes, shown, 0, layout, vmax)
-    _name_axis(axes.yaxis, shown.axes[0], shown.queries, layout)
-    _name_axis(axes.xaxis, shown.axes[1], shown.keys, layout)
-    axes.set_title(title or shown.names[0], parse_math=False)
-    axes.figure.colorbar(image, ax=axes, label=colorbar_label(shown), shrink=0.8)
-    return axes.figure
-
-
-def _check_values(shown: Panels) -> None:
-    """Refuse numbers that are no weights: scores before the softmax, or differences."""
-    known = shown.cells[~shown.cells.isnan()]
-    if known.numel() and (known.isinf().any() or (known.min() < -1e-6 and not shown.is_signed)):
-        raise RegardError(
-            f"heatmap: weights are finite and at least 0; these go from {float(known.min()):g} to "
-            f"{float(known.max()):g}. Scores become weights by softmax(-1)."
-        )
+    for n, (place, title) in enumerate(zip(places, titles, strict=True)):
+        box = place.get_window_extent()
+        inches = min(box.width / shown.shape[1], box.height / shown.shape[0]) / place.figure.dpi
+        layout = PanelGrid(1, 1, min(LARGEST_CELL, inches))
+        image = _draw(place, shown, n, layout, colors)
+        _name_axis(place.yaxis, shown.axes[0], shown.queries, layout)
+        _name_axis(place.xaxis, shown.axes[1], shown.keys, layout)
+        place.set_title(title, parse_math=False)
+    if colorbar:
+        colors.add_bar(image, places[0] if len(places) == 1 else places)
+    return places[0].figure

@@ -46,6 +46,23 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     return with_numbers({name: module for name, module in model.named_modules() if _attends(module)})
 
 
+def unnamed_softmaxes(model: nn.Module) -> dict[str, nn.Module]:
+    """Module path -> module, for those whose code has a softmax and no name of attention: a run shows what they are.
+
+    A module inside of attention computes a part of it. Modules of torch and transformers are known.
+    """
+    known = {part for module in attention_modules(model).values() for part in module.modules()}
+    return {name: part for name, part in model.named_modules() if part not in known and _has_softmax(part)}
+
+
+def _has_softmax(module: nn.Module) -> bool:
+    package = type(module).__module__.partition(".")[0]
+    if package in ("torch", "transformers", "regard") or not may_compute_weights(module):
+        return False
+    has_layer = any(isinstance(child, nn.Softmax) for child in module.children())
+    return has_layer or "softmax" in names_called(type(module))
+
+
 def with_numbers(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """The same modules by paths that know the number of their layer."""
     return dict(zip(layer_paths(modules).values(), modules.values(), strict=True))

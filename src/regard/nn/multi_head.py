@@ -39,7 +39,7 @@ class MultiHeadAttention(Attends):
     Inputs are (B, I, C), batch first. The result unpacks to the output and the weights, as that of
     `nn.MultiheadAttention`, but the weights (B, H, I, J) of every head are an `AttentionMap`, which computes them when
     they are read. `module(x).output` is the output alone. Boolean masks of `nn.MultiheadAttention` have the opposite
-    meaning (True = may not attend). `from_torch` copies its weights.
+    meaning (True = may not attend). `from_torch` copies its weights, `from_projections` those of a class of yours.
 
     >>> import torch, regard as rg
     >>> attention, x = rg.nn.MultiHeadAttention(512, 8, bias=False), torch.randn(2, 5, 512)
@@ -104,15 +104,60 @@ class MultiHeadAttention(Attends):
         separate = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
         weights = separate if module.in_proj_weight is None else module.in_proj_weight.chunk(3)
         biases = [None] * 3 if module.in_proj_bias is None else [*module.in_proj_bias.chunk(3)]
-        projections = [*filter(None, (ours.query, ours.key, ours.value, ours.output))]
-        ours.to(module.out_proj.weight)
-        with torch.no_grad():
-            parameters = zip((*weights, module.out_proj.weight), (*biases, module.out_proj.bias), strict=True)
-            for projection, (weight, bias) in zip(projections, parameters, strict=True):
-                projection.weight.copy_(weight)
-                if bias is not None:
-                    projection.bias.copy_(bias)
+        ours._copy((*weights, module.out_proj.weight), (*biases, module.out_proj.bias))
         return ours.train(module.training)
+
+    @classmethod
+    @checked
+    def from_projections(
+        cls,
+        query: nn.Linear,
+        key: nn.Linear,
+        value: nn.Linear,
+        output: nn.Linear | None = None,
+        *,
+        num_heads: Size,
+        attention: Mechanism | None = None,
+        is_causal: bool = False,
+    ) -> MultiHeadAttention:
+        """A module with copies of the weights of four linear layers, such as W_q, W_k, W_v and W_o of a class of yours.
+
+        Head h reads the h-th block of channels, as after `view(batch, length, num_heads, head_dim)`. Keys and values of
+        fewer channels than the queries are those of shared heads. Without `output` the heads are only joined.
+
+        >>> import torch, regard as rg
+        >>> W_q, W_k, W_v, W_o = (torch.nn.Linear(8, 8) for _ in range(4))
+        >>> ours, x = rg.nn.MultiHeadAttention.from_projections(W_q, W_k, W_v, W_o, num_heads=2), torch.randn(1, 3, 8)
+        >>> q, k, v = (W(x).view(1, 3, 2, 4).transpose(1, 2) for W in (W_q, W_k, W_v))
+        >>> heads = (q @ k.mT / 4**0.5).softmax(-1) @ v
+        >>> torch.allclose(ours(x).output, W_o(heads.transpose(1, 2).reshape(1, 3, 8)), atol=1e-6)
+        True
+        """
+        given = {"query": query, "key": key, "value": value} | ({} if output is None else {"output": output})
+        _check_projections(given, num_heads)
+        ours = cls(
+            query.in_features,
+            num_heads,
+            key.out_features * num_heads // query.out_features,
+            attention,
+            key_dim=key.in_features,
+            value_dim=value.in_features,
+            bias=any(layer.bias is not None for layer in given.values()),
+            is_causal=is_causal,
+            output_projection=output is not None,
+        )
+        ours._copy([layer.weight for layer in given.values()], [layer.bias for layer in given.values()])
+        return ours.train(query.training)
+
+    @torch.no_grad()
+    def _copy(self, weights: Iterable[Tensor], biases: Iterable[Tensor | None]) -> None:
+        """Copy weights and biases into the projections of queries, keys, values and outputs; no bias is one of 0."""
+        projections = filter(None, (self.query, self.key, self.value, self.output))
+        for projection, weight, bias in zip(projections, weights, biases, strict=True):
+            self.to(weight)
+            projection.weight.copy_(weight)
+            if bias is not None:
+                projection.bias.copy_(bias)
 
     @explained
     def forward(
@@ -188,6 +233,11 @@ class MultiHeadAttention(Attends):
 
     def _heads(self, projection: nn.Linear, x: Tensor) -> Tensor:
         """(B, I, C) -> (B, heads, I, D)."""
+        if not isinstance(x, Tensor):
+            raise RegardError(
+                f"MultiHeadAttention: inputs must be tensors, got {type(x).__name__}. An array becomes one by "
+                "torch.tensor(array, dtype=torch.float32)."
+            )
         if x.ndim != 3 or x.shape[-1] != projection.in_features:
             raise RegardError(
                 f"MultiHeadAttention: inputs must be (batch, length, {projection.in_features}), got {tuple(x.shape)}."
@@ -215,6 +265,27 @@ def _check_aligned(num_queries: int, num_keys: int) -> None:
             f"ways. Give start=0 for torch's: the first query attends to the first key only. Give start="
             f"{num_keys - num_queries} for that of regard.causal(): the last query attends to all keys."
         )
+
+
+def _check_projections(given: dict[str, nn.Linear], num_heads: int) -> None:
+    """Refuse layers that are not the projections of heads of equal width."""
+    shapes = ", ".join(f"{name} {layer.in_features} -> {layer.out_features}" for name, layer in given.items())
+    query, key, value = given["query"], given["key"], given["value"]
+    wrong = [layer for name, layer in given.items() if name in ("query", "output") and _width(layer) != _width(query)]
+    if wrong or query.in_features != query.out_features or query.out_features % num_heads:
+        rule = f"query and output map a width to itself, and {num_heads} heads divide it"
+    elif key.out_features != value.out_features or key.out_features % (query.out_features // num_heads):
+        rule = f"keys and values have the same heads, of {query.out_features // num_heads} channels as the queries"
+    else:
+        return
+    raise RegardError(
+        f"MultiHeadAttention.from_projections: {rule}; got {shapes}. A matrix W of your own, x @ W, is a linear layer "
+        "with weight W.T."
+    )
+
+
+def _width(layer: nn.Linear) -> tuple[int, int]:
+    return layer.in_features, layer.out_features
 
 
 def _attention(attention: Mechanism | None, dropout: float, is_causal: bool) -> Mechanism:

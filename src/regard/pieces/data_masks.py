@@ -20,15 +20,16 @@ from regard.base.spans import EMPTY, EVERYTHING, INFINITY, Spans
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, block_local, prefix
 from regard.pieces.mask_checks import check_batch, check_covers, check_predicate, integers, own_copy, shortened
-from regard.pieces.mask_conventions import mask_remedy
+from regard.pieces.mask_conventions import is_of_keys, mask_remedy
 
 
 @checked
 def padding(real: Tensor | Sequence[int]) -> Mask:
     """Only real keys are allowed. `real` holds lengths (B,), or booleans (B, J) with True = real.
 
-    Real keys may follow padding, and padding may be anywhere. The mask keeps a copy. In torch's `key_padding_mask`
-    True means padding: pass `~key_padding_mask`.
+    Booleans may have axes of size 1 for heads and queries, (B, 1, 1, J), as lectures write this mask. Real keys may
+    follow padding, and padding may be anywhere. The mask keeps a copy. In torch's `key_padding_mask` True means
+    padding: pass `~key_padding_mask`.
 
     >>> import torch, regard as rg
     >>> rg.padding([3, 1]).allowed(rg.types.Grid.whole(rg.types.Positions.of(0, 1, 4), 2, 1, 1))[:, 0, 0].int().tolist()
@@ -43,8 +44,8 @@ def padding(real: Tensor | Sequence[int]) -> Mask:
         is_integer = not (tensor.dtype == torch.bool or tensor.is_floating_point() or tensor.is_complex())
         if tensor.ndim == 1 and (is_integer or not tensor.numel()):
             return Lengths(tensor.long())
-        if tensor.ndim == 2 and tensor.dtype == torch.bool:
-            return RealKeys(tensor)
+        if tensor.dtype == torch.bool and (tensor.ndim == 2 or is_of_keys(tensor)):
+            return RealKeys(tensor[(slice(None), *(0,) * (tensor.ndim - 2))])
         remedy = mask_remedy(tensor, "padding")
     raise RegardError(
         "padding: expected integer lengths of shape (batch,) or a boolean tensor of shape (batch, keys) with "
@@ -455,10 +456,16 @@ class mask_tensor(Mask):
         if I < sizes.I or (J != sizes.J and len(positions.keys.intervals) == 1):
             raise RegardError(
                 f"mask_tensor: the mask is for {I} queries and {J} keys, this call has {sizes.I} queries and "
-                f"{sizes.J} keys. Make the mask for the whole length; a shorter mask never broadcasts."
+                f"{sizes.J} keys. {self._remedy(sizes)}"
             )
         check_covers("mask_tensor", "queries", positions.queries(sizes.I).shift(-self._offset), I)
         check_covers("mask_tensor", "keys", positions.keys, J)
+
+    def _remedy(self, sizes: Sizes) -> str:
+        """The remedy for a mask of another length."""
+        if is_of_keys(self.tensor) and self.tensor.shape[-1] == sizes.J:
+            return f"The shape {tuple(self.tensor.shape)} is that of padding: regard.padding(mask), with True = real."
+        return "Make the mask for the whole length; a shorter mask never broadcasts."
 
     def any_allowed(self, start: int, stop: int) -> Spans:
         return Spans.where(self._rows(start, stop).any(0))

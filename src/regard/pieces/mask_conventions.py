@@ -30,7 +30,7 @@ def mask_remedy(value: object, mask: str = "mask_tensor") -> str:
         return (
             "A mask is a piece, with True = may attend: regard.causal(), regard.padding(real), regard.mask_tensor(...)."
         )
-    if _is_of_keys(value):
+    if is_of_keys(value):
         mask = "padding"
     if value.dtype == torch.bool:
         return _of_booleans(value, mask)
@@ -68,18 +68,17 @@ def hides(added: Tensor) -> Tensor:
     return added.isneginf() | (added - added.amax(-1, keepdim=True) <= far)
 
 
-def _is_of_keys(value: Tensor) -> bool:
+def is_of_keys(value: Tensor) -> bool:
     """Whether the shape is (batch, 1, 1, keys) or (batch, 1, keys): a `mask_tensor` would need a row for each query."""
-    return value.ndim > 2 and value.numel() == len(value) * value.shape[-1]
+    return value.ndim > 2 and set(value.shape[1:-1]) == {1}
 
 
 def _of_booleans(value: Tensor, mask: str) -> str:
     if mask == "padding" and value.ndim < 3:
         return ""  # only its shape is wrong
-    expression = "mask.flatten(1)" if _is_of_keys(value) else "mask"
     return (
-        f"A boolean tensor becomes a mask by regard.{mask}({expression}) if True = {KEPT[mask]}, by "
-        f"regard.{mask}(~{expression}) if True = {EXCLUDED[mask]}, as in torch's modules."
+        f"A boolean tensor becomes a mask by regard.{mask}(mask) if True = {KEPT[mask]}, by regard.{mask}(~mask) if "
+        f"True = {EXCLUDED[mask]}, as in torch's modules."
     )
 
 
@@ -99,8 +98,6 @@ def _code(value: Tensor, allowed: Tensor, mask: str, expression: str) -> str:
     """The call that makes the mask, and the number of pairs or keys that it allows."""
     if mask == "mask_tensor" and value.ndim == 3:  # (batch, queries, keys), without the axis of heads
         expression = f"({expression})[:, None]"
-    if _is_of_keys(value):
-        expression = f"({expression}).flatten(1)"
     return f"regard.{mask}({expression}) ({int(allowed.sum())} of {allowed.numel()} True)"
 
 

@@ -295,14 +295,18 @@ class Sinusoidal(Encoding):
 
     base: float = 10_000.0
 
-    def table(self, positions: Tensor, embed_dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    @checked
+    def table(self, positions: Tensor | int, embed_dim: Size, dtype: torch.dtype | None = None) -> Tensor:
         """(n,) positions -> (n, embed_dim), rounded once to `dtype`; by default to torch's default dtype.
+
+        A number n stands for the positions 0 to n - 1.
 
         >>> import torch, regard as rg
         >>> x = torch.randn(2, 5, 8)
         >>> torch.nn.Linear(8, 8)(x + rg.encodings.Sinusoidal().table(torch.arange(5), 8)).shape
         torch.Size([2, 5, 8])
         """
+        positions = torch.arange(positions) if isinstance(positions, int) else positions
         return self._sines(positions, embed_dim, widest_float(positions.device)).to(dtype or torch.get_default_dtype())
 
     def _sines(self, positions: Tensor, embed_dim: int, dtype: torch.dtype) -> Tensor:

@@ -8,6 +8,7 @@ engines can compute it.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
 
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from regard.base.checks import Count, Size, checked
 from regard.base.errors import RegardError
 from regard.base.shapes import Sizes, at_least_float32, grouped_scores
+from regard.pieces.contents import learned_parts
 from regard.pieces.grid import Grid
 from regard.pieces.piece import Piece
 
@@ -57,6 +59,12 @@ class Score(Piece):
     @abstractmethod
     def check(self, sizes: Sizes, key_dim: int) -> None:
         """Refuse widths and heads that this score cannot compare."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Its learned numbers, as a module lists them. A dot product has none, unless its scale is learned."""
+        parts = learned_parts("score", self).values()
+        lists = (part.parameters() if isinstance(part, nn.Module) else (part,) for part in parts)
+        yield from dict.fromkeys(parameter for each in lists for parameter in each)
 
     def tile(self, query: Tensor, key: Tensor, grid: Grid) -> Tensor:
         """Scores (B, H, I, J) of prepared rows (B, H, I, W) against prepared columns (B, G, J, W)."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from regard.base.checks import checked
+from regard.base.checks import Count, HoldsMaps, checked
 from regard.base.errors import RegardError
 from regard.maps import AttentionMap, KeyTotals, MassOn, MassWhere
 from regard.pieces import mask
 from regard.stats.numbering import head_name, layer_numbers
-from regard.stats.profile import LayerProfile, ModelProfile
+from regard.stats.profile import LayerProfile, ModelProfile, profile
 
 # Warnings about heads whose weights are easily misread, each with what it does not mean.
 
@@ -67,17 +68,49 @@ class Finding:
 
 
 @checked
-def findings(profile: ModelProfile) -> list[Finding]:
-    """All warnings about a profile, layer by layer.
+def findings(
+    source: ModelProfile | AttentionMap | HoldsMaps | Mapping[str, AttentionMap],
+    tokens: Sequence[str] | None = None,
+    *,
+    query_tokens: Sequence[str] | None = None,
+    batch: Count = 0,
+) -> list[Finding]:
+    """All warnings about a profile, a map, the maps of a watched model or a dict of maps, layer by layer.
+
+    `tokens` are the tokens of the keys, and `query_tokens` those of the queries if they differ. By default they are
+    those that a watched model read. Without tokens no token is known to be special. `batch` is the index of one text.
 
     >>> import torch, regard as rg
-    >>> from regard.stats import profile
     >>> x = torch.zeros(1, 1, 3, 4)
-    >>> weights = rg.Attention()(x, x, x).weights
-    >>> [finding.kind for finding in findings(profile({"layer": weights}, ["a", "b", "c"]))]
+    >>> [finding.kind for finding in rg.findings(rg.Attention()(x, x, x).weights)]
     ['uniform']
     """
-    return [finding for layer in profile.layers for check in CHECKS for finding in check(layer.number, layer)]
+    if isinstance(source, ModelProfile):
+        layers: Iterable[LayerProfile] = source.layers
+    else:
+        layers = _measured(source, tokens, query_tokens, batch)
+    return [finding for layer in layers for check in CHECKS for finding in check(layer.number, layer)]
+
+
+def _measured(
+    source: Any, tokens: Sequence[str] | None, query_tokens: Sequence[str] | None, batch: int
+) -> Iterator[LayerProfile]:
+    """The statistics of each map, whose tokens are given, known or numbers."""
+    maps = source.maps if isinstance(source, HoldsMaps) else source
+    maps = maps if isinstance(maps, Mapping) else {"layer": maps}
+    if not maps:
+        raise RegardError("findings: there are no maps. Watch at least one attention layer.")
+    for number, (name, weights) in zip(layer_numbers(maps), maps.items(), strict=True):
+        keys, queries = tokens, query_tokens
+        if keys is None and isinstance(source, HoldsMaps):
+            names = source.names_of(weights, batch)
+            queries, keys = names if isinstance(names, tuple) else (names, names)
+        keys = [str(j) for j in range(weights.shape[3])] if keys is None else list(keys)
+        if queries is None and weights.shape[2] != len(keys):
+            queries = (
+                keys[-weights.shape[2] :] if weights.shape[2] < len(keys) else [*map(str, range(weights.shape[2]))]
+            )
+        yield profile({name: weights}, keys, query_tokens=queries, batch=batch, numbers=[number]).layers[0]
 
 
 def uniform_heads(number: int, layer: LayerProfile) -> Iterator[Finding]:

@@ -477,7 +477,7 @@ class WatchedAttention(HoldsMaps):
         Without a `title`, the title names the layer.
         """
         weights, batch = self[layer], options.get("batch", 0)
-        options.setdefault("tokens", self._names_of(weights, batch))
+        options.setdefault("tokens", self.names_of(weights, batch))
         options.setdefault("title", heatmap_title(self._title_of(layer), head))
         return upper_layer("drawing").heatmap(weights, head=head, **options)
 
@@ -490,7 +490,7 @@ class WatchedAttention(HoldsMaps):
     def figure(self, *, layer: int | None = None, **options: Any) -> Any:
         """A figure for a paper, `rg.figure(seen, tokens, layer=layer)`, with the tokens that the model read."""
         weights = self[next(iter(self.names), 0) if layer is None else layer]
-        options.setdefault("tokens", self._names_of(weights, 0))
+        options.setdefault("tokens", self.names_of(weights, 0))
         return upper_layer("drawing").figure(self, layer=layer, **options)
 
     def _texts(self, widget: Any, tokens: Any, targets: Any, batch: int, image: Any, grid: Any) -> Any:
@@ -501,7 +501,7 @@ class WatchedAttention(HoldsMaps):
             tokens, targets = self.tokens_read(batch)
         return widget.watched_texts(self, tokens, targets, batch, image, grid)
 
-    def _names_of(self, weights: AttentionMap, batch: int) -> Any:
+    def names_of(self, weights: AttentionMap, batch: int = 0) -> Any:
         """The tokens of the queries and keys of a map; None if the model read another number of tokens."""
         token_names = [names for names in self.tokens_read(batch) if names is not None]
         keys = next((names for names in token_names if len(names) == weights.shape[3]), None)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.hf.calls import Untranslatable
+from regard.hf.capture.score_origins import Origin, ScoreOrigins
 
 #: Products -> the index of their first factor among the arguments. Functions are known by name, since most exist three
 #: times: in torch, in torch.nn.functional and as a method.
@@ -189,16 +190,20 @@ def softmax_axis(output: Any, dim: Any = None, *_: Any, **__: Any) -> int | None
 class Trace:
     """The softmaxes of one run of a module. `follow` must be called for every torch function, in order.
 
-    `changes` are the functions by which edits changed a softmax, by its number.
+    `changes` are the functions by which edits changed a softmax, by its number. `origins` are those of the tensors of a
+    module that no name says to be attention; None for others.
     """
 
     softmaxes: list[Tensor] = field(default_factory=list)
     changes: dict[int, Callable[..., Tensor]] = field(default_factory=dict)
+    origins: ScoreOrigins | None = None
     _traced: dict[int, Traced] = field(default_factory=dict)
     _sums: list[WeightedSum] = field(default_factory=list)
 
     def follow(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Follow one call: a softmax begins a trace, a product over keys ends it, others continue or change it."""
+        if self.origins is not None:
+            self.origins.follow(_name(function), args, kwargs, output)
         axis = softmax_axis(output, *args[1:], **kwargs) if function in SOFTMAX else None
         if axis is not None:
             is_wide = output.ndim > 2 and axis == -1
@@ -224,6 +229,17 @@ class Trace:
     def is_multiplied(self) -> bool:
         """Whether a product with traced weights was found."""
         return bool(self._sums)
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether a weighted sum is attention: by the name of the module, or by what its tensors come from."""
+        return self.origins is None or any(map(self._compares, self._sums))
+
+    def _compares(self, product: WeightedSum) -> bool:
+        """Whether weights from the inputs come from scores between two of them, or sum an input."""
+        assert self.origins is not None
+        origin = self.origins.of(self.softmaxes[product.weights.number])
+        return bool(origin) and (bool(origin & Origin.COMPARED) or self.origins.is_input(product.values))
 
     @property
     def is_narrow(self) -> bool:

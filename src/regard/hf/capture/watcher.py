@@ -32,6 +32,7 @@ from regard.hf.attention_modules import (
     may_compute_weights,
     part_of,
     parts_of_torch_layers,
+    unnamed_softmaxes,
     with_numbers,
 )
 from regard.hf.calls import NO_NUMBERS, AttentionCall, CallObserver, MaskCache, Untranslatable, measuring, translate
@@ -54,6 +55,7 @@ from regard.hf.capture.module_hooks import inside_backward, module_calls
 from regard.hf.capture.module_rerun import LastWeights, RerunCall, returned_call, snapshot
 from regard.hf.capture.module_statistics import ModuleStatistics
 from regard.hf.capture.recurrent_calls import RecurrentCall, RecurrentLayers, dtype_of, is_recurrent
+from regard.hf.capture.score_origins import ScoreOrigins
 from regard.hf.capture.softmax_edits import EditedProbe
 from regard.hf.capture.softmax_trace import Trace
 from regard.hf.capture.torch_calls import (
@@ -133,10 +135,10 @@ NO_GRAPH = (
 #: Ends the errors of models that cannot be watched.
 SUPPORTED = (
     "Maps are recorded of attention that goes through transformers' attention interface (BERT, Llama, T5, ViT and some "
-    "350 more), F.scaled_dot_product_attention, nn.MultiheadAttention or regard.attend, that computes softmax itself "
-    "(known by its name, its projections or its variables: attention, attn, qkv, or q, k and v), or that is linear in "
-    "the result of a projection named v_proj or value; of transformers' recurrent layers; and of modules with an "
-    "adapter (regard.hf.adapter)"
+    "350 more), F.scaled_dot_product_attention, nn.MultiheadAttention or regard.attend; that computes softmax itself "
+    "(known by a name such as attention, attn, qkv, or q, k and v; without one, where scores are a product of two "
+    "tensors from the inputs, or an input is summed by the weights); or that is linear in the result of a projection "
+    "named v_proj or value; of transformers' recurrent layers; and of modules with an adapter (regard.hf.adapter)"
 )
 #: Why a module of a compiled model has no map.
 NOT_IN_GRAPH = (
@@ -185,6 +187,8 @@ class Watcher(CallObserver):
         self.attending: dict[nn.Module, str] = {}
         self.candidates: dict[str, nn.Module] = {}
         self.own_softmax: set[nn.Module] = set()
+        #: Those that no name says to be attention. A run shows which of them are.
+        self.unnamed: set[nn.Module] = set()
         self.callers: set[nn.Module] = set()
         self.recurrent = RecurrentLayers(self._innermost, lambda: self in module_calls.observers, self._keep_recurrent)
         attending = self._read_names()
@@ -204,7 +208,9 @@ class Watcher(CallObserver):
     def _read_names(self) -> dict[str, nn.Module]:
         """Read module paths and attention modules. A model may replace its modules while it runs (BigBird)."""
         self.modules = dict(self.model.named_modules())
-        attending = attention_modules(self.model)
+        attending, unnamed = attention_modules(self.model), unnamed_softmaxes(self.model)
+        self.unnamed = {module for module in unnamed.values() if not is_recurrent(module)}
+        attending = attending | unnamed
         attending = with_numbers({n: m for n, m in self.modules.items() if n in attending or is_recurrent(m)})
         self.attending = {module: name for name, module in attending.items()}
         self.names = {module: self.attending.get(module, name) for name, module in self.modules.items()}
@@ -276,7 +282,10 @@ class Watcher(CallObserver):
         frames = self.running.frames
         if is_own and frames and frames[-1].module is module:
             frames[-1].inputs = snapshot(args, kwargs)
-            frames[-1].random = torch.get_rng_state() if has_values(module) and not is_recurrent(module) else None
+            is_unnamed = module in self.unnamed
+            frames[-1].trace.origins = ScoreOrigins((args, kwargs)) if is_unnamed else None
+            is_measurable = has_values(module) and not is_recurrent(module) and not is_unnamed
+            frames[-1].random = torch.get_rng_state() if is_measurable else None
 
     def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         running, frames = self.running.modules, self.running.frames
@@ -419,6 +428,8 @@ class Watcher(CallObserver):
 
     def _keep_softmax(self, frame: ModuleFrame) -> None:
         """Keep the weights of a module that computed softmax itself."""
+        if not frame.trace.is_attention:
+            return  # a router of experts, a classifier or a gate
         if frame.trace.is_narrow and self._observed_inside(frame.name or ""):
             return  # a router beside the attention inside this module
         if frame.inputs is not None:
@@ -524,7 +535,8 @@ class Watcher(CallObserver):
     def _note_uncaptured(self) -> None:
         """Write down why a module has no map."""
         for name, module in self.candidates.items():
-            if name not in self.calls and name not in self.missing and not self._is_read_elsewhere(name):
+            is_known = module not in self.unnamed
+            if is_known and name not in self.calls and name not in self.missing and not self._is_read_elsewhere(name):
                 outside = f"{type(module).__name__} {FUSED if is_recurrent(module) else OUTSIDE}"
                 self.missing[name] = outside if name in self.called else UNCALLED
 
@@ -540,7 +552,7 @@ class Watcher(CallObserver):
 
     def conclude(self) -> None:
         """Raise an error if nothing was captured, or if a map does not match the kernel's output."""
-        if not self.calls and not self.attending:
+        if not self.calls and not self.missing and not self.attending.keys() - self.unnamed:
             raise RegardError(
                 f"watch: {type(self.model).__name__} has no attention that can be captured. {SUPPORTED}; "
                 "give the model that contains it."
@@ -579,6 +591,9 @@ class CompiledWatcher(Watcher):
     def _note_uncaptured(self) -> None:
         self.missing |= {
             name: NOT_IN_GRAPH
-            for name in self.candidates
-            if name not in self.calls and name not in self.missing and not self._observed_inside(name)
+            for name, module in self.candidates.items()
+            if module not in self.unnamed
+            and name not in self.calls
+            and name not in self.missing
+            and not self._observed_inside(name)
         }

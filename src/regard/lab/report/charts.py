@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +11,9 @@ from regard.lab.report.svg import COLORS, INK, MARKERS, Figure, canvas, drawing
 
 #: Inches; about 450 pixels.
 WIDTH, HEIGHT = 4.7, 3.5
+#: A bucket of fewer sentences is drawn apart: a few of them can move its BLEU by tens of points.
+FEW = 30
+FEW_SAID = f"Hollow points stand for fewer than {FEW} sentences."
 
 Report = Mapping[str, Any]
 
@@ -59,7 +63,10 @@ def learning_curves(report: Report, against: str) -> Figure | None:
     heading = f"Validation {_measure(of)} against {'steps' if against == 'step' else 'time'}"
     ends = "; ".join(f"{e['title']} {_ends(e['curves'])}" for e in shown)
     note = "Thin lines are single seeds. " if any(len(each["curves"]) > 1 for each in shown) else ""
-    return drawing(figure, f"learning-{against}", heading, f"{note}At the end: {ends}.")
+    look = "Compare where the curves end, and how early each of them rises."
+    if of == "perplexity":
+        look = "Compare where the curves end (lower is better), and how early each of them falls."
+    return drawing(figure, f"learning-{against}", heading, f"{note}At the end: {ends}.", look)
 
 
 def _measure(of: str) -> str:
@@ -109,7 +116,26 @@ def by_bucket(
     axes.set(xlabel=f"{axis} (sentences)", ylabel="BLEU", ylim=(0, None), xlim=(-0.5, len(labels) - 0.5))
     _legend(figure, axes)
     description = "; ".join(f"{each['title']}: " + ", ".join(f"{b['bleu']:.1f}" for b in each[key]) for each in shown)
-    return drawing(figure, name, heading, f"{', '.join(labels)}. {description}.")
+    return drawing(figure, name, heading, f"{', '.join(labels)}. {description}.", _largest_change(shown, labels, key))
+
+
+def _largest_change(shown: Sequence[Report], labels: Sequence[str], key: str) -> str:
+    """What to see in a chart of buckets: the system whose BLEU changes most, and the one that changes least."""
+    changes = []
+    for each in shown:
+        rows = {bucket["label"]: bucket["bleu"] for bucket in each[key] if bucket["count"] >= FEW}
+        known = [label for label in labels if label in rows]
+        if len(known) > 1:
+            changes.append((rows[known[-1]] - rows[known[0]], each["title"], known, rows))
+    if not changes:
+        return f"No two buckets have {FEW} sentences, so no difference between them is certain."
+    changes.sort(key=lambda change: abs(change[0]))
+    said = [
+        f"{title} goes from {rows[known[0]]:.1f} to {rows[known[-1]]:.1f}"
+        for _, title, known, rows in (changes[-1], changes[0])[: len(changes)]
+    ]
+    known = changes[-1][2]
+    return f"From the first bucket to the last ({known[0]}; {known[-1]}): {', '.join(said)}."
 
 
 def _bucket_line(
@@ -119,16 +145,20 @@ def _bucket_line(
     places = [n for n, label in enumerate(labels) if label in rows]
     values = [rows[labels[n]] for n in places]
     xs, color = [n + shift for n in places], style[0]
-    axes.vlines(xs, [v["low"] for v in values], [v["high"] for v in values], color=color, linewidth=1.2, alpha=0.55)
-    axes.plot(
-        xs,
-        [v["bleu"] for v in values],
-        color=color,
-        marker=style[1],
-        markersize=4.5,
-        linewidth=1.1,
-        label=each["title"],
-    )
+    is_few = [v["count"] < FEW for v in values]
+    for few, options in (
+        (False, {"linewidth": 1.2, "alpha": 0.55}),
+        (True, {"linewidth": 1.0, "linestyles": "dotted"}),
+    ):
+        some = [n for n in range(len(values)) if is_few[n] == few]
+        low, high = ([values[n][end] for n in some] for end in ("low", "high"))
+        axes.vlines([xs[n] for n in some], low, high, color=color, **options)
+    points = {"color": color, "marker": style[1], "markersize": 4.5}
+    many = [v["bleu"] if not few else math.nan for v, few in zip(values, is_few, strict=True)]
+    axes.plot(xs, many, **points, linewidth=1.1, label=each["title"])
+    hollow = [(x, v["bleu"]) for x, v, few in zip(xs, values, is_few, strict=True) if few]
+    if hollow:
+        axes.plot(*zip(*hollow, strict=True), **points, linestyle="", fillstyle="none")
 
 
 def _place(label: str) -> float:
@@ -172,7 +202,11 @@ def against_cost(report: Report, cost: str) -> Figure | None:
     axes.set(xlabel=axis, ylabel=of, ylim=(0, None))
     axes.margins(x=0.12, y=0.12)
     description = "; ".join(f"{each['title']}: {x:.3g}, {y:.1f}" for each, x, y, _ in points)
-    return drawing(figure, f"cost-{cost.replace('_', '-')}", f"{of} against {heading}", f"{axis}, {of}: {description}.")
+    side = "left" if cost == "parameters" else "right"
+    look = f"The best place is the upper {side}. A system below another and further from the {side} is worse in both."
+    return drawing(
+        figure, f"cost-{cost.replace('_', '-')}", f"{of} against {heading}", f"{axis}, {of}: {description}.", look
+    )
 
 
 def quality_of(system: Report) -> Report | None:
@@ -209,9 +243,9 @@ def shares_looked_at(report: Report) -> Figure | None:
     axes.grid(visible=False)
     _legend(figure, axes)
     description = "; ".join(f"{e['title']}: {e['looks']['share_eos']['mean']:.2f}" for e in shown)
-    return drawing(
-        figure, "shares", "Weight on the end of the sentence and on punctuation", f"End of sentence: {description}."
-    )
+    heading = "Weight on the end of the sentence and on punctuation"
+    look = "A long bar is weight on tokens that have no translation: such weights say little about the words."
+    return drawing(figure, "shares", heading, f"End of sentence: {description}.", look)
 
 
 def gradients(report: Report) -> Figure | None:
@@ -233,9 +267,9 @@ def gradients(report: Report) -> Figure | None:
     description = "; ".join(
         f"{e['title']} from {e['gradient']['relative'][0]:.2f} to {e['gradient']['relative'][-1]:.2f}" for e in shown
     )
-    return drawing(
-        figure, "gradient", "Gradient by position in the source", f"From the first to the last position: {description}."
-    )
+    look = "A line at 1 depends on all words alike. One that is low at the left depends little on the first words."
+    said = f"From the first to the last position: {description}."
+    return drawing(figure, "gradient", "Gradient by position in the source", said, look)
 
 
 def _legend(figure: Any, axes: Any) -> None:

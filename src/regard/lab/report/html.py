@@ -50,7 +50,8 @@ def _block(block: Block) -> str:
 
 def _figure(figure: Figure, small: bool) -> str:
     caption = "" if small else f"<figcaption>{_safe(figure.title)}</figcaption>"
-    return f"<figure>{caption}{figure.svg}</figure>"
+    look = f'<p class="look">{_safe(figure.look)}</p>' if figure.look else ""
+    return f"<figure>{caption}{figure.svg}{look}</figure>"
 
 
 def _table(table: Table) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from regard.lab.report.elements import Block, Document, Facts, Figures, Folded, Heading, Quotes, Table, Text
+from regard.lab.report.svg import Figure
 
 #: The folder of the figures, beside the Markdown.
 FIGURES = "figures"
@@ -29,8 +30,9 @@ def _block(block: Block) -> list[str]:
         case Table():
             return _table(block)
         case Figures(figures, caption):
-            pictures = [f"![{_plain(figure.title)}]({FIGURES}/{figure.name}.svg)" for figure in figures]
-            return [*([_plain(caption)] if caption else []), "\n".join(pictures)]
+            pictures = [_picture(figure) for figure in figures]
+            between = "\n\n" if any(figure.look for figure in figures) else "\n"
+            return [*([_plain(caption)] if caption else []), between.join(pictures)]
         case Facts(facts):
             return ["\n".join(f"- **{_plain(name)}**: {_plain(value)}" for name, value in facts)]
         case Quotes(caption, lines):
@@ -39,6 +41,13 @@ def _block(block: Block) -> list[str]:
             ]
         case Folded(title, inner):
             return [f"<details><summary>{_plain(title)}</summary>", *_blocks(inner), "</details>"]
+
+
+def _picture(figure: Figure) -> str:
+    """The link of a figure, and below it what to see."""
+    return f"![{_plain(figure.title)}]({FIGURES}/{figure.name}.svg)" + (
+        f"\n{_plain(figure.look)}" if figure.look else ""
+    )
 
 
 def _table(table: Table) -> list[str]:

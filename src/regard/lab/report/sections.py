@@ -27,13 +27,14 @@ from regard.lab.report.sweeps import mean_points, sweep_figures
 from regard.lab.report.tables import (
     bucket_table,
     chance,
+    cost_table,
     looks_table,
-    main_table,
     mean,
     more_table,
     number,
     outcomes_table,
     published_table,
+    quality_table,
 )
 
 Alignments = Sequence[tuple[str, Sequence[Figure]]]
@@ -239,7 +240,8 @@ def _quality(report: Report) -> Iterator[Block]:
     base = next(each["title"] for each in report["systems"] if each["label"] == report["baseline"])
     below = report["about"].get("novel_below", 0.3)
     novel = next((each["quality"]["novel"] for each in finished(report) if each["quality"]["novel"]), None)
-    yield main_table(report)
+    yield quality_table(report)
+    yield cost_table(report)
     part = (
         f"The novel part: the {novel:,} test sources with a similarity below {below:g} to every training source. "
         if novel
@@ -279,7 +281,10 @@ def _lengths(report: Report) -> Iterator[Block]:
     ]
     if any(figures):
         yield from _section("Long and new sentences", figures)
-        yield Text("Bars are 95 % bootstrap intervals; numbers in brackets are numbers of sentences.", "hint")
+        yield Text(
+            f"Bars are 95 % bootstrap intervals; numbers in brackets are numbers of sentences. {charts.FEW_SAID}",
+            "hint",
+        )
         yield Folded("The numbers", _tables(report, ("by_length",)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -22,12 +22,16 @@ _LIGHT_OR_DARK = (
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure: `svg` is the whole element with title and description, in the color of the text around it."""
+    """A figure: `svg` is the whole element with title and description, in the color of the text around it.
+
+    `look` is a sentence that says what to see in it; small figures have none.
+    """
 
     name: str
     title: str
     description: str
     svg: str
+    look: str = ""
 
     @property
     def alone(self) -> str:
@@ -49,7 +53,7 @@ def element(name: str, title: str, description: str, size: tuple[float, float], 
     return Figure(name, title, description, f"{head}{body}</svg>")
 
 
-def drawing(figure: Any, name: str, title: str, description: str) -> Figure:
+def drawing(figure: Any, name: str, title: str, description: str, look: str) -> Figure:
     """A matplotlib figure as an SVG element: text stays text, ids are unique, and the result is deterministic."""
     import matplotlib
 
@@ -66,7 +70,8 @@ def drawing(figure: Any, name: str, title: str, description: str) -> Figure:
     body = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", body)
     body = re.sub(r"(font: [^;\"]*?px) [^;\"]*", rf"\g<1> {FONT}", body)
     body = re.sub(r"\n\s*", "\n", body.replace(INK, "currentColor"))
-    return element(name, title, description, (float(view_box[1]) / 0.75, float(view_box[2]) / 0.75), _scaled(body))
+    size = float(view_box[1]) / 0.75, float(view_box[2]) / 0.75
+    return replace(element(name, title, description, size, _scaled(body)), look=look)
 
 
 def _scaled(body: str) -> str:

@@ -57,7 +57,9 @@ def _by_heads(points: Sequence[tuple[int, float, float]], span: float, name: str
     middle = (max(ys) + min(ys)) / 2
     axes.set(xlabel="heads, each of width d / heads", ylabel=axis, ylim=(middle - 0.65 * span, middle + 0.65 * span))
     description = "; ".join(f"{x} heads {y:.1f}" for x, y in zip(xs, ys, strict=True))
-    return drawing(figure, name, heading, f"{description}.")
+    heads, best = max(points, key=lambda point: point[1])[:2]
+    look = f"The highest point has {heads} heads ({best:.1f}). Compare its distance from the others with their bars."
+    return drawing(figure, name, heading, f"{description}.", look)
 
 
 def _positions(report: Report) -> Figure | None:
@@ -80,7 +82,8 @@ def _bars(report: Report, kind: str) -> Figure | None:
     axes.grid(visible=False)
     axes.set(xlabel=quality_name(report))
     description = "; ".join(f"{system['title']} {quality['mean']:.1f}" for system, quality in shown)
-    return drawing(figure, f"sweep-{kind}", f"{quality_name(report)} by {kind}", f"{description}.")
+    look = "Compare the difference of two bars with the deviations at their ends."
+    return drawing(figure, f"sweep-{kind}", f"{quality_name(report)} by {kind}", f"{description}.", look)
 
 
 def _pruned(report: Report) -> Figure | None:
@@ -103,7 +106,8 @@ def _pruned(report: Report) -> Figure | None:
         descriptions.append(f"{WAYS[way]}: " + ", ".join(f"{100 * x:.0f} % {y:.1f}" for x, y in points))
     axes.set(xlabel="share of the heads removed", ylabel="BLEU", ylim=(0, None))
     _legend(figure, axes)
-    return drawing(figure, "pruning", "BLEU against the share of heads removed", f"{'; '.join(descriptions)}.")
+    look = "The further a line stays level, the more heads can go in that order."
+    return drawing(figure, "pruning", "BLEU against the share of heads removed", f"{'; '.join(descriptions)}.", look)
 
 
 def mean_points(report: Report, order: str) -> list[tuple[float, float]]:
@@ -132,4 +136,5 @@ def _single(report: Report) -> list[Figure]:
     axes.axhline(0, color=INK, linewidth=0.8, alpha=0.6)
     axes.set_xticks(range(len(roles)), roles)
     axes.set(ylabel="change of BLEU, one head removed", xlim=(-0.6, len(roles) - 0.4))
-    return [drawing(figure, "single-heads", "One head removed at a time", f"{'; '.join(descriptions)}.")]
+    look = "Points at 0 are heads that the model does not need. A point far below is one that it needs."
+    return [drawing(figure, "single-heads", "One head removed at a time", f"{'; '.join(descriptions)}.", look)]

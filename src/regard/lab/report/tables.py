@@ -66,14 +66,16 @@ def _value(measured: Any) -> float | None:
     return measured["mean"] if isinstance(measured, Mapping) else measured
 
 
-MAIN: tuple[Measure, ...] = (
-    _cost("parameters, million", "parameters", 2, unit=1e-6),
+QUALITY: tuple[Measure, ...] = (
     _quality("perplexity", "perplexity", 1, more=False),
     _quality("BLEU", "bleu"),
     _quality("BLEU, novel part", "bleu_novel"),
     _quality("chrF", "chrf"),
     ("p", lambda s: chance((s["p"] or {}).get("all")), None, False),
     ("p, novel part", lambda s: chance((s["p"] or {}).get("novel")), None, False),
+)
+COST: tuple[Measure, ...] = (
+    _cost("parameters, million", "parameters", 2, unit=1e-6),
     _cost("training tokens\u00a0/\u00a0s", "tokens_per_second", 0, more=True),
     _cost("steps", "steps", 0),
     _cost("minutes to best", "minutes_to_best", 2),
@@ -94,17 +96,22 @@ MORE: tuple[Measure, ...] = (
 UNRANKED = ("length ratio", "steps", "minutes of training", "minutes to best", "steps to best")
 
 
-def main_table(report: Report) -> Table:
-    """Quality and cost: a row per system, and a row for the retrieval baseline."""
-    table = measures(MAIN, finished(report), report["few_seeds"])
+def quality_table(report: Report) -> Table:
+    """Quality: a row per system, and a row for the retrieval baseline."""
+    table = measures(QUALITY, finished(report), report["few_seeds"])
     retrieval = report["retrieval"]
     if not retrieval:
         return table
     given = {"BLEU": number(retrieval["bleu"]), "BLEU, novel part": number(retrieval.get("bleu_novel"))}
-    row = ["Nearest source, copied", *(given.get(name, NOTHING) for name, *_ in MAIN)]
+    row = ["Nearest source, copied", *(given.get(name, NOTHING) for name, *_ in QUALITY)]
     keep = {column.name for column in table.columns}
-    kept = [cell for cell, name in zip(row, ("system", *(name for name, *_ in MAIN)), strict=True) if name in keep]
+    kept = [cell for cell, name in zip(row, ("system", *(name for name, *_ in QUALITY)), strict=True) if name in keep]
     return Table(table.caption, table.columns, [*table.rows, kept], table.best)
+
+
+def cost_table(report: Report) -> Table:
+    """Cost: a row per system. It is a table of its own, because both together are wider than the page."""
+    return measures(COST, finished(report), report["few_seeds"])
 
 
 def more_table(report: Report) -> Table:
