@@ -415,6 +415,16 @@ def test_dropout_has_a_new_seed_at_every_call(plans_made):
     assert_equal(results(attention, tensors), anew(attention, tensors))
 
 
+@pytest.mark.parametrize("engine", ["fused", pytest.param("kernel", marks=kernels.needs_kernel)])
+@pytest.mark.parametrize("mask", [None, rg.causal()])
+def test_a_call_of_plain_pieces_is_repeated_in_one_function(mask, engine):
+    attention, tensors, other = rg.Attention(mask=mask), inputs(9, 9, 9), inputs(9, 9, 9)
+    attention(*other, engine=engine)
+    (kept,) = kept_plans._plans.values()
+    again, first = kept.repeat.run(*tensors), results(attention, tensors, engine)
+    assert_equal([again.output, again.row_statistic[0]], [first[0], first[2]])
+
+
 def test_autocast_is_part_of_the_key():
     attention, tensors = LEARNED["shaw"](), inputs(12, 12, 12, dtype=torch.bfloat16)
     results(attention, tensors)

@@ -81,6 +81,15 @@ def test_statistics_of_nothing(normalizer, sizes):
     assert weights.select(torch.arange(B), torch.tensor([1])).shape == (B, 1, I, J)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("normalizer", [rg.normalizers.Softmax(), rg.normalizers.Sparsemax(), rg.normalizers.TopK(2)])
+def test_a_statistic_of_nothing_has_the_dtype_of_any_other(normalizer, dtype):
+    attention, q, k = rg.Attention(normalizer=normalizer), *torch.randn(2, 1, 2, 3, 4).to(dtype)
+    for some_q, some_k in ((q[:, :, :0], k), (q, k[:, :, :0]), (q[:0], k[:0])):
+        of_nothing, of_all = (attention(*x, x[1]).weights.row_statistic for x in ((some_q, some_k), (q, k)))
+        assert [x.dtype for x in of_nothing] == [x.dtype for x in of_all]
+
+
 @pytest.mark.parametrize(
     "bias", [(), rg.ALiBi(2), rg.biases.T5Bias(2), rg.biases.ShawBias(4, 2), rg.biases.TransformerXLBias(2, 4)]
 )
