@@ -75,6 +75,9 @@ def test_a_mask_answers_for_each_pair_alone(kind, data, sizes):
     some = replace(grid, batch=entries, head=heads).tile(rows, cols)
     expected = whole[entries][:, heads][:, :, rows][..., cols]
     assert mask.allowed(some).expand(expected.shape).equal(expected)
+    if (numbers := mask.numbers(some)) is not None:
+        of_query, of_key = numbers[0].view(-1, 1, len(rows), 1), numbers[1].view(-1, 1, 1, len(cols))
+        assert ((of_query == of_key) & (of_query >= 0)).expand(expected.shape).equal(expected)
 
 
 @settings(max_examples=200)
@@ -115,7 +118,7 @@ def test_a_relative_mask_depends_on_distance_alone(data):
 @pytest.mark.parametrize("batch", [1, 2])
 def test_the_spans_of_groups_without_gaps_are_exact(batch):
     """The keys that all of some queries share, and the hull of those that any of them has."""
-    for length in (1, 2, 5, 9):
+    for length in 5 * (1, 2, 5, 9):
         numbers = torch.randint(-1, 3, (batch, length)).sort(1).values
         mask = SameGroup(numbers)
         allowed = (numbers[:, :, None] == numbers[:, None]) & (numbers >= 0)[:, None]
@@ -125,6 +128,7 @@ def test_the_spans_of_groups_without_gaps_are_exact(batch):
             assert mask.any_allowed(start, stop) == Spans.where(rows.any(0)).hull()
         assert mask.all_allowed(-1, 1) == mask.all_allowed(length - 1, length + 1) == Spans(())
         assert mask.any_allowed(-1, 1) == mask.any_allowed(0, 1)
+        assert groups_mask(numbers).dense(length, batch_size=batch)[:, 0].equal(allowed)
 
 
 EXACT = {
