@@ -51,6 +51,7 @@ def test_may_and_all_bound_the_predicate(data):
     mask = data.draw(masks(B, I, J))
     positions = rg.types.Positions.aligned_to_end(I, J)
     allowed = mask.allowed(rg.types.Grid.whole(positions, B, 2, I)).expand(B, 2, I, J)
+    assert mask.batched or allowed.equal(allowed[:1].expand(B, 2, I, J))
     size = data.draw(st.integers(1, 9))
     for start in range(0, I, size):
         stop = min(start + size, I)
