@@ -420,6 +420,7 @@ def test_dropout_has_a_new_seed_at_every_call(plans_made):
     "attention",
     [
         rg.Attention(rg.Dot(0.3)),
+        rg.Attention(mask=rg.causal()),
         rg.Attention(mask=rg.window(3)),
         rg.Attention(bias=rg.ALiBi(2)),
         rg.Attention(position=rg.RoPE(8)),
@@ -446,7 +447,7 @@ def test_a_call_of_plain_pieces_is_repeated_in_one_function(engine):
         kept_plans.clear()
         attention(*other, engine=engine)
         (kept,) = kept_plans._plans.values()
-        again, first = kept.repeat.run(*tensors), results(attention, tensors, engine)
+        again, first = kept.repeat.run(*tensors), anew(attention, tensors, engine)
         assert_equal([again.output, again.row_statistic[0]], [first[0], first[2]])
 
 

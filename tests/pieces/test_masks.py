@@ -129,7 +129,17 @@ def test_the_spans_of_groups_without_gaps_are_exact(batch):
             assert mask.any_allowed(start, stop) == Spans.where(rows.any(0)).hull()
         assert mask.all_allowed(-1, 1) == mask.all_allowed(length - 1, length + 1) == Spans(())
         assert mask.any_allowed(-1, 1) == mask.any_allowed(0, 1)
-        assert groups_mask(numbers).dense(length, batch_size=batch)[:, 0].equal(allowed)
+
+
+def test_groups_that_follow_each_other_in_all_entries_alike_are_documents():
+    for n in range(100):
+        numbers = torch.randint(-1, 2, (1 + n % 2, 1 + n % 4))
+        rows, mask = numbers.tolist(), groups_mask(numbers)
+        are_alike, is_packed = rows[0] == rows[-1], rows[0] == sorted(rows[0]) and min(rows[0]) >= 0
+        assert (type(mask) is type(rg.documents([1]))) == (are_alike and is_packed)
+        assert mask.own_sizes() == (None if are_alike else 2, None)
+        allowed = (numbers[:, :, None] == numbers[:, None]) & (numbers >= 0)[:, None]
+        assert mask.dense(len(rows[0]), batch_size=len(rows))[:, 0].equal(allowed)
 
 
 EXACT = {
