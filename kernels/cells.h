@@ -14,7 +14,7 @@ typedef struct {
     const int64_t *row_cells, *column_cells,
         *column_starts;                  /* the cell of each query, of each key, and its first key */
     float *top_weights;                  /* (B, H, I, k): the largest weights, the largest first */
-    int64_t *top_keys;                   /* (B, H, I, k), -1 at the start */
+    int64_t *top_keys;                   /* (B, H, I, k): their keys */
     const float *numbers;                /* (B, H, num_numbers, padded J) */
     float *number_sums;                  /* (B, H, num_numbers, I): sum_j w numbers_j */
     const int64_t *chosen;               /* keys, which ascend */

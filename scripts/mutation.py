@@ -5,9 +5,10 @@
 A mutant that no test kills is a survivor: the tests say nothing about that place, or the change makes no difference.
 The run can be stopped and started again; it keeps its results in `.mutation/`. After tests were added, `--again`
 judges the survivors once more; `--fresh` forgets all verdicts, as a changed source asks for. What only checks
-(assert, strict=True) is not changed, since it makes no difference to right code. Nor are estimates of costs, which
-choose between engines with equal results: benchmarks judge those. Nor is `device=`, which makes no difference on a
-CPU: tests/tools/accelerator_budget.py judges it.
+(assert, strict=True) is not changed, since it makes no difference to right code. Nor are estimates of time and memory,
+nor the numbers that stand at the top of files of engines and maps (sizes of tiles, budgets): they choose between
+computations with equal results, and benchmarks judge those. Nor is `device=`, which makes no difference on a CPU:
+tests/tools/accelerator_budget.py judges it.
 """
 
 from __future__ import annotations
@@ -54,8 +55,14 @@ IGNORED = (
     *("importance", "lab", "load_model", "page_", "pruning", "register", "replay", "report", "scripts", "training"),
     *("translat", "widget"),
 )
-#: Functions that are not changed: texts, checks, and what only decides which engine computes an equal result.
-UNCHANGED = ("__repr__", "__str__", "check", "refusal", "cost")
+#: Functions that are not changed: texts, checks, and what only decides which engine computes an equal result, and in
+#: blocks of which size.
+UNCHANGED = (
+    *("__repr__", "__str__", "check", "refusal", "cost"),
+    *("_bytes_per_weight", "_pace", "bytes_per_pair", "floats_per_pair", "mask_bytes"),
+)
+#: Folders in whose files plain numbers with names of capitals are sizes of tiles, budgets and thresholds of speed.
+WITH_SETTINGS = ("engine", "maps")
 #: Arguments that make no difference to right code on a CPU.
 WITHOUT_EFFECT = ("strict", "device")
 #: Seconds after which a mutant hangs.
@@ -103,13 +110,25 @@ def mutants(file: Path) -> list[Mutant]:
         starts.append(starts[-1] + len(line.encode()))
     data, name, found = text.encode(), str(file.relative_to(ROOT / "src")), []
     repeats: Counter[str] = Counter()
-    for function, node in _code(ast.parse(text)):
+    tree = ast.parse(text)
+    if file.parent.name in WITH_SETTINGS:
+        tree.body = [statement for statement in tree.body if not _is_setting(statement)]
+    for function, node in _code(tree):
         for after in _changes(node):
             start, stop = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
             mutant = Mutant(name, function, node.lineno, start, stop, data[start:stop].decode(), after)
             found.append(replace(mutant, repeat=repeats[mutant.name]))
             repeats[mutant.name] += 1
     return found
+
+
+def _is_setting(statement: ast.stmt) -> bool:
+    """Whether a statement gives a name of capitals to numbers, and calls nothing."""
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            parts = ast.Constant, ast.BinOp, ast.operator, ast.Tuple, ast.expr_context
+            return name.isupper() and all(isinstance(part, parts) for part in ast.walk(value))
+    return False
 
 
 def _code(node: ast.AST, within: str = "") -> Iterator[tuple[str, ast.AST]]:

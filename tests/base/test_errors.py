@@ -123,6 +123,7 @@ MISTAKES = {
         lambda: rg.masks.global_tokens([-1]),
         r"global_tokens\(\[-1\]\).*at least 0.*length - 1",
     ),
+    "one position from the end": (lambda: rg.masks.global_tokens([3, -1]), r"\[3, -1\].*at least 0"),
     "positions between two": (lambda: rg.masks.global_tokens([1.5]), "integers"),
     "lengths below 0": (lambda: attend(q, k, k, rg.Attention(mask=rg.padding([3, -1]))), "at least 0, got -1"),
     "lengths of no number": (lambda: rg.padding([[1], [2, 3]]), r"real\[0\] must be an integer, got \[1\]"),

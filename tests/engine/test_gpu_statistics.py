@@ -45,6 +45,23 @@ def test_it_compiles_for_gpus(tmp_path):
     run(TOOLS / "triton_compile.py", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
 
 
+def test_strongest_links_are_right_if_their_weights_and_their_keys_are():
+    """A kernel may choose another key of the same weight, and no key of another."""
+    grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(2, 4), 1, 1, 2)
+    weights = torch.tensor([[[[0.1, 0.4, 0.4, 0.1], [1.0, 0.0, 0.0, 0.0]]]])
+    tile = rg.maps.Tile(weights, None, slice(0, 2), slice(0, 4), grid, rg.types.Spans.of((0, 4)))
+    reduction = rg.maps.TopLinks(1)
+    exact = reduction.init((1, 1, 2, 4), weights.device)
+    reduction.add(exact, tile)
+
+    def agrees(numbers, keys):
+        links = [torch.tensor(x).view(1, 1, 2, 1) for x in (numbers, keys)]
+        return gpu_reductions._agree(reduction, links, exact, tile)
+
+    assert agrees([0.4, 1.0], [1, 0]) and agrees([0.4, 1.0], [2, 0])
+    assert not agrees([0.4, 1.0], [0, 0]) and not agrees([0.1, 1.0], [0, 0]) and not agrees([0.1, 1.0], [1, 0])
+
+
 def test_without_triton_tiles_compute_them(monkeypatch):
     monkeypatch.setenv("REGARD_KERNEL", "off")
     monkeypatch.setattr(gpu_reductions, "DEVICES", {"cpu"})

@@ -415,6 +415,42 @@ def test_dropout_has_a_new_seed_at_every_call(plans_made):
     assert_equal(results(attention, tensors), anew(attention, tensors))
 
 
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    "attention",
+    [
+        rg.Attention(rg.Dot(0.3)),
+        rg.Attention(mask=rg.causal()),
+        rg.Attention(mask=rg.window(3)),
+        rg.Attention(bias=rg.ALiBi(2)),
+        rg.Attention(position=rg.RoPE(8)),
+        rg.Attention(normalizer=rg.normalizers.Softmax(sink=1.0)),
+        rg.Attention(normalizer=rg.normalizers.Softmax(temperature=3.0)),
+    ],
+    ids=repr,
+)
+def test_a_repeated_call_of_torchs_kernel_leaves_out_no_piece(attention, grad):
+    has_sink = attention.normalizer.sink is not None  # the kernel computes it without gradients only
+    assert_repeats(attention, inputs(9, 9, 9, grad=grad and not has_sink), "fused")
+
+
+PLAIN = {
+    "fused": (rg.Attention(), rg.Attention(mask=rg.causal())),
+    "kernel": (rg.Attention(), rg.Attention(mask=rg.causal()), rg.Attention(bias=rg.ALiBi(2))),
+}
+
+
+@pytest.mark.parametrize("engine", ["fused", pytest.param("kernel", marks=kernels.needs_kernel)])
+def test_a_call_of_plain_pieces_is_repeated_in_one_function(engine):
+    for attention in PLAIN[engine]:
+        tensors, other = inputs(9, 9, 9), inputs(9, 9, 9)
+        kept_plans.clear()
+        attention(*other, engine=engine)
+        (kept,) = kept_plans._plans.values()
+        again, first = kept.repeat.run(*tensors), anew(attention, tensors, engine)
+        assert_equal([again.output, again.row_statistic[0]], [first[0], first[2]])
+
+
 def test_autocast_is_part_of_the_key():
     attention, tensors = LEARNED["shaw"](), inputs(12, 12, 12, dtype=torch.bfloat16)
     results(attention, tensors)

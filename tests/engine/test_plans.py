@@ -133,6 +133,7 @@ def test_blocks_that_differ_by_a_shift_are_planned_once(monkeypatch):
 
 CHOSEN = {
     "linear": rg.Attention(rg.scores.FeatureScore(), normalizer=rg.normalizers.SumNormalizer()),
+    "convolution": rg.Attention(bias=rg.transitions.Taps(torch.ones(4, 3)), normalizer=rg.normalizers.Unnormalized()),
     "fused": rg.Attention(),
     "dense": rg.Attention(normalizer=rg.normalizers.Sparsemax()),
     "blocked": rg.Attention(normalizer=rg.normalizers.Sparsemax(), mask=WINDOW),

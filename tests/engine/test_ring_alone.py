@@ -78,6 +78,8 @@ def test_a_request_is_told_in_intervals():
     for rows, words in (([0, 1, 2, 7, 5, 6], "0-2, 7, 5-6"), ([3], "3"), ([4, 2], "4, 2")):
         weights.tile(rows=torch.tensor(rows))
         assert told[-1] == f"weights of batch 0, head 0-1, query {words}, key 0-8"
+    next(weights.tiles())
+    assert told[-1] == "tiles of the queries of each rank"
 
 
 def test_other_threads_do_not_see_the_default_ring():

@@ -246,8 +246,11 @@ def test_empty_calls():
     assert attention(q[:0], k[:0], v[:0], **batch).output.shape == (0, 3, 6, 5)
 
 
-def test_a_map_keeps_no_graph_of_its_steps():
-    q, k, v = torch.randn(3, 1, 2, 5, 4).requires_grad_()
-    beta = torch.rand(1, 2, 5, requires_grad=True)
-    weights = rg.Attention(transition=rg.transitions.Delta())(q, k, v, beta=beta).weights
+@pytest.mark.parametrize("learned", [(0,), (1,), (3,), (0, 1, 2, 3)])
+def test_a_map_keeps_no_graph_of_its_steps(learned):
+    tensors = [*torch.randn(3, 1, 2, 5, 4).unbind(), torch.rand(1, 2, 5)]
+    for number in learned:
+        tensors[number].requires_grad_()
+    *inputs, beta = tensors
+    weights = rg.Attention(transition=rg.transitions.Delta())(*inputs, beta=beta).weights
     assert weights.requires_grad and not any(t.requires_grad for t in weights.steps.tensors())

@@ -42,7 +42,8 @@ def test_a_mechanism_of_nothing_gives_zeros_and_gradients_of_zero(name, sizes):
         assert all(g.shape == x.shape and not g.any() for g, x in zip(gradients, (q, k, v), strict=True))
         plan = rg.plan(q, k, v, attention=attention, engine=engine, positions=positions)
         assert "No pair is scored" in str(plan) and plan.cost.pairs == 0 and not plan.refused and not plan.quadratic
-        assert plan.seconds == 0
+        assert plan.seconds == 0 and plan.engine == ("dense" if engine == "auto" else engine)
+        assert plan.requested == (engine != "auto")
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             assert not attention(q, k, v, positions=positions).output.any()
@@ -79,6 +80,22 @@ def test_statistics_of_nothing(normalizer, sizes):
     assert not any(x.any() for x in (entropy, distance, mass, received, pool, top.weights))
     assert all(part.shape[:3] == (B, 2, I) for part in weights.row_statistic)
     assert weights.select(torch.arange(B), torch.tensor([1])).shape == (B, 1, I, J)
+
+
+@pytest.mark.parametrize("engine", ["dense", "fused", "blocked"])
+def test_an_empty_row_has_a_log_sum_exp_of_minus_infinity_and_no_remainder(engine):
+    x = torch.randn(1, 2, 3, 4)
+    logsumexp, remainder = rg.Attention(mask=rg.padding([0]))(x, x, x, engine=engine).weights.row_statistic
+    assert logsumexp.isneginf().all() and not remainder.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("normalizer", [rg.normalizers.Softmax(), rg.normalizers.Sparsemax(), rg.normalizers.TopK(2)])
+def test_a_statistic_of_nothing_has_the_dtype_of_any_other(normalizer, dtype):
+    attention, q, k = rg.Attention(normalizer=normalizer), *torch.randn(2, 1, 2, 3, 4).to(dtype)
+    for some_q, some_k in ((q[:, :, :0], k), (q, k[:, :, :0]), (q[:0], k[:0])):
+        of_nothing, of_all = (attention(*x, x[1]).weights.row_statistic for x in ((some_q, some_k), (q, k)))
+        assert [x.dtype for x in of_nothing] == [x.dtype for x in of_all]
 
 
 @pytest.mark.parametrize(

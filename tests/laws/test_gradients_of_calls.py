@@ -271,6 +271,34 @@ def test_a_factor_for_each_head_belongs_to_its_head_wherever_one_looks(score, dt
     torch.testing.assert_close((query @ key.mT - row[..., None]).exp()[0], chosen[0, 0].float())
 
 
+class Borrowed(rg.scores.Score):
+    """A score of the user that reads a tensor which it does not hold."""
+
+    def check(self, sizes, key_dim):
+        """Any size is right."""
+
+    def tile(self, query, key, grid):
+        return query @ key.mT * LENT["factor"]
+
+
+LENT = {}
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_tensor_that_a_piece_borrows_gets_its_gradient_or_the_engine_refuses(learns):
+    x = torch.randn(1, 2, 5, 4, dtype=torch.float64)
+    LENT["factor"] = torch.tensor(0.7, dtype=torch.float64, requires_grad=learns)
+    plan = rg.plan(x, x, x, attention=rg.Attention(Borrowed()))
+    assert ("blocked" in plan.refused) == learns
+    with torch.no_grad():
+        assert "blocked" not in rg.plan(x, x, x, attention=rg.Attention(Borrowed())).refused
+    if learns:
+        output = rg.Attention(Borrowed())(x, x, x).output
+        expected = (x @ x.mT * LENT["factor"]).softmax(-1) @ x
+        found, exact = (torch.autograd.grad(y.square().sum(), LENT["factor"])[0] for y in (output, expected))
+        torch.testing.assert_close(found, exact)
+
+
 # Gradients through every engine
 
 

@@ -12,7 +12,7 @@ import torch
 import regard as rg
 from kernels import needs_kernel
 from regard import reference
-from regard.maps.scored_map import is_dot
+from regard.maps.scored_map import dot_tensors, is_dot
 from regard.maps.stored import load_map, save_map
 
 #: A log-sum-exp up to 1024 rounds by 1024 half units; the rest of a row sum is 16 sums of 40 terms.
@@ -267,6 +267,19 @@ def test_a_page_does_not_send_a_coarse_statistic():
     x = torch.ones(1, 1, 4, 4)
     assert is_dot(rg.Attention()(x, x, x).weights)
     assert not is_dot(rg.Attention()(1e6 * x, x, x).weights)
+
+
+@torch.no_grad()
+def test_a_page_computes_the_weights_from_numbers_that_are_all_finite():
+    """Padding hides every key of the first text; the page knows the mask, and no row statistic of an empty row."""
+    q, k = torch.randn(2, 2, 5, 8), torch.randn(2, 2, 6, 8)
+    mask = rg.padding([0, 4])
+    weights = rg.Attention(mask=mask)(q, k, k).weights
+    for entry, allowed in enumerate(mask.dense(5, 6)[:, 0]):
+        query, key, row = dot_tensors(weights.select([entry], [0, 1]))
+        found = (query @ key.mT - row[..., None]).exp() * allowed
+        torch.testing.assert_close(found, weights[entry])
+        assert row.isfinite().all() and (entry or not row.any())
 
 
 @torch.no_grad()

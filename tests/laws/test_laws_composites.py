@@ -195,6 +195,8 @@ def test_calls_that_a_composite_cannot_run_are_refused():
         attention(*inputs)
     with pytest.raises(rg.RegardError, match="Leave the mask out, or use MeanGroups"):
         rg.composites.Grouped(rg.Attention(mask=rg.causal()), rg.composites.ProjectedGroups(40, 3))(q, q, v)
+    with pytest.raises(rg.RegardError, match="made for a batch of 3, used with a batch of 2"):
+        rg.composites.Grouped(rg.Attention(mask=rg.padding([9, 4, 1])), rg.composites.MeanGroups(2))(q, q, v)
     with pytest.raises(rg.RegardError, match="2 parts need as many factors, got 1"):
         rg.composites.Sum([rg.Attention(), rg.Attention()], [1.0])
     with pytest.raises(rg.RegardError, match=r"factor 0 has shape \(4, 1, 1\).*broadcasts against"):

@@ -110,6 +110,8 @@ def test_what_does_not_fit_is_refused(arguments, words):
     ("change", "words"),
     [
         ({"table": torch.tensor([[0, 99], [0, 1]])}, "page 99, and there are pages 0 to"),
+        ({"table": torch.tensor([[0, 1], [4, 1]])}, "page 4, and there are pages 0 to 3"),
+        ({"table": torch.tensor([[0, 1], [0, -1]])}, "page -1, and there are pages 0 to 3"),
         ({"table": torch.zeros(2, 2)}, "table holds integers"),
         ({"table": torch.zeros(1, 9, dtype=torch.int32)}, "1 rows of the table for 2 lengths"),
         ({"lengths": torch.tensor([100, 1])}, "needs 34 pages of 3 tokens"),

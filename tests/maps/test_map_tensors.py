@@ -59,6 +59,9 @@ def check_places(weights, dense):
         close(dense.flatten()[weights.argmax()], dense.max())
         close(dense.flatten()[weights.argmin()], dense.min())
         assert weights.argmax(keepdim=True).shape == (1, 1, 1, 1)
+    else:
+        with pytest.raises(rg.RegardError, match="has the size 0"):
+            weights.argmin()
 
 
 def check_products(weights, dense):

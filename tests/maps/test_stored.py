@@ -10,7 +10,7 @@ import torch
 
 import regard as rg
 from cataloged import SINGLE
-from regard.maps.stored import load_map, save_map
+from regard.maps.stored import VERSION, load_map, save_map
 
 stored = pytest.importorskip("safetensors.torch")
 
@@ -104,7 +104,8 @@ def test_a_file_without_queries_or_keys_is_refused(place, tmp_path):
 def test_what_is_no_map_is_refused(tmp_path):
     (tmp_path / "text").write_text("no tensors")
     stored.save_file({"a": torch.zeros(1)}, tmp_path / "other")
-    rewrite(tmp_path / "later", {}, {"a": torch.zeros(1)}, version="9")
+    rewrite(tmp_path / "later", {}, {"a": torch.zeros(1)}, version=str(VERSION + 1))
+    rewrite(tmp_path / "earlier", {}, {"a": torch.zeros(1)}, version="0")
     rewrite(tmp_path / "empty", {}, {"a": torch.zeros(1)})
     stored.save_file({"a": torch.zeros(1)}, tmp_path / "no version", {"format": "regard map", "map": "{}"})
     for name, reason in {
@@ -112,6 +113,7 @@ def test_what_is_no_map_is_refused(tmp_path):
         "none": "cannot be read",
         "other": "is no map",
         "later": "is no map",
+        "earlier": "is no map",
         "no version": "is no map",
     }.items():
         with pytest.raises(rg.RegardError, match=reason):

@@ -299,6 +299,30 @@ def test_maps_made_in_grad_mode_of_tensors_that_require_grad_do_too():
     assert live.select(0, [1]).requires_grad and live.shares().requires_grad
 
 
+@pytest.mark.parametrize("learned", [0, 1, None])
+def test_a_map_of_two_parts_requires_grad_if_one_of_them_does(learned):
+    tensors = torch.randn(2, 1, 2, 4, 4).unbind()
+    if learned is not None:
+        tensors[learned].requires_grad_()
+    parts = [rg.Attention(mask=rg.causal())(x, x, x).weights for x in tensors]
+    norms = tensors[1].norm(dim=-1)
+    made = rg.maps.SumMap(parts, [1.0, 2.0]), rg.maps.ProductMap(parts), ValueWeightedMap(parts[0], norms)
+    for weights in made:
+        assert weights.requires_grad == weights.dense().requires_grad == (learned is not None)
+        assert not weights.detach().requires_grad
+    with torch.no_grad():
+        assert not ValueWeightedMap(parts[0].detach(), norms).requires_grad
+
+
+def test_a_map_that_changed_since_it_was_made_is_not_copied():
+    x = torch.randn(1, 2, 3, 4)
+    weights = rg.Attention()(x, x, x).weights
+    x += 1
+    for copied in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(rg.RegardError, match="changed in place"):
+            copied(weights)
+
+
 def test_only_watches_with_grad_keep_graphs():
     model, x = rg.nn.TransformerConfig(8, num_heads=2).encoder(layers=2), torch.randn(1, 5, 8)
     with rg.watch(model) as detached, rg.watch(model, grad=True) as live:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -11,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard as rg
-from drawn import coins, grids, masks, placings, trees
+from drawn import coins, grids, masks, placings, simple_masks, trees
 from regard.base.shapes import Sizes
 from regard.base.spans import Spans
 from regard.engine.blocks import blocks
-from regard.pieces.same_group import groups_mask
+from regard.pieces.same_group import SameGroup, groups_mask
 from regard.reference.basics import Place
 from regard.reference.masks import attends as attends_by_definition
 
@@ -50,6 +51,7 @@ def test_may_and_all_bound_the_predicate(data):
     mask = data.draw(masks(B, I, J))
     positions = rg.types.Positions.aligned_to_end(I, J)
     allowed = mask.allowed(rg.types.Grid.whole(positions, B, 2, I)).expand(B, 2, I, J)
+    assert mask.batched or allowed.equal(allowed[:1].expand(B, 2, I, J))
     size = data.draw(st.integers(1, 9))
     for start in range(0, I, size):
         stop = min(start + size, I)
@@ -60,6 +62,50 @@ def test_may_and_all_bound_the_predicate(data):
         assert set(every.tensor().tolist()) <= set(rows.all(0).nonzero().flatten().tolist())
 
 
+@pytest.mark.parametrize("kind", simple_masks(1, 1, 1))
+@settings(max_examples=20)
+@given(data=st.data(), sizes=st.tuples(st.integers(1, 12), st.integers(1, 12)).map(sorted))
+def test_a_mask_answers_for_each_pair_alone(kind, data, sizes):
+    """For any entries, heads, queries and keys, in any order and more than once, as for the whole grid."""
+    sizes = (2, 2, *sizes)
+    mask = data.draw(simple_masks(2, *sizes[2:])[kind])
+    grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(*sizes[2:]), *sizes[:3])
+    whole = mask.allowed(grid).expand(sizes)
+    more = data.draw(st.booleans())
+    entries, heads, rows, cols = (torch.randint(n, (5,)) if more else torch.randperm(n) for n in sizes)
+    some = replace(grid, batch=entries, head=heads).tile(rows, cols)
+    expected = whole[entries][:, heads][:, :, rows][..., cols]
+    assert mask.allowed(some).expand(expected.shape).equal(expected)
+    if (numbers := mask.numbers(some)) is not None:
+        of_query, of_key = numbers[0].view(-1, 1, len(rows), 1), numbers[1].view(-1, 1, 1, len(cols))
+        assert ((of_query == of_key) & (of_query >= 0)).expand(expected.shape).equal(expected)
+
+
+@settings(max_examples=200)
+@given(data=st.data(), I=st.integers(1, 16), J=st.integers(1, 16))
+def test_the_edges_of_a_mask_lie_in_order_between_the_first_and_the_last_query(data, I, J):
+    mask = data.draw(masks(2, I, J))
+    first, last = sorted((data.draw(st.integers(J - I, J)), data.draw(st.integers(J - I, J))))
+    edges = list(mask.edges(first, last))
+    assert edges == sorted(set(edges)) and all(first < edge < last for edge in edges)
+
+
+CUT = [
+    rg.masks.random_blocks(3, 2, 20),
+    rg.masks.block_local(3),
+    rg.documents([3, 8, 9]),
+    rg.masks.sliding_tiles((4, 5), (2, 5), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("mask", [*CUT, *(~mask for mask in CUT)], ids=str)
+@pytest.mark.parametrize(("first", "last"), [(0, 20), (2, 19), (3, 12), (7, 8), (5, 5)])
+def test_queries_between_two_edges_have_the_same_keys_and_those_of_an_edge_have_others(mask, first, last):
+    rows = mask.dense(20)
+    jumps = [i for i in range(first + 1, last) if not rows[i].equal(rows[i - 1])]
+    assert list(mask.edges(first, last)) == jumps
+
+
 @given(st.data())
 def test_a_relative_mask_depends_on_distance_alone(data):
     mask = data.draw(masks(1, 12, 12))
@@ -68,6 +114,32 @@ def test_a_relative_mask_depends_on_distance_alone(data):
             mask.allowed(rg.types.Grid.whole(rg.types.Positions(s, Spans(((s, s + 12),))), 1, 1, 12)) for s in (0, 37)
         )
         assert torch.equal(a.expand(1, 1, 12, 12), b.expand(1, 1, 12, 12))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_spans_of_groups_without_gaps_are_exact(batch):
+    """The keys that all of some queries share, and the hull of those that any of them has."""
+    for length in 5 * (1, 2, 5, 9):
+        numbers = torch.randint(-1, 3, (batch, length)).sort(1).values
+        mask = SameGroup(numbers)
+        allowed = (numbers[:, :, None] == numbers[:, None]) & (numbers >= 0)[:, None]
+        for start, stop in combinations(range(length + 1), 2):
+            rows = allowed[:, start:stop].flatten(0, 1)
+            assert mask.all_allowed(start, stop) == Spans.where(rows.all(0))
+            assert mask.any_allowed(start, stop) == Spans.where(rows.any(0)).hull()
+        assert mask.all_allowed(-1, 1) == mask.all_allowed(length - 1, length + 1) == Spans(())
+        assert mask.any_allowed(-1, 1) == mask.any_allowed(0, 1)
+
+
+def test_groups_that_follow_each_other_in_all_entries_alike_are_documents():
+    for n in range(100):
+        numbers = torch.randint(-1, 2, (1 + n % 2, 1 + n % 4))
+        rows, mask = numbers.tolist(), groups_mask(numbers)
+        are_alike, is_packed = rows[0] == rows[-1], rows[0] == sorted(rows[0]) and min(rows[0]) >= 0
+        assert (type(mask) is type(rg.documents([1]))) == (are_alike and is_packed)
+        assert mask.own_sizes() == (None if are_alike else 2, None)
+        allowed = (numbers[:, :, None] == numbers[:, None]) & (numbers >= 0)[:, None]
+        assert mask.dense(len(rows[0]), batch_size=len(rows))[:, 0].equal(allowed)
 
 
 EXACT = {

@@ -10,11 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
 import regard as rg
 from regard.diagnosis.laws import LAWS
 from regard.pieces.chosen import NO_ID
-from regard.pieces.selection import best
+from regard.pieces.key_blocks import KeyBlocks
+from regard.pieces.selection import CandidateKeys, best
 
 B, H, G, N = 2, 4, 2, 20
 close = torch.testing.assert_close
@@ -426,3 +428,32 @@ def test_a_choice_that_is_no_mask_is_refused():
 
     with pytest.raises(rg.RegardError, match=r"Ids\.choose must return a mask"):
         attend(Ids())
+
+
+@pytest.mark.parametrize("mask", [None, rg.causal(), rg.causal() & rg.documents([7, 13]), rg.window(4)], ids=str)
+def test_a_block_counts_its_visible_keys_and_asks_the_mask_only_where_rows_differ(mask, monkeypatch):
+    positions, asked, allowed = rg.types.Positions.aligned_to_end(N, N), [], CandidateKeys.allowed
+    candidates = CandidateKeys.of(torch.randn(1, H, N, 4), positions, mask)
+    blocks = KeyBlocks.of(3, mask, candidates.grid)
+    monkeypatch.setattr(CandidateKeys, "allowed", lambda self, *given: asked.append(given[1]) or allowed(self, *given))
+    pairs = torch.ones(N, N, dtype=torch.bool) if mask is None else mask.dense(N)
+    inside = F.one_hot(blocks.of_keys[0], blocks.count)
+    for start, stop in ((0, 1), (1, 5), (5, 9), (9, N)):
+        asked.clear()
+        rows = pairs[start:stop]
+        counts = candidates.visible_keys(slice(start, stop), blocks, heads=1)
+        assert counts.expand(1, 1, stop - start, -1)[0, 0].equal((rows.long() @ inside).int())
+        differ = (rows.any(0) & ~rows.all(0)).nonzero().flatten().tolist()
+        assert [columns.tolist() for columns in asked] == ([differ] if differ else [])
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_a_key_is_a_candidate_of_a_head_if_some_query_head_of_it_may_see_the_key(heads):
+    mask = rg.mask_mod(lambda b, h, i, j: (i + j) % 4 == h) & rg.causal()
+    positions = rg.types.Positions.aligned_to_end(N, N)
+    candidates = CandidateKeys.of(torch.randn(2, 4, N, 8), positions, mask)
+    pairs = mask.dense(N, batch_size=2, num_heads=4)
+    for rows, columns in ((slice(0, N), slice(0, N)), (slice(3, 5), torch.tensor([4, 0, 2]))):
+        found = candidates.allowed(rows, columns, heads)
+        expected = pairs[:, :, rows][..., columns].unflatten(1, (heads, -1)).any(2)
+        assert found.expand(expected.shape).equal(expected)

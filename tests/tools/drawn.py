@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import regard as rg
 from regard.base.shapes import Sizes
 from regard.engine.problem import Problem
+from regard.pieces.same_group import groups_mask
 
 CLOSE = {"rtol": 1e-8, "atol": 1e-9}
 
@@ -104,30 +105,35 @@ def layouts(chosen=LAYOUTS):
 
 def masks(B, I, J, depth=2):
     """Any mask that fits, with &, | and ~ to the given depth."""
-    length = max(I, J)
-    simple = st.one_of(
-        st.just(rg.causal()),
-        st.builds(rg.window, st.integers(1, 9)),
-        st.builds(rg.masks.dilated, st.integers(1, 4), st.integers(1, 4)),
-        st.builds(rg.masks.prefix, st.integers(0, J)),
-        st.builds(rg.masks.block_local, st.integers(1, 7), st.integers(0, 2), st.integers(0, 2)),
-        st.builds(rg.masks.global_tokens, st.lists(st.integers(0, length), max_size=3)),
-        st.lists(st.integers(0, J), min_size=B, max_size=B).map(rg.padding),
-        st.integers(0, 2**31).map(lambda seed: rg.padding(coins(seed, B, J))),
-        st.builds(
-            lambda seed, b: rg.mask_tensor(coins(seed, b, 1, I, J)), st.integers(0, 2**31), st.sampled_from([1, B])
-        ),
-        st.just(rg.mask_mod(lambda b, h, i, j: (i + j + h) % 3 != b)),
-        cuts(I, J),
-    )
-    if I <= J:
-        seeded = st.builds(rg.masks.random_blocks, st.integers(1, 5), st.just(1), st.just(J), st.integers(0, 99))
-        simple = st.one_of(simple, seeded, trees(J), grids(J))
+    simple = st.one_of(*simple_masks(B, I, J).values())
     if not depth:
         return simple
     deeper = masks(B, I, J, depth - 1)
     both, either = st.builds(rg.masks.Mask.__and__, deeper, deeper), st.builds(rg.masks.Mask.__or__, deeper, deeper)
     return st.one_of(simple, both, either, deeper.map(lambda m: ~m))
+
+
+def simple_masks(B, I, J):
+    """Masks without &, | and ~ that fit, by kind; the last kinds know the positions from 0 to J - 1 only."""
+    length, seeds = max(I, J), st.integers(0, 2**31)
+    kinds = {
+        "causal": st.just(rg.causal()),
+        "window": st.builds(rg.window, st.integers(1, 9)),
+        "dilated": st.builds(rg.masks.dilated, st.integers(1, 4), st.integers(1, 4)),
+        "prefix": st.builds(rg.masks.prefix, st.integers(0, J)),
+        "block_local": st.builds(rg.masks.block_local, st.integers(1, 7), st.integers(0, 2), st.integers(0, 2)),
+        "global_tokens": st.builds(rg.masks.global_tokens, st.lists(st.integers(0, length), max_size=3)),
+        "lengths": st.lists(st.integers(0, J), min_size=B, max_size=B).map(rg.padding),
+        "real keys": seeds.map(lambda seed: rg.padding(coins(seed, B, J))),
+        "tensor": st.builds(lambda seed, b: rg.mask_tensor(coins(seed, b, 1, I, J)), seeds, st.sampled_from([1, B])),
+        "predicate": st.just(rg.mask_mod(lambda b, h, i, j: (i + j + h) % 3 != b)),
+        "documents": cuts(I, J),
+    }
+    if I > J:
+        return kinds
+    blocks = st.builds(rg.masks.random_blocks, st.integers(1, 5), st.just(1), st.just(J), st.integers(0, 99))
+    kinds |= {"random_blocks": blocks, "tree": trees(J), "grid": grids(J)}
+    return kinds | {"groups": groups(B, J), "chosen_keys": choices(B, I, J)}
 
 
 def coins(seed, *shape):
@@ -140,6 +146,26 @@ def cuts(I, J):
         return st.just(rg.documents([I], [J]))
     at = st.integers(1, min(I, J) - 1)
     return at.map(lambda n: rg.documents([n, I - n], [n, J - n]))
+
+
+@st.composite
+def groups(draw, B, length):
+    """Numbers of groups, with gaps and with tokens in no group, which may differ between entries."""
+    numbers = torch.randint(-1, 3, (draw(st.sampled_from([1, B])), length), generator=seeded(draw))
+    return groups_mask(numbers.sort(1).values if draw(st.booleans()) else numbers)
+
+
+@st.composite
+def choices(draw, B, I, J):
+    """Keys, or blocks of keys, that were chosen for each query; some are named twice, some rows have none."""
+    size, num_ids = draw(st.integers(1, 3)), draw(st.integers(0, 4))
+    shape = draw(st.sampled_from([1, B])), 1, I, num_ids
+    ids = torch.randint(-1, -(-J // size) + 1, shape, generator=seeded(draw))
+    return rg.masks.chosen_keys(ids, size, start=J - I)
+
+
+def seeded(draw):
+    return torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
 
 
 @st.composite

@@ -149,7 +149,7 @@ def to_host(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Copy tensors of one device to the host, in one transfer; tensors of the widest dtype come first."""
     if all(x.device.type == "cpu" for x in tensors):
         return tensors
-    together = torch.cat([x.contiguous().view(-1).view(torch.uint8) for x in tensors]).cpu()
+    together = torch.cat([x.contiguous().flatten().view(torch.uint8) for x in tensors]).cpu()
     parts = together.split([x.numel() * x.element_size() for x in tensors])
     return tuple(part.view(x.dtype).view(x.shape) for part, x in zip(parts, tensors, strict=True))
 

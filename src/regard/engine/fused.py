@@ -46,14 +46,9 @@ class Fused(Engine):
         rows, block = FlashRows(problem), block_of(problem)
         causal, scale = rows.is_causal(block), problem.scale
         softmax = problem.attention.normalizer.as_softmax
-        has_extras = bool(problem.attention.bias) or softmax is None or softmax.sink is not None
-        if (
-            has_extras
-            or problem.learns
-            or scale is None
-            or not (causal or block.full)
-            or not rows.returns_row_statistic
-        ):
+        assert softmax is not None, "the kernel computes no other normalizer"
+        is_plain = not problem.attention.bias and softmax.sink is None and not problem.learns
+        if not (is_plain and rows.returns_row_statistic and (causal or block.full)) or scale is None:
             return None
 
         def repeat(query: Tensor, key: Tensor, value: Tensor) -> Result:

@@ -130,7 +130,7 @@ def _is_repeatable(problem: Problem) -> bool:
     is_plain = not problem.piece_tensors and not problem.call_tensors and problem.seed is problem.state is None
     is_same = prepared.query is problem.query and prepared.key is problem.key
     has_states = any(state is not None for state in (*prepared.rows, *prepared.cols))
-    return is_plain and is_same and not has_states and not is_autocast(problem.query.device)
+    return is_plain and is_same and not has_states
 
 
 class KeptPlans:

@@ -389,7 +389,7 @@ def _saved(ctx: Any) -> Sequence[Tensor]:
     try:
         return ctx.saved_tensors
     except RuntimeError as error:
-        if "in-place" in str(error) or "inplace" in str(error):
+        if "inplace" in str(error):
             raise RegardError(
                 "weights: queries, keys or parameters were changed in place after the weights were read, so their "
                 "gradients cannot be computed. Call backward() before the change (an optimizer step, perhaps)."

@@ -204,7 +204,7 @@ class TopLinks(Reduction[RowLinks]):
 
     def init(self, shape: Shape, device: torch.device) -> State:
         kept = (*shape[:3], min(self.k, shape[3]))
-        return [zeros(device, *kept), torch.full(kept, -1, device=device)]
+        return [zeros(device, *kept), torch.zeros(kept, dtype=torch.int64, device=device)]
 
     def add(self, state: State, tile: Tile) -> None:
         mine = [part[:, :, tile.rows] for part in state]

@@ -463,7 +463,7 @@ def is_dot(weights: AttentionMap) -> TypeGuard[ScoredMap]:
     if type(weights) is not ScoredMap:
         return False
     attention = weights.attention
-    scale = attention.score.scale(weights._prepared.query.shape[-1])
+    scale = attention.score.scale(weights.score_width)
     plain = attention.normalizer.as_softmax is not None and not attention.bias
     one_mask = (
         attention.mask is None or attention.mask.allowed(weights.grid.tile(slice(0, 1), slice(0, 1))).shape[1] == 1

@@ -7,7 +7,6 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from regard.base.checks import Count, Size, checked
 from regard.base.errors import RegardError
@@ -154,16 +153,15 @@ class chosen_keys(Mask):
             return ids
         return ids[:, grid.head // ((self.num_heads or ids.shape[1]) // ids.shape[1])]
 
-    @staticmethod
-    def _counts(ids: Tensor) -> Tensor:
-        """How many rows have each id: the place is the id."""
-        return torch.bincount(ids[ids != NO_ID])
+    def _counts(self, ids: Tensor) -> Tensor:
+        """How many rows have each id: the place is the id. Given blocks are all counted, also those without rows."""
+        least = 0 if self.blocks is None else int(self.blocks.max()) + 1
+        return torch.bincount(ids[ids != NO_ID], minlength=least)
 
     def _keys(self, flags: Tensor, for_all: bool = False) -> Spans:
         """Key positions of the blocks that are flagged, by number: in some entry, or in all."""
         if self.blocks is not None:
-            blocks = self.blocks.cpu()
-            flagged = F.pad(flags, (0, max(0, int(blocks.max()) + 1 - len(flags))))[blocks]
+            flagged = flags[self.blocks.cpu()]
             return Spans.where(flagged.all(0) if for_all else flagged.any(0))
         return Spans(tuple((first * self.size, last * self.size) for first, last in Spans.where(flags)))
 

@@ -79,7 +79,10 @@ class Mask(Piece):
         return self == other
 
     def numbers(self, grid: Grid) -> tuple[Tensor, Tensor] | None:
-        """Group numbers (B or 1, I) and (B or 1, J), if a pair is allowed if and only if they are equal; else None."""
+        """Group numbers (B or 1, I) and (B or 1, J), or (I,) and (J,); None if the mask has no groups.
+
+        A pair is allowed if and only if its two numbers are equal and at least 0.
+        """
         return None
 
     def edges(self, start: int, stop: int) -> Sequence[int]:

@@ -86,21 +86,19 @@ class SameGroup(Mask):
         groups = self.groups.cpu()
         batch, length = groups.shape
         place = torch.arange(length, device="cpu").expand(batch, -1)
-        number = torch.unique(groups, return_inverse=True)[1]
-        count = int(number.max()) + 1
-        first = (
-            torch.full((batch, count), length, device="cpu").scatter_reduce(1, number, place, "amin").gather(1, number)
-        )
-        last = torch.full((batch, count), -1, device="cpu").scatter_reduce(1, number, place, "amax").gather(1, number)
+        numbers, number = torch.unique(groups, return_inverse=True)
+        start = place.new_full((batch, len(numbers)), length)
+        first = start.scatter_reduce(1, number, place, "amin").gather(1, number)
+        last = torch.zeros_like(start).scatter_reduce(1, number, place, "amax").gather(1, number)
         none = groups < 0
         new = F.pad(groups.diff() != 0, (1, 0), value=True)
         begun = place.masked_fill(~new, 0).cummax(1).values
-        ended = place.masked_fill(~new.roll(-1, 1), length - 1).flip(1).cummin(1).values.flip(1)
+        ended = place.masked_fill(~new.roll(-1, 1), length).flip(1).cummin(1).values.flip(1)
         return (
             first.masked_fill(none, length).amin(0),
-            last.masked_fill(none, -1).amax(0),
+            last.masked_fill(none, 0).amax(0),
             begun.masked_fill(none, length).amax(0),
-            ended.masked_fill(none, -1).amin(0),
+            ended.amin(0),
         )
 
     def __repr__(self) -> str:

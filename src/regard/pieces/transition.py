@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, is_dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -45,12 +45,13 @@ class Steps:
 
     query: Tensor
     key: Tensor
-    log_decay: Tensor | None = field(default=None, kw_only=True)
-    address: Tensor | None = field(default=None, kw_only=True)
-    erase: Tensor | None = field(default=None, kw_only=True)
-    own: Tensor | None = field(default=None, kw_only=True)
-    reads_before: bool = field(default=False, kw_only=True)
-    erases_before: bool = field(default=False, kw_only=True)
+    _: KW_ONLY
+    log_decay: Tensor | None = None
+    address: Tensor | None = None
+    erase: Tensor | None = None
+    own: Tensor | None = None
+    reads_before: bool = False
+    erases_before: bool = False
 
     #: The fields with one entry for each query, and those with one for each key.
     ON_ROWS: ClassVar[tuple[str, ...]] = ("query", "own")

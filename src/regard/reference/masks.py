@@ -8,7 +8,7 @@ from functools import singledispatch
 import numpy as np
 import torch
 
-from regard.pieces import chosen, data_masks, key_groups, mask, neighborhoods, trees
+from regard.pieces import chosen, data_masks, key_groups, mask, neighborhoods, same_group, trees
 from regard.reference.basics import Array, Place, undefined
 
 
@@ -107,6 +107,12 @@ def _(piece: data_masks.mask_tensor, place: Place) -> Array:
     t = piece.tensor[(None,) * (4 - piece.tensor.ndim)]
     full = np.asarray(t[place.b % len(t), place.h % t.shape[1]].cpu())
     return full[place.i - (full.shape[1] - full.shape[0]), place.j]
+
+
+@attends.register
+def _(piece: same_group.SameGroup, place: Place) -> Array:
+    groups = piece.groups[place.b % len(piece.groups)].cpu().numpy()
+    return (groups[place.i] == groups[place.j]) & (groups[place.i] >= 0)
 
 
 @attends.register

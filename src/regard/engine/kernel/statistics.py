@@ -18,7 +18,7 @@ from regard.engine.kernel.running import run, zeros
 from regard.engine.kernel.structures import KernelCall, Pointers, fields_of
 
 #: What a pass computes: tensors that it adds to, and what they need, by the fields of `Statistics` of kernels/cells.h.
-#: All statistics hold 0 before the pass, and `top_keys` -1. These differ from the fields:
+#: All statistics hold 0 before the pass. These differ from the fields:
 #: - `received` is (B, H, J), `cells` and `cell_maxima` (B, H, rows, columns), and `offset_sums` (B, H, distances);
 #: - `numbers` is a list of numbers of keys (B, H or 1, J), each with their weighted sums (B, H, I);
 #: - `offsets` is a list of distances of key and query in positions, each with the weights there (B, H, I);

@@ -1,0 +1,51 @@
+"""What the rest computes with: indices, slices, and tensors on their way between devices."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.base.shapes import as_slice, pick, spread_indices, to_host
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that says it is on another device."""
+
+    device = property(lambda self: torch.device("meta"))
+
+
+def test_tensors_of_a_device_arrive_on_the_host_as_they_were():
+    """Of every dtype, shape and memory layout, and all in one copy."""
+    table = torch.randn(3, 4, dtype=torch.float64)
+    sent = [table, table.T, table[:, 1], table[:0], table[0, 0], torch.tensor([5]).expand(7), torch.tensor(-1)]
+    sent += [torch.randn(5)[::2], torch.randn(2, 3).bfloat16(), torch.tensor([[True], [False]])]
+    assert all(found is x for found, x in zip(to_host(*sent), sent, strict=True))
+    copies, arrived = [], to_host(*(x.as_subclass(Elsewhere) for x in sent))
+    for found, x in zip(arrived, sent, strict=True):
+        found = found.as_subclass(torch.Tensor)
+        assert found.dtype == x.dtype and found.equal(x)
+        copies.append(found.untyped_storage().data_ptr())
+    assert len(set(copies)) == 1
+
+
+@given(st.lists(st.integers(0, 6), max_size=5), st.lists(st.integers(0, 6), max_size=5))
+def test_picked_entries_and_heads_are_those_at_the_indices(batch, head):
+    x = torch.randn(7, 7, 2)
+    b, h = (torch.tensor(index, dtype=torch.int64) for index in (batch, head))
+    picked = pick(x, b, h)
+    assert picked.equal(x[b][:, h])
+    slices = [as_slice(index) for index in (b, h)]
+    for found, index in zip(slices, (batch, head), strict=True):
+        assert (found is not None) == bool(index and index == list(range(index[0], index[0] + len(index))))
+        assert found is None or list(range(7))[found] == index
+    if None not in slices:
+        assert picked.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+
+
+@given(st.integers(1, 50), st.integers(1, 50))
+def test_spread_indices_reach_from_the_first_to_the_last_and_leave_even_gaps(size, count):
+    indices = spread_indices(size, count)
+    assert len(indices) == min(size, count) and indices[0] == 0 and (count == 1 or indices[-1] == size - 1)
+    gaps = indices.diff()
+    assert not len(gaps) or (gaps.min() >= 1 and gaps.max() - gaps.min() <= 1)

@@ -1,0 +1,72 @@
+"""Maps of several calls as one map: rows, keys and batch entries of each part, and what their masks say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import regard as rg
+from drawn import masks
+from regard.maps.joined import JoinedMap, MapRows
+
+B, H = 2, 2
+
+
+@st.composite
+def parts(draw, num_keys):
+    """Consecutive rows, each with some of the keys and of the batch entries, in another order or none."""
+    made, start = [], 0
+    for _ in range(draw(st.integers(1, 3))):
+        first = draw(st.integers(0, num_keys - 1))
+        J, I = draw(st.integers(1, num_keys - first)), draw(st.integers(1, 4))
+        mask = draw(st.none() | masks(B, I, J))
+        q, k = torch.randn(B, H, I, 4), torch.randn(B, H, J, 4)
+        weights = rg.Attention(mask=mask)(q, k, k, positions=rg.types.Positions.aligned_to_end(I, J)).weights
+        skipped = draw(st.integers(0, I - 1))
+        entries = torch.tensor(draw(st.lists(st.integers(-1, B - 1), min_size=3, max_size=3)))
+        made.append(MapRows(lambda weights=weights: weights, range(skipped, I), start, first, entries))
+        start = made[-1].stop
+    return made
+
+
+def expected(parts, num_keys, of_part):
+    """The rows of each part by hand; pairs that no part has are 0."""
+    rows = []
+    for part in parts:
+        source = of_part(part.source())[:, :, part.rows.start :]
+        block = source.new_zeros(len(part.entries), H, len(part.rows), num_keys)
+        for entry, own in enumerate(part.entries.tolist()):
+            if own >= 0:
+                block[entry, :, :, part.offset : part.offset + source.shape[3]] = source[own]
+        rows.append(block)
+    return torch.cat(rows, 2)
+
+
+def allowed_of(weights):
+    mask, grid = weights.attention.mask, weights.grid
+    return torch.ones(weights.shape, dtype=torch.bool) if mask is None else mask.allowed(grid).expand(weights.shape)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@settings(max_examples=60)
+@given(st.data(), st.integers(1, 9))
+def test_a_joined_map_has_the_weights_and_the_mask_of_its_parts(data, num_keys):
+    rows = data.draw(parts(num_keys))
+    weights = JoinedMap(rows, rows[-1].stop, num_keys)
+    dense, allowed = expected(rows, num_keys, lambda w: w.dense()), expected(rows, num_keys, allowed_of)
+    torch.testing.assert_close(weights.dense(), dense)
+    torch.testing.assert_close(weights.received(), dense.sum(2))
+    i, j = torch.randperm(weights.shape[2]), torch.randint(num_keys, (3,))
+    torch.testing.assert_close(weights.tile(rows=i, cols=j), dense[:, :, i][..., j])
+    chosen = weights.select([2, 0], [1])
+    torch.testing.assert_close(chosen.dense(), dense[[2, 0]][:, [1]])
+    mask, first = weights.attention.mask, weights.positions.start
+    assert mask.allowed(weights.grid).expand(allowed.shape).equal(allowed)
+    start, stop = sorted((data.draw(st.integers(0, weights.shape[2])), data.draw(st.integers(0, weights.shape[2]))))
+    some, every = (ask(first + start, first + stop) for ask in (mask.any_allowed, mask.all_allowed))
+    pairs = allowed[:, :, start:stop].flatten(0, 2)
+    if start < stop:
+        assert all(key in some for key in pairs.any(0).nonzero().flatten().tolist())
+        assert all(pairs[:, key].all() for key in range(num_keys) if key in every)
