@@ -30,6 +30,16 @@ from regard.pieces.piece import Piece
 #: Bytes that the scores of one block of rows may take.
 BLOCK_BYTES = 24 << 20
 
+#: The k best keys of each query by index queries, keys and weights, as indices (B, I, k); None where it cannot.
+Indexer = Callable[[Tensor, Tensor, Tensor, int, Positions, Mask | None], Tensor | None]
+_indexer: Indexer | None = None
+
+
+def index_by(indexer: Indexer) -> None:
+    """Use a faster indexer where it can run: the compiled kernels, of a layer above, are passed in here."""
+    global _indexer
+    _indexer = indexer
+
 
 class Selection(Piece):
     """Base of all selections. A new selection defines `choose`, and `needs` if it reads tensors of the call.
@@ -107,6 +117,13 @@ class CandidateKeys:
         columns = self.positions.columns(open_keys).tensor(self.grid.device)
         return counts + blocks.sums(self.allowed(rows, columns, heads).int(), 3, columns)
 
+    def keys_at(self, indices: Tensor) -> Tensor:
+        """The positions of the keys at some indices, int32; `NO_ID` stays."""
+        keys = self.grid.key
+        if self.positions.keys.intervals == ((0, len(keys)),):
+            return indices
+        return torch.where(indices == NO_ID, NO_ID, keys[indices.clamp(max=len(keys) - 1)].int())
+
     def _ends(self, rows: slice) -> tuple[int, int]:
         return self.positions.start + rows.start, self.positions.start + rows.stop
 
@@ -155,8 +172,7 @@ def best_keys(
             continue
         scores = score(rows, columns).masked_fill(~candidates.allowed(rows, columns, heads), -torch.inf)
         found = best(scores, k)
-        positions = keys[columns][found.clamp(max=columns.stop - columns.start - 1)].int()
-        ids[:, :, rows, : found.shape[3]] = torch.where(found == NO_ID, NO_ID, positions)
+        ids[:, :, rows, : found.shape[3]] = candidates.keys_at(torch.where(found == NO_ID, NO_ID, found + columns.start))
     return chosen_keys.of_sorted(ids, 1, len(candidates.grid.head), candidates.positions.start)
 
 
@@ -251,13 +267,16 @@ class TokenIndexer(Selection):
                 f"TokenIndexer: index_query has {index_query.shape[1]} heads on axis 1, index_weights "
                 f"{index_weights.shape[2]} on axis 2. Give one weight for each index head."
             )
+        candidates, tensors = CandidateKeys.of(query, positions, mask), (index_query, index_key, index_weights)
+        if _indexer is not None and (found := _indexer(*tensors, self.k, positions, mask)) is not None:
+            return chosen_keys.of_sorted(candidates.keys_at(found[:, None]), 1, query.shape[1], positions.start)
         weights = at_least_float32(index_weights).transpose(1, 2)[..., None]  # (B, N, I, 1)
 
         def score(rows: slice, columns: slice) -> Tensor:
             pairs = grouped_scores(*map(at_least_float32, (index_query[:, :, rows], index_key[:, :, columns])))
             return (pairs.relu_() * weights[:, :, rows]).sum(1, keepdim=True)
 
-        return best_keys(score, 1, self.k, CandidateKeys.of(query, positions, mask), 2 * index_query.shape[1] + 4)
+        return best_keys(score, 1, self.k, candidates, 2 * index_query.shape[1] + 4)
 
 
 @checked
