@@ -2,7 +2,7 @@
 #include "chosen.h"
 
 /* Keys that gathering rows take before the next ones: they stay in the L2 cache with their values. */
-#define NEAR 1024
+#define NEAR 2048
 
 /* The scratch memory of a thread: queries and sums of a unit; queries, scores and sums of the rows that are computed
    together; and integers: where each query is in its ids, rows that chose a block, gathered keys. */
@@ -132,17 +132,17 @@ static void add_blocks(const Unit *unit, const Workspace *w) {
 
 /* Adds gathered keys to N rows from `row` on, which are heads of one query. */
 INLINE void add_keys(const int N, const Unit *unit, const Segment *segment, const Workspace *w, int64_t row,
-                     int64_t count) {
+                     Gathered chosen) {
     const Call *call = unit->call;
     const int64_t start = key_unit(call, unit->entry, unit->head) * padded_keys(call);
     gathered_products(N, w->queries + row * w->query_width, call->packed_keys + start * w->query_width, w->query_width,
-                      w->keys, count, w->scores);
+                      chosen, w->scores);
     for (int r = 0; r < N; r++) {
         const Rows rows = row_in(unit, segment, row + r);
-        finish_gathered(&rows, w->keys, count, w->scores + r * KEYS);
-        weigh(w, row + r, rounded_up(count, LANES), w->scores + r * KEYS, w->factors + r);
+        finish_gathered(&rows, chosen, w->scores + r * KEYS);
+        weigh(w, row + r, rounded_up(chosen.count, LANES), w->scores + r * KEYS, w->factors + r);
     }
-    add_gathered(N, w->scores, call->packed_values + start * w->value_width, w->value_width, w->keys, count, w->factors,
+    add_gathered(N, w->scores, call->packed_values + start * w->value_width, w->value_width, chosen, w->factors,
                  w->sums + row * w->value_width);
 }
 
@@ -150,12 +150,12 @@ INLINE void add_keys(const int N, const Unit *unit, const Segment *segment, cons
 static void gather_segment(const Unit *unit, const Segment *segment, const Workspace *w) {
     const int64_t shared = unit->choice->shared;
     for (int64_t n = 0; n < unit->num_queries; n++) {
-        int64_t from = segment->first_key, count;
-        while ((count = gather_keys(unit, segment, n, w->places + n, &from, w->keys)) > 0) {
+        int64_t from = segment->first_key;
+        for (Gathered chosen; (chosen = gather_keys(unit, segment, n, w->places + n, &from, w->keys)).count > 0;) {
             int64_t h = 0;
-            for (; h + 4 <= shared; h += 4) add_keys(4, unit, segment, w, n * shared + h, count);
-            for (; h + 2 <= shared; h += 2) add_keys(2, unit, segment, w, n * shared + h, count);
-            if (h < shared) add_keys(1, unit, segment, w, n * shared + h, count);
+            for (; h + 4 <= shared; h += 4) add_keys(4, unit, segment, w, n * shared + h, chosen);
+            for (; h + 2 <= shared; h += 2) add_keys(2, unit, segment, w, n * shared + h, chosen);
+            if (h < shared) add_keys(1, unit, segment, w, n * shared + h, chosen);
         }
     }
 }

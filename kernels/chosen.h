@@ -22,7 +22,7 @@
 typedef struct {
     const int32_t *ids; /* (entries, heads, queries, K) */
     int64_t ids_entry_stride, ids_head_stride, K, num_heads;
-    const int32_t *starts; /* (entries, num_blocks + 1) */
+    const int32_t *starts; /* (entries, num_blocks + 1); null: id n is key n */
     int64_t starts_entry_stride, num_blocks;
     int64_t shared;  /* query heads of a unit: they have the same keys and ids */
     int64_t gathers; /* whether keys are gathered */
@@ -47,7 +47,7 @@ INLINE Unit unit_of(const Call *call, const Choice *choice, const Tile *tile, in
                   head,
                   tile->stop_query - tile->first_query,
                   ids + tile->first_query * choice->K,
-                  choice->starts + entry * choice->starts_entry_stride};
+                  choice->starts ? choice->starts + entry * choice->starts_entry_stride : 0};
 }
 
 INLINE int64_t query_of(const Unit *unit, int64_t row) { return unit->tile->first_query + row / unit->choice->shared; }
@@ -103,22 +103,46 @@ INLINE int64_t rows_of_block(const Unit *unit, int64_t block, int32_t *places, i
     return count;
 }
 
-/* The next chosen keys of query n inside of a segment, at most KEYS. Returns their number; 0: there are no more.
-   `place` is where the query is in its ids; a block that goes on behind the segment stays. `from`: the first key that
-   may come, which the caller sets to the first key of the segment. */
-INLINE int64_t gather_keys(const Unit *unit, const Segment *segment, int64_t n, int32_t *place, int64_t *from,
-                           int32_t *keys) {
-    const int32_t *ids = unit->ids + n * unit->choice->K;
+/* The first place from `place` on, before `stop`, whose id is not below `id`. */
+INLINE int64_t place_of(const int32_t *ids, int64_t place, int64_t stop, int64_t id) {
+    while (place < stop) {
+        const int64_t middle = place + (stop - place) / 2;
+        if (ids[middle] < id)
+            place = middle + 1;
+        else
+            stop = middle;
+    }
+    return place;
+}
+
+/* Chosen keys of a query, which ascend. */
+typedef struct {
+    const int32_t *keys;
+    int64_t count;
+} Gathered;
+
+/* The next chosen keys of query n inside of a segment, at most KEYS; none: there are no more. `place` is where the query
+   is in its ids; a block that goes on behind the segment stays. `from`: the first key that may come, which the caller
+   sets to the first key of the segment. Keys are written to `buffer` if they are not the ids. */
+INLINE Gathered gather_keys(const Unit *unit, const Segment *segment, int64_t n, int32_t *place, int64_t *from,
+                            int32_t *buffer) {
+    const int64_t K = unit->choice->K;
+    const int32_t *ids = unit->ids + n * K;
+    if (!unit->starts) {
+        const int64_t first = *place < K && ids[*place] < *from ? place_of(ids, *place, K, *from) : *place;
+        *place = (int32_t)place_of(ids, first, min(K, first + KEYS), segment->stop_key);
+        return (Gathered){ids + first, *place - first};
+    }
     int64_t count = 0;
-    for (; *place < unit->choice->K && ids[*place] < unit->choice->num_blocks; ++*place) {
+    for (; *place < K && ids[*place] < unit->choice->num_blocks; ++*place) {
         const int64_t first = max(unit->starts[ids[*place]], *from), last = unit->starts[ids[*place] + 1];
         const int64_t stop = min(last, segment->stop_key);
         int64_t key = first;
-        for (; key < stop && count < KEYS; key++) keys[count++] = (int32_t)key;
+        for (; key < stop && count < KEYS; key++) buffer[count++] = (int32_t)key;
         *from = max(*from, key);
         if (key < last) break;
     }
-    return count;
+    return (Gathered){buffer, count};
 }
 
 /* Multiplies the products of a row with the keys [first, stop) by the scale; -inf where it may not attend. */
@@ -131,8 +155,10 @@ INLINE void finish_scores(const Rows *rows, int64_t first, int64_t stop, float *
     }
 }
 
-/* The same for `count` gathered keys, which ascend, up to a whole vector. */
-INLINE void finish_gathered(const Rows *rows, const int32_t *keys, int64_t count, float *scores) {
+/* The same for gathered keys, up to a whole vector. */
+INLINE void finish_gathered(const Rows *rows, Gathered chosen, float *scores) {
+    const int32_t *keys = chosen.keys;
+    const int64_t count = chosen.count;
     const Row row = row_of(rows, rows->query);
     const int plain = keys[0] >= row.first && keys[count - 1] < row.stop && !row.allowed && !rows->after;
     for (int64_t n = 0; n < count; n += LANES) store(scores + n, load(scores + n) * rows->call->scale);
@@ -144,14 +170,14 @@ INLINE void finish_gathered(const Rows *rows, const int32_t *keys, int64_t count
 }
 
 /* Products of N rows with gathered vectors: products[r KEYS + k]. LANES products at a time have a vector of sums each. */
-INLINE void gathered_products(const int N, const float *rows, const float *vectors, int64_t width, const int32_t *keys,
-                              int64_t count, float *products) {
+INLINE void gathered_products(const int N, const float *rows, const float *vectors, int64_t width, Gathered chosen,
+                              float *products) {
     const int K = LANES / N;
-    for (int64_t first = 0; first < count; first += K) {
+    for (int64_t first = 0; first < chosen.count; first += K) {
         Vector sums[LANES] = {{0}};
         UNROLL for (int k = 0; k < K; k++) {
-            const float *vector = vectors + keys[min(first + k, count - 1)] * width;
-            for (int64_t c = 0; c < width; c += LANES) {
+            const float *vector = vectors + chosen.keys[min(first + k, chosen.count - 1)] * width;
+            _Pragma("clang loop unroll_count(4)") for (int64_t c = 0; c < width; c += LANES) {
                 const Vector channels = load(vector + c);
                 UNROLL for (int r = 0; r < N; r++) sums[r * K + k] += load(rows + r * width + c) * channels;
             }
@@ -164,13 +190,13 @@ INLINE void gathered_products(const int N, const float *rows, const float *vecto
 /* sums[r width + e] = sums[...] * factors[r] + the sum over gathered vectors of weights[r KEYS + k] * vector k, for N
    rows and M vectors of channels from `e` on. */
 INLINE void add_channels(const int N, const int M, const float *weights, const float *vectors, int64_t width, int64_t e,
-                         const int32_t *keys, int64_t count, const float *factors, float *sums) {
+                         Gathered chosen, const float *factors, float *sums) {
     Vector totals[TOGETHER][CHANNEL_VECTORS];
     UNROLL for (int r = 0; r < N; r++) {
         UNROLL for (int m = 0; m < M; m++) totals[r][m] = load(sums + r * width + e + m * LANES) * factors[r];
     }
-    for (int64_t k = 0; k < count; k++) {
-        const float *vector = vectors + keys[k] * width + e;
+    for (int64_t k = 0; k < chosen.count; k++) {
+        const float *vector = vectors + chosen.keys[k] * width + e;
         Vector channels[CHANNEL_VECTORS];
         UNROLL for (int m = 0; m < M; m++) channels[m] = load(vector + m * LANES);
         UNROLL for (int r = 0; r < N; r++) {
@@ -183,12 +209,12 @@ INLINE void add_channels(const int N, const int M, const float *weights, const f
     }
 }
 
-INLINE void add_gathered(const int N, const float *weights, const float *vectors, int64_t width, const int32_t *keys,
-                         int64_t count, const float *factors, float *sums) {
+INLINE void add_gathered(const int N, const float *weights, const float *vectors, int64_t width, Gathered chosen,
+                         const float *factors, float *sums) {
     int64_t e = 0;
     for (; e + CHANNEL_VECTORS * LANES <= width; e += CHANNEL_VECTORS * LANES)
-        add_channels(N, CHANNEL_VECTORS, weights, vectors, width, e, keys, count, factors, sums);
-    for (; e < width; e += LANES) add_channels(N, 1, weights, vectors, width, e, keys, count, factors, sums);
+        add_channels(N, CHANNEL_VECTORS, weights, vectors, width, e, chosen, factors, sums);
+    for (; e < width; e += LANES) add_channels(N, 1, weights, vectors, width, e, chosen, factors, sums);
 }
 
 #endif

@@ -153,10 +153,10 @@ static void add_blocks(const Unit *unit, const Workspace *w, int64_t sums) {
 }
 
 /* sums of gathered keys += weights[r KEYS + k] * row r, of N rows. */
-INLINE void add_to_gathered(const int N, const float *weights, const float *rows, int64_t width, const int32_t *keys,
-                            int64_t count, float *sums) {
-    for (int64_t k = 0; k < count; k++) {
-        float *sum = sums + keys[k] * width;
+INLINE void add_to_gathered(const int N, const float *weights, const float *rows, int64_t width, Gathered chosen,
+                            float *sums) {
+    for (int64_t k = 0; k < chosen.count; k++) {
+        float *sum = sums + chosen.keys[k] * width;
         for (int64_t c = 0; c < width; c += LANES) {
             Vector total = load(sum + c);
             UNROLL for (int r = 0; r < N; r++) total += broadcast(weights[r * KEYS + k]) * load(rows + r * width + c);
@@ -167,34 +167,34 @@ INLINE void add_to_gathered(const int N, const float *weights, const float *rows
 
 /* Adds gathered keys to the gradients of N rows from `row` on, which are heads of one query, and of the keys. */
 INLINE void add_keys(const int N, const Unit *unit, const Segment *segment, const Workspace *w, int64_t row,
-                     int64_t count, int64_t sums) {
+                     Gathered chosen, int64_t sums) {
     const Call *call = unit->call;
     const int64_t query_width = w->query_width, value_width = w->value_width;
     const int64_t start = key_unit(call, unit->entry, unit->head) * padded_keys(call);
     const float *queries = w->queries + row * query_width, *grads_out = w->grads_out + row * value_width;
     const float *keys = call->packed_key_rows + start * query_width;
-    gathered_products(N, queries, keys, query_width, w->keys, count, w->weights);
-    gathered_products(N, grads_out, call->packed_value_panels + start * value_width, value_width, w->keys, count,
+    gathered_products(N, queries, keys, query_width, chosen, w->weights);
+    gathered_products(N, grads_out, call->packed_value_panels + start * value_width, value_width, chosen,
                       w->grads);
     for (int r = 0; r < N; r++) {
         const Rows rows = row_in(unit, segment, row + r);
-        finish_gathered(&rows, w->keys, count, w->weights + r * KEYS);
-        differentiate(unit, row + r, rounded_up(count, LANES), w->weights + r * KEYS, w->grads + r * KEYS);
+        finish_gathered(&rows, chosen, w->weights + r * KEYS);
+        differentiate(unit, row + r, rounded_up(chosen.count, LANES), w->weights + r * KEYS, w->grads + r * KEYS);
     }
-    add_gathered(N, w->grads, keys, query_width, w->keys, count, w->ones, w->query_sums + row * query_width);
-    add_to_gathered(N, w->weights, grads_out, value_width, w->keys, count, call->grad_value + sums * value_width);
-    add_to_gathered(N, w->grads, queries, query_width, w->keys, count, call->grad_key + sums * query_width);
+    add_gathered(N, w->grads, keys, query_width, chosen, w->ones, w->query_sums + row * query_width);
+    add_to_gathered(N, w->weights, grads_out, value_width, chosen, call->grad_value + sums * value_width);
+    add_to_gathered(N, w->grads, queries, query_width, chosen, call->grad_key + sums * query_width);
 }
 
 static void gather_segment(const Unit *unit, const Segment *segment, const Workspace *w, int64_t sums) {
     const int64_t shared = unit->choice->shared;
     for (int64_t n = 0; n < unit->num_queries; n++) {
-        int64_t from = segment->first_key, count;
-        while ((count = gather_keys(unit, segment, n, w->places + n, &from, w->keys)) > 0) {
+        int64_t from = segment->first_key;
+        for (Gathered chosen; (chosen = gather_keys(unit, segment, n, w->places + n, &from, w->keys)).count > 0;) {
             int64_t h = 0;
-            for (; h + 4 <= shared; h += 4) add_keys(4, unit, segment, w, n * shared + h, count, sums);
-            for (; h + 2 <= shared; h += 2) add_keys(2, unit, segment, w, n * shared + h, count, sums);
-            if (h < shared) add_keys(1, unit, segment, w, n * shared + h, count, sums);
+            for (; h + 4 <= shared; h += 4) add_keys(4, unit, segment, w, n * shared + h, chosen, sums);
+            for (; h + 2 <= shared; h += 2) add_keys(2, unit, segment, w, n * shared + h, chosen, sums);
+            if (h < shared) add_keys(1, unit, segment, w, n * shared + h, chosen, sums);
         }
     }
 }

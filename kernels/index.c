@@ -1,8 +1,8 @@
 /* The keys of the greatest index scores of each query (DeepSeek sparse attention, arXiv:2512.02556).
 
    score_ij = sum over index heads n of weights_in relu(query_in . key_j). ROWS queries take all keys of their tile, so
-   their scores stay in the L2 cache. The k-th greatest score of a row is found by bisection: floats are compared as
-   integers in the same order, and some 25 comparisons of a whole row take less time than to sort a part of it. */
+   their scores stay in the L2 cache. The k-th greatest score of a row is found by counting: floats are compared as
+   integers in the same order, and some ten comparisons of a whole row take less time than to sort a part of it. */
 #include "rows.h"
 
 /* What to compute. The query heads of Call are the index heads, and its values are not read. */
@@ -49,8 +49,7 @@ INLINE void add_head(const Call *call, const float *queries, const float *panel,
     product_2(queries, 1, ROWS, panel, PANEL, call->D, products);
     UNROLL for (int r = 0; r < ROWS; r++) {
         UNROLL for (int n = 0; n < 2; n++) {
-            const Vector product = choose(products[r][n] < 0.0f, broadcast(0), products[r][n]); /* NaN stays */
-            sums[r][n] += weights[r] * product;
+            sums[r][n] += weights[r] * larger(broadcast(0), products[r][n]); /* NaN stays */
         }
     }
 }
@@ -63,7 +62,8 @@ static void add_scores(const Rows *rows, const Workspace *w, int64_t entry, Rang
         Vector sums[ROWS][2] = {{{0}}};
         for (int64_t head = 0; head < call->H; head++)
             add_head(call, w->queries + head * ROWS * call->D, panels + key * call->D, w->weights + head * ROWS, sums);
-        for (int64_t r = 0; r < min(ROWS, rows->stop_query - rows->query); r++) {
+        const int64_t num_rows = min(ROWS, rows->stop_query - rows->query);
+        for (int64_t r = 0; r < num_rows; r++) {
             const Row row = row_of(rows, rows->query + r);
             for (int n = 0; n < 2; n++) {
                 float *score = w->scores + r * padded_keys(call) + key + n * LANES;
@@ -74,53 +74,73 @@ static void add_scores(const Rows *rows, const Workspace *w, int64_t entry, Rang
     }
 }
 
-/* Numbers of the order of floats as integers; NaN is the greatest, and -inf is LEAST. */
+/* A row of scores as integers in the same order, in the place of the scores; NaN is the greatest, -inf is LEAST. */
 #define LEAST ((int32_t)0x807fffff)
-INLINE Integers ordered(Vector x) {
-    const Integers bits = (Integers)x, greatest = (Integers){0} + 0x7fffffff;
-    const Integers is_nan = (Integers)(x != x);
-    return (is_nan & greatest) | (~is_nan & (bits ^ ((bits >> 31) & greatest)));
+typedef struct {
+    const int32_t *numbers;
+    int64_t length, least, greatest; /* of the numbers above LEAST */
+} Ordered;
+
+INLINE Integers select(Integers condition, Integers yes, Integers no) { return (condition & yes) | (~condition & no); }
+
+static Ordered ordered(float *scores, int64_t length) {
+    const Integers last = (Integers){0} + 0x7fffffff;
+    Integers least = last, greatest = (Integers){0} + LEAST;
+    for (int64_t n = 0; n < length; n += LANES) {
+        const Vector score = load(scores + n);
+        const Integers bits = (Integers)score, now = select((Integers)(score != score), last, bits ^ ((bits >> 31) & last));
+        greatest = select(now > greatest, now, greatest);
+        least = select((now > LEAST) & (now < least), now, least);
+        *(Integers *)(scores + n) = now;
+    }
+    Ordered row = {(const int32_t *)scores, length, least[0], greatest[0]};
+    for (int lane = 1; lane < LANES; lane++) {
+        row.least = min(row.least, least[lane]);
+        row.greatest = max(row.greatest, greatest[lane]);
+    }
+    return row;
 }
 
-/* How many of `length` numbers are at least `least`. */
-INLINE int64_t count_from(const int32_t *numbers, int64_t length, int32_t least) {
+/* How many numbers are at least `least`. */
+INLINE int64_t count_from(const Ordered *row, int64_t least) {
     Integers count[2] = {{0}, {0}};
-    for (int64_t n = 0; n < length; n += PANEL) {
-        count[0] -= *(const Integers *)(numbers + n) >= least;
-        count[1] -= *(const Integers *)(numbers + n + LANES) >= least;
+    for (int64_t n = 0; n < row->length; n += PANEL) {
+        count[0] -= *(const Integers *)(row->numbers + n) >= (int32_t)least;
+        count[1] -= *(const Integers *)(row->numbers + n + LANES) >= (int32_t)least;
     }
     int64_t total = 0;
     for (int lane = 0; lane < LANES; lane++) total += count[0][lane] + count[1][lane];
     return total;
 }
 
-/* The k-th greatest of `length` numbers, of which more than k are above LEAST. */
-INLINE int32_t kth_greatest(const int32_t *numbers, int64_t length, int64_t k) {
-    int64_t low = (int64_t)LEAST + 1, high = (int64_t)0x7fffffff + 1; /* at least k from low on, fewer from high on */
-    while (high - low > 1) {
-        const int64_t middle = low + (high - low) / 2, count = count_from(numbers, length, (int32_t)middle);
-        if (count >= k) low = middle;
-        if (count == k) break;
-        if (count < k) high = middle;
+/* The k-th greatest of `count` numbers, which are more than k, and in `equal` how many of those equal to it are among the
+   k. Interpolation of the counts takes a few steps where scores are spread evenly; every third step halves the
+   interval. */
+static int64_t kth_greatest(const Ordered *row, int64_t k, int64_t count, int64_t *equal) {
+    int64_t low = row->least, high = row->greatest + 1, above = 0; /* `count` from low on, `above` from high on */
+    for (int step = 0; high - low > 1 && count > k; step++) {
+        const double share = step % 3 == 2 ? 0.5 : (double)(count - k) / (double)(count - above);
+        const int64_t middle = max(low + 1, min(high - 1, low + (int64_t)(share * (double)(high - low))));
+        const int64_t found = count_from(row, middle);
+        if (found >= k)
+            low = middle, count = found;
+        else
+            high = middle, above = found;
     }
-    return (int32_t)low;
+    *equal = count == k ? k : k - above;
+    return low;
 }
 
-/* Writes the places of the k greatest of `length` numbers; of equal ones the first. `first` is added to each. */
-static void write_greatest(const Index *index, const int32_t *numbers, int64_t first, int64_t length, int32_t *ids) {
-    const int64_t k = index->k;
-    int32_t least = LEAST + 1;
-    int64_t missing = k, count = 0; /* missing: of numbers equal to `least` */
-    if (count_from(numbers, length, least) > k) {
-        least = kth_greatest(numbers, length, k);
-        missing = least == 0x7fffffff ? k : k - count_from(numbers, length, least + 1);
-    }
-    for (int64_t n = 0; n < length; n += LANES) {
-        const Integers some = *(const Integers *)(numbers + n) >= least;
-        if (!any_of(some)) continue;
+/* Writes the places of the k greatest numbers, plus `first`; of equal ones the first. */
+static void write_greatest(const Index *index, const Ordered *row, int64_t first, int32_t *ids) {
+    const int64_t k = index->k, valid = row->greatest == LEAST ? 0 : count_from(row, (int64_t)LEAST + 1);
+    int64_t least = (int64_t)LEAST + 1, equal = k, count = 0;
+    if (valid > k) least = kth_greatest(row, k, valid, &equal);
+    for (int64_t n = 0; n < row->length && count < k; n += LANES) {
+        const Integers some = *(const Integers *)(row->numbers + n) >= (int32_t)least;
         for (uint64_t bits = lane_bits(some); bits && count < k; bits &= bits - 1) {
             const int64_t at = n + __builtin_ctzll(bits);
-            if (numbers[at] == least && missing-- <= 0) continue;
+            if (row->numbers[at] == least && equal-- <= 0) continue;
             ids[count++] = (int32_t)(first + at);
         }
     }
@@ -146,13 +166,12 @@ static void run_rows(const Call *call, const Index *index, const Tile *tile, int
             for (int64_t key = all.first; key < all.stop; key += LANES)
                 store(w->scores + r * padded + key, broadcast(-INFINITE));
     }
-    for (int64_t r = 0; r < num_rows; r++) {
-        float *scores = w->scores + r * padded;
-        for (int64_t key = all.first; key < all.stop; key += LANES)
-            *(Integers *)(scores + key) = ordered(load(scores + key));
-        write_greatest(index, (const int32_t *)(scores + all.first), all.first, max(0, all.stop - all.first),
-                       index->ids + (entry * call->I + query + r) * index->k);
+    for (int64_t r = 0; r < num_rows && all.first < all.stop; r++) {
+        const Ordered row = ordered(w->scores + r * padded + all.first, all.stop - all.first);
+        write_greatest(index, &row, all.first, index->ids + (entry * call->I + query + r) * index->k);
     }
+    for (int64_t n = 0; n < num_rows * index->k && all.first >= all.stop; n++)
+        index->ids[(entry * call->I + query) * index->k + n] = (int32_t)index->no_id;
 }
 
 static void pack_block(const Call *call, int64_t unit, int64_t first, int64_t stop, float *buffer) {

@@ -30,7 +30,7 @@ NUMBERS = {
     **dict.fromkeys(("INTERFACE_VERSION", "TILE_QUERIES", "PART_KEYS", "MARGIN", "CLIPPED_MARGIN"), "regard.h"),
     "CHUNK": "recurrence.h",
     "FEW": "recurrence.c",
-    "MOST_ROWS": "chosen.h",
+    **dict.fromkeys(("MOST_ROWS", "SPARE_KEYS"), "chosen.h"),
 }
 
 

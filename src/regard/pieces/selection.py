@@ -172,7 +172,9 @@ def best_keys(
             continue
         scores = score(rows, columns).masked_fill(~candidates.allowed(rows, columns, heads), -torch.inf)
         found = best(scores, k)
-        ids[:, :, rows, : found.shape[3]] = candidates.keys_at(torch.where(found == NO_ID, NO_ID, found + columns.start))
+        ids[:, :, rows, : found.shape[3]] = candidates.keys_at(
+            torch.where(found == NO_ID, NO_ID, found + columns.start)
+        )
     return chosen_keys.of_sorted(ids, 1, len(candidates.grid.head), candidates.positions.start)
 
 

@@ -7,7 +7,6 @@ these are nearly all keys. This engine computes the pairs of each query alone: s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import and_
@@ -18,14 +17,15 @@ from torch import Tensor
 
 from regard.engine.blocked import Blocked
 from regard.engine.dense import flops_per_pair
-from regard.engine.kernel.attention import CallSettings, Inputs
+from regard.engine.kernel.attention import PARTS, CallSettings, Inputs, sink_gradient
 from regard.engine.kernel.engine import FEWEST_QUERIES, KernelProblem
-from regard.engine.kernel.layouts import MOST_ROWS
+from regard.engine.kernel.layouts import MOST_ROWS, SPARE_KEYS
 from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.mask_layout import Layout
-from regard.engine.kernel.running import empty, run
+from regard.engine.kernel.running import empty, run, zeros
 from regard.engine.kernel.structures import Pointers, fields_of
 from regard.engine.problem import Cost, Engine, Problem, Result
+from regard.engine.transforms import gradients_once
 from regard.pieces.chosen import chosen_keys
 from regard.pieces.mask import Mask, conjuncts
 from regard.pieces.normalizer import any_coarse
@@ -33,7 +33,7 @@ from regard.pieces.normalizer import any_coarse
 #: Fewest keys of a block that many rows read together; the keys of smaller blocks are gathered.
 FEWEST_TOGETHER = 24
 #: Rows of a tile. More rows choose the same block, and all rows of a tile stay in the processor's cache.
-BLOCK_ROWS, GATHERING_ROWS = 256, 1024
+BLOCK_ROWS, GATHERING_ROWS = 256, 512
 #: Share of the pairs of the rest of the mask up to which the engine is chosen.
 WORTH_CHOOSING = 0.5
 
@@ -56,7 +56,12 @@ class Chosen(Engine):
     def run(self, problem: Problem) -> Result:
         terms = ChosenProblem.of(problem)
         inputs, setting, choice = terms.inputs(), terms.setting(), terms.choice
-        output, logsumexp = forward(setting, choice, inputs)
+        if not problem.learns:
+            output, logsumexp = forward(setting, choice, inputs)
+            return Result(output, (logsumexp,))
+        output, logsumexp = ChosenAttention.apply(setting, choice, *inputs)  # type: ignore[misc]
+        if any_coarse(logsumexp):
+            return Blocked().run(problem)  # backward would divide by exp of the coarse log-sum-exp
         return Result(output, (logsumexp,))
 
     def cost(self, problem: Problem) -> Cost:
@@ -85,6 +90,12 @@ class ChosenKeys:
     starts: Tensor
     gathers: bool
     shared: int
+    ids_are_keys: bool
+
+    def num_pairs(self, inputs: Inputs) -> int:
+        """About as many pairs as a call computes."""
+        (B, H, I, _), J = inputs.query.shape, inputs.key.shape[2]
+        return B * H * I * min(J, self.ids.shape[3] * J // max(1, self.starts.shape[1] - 1))
 
     def fields(self) -> Choice:
         """The structure of the kernels, in whose memory the ids are rows."""
@@ -93,7 +104,7 @@ class ChosenKeys:
         fields.ids_head_stride, fields.shared, fields.gathers = ids.stride(1), self.shared, self.gathers
         fields.ids_entry_stride = ids.stride(0) if len(ids) > 1 else 0
         fields.starts_entry_stride = starts.stride(0) if len(starts) > 1 else 0
-        fields.point(ids=ids, starts=starts)
+        fields.point(ids=ids, starts=None if self.ids_are_keys else starts)
         return fields
 
 
@@ -178,18 +189,67 @@ class ChosenProblem(KernelProblem):
         blocks = keys[None] // chosen.size if chosen.blocks is None else chosen.blocks[:, keys]
         numbers = torch.arange(int(blocks[:, -1].max()) + 2, device="cpu").expand(len(blocks), -1).contiguous()
         starts = torch.searchsorted(blocks.contiguous(), numbers, out_int32=True)
-        return ChosenKeys(ids, starts, self.gathers, self.shared)
+        ids_are_keys = (
+            self.gathers and chosen.size == 1 and positions.keys.intervals[0][0] == 0 and chosen.blocks is None
+        )
+        return ChosenKeys(ids, starts, self.gathers, self.shared, ids_are_keys and len(positions.keys.intervals) == 1)
+
+
+class ChosenAttention(torch.autograd.Function):
+    """softmax(scale q.k) v over chosen keys, and its log-sum-exp."""
+
+    @staticmethod
+    def forward(ctx: Any, setting: CallSettings, choice: ChosenKeys, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        inputs = Inputs(*(None if t is None else t.detach() for t in tensors))  # type: ignore[arg-type]
+        output, logsumexp = forward(setting, choice, inputs)
+        ctx.setting, ctx.choice = setting, choice
+        ctx.save_for_backward(*tensors, output, logsumexp)
+        ctx.mark_non_differentiable(logsumexp)
+        return output, logsumexp
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, output, logsumexp = ctx.saved_tensors
+        inputs, delta = Inputs(*tensors), (grad.float() * output.float()).sum(-1)
+        with torch.no_grad():
+            grads = [*backward(ctx.setting, ctx.choice, inputs, grad, delta, logsumexp), *[None] * 5]
+            if ctx.needs_input_grad[7] and inputs.sink is not None:
+                grads[5] = sink_gradient(inputs.sink, logsumexp, delta)
+            cast = [None if g is None or t is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True)]
+        return None, None, *gradients_once("chosen", cast, grad, *tensors)
 
 
 def forward(setting: CallSettings, choice: ChosenKeys, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """The output (B, H, I, E) and the log-sum-exp (B, H, I). No gradients."""
-    (B, H, I, D), (_, G, J, E) = inputs.query.shape, inputs.value.shape
+    (B, H, I, _), E = inputs.query.shape, inputs.value.shape[3]
     output, logsumexp = torch.empty((B, H, I, E), dtype=inputs.value.dtype, device="cpu"), empty(B, H, I)
-    call, num_keys = inputs.call(setting), B * G * setting.padded(J)
-    widths = (-(-width // setting.lanes) * setting.lanes for width in (D, E))
-    packed_keys, packed_values = (empty(num_keys * width) for width in widths)
-    call.point(output=output, logsumexp=logsumexp, packed_keys=packed_keys, packed_values=packed_values)
+    call, (keys, values) = inputs.call(setting), _packed_sizes(setting, inputs)
+    call.point(output=output, logsumexp=logsumexp, packed_keys=empty(keys), packed_values=empty(values))
     call.count(3)
-    work = B * H * I * min(J, choice.ids.shape[3] * J // max(1, choice.starts.shape[1] - 1)) * (D + E)
-    run(setting.library, "chosen", call, work, choice.fields())
+    run(setting.library, "chosen", call, choice.num_pairs(inputs) * (inputs.query.shape[3] + E), choice.fields())
     return output, logsumexp
+
+
+def backward(
+    setting: CallSettings, choice: ChosenKeys, inputs: Inputs, grad: Tensor, delta: Tensor, logsumexp: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of query, key and value, in float32; `delta` (B, H, I) is grad . output."""
+    (B, H, I, D), (_, G, J, E) = inputs.query.shape, inputs.value.shape
+    call, (keys, values) = inputs.call(setting), _packed_sizes(setting, inputs)
+    call.num_parts = -(-PARTS // (B * G))
+    length = setting.padded(J) + SPARE_KEYS
+    grad_query = empty(B, H, I, D)
+    grad_key, grad_value = (zeros(B, G, call.num_parts, length, setting.whole(width)) for width in (D, E))
+    call.point(grad_output=grad, delta=delta.contiguous(), logsumexp=logsumexp.contiguous())
+    call.point(packed_keys=empty(keys), packed_key_rows=empty(keys), packed_value_panels=empty(values))
+    call.point(grad_query=grad_query, grad_key=grad_key, grad_value=grad_value)
+    call.count(3)
+    run(setting.library, "chosen_backward", call, choice.num_pairs(inputs) * (3 * D + 2 * E), choice.fields())
+    return grad_query, grad_key.sum(2)[:, :, :J, :D], grad_value.sum(2)[:, :, :J, :E]
+
+
+def _packed_sizes(setting: CallSettings, inputs: Inputs) -> tuple[int, int]:
+    """Floats of packed keys and of packed values, whole registers wide."""
+    B, G, J, E = inputs.value.shape
+    num_keys = B * G * setting.padded(J)
+    return num_keys * setting.whole(inputs.query.shape[3]), num_keys * setting.whole(E)

@@ -34,7 +34,9 @@ class Index(Pointers):
     _fields_ = fields_of("Index")
 
 
-def indexed(query: Tensor, key: Tensor, weights: Tensor, k: int, positions: Positions, mask: Mask | None) -> Tensor | None:
+def indexed(
+    query: Tensor, key: Tensor, weights: Tensor, k: int, positions: Positions, mask: Mask | None
+) -> Tensor | None:
     """The indices of the k keys with the greatest index scores, (B, I, k), or None where the kernels cannot.
 
     `query` is (B, N, I, W), `key` (B, 1, J, W), `weights` (B, I, N). Behind the last key of a row stands `NO_ID`.

@@ -10,6 +10,7 @@ CLIPPED_MARGIN = 16
 CHUNK = 48
 FEW = 4
 MOST_ROWS = 1024
+SPARE_KEYS = 12
 
 #: The fields of each structure in their order, by their types.
 LAYOUTS = {
