@@ -9,18 +9,19 @@
 typedef struct {
     int64_t query_width, value_width;
     float *queries, *sums, *greatest, *totals, *few_queries, *scores, *few_sums, *factors, *buffer;
-    int32_t *places, *rows, *keys;
+    int32_t *places, *keys;
+    Listed list;
 } Workspace;
 
 /* Floats of scratch memory that one thread needs. */
 EXPORT int64_t NAMED(chosen_workspace)(const Call *call) {
     const int64_t query_width = rounded_up(call->D, LANES), value_width = rounded_up(call->E, LANES);
-    return (MOST_ROWS + ROWS) * (query_width + value_width) + 4 * MOST_ROWS + ROWS * (KEYS + 1) +
+    return (MOST_ROWS + ROWS) * (query_width + value_width) + 5 * MOST_ROWS + ROWS * (KEYS + 1) +
            PANEL * max(query_width, value_width) + KEYS;
 }
 
 static Workspace workspace_in(const Call *call, float *memory) {
-    Workspace w = {rounded_up(call->D, LANES), rounded_up(call->E, LANES), memory, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    Workspace w = {rounded_up(call->D, LANES), rounded_up(call->E, LANES), memory, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0, 0}};
     w.sums = w.queries + MOST_ROWS * w.query_width;
     w.greatest = w.sums + MOST_ROWS * w.value_width;
     w.totals = w.greatest + MOST_ROWS;
@@ -30,8 +31,9 @@ static Workspace workspace_in(const Call *call, float *memory) {
     w.factors = w.few_sums + ROWS * w.value_width;
     w.buffer = w.factors + ROWS;
     w.places = (int32_t *)(w.buffer + PANEL * max(w.query_width, w.value_width));
-    w.rows = w.places + MOST_ROWS;
-    w.keys = w.rows + MOST_ROWS;
+    w.list.rows = w.places + MOST_ROWS;
+    w.list.queries = w.list.rows + MOST_ROWS;
+    w.keys = w.list.queries + MOST_ROWS;
     return w;
 }
 
@@ -76,8 +78,8 @@ static void finish_unit(const Unit *unit, const Workspace *w) {
 }
 
 /* Adds the keys [first, stop) of a segment, whole panels and at most KEYS, to at most ROWS rows. */
-static void add_panels(const Unit *unit, const Segment *segment, const Workspace *w, const int32_t *rows, int64_t count,
-                       int64_t first, int64_t stop) {
+static void add_panels(const Unit *unit, const Segment *segment, const Workspace *w, Listed list, int64_t first,
+                       int64_t stop) {
     const Call *call = unit->call;
     const int64_t width = w->value_width;
     const int64_t start = key_unit(call, unit->entry, unit->head) * padded_keys(call) + first;
@@ -90,42 +92,42 @@ static void add_panels(const Unit *unit, const Segment *segment, const Workspace
             store(w->scores + r * KEYS + key + LANES, sums[r][1]);
         }
     }
-    for (int64_t r = 0; r < count; r++) {
-        const Rows row = row_in(unit, segment, rows[r]);
-        finish_scores(&row, first, stop, w->scores + r * KEYS);
-        weigh(w, rows[r], stop - first, w->scores + r * KEYS, w->factors + r);
+    for (int64_t r = 0; r < list.count; r++) {
+        finish_scores(unit, segment, list.rows[r], list.queries[r], first, stop, w->scores + r * KEYS);
+        weigh(w, list.rows[r], stop - first, w->scores + r * KEYS, w->factors + r);
     }
     for (int64_t n = 0; n < ROWS * width; n++) w->few_sums[n] = 0;
     add_product(w->scores, KEYS, 1, call->packed_values + start * width, width, stop - first, w->few_sums, width, width,
                 0);
-    for (int64_t r = 0; r < count; r++) {
-        float *sums = w->sums + rows[r] * width;
+    for (int64_t r = 0; r < list.count; r++) {
+        float *sums = w->sums + list.rows[r] * width;
         for (int64_t e = 0; e < width; e += LANES)
             store(sums + e, load(sums + e) * w->factors[r] + load(w->few_sums + r * width + e));
     }
 }
 
-/* Adds the keys of a segment to the rows that chose them. */
-static void add_block(const Unit *unit, const Segment *segment, const Workspace *w, int64_t num_rows) {
+/* Adds the keys of a segment to the listed rows. */
+static void add_block(const Unit *unit, const Segment *segment, const Workspace *w, Listed list) {
     const int64_t width = w->query_width;
-    for (int64_t group = 0; group < num_rows; group += ROWS) {
-        const int64_t count = min(ROWS, num_rows - group);
+    for (int64_t n = 0; n < list.count; n += ROWS) {
+        const Listed group = listed_from(list, n, ROWS);
         for (int64_t r = 0; r < ROWS; r++) { /* rows behind the last repeat it */
-            const float *query = w->queries + w->rows[group + min(r, count - 1)] * width;
+            const float *query = w->queries + group.rows[min(r, group.count - 1)] * width;
             for (int64_t c = 0; c < width; c += LANES) store(w->few_queries + r * width + c, load(query + c));
         }
-        const Range keys = panels_of(unit, segment, w->rows + group, count);
+        const Range keys = panels_of(unit, segment, group);
         for (int64_t first = keys.first; first < keys.stop; first += KEYS)
-            add_panels(unit, segment, w, w->rows + group, count, first, min(first + KEYS, keys.stop));
+            add_panels(unit, segment, w, group, first, min(first + KEYS, keys.stop));
     }
 }
 
 static void add_blocks(const Unit *unit, const Workspace *w) {
+    Listed list = w->list;
     for (int64_t block; (block = next_block(unit, w->places)) < unit->choice->num_blocks;) {
-        const int64_t num_rows = rows_of_block(unit, block, w->places, w->rows);
+        list_block(unit, block, w->places, &list);
         for (int64_t s = unit->tile->first_segment; s < unit->tile->stop_segment; s++) {
             const Segment segment = part_of(unit, unit->call->segments + s, unit->starts[block], unit->starts[block + 1]);
-            if (segment.first_key < segment.stop_key) add_block(unit, &segment, w, num_rows);
+            if (segment.first_key < segment.stop_key) add_block(unit, &segment, w, list);
         }
     }
 }
@@ -134,12 +136,11 @@ static void add_blocks(const Unit *unit, const Workspace *w) {
 INLINE void add_keys(const int N, const Unit *unit, const Segment *segment, const Workspace *w, int64_t row,
                      Gathered chosen) {
     const Call *call = unit->call;
-    const int64_t start = key_unit(call, unit->entry, unit->head) * padded_keys(call);
+    const int64_t start = key_unit(call, unit->entry, unit->head) * padded_keys(call), query = query_of(unit, row);
     gathered_products(N, w->queries + row * w->query_width, call->packed_keys + start * w->query_width, w->query_width,
                       chosen, w->scores);
     for (int r = 0; r < N; r++) {
-        const Rows rows = row_in(unit, segment, row + r);
-        finish_gathered(&rows, chosen, w->scores + r * KEYS);
+        finish_gathered(unit, segment, row + r, query, chosen, w->scores + r * KEYS);
         weigh(w, row + r, rounded_up(chosen.count, LANES), w->scores + r * KEYS, w->factors + r);
     }
     add_gathered(N, w->scores, call->packed_values + start * w->value_width, w->value_width, chosen, w->factors,

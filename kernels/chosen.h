@@ -69,13 +69,6 @@ INLINE Segment part_of(const Unit *unit, const Segment *segment, int64_t first, 
     return part;
 }
 
-/* The keys of a segment that any of some rows may attend to, which ascend, rounded out to whole panels. */
-INLINE Range panels_of(const Unit *unit, const Segment *segment, const int32_t *rows, int64_t count) {
-    const int64_t first = max(segment->first_key, query_of(unit, rows[0]) + unit->call->low);
-    const int64_t stop = min(segment->stop_key, query_of(unit, rows[count - 1]) + unit->call->high);
-    return (Range){first / PANEL * PANEL, rounded_up(stop, PANEL)};
-}
-
 /* Copies a tensor's vectors of all rows of a unit, padded to whole registers. */
 INLINE void pack_unit(const Unit *unit, const Tensor *t, int64_t channels, int64_t width, float *to) {
     for (int64_t n = 0; n < unit->num_queries * unit->choice->shared; n++)
@@ -91,16 +84,36 @@ INLINE int64_t next_block(const Unit *unit, const int32_t *places) {
     return block;
 }
 
-/* The rows that chose a block, which they leave behind. Returns their number. */
-INLINE int64_t rows_of_block(const Unit *unit, int64_t block, int32_t *places, int32_t *rows) {
+/* Rows of a unit, which ascend, and the query of each. */
+typedef struct {
+    int32_t *rows, *queries;
+    int64_t count;
+} Listed;
+
+/* Rows from `first` on, at most `count`. */
+INLINE Listed listed_from(Listed list, int64_t first, int64_t count) {
+    return (Listed){list.rows + first, list.queries + first, min(count, list.count - first)};
+}
+
+/* The keys of a segment that any of some rows may attend to, rounded out to whole panels. */
+INLINE Range panels_of(const Unit *unit, const Segment *segment, Listed list) {
+    const int64_t first = max(segment->first_key, list.queries[0] + unit->call->low);
+    const int64_t stop = min(segment->stop_key, list.queries[list.count - 1] + unit->call->high);
+    return (Range){first / PANEL * PANEL, rounded_up(stop, PANEL)};
+}
+
+/* Lists the rows that chose a block, which they leave behind. */
+INLINE void list_block(const Unit *unit, int64_t block, int32_t *places, Listed *list) {
     const int64_t K = unit->choice->K, shared = unit->choice->shared;
-    int64_t count = 0;
+    list->count = 0;
     for (int64_t n = 0; n < unit->num_queries; n++) {
         if (places[n] >= K || unit->ids[n * K + places[n]] != block) continue;
-        for (int64_t h = 0; h < shared; h++) rows[count++] = (int32_t)(n * shared + h);
+        for (int64_t h = 0; h < shared; h++) {
+            list->rows[list->count] = (int32_t)(n * shared + h);
+            list->queries[list->count++] = (int32_t)(unit->tile->first_query + n);
+        }
         places[n]++;
     }
-    return count;
 }
 
 /* The first place from `place` on, before `stop`, whose id is not below `id`. */
@@ -145,28 +158,40 @@ INLINE Gathered gather_keys(const Unit *unit, const Segment *segment, int64_t n,
     return (Gathered){buffer, count};
 }
 
+/* Whether a query may attend to all keys of [first, stop). */
+INLINE int sees_all(const Unit *unit, const Segment *segment, int64_t query, int64_t first, int64_t stop) {
+    if (segment->allowed >= 0 || unit->call->after) return 0;
+    return first >= max(segment->first_key, query + unit->call->low) &&
+           stop <= min(segment->stop_key, query + unit->call->high);
+}
+
 /* Multiplies the products of a row with the keys [first, stop) by the scale; -inf where it may not attend. */
-INLINE void finish_scores(const Rows *rows, int64_t first, int64_t stop, float *scores) {
-    const Row row = row_of(rows, rows->query);
-    const int plain = first >= row.first && stop <= row.stop && !row.allowed && !rows->after;
-    for (int64_t key = first; key < stop; key += LANES) {
-        const Vector score = load(scores + key - first) * rows->call->scale;
-        store(scores + key - first, plain ? score : final_score(rows, &row, score, key));
+INLINE void finish_scores(const Unit *unit, const Segment *segment, int64_t row, int64_t query, int64_t first,
+                          int64_t stop, float *scores) {
+    if (sees_all(unit, segment, query, first, stop)) {
+        for (int64_t n = 0; n < stop - first; n += LANES) store(scores + n, load(scores + n) * unit->call->scale);
+        return;
     }
+    const Rows rows = row_in(unit, segment, row);
+    const Row keys = row_of(&rows, query);
+    for (int64_t key = first; key < stop; key += LANES)
+        store(scores + key - first, final_score(&rows, &keys, load(scores + key - first) * unit->call->scale, key));
 }
 
 /* The same for gathered keys, up to a whole vector. */
-INLINE void finish_gathered(const Rows *rows, Gathered chosen, float *scores) {
-    const int32_t *keys = chosen.keys;
+INLINE void finish_gathered(const Unit *unit, const Segment *segment, int64_t row, int64_t query, Gathered chosen,
+                            float *scores) {
     const int64_t count = chosen.count;
-    const Row row = row_of(rows, rows->query);
-    const int plain = keys[0] >= row.first && keys[count - 1] < row.stop && !row.allowed && !rows->after;
-    for (int64_t n = 0; n < count; n += LANES) store(scores + n, load(scores + n) * rows->call->scale);
-    for (int64_t n = 0; n < count && !plain; n++) {
-        if (rows->after) scores[n] += rows->after[keys[n] - rows->query]; /* 0 or -inf */
-        if (keys[n] < row.first || keys[n] >= row.stop || (row.allowed && !row.allowed[keys[n]])) scores[n] = -INFINITE;
-    }
+    for (int64_t n = 0; n < count; n += LANES) store(scores + n, load(scores + n) * unit->call->scale);
     for (int64_t n = count; n < rounded_up(count, LANES); n++) scores[n] = -INFINITE;
+    if (sees_all(unit, segment, query, chosen.keys[0], chosen.keys[count - 1] + 1)) return;
+    const Rows rows = row_in(unit, segment, row);
+    const Row keys = row_of(&rows, query);
+    for (int64_t n = 0; n < count; n++) {
+        const int64_t key = chosen.keys[n];
+        if (rows.after) scores[n] += rows.after[key - query]; /* 0 or -inf */
+        if (key < keys.first || key >= keys.stop || (keys.allowed && !keys.allowed[key])) scores[n] = -INFINITE;
+    }
 }
 
 /* Products of N rows with gathered vectors: products[r KEYS + k]. LANES products at a time have a vector of sums each. */

@@ -12,8 +12,9 @@
    that are computed together; their P and dS; and integers as in chosen.c. */
 typedef struct {
     int64_t query_width, value_width, length;
-    float *queries, *grads_out, *query_sums, *few_queries, *few_grads_out, *few_sums, *weights, *grads, *ones, *buffer;
-    int32_t *places, *rows, *keys;
+    float *queries, *grads_out, *query_sums, *few_queries, *few_grads_out, *few_sums, *weights, *grads, *ones, *logsumexps, *deltas, *buffer;
+    int32_t *places, *keys;
+    Listed list;
 } Workspace;
 
 /* Floats of P and of dS: of a block, or of TOGETHER rows and KEYS gathered keys. */
@@ -23,11 +24,11 @@ typedef struct {
 EXPORT int64_t NAMED(chosen_backward_workspace)(const Call *call) {
     const int64_t query_width = rounded_up(call->D, LANES), value_width = rounded_up(call->E, LANES);
     return MOST_ROWS * (2 * query_width + value_width) + SIDE * (query_width + value_width) + ROWS * query_width +
-           2 * NUM_PAIRS + TOGETHER + PANEL * max(query_width, value_width) + 2 * MOST_ROWS + KEYS;
+           2 * NUM_PAIRS + TOGETHER + PANEL * max(query_width, value_width) + 5 * MOST_ROWS + KEYS;
 }
 
 static Workspace workspace_in(const Call *call, float *memory) {
-    Workspace w = {rounded_up(call->D, LANES), rounded_up(call->E, LANES), 0, memory, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    Workspace w = {rounded_up(call->D, LANES), rounded_up(call->E, LANES), 0, memory, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0, 0, 0}};
     w.length = padded_keys(call) + SPARE_KEYS;
     w.grads_out = w.queries + MOST_ROWS * w.query_width;
     w.query_sums = w.grads_out + MOST_ROWS * w.value_width;
@@ -37,10 +38,13 @@ static Workspace workspace_in(const Call *call, float *memory) {
     w.weights = w.few_sums + ROWS * w.query_width;
     w.grads = w.weights + NUM_PAIRS;
     w.ones = w.grads + NUM_PAIRS;
-    w.buffer = w.ones + TOGETHER;
+    w.logsumexps = w.ones + TOGETHER;
+    w.deltas = w.logsumexps + MOST_ROWS;
+    w.buffer = w.deltas + MOST_ROWS;
     w.places = (int32_t *)(w.buffer + PANEL * max(w.query_width, w.value_width));
-    w.rows = w.places + MOST_ROWS;
-    w.keys = w.rows + MOST_ROWS;
+    w.list.rows = w.places + MOST_ROWS;
+    w.list.queries = w.list.rows + MOST_ROWS;
+    w.keys = w.list.queries + MOST_ROWS;
     for (int r = 0; r < TOGETHER; r++) w.ones[r] = 1;
     return w;
 }
@@ -48,7 +52,12 @@ static Workspace workspace_in(const Call *call, float *memory) {
 static void start_unit(const Unit *unit, const Workspace *w) {
     pack_unit(unit, &unit->call->query, unit->call->D, w->query_width, w->queries);
     pack_unit(unit, &unit->call->grad_output, unit->call->E, w->value_width, w->grads_out);
-    for (int64_t n = 0; n < unit->num_queries * unit->choice->shared * w->query_width; n++) w->query_sums[n] = 0;
+    const int64_t num_rows = unit->num_queries * unit->choice->shared;
+    for (int64_t n = 0; n < num_rows * w->query_width; n++) w->query_sums[n] = 0;
+    for (int64_t n = 0; n < num_rows; n++) {
+        w->logsumexps[n] = row_logsumexp(unit->call, index_of(unit, n));
+        w->deltas[n] = unit->call->delta[index_of(unit, n)];
+    }
     for (int64_t n = 0; n < unit->num_queries; n++) w->places[n] = 0;
 }
 
@@ -60,9 +69,8 @@ static void finish_unit(const Unit *unit, const Workspace *w) {
 }
 
 /* Turns the scores of a row into weights P, and the products dO.v into dS = P (dO.v - delta). */
-INLINE void differentiate(const Unit *unit, int64_t row, int64_t length, float *scores, float *grads) {
-    const int64_t index = index_of(unit, row);
-    const float logsumexp = row_logsumexp(unit->call, index), delta = unit->call->delta[index];
+INLINE void differentiate(const Workspace *w, int64_t row, int64_t length, float *scores, float *grads) {
+    const float logsumexp = w->logsumexps[row], delta = w->deltas[row];
     for (int64_t n = 0; n < length; n += LANES) {
         const Vector score = load(scores + n), power = (score - logsumexp) * LOG2_E;
         Vector weight = exp2_of(choose(power > 126.0f, broadcast(126), power));
@@ -86,10 +94,10 @@ INLINE void panel_products(const float *rows, int64_t width, const float *panels
     }
 }
 
-/* P and dS of ROWS of the few rows, from row `group` on, and of the keys [first, stop); and the gradients of their
-   queries. Behind the last key and the last row stand zeros. */
-static void add_to_queries(const Unit *unit, const Segment *segment, const Workspace *w, const int32_t *rows,
-                           int64_t group, int64_t count, int64_t first, int64_t stop) {
+/* P and dS of ROWS of the few rows, from row `group` on, which `list` names, and of the keys [first, stop); and the
+   gradients of their queries. Behind the last key and the last row stand zeros. */
+static void add_to_queries(const Unit *unit, const Segment *segment, const Workspace *w, Listed list, int64_t group,
+                           int64_t first, int64_t stop) {
     const Call *call = unit->call;
     const int64_t start = key_unit(call, unit->entry, unit->head) * padded_keys(call) + first, width = w->query_width;
     float *weights = w->weights + group * SIDE, *grads = w->grads + group * SIDE;
@@ -98,39 +106,37 @@ static void add_to_queries(const Unit *unit, const Segment *segment, const Works
     panel_products(w->few_grads_out + group * w->value_width, w->value_width,
                    call->packed_value_panels + start * call->E, call->E, stop - first, grads);
     for (int64_t r = 0; r < ROWS; r++, weights += SIDE, grads += SIDE) {
-        const int64_t length = r < count ? stop - first : 0;
-        if (r < count) {
-            const Rows row = row_in(unit, segment, rows[r]);
-            finish_scores(&row, first, stop, weights);
-            differentiate(unit, rows[r], length, weights, grads);
+        const int64_t length = r < list.count ? stop - first : 0;
+        if (length) {
+            finish_scores(unit, segment, list.rows[r], list.queries[r], first, stop, weights);
+            differentiate(w, list.rows[r], length, weights, grads);
         }
         for (int64_t n = length; n < SIDE; n++) weights[n] = grads[n] = 0;
     }
     for (int64_t n = 0; n < ROWS * width; n++) w->few_sums[n] = 0;
     add_product(w->grads + group * SIDE, SIDE, 1, call->packed_key_rows + start * width, width, stop - first,
                 w->few_sums, width, width, 0);
-    for (int64_t r = 0; r < count; r++)
-        for (int64_t c = 0; c < width; c++) w->query_sums[rows[r] * width + c] += w->few_sums[r * width + c];
+    for (int64_t r = 0; r < list.count; r++)
+        for (int64_t c = 0; c < width; c++) w->query_sums[list.rows[r] * width + c] += w->few_sums[r * width + c];
 }
 
 /* Adds the keys of a segment to the gradients of at most SIDE rows and of the keys; `sums`: where the sums of the keys
    begin. */
-static void add_block(const Unit *unit, const Segment *segment, const Workspace *w, const int32_t *rows, int64_t count,
-                      int64_t sums) {
+static void add_block(const Unit *unit, const Segment *segment, const Workspace *w, Listed list, int64_t sums) {
     const Call *call = unit->call;
-    const int64_t query_width = w->query_width, value_width = w->value_width;
+    const int64_t count = list.count, query_width = w->query_width, value_width = w->value_width;
     for (int64_t r = 0; r < rounded_up(count, ROWS); r++) { /* rows behind the last repeat it */
-        const int64_t row = rows[min(r, count - 1)];
+        const int64_t row = list.rows[min(r, count - 1)];
         for (int64_t c = 0; c < query_width; c++)
             w->few_queries[r * query_width + c] = w->queries[row * query_width + c];
         for (int64_t e = 0; e < value_width; e++)
             w->few_grads_out[r * value_width + e] = w->grads_out[row * value_width + e];
     }
-    const Range keys = panels_of(unit, segment, rows, count);
+    const Range keys = panels_of(unit, segment, list);
     for (int64_t first = keys.first; first < keys.stop; first += SIDE) {
         const int64_t stop = min(first + SIDE, keys.stop);
         for (int64_t group = 0; group < count; group += ROWS)
-            add_to_queries(unit, segment, w, rows + group, group, min(ROWS, count - group), first, stop);
+            add_to_queries(unit, segment, w, listed_from(list, group, ROWS), group, first, stop);
         for (int64_t key = first; key < stop; key += ROWS) {
             add_product(w->weights + key - first, 1, SIDE, w->few_grads_out, value_width, count,
                         call->grad_value + (sums + key) * value_width, value_width, value_width, 0);
@@ -141,13 +147,14 @@ static void add_block(const Unit *unit, const Segment *segment, const Workspace 
 }
 
 static void add_blocks(const Unit *unit, const Workspace *w, int64_t sums) {
+    Listed list = w->list;
     for (int64_t block; (block = next_block(unit, w->places)) < unit->choice->num_blocks;) {
-        const int64_t num_rows = rows_of_block(unit, block, w->places, w->rows);
+        list_block(unit, block, w->places, &list);
         for (int64_t s = unit->tile->first_segment; s < unit->tile->stop_segment; s++) {
             const Segment segment = part_of(unit, unit->call->segments + s, unit->starts[block], unit->starts[block + 1]);
             if (segment.first_key >= segment.stop_key) continue;
-            for (int64_t n = 0; n < num_rows; n += SIDE)
-                add_block(unit, &segment, w, w->rows + n, min(SIDE, num_rows - n), sums);
+            for (int64_t n = 0; n < list.count; n += SIDE)
+                add_block(unit, &segment, w, listed_from(list, n, SIDE), sums);
         }
     }
 }
@@ -177,9 +184,8 @@ INLINE void add_keys(const int N, const Unit *unit, const Segment *segment, cons
     gathered_products(N, grads_out, call->packed_value_panels + start * value_width, value_width, chosen,
                       w->grads);
     for (int r = 0; r < N; r++) {
-        const Rows rows = row_in(unit, segment, row + r);
-        finish_gathered(&rows, chosen, w->weights + r * KEYS);
-        differentiate(unit, row + r, rounded_up(chosen.count, LANES), w->weights + r * KEYS, w->grads + r * KEYS);
+        finish_gathered(unit, segment, row + r, query_of(unit, row), chosen, w->weights + r * KEYS);
+        differentiate(w, row + r, rounded_up(chosen.count, LANES), w->weights + r * KEYS, w->grads + r * KEYS);
     }
     add_gathered(N, w->grads, keys, query_width, chosen, w->ones, w->query_sums + row * query_width);
     add_to_gathered(N, w->weights, grads_out, value_width, chosen, call->grad_value + sums * value_width);

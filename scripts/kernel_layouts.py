@@ -21,6 +21,7 @@ STRUCTURES = {
     "Similarity": "similarity.c",
     "Choice": "chosen.h",
     "Index": "index.c",
+    "Greatest": "greatest.c",
     "Sums": "sums.c",
     "Recurrence": "recurrence.h",
     "Transport": "transport.c",

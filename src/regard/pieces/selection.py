@@ -24,7 +24,7 @@ from regard.base.spans import Spans
 from regard.pieces.chosen import NO_ID, chosen_keys
 from regard.pieces.grid import Grid
 from regard.pieces.key_blocks import KeyBlocks
-from regard.pieces.mask import Mask
+from regard.pieces.mask import Mask, distance_range
 from regard.pieces.piece import Piece
 
 #: Bytes that the scores of one block of rows may take.
@@ -39,6 +39,17 @@ def index_by(indexer: Indexer) -> None:
     """Use a faster indexer where it can run: the compiled kernels, of a layer above, are passed in here."""
     global _indexer
     _indexer = indexer
+
+
+#: What `best` computes of scores and k; None where it cannot.
+Ranking = Callable[[Tensor, int], Tensor | None]
+_ranking: Ranking | None = None
+
+
+def rank_by(ranking: Ranking) -> None:
+    """Use a faster ranking where it can run, as in `index_by`."""
+    global _ranking
+    _ranking = ranking
 
 
 class Selection(Piece):
@@ -107,6 +118,8 @@ class CandidateKeys:
 
     def visible_keys(self, rows: slice, blocks: KeyBlocks, heads: int) -> Tensor:
         """How many keys of each block a row may attend to: (B or 1, heads or 1, rows, blocks). Spans need no pairs."""
+        if (counts := self._keys_in_range(rows, blocks)) is not None:
+            return counts
         keys, (first, stop) = self.positions.keys, self._ends(rows)
         surely_allowed = keys if self.mask is None else keys & self.mask.all_allowed(first, stop)
         possibly_allowed = keys if self.mask is None else keys & self.mask.any_allowed(first, stop)
@@ -116,6 +129,19 @@ class CandidateKeys:
             return counts.expand(-1, -1, stop - first, -1)
         columns = self.positions.columns(open_keys).tensor(self.grid.device)
         return counts + blocks.sums(self.allowed(rows, columns, heads).int(), 3, columns)
+
+    def _keys_in_range(self, rows: slice, blocks: KeyBlocks) -> Tensor | None:
+        """`visible_keys` if the mask is a range of distances and no position of a key is missing, else None."""
+        intervals = self.positions.keys.intervals
+        if self.mask is None or not self.mask.relative or len(intervals) != 1:
+            return None
+        low, high, is_whole = distance_range(self.mask)
+        if not is_whole:
+            return None
+        query, (first_key, stop_key) = self.grid.query[rows, None], intervals[0]
+        first, stop = (blocks.end - blocks.num_keys).clamp(min=first_key), blocks.end.clamp(max=stop_key)
+        counts = torch.minimum(stop[:, None], query + high) - torch.maximum(first[:, None], query + low)
+        return counts.clamp(min=0).int()[:, None]
 
     def keys_at(self, indices: Tensor) -> Tensor:
         """The positions of the keys at some indices, int32; `NO_ID` stays."""
@@ -139,6 +165,8 @@ def best(scores: Tensor, k: int) -> Tensor:
     k = min(k, scores.shape[-1])
     if not k:
         return torch.empty(*scores.shape[:-1], 0, dtype=torch.int32, device=scores.device)
+    if _ranking is not None and (ids := _ranking(scores, k)) is not None:
+        return ids
     top = scores.topk(k)
     least = top.values[..., -1:]
     is_tied = ((scores >= least).sum(-1, keepdim=True) > k) & (least > -torch.inf)

@@ -1,7 +1,7 @@
-"""The choice of `TokenIndexer` by the compiled kernels: scores and the k greatest of each row in one pass.
+"""The choices of selections by the compiled kernels: the k greatest scores of each row, and those of `TokenIndexer`.
 
-torch writes the scores of all index heads and pairs, and reads them some ten times. `TokenIndexer.choose` is in a lower
-layer and cannot import this file, so this file hands the function to it (`index_by`).
+torch writes the scores of all index heads and pairs, and reads them some ten times. Selections are in a lower layer and
+cannot import this file, so this file hands its functions to them (`index_by`, `rank_by`).
 """
 
 from __future__ import annotations
@@ -32,6 +32,28 @@ class Index(Pointers):
     """`Index` of kernels/index.c."""
 
     _fields_ = fields_of("Index")
+
+
+class GreatestFields(Pointers):
+    """`Greatest` of kernels/greatest.c."""
+
+    _fields_ = fields_of("Greatest")
+
+
+def greatest(scores: Tensor, k: int) -> Tensor | None:
+    """The columns of the k greatest scores of each row, as `best` of regard.pieces.selection gives them, or None."""
+    library = load()
+    if library is None or is_transformed() or torch.compiler.is_compiling():
+        return None
+    if scores.device.type != "cpu" or scores.dtype != torch.float32 or not has_address(scores) or not scores.numel():
+        return None
+    ids, scores = torch.empty(*scores.shape[:-1], k, dtype=torch.int32, device="cpu"), scores.detach().contiguous()
+    length = scores.shape[-1]
+    call = GreatestFields(num_rows=scores.numel() // length, length=length, k=k, no_id=NO_ID)
+    call.point(numbers=scores, ids=ids)
+    call.count(1)
+    run(library, "greatest", call, PER_PAIR * scores.numel())
+    return ids
 
 
 def indexed(
@@ -82,3 +104,4 @@ def _distances(layout: Layout, positions: Positions) -> Tensor | None:
 
 
 selection.index_by(indexed)
+selection.rank_by(greatest)

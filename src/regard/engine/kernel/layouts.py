@@ -52,6 +52,11 @@ LAYOUTS = {
         ("pointer", "weights ids"),
         ("int64_t", "k no_id"),
     ),
+    "Greatest": (
+        ("pointer", "numbers ids"),
+        ("int64_t", "num_rows length k no_id"),
+        ("pointer", "counters"),
+    ),
     "Sums": (
         ("int64_t", "B H G n W E averages"),
         ("Tensor", "query key value output"),
