@@ -84,14 +84,7 @@ static void add_panels(const Unit *unit, const Segment *segment, const Workspace
     const int64_t width = w->value_width;
     const int64_t start = key_unit(call, unit->entry, unit->head) * padded_keys(call) + first;
     const float *panels = call->packed_keys + start * call->D;
-    for (int64_t key = 0; key < stop - first; key += PANEL) {
-        Vector sums[ROWS][2] = {{{0}}};
-        product_2(w->few_queries, w->query_width, 1, panels + key * call->D, PANEL, call->D, sums);
-        UNROLL for (int r = 0; r < ROWS; r++) {
-            store(w->scores + r * KEYS + key, sums[r][0]);
-            store(w->scores + r * KEYS + key + LANES, sums[r][1]);
-        }
-    }
+    row_products(w->few_queries, w->query_width, panels, call->D, stop - first, w->scores, KEYS);
     for (int64_t r = 0; r < list.count; r++) {
         finish_scores(unit, segment, list.rows[r], list.queries[r], first, stop, w->scores + r * KEYS);
         weigh(w, list.rows[r], stop - first, w->scores + r * KEYS, w->factors + r);

@@ -158,6 +158,19 @@ INLINE Gathered gather_keys(const Unit *unit, const Segment *segment, int64_t n,
     return (Gathered){buffer, count};
 }
 
+/* Products of ROWS rows with the panels of `length` keys. Rows of products are `stride` apart. */
+APART void row_products(const float *rows, int64_t width, const float *panels, int64_t channels, int64_t length,
+                        float *products, int64_t stride) {
+    for (int64_t key = 0; key < length; key += PANEL) {
+        Vector sums[ROWS][2] = {{{0}}};
+        product_2(rows, width, 1, panels + key * channels, PANEL, channels, sums);
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            store(products + r * stride + key, sums[r][0]);
+            store(products + r * stride + key + LANES, sums[r][1]);
+        }
+    }
+}
+
 /* Whether a query may attend to all keys of [first, stop). */
 INLINE int sees_all(const Unit *unit, const Segment *segment, int64_t query, int64_t first, int64_t stop) {
     if (segment->allowed >= 0 || unit->call->after) return 0;

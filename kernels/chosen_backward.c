@@ -81,19 +81,6 @@ INLINE void differentiate(const Workspace *w, int64_t row, int64_t length, float
     }
 }
 
-/* Products of ROWS rows with the panels of `length` keys: a row of products has SIDE numbers. */
-INLINE void panel_products(const float *rows, int64_t width, const float *panels, int64_t channels, int64_t length,
-                           float *products) {
-    for (int64_t key = 0; key < length; key += PANEL) {
-        Vector sums[ROWS][2] = {{{0}}};
-        product_2(rows, width, 1, panels + key * channels, PANEL, channels, sums);
-        UNROLL for (int r = 0; r < ROWS; r++) {
-            store(products + r * SIDE + key, sums[r][0]);
-            store(products + r * SIDE + key + LANES, sums[r][1]);
-        }
-    }
-}
-
 /* P and dS of ROWS of the few rows, from row `group` on, which `list` names, and of the keys [first, stop); and the
    gradients of their queries. Behind the last key and the last row stand zeros. */
 static void add_to_queries(const Unit *unit, const Segment *segment, const Workspace *w, Listed list, int64_t group,
@@ -101,10 +88,10 @@ static void add_to_queries(const Unit *unit, const Segment *segment, const Works
     const Call *call = unit->call;
     const int64_t start = key_unit(call, unit->entry, unit->head) * padded_keys(call) + first, width = w->query_width;
     float *weights = w->weights + group * SIDE, *grads = w->grads + group * SIDE;
-    panel_products(w->few_queries + group * width, width, call->packed_keys + start * call->D, call->D, stop - first,
-                   weights);
-    panel_products(w->few_grads_out + group * w->value_width, w->value_width,
-                   call->packed_value_panels + start * call->E, call->E, stop - first, grads);
+    row_products(w->few_queries + group * width, width, call->packed_keys + start * call->D, call->D, stop - first,
+                   weights, SIDE);
+    row_products(w->few_grads_out + group * w->value_width, w->value_width,
+                   call->packed_value_panels + start * call->E, call->E, stop - first, grads, SIDE);
     for (int64_t r = 0; r < ROWS; r++, weights += SIDE, grads += SIDE) {
         const int64_t length = r < list.count ? stop - first : 0;
         if (length) {

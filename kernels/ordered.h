@@ -41,9 +41,7 @@ INLINE int64_t count_from(const Ordered *row, int64_t least) {
         count[0] -= *(const Integers *)(row->numbers + n) >= (int32_t)least;
         count[1] -= *(const Integers *)(row->numbers + n + LANES) >= (int32_t)least;
     }
-    int64_t total = 0;
-    for (int lane = 0; lane < LANES; lane++) total += count[0][lane] + count[1][lane];
-    return total;
+    return total_of(count[0] + count[1]);
 }
 
 /* The k-th greatest of `count` numbers, which are more than k, and in `equal` how many of those equal to it are among the

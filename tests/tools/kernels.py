@@ -120,6 +120,7 @@ def biases(draw, H, D):
 @st.composite
 def choices(draw, B, H, I, J, start):
     """Chosen keys of each query, or chosen blocks: some of them twice, some behind the last key, some rows without."""
+    assume(start >= 0)
     size = draw(st.sampled_from([1, 1, 1, 2, 7, 23, 24, 32, 45, 64, 300]))
     heads = draw(st.sampled_from([n for n in range(1, H + 1) if H % n == 0]))
     count = draw(st.sampled_from([0, 1, 2, 5, 16, 40, 270])) if size == 1 else draw(st.integers(0, 6))

@@ -95,11 +95,15 @@ class CandidateKeys:
         B, H, I, _ = query.shape
         return CandidateKeys(Grid.whole(positions, B, H, I, query.device), positions, mask)
 
-    def rows(self, floats_per_key: int) -> list[slice]:
-        """Blocks of rows whose scores fit in memory, with so many numbers for each key and batch entry."""
-        I, row_bytes = len(self.grid.query), 4 * len(self.grid.batch) * len(self.grid.key) * floats_per_key
+    def rows(self, floats: int) -> list[slice]:
+        """Blocks of rows whose scores fit in memory, with so many numbers for each row and batch entry."""
+        I, row_bytes = len(self.grid.query), 4 * len(self.grid.batch) * floats
         size = max(1, min(I, BLOCK_BYTES // max(1, row_bytes)))
         return [slice(start, min(start + size, I)) for start in range(0, I, size)]
+
+    def floats_of_blocks(self, heads: int, blocks: KeyBlocks) -> int:
+        """Numbers for each row, with some scores of each block and head, and one flag a key."""
+        return 4 * heads * blocks.count + len(self.grid.key)
 
     def columns(self, rows: slice) -> slice:
         """Key indices, in one interval, that hold all candidates of some rows."""
@@ -194,7 +198,7 @@ def best_keys(
     """
     keys = candidates.grid.key
     ids = _no_ids(candidates, heads, min(k, len(keys)))
-    for rows in candidates.rows(floats):
+    for rows in candidates.rows(floats * len(keys)):
         columns = candidates.columns(rows)
         if columns.start == columns.stop:
             continue
@@ -213,14 +217,15 @@ def best_blocks(
     blocks: KeyBlocks,
     candidates: CandidateKeys,
     always: Always,
+    floats: int,
 ) -> Mask:
     """The mask of the k best blocks of each query.
 
     `score` gives the scores (B, heads, rows, blocks) of some rows, from the number of keys that each row may attend to
-    in each block.
+    in each block. It needs `floats` numbers for each row.
     """
     ids = _no_ids(candidates, heads, min(k, blocks.count))
-    for rows in candidates.rows(heads) if blocks.count else ():
+    for rows in candidates.rows(floats) if blocks.count else ():
         visible = candidates.visible_keys(rows, blocks, heads)
         scores = always.first(score(rows, visible), blocks, candidates.grid.query[rows])
         ids[:, :, rows] = best(scores.masked_fill(visible == 0, -torch.inf), k)
@@ -355,7 +360,7 @@ class BlockIndexer(Selection):
             lowest = pairs.new_full((*pairs.shape[:3], blocks.count), -torch.inf)
             return lowest.scatter_reduce_(3, blocks.of_keys[:, None, None].expand_as(pairs), pairs, "amax")
 
-        return best_blocks(score, heads, self.k, blocks, candidates, Always(self.local))
+        return best_blocks(score, heads, self.k, blocks, candidates, Always(self.local), heads * key.shape[2])
 
 
 @checked
@@ -397,7 +402,10 @@ class BlockMeans(Selection):
             pairs = pairs.masked_fill(~candidates.allowed(rows, columns, heads), 0)
             return torch.where(is_cut, blocks.sums(pairs, 3, columns) / visible.clamp(min=1), scores)
 
-        return best_blocks(score, heads, self.k, blocks, candidates, Always(local=1))
+        floats = candidates.floats_of_blocks(heads, blocks)
+        if mask is not None and not mask.is_lower_triangular:  # it may cut blocks
+            floats = max(floats, heads * key.shape[2])
+        return best_blocks(score, heads, self.k, blocks, candidates, Always(local=1), floats)
 
 
 @checked
@@ -436,7 +444,8 @@ class CompressedBlocks(Selection):
             scores = scores.unflatten(1, (heads, -1)).masked_fill(~is_whole, -torch.inf)
             return scores.softmax(-1).nan_to_num(0.0).sum(2)
 
-        return best_blocks(score, heads, self.k, blocks, candidates, Always(self.local, self.initial))
+        floats = candidates.floats_of_blocks(query.shape[1], blocks)
+        return best_blocks(score, heads, self.k, blocks, candidates, Always(self.local, self.initial), floats)
 
 
 @checked
@@ -481,7 +490,7 @@ class HashBuckets(Selection):
         of_queries, grid = self.buckets(query), candidates.grid
         of_keys = of_keys.repeat_interleave(query.shape[1] // key.shape[1], 1)
         parts = []
-        for rows in candidates.rows(query.shape[1] * 4):
+        for rows in candidates.rows(query.shape[1] * 4 * len(grid.key)):
             pairs = (of_queries[:, :, rows, None] == of_keys[:, :, None]).any(-1)
             allowed, own = candidates.allowed(rows, slice(None), query.shape[1]), grid.key == grid.query[rows, None]
             others = pairs & allowed & ~own
@@ -491,7 +500,7 @@ class HashBuckets(Selection):
             parts.append(found.topk(count, largest=False).values.sort(-1).values)
         width = max((part.shape[3] for part in parts), default=0)
         ids = _no_ids(candidates, query.shape[1], width)
-        for rows, part in zip(candidates.rows(query.shape[1] * 4), parts, strict=True):
+        for rows, part in zip(candidates.rows(query.shape[1] * 4 * len(grid.key)), parts, strict=True):
             ids[:, :, rows, : part.shape[3]] = part
         return chosen_keys.of_sorted(ids, 1, query.shape[1], positions.start)
 
