@@ -17,6 +17,7 @@ from regard.engine.kernel.structures import Pointers
 FUNCTIONS = (
     *("forward", "backward", "decode", "rotate", "sums", "statistics", "similarity"),
     *("recurrence_forward", "recurrence_backward", "transport"),
+    *("chosen", "chosen_backward", "index", "greatest"),
 )
 
 
