@@ -84,24 +84,6 @@ INLINE Vector load_as(const int64_t dtype, const void *data, int64_t n) {
     return dtype == BFLOAT16 ? from_bfloat16s(halves) : from_float16s(halves);
 }
 
-/* Adds lanes `half` apart: of a where the bit `half` of a lane is 0, of b where it is 1. */
-INLINE Vector folded(Vector a, Vector b, int half) {
-    Vector low, high;
-    UNROLL for (int lane = 0; lane < LANES; lane++) {
-        low[lane] = lane & half ? b[lane - half] : a[lane];
-        high[lane] = lane & half ? b[lane] : a[lane + half];
-    }
-    return low + high;
-}
-
-/* Lane n: the sum of the lanes of vectors[n]. */
-INLINE Vector sums_of(Vector vectors[LANES]) {
-    UNROLL for (int half = LANES / 2; half > 0; half /= 2) {
-        UNROLL for (int n = 0; n < half; n++) vectors[n] = folded(vectors[n], vectors[n + half], half);
-    }
-    return vectors[0];
-}
-
 /* Products of N rows with `count` keys: products[r KEYS + k]. LANES products at a time have a vector of sums each. */
 INLINE void products_of(const int N, const int64_t dtype, const float *rows, int64_t width, Matrix keys, int64_t count,
                         float *products) {

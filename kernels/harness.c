@@ -6,7 +6,7 @@
      the size of each buffer in bytes
      for each pointer: where it is (buffer, byte) and where it points to (buffer, byte)
      the bytes of all buffers; the first is the Call, or what a function of another file takes in its place, and the
-     second what `statistics` and `similarity` take after it
+     second what some functions take after it
 
    Each buffer is allocated alone, so that a sanitizer sees every access outside of it. After each call the bytes of all
    buffers are written to standard output. */
@@ -35,6 +35,10 @@ int64_t NAMED(similarity_workspace)(const Call *);
 int64_t NAMED(recurrence_forward_workspace)(const Call *);
 int64_t NAMED(recurrence_backward_workspace)(const Call *);
 int64_t NAMED(transport_workspace)(const Call *);
+int64_t NAMED(chosen_workspace)(const Call *);
+int64_t NAMED(chosen_backward_workspace)(const Call *);
+int64_t NAMED(index_workspace)(const Call *);
+int64_t NAMED(greatest_workspace)(const Call *);
 void NAMED(forward)(const Call *, float *);
 void NAMED(backward)(const Call *, float *);
 void NAMED(decode)(const Call *, float *);
@@ -45,6 +49,10 @@ void NAMED(recurrence_backward)(const Call *, float *);
 void NAMED(transport)(const Call *, float *);
 void NAMED(statistics)(const Call *, float *, const void *);
 void NAMED(similarity)(const Call *, float *, const void *);
+void NAMED(chosen)(const Call *, float *, const void *);
+void NAMED(chosen_backward)(const Call *, float *, const void *);
+void NAMED(index)(const Call *, float *, const void *);
+void NAMED(greatest)(const Call *, float *);
 
 static const struct {
     int64_t (*workspace)(const Call *);
@@ -61,6 +69,10 @@ static const struct {
     {NAMED(recurrence_forward_workspace), NAMED(recurrence_forward), 0},
     {NAMED(recurrence_backward_workspace), NAMED(recurrence_backward), 0},
     {NAMED(transport_workspace), NAMED(transport), 0},
+    {NAMED(chosen_workspace), 0, NAMED(chosen)},
+    {NAMED(chosen_backward_workspace), 0, NAMED(chosen_backward)},
+    {NAMED(index_workspace), 0, NAMED(index)},
+    {NAMED(greatest_workspace), NAMED(greatest), 0},
 };
 
 static void *allocated(int64_t num_bytes) {

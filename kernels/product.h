@@ -52,4 +52,22 @@ INLINE void add_product(const float *a, int64_t row, int64_t step, const float *
     if (e < num_channels) add_product_1(a, row, step, b + e, width, length, out + e, out_row, factors);
 }
 
+/* Adds lanes `half` apart: of a where the bit `half` of a lane is 0, of b where it is 1. */
+INLINE Vector folded(Vector a, Vector b, int half) {
+    Vector low, high;
+    UNROLL for (int lane = 0; lane < LANES; lane++) {
+        low[lane] = lane & half ? b[lane - half] : a[lane];
+        high[lane] = lane & half ? b[lane] : a[lane + half];
+    }
+    return low + high;
+}
+
+/* Lane n: the sum of the lanes of vectors[n]. */
+INLINE Vector sums_of(Vector vectors[LANES]) {
+    UNROLL for (int half = LANES / 2; half > 0; half /= 2) {
+        UNROLL for (int n = 0; n < half; n++) vectors[n] = folded(vectors[n], vectors[n + half], half);
+    }
+    return vectors[0];
+}
+
 #endif

@@ -18,7 +18,7 @@
 #define NAMED(name) JOIN(regard_##name, VARIANT)
 
 /* Raise it when a structure or a function changes. The loader compares it with its own number. */
-#define INTERFACE_VERSION 10
+#define INTERFACE_VERSION 11
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 

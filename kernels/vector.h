@@ -73,6 +73,16 @@ INLINE int any_of(Integers x) {
 #endif
 }
 
+INLINE int32_t total_of(Integers x) {
+#if __has_builtin(__builtin_reduce_add)
+    return __builtin_reduce_add(x);
+#else
+    int32_t total = 0;
+    for (int lane = 0; lane < LANES; lane++) total += x[lane];
+    return total;
+#endif
+}
+
 /* A bit for each lane that is not 0; the lanes are 0 or -1. */
 INLINE uint64_t lane_bits(Integers x) {
 #if defined(__clang__)

@@ -19,6 +19,9 @@ STRUCTURES = {
     "Call": "regard.h",
     "Statistics": "cells.h",
     "Similarity": "similarity.c",
+    "Choice": "chosen.h",
+    "Index": "index.c",
+    "Greatest": "greatest.c",
     "Sums": "sums.c",
     "Recurrence": "recurrence.h",
     "Transport": "transport.c",
@@ -28,6 +31,7 @@ NUMBERS = {
     **dict.fromkeys(("INTERFACE_VERSION", "TILE_QUERIES", "PART_KEYS", "MARGIN", "CLIPPED_MARGIN"), "regard.h"),
     "CHUNK": "recurrence.h",
     "FEW": "recurrence.c",
+    **dict.fromkeys(("MOST_ROWS", "SPARE_KEYS"), "chosen.h"),
 }
 
 

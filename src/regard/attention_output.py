@@ -117,10 +117,10 @@ def attend(
 
     `positions` are the positions of queries and keys; by default, with a cache too, the last query has
     the position of the last key. `cache` holds earlier keys and values; `cache` of the result is for the next call.
-    `engine` is "auto", "reference", "dense", "fused", "kernel", "blocked", "linear", "recurrent" or "flex"; an engine
-    that cannot run the pieces raises an error with the reason. With "ring", or a `Ring`, the processes of a group run
-    one sequence together, and each passes its part. `check=True` raises an error if an input has NaN or infinite
-    values. `tensors` are those that a piece needs for each call, by name; its docstring gives their shapes.
+    `engine` is "auto", "reference", "dense", "fused", "kernel", "chosen", "blocked", "linear", "recurrent" or "flex";
+    an engine that cannot run the pieces raises an error with the reason. With "ring", or a `Ring`, the processes of a
+    group run one sequence together, and each passes its part. `check=True` raises an error if an input has NaN or
+    infinite values. `tensors` are those that a piece needs for each call, by name; its docstring gives their shapes.
 
     >>> import torch, regard as rg
     >>> attention = rg.Attention(mask=rg.window(256), position=rg.RoPE(64))

@@ -10,7 +10,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import drawn
 import regard as rg
-from kernels import LEVELS, at_level, every_level, gradient_budget, in_dtype, needs_kernel, problems, weight_errors
+from kernels import (
+    LEVELS,
+    at_level,
+    every_level,
+    gradient_budget,
+    in_dtype,
+    needs_kernel,
+    problems,
+    weight_errors,
+    within,
+)
 from regard.base.shapes import Sizes
 from regard.engine.kernel import Kernel
 from regard.engine.problem import Problem
@@ -19,12 +29,6 @@ from rounding import FLOAT32, budget, unit_roundoff
 
 pytestmark = needs_kernel
 TINY = torch.finfo(torch.float32).tiny
-
-
-def within(found, expected, bound):
-    """No element is off by more than its bound."""
-    off = (found.double() - expected).abs()
-    assert (off <= bound).all(), f"off by {float((off / bound).nan_to_num(torch.inf).max()):.3g} times the bound"
 
 
 @drawn.examples(60)

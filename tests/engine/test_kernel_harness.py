@@ -19,7 +19,18 @@ import regard as rg
 from exact_reductions import check, some_reductions
 from kernel_harness import Harness
 from kernels import additive
-from regard.engine.kernel import attention, library, recurrence, rotation, similarity, statistics, sums, transport
+from regard.engine.kernel import (
+    attention,
+    chosen,
+    indexer,
+    library,
+    recurrence,
+    rotation,
+    similarity,
+    statistics,
+    sums,
+    transport,
+)
 from regard.maps import compiled_reductions
 
 ROOT = Path(__file__).parents[2]
@@ -174,6 +185,30 @@ def test_recurrences_are_those_of_float64(harness, monkeypatch, sizes):
     for one, other in zip(*results, strict=True):
         atol = 2e-5 + 1e-4 * float(other.detach().abs().max())
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=atol)
+
+
+@pytest.mark.parametrize("size", [1, 5, 40])
+def test_attention_to_chosen_keys_is_that_of_float64(harness, monkeypatch, size):
+    monkeypatch.setattr(chosen, "run", harness)
+    ids = torch.randint(-1, 150 // size + 1, (2, 2, 150, 6))
+    mask = rg.causal() & rg.masks.chosen_keys(ids, size=size, num_heads=4) & rg.padding([150, 130])
+    tensors, grad = inputs(2, 4, 2, 150, 150, 20, 13), torch.randn(2, 4, 150, 13)
+    found = output_and_gradients(rg.Attention(mask=mask), tensors, grad, "chosen")
+    assert harness.num_calls == 2
+    doubles = [t.detach().double().requires_grad_() for t in tensors]
+    exact = output_and_gradients(rg.Attention(mask=mask), doubles, grad, "dense")
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=2e-5)
+
+
+def test_an_indexer_chooses_the_same_keys(harness, monkeypatch):
+    query, key, weights = (torch.randint(-3, 4, s).float() for s in ((2, 3, 40, 7), (2, 1, 90, 7), (2, 40, 3)))
+    positions, scores = rg.types.Positions.aligned_to_end(40, 90), torch.randint(0, 9, (50, 37)).float()
+    expected = indexer.indexed(query, key, weights, 11, positions, rg.causal()), indexer.greatest(scores, 5)
+    monkeypatch.setattr(indexer, "run", harness)
+    found = indexer.indexed(query, key, weights, 11, positions, rg.causal()), indexer.greatest(scores, 5)
+    assert harness.num_calls == 2
+    assert all(map(torch.equal, found, expected))
 
 
 @torch.no_grad()

@@ -17,7 +17,18 @@ import torch
 import regard as rg
 from kernel_harness import pointer_offsets
 from kernels import additive
-from regard.engine.kernel import attention, library, recurrence, rotation, running, similarity, statistics, sums
+from regard.engine.kernel import (
+    attention,
+    chosen,
+    indexer,
+    library,
+    recurrence,
+    rotation,
+    running,
+    similarity,
+    statistics,
+    sums,
+)
 from regard.engine.kernel.structures import KernelCall
 from regard.maps import compiled_reductions
 from regard.maps.changed_map import Carried
@@ -62,7 +73,16 @@ CASES = {
     "sink": (lambda: {"normalizer": rg.normalizers.LearnedSink(2)}, (1, 2, 1, 7, 300, 64, 5)),
     "additive": (lambda: {"score": additive(3, 3, 5), "mask": rg.causal()}, (1, 2, 1, 33, 40, 3, 17)),
     "additive, far apart": (lambda: {"score": additive(3, 3, 17, size=100.0)}, (2, 2, 2, 5, 9, 3, 1)),
+    "chosen keys": (lambda: {"mask": every_third(2, 45, 70, 1)}, (2, 4, 2, 45, 70, 9, 17)),
+    "chosen blocks": (lambda: {"mask": rg.causal() & every_third(1, 120, 120, 33)}, (1, 2, 2, 120, 120, 16, 8)),
+    "chosen, one of each": (lambda: {"mask": every_third(1, 1, 1, 1)}, (1, 1, 1, 1, 1, 1, 1)),
 }
+
+
+def every_third(heads, I, J, size):
+    """Every third key or block of the keys, from another one on for each head and query."""
+    shifts = torch.arange(heads)[:, None, None] + torch.arange(I)[:, None]
+    return rg.masks.chosen_keys((torch.arange(0, -(-J // size), 3) + shifts)[None], size=size, start=J - I)
 
 
 def guarded(num_bytes: int, at_end: bool) -> int:
@@ -124,9 +144,18 @@ def results(pieces, sizes, dtype, transposed):
     leaves = [t.requires_grad_() for t in tensors]
     engine = "linear" if isinstance(mechanism.score, rg.scores.FeatureScore) else "kernel"
     engine = engine if mechanism.transition is None else "recurrent"
+    engine = "chosen" if "chosen_keys" in repr(mechanism.mask) else engine
     output = mechanism(*leaves, engine=engine).output
     gradients = torch.autograd.grad(output, [*leaves, *mechanism.parameters()], along)
-    return output, *gradients, *(statistics_of(mechanism, leaves) if engine == "kernel" else ())
+    return output, *gradients, *(statistics_of(mechanism, leaves) if engine == "kernel" else indexed(*leaves))
+
+
+@torch.no_grad()
+def indexed(query, key, value):
+    """The keys that an indexer chooses, by the same queries, and the greatest numbers of rows."""
+    positions = rg.types.Positions.aligned_to_end(query.shape[2], key.shape[2])
+    weights = query[..., 0].transpose(1, 2)
+    return indexer.indexed(query, key[:, :1], weights, 5, positions, rg.causal()), indexer.greatest(key.float(), 3)
 
 
 @torch.no_grad()
@@ -163,11 +192,12 @@ def check(level, at_end, more_keys):
             print(f"{name}, {level}, {dtype}, guard {'behind' if at_end else 'before'}", flush=True)
             expected = results(pieces, sizes, dtype, transposed)
             attention.run = rotation.run = sums.run = recurrence.run = run_guarded(at_end, more_keys)
-            statistics.run = similarity.run = attention.run
-            attention.empty = running.empty = sums.empty = guarded_empty(at_end)
+            statistics.run = similarity.run = chosen.run = indexer.run = attention.run
+            attention.empty = running.empty = sums.empty = chosen.empty = guarded_empty(at_end)
             found = results(pieces, sizes, dtype, transposed)
             attention.run = rotation.run = sums.run = statistics.run = similarity.run = recurrence.run = run
-            attention.empty = running.empty = sums.empty = empty
+            chosen.run = indexer.run = run
+            attention.empty = running.empty = sums.empty = chosen.empty = empty
             assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 

@@ -17,6 +17,7 @@ from regard.engine.kernel.structures import Pointers
 FUNCTIONS = (
     *("forward", "backward", "decode", "rotate", "sums", "statistics", "similarity"),
     *("recurrence_forward", "recurrence_backward", "transport"),
+    *("chosen", "chosen_backward", "index", "greatest"),
 )
 
 
@@ -38,6 +39,12 @@ def memory_of_tensors() -> list[tuple[int, int]]:
     return sorted({(s.data_ptr(), s.nbytes()) for s in storages if s.data_ptr()})
 
 
+def counters_of(structures: tuple[Pointers, ...]) -> Iterator[tuple[int, int]]:
+    """The same of the counters of calls, which are no tensors."""
+    for units in (structure.units for structure in structures if hasattr(structure, "units")):
+        yield ctypes.addressof(units), ctypes.sizeof(units)
+
+
 class Harness:
     """Stands in for `run` of the kernel engine: sends the call to kernels/harness.c, and writes back what it wrote."""
 
@@ -47,7 +54,8 @@ class Harness:
 
     def __call__(self, library: object, name: str, call: Pointers, multiply_adds: int, *more: Pointers) -> None:
         self.num_calls += 1
-        memory, structures = memory_of_tensors(), (call, *more)
+        structures = call, *more
+        memory = sorted({*memory_of_tensors(), *counters_of(structures)})
         starts = [address for address, _ in memory]
         used, pointers = [], []
         for number, structure in enumerate(structures):

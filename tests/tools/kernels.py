@@ -118,19 +118,39 @@ def biases(draw, H, D):
 
 
 @st.composite
-def problems(draw, dtypes=DTYPES):
-    """A problem in float64 whose numbers `dtype` holds, and this dtype."""
+def choices(draw, B, H, I, J, start):
+    """Chosen keys of each query, or chosen blocks: some of them twice, some behind the last key, some rows without."""
+    assume(start >= 0)
+    size = draw(st.sampled_from([1, 1, 1, 2, 7, 23, 24, 32, 45, 64, 300]))
+    heads = draw(st.sampled_from([n for n in range(1, H + 1) if H % n == 0]))
+    count = draw(st.sampled_from([0, 1, 2, 5, 16, 40, 270])) if size == 1 else draw(st.integers(0, 6))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    shape = draw(st.sampled_from([1, B])), heads, I, count
+    ids = torch.randint(-1, (start + J) // size + 2, shape, generator=generator)
+    ids = ids.masked_fill(torch.rand(*shape[:3], 1, generator=generator) < 0.1, -1)
+    return rg.masks.chosen_keys(ids, size=size, num_heads=H, start=start)
+
+
+@st.composite
+def problems(draw, dtypes=DTYPES, chooses=False):
+    """A problem in float64 whose numbers `dtype` holds, and this dtype. If it `chooses`, its mask has chosen keys, and
+    it has no biases.
+    """
     B, G, R = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
     D, E, I, J = draw(st.sampled_from(WIDTHS)), draw(st.sampled_from(WIDTHS)), draw(lengths()), draw(lengths())
     assume(B * G * R * I * J * (D + E) < 2e7)
     torch.manual_seed(draw(st.integers(0, 2**31)))
     dtype, H, positions = draw(st.sampled_from(dtypes)), G * R, draw(drawn.placings(I, J))
     has_gaps = len(positions.keys.intervals) > 1  # then a bias is no vector of distances, which the kernels need
+    mask = draw(st.none() | masks(B, H, I, J))
+    if chooses:
+        chosen = draw(choices(B, H, I, J, positions.start))
+        mask = chosen if mask is None else draw(st.sampled_from([chosen & mask, mask & chosen]))
     attention = rg.Attention(
         rg.Dot(draw(st.sampled_from([None, None, 0.3, -0.1]))),
         position=draw(st.sampled_from([None, None, rg.RoPE(D)])) if D % 2 == 0 else None,
-        bias=[] if has_gaps else draw(biases(H, D)),
-        mask=draw(st.none() | masks(B, H, I, J)),
+        bias=[] if has_gaps or chooses else draw(biases(H, D)),
+        mask=mask,
         normalizer=draw(st.sampled_from(sorted(NORMALIZERS)).map(lambda name: NORMALIZERS[name](H))),
     )
     for parameter in attention.parameters():
@@ -215,3 +235,9 @@ def in_dtype(problem, tensors):
     """The problem in the dtype of its tensors, with leaves in their layouts and parameters of its own."""
     attention = copy.deepcopy(problem.attention).to(tensors[0].dtype)
     return attention, [t.detach().requires_grad_() for t in tensors]
+
+
+def within(found, expected, bound):
+    """No element is off by more than its bound."""
+    off = (found.double() - expected).abs()
+    assert (off <= bound).all(), f"off by {float((off / bound).nan_to_num(torch.inf).max()):.3g} times the bound"

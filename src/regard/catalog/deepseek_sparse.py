@@ -24,7 +24,7 @@ MECHANISM = CatalogEntry(
     family="selected",
     year=2025,
     used_by=("deepseek_v32", "glm_moe_dsa"),
-    cost="O(n^2 N W + n k D) time, O(n k) memory; engines score pairs of blocks of queries",
+    cost="O(n^2 N W + n k D) time, O(n k) memory",
     tiny={"k": 6},
     disagree="of equal index scores torch's topk takes any; here the first keys are taken. DeepSeek-V3.2 combines it "
     "with latent attention (mla), which changes no weight.",

@@ -24,7 +24,7 @@ MECHANISM = CatalogEntry(
     family="selected",
     year=2026,
     used_by=("minimax_m3_vl",),
-    cost="O(n^2 W + n k size D) time if engines skip the other blocks, O(n k + n) memory",
+    cost="O(n^2 W + n k size D) time, O(n k + n) memory",
     tiny={"size": 4, "k": 3},
     also_called=("block sparse attention with an indexer", "MiniMax-M3 indexer"),
 )

@@ -20,7 +20,7 @@ MECHANISM = CatalogEntry(
     paper="Lu et al. 2025, arXiv:2502.13189, section 2",
     family="selected",
     year=2025,
-    cost="O(n^2 / size D + n k size D) time if engines skip the other blocks, O(n k + n) memory",
+    cost="O(n^2 / size D + n k size D) time, O(n k + n) memory",
     tiny={"size": 4, "k": 3},
     disagree="flash-linear-attention never compares the last, whole block of a sequence, so a query behind it cannot "
     "choose it; here every block before the query's own is compared.",

@@ -17,6 +17,8 @@ from regard.engine.formatting import duration, number, rough, size
 from regard.engine.fused import Fused, is_top_left
 from regard.engine.fused import block_of as whole_block
 from regard.engine.kernel import Kernel, pays
+from regard.engine.kernel.chosen import Chosen
+from regard.engine.kernel.chosen import pays as choosing_pays
 from regard.engine.linear import LinearEngine
 from regard.engine.problem import Cost, Engine, Problem, Result, empty_result
 from regard.engine.recurrent import RecurrentEngine
@@ -30,6 +32,7 @@ _ALL = (
     Dense(),
     Fused(),
     Kernel(),
+    Chosen(),
     Blocked(),
     LinearEngine(),
     ConvolutionEngine(),
@@ -201,6 +204,8 @@ def _choose(problem: Problem) -> tuple[str, bool, str]:
             f"attend: a RecurrentCache needs the linear engine, which cannot run this: {not_linear}. GrowingCache "
             "keeps all keys, and RingCache(size) those of a window or a short convolution."
         )
+    if choosing_pays(problem):
+        return "chosen", False, "It computes the chosen keys of each query, and blocks would compute most others too."
     if pays(problem) and ENGINES["kernel"].refusal(problem) is None:
         return "kernel", False, "It is the fastest engine for softmax over this many queries and keys."
     if ENGINES["fused"].refusal(problem) is None and not _worth_skipping(problem):

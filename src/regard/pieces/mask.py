@@ -340,6 +340,20 @@ def conjuncts(mask: Mask) -> Iterator[Mask]:
         yield mask
 
 
+def distance_range(relative: Mask) -> tuple[int, int, bool]:
+    """The range [low, high) of the distances j - i that a mask of distances allows, and whether it allows all in it.
+
+    >>> from regard.masks import causal, dilated, window
+    >>> distance_range(causal() & window(3)), distance_range(causal() & dilated(2, 2))
+    ((-2, 1, True), (-2, 1, False))
+    """
+    allowed, always_allowed = relative.any_allowed(0, 1), relative.all_allowed(0, 1)
+    if not allowed:
+        return 0, 0, True
+    ((low, high),) = allowed.hull().intervals
+    return low, high, allowed == always_allowed and len(allowed.intervals) == 1
+
+
 def leaves(mask: Mask | None) -> Iterator[Mask]:
     """The masks that a combined mask consists of."""
     if isinstance(mask, Both | Either):

@@ -24,11 +24,32 @@ from regard.base.spans import Spans
 from regard.pieces.chosen import NO_ID, chosen_keys
 from regard.pieces.grid import Grid
 from regard.pieces.key_blocks import KeyBlocks
-from regard.pieces.mask import Mask
+from regard.pieces.mask import Mask, distance_range
 from regard.pieces.piece import Piece
 
 #: Bytes that the scores of one block of rows may take.
 BLOCK_BYTES = 24 << 20
+
+#: The k best keys of each query by index queries, keys and weights, as indices (B, I, k); None where it cannot.
+Indexer = Callable[[Tensor, Tensor, Tensor, int, Positions, Mask | None], Tensor | None]
+_indexer: Indexer | None = None
+
+
+def index_by(indexer: Indexer) -> None:
+    """Use a faster indexer where it can run: the compiled kernels, of a layer above, are passed in here."""
+    global _indexer
+    _indexer = indexer
+
+
+#: What `best` computes of scores and k; None where it cannot.
+Ranking = Callable[[Tensor, int], Tensor | None]
+_ranking: Ranking | None = None
+
+
+def rank_by(ranking: Ranking) -> None:
+    """Use a faster ranking where it can run, as in `index_by`."""
+    global _ranking
+    _ranking = ranking
 
 
 class Selection(Piece):
@@ -74,11 +95,15 @@ class CandidateKeys:
         B, H, I, _ = query.shape
         return CandidateKeys(Grid.whole(positions, B, H, I, query.device), positions, mask)
 
-    def rows(self, floats_per_key: int) -> list[slice]:
-        """Blocks of rows whose scores fit in memory, with so many numbers for each key and batch entry."""
-        I, row_bytes = len(self.grid.query), 4 * len(self.grid.batch) * len(self.grid.key) * floats_per_key
+    def rows(self, floats: int) -> list[slice]:
+        """Blocks of rows whose scores fit in memory, with so many numbers for each row and batch entry."""
+        I, row_bytes = len(self.grid.query), 4 * len(self.grid.batch) * floats
         size = max(1, min(I, BLOCK_BYTES // max(1, row_bytes)))
         return [slice(start, min(start + size, I)) for start in range(0, I, size)]
+
+    def floats_of_blocks(self, heads: int, blocks: KeyBlocks) -> int:
+        """Numbers for each row, with some scores of each block and head, and one flag a key."""
+        return 4 * heads * blocks.count + len(self.grid.key)
 
     def columns(self, rows: slice) -> slice:
         """Key indices, in one interval, that hold all candidates of some rows."""
@@ -97,6 +122,8 @@ class CandidateKeys:
 
     def visible_keys(self, rows: slice, blocks: KeyBlocks, heads: int) -> Tensor:
         """How many keys of each block a row may attend to: (B or 1, heads or 1, rows, blocks). Spans need no pairs."""
+        if (counts := self._keys_in_range(rows, blocks)) is not None:
+            return counts
         keys, (first, stop) = self.positions.keys, self._ends(rows)
         surely_allowed = keys if self.mask is None else keys & self.mask.all_allowed(first, stop)
         possibly_allowed = keys if self.mask is None else keys & self.mask.any_allowed(first, stop)
@@ -106,6 +133,26 @@ class CandidateKeys:
             return counts.expand(-1, -1, stop - first, -1)
         columns = self.positions.columns(open_keys).tensor(self.grid.device)
         return counts + blocks.sums(self.allowed(rows, columns, heads).int(), 3, columns)
+
+    def _keys_in_range(self, rows: slice, blocks: KeyBlocks) -> Tensor | None:
+        """`visible_keys` if the mask is a range of distances and no position of a key is missing, else None."""
+        intervals = self.positions.keys.intervals
+        if self.mask is None or not self.mask.relative or len(intervals) != 1:
+            return None
+        low, high, is_whole = distance_range(self.mask)
+        if not is_whole:
+            return None
+        query, (first_key, stop_key) = self.grid.query[rows, None], intervals[0]
+        first, stop = (blocks.end - blocks.num_keys).clamp(min=first_key), blocks.end.clamp(max=stop_key)
+        counts = torch.minimum(stop[:, None], query + high) - torch.maximum(first[:, None], query + low)
+        return counts.clamp(min=0).int()[:, None]
+
+    def keys_at(self, indices: Tensor) -> Tensor:
+        """The positions of the keys at some indices, int32; `NO_ID` stays."""
+        keys = self.grid.key
+        if self.positions.keys.intervals == ((0, len(keys)),):
+            return indices
+        return torch.where(indices == NO_ID, NO_ID, keys[indices.clamp(max=len(keys) - 1)].int())
 
     def _ends(self, rows: slice) -> tuple[int, int]:
         return self.positions.start + rows.start, self.positions.start + rows.stop
@@ -122,6 +169,8 @@ def best(scores: Tensor, k: int) -> Tensor:
     k = min(k, scores.shape[-1])
     if not k:
         return torch.empty(*scores.shape[:-1], 0, dtype=torch.int32, device=scores.device)
+    if _ranking is not None and (ids := _ranking(scores, k)) is not None:
+        return ids
     top = scores.topk(k)
     least = top.values[..., -1:]
     is_tied = ((scores >= least).sum(-1, keepdim=True) > k) & (least > -torch.inf)
@@ -149,14 +198,15 @@ def best_keys(
     """
     keys = candidates.grid.key
     ids = _no_ids(candidates, heads, min(k, len(keys)))
-    for rows in candidates.rows(floats):
+    for rows in candidates.rows(floats * len(keys)):
         columns = candidates.columns(rows)
         if columns.start == columns.stop:
             continue
         scores = score(rows, columns).masked_fill(~candidates.allowed(rows, columns, heads), -torch.inf)
         found = best(scores, k)
-        positions = keys[columns][found.clamp(max=columns.stop - columns.start - 1)].int()
-        ids[:, :, rows, : found.shape[3]] = torch.where(found == NO_ID, NO_ID, positions)
+        ids[:, :, rows, : found.shape[3]] = candidates.keys_at(
+            torch.where(found == NO_ID, NO_ID, found + columns.start)
+        )
     return chosen_keys.of_sorted(ids, 1, len(candidates.grid.head), candidates.positions.start)
 
 
@@ -167,14 +217,15 @@ def best_blocks(
     blocks: KeyBlocks,
     candidates: CandidateKeys,
     always: Always,
+    floats: int,
 ) -> Mask:
     """The mask of the k best blocks of each query.
 
     `score` gives the scores (B, heads, rows, blocks) of some rows, from the number of keys that each row may attend to
-    in each block.
+    in each block. It needs `floats` numbers for each row.
     """
     ids = _no_ids(candidates, heads, min(k, blocks.count))
-    for rows in candidates.rows(heads) if blocks.count else ():
+    for rows in candidates.rows(floats) if blocks.count else ():
         visible = candidates.visible_keys(rows, blocks, heads)
         scores = always.first(score(rows, visible), blocks, candidates.grid.query[rows])
         ids[:, :, rows] = best(scores.masked_fill(visible == 0, -torch.inf), k)
@@ -251,13 +302,16 @@ class TokenIndexer(Selection):
                 f"TokenIndexer: index_query has {index_query.shape[1]} heads on axis 1, index_weights "
                 f"{index_weights.shape[2]} on axis 2. Give one weight for each index head."
             )
+        candidates, tensors = CandidateKeys.of(query, positions, mask), (index_query, index_key, index_weights)
+        if _indexer is not None and (found := _indexer(*tensors, self.k, positions, mask)) is not None:
+            return chosen_keys.of_sorted(candidates.keys_at(found[:, None]), 1, query.shape[1], positions.start)
         weights = at_least_float32(index_weights).transpose(1, 2)[..., None]  # (B, N, I, 1)
 
         def score(rows: slice, columns: slice) -> Tensor:
             pairs = grouped_scores(*map(at_least_float32, (index_query[:, :, rows], index_key[:, :, columns])))
             return (pairs.relu_() * weights[:, :, rows]).sum(1, keepdim=True)
 
-        return best_keys(score, 1, self.k, CandidateKeys.of(query, positions, mask), 2 * index_query.shape[1] + 4)
+        return best_keys(score, 1, self.k, candidates, 2 * index_query.shape[1] + 4)
 
 
 @checked
@@ -306,7 +360,7 @@ class BlockIndexer(Selection):
             lowest = pairs.new_full((*pairs.shape[:3], blocks.count), -torch.inf)
             return lowest.scatter_reduce_(3, blocks.of_keys[:, None, None].expand_as(pairs), pairs, "amax")
 
-        return best_blocks(score, heads, self.k, blocks, candidates, Always(self.local))
+        return best_blocks(score, heads, self.k, blocks, candidates, Always(self.local), heads * key.shape[2])
 
 
 @checked
@@ -348,7 +402,10 @@ class BlockMeans(Selection):
             pairs = pairs.masked_fill(~candidates.allowed(rows, columns, heads), 0)
             return torch.where(is_cut, blocks.sums(pairs, 3, columns) / visible.clamp(min=1), scores)
 
-        return best_blocks(score, heads, self.k, blocks, candidates, Always(local=1))
+        floats = candidates.floats_of_blocks(heads, blocks)
+        if mask is not None and not mask.is_lower_triangular:  # it may cut blocks
+            floats = max(floats, heads * key.shape[2])
+        return best_blocks(score, heads, self.k, blocks, candidates, Always(local=1), floats)
 
 
 @checked
@@ -387,7 +444,8 @@ class CompressedBlocks(Selection):
             scores = scores.unflatten(1, (heads, -1)).masked_fill(~is_whole, -torch.inf)
             return scores.softmax(-1).nan_to_num(0.0).sum(2)
 
-        return best_blocks(score, heads, self.k, blocks, candidates, Always(self.local, self.initial))
+        floats = candidates.floats_of_blocks(query.shape[1], blocks)
+        return best_blocks(score, heads, self.k, blocks, candidates, Always(self.local, self.initial), floats)
 
 
 @checked
@@ -432,7 +490,7 @@ class HashBuckets(Selection):
         of_queries, grid = self.buckets(query), candidates.grid
         of_keys = of_keys.repeat_interleave(query.shape[1] // key.shape[1], 1)
         parts = []
-        for rows in candidates.rows(query.shape[1] * 4):
+        for rows in candidates.rows(query.shape[1] * 4 * len(grid.key)):
             pairs = (of_queries[:, :, rows, None] == of_keys[:, :, None]).any(-1)
             allowed, own = candidates.allowed(rows, slice(None), query.shape[1]), grid.key == grid.query[rows, None]
             others = pairs & allowed & ~own
@@ -442,7 +500,7 @@ class HashBuckets(Selection):
             parts.append(found.topk(count, largest=False).values.sort(-1).values)
         width = max((part.shape[3] for part in parts), default=0)
         ids = _no_ids(candidates, query.shape[1], width)
-        for rows, part in zip(candidates.rows(query.shape[1] * 4), parts, strict=True):
+        for rows, part in zip(candidates.rows(query.shape[1] * 4 * len(grid.key)), parts, strict=True):
             ids[:, :, rows, : part.shape[3]] = part
         return chosen_keys.of_sorted(ids, 1, query.shape[1], positions.start)
 

@@ -108,6 +108,10 @@ class CallSettings:
         """The keys of whole panels, which are two vectors wide."""
         return _rounded_up(num_keys, 2 * self.lanes)
 
+    def whole(self, width: int) -> int:
+        """The width of vectors in whole registers."""
+        return _rounded_up(width, self.lanes)
+
 
 class Inputs(NamedTuple):
     """The tensors of a call. `before` and `after` the soft cap, a number is added for each head and distance."""
@@ -174,9 +178,14 @@ def gradients(
     delta = (grad.float() * output.float()).sum(-1)
     grads = backward(setting, inputs, wanted, grad, delta, logsumexp)
     if wanted.sink and inputs.sink is not None:
-        share = torch.exp(inputs.sink.float()[:, None] - logsumexp)
-        grads = grads._replace(sink=-(share * delta).sum((0, 2)))
+        grads = grads._replace(sink=sink_gradient(inputs.sink, logsumexp, delta))
     return [None if g is None or t is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True)]
+
+
+def sink_gradient(sink: Tensor, logsumexp: Tensor, delta: Tensor) -> Tensor:
+    """The gradient of the sinks (H,); `delta` (B, H, I) is the gradient of the output times the output."""
+    share = torch.exp(sink.float()[:, None] - logsumexp)
+    return -(share * delta).sum((0, 2))
 
 
 def multiply_adds(D: int, E: int, is_additive: bool) -> tuple[int, int]:

@@ -30,6 +30,7 @@ from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.transforms import HIDDEN_GRADIENTS, is_transformed
 from regard.pieces.bias import AdditiveBias, Bias, ShawBias, Softcap
 from regard.pieces.grid import Grid
+from regard.pieces.mask import Mask
 from regard.pieces.normalizer import LogSumExpNormalizer, any_coarse
 from regard.pieces.score import TanhScore
 
@@ -219,9 +220,14 @@ class KernelProblem:
         return None
 
     @property
+    def mask(self) -> Mask | None:
+        """The mask that the layout describes."""
+        return self.problem.attention.mask
+
+    @property
     def mask_bytes(self) -> int:
         """Bytes of the parts of the mask that need one byte a pair, for all heads that differ."""
-        mask, first, num_bytes = self.problem.attention.mask, slice(0, 1), self.layout.num_bytes
+        mask, first, num_bytes = self.mask, slice(0, 1), self.layout.num_bytes
         if mask is None or not num_bytes:
             return 0
         return num_bytes * mask.allowed(self.problem.grid.tile(first, first)).shape[1]
@@ -229,7 +235,7 @@ class KernelProblem:
     @cached_property
     def layout(self) -> Layout:
         p = self.problem
-        return Layout.of(p.attention.mask, p.positions, p.sizes, self.tile_queries)
+        return Layout.of(self.mask, p.positions, p.sizes, self.tile_queries)
 
     @cached_property
     def direction(self) -> Tensor | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-INTERFACE_VERSION = 10
+INTERFACE_VERSION = 11
 TILE_QUERIES = 96
 PART_KEYS = 1024
 MARGIN = 64
 CLIPPED_MARGIN = 16
 CHUNK = 48
 FEW = 4
+MOST_ROWS = 1024
+SPARE_KEYS = 12
 
 #: The fields of each structure in their order, by their types.
 LAYOUTS = {
@@ -39,6 +41,21 @@ LAYOUTS = {
     "Similarity": (
         ("pointer", "queries ordinary products received"),
         ("int64_t", "num_parts"),
+    ),
+    "Choice": (
+        ("pointer", "ids"),
+        ("int64_t", "ids_entry_stride ids_head_stride K num_heads"),
+        ("pointer", "starts"),
+        ("int64_t", "starts_entry_stride num_blocks shared gathers"),
+    ),
+    "Index": (
+        ("pointer", "weights ids"),
+        ("int64_t", "k no_id"),
+    ),
+    "Greatest": (
+        ("pointer", "numbers ids"),
+        ("int64_t", "num_rows length k no_id"),
+        ("pointer", "counters"),
     ),
     "Sums": (
         ("int64_t", "B H G n W E averages"),

@@ -22,7 +22,7 @@ from regard.base.spans import EMPTY, Spans
 from regard.engine.blocks import query_edges
 from regard.engine.kernel.layouts import MARGIN, TILE_QUERIES
 from regard.pieces.grid import Grid
-from regard.pieces.mask import Mask, conjuncts, leaves
+from regard.pieces.mask import Mask, conjuncts, distance_range, leaves
 
 #: Indices that no query or key reaches, small enough for sums of three.
 FAR = 1 << 40
@@ -183,20 +183,6 @@ def _range(relative: Mask | None, positions: Positions) -> tuple[int, int, Mask 
     if low >= high:
         return 0, 0, None
     return max(low + shift, -FAR), min(high + shift, FAR), None if is_whole else relative
-
-
-def distance_range(relative: Mask) -> tuple[int, int, bool]:
-    """The range [low, high) of the distances j - i that a mask of distances allows, and whether it allows all in it.
-
-    >>> from regard.masks import causal, dilated, window
-    >>> distance_range(causal() & window(3)), distance_range(causal() & dilated(2, 2))
-    ((-2, 1, True), (-2, 1, False))
-    """
-    allowed, always_allowed = relative.any_allowed(0, 1), relative.all_allowed(0, 1)
-    if not allowed:
-        return 0, 0, True
-    ((low, high),) = allowed.hull().intervals
-    return low, high, allowed == always_allowed and len(allowed.intervals) == 1
 
 
 def _entry_masks(rest: Mask | None, grid: Grid, num_entries: int) -> dict[int | None, Mask | None]:

@@ -1,0 +1,107 @@
+"""The choices of selections by the compiled kernels: the k greatest scores of each row, and those of `TokenIndexer`.
+
+torch writes the scores of all index heads and pairs, and reads them some ten times. Selections are in a lower layer and
+cannot import this file, so this file hands its functions to them (`index_by`, `rank_by`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes
+from regard.engine.kernel.attention import CallSettings, Inputs, pack_keys
+from regard.engine.kernel.library import load
+from regard.engine.kernel.mask_layout import Layout
+from regard.engine.kernel.running import run
+from regard.engine.kernel.structures import DTYPES, Pointers, fields_of, has_address
+from regard.engine.transforms import is_transformed
+from regard.pieces import selection
+from regard.pieces.chosen import NO_ID
+from regard.pieces.grid import Grid
+from regard.pieces.mask import Mask
+
+#: Most bytes of the parts of a mask that need one byte a pair.
+MASK_BYTES = 64 << 20
+#: Multiply-adds of a pair that take as long as finding the greatest scores of a row.
+PER_PAIR = 64
+
+
+class Index(Pointers):
+    """`Index` of kernels/index.c."""
+
+    _fields_ = fields_of("Index")
+
+
+class GreatestFields(Pointers):
+    """`Greatest` of kernels/greatest.c."""
+
+    _fields_ = fields_of("Greatest")
+
+
+def greatest(scores: Tensor, k: int) -> Tensor | None:
+    """The columns of the k greatest scores of each row, as `best` of regard.pieces.selection gives them, or None."""
+    library = load()
+    if library is None or is_transformed() or torch.compiler.is_compiling():
+        return None
+    if scores.device.type != "cpu" or scores.dtype != torch.float32 or not has_address(scores) or not scores.numel():
+        return None
+    ids, scores = torch.empty(*scores.shape[:-1], k, dtype=torch.int32, device="cpu"), scores.detach().contiguous()
+    length = scores.shape[-1]
+    call = GreatestFields(num_rows=scores.numel() // length, length=length, k=k, no_id=NO_ID)
+    call.point(numbers=scores, ids=ids)
+    call.count(1)
+    run(library, "greatest", call, PER_PAIR * scores.numel())
+    return ids
+
+
+def indexed(
+    query: Tensor, key: Tensor, weights: Tensor, k: int, positions: Positions, mask: Mask | None
+) -> Tensor | None:
+    """The indices of the k keys with the greatest index scores, (B, I, k), or None where the kernels cannot.
+
+    `query` is (B, N, I, W), `key` (B, 1, J, W), `weights` (B, I, N). Behind the last key of a row stands `NO_ID`.
+    """
+    library, tensors = load(), (query, key, weights)
+    if library is None or is_transformed() or torch.compiler.is_compiling():
+        return None
+    if not all(t.device.type == "cpu" and t.dtype in DTYPES and has_address(t) for t in tensors):
+        return None
+    (B, N, I, W), J = query.shape, key.shape[2]
+    k = min(k, J)
+    if 0 in (B, N, I, J, W, k):
+        return None
+    sizes = Sizes(B, 1, 1, I, J, W, 0)
+    if mask is not None and _heads_of(mask, positions, sizes) != 1:
+        return None
+    layout = Layout.of(mask, positions, sizes)
+    if layout.num_bytes > MASK_BYTES:
+        return None
+    ids = torch.empty(B, I, k, dtype=torch.int32, device="cpu")
+    setting = CallSettings(library, layout, 1.0, 0.0, False)
+    inputs = Inputs(query.detach(), key.detach(), key.detach()[..., :0], None, _distances(layout, positions), None)
+    call, fields = inputs.call(setting), Index(k=k, no_id=NO_ID)
+    pack_keys(call, setting)
+    fields.point(weights=weights.detach().float().contiguous(), ids=ids)
+    run(library, "index", call, layout.num_pairs * (N * W + PER_PAIR), fields)
+    return ids
+
+
+def _heads_of(mask: Mask, positions: Positions, sizes: Sizes) -> int:
+    """The number of heads for which the mask differs."""
+    first = slice(0, 1)
+    return mask.allowed(Grid.whole(positions, sizes.B, sizes.H, sizes.I).tile(first, first)).shape[1]
+
+
+def _distances(layout: Layout, positions: Positions) -> Tensor | None:
+    """-inf at the distances that the mask forbids, if a range does not say which."""
+    if layout.distances is None:
+        return None
+    line = layout.grid.line(positions.distances(layout.sizes.I))
+    allowed = layout.distances.allowed(line)[:, :, 0].expand(1, 1, -1)[0]
+    return torch.zeros_like(allowed, dtype=torch.float32).masked_fill(~allowed, -torch.inf)
+
+
+selection.index_by(indexed)
+selection.rank_by(greatest)
