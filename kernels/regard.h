@@ -18,7 +18,7 @@
 #define NAMED(name) JOIN(regard_##name, VARIANT)
 
 /* Raise it when a structure or a function changes. The loader compares it with its own number. */
-#define INTERFACE_VERSION 10
+#define INTERFACE_VERSION 11
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
@@ -75,6 +75,10 @@ typedef struct {
     Tensor query, key, value, output;
     const float *direction; /* of additive scores, with MARGIN zeros behind it; null: dot products */
     float *logsumexp;       /* (B, H, I) */
+    /* Statistics of each row that `forward` computes beside the output, (B, H, I), or null: see folds.h. */
+    float *entropy, *distance, *top_weights;
+    int64_t *top_keys;
+    int64_t shift; /* the position of the first key minus that of the first query */
     float *packed_keys, *packed_values;
     int64_t *counters; /* of packing, of packed blocks, of tiles: 0 at the start */
     float *partials;   /* of decoding: `decode_partials` floats; its counters are `decode_counters` numbers */

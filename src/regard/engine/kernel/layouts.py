@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-INTERFACE_VERSION = 10
+INTERFACE_VERSION = 11
 TILE_QUERIES = 96
 PART_KEYS = 1024
 MARGIN = 64
@@ -24,7 +24,9 @@ LAYOUTS = {
         ("int64_t", "allowed_head_stride num_tiles tiles_have_entries dropped_words seed query_position key_position"),
         ("float", "kept_factor"),
         ("Tensor", "query key value output"),
-        ("pointer", "direction logsumexp packed_keys packed_values counters partials"),
+        ("pointer", "direction logsumexp entropy distance top_weights top_keys"),
+        ("int64_t", "shift"),
+        ("pointer", "packed_keys packed_values counters partials"),
         ("Tensor", "grad_output"),
         ("pointer", "delta packed_value_panels packed_key_rows"),
         ("int64_t", "num_parts"),

@@ -1,0 +1,90 @@
+/* Statistics of each row that the forward pass computes beside the output, without a second pass over the keys.
+
+   Weights so far are p = exp(score - greatest), and their total is t: the final weights are p / t. The entropy of a row
+   is log t - sum p log p / t, and both terms are at least 0, so no digits cancel. If a later score is greater, every
+   log p falls by the same difference. The total of the keys is summed apart, because t has the sink too. */
+#ifndef FOLDS_H
+#define FOLDS_H
+
+#include "rows.h"
+
+/* The sums of a tile: LANES numbers for each row, which are added at the end. */
+typedef struct {
+    float *weights;   /* p */
+    float *logs;      /* p log p */
+    float *distances; /* p |j - i + shift| */
+} Folds;
+
+/* Floats of scratch memory of a tile. */
+#define FOLD_FLOATS (3 * TILE_QUERIES * LANES)
+
+INLINE Folds folds_in(float *memory) {
+    return (Folds){memory, memory + TILE_QUERIES * LANES, memory + 2 * TILE_QUERIES * LANES};
+}
+
+INLINE int has_folds(const Call *call) { return call->entropy || call->distance || call->top_weights; }
+
+static void start_folds(const Call *call, const Tile *tile, int64_t entry, int64_t head, const Folds *folds) {
+    for (int64_t n = 0; n < FOLD_FLOATS; n++) folds->weights[n] = 0;
+    if (!call->top_weights) return;
+    for (int64_t query = tile->first_query; query < tile->stop_query; query++) {
+        const int64_t row = row_index(call, entry, head, query);
+        call->top_weights[row] = -INFINITE, call->top_keys[row] = -1;
+    }
+}
+
+/* Keeps the greatest score of a row and its first key. `top`: the greatest of each lane of the keys [first, stop). */
+INLINE void keep_top(Vector top, const float *scores, int64_t first, int64_t stop, float *top_score, int64_t *top_key) {
+    if (!any_of(top > *top_score)) return;
+    *top_score = largest_of(top);
+    for (int64_t key = first; key < stop; key += LANES) {
+        const uint64_t found = lane_bits(load(scores + key - first) == *top_score);
+        if (!found) continue;
+        *top_key = key + __builtin_ctzll(found);
+        return;
+    }
+}
+
+/* weights_of_row, which also adds to the sums of the row: `number` is its place in the tile. */
+INLINE void folded_weights_of_row(const Rows *rows, int plain, int64_t query, int64_t first, int64_t stop,
+                                  float *scores, float *greatest, float *total, float *factor, const Folds *folds,
+                                  int64_t number, int64_t row) {
+    const Call *call = rows->call;
+    const Vector top = scores_of_row(rows, plain, query, first, stop, scores);
+    if (call->top_weights && query < rows->stop_query)
+        keep_top(top, scores, first, stop, call->top_weights + row, call->top_keys + row);
+    const float before = *greatest, base = raise_greatest(top, greatest, factor);
+    Vector sum = broadcast(0), logs = broadcast(0), distances = broadcast(0);
+    Vector steps = __builtin_convertvector(lane_numbers(), Vector) + (float)(first - query + call->shift);
+    for (int64_t key = first; key < stop; key += LANES) {
+        const Vector difference = load(scores + key - first) - base, weight = exp2_of(difference * LOG2_E);
+        store(scores + key - first, weight);
+        sum += weight;
+        logs += weight * larger(difference, broadcast(-1e30f));
+        distances += weight * choose(steps < 0.0f, -steps, steps);
+        steps += (float)LANES;
+    }
+    *total = *total * *factor + sum_of(sum);
+    float *weight_sums = folds->weights + number * LANES, *log_sums = folds->logs + number * LANES;
+    float *distance_sums = folds->distances + number * LANES;
+    const float fall = before == -INFINITE ? 0 : before - base;
+    store(log_sums, (load(log_sums) + load(weight_sums) * fall) * *factor + logs);
+    store(weight_sums, load(weight_sums) * *factor + sum);
+    store(distance_sums, load(distance_sums) * *factor + distances);
+}
+
+/* Writes the statistics of a row. */
+INLINE void finish_folds(const Call *call, const Folds *folds, int64_t number, int64_t row, float greatest,
+                         float total) {
+    const float inverse = total == 0 ? 0 : 1 / total;
+    if (call->entropy) {
+        const float weights = sum_of(load(folds->weights + number * LANES));
+        const float logs = sum_of(load(folds->logs + number * LANES));
+        call->entropy[row] = total == 0 ? 0 : (weights * log_of(total) - logs) * inverse;
+    }
+    if (call->distance) call->distance[row] = sum_of(load(folds->distances + number * LANES)) * inverse;
+    if (call->top_weights)
+        call->top_weights[row] = exp2_of(broadcast((call->top_weights[row] - greatest) * LOG2_E))[0] * inverse;
+}
+
+#endif
