@@ -33,10 +33,11 @@ static void start_folds(const Call *call, const Tile *tile, int64_t entry, int64
     }
 }
 
-/* Keeps the greatest score of a row and its first key. `top`: the greatest of each lane of the keys [first, stop). */
-INLINE void keep_top(Vector top, const float *scores, int64_t first, int64_t stop, float *top_score, int64_t *top_key) {
-    if (!any_of(top > *top_score)) return;
-    *top_score = largest_of(top);
+/* Keeps the greatest score of a row and its first key, if `greatest` of the keys [first, stop) is greater. */
+INLINE void keep_top(float greatest, const float *scores, int64_t first, int64_t stop, float *top_score,
+                     int64_t *top_key) {
+    if (!(greatest > *top_score)) return;
+    *top_score = greatest;
     for (int64_t key = first; key < stop; key += LANES) {
         const uint64_t found = lane_bits(load(scores + key - first) == *top_score);
         if (!found) continue;
@@ -51,9 +52,10 @@ INLINE void folded_weights_of_row(const Rows *rows, int plain, int64_t query, in
                                   int64_t number, int64_t row) {
     const Call *call = rows->call;
     const Vector top = scores_of_row(rows, plain, query, first, stop, scores);
-    if (call->top_weights && query < rows->stop_query)
-        keep_top(top, scores, first, stop, call->top_weights + row, call->top_keys + row);
     const float before = *greatest, base = raise_greatest(top, greatest, factor);
+    if (call->top_weights && query < rows->stop_query)
+        keep_top(call->sink ? largest_of(top) : *greatest, scores, first, stop, call->top_weights + row,
+                 call->top_keys + row);
     Vector sum = broadcast(0), logs = broadcast(0), distances = broadcast(0);
     Vector steps = __builtin_convertvector(lane_numbers(), Vector) + (float)(first - query + call->shift);
     for (int64_t key = first; key < stop; key += LANES) {
@@ -84,7 +86,8 @@ INLINE void finish_folds(const Call *call, const Folds *folds, int64_t number, i
     }
     if (call->distance) call->distance[row] = sum_of(load(folds->distances + number * LANES)) * inverse;
     if (call->top_weights)
-        call->top_weights[row] = exp2_of(broadcast((call->top_weights[row] - greatest) * LOG2_E))[0] * inverse;
+        call->top_weights[row] =
+            total == 0 ? 0 : exp2_of(broadcast((call->top_weights[row] - greatest) * LOG2_E))[0] * inverse;
 }
 
 #endif

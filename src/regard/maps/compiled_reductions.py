@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from regard.base.positions import Positions
 from regard.base.shapes import Sizes
 from regard.base.spans import INFINITY, Spans
 from regard.engine.kernel import KernelProblem
+from regard.engine.kernel.attention import RowFolds
 from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.similarity import HeadProducts, add_products
 from regard.engine.kernel.statistics import Parts, add_statistics
@@ -79,6 +80,8 @@ _PARTS_OF: dict[type[Reduction], Callable[[Any, State, Sizes], Parts | None]] = 
     Pool: lambda _reduction, state, _sizes: {"cells": state[0], "row_cells": state[1], "column_cells": state[2]},
     TopLinks: lambda _reduction, state, _sizes: {"top_weights": state[0], "top_keys": state[1]},
 }
+#: Kinds of reductions that the kernels compute with the output, of parts that are numbers for each row.
+_FOLDED = (Entropy, Distance, TopLinks)
 #: Parts that need keys without gaps between their positions.
 BY_DISTANCE = frozenset({"distance", "offsets", "offset_sums", "later", "same"})
 
@@ -98,6 +101,20 @@ def parts_of(reduction: Reduction, state: State, problem: Problem) -> Parts | No
     parts = _PARTS_OF[type(reduction)](reduction, state, problem.sizes) if knows(reduction) else None
     has_gaps = len(problem.positions.keys.intervals) > 1
     return None if parts is None or (has_gaps and BY_DISTANCE & parts.keys()) else parts
+
+
+def folds_of(reductions: Iterable[Reduction], problem: Problem) -> RowFolds | None:
+    """Those of the reductions that an engine may compute with the output of a call; None if there are none."""
+    s, tensors, states = problem.sizes, {}, {}
+    for reduction in reductions if problem.query.device.type == "cpu" else ():
+        if type(reduction) not in _FOLDED or reduction in states:
+            continue
+        state = reduction.init((s.B, s.H, s.I, s.J), problem.query.device)
+        parts = parts_of(reduction, state, problem)
+        is_single = not isinstance(reduction, TopLinks) or state[0].shape[-1] == 1
+        if parts is not None and is_single and not parts.keys() & tensors.keys():
+            tensors, states = tensors | parts, states | {reduction: state}
+    return RowFolds(tensors, states, first_shift(problem.positions)) if states else None
 
 
 def first_shift(positions: Positions) -> int:
