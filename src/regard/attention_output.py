@@ -122,8 +122,8 @@ def attend(
     `engine` is "auto", "reference", "dense", "fused", "kernel", "blocked", "linear", "recurrent" or "flex"; an engine
     that cannot run the pieces raises an error with the reason. With "ring", or a `Ring`, the processes of a group run
     one sequence together, and each passes its part. `check=True` raises an error if an input has NaN or infinite
-    values. `statistics` are reductions, such as `regard.maps.Entropy()`; the result has what `weights.summarize` returns
-    for them. The compiled kernel computes the entropy, the distance and the strongest link of every row with the
+    values. `statistics` are reductions, such as `regard.maps.Entropy()`; the result has what `weights.summarize`
+    returns for them. The compiled kernel computes the entropy, the distance and the strongest link of every row with the
     output, without a pass of their own. `tensors` are those that a piece needs for each call, by name; its docstring
     gives their shapes.
 
