@@ -123,9 +123,9 @@ def attend(
     that cannot run the pieces raises an error with the reason. With "ring", or a `Ring`, the processes of a group run
     one sequence together, and each passes its part. `check=True` raises an error if an input has NaN or infinite
     values. `statistics` are reductions, such as `regard.maps.Entropy()`; the result has what `weights.summarize`
-    returns for them. The compiled kernel computes the entropy, the distance and the strongest link of every row with the
-    output, without a pass of their own. `tensors` are those that a piece needs for each call, by name; its docstring
-    gives their shapes.
+    returns for them. The compiled kernel computes the entropy, the distance and the strongest link of every row with
+    the output, without a pass of their own. `tensors` are those that a piece needs for each call, by name; its
+    docstring gives their shapes.
 
     >>> import torch, regard as rg
     >>> attention = rg.Attention(mask=rg.window(256), position=rg.RoPE(64))

@@ -106,7 +106,7 @@ def parts_of(reduction: Reduction, state: State, problem: Problem) -> Parts | No
 def folds_of(reductions: Iterable[Reduction], problem: Problem) -> RowFolds | None:
     """Those of the reductions that an engine may compute with the output of a call; None if there are none."""
     s, tensors, states = problem.sizes, {}, {}
-    for reduction in reductions if problem.query.device.type == "cpu" else ():
+    for reduction in reductions if problem.query.device.type == "cpu" and not problem.is_empty else ():
         if type(reduction) not in _FOLDED or reduction in states:
             continue
         state = reduction.init((s.B, s.H, s.I, s.J), problem.query.device)
