@@ -46,7 +46,27 @@ INLINE void keep_top(float greatest, const float *scores, int64_t first, int64_t
     }
 }
 
-/* weights_of_row, which also adds to the sums of the row: `number` is its place in the tile. */
+/* Sums over the keys of a row: LANES numbers each. */
+typedef struct {
+    Vector weights, logs, distances;
+} RowSums;
+
+/* Turns the scores of keys into weights exp(score - base), and sums them. `step`: from the query to the first key. */
+INLINE RowSums sums_of_row(int has_entropy, int has_distance, float base, float step, int64_t count, float *scores) {
+    RowSums sums = {broadcast(0), broadcast(0), broadcast(0)};
+    Vector steps = __builtin_convertvector(lane_numbers(), Vector) + step;
+    for (int64_t n = 0; n < count; n += LANES) {
+        const Vector difference = load(scores + n) - base, weight = exp2_of(difference * LOG2_E);
+        store(scores + n, weight);
+        sums.weights += weight;
+        if (has_entropy) sums.logs += weight * larger(difference, broadcast(-1e30f));
+        if (has_distance) sums.distances += weight * size_of(steps);
+        steps += (float)LANES;
+    }
+    return sums;
+}
+
+/* weights_of_row, which also adds to what a row carries: `number` is its place in the tile, `row` in the call. */
 INLINE void folded_weights_of_row(const Rows *rows, int plain, int64_t query, int64_t first, int64_t stop,
                                   float *scores, float *greatest, float *total, float *factor, const Folds *folds,
                                   int64_t number, int64_t row) {
@@ -56,23 +76,16 @@ INLINE void folded_weights_of_row(const Rows *rows, int plain, int64_t query, in
     if (call->top_weights && query < rows->stop_query)
         keep_top(call->sink ? largest_of(top) : *greatest, scores, first, stop, call->top_weights + row,
                  call->top_keys + row);
-    Vector sum = broadcast(0), logs = broadcast(0), distances = broadcast(0);
-    Vector steps = __builtin_convertvector(lane_numbers(), Vector) + (float)(first - query + call->shift);
-    for (int64_t key = first; key < stop; key += LANES) {
-        const Vector difference = load(scores + key - first) - base, weight = exp2_of(difference * LOG2_E);
-        store(scores + key - first, weight);
-        sum += weight;
-        logs += weight * larger(difference, broadcast(-1e30f));
-        distances += weight * choose(steps < 0.0f, -steps, steps);
-        steps += (float)LANES;
-    }
-    *total = *total * *factor + sum_of(sum);
-    float *weight_sums = folds->weights + number * LANES, *log_sums = folds->logs + number * LANES;
-    float *distance_sums = folds->distances + number * LANES;
-    const float fall = before == -INFINITE ? 0 : before - base;
-    store(log_sums, (load(log_sums) + load(weight_sums) * fall) * *factor + logs);
-    store(weight_sums, load(weight_sums) * *factor + sum);
-    store(distance_sums, load(distance_sums) * *factor + distances);
+    const float step = (float)(first - query + call->shift), fall = before == -INFINITE ? 0 : before - base;
+    const RowSums sums = !call->distance  ? sums_of_row(1, 0, base, step, stop - first, scores)
+                         : !call->entropy ? sums_of_row(0, 1, base, step, stop - first, scores)
+                                          : sums_of_row(1, 1, base, step, stop - first, scores);
+    *total = *total * *factor + sum_of(sums.weights);
+    float *weights = folds->weights + number * LANES, *logs = folds->logs + number * LANES;
+    float *distances = folds->distances + number * LANES;
+    store(logs, (load(logs) + load(weights) * fall) * *factor + sums.logs);
+    store(weights, load(weights) * *factor + sums.weights);
+    store(distances, load(distances) * *factor + sums.distances);
 }
 
 /* Writes the statistics of a row. */
