@@ -1,4 +1,5 @@
-/* Statistics of each row that the forward pass computes beside the output, without a second pass over the keys.
+/* Statistics of each row that the forward pass computes beside the output, without a second pass over the keys; and
+   their gradients.
 
    Weights so far are p = exp(score - greatest), and their total is t: the final weights are p / t. The entropy of a row
    is log t - sum p log p / t, and both terms are at least 0, so no digits cancel. If a later score is greater, every
@@ -24,7 +25,7 @@ INLINE Folds folds_in(float *memory) {
 
 INLINE int has_folds(const Call *call) { return call->entropy || call->distance || call->top_weights; }
 
-static void start_folds(const Call *call, const Tile *tile, int64_t entry, int64_t head, const Folds *folds) {
+static inline void start_folds(const Call *call, const Tile *tile, int64_t entry, int64_t head, const Folds *folds) {
     for (int64_t n = 0; n < FOLD_FLOATS; n++) folds->weights[n] = 0;
     if (!call->top_weights) return;
     for (int64_t query = tile->first_query; query < tile->stop_query; query++) {
@@ -101,6 +102,32 @@ INLINE void finish_folds(const Call *call, const Folds *folds, int64_t number, i
     if (call->top_weights)
         call->top_weights[row] =
             total == 0 ? 0 : exp2_of(broadcast((call->top_weights[row] - greatest) * LOG2_E))[0] * inverse;
+}
+
+INLINE int has_fold_gradients(const Call *call) { return call->grad_entropy || call->grad_distance; }
+
+/* Adds c_ij of ROWS queries and the keys [first, stop) to `terms`. The gradient of a score is w_ij (c_ij - delta_i):
+   c_ij is the gradient of the entropy times -log w_ij, and that of the distance times |j - i + shift|. */
+static inline void add_fold_terms(const Rows *rows, int64_t entry, int64_t head, int64_t first, int64_t stop,
+                           const float *products, float *terms, int64_t stride) {
+    const Call *call = rows->call;
+    const int plain = is_plain(rows, first, stop);
+    for (int64_t query = rows->query; query < min(rows->query + ROWS, rows->stop_query); query++) {
+        const int64_t index = row_index(call, entry, head, query);
+        const float logsumexp = row_logsumexp(call, index);
+        const float entropy = call->grad_entropy ? call->grad_entropy[index] : 0;
+        const float distance = call->grad_distance ? call->grad_distance[index] : 0;
+        const Row row = row_of(rows, query);
+        Vector steps = __builtin_convertvector(lane_numbers(), Vector) + (float)(first - query + call->shift);
+        for (int64_t key = first; key < stop; key += LANES) {
+            Vector score = load(products + key - first) * call->scale;
+            if (!plain) score = final_score(rows, &row, score, key);
+            const Vector log_weight = larger(log_weight_of(score, logsumexp), broadcast(-1e30f));
+            store(terms + key - first, load(terms + key - first) - entropy * log_weight + distance * size_of(steps));
+            steps += (float)LANES;
+        }
+        products += stride, terms += stride;
+    }
 }
 
 #endif

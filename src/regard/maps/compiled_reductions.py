@@ -16,7 +16,7 @@ from regard.engine.kernel import KernelProblem
 from regard.engine.kernel.attention import RowFolds
 from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.similarity import HeadProducts, add_products
-from regard.engine.kernel.statistics import Parts, add_statistics
+from regard.engine.kernel.statistics import DifferentiableStatistics, Parts, add_statistics
 from regard.engine.problem import Problem
 from regard.maps.reductions import (
     Distance,
@@ -115,6 +115,22 @@ def folds_of(reductions: Iterable[Reduction], problem: Problem) -> RowFolds | No
         if parts is not None and is_single and not parts.keys() & tensors.keys():
             tensors, states = tensors | parts, states | {reduction: state}
     return RowFolds(tensors, states, first_shift(problem.positions)) if states else None
+
+
+def differentiable(
+    terms: KernelProblem, logsumexp: Tensor, states: Mapping[Reduction, State]
+) -> dict[Reduction, State]:
+    """Those of the known states whose gradients the kernels compute, in the graph of the tensors of `terms`."""
+    if any_coarse(logsumexp) or logsumexp.isnan().any():
+        return {}
+    all_parts = {f: parts_of(f, state, terms.problem) for f, state in states.items()}
+    parts = {reduction: part for reduction, part in all_parts.items() if part is not None}
+    known = {name: tensor for part in parts.values() for name, tensor in part.items()}
+    if not known:
+        return {}
+    shift = first_shift(terms.problem.positions)
+    results = DifferentiableStatistics.apply(terms.setting(), logsumexp, known, shift, *terms.inputs())
+    return {reduction: [result] for reduction, result in zip(parts, results, strict=True)}  # type: ignore[arg-type]
 
 
 def first_shift(positions: Positions) -> int:

@@ -250,7 +250,13 @@ class ScoredMap(RecomputedMap):
 
             return rows
 
-        return LiveRows([*prepared.tensors(), *originals.tensors], around)
+        def compiled(tensors: Sequence[Tensor], states: dict[Reduction, State]) -> dict[Reduction, State]:
+            attention, inputs = originals.template.around(tensors[count:]), prepared.with_tensors(tensors[:count])
+            row_logsumexp = self.row_statistic[0]
+            return passes.differentiable(attention, inputs, self.positions, self.grid, row_logsumexp, states)
+
+        is_compiled = type(self) is ScoredMap
+        return LiveRows([*prepared.tensors(), *originals.tensors], around, None, compiled if is_compiled else None)
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         """Weights of a tile (B, H, I', J'): slices, or indices on the host; the indices of keys ascend."""

@@ -327,11 +327,18 @@ def pack_keys(call: KernelCall, setting: CallSettings) -> None:
 
 
 def backward(
-    setting: CallSettings, inputs: Inputs, wanted: Inputs, grad: Tensor, delta: Tensor, logsumexp: Tensor
+    setting: CallSettings,
+    inputs: Inputs,
+    wanted: Inputs,
+    grad: Tensor,
+    delta: Tensor,
+    logsumexp: Tensor,
+    folds: RowFolds | None = None,
 ) -> Inputs:
     """Gradients of all but the sink, in float32; `wanted` as in `gradients`, and `delta` (B, H, I) is grad . output.
 
-    The keys may be a part of those of the rows, if `delta` and `logsumexp` are those of the whole rows.
+    `folds` are gradients of statistics, whose part of `delta` kernels/folds.h defines. The keys may be a part of those
+    of the rows, if `delta` and `logsumexp` are those of the whole rows.
     """
     (B, H, I, D), (G, J, E) = inputs.query.shape, inputs.value.shape[1:]
     length, lanes, num_parts = setting.padded(J), setting.lanes, -(-PARTS // (B * G))
@@ -348,6 +355,8 @@ def backward(
     call.point(packed_value_panels=panels, packed_key_rows=rows)
     call.point(grad_query=grad_query, grad_key=grad_key, grad_value=grad_value)
     call.point(grad_before=diagonals[0], grad_after=diagonals[1], grad_clipped=grad_clipped)
+    if folds is not None:
+        folds.fill(call, logsumexp)
     grad_direction = None if inputs.direction is None else zeros(B * G, num_parts, _rounded_up(D, lanes))
     call.point(grad_direction=grad_direction)
     work = setting.layout.num_pairs * H * multiply_adds(D, E, inputs.direction is not None)[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-INTERFACE_VERSION = 11
+INTERFACE_VERSION = 12
 TILE_QUERIES = 96
 PART_KEYS = 1024
 MARGIN = 64
@@ -30,7 +30,8 @@ LAYOUTS = {
         ("Tensor", "grad_output"),
         ("pointer", "delta packed_value_panels packed_key_rows"),
         ("int64_t", "num_parts"),
-        ("pointer", "grad_query grad_key grad_value grad_before grad_after grad_clipped grad_direction"),
+        ("pointer", "grad_query grad_key grad_value grad_before grad_after grad_clipped grad_direction grad_entropy"),
+        ("pointer", "grad_distance"),
     ),
     "Statistics": (
         ("pointer", "entropy distance received cells cell_maxima row_cells column_cells column_starts top_weights"),
