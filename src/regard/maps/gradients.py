@@ -276,7 +276,8 @@ class _ReductionReading:
         other reductions, such as a maximum, the state before a range takes part in it, and the gradient goes through
         it.
         """
-        of_reduction, blocks = self._grads_of(grads), self._blocks()
+        of_reduction = self._grads_of(grads)
+        blocks = self._blocks() if of_reduction else []
         before = self._states_before(rows, [reduction for reduction in of_reduction if not _adds_up(reduction)], blocks)
         reached: set[Reduction] = set()
         depends = False  # weights on groups do not, if no group is whole yet
