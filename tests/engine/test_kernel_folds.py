@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 import drawn
 import regard as rg
 from exact_reductions import check
-from kernels import at_level, every_level, in_dtype, needs_kernel, problems, weight_errors
+from kernels import at_level, every_level, in_dtype, needs_kernel, problems, statistic_budget, weight_errors
 from regard.engine.kernel import library
 from regard.maps import compiled_reductions
+from regard.maps.gradients import _ReductionReading
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.normalizer import any_coarse
 from regard.reference import reference
@@ -67,6 +69,56 @@ def test_drawn_problems(problem, level, learns):
     tolerance = float(share) + (s.I + s.J + 60) * FLOAT32
     with torch.no_grad():
         check(states_of(seen), w, problem.grid.distance, tolerance)
+
+
+def exact_statistics(weights, distance):
+    """The entropy and the distance of each row, with derivatives."""
+    return torch.special.entr(weights.masked_fill(weights == 0, 1.0)).sum(-1), (weights * distance.abs()).sum(-1)
+
+
+@settings(max_examples=60)
+@given(problem=problems(), level=st.sampled_from(library.LEVELS), seed=st.integers(0, 2**31))
+def test_drawn_gradients(problem, level, seed):
+    problem, tensors = problem
+    attention, inputs = in_dtype(problem, tensors)
+    exact = [t.detach().double().requires_grad_() for t in tensors]
+    distance = problem.grid.distance
+    along = (
+        torch.randn(2, *inputs[0].shape[:3], generator=torch.Generator().manual_seed(seed))
+        / torch.tensor([1, 50])[:, None, None, None]
+    )
+    learned = [p for p in problem.attention.parameters() if p.requires_grad]
+    dense = problem.attention(*exact, positions=problem.positions, engine="dense").weights.dense()
+    expected = gradients(exact_statistics(dense, distance), [*exact[:2], *learned], along.double())
+    level = min(level, library.load().level_name, key=library.LEVELS.index)
+    with at_level(level), mock.patch.object(compiled_reductions, "FEWEST_PAIRS", 0), only_compiled(problem):
+        seen = attention(*inputs, positions=problem.positions, engine="kernel", statistics=FOLDED[:2])
+        if any_coarse(seen.weights.row_statistic[0]):
+            return
+        wanted = [*inputs[:2], *(p for p in attention.parameters() if p.requires_grad)]
+        found = gradients(seen.statistics, wanted, along)
+    for mine, theirs, bound in zip(found, expected, statistic_budget(problem, along, inputs[0].dtype), strict=True):
+        if theirs is not None and mine is not None:
+            within(mine, theirs, bound)
+        else:
+            assert all(t is None or not t.any() for t in (mine, theirs)), "one engine omits a gradient"
+
+
+def gradients(statistics, wanted, along):
+    loss = sum((grad * statistic).sum() for grad, statistic in zip(along, statistics, strict=True))
+    return torch.autograd.grad(loss, wanted, allow_unused=True)
+
+
+def only_compiled(problem):
+    """A block in which gradients by rows of weights are an error, unless positions lie between the keys."""
+    if len(problem.positions.keys.intervals) > 1:
+        return nullcontext()
+    return mock.patch.object(_ReductionReading, "_blocks", side_effect=AssertionError("rows of weights"))
+
+
+def within(mine, theirs, bound):
+    off = (mine.double() - theirs).abs()
+    assert (off <= bound).all(), f"off by {float((off / bound).nan_to_num(torch.inf).max()):.3g} times the bound"
 
 
 @every_level
