@@ -17,7 +17,7 @@ from regard.maps.compiled_reductions import compiled_terms, fill_compiled, knows
 from regard.maps.reductions import Reduction, State
 from regard.pieces.grid import Grid
 
-__all__ = ["fill", "knows", "logsumexp", "terms_of_map"]
+__all__ = ["differentiable", "fill", "knows", "logsumexp", "terms_of_map"]
 
 
 def terms_of_map(attention: Attention, prepared: Prepared, positions: Positions, grid: Grid) -> KernelProblem | None:
@@ -37,16 +37,10 @@ def fill(terms: KernelProblem, row_logsumexp: Tensor, states: Mapping[Reduction,
 
 
 def differentiable(
-    attention: Attention,
-    prepared: Prepared,
-    positions: Positions,
-    grid: Grid,
-    row_logsumexp: Tensor,
-    states: dict[Reduction, State],
+    terms: KernelProblem, row_logsumexp: Tensor, states: Mapping[Reduction, State]
 ) -> dict[Reduction, State]:
-    """Those of the known states whose gradients the kernels compute, in the graph of the tensors of these pieces."""
-    terms = compiled_terms(attention, prepared, positions, grid)
-    return {} if terms is None else compiled_reductions.differentiable(terms, row_logsumexp, states)
+    """Those of the known states whose gradients the kernels compute, in the graph of the tensors of `terms`."""
+    return {} if _is_on_gpu(terms) else compiled_reductions.differentiable(terms, row_logsumexp, states)
 
 
 def _is_on_gpu(terms: KernelProblem) -> bool:

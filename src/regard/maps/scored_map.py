@@ -252,8 +252,8 @@ class ScoredMap(RecomputedMap):
 
         def compiled(tensors: Sequence[Tensor], states: dict[Reduction, State]) -> dict[Reduction, State]:
             attention, inputs = originals.template.around(tensors[count:]), prepared.with_tensors(tensors[:count])
-            row_logsumexp = self.row_statistic[0]
-            return passes.differentiable(attention, inputs, self.positions, self.grid, row_logsumexp, states)
+            terms = None if 0 in self.shape else passes.terms_of_map(attention, inputs, self.positions, self.grid)
+            return {} if terms is None else passes.differentiable(terms, self.row_statistic[0], states)
 
         is_compiled = type(self) is ScoredMap
         return LiveRows([*prepared.tensors(), *originals.tensors], around, None, compiled if is_compiled else None)
