@@ -158,7 +158,7 @@ class _Reading(Protocol):
         ...
 
     def compiled(
-        self, live: LiveRows, tensors: Sequence[Tensor], grads: Sequence[Tensor | None]
+        self, live: LiveRows, tensors: Sequence[Tensor], grads: Sequence[Tensor | None], /
     ) -> tuple[Part, Sequence[Tensor | None]]:
         """Results that need no rows, in the graph of the tensors, and the gradients of all others."""
         ...
@@ -195,7 +195,7 @@ class _TileReading:
                 yield [(self._columns(tile, keys), grad[:, :, places.to(grad.device)])]
 
     def compiled(
-        self, _live: LiveRows, _tensors: Sequence[Tensor], grads: Sequence[Tensor | None]
+        self, _live: LiveRows, _tensors: Sequence[Tensor], grads: Sequence[Tensor | None], /
     ) -> tuple[Part, Sequence[Tensor | None]]:
         return [], grads
 
