@@ -6,6 +6,7 @@
    Then dQ = dS K, dK = dS^T Q and dV = P^T dO are calls of the same product. A unit of work is one key head and a part
    of the queries; each part has its own sums for keys. */
 #include "additive_backward.h"
+#include "folds.h"
 
 /* Keys of a block: a multiple of PANEL and of ROWS for every vector width. */
 #define BLOCK 96
@@ -142,6 +143,7 @@ static int fill_group(const Rows *rows, const Workspace *w, int64_t entry, int64
         pair_scores(rows, entry, head, w->query_columns + group * call->D, first, stop, weights, BLOCK, w->buffer);
     dot_products(w->grad_columns + group * call->E, call->packed_value_panels + panels * call->E, call->E, first, stop,
                  grads, BLOCK);
+    if (has_fold_gradients(call)) add_fold_terms(rows, entry, head, first, stop, weights, grads, BLOCK);
     BiasSums sums = {diagonals(call, call->grad_before, entry, head, part),
                      diagonals(call, call->grad_after, entry, head, part), 0};
     const int plain = is_plain(rows, first, stop), drops = call->dropped_words != 0;

@@ -5,6 +5,7 @@
    Milakov and Gimelshein 2018, arXiv:1805.02867; FlashAttention: Dao et al. 2022, arXiv:2205.14135). Keys and values
    are packed once, before the first product. */
 #include "additive.h"
+#include "folds.h"
 
 /* So many keys, with their values, stay in the L2 cache while a tile of queries is computed. */
 #define FEW_KEYS (4 * KEYS)
@@ -12,12 +13,13 @@
 /* The scratch memory of a thread: the queries and the sums of a tile, and the scores of ROWS queries. */
 typedef struct {
     float *queries, *sums, *scores, *greatest, *totals, *factors, *buffer;
+    Folds folds;
 } Workspace;
 
 /* Floats of scratch memory that one thread needs. */
 EXPORT int64_t NAMED(forward_workspace)(const Call *call) {
     const int64_t width = rounded_up(call->E, LANES);
-    return TILE_QUERIES * (call->D + width + 2) + ROWS * (KEYS + 1) + PANEL * max(call->D, width);
+    return TILE_QUERIES * (call->D + width + 2) + FOLD_FLOATS + ROWS * (KEYS + 1) + PANEL * max(call->D, width);
 }
 
 static Workspace workspace_in(const Call *call, float *memory) {
@@ -28,8 +30,25 @@ static Workspace workspace_in(const Call *call, float *memory) {
     w.greatest = w.scores + ROWS * KEYS;
     w.totals = w.greatest + TILE_QUERIES;
     w.factors = w.totals + TILE_QUERIES;
-    w.buffer = w.factors + ROWS;
+    w.folds = folds_in(w.factors + ROWS);
+    w.buffer = w.folds.weights + FOLD_FLOATS;
     return w;
+}
+
+/* Turns the products of ROWS queries into weights, and adds them to the statistics of the rows. */
+static void fold_keys(const Rows *rows, const Workspace *w, int64_t entry, int64_t head, int64_t group, int64_t first,
+                      int64_t stop) {
+    const int plain = is_plain(rows, first, stop);
+    for (int r = 0; r < ROWS; r++) {
+        const int64_t n = group + r, query = rows->query + r, row = row_index(rows->call, entry, head, query);
+        float *scores = w->scores + r * KEYS, *greatest = w->greatest + n, *total = w->totals + n;
+        if (plain)
+            folded_weights_of_row(rows, 1, query, first, stop, scores, greatest, total, w->factors + r, &w->folds, n,
+                                  row);
+        else
+            folded_weights_of_row(rows, 0, query, first, stop, scores, greatest, total, w->factors + r, &w->folds, n,
+                                  row);
+    }
 }
 
 /* Adds the keys [first, stop) to the sums of ROWS queries. */
@@ -39,7 +58,9 @@ static void add_keys(const Rows *rows, const Workspace *w, int64_t entry, int64_
     const int64_t width = rounded_up(call->E, LANES), values = key_unit(call, entry, head) * padded_keys(call) + first;
     pair_scores(rows, entry, head, w->queries + group * call->D, first, stop, w->scores, KEYS, w->buffer);
     float *greatest = w->greatest + group, *totals = w->totals + group;
-    if (is_plain(rows, first, stop))
+    if (has_folds(call))
+        fold_keys(rows, w, entry, head, group, first, stop);
+    else if (is_plain(rows, first, stop))
         for (int r = 0; r < ROWS; r++)
             weights_of_row(rows, 1, rows->query + r, first, stop, w->scores + r * KEYS, greatest + r, totals + r,
                            w->factors + r);
@@ -61,6 +82,7 @@ static void start_tile(const Call *call, const Tile *tile, int64_t entry, int64_
         w->greatest[n] = call->sink ? call->sink[head] : -INFINITE;
         w->totals[n] = call->sink ? 1 : 0;
     }
+    if (has_folds(call)) start_folds(call, tile, entry, head, &w->folds);
 }
 
 static void finish_tile(const Call *call, const Tile *tile, int64_t entry, int64_t head, const Workspace *w) {
@@ -69,9 +91,10 @@ static void finish_tile(const Call *call, const Tile *tile, int64_t entry, int64
         const float total = w->totals[n], inverse = total == 0 ? 0 : call->kept_factor / total;
         float *sums = w->sums + n * width;
         for (int64_t e = 0; e < width; e++) sums[e] *= inverse;
-        const int64_t query = tile->first_query + n;
+        const int64_t query = tile->first_query + n, row = row_index(call, entry, head, query);
         write_vector(&call->output, place(&call->output, entry, head, query), call->E, sums);
-        call->logsumexp[row_index(call, entry, head, query)] = w->greatest[n] + log_of(total);
+        call->logsumexp[row] = w->greatest[n] + log_of(total);
+        if (has_folds(call)) finish_folds(call, &w->folds, n, row, w->greatest[n], total);
     }
 }
 

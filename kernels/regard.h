@@ -18,7 +18,7 @@
 #define NAMED(name) JOIN(regard_##name, VARIANT)
 
 /* Raise it when a structure or a function changes. The loader compares it with its own number. */
-#define INTERFACE_VERSION 11
+#define INTERFACE_VERSION 13
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
@@ -75,6 +75,10 @@ typedef struct {
     Tensor query, key, value, output;
     const float *direction; /* of additive scores, with MARGIN zeros behind it; null: dot products */
     float *logsumexp;       /* (B, H, I) */
+    /* Statistics of each row that `forward` computes beside the output, (B, H, I), or null: see folds.h. */
+    float *entropy, *distance, *top_weights;
+    int64_t *top_keys;
+    int64_t shift; /* the position of the first key minus that of the first query */
     float *packed_keys, *packed_values;
     int64_t *counters; /* of packing, of packed blocks, of tiles: 0 at the start */
     float *partials;   /* of decoding: `decode_partials` floats; its counters are `decode_counters` numbers */
@@ -88,6 +92,8 @@ typedef struct {
     float *grad_before, *grad_after; /* (B, H, parts, I + J - 1 + 2 MARGIN), 0 at the start, or null */
     float *grad_clipped;             /* (B, H, I, clipped_width), 0 at the start, or null */
     float *grad_direction;           /* (B, G, parts, padded D), 0 at the start */
+    /* Gradients of `entropy` and `distance`, or null. Then `delta` is the sum over keys of w_ij c_ij: see folds.h. */
+    const float *grad_entropy, *grad_distance;
 } Call;
 
 /* A function of the kernels that every member of a team of threads calls, each with its own scratch memory. */

@@ -193,10 +193,8 @@ INLINE Vector final_score(const Rows *rows, const Row *row, Vector score, int64_
     return score;
 }
 
-/* Turns the products of a row into weights exp(score - greatest), with the greatest score so far. `factor` scales the
-   earlier sums, whose weights are relative to an earlier greatest score. */
-INLINE void weights_of_row(const Rows *rows, int plain, int64_t query, int64_t first, int64_t stop, float *scores,
-                           float *greatest, float *total, float *factor) {
+/* Turns the products of a row into scores, and returns the greatest of each lane. */
+INLINE Vector scores_of_row(const Rows *rows, int plain, int64_t query, int64_t first, int64_t stop, float *scores) {
     const Row row = row_of(rows, query);
     Vector top = broadcast(-INFINITE);
     for (int64_t key = first; key < stop; key += LANES) {
@@ -205,17 +203,31 @@ INLINE void weights_of_row(const Rows *rows, int plain, int64_t query, int64_t f
         store(scores + key - first, score);
         top = larger(top, score);
     }
+    return top;
+}
+
+/* Raises the greatest score of a row so far, and returns what weights are relative to. `factor` scales the earlier
+   sums, whose weights are relative to an earlier greatest score. */
+INLINE float raise_greatest(Vector top, float *greatest, float *factor) {
     const float now = largest_of(larger(top, broadcast(*greatest)));
     const float base = now == -INFINITE ? 0 : now;
+    *factor = exp2_of(broadcast((*greatest - base) * LOG2_E))[0];
+    *greatest = now;
+    return base;
+}
+
+/* Turns the products of a row into weights exp(score - greatest), with the greatest score so far. */
+INLINE void weights_of_row(const Rows *rows, int plain, int64_t query, int64_t first, int64_t stop, float *scores,
+                           float *greatest, float *total, float *factor) {
+    const Vector top = scores_of_row(rows, plain, query, first, stop, scores);
+    const float base = raise_greatest(top, greatest, factor);
     Vector sum = broadcast(0);
     for (int64_t key = first; key < stop; key += LANES) {
         const Vector weight = exp2_of((load(scores + key - first) - base) * LOG2_E);
         store(scores + key - first, weight);
         sum += weight;
     }
-    *factor = exp2_of(broadcast((*greatest - base) * LOG2_E))[0];
     *total = *total * *factor + sum_of(sum);
-    *greatest = now;
 }
 
 /* Products of ROWS queries (ROWS numbers for each channel) with the panels of keys [first, stop). Rows of products are

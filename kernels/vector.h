@@ -47,6 +47,8 @@ INLINE Vector choose(Integers condition, Vector yes, Vector no) {
     return (Vector)((condition & (Integers)yes) | (~condition & (Integers)no));
 }
 
+INLINE Vector size_of(Vector x) { return (Vector)((Bits)x & 0x7fffffff); }
+
 /* The larger of two; b where a is NaN, NaN where b is NaN. */
 INLINE Vector larger(Vector a, Vector b) { return choose(a > b, a, b); }
 

@@ -1,4 +1,4 @@
-"""Statistics of all weights in one pass over tiles, against the kernel and against dense weights."""
+"""Statistics of all weights: in one pass, with the output of a call, and the entropy as a loss."""
 
 from __future__ import annotations
 
@@ -14,13 +14,22 @@ from benchmarks.case import BenchSettings, Case, Side
 from benchmarks.peers import sdpa
 
 HEADS, WIDTH, TOP, CELLS = 2, 64, 8, 512
+#: Heads of the cases in which a call computes statistics.
+CALL_HEADS = 8
 
 
 def cases(setting: BenchSettings) -> Iterator[Case]:
-    """At 8,192 tokens, with --full also at 32,768."""
+    """One pass at 8,192 tokens, with --full also at 32,768; with a call at 2,048, with --full also at 8,192."""
+    masks = ("plain", None), ("causal", rg.causal())
     for n in (8192, 32_768) if setting.full else (8192,):
-        for name, mask in (("plain", None), ("causal", rg.causal())):
+        for name, mask in masks:
             yield _case(setting, name, mask, n)
+    if setting.device != "cpu":
+        return  # these are computed by the kernels of the processor
+    for n in (2048, 8192) if setting.full else (2048,):
+        for name, mask in masks:
+            yield _with_the_call(setting, name, mask, n)
+    yield _loss(setting, 4096)
 
 
 def _case(setting: BenchSettings, name: str, mask: rg.masks.Mask | None, n: int) -> Case:
@@ -43,6 +52,66 @@ def _case(setting: BenchSettings, name: str, mask: rg.masks.Mask | None, n: int)
         series=f"statistics, {name}",
         length=n,
     )
+
+
+def _with_the_call(setting: BenchSettings, name: str, mask: rg.masks.Mask | None, n: int) -> Case:
+    attention = rg.Attention(mask=mask)
+    alone = Side(
+        "Regard, only the output",
+        partial(calling, attention, ()),
+        setting.aims("time", 1.08, 1.08),
+        differs="it computes no statistics",
+    )
+    return Case(
+        group="statistics",
+        work=f"output with entropy, distance and strongest link, {name}, n = {n:,}, {CALL_HEADS} heads of {WIDTH}",
+        inputs=setting.inputs(*[(1, CALL_HEADS, n, WIDTH)] * 3),
+        mechanism="multi_head" if mask is None else "masked",
+        ours=partial(calling, attention, (rg.maps.Entropy(), rg.maps.Distance(), rg.maps.TopLinks(1))),
+        peers=(alone,),
+    )
+
+
+def calling(
+    attention: rg.Attention, statistics: tuple[rg.maps.Reduction, ...], *_: Tensor
+) -> Callable[..., tuple[Tensor, ...]]:
+    """A call with statistics; the strongest link by its weight."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        seen = attention(q, k, v, statistics=statistics)
+        return seen.output, *(x.weights if isinstance(x, rg.maps.RowLinks) else x for x in seen.statistics)
+
+    return run
+
+
+def _loss(setting: BenchSettings, n: int) -> Case:
+    dense = Side(
+        "eager, dense weights", partial(given, dense_entropy), needs=8 * CALL_HEADS * n * n * 4, tolerance=1e-3
+    )
+    return Case(
+        group="statistics",
+        work=f"entropy as a loss, n = {n:,}, {CALL_HEADS} heads of {WIDTH}, forward + backward",
+        inputs=setting.inputs(*[(1, CALL_HEADS, n, WIDTH)] * 2),
+        mechanism="multi_head",
+        ours=partial(given, entropy_of_call),
+        peers=(dense,),
+        aims=setting.aims("milliseconds", 1500, 3000),
+        learns=True,
+    )
+
+
+def given(function: Callable[..., Tensor], *_: Tensor) -> Callable[..., Tensor]:
+    """A function that needs no preparation."""
+    return function
+
+
+def entropy_of_call(q: Tensor, k: Tensor) -> Tensor:
+    return rg.attend(q, k, k, statistics=(rg.maps.Entropy(),)).statistics[0]
+
+
+def dense_entropy(q: Tensor, k: Tensor) -> Tensor:
+    logs = ((q.float() * q.shape[-1] ** -0.5) @ k.float().mT).log_softmax(-1)
+    return -(logs.exp() * logs).sum(-1)
 
 
 @torch.no_grad()

@@ -32,7 +32,9 @@ from regard.engine.ring import RankShare, Ring, RingPlan
 from regard.engine.transforms import numbers_needed, refuse_tracing, uncompiled
 from regard.maps.attention_map import AttentionMap
 from regard.maps.call_map import RING_MAPS, map_of, problem_of
+from regard.maps.compiled_reductions import folds_of
 from regard.maps.listener import Listeners
+from regard.maps.reductions import Reduction
 from regard.maps.scored_map import ScoredMap
 from regard.maps.transported_map import TransportedMap
 from regard.pieces.call_tensors import ARGUMENTS, CallTensors, check_call_tensors, needs_of
@@ -55,7 +57,8 @@ TENSORS_FIRST = (
 class AttentionOutput:
     """The result of `attend`: the output (B, H, I, E), the weights on demand, and the next cache if it got one.
 
-    It unpacks to two, the output and the weights.
+    `statistics` are the results of `attend(..., statistics=)`, in their order. The result unpacks to two, the output
+    and the weights.
 
     >>> import torch, regard as rg
     >>> q, k, v = torch.randn(3, 1, 2, 5, 8)
@@ -67,6 +70,7 @@ class AttentionOutput:
     output: Tensor
     weights: AttentionMap
     cache: Cache | None = None
+    statistics: tuple[Any, ...] = ()
 
     def __iter__(self) -> Iterator[Any]:  # a type checker unpacks it to two values of any type
         return iter((self.output, self.weights))
@@ -93,6 +97,7 @@ def attend(
     cache: Cache | None = None,
     engine: str | Ring = "auto",
     check: bool = False,
+    statistics: Iterable[Reduction] = (),
     **tensors: Tensor,
 ) -> AttentionOutput:
     """output_i = sum_j w_ij v_j, with the weights of any mechanism, and every weight on demand.
@@ -120,7 +125,10 @@ def attend(
     `engine` is "auto", "reference", "dense", "fused", "kernel", "chosen", "blocked", "linear", "recurrent" or "flex";
     an engine that cannot run the pieces raises an error with the reason. With "ring", or a `Ring`, the processes of a
     group run one sequence together, and each passes its part. `check=True` raises an error if an input has NaN or
-    infinite values. `tensors` are those that a piece needs for each call, by name; its docstring gives their shapes.
+    infinite values. `statistics` are reductions, such as `regard.maps.Entropy()`; the result has what
+    `weights.summarize` returns for them. The compiled kernel computes the entropy, the distance and the strongest link
+    of every row with the output, without a pass of their own. `tensors` are those that a piece needs for each call, by
+    name; its docstring gives their shapes.
 
     >>> import torch, regard as rg
     >>> attention = rg.Attention(mask=rg.window(256), position=rg.RoPE(64))
@@ -134,17 +142,38 @@ def attend(
     if not isinstance(check, bool):
         raise RegardError(f"attend: check is True or False, got {type(check).__name__}.")
     refuse_tracing("attend")
+    wanted = _reductions(statistics)
     options = CallOptions(mask, is_causal, scale, dropout_p)
     request, order = _request(attention, (query, key, value), layout, positions, cache, options, engine, tensors)
+    if wanted or attend_listeners:
+        request = request._replace(statistics=(*wanted, *attend_listeners.reductions))
     if attend_editors and not attend_listeners.busy:  # the innermost `rg.edit` runs the call, if it selects it
         edited = [*attend_editors][-1](
             *request[:4], positions=positions, cache=cache, engine=engine, check=check, **request.tensors
         )
         if edited is not None:
             attend_listeners.tell(None, lambda: edited.weights, lambda: request.value)
-            return order.of_result(edited)
+            return _completed(edited, order, wanted)
     seen = request.attention.attend_request(request, cache, check)
-    return seen if order is PLAIN_ORDER else order.of_result(seen)
+    return seen if order is PLAIN_ORDER and not wanted else _completed(seen, order, wanted)
+
+
+def _reductions(statistics: Iterable[Reduction]) -> tuple[Reduction, ...]:
+    if isinstance(statistics, Reduction):
+        raise RegardError(f"attend(statistics={statistics!r}): give a list, statistics=[{statistics!r}].")
+    reductions = tuple(statistics) if isinstance(statistics, Iterable) else (statistics,)
+    for reduction in reductions:
+        if not isinstance(reduction, Reduction):
+            raise RegardError(
+                f"attend(statistics=...): expected reductions, such as regard.maps.Entropy(), got {reduction!r}."
+            )
+    return reductions
+
+
+def _completed(seen: AttentionOutput, order: Order, statistics: tuple[Reduction, ...]) -> AttentionOutput:
+    """The result with its statistics, and with the output in the order of the inputs."""
+    seen = order.of_result(seen)
+    return replace(seen, statistics=seen.weights.summarize(*statistics)) if statistics else seen
 
 
 class Order(NamedTuple):
@@ -293,7 +322,7 @@ def attend_pieces(request: Request, cache: Cache | None, check: bool) -> Attenti
     if (ring := Ring.of(request.engine)) is not None:
         return _attend_ring(ring, request, cache, check)
     seed, found = _seed(attention), None
-    if seed is None and not check:
+    if seed is None and not check and not request.statistics:
         found = kept_plans.find(request) if _is_whole(request, cache) else None
         if found is not None:
             again = None if found[0] is None else _repeated(found[0].repeat, request)
@@ -306,16 +335,21 @@ def attend_pieces(request: Request, cache: Cache | None, check: bool) -> Attenti
         kept, plan_key, piece_tensors = found or kept_plans.find(request)
         planned = None if kept is None else kept.plan(request, piece_tensors)
         problem = _problem(request) if planned is None else planned.problem
+        folds = folds_of(request.statistics, problem) if request.statistics else None
+        if folds is not None:
+            vars(problem).update(folds=folds)
         if check:
             check_finite(query=request.query, key=request.key, value=request.value)
         result = _run(problem, planned, request, plan_key)
         if may_be_spoiled(problem, result.output) and (shown := without_hidden(request, problem)) is not None:
             request = shown.request
-            problem = _problem(request)
+            problem, folds = _problem(request), None
             result = shown.marked(problem, _run(problem, None, request, None))
         if next_cache is not None:
             next_cache = next_cache.with_state(result.state, attention.memory_pieces())
     weights = map_of(problem, result.row_statistic)
+    if folds is not None and isinstance(weights, ScoredMap):
+        weights.remember(folds.computed())
     attend_listeners.tell(None, lambda: weights, lambda: request.value)
     return AttentionOutput(result.output, weights, next_cache)
 
@@ -356,7 +390,7 @@ def _decoded(request: Request, cache: GrowingCache) -> AttentionOutput | None:
 
 def _recurred(request: Request, cache: RecurrentCache) -> AttentionOutput | None:
     """The result of a single token after the state of a cache; None if it needs a plan."""
-    _, query, key, value, _, _, _, _, tensors, _ = request
+    _, query, key, value, _, _, _, _, tensors, *_ = request
     step = kept_plans.next_token(RecurrentStep, request, cache.state)
     if step is None or cache.state is None:
         return None
@@ -467,7 +501,7 @@ def _problem(request: Request) -> Problem:
     """The problem of a call, after checks of all sizes."""
     if not request.tensors:  # the others are checked before the cache joins them with earlier ones
         with_tensors(request, Sizes.of(request.query, request.key, request.value))
-    attention, query, key, value, positions, state, seed, _, tensors, memory = request
+    attention, query, key, value, positions, state, seed, _, tensors, memory, _ = request
     return problem_of(attention, query, key, value, positions, state, seed, tensors, memory)
 
 

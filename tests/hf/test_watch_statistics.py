@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 import regard as rg
+from kernels import needs_kernel
 from miniatures import LLAMA, padding, sharpened, tokens
+from regard.maps import passes
 from watching import assert_verified, watched
 
 REDUCTIONS = (rg.maps.Entropy(), rg.maps.TopLinks(2), rg.maps.KeyTotals(), rg.maps.Pool(3, 3), rg.maps.Similarity())
@@ -174,3 +177,18 @@ def test_statistics_of_a_generation():
         model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)
     shapes = [call[0].shape[2] for call in seen.statistics[seen.names[0]].calls]
     assert shapes == [4, 1, 1, 1]
+
+
+@needs_kernel
+def test_our_backend_computes_rows_with_the_output(monkeypatch):
+    rg.register()
+    model, inputs = llama("regard"), {"input_ids": tokens(300)}
+    reductions = rg.maps.Entropy(), rg.maps.Distance(), rg.maps.TopLinks(1)
+    _, kept = watched(model, inputs)
+    expected = {name: weights.summarize(*reductions) for name, weights in kept.maps.items()}
+    for pass_of_its_own in ("fill", "logsumexp"):
+        monkeypatch.setattr(passes, pass_of_its_own, mock.Mock(side_effect=AssertionError))
+    _, seen = watched(model, inputs, keep="statistics", reductions=reductions)
+    for name, wanted in expected.items():
+        found = [seen.statistics[name].of(reduction) for reduction in reductions]
+        torch.testing.assert_close(found, list(wanted), rtol=1e-4, atol=1e-5)

@@ -177,25 +177,49 @@ def gradient_budget(problem, along, dtype):
     each of its terms is off by a share: by the errors of weights, by the rounding of sums, and of inputs and outputs.
     The output o_i itself is no bound: values may cancel in it, and their errors do not.
     """
-    s, attention, u = problem.sizes, problem.attention, unit_roundoff(dtype)
+    s, u = problem.sizes, unit_roundoff(dtype)
     weights = torch.from_numpy(reference(problem)[1])
     share = (weight_errors(problem, u) + (2 * s.J + 2 * s.R * s.I + s.D + s.E + 40) * FLOAT32 + 8 * u) * weights
     share = share + torch.finfo(torch.float32).tiny  # a smaller weight is 0
     values, rows = (t.norm(dim=-1) for t in (heads_of(problem.value, s), along))
     products = share * rows[..., None] * (values[:, :, None] + weights @ values[..., None])
-    scale = abs(problem.scale)
+    of_value = grouped((share * rows[..., None]).sum(-2)[..., None], s)
+    (of_query, of_key), of_parameters = vector_bounds(problem, products), parameter_bounds(problem, products)
+    bounds = [of_query, of_key, of_value, *of_parameters]
+    return [bound.detach() + 8 * torch.finfo(dtype).tiny for bound in bounds]
+
+
+def statistic_budget(problem, along, dtype):
+    """The same for `along` = gradients of the entropy and of the distance, (B, H, I) each; without the value.
+
+    The gradient of a score is w_ij times a term minus the mean of all terms: -log w_ij, and |j - i|. The logarithm is
+    off by as much as the share of the weight.
+    """
+    s, u = problem.sizes, unit_roundoff(dtype)
+    w = torch.from_numpy(reference(problem)[1])
+    share = weight_errors(problem, u) + (2 * s.J + 2 * s.R * s.I + s.D + 40) * FLOAT32 + 8 * u
+    sizes = (-w.clamp_min(torch.finfo(torch.float32).tiny).log(), problem.grid.distance.abs().double())
+    terms = [size + (w * size).sum(-1, keepdim=True) + 3 for size in sizes]
+    products = sum(g.abs()[..., None] * term for g, term in zip(along, terms, strict=True))
+    products = (share * w + torch.finfo(torch.float32).tiny) * products
+    bounds = [*vector_bounds(problem, products), *parameter_bounds(problem, products)]
+    return [bound.detach() + 8 * torch.finfo(dtype).tiny for bound in bounds]
+
+
+def vector_bounds(problem, products):
+    """Of query and key: scores whose gradients are off by `products` are products of these vectors."""
+    s, attention, scale = problem.sizes, problem.attention, abs(problem.scale)
     q, k = problem.prepared.query.norm(dim=-1), heads_of(problem.prepared.key, s).norm(dim=-1)
     of_query = scale * (products @ k[..., None])
     for bias in (bias for bias in attention.bias if isinstance(bias, rg.biases.ShawBias)):
         longest = bias.keys.norm(dim=-1).max() * bias.scale / attention.normalizer.temperature
         of_query = of_query + longest * products.sum(-1, keepdim=True)
-    of_key, of_value = (
-        grouped(t[..., None], s) for t in (scale * (products * q[..., None]).sum(-2), (share * rows[..., None]).sum(-2))
-    )
-    bounds = [of_query, of_key, of_value]
-    for name, parameter in (x for x in attention.named_parameters() if x[1].requires_grad):
-        bounds.append(parameter_bound(problem, name, parameter, products))
-    return [bound.detach() + 8 * torch.finfo(dtype).tiny for bound in bounds]
+    return of_query, grouped(scale * (products * q[..., None]).sum(-2)[..., None], s)
+
+
+def parameter_bounds(problem, products):
+    parameters = [x for x in problem.attention.named_parameters() if x[1].requires_grad]
+    return [parameter_bound(problem, name, parameter, products) for name, parameter in parameters]
 
 
 def weight_errors(problem, u):

@@ -45,7 +45,7 @@ class Request(NamedTuple):
     """One call of `attend`: its pieces and tensors. `state`: the sum of earlier keys. `seed`: of dropout.
 
     `tensors`: those that pieces need beside queries, keys and values. `memory`: what a transition made of the first
-    keys of a growing cache.
+    keys of a growing cache. `statistics`: the reductions that somebody will ask of the map.
     """
 
     attention: Attention
@@ -58,6 +58,7 @@ class Request(NamedTuple):
     engine: Any
     tensors: CallTensors = EMPTY
     memory: Memory | None = None
+    statistics: tuple[Any, ...] = ()
 
 
 @dataclass(eq=False)
@@ -85,7 +86,7 @@ class KeptPlan:
 
     def plan(self, request: Request, piece_tensors: list[Tensor]) -> ExecutionPlan:
         """The plan of a call with an equal key."""
-        attention, query, key, value, positions, state, seed, _, tensors, _ = request
+        attention, query, key, value, positions, state, seed, _, tensors, *_ = request
         facts = self.facts if state is None else {**self.facts, "positions": positions}
         prepared = Prepared.of(attention, query, key, facts["positions"], tensors)
         own = {"query": query, "key": key, "value": value, "prepared": prepared, "seed": seed, "state": state}
@@ -166,7 +167,7 @@ class KeptPlans:
 
     def next_token(self, kind: type[Step], request: Request, state: Tensor | None) -> Step | None:
         """The step of a single query after a cache, whose state is given; None if the call needs a plan."""
-        attention, query, key, value, positions, _, seed, engine, tensors, _ = request
+        attention, query, key, value, positions, _, seed, engine, tensors, *_ = request
         if engine != "auto" or not (positions is seed is None) or type(attention) is not Attention:
             return None
         given = (query, key, value, *tensors.values(), *(() if state is None else (state,)))
@@ -210,7 +211,7 @@ def _key(request: Request, piece_tensors: list[Tensor]) -> Hashable:
 
     TypeError and NoFingerprint say the same as None.
     """
-    attention, query, key, value, positions, state, seed, engine, tensors, memory = request
+    attention, query, key, value, positions, state, seed, engine, tensors, memory, _ = request
     if type(attention) is not Attention or attention.selection is not None or memory is not None:
         return None
     if state is not None and attention.family.applies_mask:

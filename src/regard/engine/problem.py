@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import repeat
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from regard.pieces.contents import Originals, PieceTemplate, is_small, split_ten
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import RowStatistic
 
+if TYPE_CHECKING:
+    from regard.engine.kernel.attention import RowFolds
+
 
 @dataclass(frozen=True, eq=False)
 class Problem:
@@ -30,8 +33,8 @@ class Problem:
     `seed` decides which weights dropout drops, None for no dropout. `state` is the sum of the keys of earlier calls
     (recurrent decoding of feature scores). `call_tensors` are those that pieces need beside queries, keys and values.
     `memory` is what a transition made of the first keys, before the first query: an engine may begin with it.
-    `plan_cache` holds what engines compute while planning and use again while
-    running.
+    `folds` are statistics that an engine may compute with the output. `plan_cache` holds what engines compute while
+    planning and use again while running.
     """
 
     attention: Attention
@@ -44,6 +47,7 @@ class Problem:
     state: Tensor | None = None
     call_tensors: CallTensors = field(default_factory=dict)
     memory: Memory | None = None
+    folds: RowFolds | None = None
     plan_cache: dict[str, Any] = field(default_factory=dict, repr=False)
     #: The tensors that the pieces depend on, and the pieces without these tensors.
     piece_tensors: list[Tensor] = field(init=False, repr=False)

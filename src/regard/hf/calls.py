@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,7 +66,8 @@ class AttentionCall:
     """One call of a backend: the calling module, the backend's name and function, and the arguments.
 
     A call `to_run` is computed by Regard, not watched: it has gradients and dropout. `logsumexp` is what the kernel of
-    the backend returned for its rows, if it was observed. `edits` change its scores and weights (`regard.edit`).
+    the backend returned for its rows, if it was observed, and `states` those of reductions that it computed. `edits`
+    change its scores and weights (`regard.edit`).
     `place` has the numbers of its first query and key, if the caller knows them, and `known` the attention. `patched`
     is the output (B, I, H, E) if an edit patched it.
     """
@@ -81,6 +82,7 @@ class AttentionCall:
     options: dict[str, Any]
     to_run: bool = False
     logsumexp: Tensor | None = None
+    states: Mapping[Any, list[Tensor]] = field(default_factory=dict)
     edits: CallEdits | None = None
     place: tuple[int, int] | None = None
     known: Translation | None = None

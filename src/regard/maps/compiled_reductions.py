@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,9 +13,10 @@ from regard.base.positions import Positions
 from regard.base.shapes import Sizes
 from regard.base.spans import INFINITY, Spans
 from regard.engine.kernel import KernelProblem
+from regard.engine.kernel.attention import RowFolds
 from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.similarity import HeadProducts, add_products
-from regard.engine.kernel.statistics import Parts, add_statistics
+from regard.engine.kernel.statistics import DifferentiableStatistics, Parts, add_statistics
 from regard.engine.problem import Problem
 from regard.maps.reductions import (
     Distance,
@@ -79,6 +80,8 @@ _PARTS_OF: dict[type[Reduction], Callable[[Any, State, Sizes], Parts | None]] = 
     Pool: lambda _reduction, state, _sizes: {"cells": state[0], "row_cells": state[1], "column_cells": state[2]},
     TopLinks: lambda _reduction, state, _sizes: {"top_weights": state[0], "top_keys": state[1]},
 }
+#: Kinds of reductions that the kernels compute with the output, of parts that are numbers for each row.
+_FOLDED = (Entropy, Distance, TopLinks)
 #: Parts that need keys without gaps between their positions.
 BY_DISTANCE = frozenset({"distance", "offsets", "offset_sums", "later", "same"})
 
@@ -98,6 +101,36 @@ def parts_of(reduction: Reduction, state: State, problem: Problem) -> Parts | No
     parts = _PARTS_OF[type(reduction)](reduction, state, problem.sizes) if knows(reduction) else None
     has_gaps = len(problem.positions.keys.intervals) > 1
     return None if parts is None or (has_gaps and BY_DISTANCE & parts.keys()) else parts
+
+
+def folds_of(reductions: Iterable[Reduction], problem: Problem) -> RowFolds | None:
+    """Those of the reductions that an engine may compute with the output of a call; None if there are none."""
+    s, tensors, states = problem.sizes, {}, {}
+    for reduction in reductions if problem.query.device.type == "cpu" and not problem.is_empty else ():
+        if type(reduction) not in _FOLDED or reduction in states:
+            continue
+        state = reduction.init((s.B, s.H, s.I, s.J), problem.query.device)
+        parts = parts_of(reduction, state, problem)
+        is_single = not isinstance(reduction, TopLinks) or state[0].shape[-1] == 1
+        if parts is not None and is_single and not parts.keys() & tensors.keys():
+            tensors, states = tensors | parts, states | {reduction: state}
+    return RowFolds(tensors, states, first_shift(problem.positions)) if states else None
+
+
+def differentiable(
+    terms: KernelProblem, logsumexp: Tensor, states: Mapping[Reduction, State]
+) -> dict[Reduction, State]:
+    """Those of the known states whose gradients the kernels compute, in the graph of the tensors of `terms`."""
+    if any_coarse(logsumexp) or logsumexp.isnan().any():
+        return {}
+    all_parts = {f: parts_of(f, state, terms.problem) for f, state in states.items()}
+    parts = {reduction: part for reduction, part in all_parts.items() if part is not None}
+    known = {name: tensor for part in parts.values() for name, tensor in part.items()}
+    if not known:
+        return {}
+    shift = first_shift(terms.problem.positions)
+    results = DifferentiableStatistics.apply(terms.setting(), logsumexp, known, shift, *terms.inputs())
+    return {reduction: [result] for reduction, result in zip(parts, results, strict=True)}  # type: ignore[arg-type]
 
 
 def first_shift(positions: Positions) -> int:

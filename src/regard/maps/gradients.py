@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -22,12 +23,14 @@ from regard.base.shapes import as_slice, to_device, without_autocast
 from regard.base.spans import Spans
 from regard.engine.gradients import zeros_like
 from regard.engine.transforms import is_transformed
-from regard.maps.reductions import Reduction, Shape, State, Tile, check_reductions
+from regard.maps.reductions import Distance, Entropy, Reduction, Shape, State, Tile, check_reductions
 from regard.pieces.grid import Grid
 
 #: Weights of whole rows, and their logarithms if these are more precise than log(weights): from queries (a slice, or
 #: indices on the host) and keys, among which are all those with a weight other than 0.
 Rows = Callable[[slice | Tensor, Spans], tuple[Tensor, Tensor | None]]
+#: Kinds of reductions whose gradient may need no rows: see `LiveRows`.
+COMPILED = (Entropy, Distance)
 #: Numbers that the graph of a weight holds, for each number that its computation without a graph holds.
 GRAPH = 4
 
@@ -36,12 +39,14 @@ GRAPH = 4
 class LiveRows:
     """Whole rows of weights as a function of `tensors`: `around` makes it for tensors of the same shapes.
 
-    With a `refusal` only values can be read: it is the error of the backward pass.
+    With a `refusal` only values can be read: it is the error of the backward pass. `compiled` puts known states of
+    reductions into the graph of other tensors, if it knows a gradient for them that needs no rows.
     """
 
     tensors: Sequence[Tensor]
     around: Callable[[Sequence[Tensor]], Rows]
     refusal: str | None = None
+    compiled: Callable[[Sequence[Tensor], dict[Reduction, State]], dict[Reduction, State]] | None = None
 
     @staticmethod
     def refused(reason: str) -> LiveRows:
@@ -152,6 +157,12 @@ class _Reading(Protocol):
         """The parts of the results that depend on weights, each with its gradient; together they are the results."""
         ...
 
+    def compiled(
+        self, live: LiveRows, tensors: Sequence[Tensor], grads: Sequence[Tensor | None], /
+    ) -> tuple[Part, Sequence[Tensor | None]]:
+        """Results that need no rows, in the graph of the tensors, and the gradients of all others."""
+        ...
+
     def whole(self, rows: Rows, grads: Sequence[Tensor | None]) -> Part:
         """All results in one graph, for a second derivative."""
         ...
@@ -183,6 +194,11 @@ class _TileReading:
                 tile, _ = rows(index if here is None else here, keys)
                 yield [(self._columns(tile, keys), grad[:, :, places.to(grad.device)])]
 
+    def compiled(
+        self, _live: LiveRows, _tensors: Sequence[Tensor], grads: Sequence[Tensor | None], /
+    ) -> tuple[Part, Sequence[Tensor | None]]:
+        return [], grads
+
     def _columns(self, tile: Tensor, keys: Spans) -> Tensor:
         """The columns `cols` of a tile whose columns are `keys`; 0 for a column that is none of these keys."""
         tile_keys = keys.tensor("cpu")
@@ -201,16 +217,29 @@ class _ReductionReading:
         self.weights, self.reductions = weights, reductions
         #: The number of tensors in the state of each reduction, in the order of the results; `results` sets it.
         self.counts: dict[Reduction, int] = {}
+        #: The states, which the caller may change in the results; for gradients that need them.
+        self._states: dict[Reduction, State] = {}
 
     def results(self) -> list[Tensor]:
         states = self.weights.reduction_states(self.reductions)
         self.counts = {reduction: len(states[reduction]) for reduction in self.reductions}
+        self._states = {f: [t.clone() for t in states[f]] for f in self.reductions if type(f) in COMPILED}
         return [tensor for state in states.values() for tensor in state]
 
     @property
     def constants(self) -> list[bool]:
         """For each result, whether it depends on no weight."""
         return [not reduction.reads_weights for reduction, count in self.counts.items() for _ in range(count)]
+
+    def compiled(
+        self, live: LiveRows, tensors: Sequence[Tensor], grads: Sequence[Tensor | None]
+    ) -> tuple[Part, Sequence[Tensor | None]]:
+        of_reduction = self._grads_of(grads)
+        known = {reduction: state for reduction, state in self._states.items() if reduction in of_reduction}
+        states = live.compiled(tensors, known) if known and live.compiled is not None else {}
+        pairs = [pair for f, state in states.items() for pair in _in_graph(state, of_reduction[f])]
+        names = [reduction for reduction, count in self.counts.items() for _ in range(count)]
+        return pairs, [None if f in states else grad for f, grad in zip(names, grads, strict=True)]
 
     def _grads_of(self, grads: Sequence[Tensor | None]) -> dict[Reduction, list[Tensor | None]]:
         """The gradients of all results as those of each state, by reduction; without states that have none."""
@@ -247,7 +276,8 @@ class _ReductionReading:
         other reductions, such as a maximum, the state before a range takes part in it, and the gradient goes through
         it.
         """
-        of_reduction, blocks = self._grads_of(grads), self._blocks()
+        of_reduction = self._grads_of(grads)
+        blocks = self._blocks() if of_reduction else []
         before = self._states_before(rows, [reduction for reduction in of_reduction if not _adds_up(reduction)], blocks)
         reached: set[Reduction] = set()
         depends = False  # weights on groups do not, if no group is whole yet
@@ -377,7 +407,8 @@ class _Read(torch.autograd.Function):
         sums = [zeros_like(t) if want else None for t, want in zip(tensors, wanted, strict=True)]
         leaves = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted, strict=True)]
         with torch.enable_grad(), without_autocast(ctx.reading.weights.device):
-            for part in ctx.reading.parts(live.around(leaves), grads):
+            compiled, grads = ctx.reading.compiled(live, leaves, grads)
+            for part in chain([compiled], ctx.reading.parts(live.around(leaves), grads)):
                 for total, gradient in zip(sums, _gradients(part, leaves, wanted), strict=True):
                     if total is not None and gradient is not None:
                         total += gradient

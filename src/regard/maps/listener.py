@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regard.base.context import ContextFlag, ContextItems
 from regard.maps.attention_map import AttentionMap
+from regard.maps.reductions import Reduction
 
 
 class Listener(Protocol):
@@ -48,18 +49,27 @@ class PausingListener(Protocol):
     def paused(self) -> AbstractContextManager[None]: ...
 
 
+@runtime_checkable
+class ReducingListener(Protocol):
+    """A listener that asks every map for these reductions. Some are computed with the output of the call."""
+
+    reductions: tuple[Reduction, ...]
+
+
 class _Following(NamedTuple):
     """What a listener does: its protocols are asked once, because `isinstance` takes longer than many a call."""
 
     receive: Callable[[nn.Module | None, AttentionMap, Values], None]
     paused: Callable[[], AbstractContextManager[None]] | None
+    reductions: tuple[Reduction, ...]
 
     @staticmethod
     def of(listener: Listener | ValueListener) -> _Following:
         paused = listener.paused if isinstance(listener, PausingListener) else None
+        reductions = listener.reductions if isinstance(listener, ReducingListener) else ()
         if isinstance(listener, ValueListener):
-            return _Following(listener.on_attention_with_values, paused)
-        return _Following(lambda module, weights, values: listener.on_attention(module, weights), paused)
+            return _Following(listener.on_attention_with_values, paused, reductions)
+        return _Following(lambda module, weights, values: listener.on_attention(module, weights), paused, reductions)
 
 
 class Listeners:
@@ -90,6 +100,13 @@ class Listeners:
                 if following.paused is not None:
                     stack.enter_context(following.paused())
             yield
+
+    @property
+    def reductions(self) -> tuple[Reduction, ...]:
+        """The reductions that listeners will ask of the map of the next call; none if it is a part of another."""
+        if not self._following or self._busy:
+            return ()
+        return tuple(reduction for following in self._following for reduction in following.reductions)
 
     @property
     def busy(self) -> bool:

@@ -12,12 +12,12 @@ from torch import Tensor
 from regard.attention import Attention, Prepared
 from regard.base.positions import Positions
 from regard.engine.kernel import KernelProblem, logsumexp_of
-from regard.maps import gpu_reductions
+from regard.maps import compiled_reductions, gpu_reductions
 from regard.maps.compiled_reductions import compiled_terms, fill_compiled, knows
 from regard.maps.reductions import Reduction, State
 from regard.pieces.grid import Grid
 
-__all__ = ["fill", "knows", "logsumexp", "terms_of_map"]
+__all__ = ["differentiable", "fill", "knows", "logsumexp", "terms_of_map"]
 
 
 def terms_of_map(attention: Attention, prepared: Prepared, positions: Positions, grid: Grid) -> KernelProblem | None:
@@ -34,6 +34,13 @@ def logsumexp(terms: KernelProblem) -> Tensor | None:
 def fill(terms: KernelProblem, row_logsumexp: Tensor, states: Mapping[Reduction, State]) -> set[Reduction]:
     """Add the whole map to the states of the reductions that the kernels know, and return these reductions."""
     return (gpu_reductions.fill_on_gpu if _is_on_gpu(terms) else fill_compiled)(terms, row_logsumexp, states)
+
+
+def differentiable(
+    terms: KernelProblem, row_logsumexp: Tensor, states: Mapping[Reduction, State]
+) -> dict[Reduction, State]:
+    """Those of the known states whose gradients the kernels compute, in the graph of the tensors of `terms`."""
+    return {} if _is_on_gpu(terms) else compiled_reductions.differentiable(terms, row_logsumexp, states)
 
 
 def _is_on_gpu(terms: KernelProblem) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
+from types import MappingProxyType
 from typing import ClassVar, TypeGuard
 
 import torch
@@ -63,6 +64,9 @@ class ScoredMap(RecomputedMap):
         "weights: queries, keys or parameters were changed in place since attend ran (by an optimizer step, perhaps), "
         "so the weights cannot be recomputed. Read them before the change, or call attend again."
     )
+
+    #: The states of reductions that the kernel computed with the output.
+    known_states: Mapping[Reduction, State] = MappingProxyType({})
 
     def __init__(
         self,
@@ -246,7 +250,13 @@ class ScoredMap(RecomputedMap):
 
             return rows
 
-        return LiveRows([*prepared.tensors(), *originals.tensors], around)
+        def compiled(tensors: Sequence[Tensor], states: dict[Reduction, State]) -> dict[Reduction, State]:
+            attention, inputs = originals.template.around(tensors[count:]), prepared.with_tensors(tensors[:count])
+            terms = None if 0 in self.shape else passes.terms_of_map(attention, inputs, self.positions, self.grid)
+            return {} if terms is None else passes.differentiable(terms, self.row_statistic[0], states)
+
+        is_compiled = type(self) is ScoredMap
+        return LiveRows([*prepared.tensors(), *originals.tensors], around, None, compiled if is_compiled else None)
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         """Weights of a tile (B, H, I', J'): slices, or indices on the host; the indices of keys ascend."""
@@ -290,12 +300,21 @@ class ScoredMap(RecomputedMap):
         others.
         """
         reductions = check_reductions(reductions, self)
-        states = {reduction: reduction.init(self.shape, self.device) for reduction in reductions}
+        known = {reduction: self._known(reduction) for reduction in reductions if reduction in self.known_states}
+        states = {r: r.init(self.shape, self.device) for r in reductions if r not in known}
         done: set[Reduction] = set()
         if any(map(passes.knows, states)) and (terms := self._compiled_terms()) is not None:
             done = passes.fill(terms, self.row_statistic[0], states)
         self._add_tiles({reduction: state for reduction, state in states.items() if reduction not in done})
-        return states
+        return {reduction: (known if reduction in known else states)[reduction] for reduction in reductions}
+
+    def remember(self, states: Mapping[Reduction, State]) -> None:
+        """Keep the states of reductions of this map, so that no pass computes them again."""
+        self.known_states = states
+
+    def _known(self, reduction: Reduction) -> State:
+        self._check_unchanged()
+        return [tensor.clone() for tensor in self.known_states[reduction]]
 
     def _add_tiles(self, states: dict[Reduction, State]) -> None:
         """Add every tile to every state. If no reduction reads weights, none is computed: all are 0."""

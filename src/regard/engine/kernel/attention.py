@@ -18,6 +18,7 @@ from regard.engine.kernel.running import Workspace, empty, run, run_in, scratch,
 from regard.engine.kernel.structures import KernelCall
 from regard.engine.transforms import gradients_once
 from regard.pieces.dropout import dropped_words
+from regard.pieces.normalizer import any_coarse
 
 #: Lanes of a vector at each level of the library.
 LANES = {"baseline": 4, "avx2": 8, "avx512": 16}
@@ -50,9 +51,33 @@ class Dropout:
 
 
 @dataclass(eq=False)
+class RowFolds:
+    """Statistics of rows that a forward call is asked to compute beside the output, by the fields of `KernelCall`.
+
+    `entropy`, `distance`, `top_weights` and `top_keys` hold a number for each row: they are the tensors of `states`, by
+    reduction. `shift` is the position of the first key minus that of the first query. The call of few rows, as in
+    decoding, computes no statistics.
+    """
+
+    tensors: dict[str, Tensor]
+    states: dict[Any, list[Tensor]]
+    shift: int
+    _logsumexp: Tensor | None = None
+
+    def fill(self, call: KernelCall, logsumexp: Tensor) -> None:
+        call.point(**self.tensors)
+        call.shift, self._logsumexp = self.shift, logsumexp
+
+    def computed(self) -> dict[Any, list[Tensor]]:
+        """The states after the call; none if it did not compute them, or if a row is NaN or coarse."""
+        rows = self._logsumexp
+        return {} if rows is None or any_coarse(rows) or bool(rows.isnan().any()) else self.states
+
+
+@dataclass(eq=False)
 class CallSettings:
     """What a call has besides its tensors: library, mask, scale of the scores, soft cap (0: none), whether a
-    backward pass may follow, and dropout.
+    backward pass may follow, dropout, and the statistics that are computed with the output.
     """
 
     library: Library
@@ -63,6 +88,7 @@ class CallSettings:
     dropout: Dropout | None = None
     #: The distance j - i of indices that the first numbers of `Inputs.clipped` belong to.
     first_clipped: int = 0
+    folds: RowFolds | None = None
 
     def __post_init__(self) -> None:
         self.tables = self.layout.tables()
@@ -70,12 +96,12 @@ class CallSettings:
         self._templates: dict[tuple[int, ...], KernelCall] = {}
         self._forwards: dict[tuple[int, ...], ForwardTemplate] = {}
 
-    def with_dropout(self, dropout: Dropout | None) -> CallSettings:
-        """The same setting with another seed."""
-        if dropout is None:
+    def of_call(self, dropout: Dropout | None, folds: RowFolds | None) -> CallSettings:
+        """The same setting with the dropout and the statistics of one call."""
+        if dropout is None and folds is None:
             return self
         other = copy(self)
-        other.dropout = dropout
+        other.dropout, other.folds = dropout, folds
         return other
 
     def call(self, *sizes: int) -> KernelCall:
@@ -263,6 +289,8 @@ def forward_call(
     template = setting.forward_template(B, H, G, I, J, D, E, is_additive=inputs.direction is not None)
     call = inputs.call(setting)
     call.point(output=output, logsumexp=logsumexp)
+    if setting.folds is not None and template.function == "forward":
+        setting.folds.fill(call, logsumexp)
     return template.workspace_of(call), setting.library, template.function, call
 
 
@@ -308,11 +336,18 @@ def pack_keys(call: KernelCall, setting: CallSettings) -> None:
 
 
 def backward(
-    setting: CallSettings, inputs: Inputs, wanted: Inputs, grad: Tensor, delta: Tensor, logsumexp: Tensor
+    setting: CallSettings,
+    inputs: Inputs,
+    wanted: Inputs,
+    grad: Tensor,
+    delta: Tensor,
+    logsumexp: Tensor,
+    folds: RowFolds | None = None,
 ) -> Inputs:
     """Gradients of all but the sink, in float32; `wanted` as in `gradients`, and `delta` (B, H, I) is grad . output.
 
-    The keys may be a part of those of the rows, if `delta` and `logsumexp` are those of the whole rows.
+    `folds` are gradients of statistics, whose part of `delta` kernels/folds.h defines. The keys may be a part of those
+    of the rows, if `delta` and `logsumexp` are those of the whole rows.
     """
     (B, H, I, D), (G, J, E) = inputs.query.shape, inputs.value.shape[1:]
     length, lanes, num_parts = setting.padded(J), setting.lanes, -(-PARTS // (B * G))
@@ -329,6 +364,8 @@ def backward(
     call.point(packed_value_panels=panels, packed_key_rows=rows)
     call.point(grad_query=grad_query, grad_key=grad_key, grad_value=grad_value)
     call.point(grad_before=diagonals[0], grad_after=diagonals[1], grad_clipped=grad_clipped)
+    if folds is not None:
+        folds.fill(call, logsumexp)
     grad_direction = None if inputs.direction is None else zeros(B * G, num_parts, _rounded_up(D, lanes))
     call.point(grad_direction=grad_direction)
     work = setting.layout.num_pairs * H * multiply_adds(D, E, inputs.direction is not None)[1]

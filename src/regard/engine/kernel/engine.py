@@ -262,9 +262,9 @@ class KernelProblem:
         p = self.problem
         kept = p.planned(PLANNED_SETTING, lambda problem: self._setting())
         if not p.dropout:
-            return kept.with_dropout(None)
+            return kept.of_call(None, p.folds)
         first_key = p.positions.keys.intervals[0][0]
-        return kept.with_dropout(Dropout(p.dropout, p.seed or 0, p.positions.start, first_key))
+        return kept.of_call(Dropout(p.dropout, p.seed or 0, p.positions.start, first_key), p.folds)
 
     def _setting(self) -> CallSettings:
         library, scale = load(), self.scale

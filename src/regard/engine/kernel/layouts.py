@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-INTERFACE_VERSION = 11
+INTERFACE_VERSION = 13
 TILE_QUERIES = 96
 PART_KEYS = 1024
 MARGIN = 64
@@ -26,11 +26,14 @@ LAYOUTS = {
         ("int64_t", "allowed_head_stride num_tiles tiles_have_entries dropped_words seed query_position key_position"),
         ("float", "kept_factor"),
         ("Tensor", "query key value output"),
-        ("pointer", "direction logsumexp packed_keys packed_values counters partials"),
+        ("pointer", "direction logsumexp entropy distance top_weights top_keys"),
+        ("int64_t", "shift"),
+        ("pointer", "packed_keys packed_values counters partials"),
         ("Tensor", "grad_output"),
         ("pointer", "delta packed_value_panels packed_key_rows"),
         ("int64_t", "num_parts"),
-        ("pointer", "grad_query grad_key grad_value grad_before grad_after grad_clipped grad_direction"),
+        ("pointer", "grad_query grad_key grad_value grad_before grad_after grad_clipped grad_direction grad_entropy"),
+        ("pointer", "grad_distance"),
     ),
     "Statistics": (
         ("pointer", "entropy distance received cells cell_maxima row_cells column_cells column_starts top_weights"),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.engine.kernel.attention import PARTS, CallSettings, Inputs, pack_keys
+from regard.engine.kernel.attention import PARTS, CallSettings, Inputs, RowFolds, backward, pack_keys
 from regard.engine.kernel.running import run, zeros
 from regard.engine.kernel.structures import KernelCall, Pointers, fields_of
 
@@ -26,6 +26,63 @@ from regard.engine.kernel.structures import KernelCall, Pointers, fields_of
 #: - `key_tokens` (B, J) and `query_tokens` (B, I) are any integers;
 #: - `shift` is the position of the first key minus that of the first query.
 Parts = dict[str, Any]
+
+
+class DifferentiableStatistics(torch.autograd.Function):
+    """Entropies and distances of rows that are known already, by the name of their field, with gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        setting: CallSettings,
+        logsumexp: Tensor,
+        known: dict[str, Tensor],
+        shift: int,
+        *tensors: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        ctx.setting, ctx.names, ctx.shift = setting, list(known), shift
+        ctx.save_for_backward(logsumexp, *known.values(), *tensors)
+        ctx.set_materialize_grads(False)
+        return tuple(values.clone() for values in known.values())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        logsumexp, *saved = ctx.saved_tensors
+        known, inputs, wanted = saved[: len(grads)], Inputs(*saved[len(grads) :]), Inputs(*ctx.needs_input_grad[4:])
+        given = {name: g.float() for name, g in zip(ctx.names, grads, strict=True) if g is not None}
+        values = dict(zip(ctx.names, known, strict=True))
+        with torch.no_grad():
+            found = statistic_gradients(ctx.setting, inputs, wanted, logsumexp, values, given, ctx.shift)
+        return None, None, None, None, *found
+
+
+def statistic_gradients(
+    setting: CallSettings,
+    inputs: Inputs,
+    wanted: Inputs,
+    logsumexp: Tensor,
+    values: dict[str, Tensor],
+    grads: dict[str, Tensor],
+    shift: int,
+) -> list[Tensor | None]:
+    """Gradients of the inputs in their dtypes, from statistics of rows and their gradients; `wanted` as in `gradients`.
+
+    With the weights w_j of the keys of a row and that of the sink, w_s: the gradient of the entropy by a score is
+    w_j (-log w_j - H - w_s), and by the sink w_s (1 - w_s - H).
+    """
+    sink = 0.0 if inputs.sink is None else torch.exp(inputs.sink.float()[:, None] - logsumexp)
+    along = torch.zeros_like(logsumexp)
+    for name, grad in grads.items():
+        along += grad * values[name]
+    by_entropy = grads.get("entropy", torch.zeros_like(logsumexp))
+    folds = RowFolds({f"grad_{name}": grad.contiguous() for name, grad in grads.items()}, {}, shift)
+    nothing = inputs.query[..., :0]
+    inputs = inputs._replace(value=inputs.key[..., :0])
+    found = backward(setting, inputs, wanted, nothing, along + by_entropy * sink, logsumexp, folds)
+    if wanted.sink and inputs.sink is not None:
+        found = found._replace(sink=(sink * (by_entropy * (1 - sink) - along)).sum((0, 2)))
+    found = found._replace(value=None)  # type: ignore[arg-type]
+    return [None if g is None or t is None else g.to(t.dtype) for g, t in zip(found, inputs, strict=True)]
 
 
 class StatisticsFields(Pointers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -21,6 +22,7 @@ from regard.hf.capture.torch_calls import ObservedCall, ProjectionInputs
 from regard.maps.attention_map import AttentionMap
 from regard.maps.combined_map import SumMap
 from regard.maps.joined import joined
+from regard.maps.reductions import Reduction, State
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.grid import Grid
 
@@ -117,7 +119,8 @@ class SharedKeys:
 
 @dataclass(eq=False)
 class Capture(KeptCall):
-    """One call of a module: its pieces, queries and keys, the verification, and the log-sum-exp of rows if known.
+    """One call of a module: its pieces, queries and keys, the verification, and the log-sum-exp of rows if known, with
+    the states of reductions that were computed with it.
 
     `values` are kept with watch(keep="qkv"), and `patched`, the output (B, H, I, E) after patches. If `is_live`, the
     tensors have their graphs.
@@ -132,6 +135,7 @@ class Capture(KeptCall):
     values: SharedKeys | None = None
     edits: LayerEdits | None = None
     patched: Tensor | None = None
+    states: Mapping[Reduction, State] = field(default_factory=dict)
     is_live: bool = field(default_factory=torch.is_grad_enabled)
 
     @property
@@ -174,7 +178,9 @@ class Capture(KeptCall):
         with torch.set_grad_enabled(self.is_live):
             key = self.keys.tensor[:, :, : len(self.positions.keys)]
             prepared = Prepared.of(self.attention, self.query, key, self.positions)
-            return ScoredMap(self.attention, prepared, self.positions, grid, row_statistic)
+            weights = ScoredMap(self.attention, prepared, self.positions, grid, row_statistic)
+            weights.remember(self.states)
+            return weights
 
 
 @dataclass(eq=False)

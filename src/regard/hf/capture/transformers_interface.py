@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.attention import Prepared, scores
+from regard.attention_output import attend_listeners
 from regard.base.context import ContextFlag, ContextItems
 from regard.base.errors import RegardError
 from regard.base.shapes import has_numbers
@@ -29,12 +30,16 @@ from regard.base.versions import backend_lookup, check_model
 from regard.engine.kernel.attention import Inputs
 from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.operator import OperatorTerms
+from regard.engine.ring import Ring
 from regard.hf.calls import AttentionCall, CallObserver, Translation
 from regard.hf.capture.torch_calls import ObservedCall
 from regard.hf.edited_calls import edited_call, editors, patched_output, run_edited
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.span_masks import OURS
 from regard.hf.operator_calls import owner_of
+from regard.maps import AttentionMap, Reduction
+from regard.maps.reductions import State
+from regard.maps.scored_map import ScoredMap
 from regard.pieces.grid import Grid
 
 #: Fewest queries for which a kernel is observed: every operation inside its backend then passes through Python.
@@ -51,6 +56,7 @@ class KernelStatistic(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.logsumexps: list[Tensor] = []
+        self.states: Mapping[Reduction, State] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
@@ -59,17 +65,34 @@ class KernelStatistic(TorchDispatchMode):
         return output
 
 
-def observing(call: AttentionCall) -> AbstractContextManager[KernelStatistic | None]:
-    """A block in which the kernel of this call is observed, if its log-sum-exp is that of every row without a mask."""
+class OwnStatistic:
+    """Keeps the log-sum-exp of each call of `attend` while it listens, and states of reductions of the same call."""
+
+    def __init__(self) -> None:
+        self.logsumexps: list[Tensor] = []
+        self.states: Mapping[Reduction, State] = {}
+
+    def on_attention(self, module: nn.Module | None, weights: AttentionMap) -> None:
+        if type(weights) is ScoredMap and weights.known_states:
+            self.logsumexps.append(weights.row_statistic[0])
+            self.states = weights.known_states
+
+    @contextmanager
+    def listening(self) -> Iterator[OwnStatistic]:
+        with attend_listeners.to(self):
+            yield self
+
+
+def observing(call: AttentionCall) -> AbstractContextManager[KernelStatistic | OwnStatistic | None]:
+    """A block in which the kernel of this call is observed, if its log-sum-exp is that of every row: torch's kernel
+    without a mask, and Regard's where reductions are watched.
+    """
     query = call.query
-    fits = (
-        call.backend == "sdpa"
-        and call.mask is None
-        and call.edits is None
-        and isinstance(query, Tensor)
-        and query.ndim == 4
-    )
-    if fits and query.device.type == "cpu" and query.shape[2] >= FEWEST_QUERIES and has_numbers(query):
+    if call.edits is not None or not isinstance(query, Tensor) or query.ndim != 4 or query.shape[2] < FEWEST_QUERIES:
+        return nullcontext()
+    if call.backend == OURS and attend_listeners.reductions and Ring.default() is None:
+        return OwnStatistic().listening()
+    if call.backend == "sdpa" and call.mask is None and query.device.type == "cpu" and has_numbers(query):
         return KernelStatistic()
     return nullcontext()
 
@@ -161,7 +184,7 @@ class BackendCalls:
                 output = function(*args, **options) if edited is call else run_edited(edited, edited.run)
             call = edited
             if statistic is not None and len(statistic.logsumexps) == 1:
-                call = replace(call, logsumexp=statistic.logsumexps[0])
+                call = replace(call, logsumexp=statistic.logsumexps[0], states=statistic.states)
             call, patched = patched_output(call, output)
             for observer in self.observers:
                 observer.backend_called(call, output)

@@ -518,7 +518,8 @@ class Watcher(CallObserver):
         values = None if value is None else SharedKeys(value)
         patched = None if values is None or call.patched is None else call.patched.detach().transpose(1, 2)
         pieces, logsumexp = (translation.attention, translation.positions), row_logsumexp(call, translation)
-        return Capture(*pieces, query, SharedKeys(key), verified, logsumexp, values, translation.edits, patched)
+        states = {} if logsumexp is None else call.states
+        return Capture(*pieces, query, SharedKeys(key), verified, logsumexp, values, translation.edits, patched, states)
 
     def _differential(self, frame: ModuleFrame) -> KeptCall:
         if len(frame.halves) != 2:
