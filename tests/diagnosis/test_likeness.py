@@ -104,6 +104,28 @@ def test_one_head_has_no_output_projection(name):
     assert rg.check(OneHead("causal" in name), like="multi_head").ok is None
 
 
+class Decoder(nn.Module):
+    """A layer of torch, with a causal mask in float32 or without one."""
+
+    def __init__(self, is_causal):
+        super().__init__()
+        self.layer, self.is_causal = nn.TransformerDecoderLayer(16, 4, 32, batch_first=True), is_causal
+
+    def forward(self, x, memory):
+        n = x.shape[1]
+        mask = torch.full((n, n), -torch.inf, dtype=torch.float32).triu(1) if self.is_causal else None
+        return self.layer(x, memory, tgt_mask=mask)
+
+
+def test_only_a_decoder_that_takes_a_mask_may_have_none():
+    assert rg.check(nn.TransformerDecoderLayer(16, 4, 32, batch_first=True), like="decoder_block").ok
+    assert rg.check(Decoder(False), like="decoder_block").mistakes == ("the causal mask is missing",)
+
+
+def test_a_module_that_runs_in_float32_alone_is_compared():
+    assert rg.check(Decoder(True), like="decoder_block").ok
+
+
 def test_two_mistakes_are_two():
     class Two(Heads):
         def forward(self, x):

@@ -155,7 +155,7 @@ def ways_of(caller: Caller, reference: Reference, names: Mapping[str, str]) -> I
         check_names(reference.matrices, found, names)
         sizes = {"C": width, "K": key_width or width}
         for order, steps in reference.orders.items():
-            search = _Search(reference.matrices, found, names, case.numbers.holds)
+            search = _Search(reference.matrices, found, names, case.numbers.holds, bool(caller.roles.masks))
             for chosen, matrices, agreeing in islice(search.ways(steps, _values(case, num_heads), sizes), MOST_WAYS):
                 yield Way(case, order, chosen, num_heads, matrices, agreeing)
 
@@ -175,6 +175,7 @@ class _Search:
     found: list[Matrix]
     names: Mapping[str, str]
     holds: Callable[[Tensor], bool]
+    takes_mask: bool
     computed: int = 0
 
     @cached_property
@@ -202,6 +203,7 @@ class _Search:
         is_lost = number - agreeing > LONGEST_GAP
         forms = steps[number : number + 1] if is_lost else (steps[number], *steps[number].others)
         guesses = 1 if number > agreeing or is_lost else MOST_GUESSES
+        forms = [form for form in forms if self.takes_mask or not form.takes_mask]
         choices = [(form, self._choices(form, values, sizes, is_lost)) for form in forms]
         agree = [(form, choice) for form, found in choices for choice in found if choice[2]]
         guessed = [(form, choice) for form, found in choices for choice in found[:guesses]]
@@ -274,13 +276,12 @@ def _further_cases(caller: Caller) -> Iterator[Case]:
 
 def _case(caller: Caller, sizes: InputSizes, scale: float, what: str, tolerance: float) -> Case:
     query, key, value = inputs = sizes.sample(21, caller.dtype, scale)
-    returned = [x.double() for x in caller.returned(*inputs)]
-    numbers = recorded(caller, inputs)
+    numbers, returned = recorded(caller, inputs)
     if caller.roles.is_self:
         key = value = query
     elif len(caller.roles.inputs) == 2:
         value = key
-    return Case(caller, (query, key, value), returned, numbers, what, tolerance)
+    return Case(caller, (query, key, value), [x.double() for x in returned], numbers, what, tolerance)
 
 
 def _values(case: Case, num_heads: int, matrices: Mapping[str, Matrix] = MappingProxyType({})) -> Values:

@@ -146,7 +146,7 @@ def _causal_case(given: str, arguments: tuple[Any, ...], shape: tuple[int, int, 
 
 def _padding_calls(needed: int, pad: int) -> Iterator[list[MaskCase]]:
     lengths = torch.tensor([6, 4, 1])
-    tokens = torch.where(torch.arange(6) < lengths[:, None], pad + 3 + torch.arange(6), pad)
+    tokens = torch.where(torch.arange(6) < lengths[:, None], pad + 1 + torch.arange(6), pad)
     cases = [("tokens (3, 6)", (tokens,)), (f"tokens (3, 6), {pad}", (tokens, pad))]
     yield [_padding_case(given, arguments, lengths) for given, arguments in cases[needed >= 2 : (needed >= 2) + 1]]
     yield [_padding_case("lengths (3,), 6", (lengths, 6), lengths)]

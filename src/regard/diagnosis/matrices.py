@@ -14,15 +14,17 @@ from regard.diagnosis.steps import Matrix
 
 #: Parts of names that tell the role of a matrix.
 HINTS = {
-    "query": ("q", "query", "queries", "dec", "decoder", "hidden", "state", "wq"),
-    "key": ("k", "key", "keys", "enc", "encoder", "memory", "source", "wk", "uk"),
-    "value": ("v", "value", "values", "wv"),
+    "query": ("q", "query", "queries", "dec", "decoder", "hidden", "state", "wq", "in"),
+    "key": ("k", "key", "keys", "enc", "encoder", "memory", "source", "wk", "uk", "in"),
+    "value": ("v", "value", "values", "wv", "in"),
     "output": ("o", "out", "output", "wo", "c", "final", "proj"),
     "score": ("v", "score", "energy", "va"),
     "general": ("w", "wa", "general", "attn"),
     "up": ("up", "fc", "ff", "mlp", "linear", "expand"),
     "down": ("down", "fc", "ff", "mlp", "linear", "contract"),
 }
+#: Roles whose names rule out others.
+PROJECTIONS = ("query", "key", "value", "output")
 #: Parts of names that tell that a matrix belongs to the cross-attention of a block.
 CROSS = ("cross", "src", "source", "enc", "encoder", "memory", "multihead")
 #: What may follow the name of a list of modules: one for each head.
@@ -86,7 +88,13 @@ def _with_other_bias(name: str, x: Tensor, parameters: Mapping[str, Tensor]) -> 
     """The weight of a norm, with each vector of the same module that may be its bias."""
     module = name.rpartition(".")[0]
     for other, bias in parameters.items():
-        if x.ndim == 1 and other != name and other.rpartition(".")[0] == module and bias.shape == x.shape:
+        if (
+            x.ndim == 1
+            and not name.endswith("bias")
+            and other != name
+            and other.rpartition(".")[0] == module
+            and bias.shape == x.shape
+        ):
             yield Matrix(f"{name}, {other}", x, bias)
 
 
@@ -166,4 +174,6 @@ def _fit(role: str, name: str) -> int:
     parts = re.split(r"[^a-z]+", name.lower())
     of_cross = role.startswith("cross_") and any(part in CROSS for part in parts)
     role = role.removeprefix("cross_")
-    return 2 * sum(part in HINTS.get(role, (role,)) for part in parts) + of_cross - ("[" in name)
+    own = sum(part in HINTS.get(role, (role,)) for part in parts)
+    of_another = not own and any(part in HINTS[other] for other in PROJECTIONS for part in parts)
+    return 2 * own - 2 * of_another + of_cross - ("[" in name)

@@ -16,8 +16,8 @@ from regard.diagnosis.calling import Caller
 
 #: Results with more numbers are left out.
 LARGEST = 1 << 20
-#: A number of a reference is found if one is as near as this, relative to its size.
-NEAR = 1e-6
+#: A number of a reference is found if one of the run is as near as this: relative to its size, and at least.
+NEAR = {torch.float64: (1e-6, 1e-9), torch.float32: (5e-5, 1e-5)}
 #: A result with fewer different numbers may be found by chance. `FEW` of them are looked at first.
 FEWEST, FEW = 4, 8
 
@@ -25,8 +25,9 @@ FEWEST, FEW = 4, 8
 class Recording(TorchDispatchMode):
     """Inside, keeps the real numbers of every result, in `parts`."""
 
-    def __init__(self, parts: Iterable[Tensor] = ()) -> None:
+    def __init__(self, parts: Iterable[Tensor] = (), dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
+        self.near = NEAR[dtype]
         self.parts = [x.double().flatten() for x in parts]
         self._sorted: Tensor | None = None
 
@@ -57,10 +58,11 @@ class Recording(TorchDispatchMode):
     def _are_near(self, wanted: Tensor) -> bool:
         """Whether each number is near one of the run."""
         assert self._sorted is not None
+        relative, least = self.near
         after = torch.searchsorted(self._sorted, wanted).clamp(max=len(self._sorted) - 1)
         before = (after - 1).clamp(min=0)
         distance = torch.minimum((self._sorted[after] - wanted).abs(), (self._sorted[before] - wanted).abs())
-        return bool((distance <= NEAR * (1e-3 + wanted.abs())).all())
+        return bool((distance <= relative * wanted.abs() + least).all())
 
 
 class RecordedArray(np.ndarray):
@@ -91,21 +93,25 @@ def _plain(x: Any) -> Any:
     return x.view(np.ndarray) if isinstance(x, RecordedArray) else x
 
 
-def recorded(caller: Caller, inputs: tuple[Tensor, Tensor, Tensor]) -> Recording:
-    """The numbers of a call. Fused kernels are exchanged for their formulas, whose steps can be seen."""
+def recorded(caller: Caller, inputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Recording, list[Tensor]]:
+    """The numbers of a call, and what it returned.
+
+    Fused kernels are exchanged for their formulas, whose steps can be seen. (torch's fused kernel of CPUs also gives
+    wrong numbers where a mask in float32 meets queries in float64, as in a module that is run in float64 here.)
+    """
     if caller.numpy:
         return _recorded_of_arrays(caller, inputs)
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with Recording() as numbers, sdpa_kernel(SDPBackend.MATH):
-            caller.returned(*inputs)
+        with Recording(dtype=caller.dtype) as numbers, sdpa_kernel(SDPBackend.MATH):
+            returned = caller.returned(*inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
-    return numbers
+    return numbers, returned
 
 
-def _recorded_of_arrays(caller: Caller, inputs: tuple[Tensor, Tensor, Tensor]) -> Recording:
+def _recorded_of_arrays(caller: Caller, inputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Recording, list[Tensor]]:
     numbers = Recording()
 
     def with_recording(*args: Any, **kwargs: Any) -> Any:
@@ -119,5 +125,4 @@ def _recorded_of_arrays(caller: Caller, inputs: tuple[Tensor, Tensor, Tensor]) -
         x.results = numbers.parts
         return x
 
-    replace(caller, function=with_recording).returned(*inputs)
-    return numbers
+    return numbers, replace(caller, function=with_recording).returned(*inputs)

@@ -309,7 +309,9 @@ def _blocks(mask: Step, has_memory: bool = False) -> dict[str, _Steps]:
 
 
 #: A decoder may get its causal mask as an argument.
-_CAUSAL_OR_GIVEN = replace(CAUSAL, others=(replace(ALL_VISIBLE, convention="without a causal mask of its own"),))
+_CAUSAL_OR_GIVEN = replace(
+    CAUSAL, others=(replace(ALL_VISIBLE, convention="without the mask that it takes", takes_mask=True),)
+)
 _OF_BLOCK = {"query": "D C", "key": "D C", "value": "D C", "output": "C D", "up": "F C", "down": "C F"}
 _OF_BLOCK |= {"first_norm": "C", "second_norm": "C"}
 _OF_DECODER = _OF_BLOCK | {"third_norm": "C"}

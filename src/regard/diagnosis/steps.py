@@ -38,6 +38,7 @@ class Step:
     """`right` computes the value `into`; `mistakes` are wrong formulas by their names. `matrix` is the one it needs.
 
     `others` are steps that are right in its place, each with its `convention` in words. `formula` is what users read.
+    With `takes_mask` the step is right in a function that takes a mask, and gets none.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Step:
     mistakes: Mapping[str, Formula] = field(default_factory=dict)
     matrix: str = ""
     convention: str = ""
+    takes_mask: bool = False
     others: tuple[Step, ...] = ()
     formula: str = ""
 
