@@ -151,7 +151,7 @@ def fitting(
 def swapped_names(matrices: Mapping[str, Matrix]) -> str:
     """The mistake of two matrices whose names speak for each other's role; empty if there are none."""
     for (one, its), (other, others) in combinations(matrices.items(), 2):
-        if _fit(one, others.name) > _fit(one, its.name) and _fit(other, its.name) > _fit(other, others.name):
+        if _hits(one, others.name) > _hits(one, its.name) and _hits(other, its.name) > _hits(other, others.name):
             return f"the projections of {one} and {other} are swapped"
     return ""
 
@@ -171,9 +171,16 @@ def unified(letters: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> d
 
 def _fit(role: str, name: str) -> int:
     """How many parts of a name speak for the role; a whole matrix fits better than a part of one."""
-    parts = re.split(r"[^a-z]+", name.lower())
-    of_cross = role.startswith("cross_") and any(part in CROSS for part in parts)
-    role = role.removeprefix("cross_")
-    own = sum(part in HINTS.get(role, (role,)) for part in parts)
-    of_another = not own and any(part in HINTS[other] for other in PROJECTIONS for part in parts)
+    of_cross = role.startswith("cross_") and any(part in CROSS for part in _parts(name))
+    own = _hits(role, name)
+    of_another = not own and any(_hits(other, name) for other in PROJECTIONS)
     return 2 * own - 2 * of_another + of_cross - ("[" in name)
+
+
+def _hits(role: str, name: str) -> int:
+    role = role.removeprefix("cross_")
+    return sum(part in HINTS.get(role, (role,)) for part in _parts(name))
+
+
+def _parts(name: str) -> list[str]:
+    return re.split(r"[^a-z]+", name.lower())
