@@ -8,7 +8,7 @@ The names of `regard` are those that most programs use; `dir(regard)` lists them
 
     masks scores encodings biases normalizers selections transitions     the pieces of an `Attention`
     composites caches maps edits stats hf types                          what is built of them, and results
-    nn testing viewer lab                                                modules, tests, the page, the translation lab
+    nn viewer lab                                                        modules, the page, the translation lab
 """
 
 from functools import partial
@@ -40,7 +40,6 @@ if TYPE_CHECKING:  # type checkers read the names; a `__getattr__` would make ev
     from regard import scores as scores
     from regard import selections as selections
     from regard import stats as stats
-    from regard import testing as testing
     from regard import transitions as transitions
     from regard import types as types
     from regard import viewer as viewer

@@ -244,7 +244,7 @@ def _request(
     """The `Request` of a call: heads first, and the options of the call applied to the attention. And its `Order`."""
     (query, key, value), order = inputs, PLAIN_ORDER
     if not (
-        _is_plain(query) and _is_plain(key) and _is_plain(value) and layout == "bhld"
+        _is_plain(query) and _is_plain(key) and _is_plain(value) and isinstance(layout, str) and layout == "bhld"
     ):  # a step has no time to lose
         tensors_given = [*map(_as_tensor, inputs)]
         order = Order.of(layout, tensors_given)

@@ -1,4 +1,7 @@
-"""Tests of your own attention: `assert_attention` fails with the report of `regard.check`, in any test runner."""
+"""Tests of your own attention: `assert_attention` fails with the report of `regard.check`, in any test runner.
+
+Import it for a test: `from regard.testing import assert_attention`. It is no name of `regard` itself.
+"""
 
 from __future__ import annotations
 

@@ -393,6 +393,6 @@ def test_the_heatmap_has_a_panel_for_each_position(llama):
     for n, axes in enumerate((first, second)):
         shown = torch.as_tensor(axes.images[0].get_array().data)
         torch.testing.assert_close(shown, table.effects[:, :, n].float())
-    assert bar.get_ylabel() == "change of the measure" and first.get_ylabel() == "layers"
+    assert bar.get_ylabel() == "change of the measure, square root scale" and first.get_ylabel() == "layers"
     single = rg.sweep(llama, rg.KnockOut, INPUTS, measure, over=["layers"]).heatmap()
     assert single.axes[0].images[0].get_array().shape == (L, 1)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import regard as rg
 from regard.cli.app import app
+from regard.testing import assert_attention
 from students_right import RIGHT
 from students_wrong import WRONG
 
@@ -199,11 +200,11 @@ def test_luongs_general_score_with_projected_values_is_no_false_cause():
 
 
 def test_assert_attention_fails_with_the_report():
-    rg.testing.assert_attention(Heads(), like="multi_head")
+    assert_attention(Heads(), like="multi_head")
     with pytest.raises(AssertionError, match=r"1 mistake: the scores are not scaled(.|\n)*The formula"):
-        rg.testing.assert_attention(Heads(scale=1.0), like="multi_head")
+        assert_attention(Heads(scale=1.0), like="multi_head")
     with pytest.raises(AssertionError, match="not checked"):
-        rg.testing.assert_attention(Heads(), like="bahdanau")
+        assert_attention(Heads(), like="bahdanau")
 
 
 def test_the_report_of_a_notebook_escapes_its_text():

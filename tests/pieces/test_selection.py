@@ -444,6 +444,7 @@ def test_a_block_counts_its_visible_keys_and_asks_the_mask_only_where_rows_diffe
         counts = candidates.visible_keys(slice(start, stop), blocks, heads=1)
         assert counts.expand(1, 1, stop - start, -1)[0, 0].equal((rows.long() @ inside).int())
         differ = (rows.any(0) & ~rows.all(0)).nonzero().flatten().tolist()
+        differ = [] if mask in (rg.causal(), rg.window(4)) else differ  # ranges of distances are counted without a look
         assert [columns.tolist() for columns in asked] == ([differ] if differ else [])
 
 

@@ -348,8 +348,10 @@ def test_peers_of_composites_are_ours(monkeypatch):
 def test_rows_of_selected_keys_agree_with_their_formulas(monkeypatch):
     monkeypatch.setattr(selected, "LENGTH", 1024)
     for case in selected.cases(BenchSettings()):
-        inputs = case.inputs()
         (peer,) = case.peers
+        if peer.differs:
+            continue
+        inputs = case.inputs()
         ours, theirs = (prepared(build, False, inputs)() for build in (case.builds_ours, peer.build))
         compare(tensors_of(ours), theirs, 1e-4)
         assert not broken_law(case.small)

@@ -91,7 +91,7 @@ def test_a_claim_that_a_training_decides_has_three_seeds_and_their_band():
     trained = {number: measured for number, _, _, measured, *_ in claims() if int(number) in TRAINED}
     assert set(trained) == set(map(str, TRAINED))
     for number, measured in trained.items():
-        assert re.search(r"\b(3|three|5|five|10) (seeds|draws)\b", measured), f"{number}: which seeds?"
+        assert re.search(r"\b(3|three|5|five|6|six|10) (seeds|draws)\b", measured), f"{number}: which seeds?"
         assert re.search(r" ± |\d to \d", measured), f"{number}: a band"
 
 

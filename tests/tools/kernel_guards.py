@@ -73,16 +73,18 @@ CASES = {
     "sink": (lambda: {"normalizer": rg.normalizers.LearnedSink(2)}, (1, 2, 1, 7, 300, 64, 5)),
     "additive": (lambda: {"score": additive(3, 3, 5), "mask": rg.causal()}, (1, 2, 1, 33, 40, 3, 17)),
     "additive, far apart": (lambda: {"score": additive(3, 3, 17, size=100.0)}, (2, 2, 2, 5, 9, 3, 1)),
-    "chosen keys": (lambda: {"mask": every_third(2, 45, 70, 1)}, (2, 4, 2, 45, 70, 9, 17)),
+    "chosen keys": (lambda: {"mask": every_third(2, 45, 70, 1, num_heads=4)}, (2, 4, 2, 45, 70, 9, 17)),
     "chosen blocks": (lambda: {"mask": rg.causal() & every_third(1, 120, 120, 33)}, (1, 2, 2, 120, 120, 16, 8)),
     "chosen, one of each": (lambda: {"mask": every_third(1, 1, 1, 1)}, (1, 1, 1, 1, 1, 1, 1)),
 }
 
 
-def every_third(heads, I, J, size):
+def every_third(heads, I, J, size, num_heads=None):
     """Every third key or block of the keys, from another one on for each head and query."""
     shifts = torch.arange(heads)[:, None, None] + torch.arange(I)[:, None]
-    return rg.masks.chosen_keys((torch.arange(0, -(-J // size), 3) + shifts)[None], size=size, start=J - I)
+    return rg.masks.chosen_keys(
+        (torch.arange(0, -(-J // size), 3) + shifts)[None], size=size, num_heads=num_heads, start=J - I
+    )
 
 
 def guarded(num_bytes: int, at_end: bool) -> int:

@@ -241,7 +241,7 @@ OF_MAPS = {
 ROOMS = (
     *("masks", "scores", "encodings", "biases", "normalizers", "selections", "transitions"),
     *("composites", "caches", "maps", "edits", "stats", "hf", "types"),
-    *("nn", "testing", "viewer", "lab"),
+    *("nn", "viewer", "lab"),
 )
 #: Rooms inside of rooms: `rg.lab.data.load_corpus`.
 INNER_ROOMS = ("lab.data",)

@@ -37,6 +37,7 @@ INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 #: Packages whose functions are not searched, and packages whose methods are not searched.
 LIBRARIES = ("torch", "transformers", "regard.")
 BASES = ("torch", "transformers.modeling_utils", "transformers.generation", "regard.")
+SOFTMAX_LAYERS = (nn.Softmax, nn.Softmax2d)
 
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -59,7 +60,7 @@ def _has_softmax(module: nn.Module) -> bool:
     package = type(module).__module__.partition(".")[0]
     if package in ("torch", "transformers", "regard") or not may_compute_weights(module):
         return False
-    has_layer = any(isinstance(child, nn.Softmax) for child in module.children())
+    has_layer = any(isinstance(child, SOFTMAX_LAYERS) for child in module.children())
     return has_layer or "softmax" in names_called(type(module))
 
 

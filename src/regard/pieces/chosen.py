@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import and_
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from regard.base.positions import Positions
 from regard.base.shapes import Sizes, to_device, without_transforms
 from regard.base.spans import EMPTY, Spans
 from regard.pieces.grid import Grid
-from regard.pieces.mask import Mask
+from regard.pieces.mask import Mask, conjuncts
 from regard.pieces.mask_checks import check_batch, own_copy
 
 #: A place in a row of ids that holds no id. It is greater than every id, so it stands at the end of a sorted row.
@@ -169,3 +170,19 @@ class chosen_keys(Mask):
     def _on_host(self) -> Tensor:
         with without_transforms():
             return self.ids.cpu()
+
+
+def chosen_and_rest(mask: Mask | None) -> tuple[chosen_keys | None, Mask | None]:
+    """A mask as chosen keys & a rest; None for the chosen keys if it has none of them, or for the rest.
+
+    >>> import torch, regard as rg
+    >>> chosen, rest = chosen_and_rest(rg.causal() & rg.masks.chosen_keys(torch.zeros(1, 1, 3, 1, dtype=int)))
+    >>> chosen.size, rest
+    (1, causal())
+    """
+    parts = [] if mask is None else list(conjuncts(mask))
+    at = next((n for n, part in enumerate(parts) if isinstance(part, chosen_keys)), None)
+    if at is None:
+        return None, mask
+    rest = parts[:at] + parts[at + 1 :]
+    return parts[at], reduce(and_, rest) if rest else None  # type: ignore[return-value]

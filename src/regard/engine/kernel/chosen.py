@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, reduce
-from operator import and_
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,8 +25,8 @@ from regard.engine.kernel.running import empty, run, zeros
 from regard.engine.kernel.structures import Pointers, fields_of
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.transforms import gradients_once
-from regard.pieces.chosen import chosen_keys
-from regard.pieces.mask import Mask, conjuncts
+from regard.pieces.chosen import chosen_and_rest, chosen_keys
+from regard.pieces.mask import Mask
 from regard.pieces.normalizer import any_coarse
 
 #: Fewest keys of a block that many rows read together; the keys of smaller blocks are gathered.
@@ -118,13 +117,7 @@ class ChosenProblem(KernelProblem):
 
     @cached_property
     def _parts(self) -> tuple[chosen_keys | None, Mask | None]:
-        mask = self.problem.attention.mask
-        parts = [] if mask is None else list(conjuncts(mask))
-        at = next((n for n, part in enumerate(parts) if isinstance(part, chosen_keys)), None)
-        if at is None:
-            return None, mask
-        rest = parts[:at] + parts[at + 1 :]
-        return parts[at], reduce(and_, rest) if rest else None  # type: ignore[return-value]
+        return chosen_and_rest(self.problem.attention.mask)
 
     @property
     def chosen(self) -> chosen_keys:
