@@ -238,3 +238,26 @@ def test_the_exit_status_says_what_came_of_it(tmp_path, arguments, status, text)
     result = CliRunner().invoke(app, ["check", f"{file}:{arguments[0]}", *arguments[1:]])
     assert (result.exit_code if not isinstance(result.exception, rg.RegardError) else 2) == status
     assert text in result.output + str(result.exception)
+
+
+def dot(q, k, v):
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("subject", "inputs", "options", "message"),
+    [
+        (rg.Attention(), (), {"like": "bahdanau"}, "are written with Regard"),
+        (rg.causal(), (), {"like": "causal_mask"}, "are written with Regard"),
+        (dot, (), {"matrices": {"query": "W"}}, r"matrices=.*needs like="),
+        (dot, (), {"like": "causal_mask", "matrices": {"query": "W"}}, "has no matrices"),
+        (Heads(), (), {"like": "multi_head", "matrices": ["query"]}, r"matrices=\['query'\]\): it maps"),
+        (Heads(), (), {"like": "multi_head", "matrices": {"query": 3}}, "it maps"),
+        (lambda n: torch.ones(n, n).tril(), (torch.zeros(3),), {"like": "causal_mask"}, "takes no inputs"),
+        (lambda n: torch.ones(1, 1, 1, n, n).tril(), (), {"like": "causal_mask"}, "5 axes"),
+        (3, (), {"like": "causal_mask"}, "no function that builds a mask"),
+    ],
+)
+def test_what_like_cannot_be_used_for_is_refused(subject, inputs, options, message):
+    with pytest.raises(rg.RegardError, match=message):
+        rg.check(subject, *inputs, **options)

@@ -134,6 +134,12 @@ def check(
             raise RegardError(f"check({name}={value!r}): {name} must be {words(expected)}.")
     if limit is not None and not (fits(limit, float) and limit > 0):
         raise RegardError(f"check(limit={limit}): the limit is a number of seconds above 0, or None for no limit.")
+    _check_matrices(matrices, like)
+    if like is not None and isinstance(subject, _PIECES):
+        raise RegardError(
+            f"check(like={like!r}): pieces and mechanisms that are written with Regard are checked by its laws. "
+            f"Leave like= out, or give a function: lambda q, k, v: attention(q, k, v).output."
+        )
     reference = None if like is None or like in MASKS else reference_named(like)
     importlib.import_module("torch._dynamo")  # modes need it, and a limit in the middle of its import would break torch
     state = CheckProgress(limit, progress) if progress is not None else CheckProgress(limit)
@@ -141,10 +147,26 @@ def check(
         if like in MASKS:
             if not callable(subject):
                 raise RegardError(f"check(like={like!r}): {name_of(subject)} is no function that builds a mask.")
+            if inputs:
+                raise RegardError(f"check(like={like!r}): it takes no inputs, but calls the function with lengths.")
             call, finding = mask_finding_beside(str(like), subject, mask)
             equal = (str(like),) if finding.verdict == "right" else ()
             return CheckReport(name_of(subject), f"{name_of(subject)}{call}", (finding,), equal)
         return _report(subject, inputs, (mask, scale), seed, state, reference, matrices)
+
+
+def _check_matrices(matrices: object, like: str | None) -> None:
+    """Refuse matrices that are no names of parameters by roles, or that no reference asks for."""
+    is_named = isinstance(matrices, Mapping) and all(
+        isinstance(name, str) for pair in matrices.items() for name in pair
+    )
+    if not is_named:
+        raise RegardError(
+            f"check(matrices={matrices!r}): it maps roles to names of parameters: {{'query': 'W.weight'}}."
+        )
+    if matrices and (like is None or like in MASKS):
+        reason = "it needs like=, which says what the matrices are for" if like is None else f"{like} has no matrices"
+        raise RegardError(f"check(matrices={matrices!r}): {reason}.")
 
 
 def _report(

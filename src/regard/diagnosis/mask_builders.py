@@ -90,6 +90,11 @@ def _readings(built: Tensor) -> Iterator[tuple[str, Tensor]]:
 def _fits(visible: Tensor, expected: Tensor) -> bool:
     """Whether a mask, with axes of size 1 for those that it repeats, hides the expected pairs (B, I, J)."""
     B, _, J = expected.shape
+    if visible.ndim > 4:
+        raise RegardError(
+            f"check: the mask {tuple(visible.shape)} has {visible.ndim} axes. A mask has at most 4: (batch, heads, "
+            "queries, keys)."
+        )
     if visible.ndim == 4:
         options = [visible[:, 0]]
     elif tuple(visible.shape) == (B, J):
