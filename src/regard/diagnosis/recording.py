@@ -38,9 +38,6 @@ class Recording(TorchDispatchMode):
                 self.parts.append(x.detach().double().flatten().clone())
         return result
 
-    def __bool__(self) -> bool:
-        return bool(self.parts)
-
     def holds(self, expected: Tensor) -> bool:
         """Whether every finite number of a tensor is among those of the run, in any arrangement."""
         if self._sorted is None:
