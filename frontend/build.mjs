@@ -8,25 +8,58 @@ const target = new URL("../src/regard/viewer/static/", import.meta.url);
 
 export function sourcesHash() {
   const hash = createHash("sha256");
-  const names = ["package.json", "package-lock.json", ...readdirSync("src", { recursive: true, withFileTypes: true })
-    .filter((file) => file.isFile()).map((file) => `${file.parentPath}/${file.name}`).sort()];
+  const names = [
+    "package.json",
+    "package-lock.json",
+    ...readdirSync("src", { recursive: true, withFileTypes: true })
+      .filter((file) => file.isFile())
+      .map((file) => `${file.parentPath}/${file.name}`)
+      .sort(),
+  ];
   for (const name of names) hash.update(`${name}\n`).update(readFileSync(name));
   return hash.digest("hex");
 }
 
-const views = readdirSync("src/views").map((name) => name.replace(/\.ts$/, "")).sort();
-const everyView = { name: "every-view", setup(build) {
-  build.onResolve({ filter: /^every-view$/ }, ({ path }) => ({ path, namespace: "views" }));
-  build.onLoad({ filter: /.*/, namespace: "views" }, () => ({ resolveDir: "src", contents: [
-    'import { register } from "./registry";',
-    ...views.map((name) => `import { view as ${name} } from "./views/${name}"; register("${name}", ${name});`)].join("\n") }));
-} };
+const views = readdirSync("src/views")
+  .map((name) => name.replace(/\.ts$/, ""))
+  .sort();
+const everyView = {
+  name: "every-view",
+  setup(build) {
+    build.onResolve({ filter: /^every-view$/ }, ({ path }) => ({ path, namespace: "views" }));
+    build.onLoad({ filter: /.*/, namespace: "views" }, () => ({
+      resolveDir: "src",
+      contents: [
+        'import { register } from "./registry";',
+        ...views.map(
+          (name) =>
+            `import { view as ${name} } from "./views/${name}"; register("${name}", ${name});`,
+        ),
+      ].join("\n"),
+    }));
+  },
+};
 
 const stamp = `/* Built from frontend/ by make page; sources ${sourcesHash()} */`;
-const options = { bundle: true, minify: true, write: false, target: "es2022", legalComments: "none", charset: "utf8" };
-const script = await build({ ...options, entryPoints: ["src/main.ts"], format: "esm", plugins: [everyView] });
+const options = {
+  bundle: true,
+  minify: true,
+  write: false,
+  target: "es2022",
+  legalComments: "none",
+  charset: "utf8",
+};
+const script = await build({
+  ...options,
+  entryPoints: ["src/main.ts"],
+  format: "esm",
+  plugins: [everyView],
+});
 const style = await build({ ...options, entryPoints: ["src/style.css"] });
-for (const [name, made] of [["page.js", script], ["page.css", style]])
+for (const [name, made] of [
+  ["page.js", script],
+  ["page.css", style],
+])
   writeFileSync(new URL(name, target), `${stamp}\n${made.outputFiles[0].text}`);
 writeFileSync(new URL("views.json", target), `${JSON.stringify(views)}\n`);
 copyFileSync("src/page.html", new URL("page.html", target));

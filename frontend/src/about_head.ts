@@ -11,19 +11,46 @@ export function aboutHead(context: Context): HTMLElement {
   const about = text.layers[state.layer].heads[state.head];
   const roles = about.roles.map(({ kind, offset, score, null: shuffled, chance }) => {
     const { meaning, letter, byPosition } = source.common.kinds[kind];
-    const target = offset === null ? meaning : `the token at offset ${offset > 0 ? "+" : ""}${offset}`;
+    const target =
+      offset === null ? meaning : `the token at offset ${offset > 0 ? "+" : ""}${offset}`;
     const share = kind === "broad" ? "of the largest entropy" : "of its weight";
     const by = kind === "broad" ? "" : `, ${shown(chance)} by chance`;
-    const other = byPosition ? `by position, not by content: ${shown(shuffled)} on shuffled words too` : `${shown(shuffled)} on shuffled words`;
-    return h("p", { class: "role" }, h("span", { class: "chip" }, letter), `attends to ${target}: `, strong(shown(score)),
-      ` ${share}; ${other}${by}.`);
+    const other = byPosition
+      ? `by position, not by content: ${shown(shuffled)} on shuffled words too`
+      : `${shown(shuffled)} on shuffled words`;
+    return h(
+      "p",
+      { class: "role" },
+      h("span", { class: "chip" }, letter),
+      `attends to ${target}: `,
+      strong(shown(score)),
+      ` ${share}; ${other}${by}.`,
+    );
   });
-  const link = h("p", {}, ...strongestLink(text, about), h("br", {}), h("span", { class: "hint" }, leftOut(text)));
+  const link = h(
+    "p",
+    {},
+    ...strongestLink(text, about),
+    h("br", {}),
+    h("span", { class: "hint" }, leftOut(text)),
+  );
   const numbers = Object.entries(about.values).map(([name, value]) =>
-    h("tr", { title: source.common.statistics[name] ?? "" }, h("th", { scope: "row" }, label(source.common, name)),
-      h("td", { class: "number" }, shown(value))));
+    h(
+      "tr",
+      { title: source.common.statistics[name] ?? "" },
+      h("th", { scope: "row" }, label(source.common, name)),
+      h("td", { class: "number" }, shown(value)),
+    ),
+  );
   const { note } = text.layers[state.layer];
-  return h("div", { class: "about" }, note && h("p", { class: "hint" }, note), ...(roles.length ? roles
-    : [text.has_roles && h("p", { class: "hint" }, "No role on this text.")]), link,
-    h("table", { class: "numbers" }, h("tbody", {}, ...numbers)));
+  return h(
+    "div",
+    { class: "about" },
+    note && h("p", { class: "hint" }, note),
+    ...(roles.length
+      ? roles
+      : [text.has_roles && h("p", { class: "hint" }, "No role on this text.")]),
+    link,
+    h("table", { class: "numbers" }, h("tbody", {}, ...numbers)),
+  );
 }

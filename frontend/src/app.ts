@@ -21,9 +21,21 @@ import "every-view";
 
 const KEYS: [string, string][] = [
   ["[ ]", "previous head, next head"],
-    ["{ }", "previous layer, next layer"], ["arrows", "move between heads, cells or words (with Shift: ten cells, or the other word of a link)"],
-  ["f", "figure for a paper: PDF, SVG, PNG, CSV"], ["+ −", "zoom"], ["0", "the whole map"], ["/", "find a token"], ["Esc", "stop computing, or close this list"],
-    ["p", "pin or unpin this head"], ["k", "with a model: knock out the chosen link"], ["r", "record a story: views with a sentence each"], ["t", "light or dark theme"], ["?", "this list"],
+  ["{ }", "previous layer, next layer"],
+  [
+    "arrows",
+    "move between heads, cells or words (with Shift: ten cells, or the other word of a link)",
+  ],
+  ["f", "figure for a paper: PDF, SVG, PNG, CSV"],
+  ["+ −", "zoom"],
+  ["0", "the whole map"],
+  ["/", "find a token"],
+  ["Esc", "stop computing, or close this list"],
+  ["p", "pin or unpin this head"],
+  ["k", "with a model: knock out the chosen link"],
+  ["r", "record a story: views with a sentence each"],
+  ["t", "light or dark theme"],
+  ["?", "this list"],
 ];
 
 // A choice that outlives the page, where the browser allows it; `value` sets it.
@@ -31,18 +43,34 @@ function remembered(name: string, value?: string): string | null {
   try {
     if (value !== undefined) localStorage.setItem(`regard-${name}`, value);
     return localStorage.getItem(`regard-${name}`);
-  } catch { return null; }
+  } catch {
+    return null;
+  }
 }
 
 // `own`: the page is the whole document, and its address is the view. Otherwise it begins with the view of `at`.
-export async function mount(root: HTMLElement, source: Source, own: boolean, at = ""): Promise<() => void> {
+export async function mount(
+  root: HTMLElement,
+  source: Source,
+  own: boolean,
+  at = "",
+): Promise<() => void> {
   const state: State = { ...START };
-  const context = { root, source, state, text: await source.text(0), colors: new Colors(root) } as Context;
+  const context = {
+    root,
+    source,
+    state,
+    text: await source.text(0),
+    colors: new Colors(root),
+  } as Context;
   let panel: Panel | null = null;
   let drawn: State | null = null;
   let listedTexts = 0; // by the frame
 
-  const story = storyBar(context, { follow, show: (page, link) => mount(page, source, false, link) });
+  const story = storyBar(context, {
+    follow,
+    show: (page, link) => mount(page, source, false, link),
+  });
   const spoken = h("div", { class: "spoken", "aria-live": "polite" });
   const tabs = h("nav", { class: "tabs", "aria-label": "Views" });
   const bar = headBar(context);
@@ -53,53 +81,175 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   const keys = h("dl", {});
   const showKeys = () => {
     const views = offered();
-    fill(keys, ...[[`1 … ${Math.min(views.length, 9)}`, views.slice(0, 9).join(", ")], ...KEYS].flatMap(([key, effect]) =>
-      [h("dt", {}, h("kbd", {}, key)), h("dd", {}, effect)]));
+    fill(
+      keys,
+      ...[[`1 … ${Math.min(views.length, 9)}`, views.slice(0, 9).join(", ")], ...KEYS].flatMap(
+        ([key, effect]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, effect)],
+      ),
+    );
     help.showModal();
   };
-  const help = h("dialog", { class: "help", "aria-label": "Keys" }, h("h2", {}, "Keys"), keys,
-    h("p", { class: "help-buttons" }, h("button", { type: "button", onclick: () => { help.close(); story.record(); } },
-      "Record a story"), h("button", { type: "button", onclick: () => help.close() }, "Close")));
-  const theme = h("button", { type: "button", class: "quiet", title: "Light or dark (t)", "aria-label": "Light or dark",
-    onclick: () => turnTheme() }, "◐");
-  const skip = h("a", { class: "skip", href: "#", onclick: (event: Event) => { event.preventDefault(); main.focus(); } }, "Skip to the view");
-  const header = h("header", {}, skip, h("p", { class: "name" }, "Regard"), about.element, tabs,
-    h("span", { class: "end" }, context.tour ? h("button", { type: "button", class: "figure-open",
-    title: context.tour.title, onclick: context.tour.play }, "Tour") : "",
-    h("button", { type: "button", class: "figure-open", title: "Figure for a paper (f)",
-    onclick: () => openFigure() }, "Figure"), theme, h("button", { type: "button", class: "quiet", title: "Keys (?)",
-    "aria-label": "Keys", onclick: showKeys }, "?")));
+  const help = h(
+    "dialog",
+    { class: "help", "aria-label": "Keys" },
+    h("h2", {}, "Keys"),
+    keys,
+    h(
+      "p",
+      { class: "help-buttons" },
+      h(
+        "button",
+        {
+          type: "button",
+          onclick: () => {
+            help.close();
+            story.record();
+          },
+        },
+        "Record a story",
+      ),
+      h("button", { type: "button", onclick: () => help.close() }, "Close"),
+    ),
+  );
+  const theme = h(
+    "button",
+    {
+      type: "button",
+      class: "quiet",
+      title: "Light or dark (t)",
+      "aria-label": "Light or dark",
+      onclick: () => turnTheme(),
+    },
+    "◐",
+  );
+  const skip = h(
+    "a",
+    {
+      class: "skip",
+      href: "#",
+      onclick: (event: Event) => {
+        event.preventDefault();
+        main.focus();
+      },
+    },
+    "Skip to the view",
+  );
+  const header = h(
+    "header",
+    {},
+    skip,
+    h("p", { class: "name" }, "Regard"),
+    about.element,
+    tabs,
+    h(
+      "span",
+      { class: "end" },
+      context.tour
+        ? h(
+            "button",
+            {
+              type: "button",
+              class: "figure-open",
+              title: context.tour.title,
+              onclick: context.tour.play,
+            },
+            "Tour",
+          )
+        : "",
+      h(
+        "button",
+        {
+          type: "button",
+          class: "figure-open",
+          title: "Figure for a paper (f)",
+          onclick: () => openFigure(),
+        },
+        "Figure",
+      ),
+      theme,
+      h(
+        "button",
+        {
+          type: "button",
+          class: "quiet",
+          title: "Keys (?)",
+          "aria-label": "Keys",
+          onclick: showKeys,
+        },
+        "?",
+      ),
+    ),
+  );
   const figures = figureSheet(context);
   const openFigure = () => context.set({ figure: viewOf(state.view).figure ?? "map" });
   const scale = scaleRow(context);
-  const [knocked, steps, why] = [whatIf(context), generationSteps(context), attributionPanel(context)];
-  root.replaceChildren(header, h("div", { class: "frame-row" }, bar.element, scale.element), notice, knocked.element, why.element, steps.element, main, story.element, help, figures.element, spoken);
+  const [knocked, steps, why] = [
+    whatIf(context),
+    generationSteps(context),
+    attributionPanel(context),
+  ];
+  root.replaceChildren(
+    header,
+    h("div", { class: "frame-row" }, bar.element, scale.element),
+    notice,
+    knocked.element,
+    why.element,
+    steps.element,
+    main,
+    story.element,
+    help,
+    figures.element,
+    spoken,
+  );
 
-  const isDark = () => (root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark"
-    : "light")) === "dark";
-  function useTheme(theme: string) { root.dataset.theme = theme;
-    if (own) document.documentElement.dataset.theme = theme; }
-  function turnTheme() { useTheme(isDark() ? "light" : "dark"); remembered("theme", root.dataset.theme); recolor(); }
+  const isDark = () =>
+    (root.dataset.theme ??
+      (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+  function useTheme(theme: string) {
+    root.dataset.theme = theme;
+    if (own) document.documentElement.dataset.theme = theme;
+  }
+  function turnTheme() {
+    useTheme(isDark() ? "light" : "dark");
+    remembered("theme", root.dataset.theme);
+    recolor();
+  }
   const chosen = remembered("theme");
-  if (own && (chosen === "light" || chosen === "dark")) { useTheme(chosen); context.colors.read(); }
-  function recolor() { context.colors.read(); const before = panel; before?.close?.(); panel = null; draw(); }
+  if (own && (chosen === "light" || chosen === "dark")) {
+    useTheme(chosen);
+    context.colors.read();
+  }
+  function recolor() {
+    context.colors.read();
+    const before = panel;
+    before?.close?.();
+    panel = null;
+    draw();
+  }
 
   // A view that asks for weights and gets none.
   const failed = (event: PromiseRejectionEvent) => {
     event.preventDefault();
     tellNotice(`Weights could not be loaded: ${(event.reason as Error)?.message ?? event.reason}`);
   };
-  function tellNotice(message: string) { notice.hidden = false; notice.textContent = message; }
-  context.tell = (message) => { spoken.textContent = message; };
+  function tellNotice(message: string) {
+    notice.hidden = false;
+    notice.textContent = message;
+  }
+  context.tell = (message) => {
+    spoken.textContent = message;
+  };
   context.keysPerCell = scale.keysPerCell;
   context.set = (change, quiet = false) => {
     Object.assign(state, change);
     if (change.layer !== undefined || change.text !== undefined) tidy();
     if (own) {
       const link = toLink(state);
-      if (link !== location.hash) quiet ? history.replaceState(null, "", link) : history.pushState(null, "", link);
+      if (link !== location.hash)
+        quiet ? history.replaceState(null, "", link) : history.pushState(null, "", link);
     }
-    if (change.text !== undefined && source.titles.length > 1) void load().then(mend); else draw();
+    if (change.text !== undefined && source.titles.length > 1) void load().then(mend);
+    else draw();
   };
 
   // Limit the state of a link to layers, heads and tokens that exist.
@@ -122,7 +272,10 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   async function load(fresh = false, link = "") {
     state.text = heldText(state.text);
     const text = await source.text(state.text);
-    if (text !== context.text || fresh) { context.text = text; drawn = null; }
+    if (text !== context.text || fresh) {
+      context.text = text;
+      drawn = null;
+    }
     state.model = text.model ?? "";
     const lacking = link && lackingOf(link, context, offered());
     tidy();
@@ -131,7 +284,9 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     draw();
     if (lacking) tellNotice(lacking);
   }
-  function mend() { if (own && toLink(state) !== location.hash) history.replaceState(null, "", toLink(state)); }
+  function mend() {
+    if (own && toLink(state) !== location.hash) history.replaceState(null, "", toLink(state));
+  }
   // Show the view of a link. False: it names no view of this page.
   async function follow(link: string): Promise<boolean> {
     const found = fromLink(link);
@@ -144,24 +299,41 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     return true;
   }
   // Another text stays in the view, unless that was only what the last text opened with.
-  const openText = (text: number) => void source.text(text).then((found) => {
-    const stays = state.view !== opening(context.text).view;
-    Object.assign(state, found.start, { text, key: -1, x: -1, y: -1 }, stays ? { view: state.view } : opening(found));
-    context.text = found;
-    drawn = null;
-    context.set({ text });
-  });
+  const openText = (text: number) =>
+    void source.text(text).then((found) => {
+      const stays = state.view !== opening(context.text).view;
+      Object.assign(
+        state,
+        found.start,
+        { text, key: -1, x: -1, y: -1 },
+        stays ? { view: state.view } : opening(found),
+      );
+      context.text = found;
+      drawn = null;
+      context.set({ text });
+    });
 
   function drawFrame() {
     listedTexts = source.titles.length;
     about.draw();
-    tabs.replaceChildren(...offered().map((view, at) =>
-      h("a", { href: toLink({ ...state, view }), "aria-current": view === state.view ? "page" : null,
-        title: at < 9 ? `${view} (${at + 1})` : view, onclick: (event: MouseEvent) => {
-          if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a new tab or window
-          event.preventDefault();
-          context.set({ view });
-        } }, view[0].toUpperCase() + view.slice(1))));
+    tabs.replaceChildren(
+      ...offered().map((view, at) =>
+        h(
+          "a",
+          {
+            href: toLink({ ...state, view }),
+            "aria-current": view === state.view ? "page" : null,
+            title: at < 9 ? `${view} (${at + 1})` : view,
+            onclick: (event: MouseEvent) => {
+              if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a new tab or window
+              event.preventDefault();
+              context.set({ view });
+            },
+          },
+          view[0].toUpperCase() + view.slice(1),
+        ),
+      ),
+    );
     bar.draw();
   }
 
@@ -173,13 +345,16 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     why.draw();
     drawPanel();
     const views = offered();
-    tabs.querySelectorAll("a").forEach((tab, at) => { tab.href = toLink({ ...state, view: views[at] }); });
+    tabs.querySelectorAll("a").forEach((tab, at) => {
+      tab.href = toLink({ ...state, view: views[at] });
+    });
     story.update();
   }
   function drawPanel() {
     const before = drawn;
     drawn = { ...state };
-    if (before?.view !== state.view || before.text !== state.text) scale.keysPerCell(1); else scale.update();
+    if (before?.view !== state.view || before.text !== state.text) scale.keysPerCell(1);
+    else scale.update();
     if (!panel || before?.view !== state.view) {
       panel?.close?.();
       panel = viewOf(state.view).make(context);
@@ -189,8 +364,14 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
       panel.update(null);
       return;
     }
-    if (!before || before.layer !== state.layer || before.head !== state.head
-      || before.text !== state.text || listedTexts !== source.titles.length) drawFrame();
+    if (
+      !before ||
+      before.layer !== state.layer ||
+      before.head !== state.head ||
+      before.text !== state.text ||
+      listedTexts !== source.titles.length
+    )
+      drawFrame();
     panel.update(before);
   }
 
@@ -201,26 +382,38 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
       void figures.beforePrint().then(() => print());
     }
     if (event.ctrlKey || event.metaKey || event.altKey || help.open || figures.element.open) return;
-    if (/^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName)) { if (event.key === "Escape") target.blur(); return; }
-    const used = story.key(event) || panel?.key?.(event) || knocked.key(event.key) || common(event.key);
+    if (/^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName)) {
+      if (event.key === "Escape") target.blur();
+      return;
+    }
+    const used =
+      story.key(event) || panel?.key?.(event) || knocked.key(event.key) || common(event.key);
     if (used) event.preventDefault();
   }
   function common(key: string): boolean {
     const view = offered()[Number(key) - 1];
-    if (view) return context.set({ view }), true;
-    if (key === "[" || key === "]") return bar.turn(key === "]" ? 1 : -1), true;
-    if (key === "{" || key === "}") return context.set(
-      { layer: (state.layer + (key === "}" ? 1 : -1) + context.text.layers.length) % context.text.layers.length }),
-      true;
-    if (key === "/") { context.set({ view: "map" }); return panel?.key?.(new KeyboardEvent("keydown", { key })) ?? true;
-      }
-    if (key === "f") return openFigure(), true;
-    if (key === "p") {
-      return context.set({ pins: withPin(state.pins, place(context)) }), true;
+    if (view) return (context.set({ view }), true);
+    if (key === "[" || key === "]") return (bar.turn(key === "]" ? 1 : -1), true);
+    if (key === "{" || key === "}")
+      return (
+        context.set({
+          layer:
+            (state.layer + (key === "}" ? 1 : -1) + context.text.layers.length) %
+            context.text.layers.length,
+        }),
+        true
+      );
+    if (key === "/") {
+      context.set({ view: "map" });
+      return panel?.key?.(new KeyboardEvent("keydown", { key })) ?? true;
     }
-    if (key === "r") return story.record(), true;
-    if (key === "t") return turnTheme(), true;
-    if (key === "?") return showKeys(), true;
+    if (key === "f") return (openFigure(), true);
+    if (key === "p") {
+      return (context.set({ pins: withPin(state.pins, place(context)) }), true);
+    }
+    if (key === "r") return (story.record(), true);
+    if (key === "t") return (turnTheme(), true);
+    if (key === "?") return (showKeys(), true);
     return false;
   }
 
@@ -240,12 +433,17 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
   const hash = own ? location.hash : at;
   const link = stateOf(hash);
   Object.assign(state, context.text.start, link ?? opening(context.text));
-  if (state.text !== 0) Object.assign(state, (await source.text(heldText(state.text))).start, link ?? {});
+  if (state.text !== 0)
+    Object.assign(state, (await source.text(heldText(state.text))).start, link ?? {});
   await load(true, hash);
   // A view without a figure prints as it is, in the light theme.
   let themeBefore: string | null = null;
   const beforePrint = () => {
-    if (viewOf(state.view).figure || figures.element.open || root.querySelector(":scope > .story-pages"))
+    if (
+      viewOf(state.view).figure ||
+      figures.element.open ||
+      root.querySelector(":scope > .story-pages")
+    )
       return void figures.beforePrint();
     if (!isDark()) return;
     themeBefore = root.dataset.theme ?? "";
@@ -256,16 +454,29 @@ export async function mount(root: HTMLElement, source: Source, own: boolean, at 
     figures.afterPrint();
     if (themeBefore === null) return;
     useTheme(themeBefore);
-    if (!themeBefore) for (const each of [root, document.documentElement]) delete each.dataset.theme;
+    if (!themeBefore)
+      for (const each of [root, document.documentElement]) delete each.dataset.theme;
     themeBefore = null;
     recolor();
   };
-  if (own) { addEventListener("beforeprint", beforePrint); addEventListener("afterprint", afterPrint);
-    addEventListener("popstate", followed); addEventListener("hashchange", followed);
-    addEventListener("unhandledrejection", failed); }
-  return () => { panel?.close?.(); knocked.close(); why.close(); night.removeEventListener("change", recolor);
-    removeEventListener("beforeprint", beforePrint); removeEventListener("afterprint", afterPrint);
-    listen.removeEventListener("keydown", pressed as EventListener); removeEventListener("popstate", followed);
-    removeEventListener("hashchange", followed); removeEventListener("unhandledrejection", failed);
-    root.replaceChildren(); };
+  if (own) {
+    addEventListener("beforeprint", beforePrint);
+    addEventListener("afterprint", afterPrint);
+    addEventListener("popstate", followed);
+    addEventListener("hashchange", followed);
+    addEventListener("unhandledrejection", failed);
+  }
+  return () => {
+    panel?.close?.();
+    knocked.close();
+    why.close();
+    night.removeEventListener("change", recolor);
+    removeEventListener("beforeprint", beforePrint);
+    removeEventListener("afterprint", afterPrint);
+    listen.removeEventListener("keydown", pressed as EventListener);
+    removeEventListener("popstate", followed);
+    removeEventListener("hashchange", followed);
+    removeEventListener("unhandledrejection", failed);
+    root.replaceChildren();
+  };
 }

@@ -16,31 +16,57 @@ export interface CellGrid {
 }
 
 export function cellGrid(grid: CellGrid): SVGGElement {
-  const group = s("g", { class: "cells" }, ...(grid.rows * grid.cols <= FEW ? rectangles(grid) : paths(grid)));
+  const group = s(
+    "g",
+    { class: "cells" },
+    ...(grid.rows * grid.cols <= FEW ? rectangles(grid) : paths(grid)),
+  );
   const { chosen } = grid;
-  if (chosen) group.addEventListener("click", (event) => { const at = cellUnder(grid, group, event); if (at) chosen(...at); });
+  if (chosen)
+    group.addEventListener("click", (event) => {
+      const at = cellUnder(grid, group, event);
+      if (at) chosen(...at);
+    });
   if (grid.title && grid.rows * grid.cols > FEW) group.prepend(titleOfPointer(grid, group));
   return group;
 }
 
-function rectangles({ rows, cols, wide, tall, gap = [0, 0], color, title }: CellGrid): SVGElement[] {
-  return Array.from({ length: rows * cols }, (_, at) => [Math.floor(at / cols), at % cols]).flatMap(([row, col]) => {
-    const fill = color(row, col);
-    return fill === null ? [] : [s("rect", { x: col * wide, y: row * tall, width: wide - gap[0], height: tall - gap[1], fill },
-      title && s("title", {}, title(row, col)))];
-  });
+function rectangles({
+  rows,
+  cols,
+  wide,
+  tall,
+  gap = [0, 0],
+  color,
+  title,
+}: CellGrid): SVGElement[] {
+  return Array.from({ length: rows * cols }, (_, at) => [Math.floor(at / cols), at % cols]).flatMap(
+    ([row, col]) => {
+      const fill = color(row, col);
+      return fill === null
+        ? []
+        : [
+            s(
+              "rect",
+              { x: col * wide, y: row * tall, width: wide - gap[0], height: tall - gap[1], fill },
+              title && s("title", {}, title(row, col)),
+            ),
+          ];
+    },
+  );
 }
 
 function paths({ rows, cols, wide, tall, gap = [0, 0], color }: CellGrid): SVGElement[] {
   const found = new Map<string, string[]>();
   const box = `h${short(wide - gap[0])}v${short(tall - gap[1])}h${short(gap[0] - wide)}z`;
-  for (let row = 0; row < rows; row++) for (let col = 0; col < cols; col++) {
-    const fill = color(row, col);
-    if (fill === null) continue;
-    const path = found.get(fill) ?? [];
-    if (!path.length) found.set(fill, path);
-    path.push(`M${short(col * wide)} ${short(row * tall)}${box}`);
-  }
+  for (let row = 0; row < rows; row++)
+    for (let col = 0; col < cols; col++) {
+      const fill = color(row, col);
+      if (fill === null) continue;
+      const path = found.get(fill) ?? [];
+      if (!path.length) found.set(fill, path);
+      path.push(`M${short(col * wide)} ${short(row * tall)}${box}`);
+    }
   return [...found].map(([fill, path]) => s("path", { d: path.join(""), fill }));
 }
 const short = (pixels: number) => +pixels.toFixed(2);
@@ -54,8 +80,16 @@ function titleOfPointer(grid: CellGrid, group: SVGGElement): SVGTitleElement {
   return title;
 }
 
-function cellUnder({ rows, cols, wide, tall, color }: CellGrid, group: SVGGElement, event: MouseEvent): [number, number] | null {
-  const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(group.getScreenCTM()!.inverse());
+function cellUnder(
+  { rows, cols, wide, tall, color }: CellGrid,
+  group: SVGGElement,
+  event: MouseEvent,
+): [number, number] | null {
+  const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(
+    group.getScreenCTM()!.inverse(),
+  );
   const [row, col] = [Math.floor(point.y / tall), Math.floor(point.x / wide)];
-  return row >= 0 && col >= 0 && row < rows && col < cols && color(row, col) !== null ? [row, col] : null;
+  return row >= 0 && col >= 0 && row < rows && col < cols && color(row, col) !== null
+    ? [row, col]
+    : null;
 }

@@ -12,33 +12,53 @@ export const rgb = (hex: string): Rgb => {
 };
 // Relative luminance, as the contrast of WCAG defines it.
 const luminance = (color: Rgb) => {
-  const [red, green, blue] = color.map((value) => (value <= 10 ? value / 3294.6
-    : ((value / 255 + 0.055) / 1.055) ** 2.4));
+  const [red, green, blue] = color.map((value) =>
+    value <= 10 ? value / 3294.6 : ((value / 255 + 0.055) / 1.055) ** 2.4,
+  );
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
 };
 const between = (stops: Rgb[], share: number): Rgb => {
   const place = share * (stops.length - 1);
   const at = Math.min(Math.floor(place), stops.length - 2);
-  return [0, 1, 2].map((part) => Math.round(stops[at][part] + (place - at) * (stops[at + 1][part] - stops[at][part]))) as Rgb;
+  return [0, 1, 2].map((part) =>
+    Math.round(stops[at][part] + (place - at) * (stops[at + 1][part] - stops[at][part])),
+  ) as Rgb;
 };
 
 export const STEPS = 255;
 // The kinds of scale, in the order of the switch.
-export const SCALES: [string, string][] = [["linear", "Linear"], ["sqrt", "Square root"], ["log", "Log"]];
+export const SCALES: [string, string][] = [
+  ["linear", "Linear"],
+  ["sqrt", "Square root"],
+  ["log", "Log"],
+];
 
-export interface Scale { kind: string; floor: number; place: (weight: number) => number; ticks: number[];
-  uniform: number }
+export interface Scale {
+  kind: string;
+  floor: number;
+  place: (weight: number) => number;
+  ticks: number[];
+  uniform: number;
+}
 
 // Maps weights to 0 ... 1. The logarithmic scale ends at a tenth of a uniform weight or lower. `keys`: how many keys a
 // cell sums over, so that `uniform` is what a row of equal weights has in a cell.
 export function scaleOf(kind: string, J: number, keys = 1): Scale {
   const uniform = Math.min(1, keys / Math.max(J, 1));
-  if (kind === "linear") return { kind, floor: 0, place: (weight) => weight, ticks: [0.25, 0.5, 0.75, 1], uniform };
-  if (kind === "sqrt") return { kind, floor: 0, place: Math.sqrt, ticks: [0.01, 0.1, 0.25, 0.5, 1], uniform };
+  if (kind === "linear")
+    return { kind, floor: 0, place: (weight) => weight, ticks: [0.25, 0.5, 0.75, 1], uniform };
+  if (kind === "sqrt")
+    return { kind, floor: 0, place: Math.sqrt, ticks: [0.01, 0.1, 0.25, 0.5, 1], uniform };
   const decades = Math.max(2, Math.ceil(Math.log10(Math.max(J, 2))) + 1);
-  const place = (weight: number) => (weight <= 0 ? 0 : Math.max(1e-6, 1 + Math.log10(Math.min(weight, 1)) / decades));
-  return { kind, floor: 10 ** -decades, place, ticks: Array.from({ length: decades + 1 },
-    (_, at) => 10 ** (at - decades)), uniform };
+  const place = (weight: number) =>
+    weight <= 0 ? 0 : Math.max(1e-6, 1 + Math.log10(Math.min(weight, 1)) / decades);
+  return {
+    kind,
+    floor: 10 ** -decades,
+    place,
+    ticks: Array.from({ length: decades + 1 }, (_, at) => 10 ** (at - decades)),
+    uniform,
+  };
 }
 
 export class Colors {
@@ -59,11 +79,15 @@ export class Colors {
     const isDark = luminance(rgb(this.get("--paper"))) < 0.2;
     const stops = (isDark ? [...ramp].reverse() : ramp).map(rgb);
     const above = Array.from({ length: STEPS }, (_, at) => between(stops, at / (STEPS - 1)));
-    const below = above.map(([red, green, blue]): Rgb => [blue, Math.round((red + green) / 2), red]); // orange for blue
+    const below = above.map(
+      ([red, green, blue]): Rgb => [blue, Math.round((red + green) / 2), red],
+    ); // orange for blue
     const all = [rgb(this.get("--none")), ...above, ...below];
     this.css = all.map(([red, green, blue]) => `rgb(${red}, ${green}, ${blue})`);
     this.texts = all.map((color) => (luminance(color) > 0.179 ? "#000000" : "#ffffff"));
-    all.forEach(([red, green, blue], at) => { this.table[at] = (255 << 24) | (blue << 16) | (green << 8) | red; });
+    all.forEach(([red, green, blue], at) => {
+      this.table[at] = (255 << 24) | (blue << 16) | (green << 8) | red;
+    });
   }
   // A color of the style sheet. Kept, because to ask the browser for one after a change of the page costs a layout.
   get(name: string): string {
@@ -72,29 +96,56 @@ export class Colors {
     return kept;
   }
   // A share of the ramp: for statistics that are not weights, which have a legend of their own.
-  of(share: number) { return this.css[step(share)]; }
-  on(share: number) { return this.texts[step(share)]; }
+  of(share: number) {
+    return this.css[step(share)];
+  }
+  on(share: number) {
+    return this.texts[step(share)];
+  }
   // A share from -1 to 1: orange below 0.
-  signed(share: number) { return this.css[share < 0 ? STEPS + step(-share) : step(share)]; }
-  textOnSigned(share: number) { return this.texts[share < 0 ? STEPS + step(-share) : step(share)]; }
+  signed(share: number) {
+    return this.css[share < 0 ? STEPS + step(-share) : step(share)];
+  }
+  textOnSigned(share: number) {
+    return this.texts[share < 0 ? STEPS + step(-share) : step(share)];
+  }
   // A weight: its color, the color of text on it, its pixel, and the color of a line on the paper.
-  weight(weight: number) { return this.css[this.step(weight)]; }
-  textOn(weight: number) { return this.texts[this.step(weight)]; }
-  cell(weight: number) { return this.table[this.step(weight)]; }
-  line(weight: number) { return this.of(Math.max(0.3, this.scale.place(weight))); }
+  weight(weight: number) {
+    return this.css[this.step(weight)];
+  }
+  textOn(weight: number) {
+    return this.texts[this.step(weight)];
+  }
+  cell(weight: number) {
+    return this.table[this.step(weight)];
+  }
+  line(weight: number) {
+    return this.of(Math.max(0.3, this.scale.place(weight)));
+  }
   private step(weight: number) {
-    return weight > 0 ? step(this.scale.place(weight)) : weight < 0 ? STEPS + step(this.scale.place(-weight)) : 0;
+    return weight > 0
+      ? step(this.scale.place(weight))
+      : weight < 0
+        ? STEPS + step(this.scale.place(-weight))
+        : 0;
   }
 }
 const step = (share: number) => (share > 0 ? 1 + Math.round(Math.min(share, 1) * (STEPS - 1)) : 0);
 
 // Paints `rows` x `cols` cells with weights.
-export function paint(canvas: HTMLCanvasElement, colors: Colors, weights: ArrayLike<number>, rows: number,
-  cols: number) {
+export function paint(
+  canvas: HTMLCanvasElement,
+  colors: Colors,
+  weights: ArrayLike<number>,
+  rows: number,
+  cols: number,
+) {
   canvas.width = cols;
   canvas.height = rows;
   const picture = Uint32Array.from(weights, (weight) => colors.cell(weight));
-  canvas.getContext("2d")!.putImageData(new ImageData(new Uint8ClampedArray(picture.buffer), cols, rows), 0, 0);
+  canvas
+    .getContext("2d")!
+    .putImageData(new ImageData(new Uint8ClampedArray(picture.buffer), cols, rows), 0, 0);
 }
 
 // Legends
@@ -102,19 +153,36 @@ export function paint(canvas: HTMLCanvasElement, colors: Colors, weights: ArrayL
 const [WIDE, PARTS, ZERO] = [240, 60, 34]; // pixels of the ramp, its rectangles, and pixels for the cell of exactly 0
 const small = (x: number, y: number, anchor: string, said: string) =>
   s("text", { x, y, "font-size": 11, "text-anchor": anchor, fill: "currentColor" }, said);
-const bar = (colors: Colors) => Array.from({ length: PARTS }, (_, at) => s("rect",
-  { class: "ramp", x: (at * WIDE) / PARTS, y: 0, width: WIDE / PARTS + (at < PARTS - 1 ? 0.5 : 0), height: 10,
-  fill: colors.of((at + 0.5) / PARTS) }));
-const frame = (said: string, left: number, top: number) => s("svg", { class: "legend", width: WIDE + left + 20,
-  height: 26 + top, viewBox: `${-left} ${-top} ${WIDE + left + 20} ${26 + top}`, role: "img", "aria-label": said });
+const bar = (colors: Colors) =>
+  Array.from({ length: PARTS }, (_, at) =>
+    s("rect", {
+      class: "ramp",
+      x: (at * WIDE) / PARTS,
+      y: 0,
+      width: WIDE / PARTS + (at < PARTS - 1 ? 0.5 : 0),
+      height: 10,
+      fill: colors.of((at + 0.5) / PARTS),
+    }),
+  );
+const frame = (said: string, left: number, top: number) =>
+  s("svg", {
+    class: "legend",
+    width: WIDE + left + 20,
+    height: 26 + top,
+    viewBox: `${-left} ${-top} ${WIDE + left + 20} ${26 + top}`,
+    role: "img",
+    "aria-label": said,
+  });
 
 // 1/14, or 0.107 if a cell sums over several keys.
 export const share = (uniform: number): string => {
   const parts = 1 / uniform;
-  return Math.abs(parts - Math.round(parts)) < 1e-6 ? `1/${Math.round(parts).toLocaleString("en")}` : shown(uniform);
+  return Math.abs(parts - Math.round(parts)) < 1e-6
+    ? `1/${Math.round(parts).toLocaleString("en")}`
+    : shown(uniform);
 };
-const tickLabel = (tick: number) => (tick < 0.0005 ? tick.toExponential(0)
-  : String(+tick.toPrecision(2)));
+const tickLabel = (tick: number) =>
+  tick < 0.0005 ? tick.toExponential(0) : String(+tick.toPrecision(2));
 
 const brief = (value: number) => String(Number(shown(value))); // 1 and not 1.000
 
@@ -122,30 +190,67 @@ const brief = (value: number) => String(Number(shown(value))); // 1 and not 1.00
 export function legend(colors: Colors, scale: Scale, said: string): SVGSVGElement {
   const uniform = `equal weights: ${share(scale.uniform)} each`;
   const figure = frame(`Colors of a ${said} from 0 to 1; ${uniform}`, ZERO, 20);
-  figure.append(s("rect", { class: "zero", x: 4 - ZERO, y: 0, width: 13, height: 10, fill: colors.css[0],
-    stroke: "currentColor", "stroke-opacity": 0.25 }), small(10.5 - ZERO, 25, "middle", "0"), ...bar(colors));
+  figure.append(
+    s("rect", {
+      class: "zero",
+      x: 4 - ZERO,
+      y: 0,
+      width: 13,
+      height: 10,
+      fill: colors.css[0],
+      stroke: "currentColor",
+      "stroke-opacity": 0.25,
+    }),
+    small(10.5 - ZERO, 25, "middle", "0"),
+    ...bar(colors),
+  );
   const every = Math.ceil(scale.ticks.length / 5);
   scale.ticks.forEach((tick, at) => {
     if ((scale.ticks.length - 1 - at) % every) return;
     const x = scale.place(tick) * WIDE;
-    figure.append(s("line", { class: "tick", x1: x, x2: x, y1: 10, y2: 14, stroke: "currentColor" }),
-      small(x, 25, "middle", tickLabel(tick)));
+    figure.append(
+      s("line", { class: "tick", x1: x, x2: x, y1: 10, y2: 14, stroke: "currentColor" }),
+      small(x, 25, "middle", tickLabel(tick)),
+    );
   });
   const x = scale.place(scale.uniform) * WIDE;
   const [at, anchor] = x < 60 ? [x - 5, "start"] : x > WIDE - 60 ? [x + 5, "end"] : [x, "middle"];
-  figure.append(s("path", { class: "uniform", d: `M${x - 4},-6L${x + 4},-6L${x},0Z`, fill: "currentColor" }),
-    small(at, -9, anchor, uniform));
+  figure.append(
+    s("path", { class: "uniform", d: `M${x - 4},-6L${x + 4},-6L${x},0Z`, fill: "currentColor" }),
+    small(at, -9, anchor, uniform),
+  );
   return figure;
 }
 
 // The colors of a statistic that is not a weight: from its lowest value to its highest.
-export function rangeLegend(colors: Colors, low: number, high: number, name: string): SVGSVGElement {
+export function rangeLegend(
+  colors: Colors,
+  low: number,
+  high: number,
+  name: string,
+): SVGSVGElement {
   const figure = frame(`Colors of ${name} from ${shown(low)} to ${shown(high)}`, 20, 18);
-  figure.append(...bar(colors), small(0, 23, "start", brief(low)), small(0, -6, "start", name),
-    small(WIDE, 23, "end", brief(high)));
+  figure.append(
+    ...bar(colors),
+    small(0, 23, "start", brief(low)),
+    small(0, -6, "start", name),
+    small(WIDE, 23, "end", brief(high)),
+  );
   return figure;
 }
 
 // Distinct colors for heads and series (Okabe and Ito), for the light and the dark theme.
-export const SERIES = ["#1b80c4", "#d98200", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8f8a2c", "#7a6fd0",
-  "#b04a7a", "#4a7f6f", "#a86b32", "#6b7280"];
+export const SERIES = [
+  "#1b80c4",
+  "#d98200",
+  "#009e73",
+  "#cc79a7",
+  "#d55e00",
+  "#56b4e9",
+  "#8f8a2c",
+  "#7a6fd0",
+  "#b04a7a",
+  "#4a7f6f",
+  "#a86b32",
+  "#6b7280",
+];

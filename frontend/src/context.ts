@@ -23,19 +23,35 @@ export interface Panel {
   close?(): void;
 }
 
-export const place = ({ state }: Context): Place => ({ text: state.text, layer: state.layer, head: state.head });
+export const place = ({ state }: Context): Place => ({
+  text: state.text,
+  layer: state.layer,
+  head: state.head,
+});
 export const isPhone = (root: HTMLElement) => root.clientWidth <= 520; // as in story.css
 export const inText = (name: string) => name.replace(/^Layer/, "layer");
-export const headName = (context: Context, layer = context.state.layer, head = context.state.head) =>
-  `${layerName(context.text.layers[layer]).replace(/^l/, "L")}, head ${head}`;
+export const headName = (
+  context: Context,
+  layer = context.state.layer,
+  head = context.state.head,
+) => `${layerName(context.text.layers[layer]).replace(/^l/, "L")}, head ${head}`;
 
 // What the numbers of this text are, if they are not single weights.
 export const meansOnly = ({ source, state }: Context): HTMLElement | null =>
-  (source.finest(state.text) ? h("p", { class: "hint means" }, `${source.precision(state.text)} Here a number is the mean of a cell.`) : null);
+  source.finest(state.text)
+    ? h(
+        "p",
+        { class: "hint means" },
+        `${source.precision(state.text)} Here a number is the mean of a cell.`,
+      )
+    : null;
 
 // The indices of the largest values, the largest first.
 export const strongest = (values: Float32Array, count: number): number[] =>
-  Array.from(values.keys()).filter((at) => values[at] > 0).sort((a, b) => values[b] - values[a]).slice(0, count);
+  Array.from(values.keys())
+    .filter((at) => values[at] > 0)
+    .sort((a, b) => values[b] - values[a])
+    .slice(0, count);
 
 // The range of at most `size` tokens around a token.
 export function interval(at: number, size: number, all: number): [number, number] {

@@ -2,7 +2,13 @@
 import type { State } from "./state";
 
 export type Pool = "mean" | "max";
-export interface Role { kind: string; offset: number | null; score: number; null: number; chance: number }
+export interface Role {
+  kind: string;
+  offset: number | null;
+  score: number;
+  null: number;
+  chance: number;
+}
 export interface Head {
   values: Record<string, number>;
   strongest: [number, number, number];
@@ -12,26 +18,77 @@ export interface Head {
   received: number[];
 }
 // `note` says what is special about a layer: its kind, and that its numbers are shares of |weight|.
-export interface Layer { name: string; number: number; note?: string; small: [number, number]; similarity: number[][];
-  heads: Head[] }
+export interface Layer {
+  name: string;
+  number: number;
+  note?: string;
+  small: [number, number];
+  similarity: number[][];
+  heads: Head[];
+}
 // A sentence in parts; a part is plain, a token, or the name of a head.
 export type Part = [string, "" | "token" | "head"];
-export interface Lead { layer: number; head: number; query: number; key: number; weight: number;
-  links: [number, number][]; sentence: Part[];
-  other?: Lead | null; heading?: [Part[], number][]; left_out?: string } // the number of the link that a part of the heading tells; -1: none
-export interface Card { kind: string; title: string; sentence: Part[]; note: string; state: Partial<State>;
-  heads: [number, number][] | null; bars: number[] | null; at: number }
-export interface Finding { kind: string; layer: number; heads: number[]; value: number; sentence: string }
+export interface Lead {
+  layer: number;
+  head: number;
+  query: number;
+  key: number;
+  weight: number;
+  links: [number, number][];
+  sentence: Part[];
+  other?: Lead | null;
+  heading?: [Part[], number][];
+  left_out?: string;
+} // the number of the link that a part of the heading tells; -1: none
+export interface Card {
+  kind: string;
+  title: string;
+  sentence: Part[];
+  note: string;
+  state: Partial<State>;
+  heads: [number, number][] | null;
+  bars: number[] | null;
+  at: number;
+}
+export interface Finding {
+  kind: string;
+  layer: number;
+  heads: number[];
+  value: number;
+  sentence: string;
+}
 // Values of x are numbers, or labels in order.
-export interface Chart { title: string; x: string; y: string;
-  series: { name: string; points: [number | string, number][] }[]; band?: [number, number, number][] } // x, low, high
+export interface Chart {
+  title: string;
+  x: string;
+  y: string;
+  series: { name: string; points: [number | string, number][] }[];
+  band?: [number, number, number][];
+} // x, low, high
 // An image under the weights: the token of the patch in row r and column c is start + r * columns + c, or in `tokens`.
-export interface PicturePanel { rows: number; columns: number; width: number; height: number; image: string; start: number;
-  tokens?: number[] }
-export interface Picture { kind: "image" | "video" | "sound"; panels: PicturePanel[]; seconds?: number }
+export interface PicturePanel {
+  rows: number;
+  columns: number;
+  width: number;
+  height: number;
+  image: string;
+  start: number;
+  tokens?: number[];
+}
+export interface Picture {
+  kind: "image" | "video" | "sound";
+  panels: PicturePanel[];
+  seconds?: number;
+}
 // What changes without some weights: of the text with the title `of`. Each edit as the server reads it, and in words.
-export interface Effect { of: string; edits: [string, string][]; kind: string; sentence: string;
-  probabilities: [string, number, number][]; moved: [string, number][] }
+export interface Effect {
+  of: string;
+  edits: [string, string][];
+  kind: string;
+  sentence: string;
+  probabilities: [string, number, number][];
+  moved: [string, number][];
+}
 export interface Text {
   title: string;
   tokens: string[];
@@ -51,8 +108,13 @@ export interface Text {
   written?: string; // the text as it was typed
   effect?: Effect; // of a text without some weights
   generation?: { prompt: number; labels: string[] }; // of a text that a model continued: row n - 1 predicted token n
-  attribution?: { of: string; method: string; sentence: string; test: string[];
-    relevance?: number[] }; // its maps have signs; the relevance of each token
+  attribution?: {
+    of: string;
+    method: string;
+    sentence: string;
+    test: string[];
+    relevance?: number[];
+  }; // its maps have signs; the relevance of each token
   unknown?: string[]; // its pieces that the model reads as <unk>
   // Runs that were saved before version 0.6 have none of these.
   model?: string;
@@ -61,11 +123,23 @@ export interface Text {
   warnings?: Record<string, string>; // kind: one line for all warnings of it
 }
 // The model behind the page: it reads a request with these fields. Without it the page has no input.
-export interface LiveModel { name: string; kind: "text" | "translation"; fields: string[]; characters: number; tokens: number;
-  steps?: number }
+export interface LiveModel {
+  name: string;
+  kind: "text" | "translation";
+  fields: string[];
+  characters: number;
+  tokens: number;
+  steps?: number;
+}
 // Views of the page in an order, each a link with a sentence, as src/regard/viewer/story.py reads it.
-export interface Step { link: string; sentence: string }
-export interface Story { title: string; steps: Step[] }
+export interface Step {
+  link: string;
+  sentence: string;
+}
+export interface Story {
+  title: string;
+  steps: Step[];
+}
 export interface Common {
   statistics: Record<string, string>;
   labels?: Record<string, string>;
@@ -81,7 +155,7 @@ export interface Common {
 
 // The name of a mechanism, or "layer N" in place of a module path.
 export const layerName = ({ name, number }: Layer): string =>
-  (name.length < 40 && name !== `${number}` && !name.includes(".") ? name : `layer ${number}`);
+  name.length < 40 && name !== `${number}` && !name.includes(".") ? name : `layer ${number}`;
 // "2", or the name of a mechanism: for tables, lists and axes of layers.
 export const layerLabel = (layer: Layer): string => layerName(layer).replace(/^layer /, "");
 // "L2.H1", or "Bahdanau, head 0" for a layer that has the name of a mechanism.
@@ -92,9 +166,13 @@ export const shortName = (layer: Layer, head: number): string => {
 // "6 layers × 12 heads"
 export const sizesOf = ({ layers }: Text): string => {
   const heads = [...new Set(layers.map((layer) => layer.heads.length))];
-  const count = (number: number, one: string) => `${number.toLocaleString("en")} ${one}${number === 1 ? "" : "s"}`;
-  return `${count(layers.length, "layer")} × ${heads.length === 1 ? count(heads[0], "head")
-    : `${Math.min(...heads)} to ${Math.max(...heads)} heads`}`;
+  const count = (number: number, one: string) =>
+    `${number.toLocaleString("en")} ${one}${number === 1 ? "" : "s"}`;
+  return `${count(layers.length, "layer")} × ${
+    heads.length === 1
+      ? count(heads[0], "head")
+      : `${Math.min(...heads)} to ${Math.max(...heads)} heads`
+  }`;
 };
 export const rolesOf = (text: Text, layer: number, head: number): string[] =>
   text.layers[layer].heads[head].roles.map((role) => role.kind);
@@ -112,8 +190,12 @@ export const floats = (base64: string): Float32Array => new Float32Array(bytes(b
 let halfValues: Float32Array | null = null;
 function halfValue(bits: number): number {
   const [exponent, fraction] = [(bits >> 10) & 31, bits & 1023];
-  const size = exponent === 0 ? fraction * 2 ** -24 : exponent === 31 ? Infinity
-    : (1 + fraction / 1024) * 2 ** (exponent - 15);
+  const size =
+    exponent === 0
+      ? fraction * 2 ** -24
+      : exponent === 31
+        ? Infinity
+        : (1 + fraction / 1024) * 2 ** (exponent - 15);
   return bits & 0x8000 ? -size : size;
 }
 
@@ -127,4 +209,5 @@ export function halves(buffer: ArrayBufferLike): Float32Array {
 }
 
 // The inverse of quantize() in sheet.py. Byte 1 is a positive weight below 4e-6, so it is not 0.
-export const weightOf = (byte: number): number => (byte < 2 ? byte * 1e-6 : ((byte - 1) / 254) ** 2);
+export const weightOf = (byte: number): number =>
+  byte < 2 ? byte * 1e-6 : ((byte - 1) / 254) ** 2;

@@ -4,22 +4,29 @@ import { exact, shown } from "./format";
 import { download, DPI, fileName, pngBlob, svgBlob } from "./output";
 
 type Child = Node | string | number | null | undefined | false;
-type Attributes = Record<string, string | number | boolean | null | undefined | ((event: any) => void)>;
+type Attributes = Record<
+  string,
+  string | number | boolean | null | undefined | ((event: any) => void)
+>;
 
 function build<T extends Element>(element: T, attributes: Attributes, children: Child[]): T {
   for (const [name, value] of Object.entries(attributes)) {
-    if (typeof value === "function") element.addEventListener(name.slice(2), value as EventListener);
-    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name,
-      value === true ? "" : String(value));
+    if (typeof value === "function")
+      element.addEventListener(name.slice(2), value as EventListener);
+    else if (value !== null && value !== undefined && value !== false)
+      element.setAttribute(name, value === true ? "" : String(value));
   }
-  for (const child of children) if (child !== null && child !== undefined
-    && child !== false) element.append(child as Node | string);
+  for (const child of children)
+    if (child !== null && child !== undefined && child !== false)
+      element.append(child as Node | string);
   return element;
 }
 
-export const h = <K extends keyof HTMLElementTagNameMap>(tag: K, attributes: Attributes = {},
-  ...children: Child[]): HTMLElementTagNameMap[K] =>
-  build(document.createElement(tag), attributes, children);
+export const h = <K extends keyof HTMLElementTagNameMap>(
+  tag: K,
+  attributes: Attributes = {},
+  ...children: Child[]
+): HTMLElementTagNameMap[K] => build(document.createElement(tag), attributes, children);
 
 // Replace the children of an element; false and null are skipped.
 export const fill = (element: Element, ...children: Child[]): void => {
@@ -27,27 +34,54 @@ export const fill = (element: Element, ...children: Child[]): void => {
   build(element, {}, children);
 };
 
-export const s = <K extends keyof SVGElementTagNameMap>(tag: K, attributes: Attributes = {},
-  ...children: Child[]): SVGElementTagNameMap[K] =>
+export const s = <K extends keyof SVGElementTagNameMap>(
+  tag: K,
+  attributes: Attributes = {},
+  ...children: Child[]
+): SVGElementTagNameMap[K] =>
   build(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
-export function choice(label: string, value: string, options: [string, string][],
-  chosen: (value: string) => void): HTMLLabelElement {
-  const select = h("select", { "aria-label": label, onchange: () => chosen(select.value) },
-    ...options.map(([name, said]) => h("option", { value: name, selected: name === value }, said)));
+export function choice(
+  label: string,
+  value: string,
+  options: [string, string][],
+  chosen: (value: string) => void,
+): HTMLLabelElement {
+  const select = h(
+    "select",
+    { "aria-label": label, onchange: () => chosen(select.value) },
+    ...options.map(([name, said]) => h("option", { value: name, selected: name === value }, said)),
+  );
   return h("label", { class: "choice" }, h("span", {}, label), select);
 }
 
 // A button whose face is a sign, such as "‹".
-export const signButton = (sign: string, label: string, onclick: () => void, title = label): HTMLButtonElement =>
-  h("button", { type: "button", title, "aria-label": label, onclick }, sign);
+export const signButton = (
+  sign: string,
+  label: string,
+  onclick: () => void,
+  title = label,
+): HTMLButtonElement => h("button", { type: "button", title, "aria-label": label, onclick }, sign);
 
 // A group of buttons; one of them is pressed. Tab reaches the pressed one, and arrows press the others.
-export function segments(label: string, value: string, options: [string, string][],
-  chosen: (value: string) => void): HTMLElement {
-  const buttons = options.map(([name, said]) => h("button",
-    { type: "button", "aria-pressed": String(name === value), tabindex: name === value || !options.some(([each]) => each === value) ? 0 : -1,
-      onclick: () => chosen(name) }, said));
+export function segments(
+  label: string,
+  value: string,
+  options: [string, string][],
+  chosen: (value: string) => void,
+): HTMLElement {
+  const buttons = options.map(([name, said]) =>
+    h(
+      "button",
+      {
+        type: "button",
+        "aria-pressed": String(name === value),
+        tabindex: name === value || !options.some(([each]) => each === value) ? 0 : -1,
+        onclick: () => chosen(name),
+      },
+      said,
+    ),
+  );
   const moved = (event: KeyboardEvent) => {
     const step = ({ ArrowLeft: -1, ArrowRight: 1 } as Record<string, number>)[event.key];
     if (!step) return;
@@ -56,17 +90,29 @@ export function segments(label: string, value: string, options: [string, string]
     const root = group.getRootNode() as Document;
     const at = buttons.indexOf(event.target as HTMLButtonElement);
     chosen(options[(at + step + options.length) % options.length][0]);
-    root.querySelector<HTMLElement>(`[role=group][aria-label="${CSS.escape(label)}"] [aria-pressed=true]`)?.focus(); // drawn anew
+    root
+      .querySelector<HTMLElement>(
+        `[role=group][aria-label="${CSS.escape(label)}"] [aria-pressed=true]`,
+      )
+      ?.focus(); // drawn anew
   };
-  const group = h("div", { class: "segments", role: "group", "aria-label": label, onkeydown: moved }, ...buttons);
+  const group = h(
+    "div",
+    { class: "segments", role: "group", "aria-label": label, onkeydown: moved },
+    ...buttons,
+  );
   return group;
 }
 
 // A number in a sentence: it does not break into two lines.
 export const numberOf = (value: number) => h("span", { class: "number" }, shown(value));
 // The weight of a chosen link; its tooltip has all digits.
-export const weightOutput = (value: number | null) => h("output", { class: "weight", title: value === null ? null : exact(value) },
-  value === null ? "…" : shown(value));
+export const weightOutput = (value: number | null) =>
+  h(
+    "output",
+    { class: "weight", title: value === null ? null : exact(value) },
+    value === null ? "…" : shown(value),
+  );
 
 export const strong = (text: string | number) => h("b", { dir: "auto" }, text);
 
@@ -76,13 +122,22 @@ export const plain = (token: string) => token.replace(/^##(?=.)/u, "");
 // Every token is visible: whitespace as signs with counts, as in src/regard/hf/token_labels.py, and names of characters
 // that cannot be seen. A space before a word is no sign, because most tokenizers write one before every word.
 const SIGNS: Record<string, string> = { "\n": "↵", "\r": "␍", "\t": "⇥", " ": "␣", "▁": "␣" };
-const NAMES: Record<string, string> = { "\u200b": "ZWSP", "\u200c": "ZWNJ", "\u200d": "ZWJ", "\ufeff": "BOM",
-  "\u200e": "LRM", "\u200f": "RLM", "\u00ad": "SHY" };
+const NAMES: Record<string, string> = {
+  "\u200b": "ZWSP",
+  "\u200c": "ZWNJ",
+  "\u200d": "ZWJ",
+  "\ufeff": "BOM",
+  "\u200e": "LRM",
+  "\u200f": "RLM",
+  "\u00ad": "SHY",
+};
 function signs(run: string): string {
   const [one] = run;
   const [count, sign] = [[...run].length, SIGNS[one]];
   if (sign) return count > 1 ? `${sign}×${count}` : sign;
-  return Array(count).fill(NAMES[one] ?? `U+${one.codePointAt(0)!.toString(16)}`).join(" ");
+  return Array(count)
+    .fill(NAMES[one] ?? `U+${one.codePointAt(0)!.toString(16)}`)
+    .join(" ");
 }
 const runs = (text: string) => text.match(/(.)\1*/gsu) ?? [];
 export const visible = (token: string): string => {
@@ -92,7 +147,7 @@ export const visible = (token: string): string => {
   return plain(token).replace(/[\n\r\t]+/g, (blank) => runs(blank).map(signs).join(""));
 };
 export const cut = (text: string, size: number) =>
-  ([...text].length > size ? `${[...text].slice(0, size - 1).join("")}…` : text);
+  [...text].length > size ? `${[...text].slice(0, size - 1).join("")}…` : text;
 
 // Whether there is no space between a token and the token before it.
 export const joins = (token: string, before: string | undefined) =>
@@ -102,13 +157,18 @@ export const joins = (token: string, before: string | undefined) =>
 
 /** The chart that Observable Plot drew: before it, the same figure holds legends. */
 export function chartOf(drawing: Element): SVGSVGElement {
-  return (drawing.tagName === "svg" ? drawing : [...drawing.querySelectorAll("svg")].at(-1)) as SVGSVGElement;
+  return (
+    drawing.tagName === "svg" ? drawing : [...drawing.querySelectorAll("svg")].at(-1)
+  ) as SVGSVGElement;
 }
 
 // The size of a figure that is drawn, or that is not in the page.
 const sizeOf = (figure: SVGSVGElement): [number, number] => {
   const { width, height } = figure.getBoundingClientRect();
-  return [Number(figure.getAttribute("width")) || width, Number(figure.getAttribute("height")) || height];
+  return [
+    Number(figure.getAttribute("width")) || width,
+    Number(figure.getAttribute("height")) || height,
+  ];
 };
 
 // The names of colors that Observable Plot writes as HTML, as a figure.
@@ -118,10 +178,15 @@ function swatches(box: Element): SVGSVGElement {
   for (const swatch of box.querySelectorAll(":scope > span")) {
     const said = swatch.textContent ?? "";
     const wide = 26 + said.length * 6.6;
-    if (x && x + wide > Number(figure.getAttribute("width"))) { x = 0; y += 20; }
+    if (x && x + wide > Number(figure.getAttribute("width"))) {
+      x = 0;
+      y += 20;
+    }
     const color = swatch.querySelector("svg")?.getAttribute("fill") ?? "currentColor";
-    figure.append(s("rect", { x, y: y + 4, width: 14, height: 14, fill: color }),
-      s("text", { x: x + 19, y: y + 15, "font-size": 12, fill: "currentColor" }, said));
+    figure.append(
+      s("rect", { x, y: y + 4, width: 14, height: 14, fill: color }),
+      s("text", { x: x + 19, y: y + 15, "font-size": 12, fill: "currentColor" }, said),
+    );
     x += wide;
   }
   figure.setAttribute("height", String(y + 24));
@@ -130,20 +195,29 @@ function swatches(box: Element): SVGSVGElement {
 
 // A drawing with the legends that belong to it, one below the other, as one figure.
 export function whole(drawing: Element, legend: SVGSVGElement | null = null): SVGSVGElement {
-  const parts = drawing.tagName === "svg" ? [drawing as SVGSVGElement]
-    : [...drawing.children].flatMap((part) => (part.tagName === "svg" ? [part as SVGSVGElement]
-      : /-swatches\b/.test(part.className) ? [swatches(part)]
-        : [...part.querySelectorAll("svg")]));
+  const parts =
+    drawing.tagName === "svg"
+      ? [drawing as SVGSVGElement]
+      : [...drawing.children].flatMap((part) =>
+          part.tagName === "svg"
+            ? [part as SVGSVGElement]
+            : /-swatches\b/.test(part.className)
+              ? [swatches(part)]
+              : [...part.querySelectorAll("svg")],
+        );
   if (legend) parts.push(legend);
   if (parts.length === 1) return parts[0];
   const sizes = parts.map(sizeOf);
-  const figure = s("svg", { width: Math.max(...sizes.map(([width]) => width)),
-    height: sizes.reduce((total, [, height]) => total + height + 8, 0) });
+  const figure = s("svg", {
+    width: Math.max(...sizes.map(([width]) => width)),
+    height: sizes.reduce((total, [, height]) => total + height + 8, 0),
+  });
   let y = 0;
   parts.forEach((part, at) => {
     const copy = part.cloneNode(true) as SVGSVGElement;
     const [width, height] = sizes[at];
-    for (const [name, value] of Object.entries({ x: 0, y, width, height })) copy.setAttribute(name, String(value));
+    for (const [name, value] of Object.entries({ x: 0, y, width, height }))
+      copy.setAttribute(name, String(value));
     if (!copy.getAttribute("viewBox")) copy.setAttribute("viewBox", `0 0 ${width} ${height}`);
     copy.setAttribute("overflow", "visible");
     figure.append(copy);
@@ -160,29 +234,50 @@ function alone(figure: SVGSVGElement, colors: CSSStyleDeclaration): string {
   copy.setAttribute("width", String(width));
   copy.setAttribute("height", String(height));
   if (!copy.getAttribute("viewBox")) copy.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  copy.setAttribute("style",
-    `color:${colors.getPropertyValue("--ink")};background:${colors.getPropertyValue("--paper")};font-family:system-ui,sans-serif`);
+  copy.setAttribute(
+    "style",
+    `color:${colors.getPropertyValue("--ink")};background:${colors.getPropertyValue("--paper")};font-family:system-ui,sans-serif`,
+  );
   let text = new XMLSerializer().serializeToString(copy);
-  for (const name of new Set(text.match(/var\(--[a-z-]+\)/g) ?? [])) text = text.replaceAll(name,
-    colors.getPropertyValue(name.slice(4, -1)).trim());
+  for (const name of new Set(text.match(/var\(--[a-z-]+\)/g) ?? []))
+    text = text.replaceAll(name, colors.getPropertyValue(name.slice(4, -1)).trim());
   return text;
 }
 
 // Buttons that save a drawing with its legends; a pixel of the screen is 1/96 of an inch.
-export function saving(name: () => string, drawing: () => Element | null, root: () => Element,
-  legend: () => SVGSVGElement | null = () => null): HTMLElement {
+export function saving(
+  name: () => string,
+  drawing: () => Element | null,
+  root: () => Element,
+  legend: () => SVGSVGElement | null = () => null,
+): HTMLElement {
   const save = async (kind: "svg" | "png") => {
     const found = drawing();
     if (!found) return;
     const figure = whole(found, legend());
     const [width, height] = sizeOf(figure);
     const text = alone(figure, getComputedStyle(root()));
-    download(kind === "svg" ? svgBlob(text) : await pngBlob(text, (width * DPI) / 96, (height * DPI) / 96),
-      fileName(name(), kind));
+    download(
+      kind === "svg" ? svgBlob(text) : await pngBlob(text, (width * DPI) / 96, (height * DPI) / 96),
+      fileName(name(), kind),
+    );
   };
-  const button = (kind: "svg" | "png") => h("button",
-    { type: "button", class: "quiet", title: `Save as ${kind.toUpperCase()}`, onclick: () => save(kind) },
-    kind.toUpperCase());
-  return h("span", { class: "saving", role: "group", "aria-label": "Save this figure" },
-    h("span", { "aria-hidden": "true" }, "Save"), button("svg"), button("png"));
+  const button = (kind: "svg" | "png") =>
+    h(
+      "button",
+      {
+        type: "button",
+        class: "quiet",
+        title: `Save as ${kind.toUpperCase()}`,
+        onclick: () => save(kind),
+      },
+      kind.toUpperCase(),
+    );
+  return h(
+    "span",
+    { class: "saving", role: "group", "aria-label": "Save this figure" },
+    h("span", { "aria-hidden": "true" }, "Save"),
+    button("svg"),
+    button("png"),
+  );
 }

@@ -20,8 +20,16 @@ export interface Frame {
   tallest: number; // points of a panel
 }
 // `heads` names the heads that a panel is about; "": all.
-export interface Drawn { node: SVGGElement; width: number; height: number; title: string; heads: string; said: string;
-  rows: Row[]; weights: boolean }
+export interface Drawn {
+  node: SVGGElement;
+  width: number;
+  height: number;
+  title: string;
+  heads: string;
+  said: string;
+  rows: Row[];
+  weights: boolean;
+}
 
 let pen: CanvasRenderingContext2D | null = null;
 export function widthOf(text: string, size = NORMAL, bold = false): number {
@@ -35,81 +43,175 @@ const unnumbered = (name: string) => cut(shortToken(name.replace(/ \(\d+\)$/, ""
 export const widest = (tokens: string[], size = SMALL) =>
   tokens.reduce((most, token) => Math.max(most, widthOf(shortToken(token), size)), 0);
 
-interface Look { size?: number; anchor?: string; bold?: boolean; fill?: string; turned?: boolean; token?: boolean }
-export function write(text: string, x: number, y: number,
-  { size = SMALL, anchor = "start", bold = false, fill = INK, turned = false, token = false }: Look = {}) {
-  return s("text", { ...(turned ? { transform: `translate(${round(x)},${round(y)}) rotate(-90)` }
-    : { x: round(x), y: round(y) }), "font-size": size, "text-anchor": anchor, dy: "0.35em", fill,
-  "font-weight": bold ? 700 : null, direction: "ltr", class: token ? "token" : null }, text);
+interface Look {
+  size?: number;
+  anchor?: string;
+  bold?: boolean;
+  fill?: string;
+  turned?: boolean;
+  token?: boolean;
+}
+export function write(
+  text: string,
+  x: number,
+  y: number,
+  {
+    size = SMALL,
+    anchor = "start",
+    bold = false,
+    fill = INK,
+    turned = false,
+    token = false,
+  }: Look = {},
+) {
+  return s(
+    "text",
+    {
+      ...(turned
+        ? { transform: `translate(${round(x)},${round(y)}) rotate(-90)` }
+        : { x: round(x), y: round(y) }),
+      "font-size": size,
+      "text-anchor": anchor,
+      dy: "0.35em",
+      fill,
+      "font-weight": bold ? 700 : null,
+      direction: "ltr",
+      class: token ? "token" : null,
+    },
+    text,
+  );
 }
 export const round = (value: number) => Math.round(value * 100) / 100;
 
 // A matrix of cells, rectangles if they are few, and a picture with sharp cells if they are many.
-export function weightCells(frame: Frame, values: ArrayLike<number>, rows: number, cols: number,
-  [x, y, cell, tall]: number[], place = frame.scale.place): SVGGElement {
+export function weightCells(
+  frame: Frame,
+  values: ArrayLike<number>,
+  rows: number,
+  cols: number,
+  [x, y, cell, tall]: number[],
+  place = frame.scale.place,
+): SVGGElement {
   const group = s("g", { class: "cells" });
   if (rows * cols <= RECTS) {
     for (let i = 0; i < rows; i++)
       for (let j = 0; j < cols; j++)
-        group.append(s("rect", { x: round(x + j * cell), y: round(y + i * tall), width: round(cell),
-          height: round(tall), fill: frame.colors.of(place(values[i * cols + j])) }));
-  } else group.append(cellImage(frame, Array.from(values, place), rows, cols, [x, y, cols * cell, rows * tall]));
-  group.append(s("rect", { x: round(x), y: round(y), width: round(cols * cell), height: round(rows * tall),
-    fill: "none", stroke: LINE, "stroke-width": 0.5 }));
+        group.append(
+          s("rect", {
+            x: round(x + j * cell),
+            y: round(y + i * tall),
+            width: round(cell),
+            height: round(tall),
+            fill: frame.colors.of(place(values[i * cols + j])),
+          }),
+        );
+  } else
+    group.append(
+      cellImage(frame, Array.from(values, place), rows, cols, [x, y, cols * cell, rows * tall]),
+    );
+  group.append(
+    s("rect", {
+      x: round(x),
+      y: round(y),
+      width: round(cols * cell),
+      height: round(rows * tall),
+      fill: "none",
+      stroke: LINE,
+      "stroke-width": 0.5,
+    }),
+  );
   return group;
 }
 
 // Cells as vectors: a path for each color, to which every matrix of a panel adds its cells.
-export function cellsByColor(frame: Frame, places: ArrayLike<number>, rows: number, cols: number,
-  [x, y, width, height]: number[], paths: Map<string, string[]>) {
+export function cellsByColor(
+  frame: Frame,
+  places: ArrayLike<number>,
+  rows: number,
+  cols: number,
+  [x, y, width, height]: number[],
+  paths: Map<string, string[]>,
+) {
   const [wide, tall] = [width / cols, height / rows];
   for (let at = 0; at < rows * cols; at++) {
     const color = frame.colors.of(places[at]);
     const path = paths.get(color) ?? [];
     if (!path.length) paths.set(color, path);
-    path.push(`M${round(x + (at % cols) * wide)},${round(y + Math.floor(at / cols) * tall)}h${round(wide)}v${round(tall)}h${-round(wide)}z`);
+    path.push(
+      `M${round(x + (at % cols) * wide)},${round(y + Math.floor(at / cols) * tall)}h${round(wide)}v${round(tall)}h${-round(wide)}z`,
+    );
   }
 }
 
 // Cells as an image. Each cell is several pixels, so that no program blurs them.
-export function cellImage(frame: Frame, places: ArrayLike<number>, rows: number, cols: number,
-  [x, y, width, height]: number[]): SVGImageElement {
+export function cellImage(
+  frame: Frame,
+  places: ArrayLike<number>,
+  rows: number,
+  cols: number,
+  [x, y, width, height]: number[],
+): SVGImageElement {
   const small = document.createElement("canvas");
   [small.width, small.height] = [cols, rows];
-  const pixels = Uint32Array.from(places, (share) =>
-    frame.colors.table[share <= 0 ? 0 : 1 + Math.round(Math.min(share, 1) * (STEPS - 1))]);
-  small.getContext("2d")!.putImageData(new ImageData(new Uint8ClampedArray(pixels.buffer), cols, rows), 0, 0);
-  const times = Math.max(1, Math.ceil((width / 72) * 300 / cols));
+  const pixels = Uint32Array.from(
+    places,
+    (share) =>
+      frame.colors.table[share <= 0 ? 0 : 1 + Math.round(Math.min(share, 1) * (STEPS - 1))],
+  );
+  small
+    .getContext("2d")!
+    .putImageData(new ImageData(new Uint8ClampedArray(pixels.buffer), cols, rows), 0, 0);
+  const times = Math.max(1, Math.ceil(((width / 72) * 300) / cols));
   const large = document.createElement("canvas");
   [large.width, large.height] = [cols * times, rows * times];
   const brush = large.getContext("2d")!;
   brush.imageSmoothingEnabled = false;
   brush.drawImage(small, 0, 0, large.width, large.height);
-  return s("image", { x: round(x), y: round(y), width: round(width), height: round(height),
-    preserveAspectRatio: "none", href: large.toDataURL() });
+  return s("image", {
+    x: round(x),
+    y: round(y),
+    width: round(width),
+    height: round(height),
+    preserveAspectRatio: "none",
+    href: large.toDataURL(),
+  });
 }
 
 // Every n-th cell of a size has room for a label.
 const labelStep = (size: number) => Math.max(1, 2 ** Math.ceil(Math.log2((SMALL + 0.8) / size)));
 // Tokens beside the rows of cells (`down`) or below their columns. Every n-th, with its number, if there is no room.
-export function tokensAlong(tokens: string[], first: number, step: number, size: number, down: boolean,
-  [x, y]: number[]): SVGGElement {
+export function tokensAlong(
+  tokens: string[],
+  first: number,
+  step: number,
+  size: number,
+  down: boolean,
+  [x, y]: number[],
+): SVGGElement {
   const group = s("g", {});
   const every = labelStep(size);
   for (let at = 0; at * step < tokens.length; at += every) {
     const name = tokens[at * step];
     const said = every * step > 1 ? `${unnumbered(name)} ${first + at * step}` : shortToken(name);
     const middle = (at + 0.5) * size;
-    group.append(down ? write(said, x - 3, y + middle, { anchor: "end", token: true })
-      : write(said, x + middle, y + 3, { anchor: "end", turned: true, token: true }));
+    group.append(
+      down
+        ? write(said, x - 3, y + middle, { anchor: "end", token: true })
+        : write(said, x + middle, y + 3, { anchor: "end", turned: true, token: true }),
+    );
   }
   return group;
 }
 export const gutter = (tokens: string[], first: number, step: number, size: number) => {
   const every = labelStep(size);
   const shown = tokens.filter((_, at) => at % (step * every) === 0);
-  return every * step > 1 ? shown.reduce((most, token, at) => Math.max(most,
-    widthOf(`${unnumbered(token)} ${first + at * step * every}`, SMALL)), 0) + 4 : widest(shown) + 4;
+  return every * step > 1
+    ? shown.reduce(
+        (most, token, at) =>
+          Math.max(most, widthOf(`${unnumbered(token)} ${first + at * step * every}`, SMALL)),
+        0,
+      ) + 4
+    : widest(shown) + 4;
 };
 
 // The text in lines that are at most `room` points wide.
@@ -118,7 +220,10 @@ export function linesOfText(text: string, room: number, size = NORMAL): string[]
   let line = "";
   for (const word of text.split(/\s+/u).flatMap((each) => broken(each, room, size))) {
     const longer = line ? `${line} ${word}` : word;
-    if (line && widthOf(longer, size) > room) { out.push(line); line = word; } else line = longer;
+    if (line && widthOf(longer, size) > room) {
+      out.push(line);
+      line = word;
+    } else line = longer;
   }
   return line ? [...out, line] : out;
 }
@@ -135,18 +240,54 @@ function broken(word: string, room: number, size: number): string[] {
 
 // The colors of a legend, once in every figure.
 const [GRADIENT, STOPS] = ["regard-ramp", 32];
-export const gradient = ({ colors }: Frame) => s("defs", {}, s("linearGradient", { id: GRADIENT },
-  ...Array.from({ length: STOPS + 1 }, (_, at) => s("stop", { offset: round(at / STOPS),
-    "stop-color": colors.of(Math.max(at / STOPS, 0.004)) }))));
+export const gradient = ({ colors }: Frame) =>
+  s(
+    "defs",
+    {},
+    s(
+      "linearGradient",
+      { id: GRADIENT },
+      ...Array.from({ length: STOPS + 1 }, (_, at) =>
+        s("stop", {
+          offset: round(at / STOPS),
+          "stop-color": colors.of(Math.max(at / STOPS, 0.004)),
+        }),
+      ),
+    ),
+  );
 
 // The colors from the least to the most, with numbers.
-export function ramp(frame: Frame, ticks: [number, string][], said: string): { node: SVGGElement; height: number; width: number } {
+export function ramp(
+  frame: Frame,
+  ticks: [number, string][],
+  said: string,
+): { node: SVGGElement; height: number; width: number } {
   const [width, left] = [Math.min(150, frame.width * 0.5), 8];
-  const node = s("g", { class: "legend" }, s("rect", { x: left, y: 0, width: round(width), height: 6,
-    fill: `url(#${GRADIENT})`, stroke: LINE, "stroke-width": 0.5 }));
-  for (const [place, label] of ticks) node.append(
-    s("line", { x1: round(left + place * width), x2: round(left + place * width), y1: 6, y2: 8, stroke: SOFT,
-      "stroke-width": 0.5 }), write(label, left + place * width, 12.5, { anchor: "middle" }));
+  const node = s(
+    "g",
+    { class: "legend" },
+    s("rect", {
+      x: left,
+      y: 0,
+      width: round(width),
+      height: 6,
+      fill: `url(#${GRADIENT})`,
+      stroke: LINE,
+      "stroke-width": 0.5,
+    }),
+  );
+  for (const [place, label] of ticks)
+    node.append(
+      s("line", {
+        x1: round(left + place * width),
+        x2: round(left + place * width),
+        y1: 6,
+        y2: 8,
+        stroke: SOFT,
+        "stroke-width": 0.5,
+      }),
+      write(label, left + place * width, 12.5, { anchor: "middle" }),
+    );
   node.append(write(said, left + width + 12, 3.5));
   return { node, height: 18, width: left + width + 12 + widthOf(said, SMALL) };
 }

@@ -3,8 +3,27 @@ import { interval, headName, inText, place, type Context } from "./context";
 import { bytes, layerLabel, queriesOf, shortName, weightOf, type Pool } from "./data";
 import { s } from "./dom";
 import { counted, inCell, shown, statisticInCell } from "./format";
-import { cellImage, cellsByColor, gutter, NORMAL, ramp, round, shortToken, SMALL, tokensAlong, weightCells, widest, widthOf, write, GOLD, INK,
-  LINE, SOFT, type Drawn, type Frame } from "./figure_frame";
+import {
+  cellImage,
+  cellsByColor,
+  gutter,
+  NORMAL,
+  ramp,
+  round,
+  shortToken,
+  SMALL,
+  tokensAlong,
+  weightCells,
+  widest,
+  widthOf,
+  write,
+  GOLD,
+  INK,
+  LINE,
+  SOFT,
+  type Drawn,
+  type Frame,
+} from "./figure_frame";
 import { alignmentPanels } from "./views/alignment";
 import { headOrder } from "./head_order";
 import type { Row } from "./output";
@@ -12,13 +31,32 @@ import { TILE } from "./source";
 import { wordNames } from "./word_names";
 import { byLayer, headsInWords, listedHeads, meanLine } from "./head_sets";
 
-export const PANELS: [string, string][] = [["words", "Words with arcs"], ["map", "Map of the head"],
-  ["heads", "All heads"], ["alignment", "Alignment"], ["statistics", "Statistic of all heads"]];
-export const CSV_HEAD: Row = ["panel", "layer", "head", "quantity", "query", "query token", "key", "key token", "value"];
+export const PANELS: [string, string][] = [
+  ["words", "Words with arcs"],
+  ["map", "Map of the head"],
+  ["heads", "All heads"],
+  ["alignment", "Alignment"],
+  ["statistics", "Statistic of all heads"],
+];
+export const CSV_HEAD: Row = [
+  "panel",
+  "layer",
+  "head",
+  "quantity",
+  "query",
+  "query token",
+  "key",
+  "key token",
+  "value",
+];
 const [PITCH, MOST, NUMBERED, WIDEST, EXACT, VECTORS] = [9.2, 256, 14, 20, 48, 24_000]; // VECTORS: cells of all heads, of more they are pictures
 
-const pair = (text: Context["text"], i: number, j: number) =>
-  [i, queriesOf(text)[i], j, text.tokens[j]];
+const pair = (text: Context["text"], i: number, j: number) => [
+  i,
+  queriesOf(text)[i],
+  j,
+  text.tokens[j],
+];
 const capital = (text: string) => text[0].toUpperCase() + text.slice(1);
 // The weight of an arc: as in a cell, and also if it is small.
 const arcWeight = (value: number) => inCell(value) || shown(value);
@@ -27,16 +65,25 @@ const arcWeight = (value: number) => inCell(value) || shown(value);
 const tokensOf = (frame: Frame, side: "queries" | "keys", most: number): [number, number] => {
   const { text, state } = frame.context;
   const all = side === "keys" ? text.tokens.length : queriesOf(text).length;
-  if (frame.span && (side === "queries" || !text.queries)) return [frame.span[0], Math.min(frame.span[1], all)];
+  if (frame.span && (side === "queries" || !text.queries))
+    return [frame.span[0], Math.min(frame.span[1], all)];
   return interval(side === "keys" && text.queries ? 0 : state.query, most, all);
 };
 
 // Weights, or cells of several weights if a side has more than MOST tokens.
-async function region(frame: Frame, at = place(frame.context), [top, bottom]: [number, number],
-  [left, right]: [number, number]) {
+async function region(
+  frame: Frame,
+  at = place(frame.context),
+  [top, bottom]: [number, number],
+  [left, right]: [number, number],
+) {
   const { source, state } = frame.context;
   const finest = source.finest(state.text);
-  const level = Math.max(finest, Math.ceil(Math.log2(Math.max(bottom - top, right - left) / MOST)), 0);
+  const level = Math.max(
+    finest,
+    Math.ceil(Math.log2(Math.max(bottom - top, right - left) / MOST)),
+    0,
+  );
   const ends = [top, bottom - 1, left, right - 1].map((token) => token >> level);
   const [rows, cols] = [ends[1] - ends[0] + 1, ends[3] - ends[2] + 1];
   const values = new Float32Array(rows * cols);
@@ -51,11 +98,22 @@ async function region(frame: Frame, at = place(frame.context), [top, bottom]: [n
         if (i >= 0 && j >= 0 && i < rows && j < cols) values[i * cols + j] = tile[n];
       }
     }
-  return { values, rows, cols, level, first: [ends[0] << level, ends[2] << level] as [number, number] };
+  return {
+    values,
+    rows,
+    cols,
+    level,
+    first: [ends[0] << level, ends[2] << level] as [number, number],
+  };
 }
 
-function rowsOf(context: Context, panel: string, layer: number, head: string | number,
-  found: Awaited<ReturnType<typeof region>>): Row[] {
+function rowsOf(
+  context: Context,
+  panel: string,
+  layer: number,
+  head: string | number,
+  found: Awaited<ReturnType<typeof region>>,
+): Row[] {
   const { text } = context;
   const { values, cols, level, first } = found;
   const size = 2 ** level;
@@ -63,10 +121,21 @@ function rowsOf(context: Context, panel: string, layer: number, head: string | n
     const last = Math.min(at + size, tokens.length) - 1;
     return size > 1 ? [`${at}-${last}`, `${tokens[at]} … ${tokens[last]}`] : [at, tokens[at]];
   };
-  const quantity = size > 1 ? (context.state.pool === "max" ? "largest weight of a cell" : "weight of a cell") : "weight";
-  return Array.from(values, (value, at) => [panel, layerLabel(context.text.layers[layer]), head, quantity,
-    ...part(first[0] + Math.floor(at / cols) * size, queriesOf(text)), ...part(first[1] + (at % cols) * size, text.tokens),
-    value]);
+  const quantity =
+    size > 1
+      ? context.state.pool === "max"
+        ? "largest weight of a cell"
+        : "weight of a cell"
+      : "weight";
+  return Array.from(values, (value, at) => [
+    panel,
+    layerLabel(context.text.layers[layer]),
+    head,
+    quantity,
+    ...part(first[0] + Math.floor(at / cols) * size, queriesOf(text)),
+    ...part(first[1] + (at % cols) * size, text.tokens),
+    value,
+  ]);
 }
 
 // Words with arcs
@@ -81,29 +150,55 @@ async function wordsWithArcs(frame: Frame): Promise<Drawn> {
   const query = wordNames(queriesOf(text))[state.query];
   const weights = await meanLine(context, heads, state.query);
   const one = [...heads.values()].flat().length === 1;
-  const label = one ? String([...heads.values()].flat()[0])
+  const label = one
+    ? String([...heads.values()].flat()[0])
     : `mean of ${[...heads].map(([layer, list]) => `${layerLabel(context.text.layers[layer])}: ${list.join(" ")}`).join("; ")}`;
   const rows: Row[] = [];
-  for (let j = keys[0]; j < keys[1]; j++) rows.push(["words", one || heads.size === 1 ? layerLabel(context.text.layers[[...heads.keys()][0]])
-    : "all", label, "weight", ...pair(text, state.query, j), weights[j]]);
+  for (let j = keys[0]; j < keys[1]; j++)
+    rows.push([
+      "words",
+      one || heads.size === 1 ? layerLabel(context.text.layers[[...heads.keys()][0]]) : "all",
+      label,
+      "weight",
+      ...pair(text, state.query, j),
+      weights[j],
+    ]);
   const node = s("g", {});
-  const [across, height] = text.queries ? crossWords(frame, node, keys, weights) : selfWords(frame, node, keys, weights);
+  const [across, height] = text.queries
+    ? crossWords(frame, node, keys, weights)
+    : selfWords(frame, node, keys, weights);
   const left = 1 - weights.slice(...keys).reduce((total, value) => total + value, 0);
-  const outside = left > 0.005 && (keys[0] > 0 || keys[1] < text.tokens.length)
-    ? ` Tokens ${keys[0]} to ${keys[1] - 1} of ${text.tokens.length}; ${Math.round(left * 100)} % of the weight is outside.` : "";
-  return { node, width: across, height, title: `What “${query}” attends to`, rows, weights: true,
+  const outside =
+    left > 0.005 && (keys[0] > 0 || keys[1] < text.tokens.length)
+      ? ` Tokens ${keys[0]} to ${keys[1] - 1} of ${text.tokens.length}; ${Math.round(left * 100)} % of the weight is outside.`
+      : "";
+  return {
+    node,
+    width: across,
+    height,
+    title: `What “${query}” attends to`,
+    rows,
+    weights: true,
     heads: one ? headName(context, ...listedHeads(context)[0]) : capital(headsInWords(context)),
-    said: `What “${query}” attends to; a thicker arc is a larger weight.${outside}` };
+    said: `What “${query}” attends to; a thicker arc is a larger weight.${outside}`,
+  };
 }
 
 // The x of the middle of every word, its width, and whether words are turned because a line has no room for them.
-function spread(tokens: string[], width: number): { at: number[]; wide: number[]; turned: boolean } {
+function spread(
+  tokens: string[],
+  width: number,
+): { at: number[]; wide: number[]; turned: boolean } {
   const size = tokens.map((token) => widthOf(shortToken(token), NORMAL, true) + 5);
   const total = size.reduce((a, b) => a + b, 0);
   const turned = total > width;
   const pitch = Math.min(width / tokens.length, 16);
   let x = 0;
-  const at = size.map((each) => { const step = turned ? pitch : each; x += step; return x - step / 2; });
+  const at = size.map((each) => {
+    const step = turned ? pitch : each;
+    x += step;
+    return x - step / 2;
+  });
   return { at, wide: turned ? size.map(() => pitch) : size, turned };
 }
 
@@ -111,52 +206,104 @@ function spread(tokens: string[], width: number): { at: number[]; wide: number[]
 const leastArc = (weights: Float32Array) =>
   Math.max(1e-9, Math.min(0.02, weights.reduce((a, b) => Math.max(a, b), 0) / 5));
 
-function selfWords(frame: Frame, node: SVGGElement, [first, last]: [number, number], weights: Float32Array) {
+function selfWords(
+  frame: Frame,
+  node: SVGGElement,
+  [first, last]: [number, number],
+  weights: Float32Array,
+) {
   const { text, state } = frame.context;
   const tokens = text.tokens.slice(first, last);
   const { at, wide, turned } = spread(tokens, frame.width);
   const tall = turned ? widest(tokens, NORMAL) + 6 : 13;
   const here = state.query - first;
   const least = leastArc(weights.subarray(first, last));
-  const reach = Math.max(...tokens.map((_, j) => (weights[first + j] >= least && at[here] !== undefined
-    ? Math.abs(at[j] - at[here]) : 0)));
+  const reach = Math.max(
+    ...tokens.map((_, j) =>
+      weights[first + j] >= least && at[here] !== undefined ? Math.abs(at[j] - at[here]) : 0,
+    ),
+  );
   const top = Math.min(56, Math.max(22, reach / 2)) + 10;
-  const rise = (j: number) => 10 + (top - 18) * Math.sqrt(Math.abs(at[j] - at[here]) / Math.max(reach, 1));
+  const rise = (j: number) =>
+    10 + (top - 18) * Math.sqrt(Math.abs(at[j] - at[here]) / Math.max(reach, 1));
   const order = tokens.map((_, j) => j).sort((a, b) => weights[first + a] - weights[first + b]);
   const most = order.at(-1)!;
   for (const j of order) {
     const weight = weights[first + j];
     if (weight < least || at[here] === undefined) continue;
-    node.append(s("path", { class: "arc", d: j === here
-      ? `M${round(at[j] - 3)},${top} C${round(at[j] - 9)},${top - 16} ${round(at[j] + 9)},${top - 16} ${round(at[j] + 3)},${top}`
-      : `M${round(at[here])},${top} C${round(at[here])},${round(top - rise(j) * 1.33)} ${round(at[j])},${round(top - rise(j) * 1.33)} ${round(at[j])},${top}`,
-    fill: "none", stroke: frame.colors.of(1 - 0.45 * (1 - weight)), "stroke-width": round(0.4 + 2.6 * weight),
-    "stroke-opacity": round(0.4 + 0.6 * Math.sqrt(weight)) }));
+    node.append(
+      s("path", {
+        class: "arc",
+        d:
+          j === here
+            ? `M${round(at[j] - 3)},${top} C${round(at[j] - 9)},${top - 16} ${round(at[j] + 9)},${top - 16} ${round(at[j] + 3)},${top}`
+            : `M${round(at[here])},${top} C${round(at[here])},${round(top - rise(j) * 1.33)} ${round(at[j])},${round(top - rise(j) * 1.33)} ${round(at[j])},${top}`,
+        fill: "none",
+        stroke: frame.colors.of(1 - 0.45 * (1 - weight)),
+        "stroke-width": round(0.4 + 2.6 * weight),
+        "stroke-opacity": round(0.4 + 0.6 * Math.sqrt(weight)),
+      }),
+    );
   }
   if (at[here] !== undefined && weights[first + most] > 0) {
-    const [x, y] = most === here ? [at[most], top - 17] : [(at[here] + at[most]) / 2, top - rise(most) - 6];
+    const [x, y] =
+      most === here ? [at[most], top - 17] : [(at[here] + at[most]) / 2, top - rise(most) - 6];
     const said = arcWeight(weights[first + most]);
     const wide = widthOf(said, SMALL) + 3;
-    node.append(s("rect", { x: round(x - wide / 2), y: round(y - 4), width: round(wide), height: 8, fill: "#ffffff" }),
-      write(said, x, y, { anchor: "middle" }));
+    node.append(
+      s("rect", {
+        x: round(x - wide / 2),
+        y: round(y - 4),
+        width: round(wide),
+        height: 8,
+        fill: "#ffffff",
+      }),
+      write(said, x, y, { anchor: "middle" }),
+    );
   }
-  tokens.forEach((token, j) => box(frame, node, token, [at[j], top, wide[j], tall], weights[first + j], turned, j === here));
+  tokens.forEach((token, j) =>
+    box(frame, node, token, [at[j], top, wide[j], tall], weights[first + j], turned, j === here),
+  );
   return [at.at(-1)! + wide.at(-1)! / 2, top + tall];
 }
 
-function box(frame: Frame, node: SVGGElement, token: string, [x, y, wide, tall]: number[], weight: number | null,
-  turned: boolean, chosen: boolean) {
+function box(
+  frame: Frame,
+  node: SVGGElement,
+  token: string,
+  [x, y, wide, tall]: number[],
+  weight: number | null,
+  turned: boolean,
+  chosen: boolean,
+) {
   const share = weight === null ? 0 : frame.scale.place(weight);
-  node.append(s("rect", { class: "cell", x: round(x - wide / 2 + 0.3), y: round(y), width: round(wide - 0.6),
-    height: round(tall), fill: weight === null ? "none" : frame.colors.of(share), stroke: chosen ? INK : "none",
-    "stroke-width": 1 }));
+  node.append(
+    s("rect", {
+      class: "cell",
+      x: round(x - wide / 2 + 0.3),
+      y: round(y),
+      width: round(wide - 0.6),
+      height: round(tall),
+      fill: weight === null ? "none" : frame.colors.of(share),
+      stroke: chosen ? INK : "none",
+      "stroke-width": 1,
+    }),
+  );
   const look = { size: NORMAL, bold: chosen, fill: frame.colors.on(share), token: true };
-  node.append(turned ? write(shortToken(token), x, y + 3, { ...look, turned, anchor: "end" })
-    : write(shortToken(token), x, y + tall / 2, { ...look, anchor: "middle" }));
+  node.append(
+    turned
+      ? write(shortToken(token), x, y + 3, { ...look, turned, anchor: "end" })
+      : write(shortToken(token), x, y + tall / 2, { ...look, anchor: "middle" }),
+  );
 }
 
 // Two texts: the queries above, the keys below, and a line for every weight.
-function crossWords(frame: Frame, node: SVGGElement, [first, last]: [number, number], weights: Float32Array) {
+function crossWords(
+  frame: Frame,
+  node: SVGGElement,
+  [first, last]: [number, number],
+  weights: Float32Array,
+) {
   const { text, state } = frame.context;
   const room = Math.floor(frame.width / PITCH);
   const above = interval(state.query, room, queriesOf(text).length);
@@ -168,14 +315,42 @@ function crossWords(frame: Frame, node: SVGGElement, [first, last]: [number, num
   const least = leastArc(weights.subarray(first, last));
   keys.forEach((_, j) => {
     const weight = weights[first + j];
-    if (weight >= least) node.append(s("line", { class: "arc", x1: round(top.at[state.query - above[0]]), y1: start,
-      x2: round(low.at[j]), y2: end, stroke: frame.colors.of(1 - 0.45 * (1 - weight)),
-      "stroke-width": round(0.4 + 2.6 * weight), "stroke-opacity": round(0.4 + 0.6 * Math.sqrt(weight)) }));
+    if (weight >= least)
+      node.append(
+        s("line", {
+          class: "arc",
+          x1: round(top.at[state.query - above[0]]),
+          y1: start,
+          x2: round(low.at[j]),
+          y2: end,
+          stroke: frame.colors.of(1 - 0.45 * (1 - weight)),
+          "stroke-width": round(0.4 + 2.6 * weight),
+          "stroke-opacity": round(0.4 + 0.6 * Math.sqrt(weight)),
+        }),
+      );
   });
-  own.forEach((token, i) => box(frame, node, token, [top.at[i], 0, top.wide[i], upper], null, top.turned,
-    i === state.query - above[0]));
-  keys.forEach((token, j) => box(frame, node, token, [low.at[j], end, low.wide[j], lower], weights[first + j],
-    low.turned, false));
+  own.forEach((token, i) =>
+    box(
+      frame,
+      node,
+      token,
+      [top.at[i], 0, top.wide[i], upper],
+      null,
+      top.turned,
+      i === state.query - above[0],
+    ),
+  );
+  keys.forEach((token, j) =>
+    box(
+      frame,
+      node,
+      token,
+      [low.at[j], end, low.wide[j], lower],
+      weights[first + j],
+      low.turned,
+      false,
+    ),
+  );
   const ends = [top, low].map(({ at, wide }) => at.at(-1)! + wide.at(-1)! / 2);
   return [Math.max(...ends), end + lower];
 }
@@ -185,37 +360,66 @@ function crossWords(frame: Frame, node: SVGGElement, [first, last]: [number, num
 async function map(frame: Frame): Promise<Drawn> {
   const { context } = frame;
   const { text, state } = context;
-  const all: [number, number][] = [tokensOf(frame, "queries", Infinity), tokensOf(frame, "keys", Infinity)];
+  const all: [number, number][] = [
+    tokensOf(frame, "queries", Infinity),
+    tokensOf(frame, "keys", Infinity),
+  ];
   const found = await region(frame, place(context), all[0], all[1]);
   const { node, width, height } = matrix(frame, found, headName(context));
-  const pooled = found.level ? ` A cell is ${2 ** found.level} × ${2 ** found.level} weights: ${state.pool === "max"
-    ? "the largest of them" : "their sum over keys, averaged over queries"}.` : "";
+  const pooled = found.level
+    ? ` A cell is ${2 ** found.level} × ${2 ** found.level} weights: ${
+        state.pool === "max" ? "the largest of them" : "their sum over keys, averaged over queries"
+      }.`
+    : "";
   const [rows, columns] = text.queries ? ["target word", "source word"] : ["query", "key"];
-  return { node, width, height, title: `Map of ${inText(headName(context))}`, weights: true,
+  return {
+    node,
+    width,
+    height,
+    title: `Map of ${inText(headName(context))}`,
+    weights: true,
     heads: headName(context),
     said: `Each row is a ${rows} and shows what it attends to; each column is a ${columns}.${pooled}`,
-    rows: rowsOf(context, "map", state.layer, state.head, found) };
+    rows: rowsOf(context, "map", state.layer, state.head, found),
+  };
 }
 
-function matrix(frame: Frame, { values, rows, cols, level, first }: Awaited<ReturnType<typeof region>>, about: string) {
+function matrix(
+  frame: Frame,
+  { values, rows, cols, level, first }: Awaited<ReturnType<typeof region>>,
+  about: string,
+) {
   const { text } = frame.context;
   const step = 2 ** level;
-  const tokens = [wordNames(queriesOf(text)).slice(first[0], first[0] + rows * step),
-    wordNames(text.tokens).slice(first[1], first[1] + cols * step)];
+  const tokens = [
+    wordNames(queriesOf(text)).slice(first[0], first[0] + rows * step),
+    wordNames(text.tokens).slice(first[1], first[1] + cols * step),
+  ];
   const guess = Math.min(WIDEST, (frame.width - 40) / cols);
   const left = 11 + gutter(tokens[0], first[0], step, guess);
   const cell = Math.min(WIDEST, (frame.width - left - 1) / cols, (frame.tallest - 60) / rows);
   const [low, name] = [rows * cell, gutter(tokens[1], first[1], step, cell)];
   const node = s("g", { "aria-label": about });
   node.append(weightCells(frame, values, rows, cols, [left, 0, cell, cell]));
-  node.append(tokensAlong(tokens[0], first[0], step, cell, true, [left, 0]),
-    tokensAlong(tokens[1], first[1], step, cell, false, [left, low]));
-  if (cell >= NUMBERED && level === 0) for (let at = 0; at < values.length; at++) node.append(
-    write(inCell(values[at]), left + (at % cols + 0.5) * cell, (Math.floor(at / cols) + 0.5) * cell,
-      { anchor: "middle", fill: frame.colors.on(frame.scale.place(values[at])) }));
+  node.append(
+    tokensAlong(tokens[0], first[0], step, cell, true, [left, 0]),
+    tokensAlong(tokens[1], first[1], step, cell, false, [left, low]),
+  );
+  if (cell >= NUMBERED && level === 0)
+    for (let at = 0; at < values.length; at++)
+      node.append(
+        write(
+          inCell(values[at]),
+          left + ((at % cols) + 0.5) * cell,
+          (Math.floor(at / cols) + 0.5) * cell,
+          { anchor: "middle", fill: frame.colors.on(frame.scale.place(values[at])) },
+        ),
+      );
   const axes = text.queries ? ["query (target)", "key (source)"] : ["query", "key"];
-  node.append(write(axes[0], 4, low / 2, { turned: true, anchor: "middle", fill: SOFT }),
-    write(axes[1], left + (cols * cell) / 2, low + name + 6, { anchor: "middle", fill: SOFT }));
+  node.append(
+    write(axes[0], 4, low / 2, { turned: true, anchor: "middle", fill: SOFT }),
+    write(axes[1], left + (cols * cell) / 2, low + name + 6, { anchor: "middle", fill: SOFT }),
+  );
   return { node, width: left + cols * cell, height: low + name + 11 };
 }
 
@@ -227,10 +431,18 @@ async function heads(frame: Frame): Promise<Drawn> {
   const order = headOrder(context);
   const grouped = state.sort === "layer";
   const most = Math.max(...text.layers.map((layer) => layer.heads.length));
-  const name = Math.max(...order.map(({ layer, head }) => widthOf(shortName(text.layers[layer], head), SMALL))) + 3;
-  const columns = grouped ? most : Math.min(12, order.length, Math.max(1, Math.floor(width / name)));
+  const name =
+    Math.max(
+      ...order.map(({ layer, head }) => widthOf(shortName(text.layers[layer], head), SMALL)),
+    ) + 3;
+  const columns = grouped
+    ? most
+    : Math.min(12, order.length, Math.max(1, Math.floor(width / name)));
   const count = grouped ? text.layers.length : Math.ceil(order.length / columns);
-  const left = grouped ? 12 + Math.max(...text.layers.map((_, at) => widthOf(layerLabel(context.text.layers[at]), SMALL))) : 0;
+  const left = grouped
+    ? 12 +
+      Math.max(...text.layers.map((_, at) => widthOf(layerLabel(context.text.layers[at]), SMALL)))
+    : 0;
   const nameHeight = grouped ? 0 : 9;
   const pitch = Math.min(44, (width - left) / columns, (frame.tallest - 12) / count - nameHeight);
   const node = s("g", {});
@@ -238,9 +450,13 @@ async function heads(frame: Frame): Promise<Drawn> {
   const [I, J] = [queriesOf(text).length, text.tokens.length];
   const exact = Math.max(I, J) <= EXACT && order.length <= MOST && !source.finest(state.text);
   const top = grouped ? 10 : 0;
-  const tiles = await Promise.all(order.map(({ layer, head }) => (exact
-    ? source.tile({ text: state.text, layer, head }, 0, 0, 0, "mean")
-    : Float32Array.from(bytes(text.layers[layer].heads[head].thumbnail), weightOf))));
+  const tiles = await Promise.all(
+    order.map(({ layer, head }) =>
+      exact
+        ? source.tile({ text: state.text, layer, head }, 0, 0, 0, "mean")
+        : Float32Array.from(bytes(text.layers[layer].heads[head].thumbnail), weightOf),
+    ),
+  );
   const [cells, frames] = [new Map<string, string[]>(), [] as SVGElement[]];
   const isVector = tiles.reduce((total, tile) => total + tile.length, 0) <= VECTORS;
   for (const [n, { layer, head }] of order.entries()) {
@@ -250,41 +466,91 @@ async function heads(frame: Frame): Promise<Drawn> {
     const places = Array.from(tiles[n], frame.scale.place);
     if (isVector) cellsByColor(frame, places, tall, wide, [x, y, size, size], cells);
     else node.append(cellImage(frame, places, tall, wide, [x, y, size, size]));
-    frames.push(s("rect", { class: "head", x: round(x), y: round(y), width: round(size), height: round(size), fill: "none",
-        stroke: LINE, "stroke-width": 0.4 }));
-    if (!grouped) node.append(write(shortName(text.layers[layer], head), x + size / 2, y + size + 5, { anchor: "middle" }));
+    frames.push(
+      s("rect", {
+        class: "head",
+        x: round(x),
+        y: round(y),
+        width: round(size),
+        height: round(size),
+        fill: "none",
+        stroke: LINE,
+        "stroke-width": 0.4,
+      }),
+    );
+    if (!grouped)
+      node.append(
+        write(shortName(text.layers[layer], head), x + size / 2, y + size + 5, {
+          anchor: "middle",
+        }),
+      );
     rows.push(...smallRows(context, { layer, head }, tiles[n], [tall, wide]));
   }
-  node.append(...[...cells].map(([fill, path]) => s("path", { class: "cells", d: path.join(""), fill, "shape-rendering": "crispEdges" })), ...frames);
+  node.append(
+    ...[...cells].map(([fill, path]) =>
+      s("path", { class: "cells", d: path.join(""), fill, "shape-rendering": "crispEdges" }),
+    ),
+    ...frames,
+  );
   if (grouped) headNumbers(context, node, [left, top, pitch, most]);
   const by = state.color in text.layers[0].heads[0].values ? `, by ${state.color}` : "";
   const sorted = `${by}, ${state.sort === "down" ? "highest" : "lowest"} first`;
-  return { node, width: left + columns * pitch, height: top + count * (pitch + nameHeight), title: "All heads", heads: "", rows, weights: true,
-    said: `Each picture is one head${grouped ? ", a row per layer" : sorted}.` };
+  return {
+    node,
+    width: left + columns * pitch,
+    height: top + count * (pitch + nameHeight),
+    title: "All heads",
+    heads: "",
+    rows,
+    weights: true,
+    said: `Each picture is one head${grouped ? ", a row per layer" : sorted}.`,
+  };
 }
 
 function headNumbers(context: Context, node: SVGGElement, [left, top, pitch, most]: number[]) {
   const every = Math.max(1, Math.ceil(10 / pitch));
-  for (let head = 0; head < most; head += every) node.append(
-    write(String(head), left + (head + 0.46) * pitch, 4, { anchor: "middle" }));
+  for (let head = 0; head < most; head += every)
+    node.append(write(String(head), left + (head + 0.46) * pitch, 4, { anchor: "middle" }));
   context.text.layers.forEach((_, layer) => {
-    if (layer % every === 0) node.append(write(layerLabel(context.text.layers[layer]), left - 3, top + (layer + 0.46) * pitch,
-      { anchor: "end" }));
+    if (layer % every === 0)
+      node.append(
+        write(layerLabel(context.text.layers[layer]), left - 3, top + (layer + 0.46) * pitch, {
+          anchor: "end",
+        }),
+      );
   });
 }
 
-function smallRows(context: Context, { layer, head }: { layer: number; head: number }, values: Float32Array,
-  [rows, cols]: number[]): Row[] {
+function smallRows(
+  context: Context,
+  { layer, head }: { layer: number; head: number },
+  values: Float32Array,
+  [rows, cols]: number[],
+): Row[] {
   const { text } = context;
-  const sides = [[queriesOf(text), rows], [text.tokens, cols]] as const;
+  const sides = [
+    [queriesOf(text), rows],
+    [text.tokens, cols],
+  ] as const;
   const whole = sides.every(([tokens, count]) => tokens.length === count);
   const part = (tokens: string[], count: number, at: number) => {
-    const [first, last] = [Math.ceil((at * tokens.length) / count), Math.ceil(((at + 1) * tokens.length) / count) - 1];
-    return first === last ? [first, tokens[first]] : [`${first}-${last}`, `${tokens[first]} … ${tokens[last]}`];
+    const [first, last] = [
+      Math.ceil((at * tokens.length) / count),
+      Math.ceil(((at + 1) * tokens.length) / count) - 1,
+    ];
+    return first === last
+      ? [first, tokens[first]]
+      : [`${first}-${last}`, `${tokens[first]} … ${tokens[last]}`];
   };
-  return Array.from(values, (value, at) => ["heads", layerLabel(context.text.layers[layer]), head,
-    whole ? "weight" : "weight of a cell", ...part(queriesOf(text), rows, Math.floor(at / cols)),
-    ...part(text.tokens, cols, at % cols), value]);
+  return Array.from(values, (value, at) => [
+    "heads",
+    layerLabel(context.text.layers[layer]),
+    head,
+    whole ? "weight" : "weight of a cell",
+    ...part(queriesOf(text), rows, Math.floor(at / cols)),
+    ...part(text.tokens, cols, at % cols),
+    value,
+  ]);
 }
 
 // Alignment: mechanisms, layers or heads side by side, with gold links outlined
@@ -294,12 +560,19 @@ async function alignment(frame: Frame): Promise<Drawn> {
   const { text } = context;
   const found = await alignmentPanels(context);
   const room = Math.floor((width - 40) / 7.8);
-  const [rows, cols] = [tokensOf(frame, "queries", 60), tokensOf(frame, "keys", Math.min(60, room))];
+  const [rows, cols] = [
+    tokensOf(frame, "queries", 60),
+    tokensOf(frame, "keys", Math.min(60, room)),
+  ];
   const tokens = [wordNames(queriesOf(text)).slice(...rows), wordNames(text.tokens).slice(...cols)];
   const left = widest(tokens[0]) + 4;
   const above = widest(tokens[1]) + 4;
-  const fit = (columns: number) => Math.min(14, ((width - left + 10) / columns - 10) / tokens[1].length);
-  let columns = Math.min(found.length, Math.max(1, Math.floor((width - left + 10) / (tokens[1].length * 7.8 + 10))));
+  const fit = (columns: number) =>
+    Math.min(14, ((width - left + 10) / columns - 10) / tokens[1].length);
+  let columns = Math.min(
+    found.length,
+    Math.max(1, Math.floor((width - left + 10) / (tokens[1].length * 7.8 + 10))),
+  );
   columns = Math.ceil(found.length / Math.ceil(found.length / columns));
   const cell = Math.max(fit(columns), 0.5);
   const tall = rows[1] - rows[0];
@@ -308,19 +581,49 @@ async function alignment(frame: Frame): Promise<Drawn> {
   const node = s("g", {});
   const table: Row[] = [];
   for (const [n, panel] of shown.entries()) {
-    const [x, y] = [left + (n % columns) * (tokens[1].length * cell + 10),
-      12 + above + Math.floor(n / columns) * (tall * cell + 16)];
+    const [x, y] = [
+      left + (n % columns) * (tokens[1].length * cell + 10),
+      12 + above + Math.floor(n / columns) * (tall * cell + 16),
+    ];
     const weights = await panel.weights(rows, cols);
-    node.append(alignmentCells(frame, weights, [rows, cols], [x, y, cell], n < columns, n % columns === 0));
-    node.append(write(titled(panel.title, tokens[1].length * cell), x, y - (n < columns ? above + 5 : 6), { bold: true }));
-    weights.forEach((weight, at) => table.push(["alignment", ...panel.place, "weight",
-      ...pair(text, rows[0] + Math.floor(at / tokens[1].length), cols[0] + (at % tokens[1].length)), weight]));
+    node.append(
+      alignmentCells(frame, weights, [rows, cols], [x, y, cell], n < columns, n % columns === 0),
+    );
+    node.append(
+      write(titled(panel.title, tokens[1].length * cell), x, y - (n < columns ? above + 5 : 6), {
+        bold: true,
+      }),
+    );
+    weights.forEach((weight, at) =>
+      table.push([
+        "alignment",
+        ...panel.place,
+        "weight",
+        ...pair(
+          text,
+          rows[0] + Math.floor(at / tokens[1].length),
+          cols[0] + (at % tokens[1].length),
+        ),
+        weight,
+      ]),
+    );
   }
   const height = 12 + above + Math.ceil(shown.length / columns) * (tall * cell + 16) - 16;
-  const gold = text.gold.length ? " Outlined: gold links; a dashed outline is a possible link." : "";
-  const missing = shown.length < found.length ? ` The first ${shown.length} of ${found.length} are shown.` : "";
-  return { node, width: left + columns * (tokens[1].length * cell + 10) - 10, height, title: "Alignment", heads: "", rows: table, weights: true,
-    said: `${text.queries ? "Each row is a target word, each column a source word" : "Each row is a query, each column a key"}.${gold}${missing}` };
+  const gold = text.gold.length
+    ? " Outlined: gold links; a dashed outline is a possible link."
+    : "";
+  const missing =
+    shown.length < found.length ? ` The first ${shown.length} of ${found.length} are shown.` : "";
+  return {
+    node,
+    width: left + columns * (tokens[1].length * cell + 10) - 10,
+    height,
+    title: "Alignment",
+    heads: "",
+    rows: table,
+    weights: true,
+    said: `${text.queries ? "Each row is a target word, each column a source word" : "Each row is a query, each column a key"}.${gold}${missing}`,
+  };
 }
 
 function titled(title: string, room: number): string {
@@ -329,21 +632,50 @@ function titled(title: string, room: number): string {
   return text;
 }
 
-function alignmentCells(frame: Frame, weights: Float32Array, [rows, cols]: [number, number][],
-  [x, y, cell]: number[], isTop: boolean, isLeft: boolean): SVGGElement {
+function alignmentCells(
+  frame: Frame,
+  weights: Float32Array,
+  [rows, cols]: [number, number][],
+  [x, y, cell]: number[],
+  isTop: boolean,
+  isLeft: boolean,
+): SVGGElement {
   const { text } = frame.context;
   const node = s("g", {});
-  node.append(weightCells(frame, weights, rows[1] - rows[0], cols[1] - cols[0], [x, y, cell, cell]));
-  if (isLeft) node.append(tokensAlong(wordNames(queriesOf(text)).slice(...rows), rows[0], 1, cell, true, [x, y]));
-  if (isTop) wordNames(text.tokens).slice(...cols).forEach((token, j) => node.append(
-    write(shortToken(token), x + (j + 0.5) * cell, y - 3, { turned: true, token: true })));
+  node.append(
+    weightCells(frame, weights, rows[1] - rows[0], cols[1] - cols[0], [x, y, cell, cell]),
+  );
+  if (isLeft)
+    node.append(
+      tokensAlong(wordNames(queriesOf(text)).slice(...rows), rows[0], 1, cell, true, [x, y]),
+    );
+  if (isTop)
+    wordNames(text.tokens)
+      .slice(...cols)
+      .forEach((token, j) =>
+        node.append(
+          write(shortToken(token), x + (j + 0.5) * cell, y - 3, { turned: true, token: true }),
+        ),
+      );
   for (const [i, j, sure] of text.gold)
     if (i >= rows[0] && i < rows[1] && j >= cols[0] && j < cols[1])
-      for (const [name, inset, stroke] of [["halo", 1.2, "#ffffff"], ["gold", 0.5, GOLD]] as const) // a light line inside
-        node.append(s("rect", { class: name, x: round(x + (j - cols[0]) * cell + inset),
-          y: round(y + (i - rows[0]) * cell + inset), width: round(cell - 2 * inset), height: round(cell - 2 * inset),
-          fill: "none", stroke, "stroke-width": name === "gold" ? 1 : 0.5,
-          "stroke-dasharray": sure || name === "halo" ? null : "2 1.4" }));
+      for (const [name, inset, stroke] of [
+        ["halo", 1.2, "#ffffff"],
+        ["gold", 0.5, GOLD],
+      ] as const) // a light line inside
+        node.append(
+          s("rect", {
+            class: name,
+            x: round(x + (j - cols[0]) * cell + inset),
+            y: round(y + (i - rows[0]) * cell + inset),
+            width: round(cell - 2 * inset),
+            height: round(cell - 2 * inset),
+            fill: "none",
+            stroke,
+            "stroke-width": name === "gold" ? 1 : 0.5,
+            "stroke-dasharray": sure || name === "halo" ? null : "2 1.4",
+          }),
+        );
   return node;
 }
 
@@ -355,7 +687,9 @@ async function statistics(frame: Frame): Promise<Drawn> {
   const names = Object.keys(text.layers[0].heads[0].values);
   const name = names.includes(state.color) ? state.color : names[0];
   const columns = Math.max(...text.layers.map((layer) => layer.heads.length));
-  const left = 22 + Math.max(...text.layers.map((_, at) => widthOf(layerLabel(context.text.layers[at]), SMALL)));
+  const left =
+    22 +
+    Math.max(...text.layers.map((_, at) => widthOf(layerLabel(context.text.layers[at]), SMALL)));
   const cell = Math.min(32, (width - left) / columns);
   const tall = Math.min(14, (frame.tallest - 60) / text.layers.length);
   const values = text.layers.map((layer) => layer.heads.map((head) => head.values[name]));
@@ -363,29 +697,84 @@ async function statistics(frame: Frame): Promise<Drawn> {
   const share = (value: number) => Math.max((value - least) / (most - least || 1), 0.004);
   const node = s("g", {});
   const rows: Row[] = [];
-  values.forEach((list, layer) => list.forEach((value, head) => {
-    const [x, y] = [left + head * cell, 10 + layer * tall];
-    node.append(s("rect", { class: "cell", x: round(x), y: round(y), width: round(cell - 0.6), height: round(tall - 0.6),
-      fill: frame.colors.of(share(value)) }));
-    if (cell >= 17 && tall >= 8.5) node.append(write(statisticInCell(value), x + cell / 2, y + tall / 2,
-      { anchor: "middle", fill: frame.colors.on(share(value)) }));
-    rows.push(["statistics", layerLabel(context.text.layers[layer]), head, name, "", "", "", "", value]);
-  }));
+  values.forEach((list, layer) =>
+    list.forEach((value, head) => {
+      const [x, y] = [left + head * cell, 10 + layer * tall];
+      node.append(
+        s("rect", {
+          class: "cell",
+          x: round(x),
+          y: round(y),
+          width: round(cell - 0.6),
+          height: round(tall - 0.6),
+          fill: frame.colors.of(share(value)),
+        }),
+      );
+      if (cell >= 17 && tall >= 8.5)
+        node.append(
+          write(statisticInCell(value), x + cell / 2, y + tall / 2, {
+            anchor: "middle",
+            fill: frame.colors.on(share(value)),
+          }),
+        );
+      rows.push([
+        "statistics",
+        layerLabel(context.text.layers[layer]),
+        head,
+        name,
+        "",
+        "",
+        "",
+        "",
+        value,
+      ]);
+    }),
+  );
   const every = Math.max(1, Math.ceil(10 / cell));
-  for (let head = 0; head < columns; head += every) node.append(write(String(head), left + (head + 0.5) * cell, 4, { anchor: "middle" }));
+  for (let head = 0; head < columns; head += every)
+    node.append(write(String(head), left + (head + 0.5) * cell, 4, { anchor: "middle" }));
   const each = Math.max(1, Math.ceil(8 / tall));
-  values.forEach((_, layer) => { if (layer % each === 0) node.append(
-    write(layerLabel(context.text.layers[layer]), left - 4, 10 + (layer + 0.5) * tall, { anchor: "end" })); });
+  values.forEach((_, layer) => {
+    if (layer % each === 0)
+      node.append(
+        write(layerLabel(context.text.layers[layer]), left - 4, 10 + (layer + 0.5) * tall, {
+          anchor: "end",
+        }),
+      );
+  });
   const bottom = 10 + values.length * tall;
-  node.append(write("layer", 4, (10 + bottom) / 2, { turned: true, anchor: "middle", fill: SOFT }),
-    write("head", left + (columns * cell) / 2, bottom + 6, { anchor: "middle", fill: SOFT }));
-  const key = ramp(frame, [[0, counted(least)], [1, counted(most)]], name);
+  node.append(
+    write("layer", 4, (10 + bottom) / 2, { turned: true, anchor: "middle", fill: SOFT }),
+    write("head", left + (columns * cell) / 2, bottom + 6, { anchor: "middle", fill: SOFT }),
+  );
+  const key = ramp(
+    frame,
+    [
+      [0, counted(least)],
+      [1, counted(most)],
+    ],
+    name,
+  );
   key.node.setAttribute("transform", `translate(${round(left - 8)},${round(bottom + 14)})`);
   node.append(key.node);
   const title = `${capital(name)} of every head`;
   const meaning = source.common.statistics[name];
-  return { node, width: Math.max(left + columns * cell, left - 8 + key.width), height: bottom + 14 + key.height, title, heads: "",
-    said: `${title}${meaning ? `: ${meaning}` : ""}.`, rows, weights: false };
+  return {
+    node,
+    width: Math.max(left + columns * cell, left - 8 + key.width),
+    height: bottom + 14 + key.height,
+    title,
+    heads: "",
+    said: `${title}${meaning ? `: ${meaning}` : ""}.`,
+    rows,
+    weights: false,
+  };
 }
 
-export const DRAW: Record<string, (frame: Frame) => Promise<Drawn>> = { words: wordsWithArcs, map, heads, alignment, statistics };
+export const DRAW: Record<string, (frame: Frame) => Promise<Drawn>> = {
+  words: wordsWithArcs,
+  map,
+  heads,
+  alignment,
+  statistics,
+};

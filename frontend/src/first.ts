@@ -16,16 +16,26 @@ import { wordNames } from "./word_names";
 const [WHOLE, AROUND] = [70, 16]; // a longer text is cut to the words around both ends of the link
 
 // The sentence stands above both columns of the overview, the rest in the first of them.
-export interface First { heading: HTMLElement; element: HTMLElement; key(event: KeyboardEvent): boolean; draw(): void; follow(): void; recolor(): void; close(): void }
+export interface First {
+  heading: HTMLElement;
+  element: HTMLElement;
+  key(event: KeyboardEvent): boolean;
+  draw(): void;
+  follow(): void;
+  recolor(): void;
+  close(): void;
+}
 
 // The ranges of tokens to show: all, or those around the given ones.
 export function ranges(size: number, around: number[]): [number, number][] {
   if (size <= WHOLE) return [[0, size]];
-  const wanted = around.map((at): [number, number] => [Math.max(0, at - AROUND), Math.min(size, at + AROUND + 1)])
+  const wanted = around
+    .map((at): [number, number] => [Math.max(0, at - AROUND), Math.min(size, at + AROUND + 1)])
     .sort((a, b) => a[0] - b[0]);
   return wanted.reduce((joined: [number, number][], [first, last]) => {
     const before = joined.at(-1);
-    if (before && first <= before[1]) before[1] = Math.max(before[1], last); else joined.push([first, last]);
+    if (before && first <= before[1]) before[1] = Math.max(before[1], last);
+    else joined.push([first, last]);
     return joined;
   }, []);
 }
@@ -41,16 +51,30 @@ export function firstView(context: Context): First {
   const observer = new ResizeObserver(() => redraw());
 
   // Words in order; the spans of both sides by index. A word opens the view Text.
-  function line(tokens: string[], shown: [number, number][], name: string, marked: number,
-    wordOf: (at: number) => Partial<State>): [HTMLElement, Map<number, HTMLElement>] {
+  function line(
+    tokens: string[],
+    shown: [number, number][],
+    name: string,
+    marked: number,
+    wordOf: (at: number) => Partial<State>,
+  ): [HTMLElement, Map<number, HTMLElement>] {
     const box = h("p", { class: "lead-words", role: "listbox", tabindex: 0, "aria-label": name });
     const spans = new Map<number, HTMLElement>();
     for (const [part, [first, last]] of shown.entries()) {
       if (part || first) box.append(" … ");
       for (let at = first; at < last; at++) {
         if (at > first && !joins(tokens[at], tokens[at - 1])) box.append(" ");
-        const span = h("span", { dir: "auto", role: "option", "aria-selected": String(at === marked),
-          title: `${visible(tokens[at])} · ${at}: open it in Text`, onclick: () => open(wordOf(at)) }, visible(tokens[at]));
+        const span = h(
+          "span",
+          {
+            dir: "auto",
+            role: "option",
+            "aria-selected": String(at === marked),
+            title: `${visible(tokens[at])} · ${at}: open it in Text`,
+            onclick: () => open(wordOf(at)),
+          },
+          visible(tokens[at]),
+        );
         spans.set(at, box.appendChild(span));
       }
     }
@@ -78,15 +102,20 @@ export function firstView(context: Context): First {
     return true;
   }
 
-
   function stage(first: Lead): HTMLElement {
     const { text } = context;
     const ends = toldLinks(text).map((link) => link.key);
     const near = ranges(text.tokens.length, text.queries ? ends : [first.query, ...ends]);
-    const [own, queries] = line(queriesOf(text), text.queries ? ranges(text.queries.length, [first.query]) : near, "The text",
-      first.query, (query) => ({ query }));
-    const [other, keys] = text.queries ? line(text.tokens, near, "What it attends to", first.key,
-      (key) => ({ key })) : [null, queries];
+    const [own, queries] = line(
+      queriesOf(text),
+      text.queries ? ranges(text.queries.length, [first.query]) : near,
+      "The text",
+      first.query,
+      (query) => ({ query }),
+    );
+    const [other, keys] = text.queries
+      ? line(text.tokens, near, "What it attends to", first.key, (key) => ({ key }))
+      : [null, queries];
     const arcs = s("svg", { class: "arcs", "aria-hidden": "true" });
     const told = toldLinks(text);
     const from = queries.get(first.query);
@@ -97,21 +126,44 @@ export function firstView(context: Context): First {
       span?.style.setProperty("--own", colorOfTold(link, told));
     });
     // The links of each head in its color; those of the second head are a little higher, as they may lead to the same words.
-    redraw = () => drawArcs(arcs, told.flatMap((link, number) => link.links.flatMap(([key, weight]) => (from && keys.has(key)
-      ? [{ from, to: keys.get(key)!, share: weight, color: colorOfTold(link, told), lift: 9 * number,
-        title: `${headName(context, link.layer, link.head)}: ${percent(weight)}` }] : []))));
+    redraw = () =>
+      drawArcs(
+        arcs,
+        told.flatMap((link, number) =>
+          link.links.flatMap(([key, weight]) =>
+            from && keys.has(key)
+              ? [
+                  {
+                    from,
+                    to: keys.get(key)!,
+                    share: weight,
+                    color: colorOfTold(link, told),
+                    lift: 9 * number,
+                    title: `${headName(context, link.layer, link.head)}: ${percent(weight)}`,
+                  },
+                ]
+              : [],
+          ),
+        ),
+      );
     return h("div", { class: "lead-stage stage" }, arcs, own, other);
   }
-
 
   // A phrase of the heading that tells a link chooses the head of this link, and thereby its arcs.
   function phrase(parts: Part[], link: Lead | undefined): (Node | string)[] {
     if (!link) return sentence(parts);
-    const found = h("a", { style: `--own:${colorOfTold(link, toldLinks(context.text))}`, onclick: (event: MouseEvent) => {
-      if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a new tab or window
-      event.preventDefault();
-      context.set(placeOf(link));
-    } }, ...sentence(parts));
+    const found = h(
+      "a",
+      {
+        style: `--own:${colorOfTold(link, toldLinks(context.text))}`,
+        onclick: (event: MouseEvent) => {
+          if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a new tab or window
+          event.preventDefault();
+          context.set(placeOf(link));
+        },
+      },
+      ...sentence(parts),
+    );
     phrases.push([found, link]);
     return [found];
   }
@@ -122,12 +174,19 @@ export function firstView(context: Context): First {
     const { state, text } = context;
     const box = element.querySelector(".lit-images");
     const told = toldLinks(text);
-    const chosen = told.some(({ layer, head }) => layer === state.layer && head === state.head) ? [] : [state];
-    const wanted = [state.scale, ...chosen.flatMap(({ layer, head, query }) => [layer, head, query])].join();
+    const chosen = told.some(({ layer, head }) => layer === state.layer && head === state.head)
+      ? []
+      : [state];
+    const wanted = [
+      state.scale,
+      ...chosen.flatMap(({ layer, head, query }) => [layer, head, query]),
+    ].join();
     if (!box || lit === wanted) return;
     lit = wanted;
-    box.replaceChildren(...chosen.map((one) => litImage(context, one, "var(--accent)")),
-      ...told.map((link) => litImage(context, link, colorOfTold(link, told))));
+    box.replaceChildren(
+      ...chosen.map((one) => litImage(context, one, "var(--accent)")),
+      ...told.map((link) => litImage(context, link, colorOfTold(link, told))),
+    );
   }
 
   // The arcs of the chosen head, if the heading tells one of its links; else those of the link that leads.
@@ -135,22 +194,47 @@ export function firstView(context: Context): First {
     drawLit();
     const { state, text } = context;
     const found = toldLinks(text);
-    const link = found.find(({ layer, head }) => layer === state.layer && head === state.head) ?? found[0];
+    const link =
+      found.find(({ layer, head }) => layer === state.layer && head === state.head) ?? found[0];
     for (const [each, of] of phrases) {
       each.href = toLink({ ...state, ...placeOf(of) });
-      if (of === link) each.setAttribute("aria-current", "true"); else each.removeAttribute("aria-current");
+      if (of === link) each.setAttribute("aria-current", "true");
+      else each.removeAttribute("aria-current");
     }
     if (!link || link === shown) return;
     shown = link;
     const place = placeOf(link);
-    const where = found.map(({ layer, head }) => inText(headName(context, layer, head))).join(" and ");
+    const where = found
+      .map(({ layer, head }) => inText(headName(context, layer, head)))
+      .join(" and ");
     const isWord = nounOf(text) === "word";
-    about.replaceChildren(isWord ? "Arcs show what the word " : "Light falls on what the patch ", h("i", { dir: "auto" }, visible(queriesOf(text)[link.query])),
+    about.replaceChildren(
+      isWord ? "Arcs show what the word " : "Light falls on what the patch ",
+      h("i", { dir: "auto" }, visible(queriesOf(text)[link.query])),
       ` attends to in ${where}${isWord ? `${found.length > 1 ? ", each in its color" : ""}: a thicker arc is a larger weight` : ""}. Layers and heads count from 0. ${text.lead?.left_out ?? ""} `,
-      stateLink(context, { ...place, view: isWord ? "text" : "picture" }, "more", `Every ${nounOf(text)} of this head`), " · ",
-      stateLink(context, { ...place, view: "statistics", table: "head", find: wordNames(queriesOf(text))[link.query] }, "more",
-        "All heads for “", h("bdi", {}, visible(queriesOf(text)[link.query])), "”"), " · ",
-      stateLink(context, { ...place, key: link.key, view: "map" }, "more", "Its map"));
+      stateLink(
+        context,
+        { ...place, view: isWord ? "text" : "picture" },
+        "more",
+        `Every ${nounOf(text)} of this head`,
+      ),
+      " · ",
+      stateLink(
+        context,
+        {
+          ...place,
+          view: "statistics",
+          table: "head",
+          find: wordNames(queriesOf(text))[link.query],
+        },
+        "more",
+        "All heads for “",
+        h("bdi", {}, visible(queriesOf(text)[link.query])),
+        "”",
+      ),
+      " · ",
+      stateLink(context, { ...place, key: link.key, view: "map" }, "more", "Its map"),
+    );
     redraw();
   }
 
@@ -163,20 +247,54 @@ export function firstView(context: Context): First {
     redraw = () => undefined;
     if (!lead) {
       const found = cards(context);
-      heading.replaceChildren(h("h1", { class: "lead-sentence" }, `Every head of ${text.model || "the model"}`));
+      heading.replaceChildren(
+        h("h1", { class: "lead-sentence" }, `Every head of ${text.model || "the model"}`),
+      );
       element.replaceChildren(found ?? "");
       return;
     }
     const words = nounOf(text) === "patch" ? h("div", { class: "lit-images" }) : stage(lead);
     lit = "";
-    heading.replaceChildren(h("h1", { class: "lead-sentence" }, ...(lead.heading ?? [[lead.sentence, -1] as [Part[], number]])
-        .flatMap(([parts, at]) => phrase(parts, toldLinks(text)[at]))),
-        context.tour ? h("button", { type: "button", class: "tour-button main-button", onclick: context.tour.play },
-          `${context.tour.title} (${context.tour.steps.length} steps)`) : "");
-    element.replaceChildren(words, about, text.cards?.length ? h("p", { class: "hint card-key" }, "In each small map below, ",
-        axesOf(text).join(", "), ". Nearer the right end of the scale above: a larger weight.") : "", cards(context) ?? "");
+    heading.replaceChildren(
+      h(
+        "h1",
+        { class: "lead-sentence" },
+        ...(lead.heading ?? [[lead.sentence, -1] as [Part[], number]]).flatMap(([parts, at]) =>
+          phrase(parts, toldLinks(text)[at]),
+        ),
+      ),
+      context.tour
+        ? h(
+            "button",
+            { type: "button", class: "tour-button main-button", onclick: context.tour.play },
+            `${context.tour.title} (${context.tour.steps.length} steps)`,
+          )
+        : "",
+    );
+    element.replaceChildren(
+      words,
+      about,
+      text.cards?.length
+        ? h(
+            "p",
+            { class: "hint card-key" },
+            "In each small map below, ",
+            axesOf(text).join(", "),
+            ". Nearer the right end of the scale above: a larger weight.",
+          )
+        : "",
+      cards(context) ?? "",
+    );
     follow();
     observer.observe(words);
   }
-  return { heading, element, key, draw, follow, recolor: () => redraw(), close: () => observer.disconnect() };
+  return {
+    heading,
+    element,
+    key,
+    draw,
+    follow,
+    recolor: () => redraw(),
+    close: () => observer.disconnect(),
+  };
 }

@@ -6,24 +6,37 @@ export const shown = (value: number): string => {
   const size = Math.abs(value);
   const sign = value < 0 ? "−" : "";
   if (size < 0.0005) return value < 0 ? ">−0.001" : "<0.001";
-  return sign + (size < 1000 ? size.toFixed(3) : size.toLocaleString("en", { maximumFractionDigits: 0 }));
+  return (
+    sign + (size < 1000 ? size.toFixed(3) : size.toLocaleString("en", { maximumFractionDigits: 0 }))
+  );
 };
 // The same where whole numbers are counts: "12" and not "12.000".
-export const counted = (value: number): string => (Number.isInteger(value) ? value.toLocaleString("en") : shown(value));
+export const counted = (value: number): string =>
+  Number.isInteger(value) ? value.toLocaleString("en") : shown(value);
 // All digits of a float32, for the tooltip of a number and for what is copied.
 export const exact = (value: number): string => String(+value.toPrecision(6));
 // A number in a cell: ".71", "1", and nothing where it would be ".00".
 export const inCell = (value: number): string => {
   const size = Math.abs(value);
-  const digits = size >= 0.995 ? (size < 1.005 ? "1" : size.toFixed(1)) : size < 0.005 ? "" : size.toFixed(2).slice(1);
+  const digits =
+    size >= 0.995
+      ? size < 1.005
+        ? "1"
+        : size.toFixed(1)
+      : size < 0.005
+        ? ""
+        : size.toFixed(2).slice(1);
   return value < 0 && digits ? `−${digits}` : digits;
 };
 // A share as findings.py writes it: "71 %"; 0 % and 100 % stand for nothing else.
 export const percent = (share: number): string => {
-  if (share === 0 || share === 1 || (share >= 0.005 && share < 0.995)) return `${Math.round(100 * share)} %`;
+  if (share === 0 || share === 1 || (share >= 0.005 && share < 0.995))
+    return `${Math.round(100 * share)} %`;
   return share < 0.5 ? "less than 1 %" : "more than 99 %";
 };
 // A statistic in a cell: two digits after the point, none from 10 on.
-export const statisticInCell = (value: number): string => value.toFixed(Math.abs(value) >= 10 ? 0 : 2);
+export const statisticInCell = (value: number): string =>
+  value.toFixed(Math.abs(value) >= 10 ? 0 : 2);
 // A probability beside another one: two or three digits, so that a small change is seen.
-export const probability = (share: number): string => `${(100 * share).toPrecision(share < 0.1 ? 2 : 3)} %`;
+export const probability = (share: number): string =>
+  `${(100 * share).toPrecision(share < 0.1 ? 2 : 3)} %`;

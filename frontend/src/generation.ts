@@ -4,15 +4,31 @@ import { fill, h, joins, strong, visible } from "./dom";
 import { viewOf } from "./registry";
 import { within } from "./steps";
 
-export interface Steps { element: HTMLElement; draw(): void }
+export interface Steps {
+  element: HTMLElement;
+  draw(): void;
+}
 
 export function generationSteps(context: Context): Steps {
-  const slider = h("input", { type: "range", min: 1, step: 1, "aria-label": "Step of the generation",
-    oninput: () => go(Number(slider.value)) });
-  const [count, said] = [h("output", { class: "number" }), h("p", { class: "step-said", "aria-live": "polite" })];
+  const slider = h("input", {
+    type: "range",
+    min: 1,
+    step: 1,
+    "aria-label": "Step of the generation",
+    oninput: () => go(Number(slider.value)),
+  });
+  const [count, said] = [
+    h("output", { class: "number" }),
+    h("p", { class: "step-said", "aria-live": "polite" }),
+  ];
   const output = h("p", { class: "generated", dir: "auto" });
-  const element = h("section", { class: "generation", "aria-label": "Steps of the generation" },
-    h("label", { class: "step-row" }, h("b", {}, "Step"), slider, count), said, output);
+  const element = h(
+    "section",
+    { class: "generation", "aria-label": "Steps of the generation" },
+    h("label", { class: "step-row" }, h("b", {}, "Step"), slider, count),
+    said,
+    output,
+  );
   let shown: unknown = null;
 
   const parts = () => context.text.generation!;
@@ -21,9 +37,23 @@ export function generationSteps(context: Context): Steps {
 
   function drawOutput() {
     const { prompt, labels } = parts();
-    fill(output, h("span", { class: "hint" }, "It wrote: "), ...labels.slice(prompt).flatMap((token, at) => [
-      at && joins(token, labels[prompt + at - 1]) ? "" : " ",
-      h("span", { class: "written-token", dir: "auto", title: `step ${at + 1}`, onclick: () => go(at + 1) }, visible(token))]));
+    fill(
+      output,
+      h("span", { class: "hint" }, "It wrote: "),
+      ...labels.slice(prompt).flatMap((token, at) => [
+        at && joins(token, labels[prompt + at - 1]) ? "" : " ",
+        h(
+          "span",
+          {
+            class: "written-token",
+            dir: "auto",
+            title: `step ${at + 1}`,
+            onclick: () => go(at + 1),
+          },
+          visible(token),
+        ),
+      ]),
+    );
   }
 
   function draw() {
@@ -32,13 +62,26 @@ export function generationSteps(context: Context): Steps {
     if (element.hidden) return;
     const { prompt, labels } = parts();
     const steps = labels.length - prompt;
-    if (shown !== text) { shown = text; slider.max = String(steps); drawOutput(); }
+    if (shown !== text) {
+      shown = text;
+      slider.max = String(steps);
+      drawOutput();
+    }
     const step = state.query - prompt + 2;
     slider.value = String(within(step, steps + 1) || 1);
     count.textContent = step < 1 ? `prompt, ${steps} steps` : `${step} of ${steps}`;
-    fill(said, ...(step < 1 ? ["The chosen word is in the prompt. Move the slider to a step."]
-      : ["The model had read up to ", strong(visible(labels[state.query])), " and wrote ", strong(visible(labels[state.query + 1])),
-        ". Below is what it attended to in this step; the left and right arrow keys go to other steps."]));
+    fill(
+      said,
+      ...(step < 1
+        ? ["The chosen word is in the prompt. Move the slider to a step."]
+        : [
+            "The model had read up to ",
+            strong(visible(labels[state.query])),
+            " and wrote ",
+            strong(visible(labels[state.query + 1])),
+            ". Below is what it attended to in this step; the left and right arrow keys go to other steps.",
+          ]),
+    );
     [...output.querySelectorAll(".written-token")].forEach((token, at) => {
       token.classList.toggle("chosen", at === step - 1);
       token.classList.toggle("later", at > step - 1);

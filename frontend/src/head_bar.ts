@@ -7,7 +7,11 @@ import { headsInWords, shownMean } from "./head_sets";
 import { choice, fill, h, signButton, strong } from "./dom";
 import { viewOf } from "./registry";
 
-export interface HeadBar { element: HTMLElement; draw(): void; turn(by: number): void }
+export interface HeadBar {
+  element: HTMLElement;
+  draw(): void;
+  turn(by: number): void;
+}
 
 export function headBar(context: Context): HeadBar {
   const element = h("section", { class: "bar", "aria-label": "Layer and head" });
@@ -26,16 +30,35 @@ export function headBar(context: Context): HeadBar {
 
   function controls(): HTMLElement[] {
     const { state, text } = context;
-    const layers = text.layers.map((layer, at): [string, string] => [String(at), layerLabel(layer)]);
-    const heads = text.layers[state.layer].heads.map((_, head): [string, string] => [String(head), String(head)]);
-    return [choice("Layer", String(state.layer), layers, (value) => context.set({ layer: Number(value) })),
+    const layers = text.layers.map((layer, at): [string, string] => [
+      String(at),
+      layerLabel(layer),
+    ]);
+    const heads = text.layers[state.layer].heads.map((_, head): [string, string] => [
+      String(head),
+      String(head),
+    ]);
+    return [
+      choice("Layer", String(state.layer), layers, (value) =>
+        context.set({ layer: Number(value) }),
+      ),
       choice("Head", String(state.head), heads, (value) => context.set({ head: Number(value) })),
-      h("span", { class: "segments", role: "group", "aria-label": "Step through heads" },
-        ...([["‹", "Previous head ([)", -1], ["›", "Next head (])", 1]] as const).map(([sign, name, by]) => {
+      h(
+        "span",
+        { class: "segments", role: "group", "aria-label": "Step through heads" },
+        ...(
+          [
+            ["‹", "Previous head ([)", -1],
+            ["›", "Next head (])", 1],
+          ] as const
+        ).map(([sign, name, by]) => {
           const button = signButton(sign, name, () => turn(by));
           button.tabIndex = -1; // for the keyboard there are the keys, and the choice of heads
           return button;
-        })), title];
+        }),
+      ),
+      title,
+    ];
   }
 
   function draw() {
@@ -43,15 +66,41 @@ export function headBar(context: Context): HeadBar {
     const isOfHead = !viewOf(state.view).hasNoHead;
     const canType = source.common.live_model && state.view !== "compare";
     element.hidden = !isOfHead && (state.view === "learn" || !source.common.live_model);
-    if (isNew(state.text, text.title, text.layers.length, text.layers[state.layer].heads.length, isOfHead, canType))
-      fill(element, ...(isOfHead ? controls() : []), canType && h("button", { type: "button", class: "main-button",
-        onclick: () => context.set({ view: "compare" }) }, "Type another text"));
+    if (
+      isNew(
+        state.text,
+        text.title,
+        text.layers.length,
+        text.layers[state.layer].heads.length,
+        isOfHead,
+        canType,
+      )
+    )
+      fill(
+        element,
+        ...(isOfHead ? controls() : []),
+        canType &&
+          h(
+            "button",
+            {
+              type: "button",
+              class: "main-button",
+              onclick: () => context.set({ view: "compare" }),
+            },
+            "Type another text",
+          ),
+      );
     if (!isOfHead) return;
-    [state.layer, state.head].forEach((value, at) => { element.querySelectorAll("select")[at].value = String(value); });
+    [state.layer, state.head].forEach((value, at) => {
+      element.querySelectorAll("select")[at].value = String(value);
+    });
     const isMean = shownMean(state);
     const roles = rolesOf(text, state.layer, state.head).join(", ");
-    fill(title, strong(isMean ? headsInWords(context).replace(/^the m/, "M") : headName(context)),
-      !isMean && roles && h("span", { class: "hint" }, ` ${roles}`));
+    fill(
+      title,
+      strong(isMean ? headsInWords(context).replace(/^the m/, "M") : headName(context)),
+      !isMean && roles && h("span", { class: "hint" }, ` ${roles}`),
+    );
   }
   return { element, draw, turn };
 }

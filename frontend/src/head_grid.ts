@@ -22,8 +22,19 @@ export interface HeadGrid {
   move(key: string): boolean;
   close(): void;
 }
-interface Row { element: HTMLElement; canvas: HTMLCanvasElement; heads: HeadPlace[]; near: boolean; made: boolean }
-interface Sizes { cell: number; gap: number; name: number; gauge: number }
+interface Row {
+  element: HTMLElement;
+  canvas: HTMLCanvasElement;
+  heads: HeadPlace[];
+  near: boolean;
+  made: boolean;
+}
+interface Sizes {
+  cell: number;
+  gap: number;
+  name: number;
+  gauge: number;
+}
 
 export function headGrid(context: Context): HeadGrid {
   const element = h("div", { class: "heads", role: "grid", "aria-label": "All heads" });
@@ -39,18 +50,29 @@ export function headGrid(context: Context): HeadGrid {
   let sizes: Sizes = { cell: LARGEST, gap: 5, name: LINE, gauge: 0 };
   const of = new Map<Element, Row>();
 
-  const seen = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => {
-    const row = of.get(target)!;
-    row.near = isIntersecting;
-    if (isIntersecting) { fillRow(row); paintRow(row); } else row.canvas.width = 0;
-  }), { rootMargin: "400px" });
-  const resized = new ResizeObserver(() => { if (measure()) repaint(); });
+  const seen = new IntersectionObserver(
+    (entries) =>
+      entries.forEach(({ target, isIntersecting }) => {
+        const row = of.get(target)!;
+        row.near = isIntersecting;
+        if (isIntersecting) {
+          fillRow(row);
+          paintRow(row);
+        } else row.canvas.width = 0;
+      }),
+    { rootMargin: "400px" },
+  );
+  const resized = new ResizeObserver(() => {
+    if (measure()) repaint();
+  });
 
   const grouped = () => context.state.sort === "layer";
   const nameOf = ({ layer }: HeadPlace) => {
     const { text } = context;
     const name = layerName(text.layers[layer]);
-    return name === `layer ${text.layers[layer].number}` ? `L${text.layers[layer].number}` : cut(name, 24);
+    return name === `layer ${text.layers[layer].number}`
+      ? `L${text.layers[layer].number}`
+      : cut(name, 24);
   };
 
   // The sizes that fit into the width. True if they changed.
@@ -60,13 +82,18 @@ export function headGrid(context: Context): HeadGrid {
     const room = Math.max(0, element.clientWidth - left - 8);
     const gap = room / columns < 22 ? 1 : room / columns < 44 ? 3 : 6;
     const cell = Math.max(SMALLEST, Math.min(LARGEST, Math.floor(room / columns) - gap));
-    const gauge = context.state.color in context.text.layers[0].heads[0].values ? (cell >= NUMBERED ? LINE : 5) : 0;
+    const gauge =
+      context.state.color in context.text.layers[0].heads[0].values
+        ? cell >= NUMBERED
+          ? LINE
+          : 5
+        : 0;
     const wanted = { cell, gap, name: cell >= NAMED ? LINE : 0, gauge };
     const changed = JSON.stringify(wanted) !== JSON.stringify(sizes);
     sizes = wanted;
     const pixels = { columns, cell, gap, left, foot: sizes.name + gauge };
-    for (const [name, value] of Object.entries(pixels)) element.style.setProperty(`--${name}`,
-      name === "columns" ? String(value) : `${value}px`);
+    for (const [name, value] of Object.entries(pixels))
+      element.style.setProperty(`--${name}`, name === "columns" ? String(value) : `${value}px`);
     element.classList.toggle("small", cell < NUMBERED);
     soft = context.colors.get("--soft");
     return changed;
@@ -75,15 +102,27 @@ export function headGrid(context: Context): HeadGrid {
   function draw() {
     const { text, state } = context;
     order = headOrder(context);
-    const values = order.map(({ layer, head }) => text.layers[layer].heads[head].values[state.color] ?? 0);
-    ends = [values.reduce((a, b) => Math.min(a, b), Infinity), values.reduce((a, b) => Math.max(a, b), -Infinity)];
-    columns = grouped() ? Math.max(...text.layers.map((layer) => layer.heads.length)) : Math.min(PER_ROW, order.length);
-    const parts = grouped() ? text.layers.map((layer, at) => layer.heads.map((_, head) => ({ layer: at, head })))
-      : Array.from({ length: Math.ceil(order.length / PER_ROW) }, (_, at) => order.slice(at * PER_ROW, (at + 1) * PER_ROW));
+    const values = order.map(
+      ({ layer, head }) => text.layers[layer].heads[head].values[state.color] ?? 0,
+    );
+    ends = [
+      values.reduce((a, b) => Math.min(a, b), Infinity),
+      values.reduce((a, b) => Math.max(a, b), -Infinity),
+    ];
+    columns = grouped()
+      ? Math.max(...text.layers.map((layer) => layer.heads.length))
+      : Math.min(PER_ROW, order.length);
+    const parts = grouped()
+      ? text.layers.map((layer, at) => layer.heads.map((_, head) => ({ layer: at, head })))
+      : Array.from({ length: Math.ceil(order.length / PER_ROW) }, (_, at) =>
+          order.slice(at * PER_ROW, (at + 1) * PER_ROW),
+        );
     seen.disconnect();
     of.clear();
     [places, rowOf, chosen] = [new Map(), new Map(), undefined];
-    warned = new Set(text.findings.flatMap((finding) => finding.heads.map((head) => `${finding.layer}.${head}`)));
+    warned = new Set(
+      text.findings.flatMap((finding) => finding.heads.map((head) => `${finding.layer}.${head}`)),
+    );
     const names = grouped() ? [columnNames()] : [];
     rows = parts.map((part, at) => row(part, at + names.length + 1));
     rows.slice(0, AT_ONCE).forEach(fillRow);
@@ -96,15 +135,42 @@ export function headGrid(context: Context): HeadGrid {
   }
 
   function columnNames(): HTMLElement {
-    return h("div", { class: "row names", role: "row" }, h("span", { class: "axis" }),
-      ...Array.from({ length: columns }, (_, head) => h("span", { class: "axis", role: "columnheader",
-        "aria-label": `head ${head}` }, `H${head}`)));
+    return h(
+      "div",
+      { class: "row names", role: "row" },
+      h("span", { class: "axis" }),
+      ...Array.from({ length: columns }, (_, head) =>
+        h(
+          "span",
+          { class: "axis", role: "columnheader", "aria-label": `head ${head}` },
+          `H${head}`,
+        ),
+      ),
+    );
   }
 
   function row(heads: HeadPlace[], at: number): Row {
-    const canvas = h("canvas", { class: "row-maps", width: 0, "aria-hidden": "true", style: `--count:${heads.length}` });
-    const made = h("div", { class: "row", role: "row", "aria-rowindex": at }, grouped() && h("span", { class: "axis", role: "rowheader",
-      title: layerName(context.text.layers[heads[0].layer]) }, nameOf(heads[0])), canvas);
+    const canvas = h("canvas", {
+      class: "row-maps",
+      width: 0,
+      "aria-hidden": "true",
+      style: `--count:${heads.length}`,
+    });
+    const made = h(
+      "div",
+      { class: "row", role: "row", "aria-rowindex": at },
+      grouped() &&
+        h(
+          "span",
+          {
+            class: "axis",
+            role: "rowheader",
+            title: layerName(context.text.layers[heads[0].layer]),
+          },
+          nameOf(heads[0]),
+        ),
+      canvas,
+    );
     const found = { element: made, canvas, heads, near: false, made: false };
     of.set(made, found);
     for (const { layer, head } of heads) rowOf.set(`${layer}.${head}`, found);
@@ -129,14 +195,33 @@ export function headGrid(context: Context): HeadGrid {
     const told = toldLinks(text);
     const isTold = told.some((link) => link.layer === layer && link.head === head);
     const warning = warned.has(`${text.layers[layer].number}.${head}`);
-    const said = [headName(context, layer, head), value === undefined ? "" : `${label(source.common, state.color)} ${shown(value)}`,
-      about.roles.map((role) => role.kind).join(" and "), warning ? "has a warning" : ""].filter(Boolean).join(", ");
-    const made = h("button", { type: "button", role: "gridcell", "aria-label": said, "aria-selected": "false", tabindex: -1,
-      title: `${shortName(text.layers[layer], head)}: ${said}`, "data-place": `${layer}.${head}`,
+    const said = [
+      headName(context, layer, head),
+      value === undefined ? "" : `${label(source.common, state.color)} ${shown(value)}`,
+      about.roles.map((role) => role.kind).join(" and "),
+      warning ? "has a warning" : "",
+    ]
+      .filter(Boolean)
+      .join(", ");
+    const made = h("button", {
+      type: "button",
+      role: "gridcell",
+      "aria-label": said,
+      "aria-selected": "false",
+      tabindex: -1,
+      title: `${shortName(text.layers[layer], head)}: ${said}`,
+      "data-place": `${layer}.${head}`,
       class: [warning && "warned", isTold && "told"].filter(Boolean).join(" ") || null,
-      style: isTold ? `--own:${colorOfTold({ layer, head }, told)}` : null });
-    if (about.roles.length) made.append(h("span", { class: `chip${state.color === "role" ? " big" : ""}`,
-      "aria-hidden": "true" }, about.roles.map((role) => source.common.kinds[role.kind].letter).join("")));
+      style: isTold ? `--own:${colorOfTold({ layer, head }, told)}` : null,
+    });
+    if (about.roles.length)
+      made.append(
+        h(
+          "span",
+          { class: `chip${state.color === "role" ? " big" : ""}`, "aria-hidden": "true" },
+          about.roles.map((role) => source.common.kinds[role.kind].letter).join(""),
+        ),
+      );
     places.set(`${layer}.${head}`, made);
     return made;
   }
@@ -165,7 +250,13 @@ export function headGrid(context: Context): HeadGrid {
         if (gauge === LINE) pen.fillText(shown(value), left + cell / 2, cell + gauge / 2 + 0.5);
       }
       pen.fillStyle = soft;
-      if (name) pen.fillText(shortName(text.layers[layer], head), left + cell / 2, cell + gauge + name / 2 + 0.5, cell);
+      if (name)
+        pen.fillText(
+          shortName(text.layers[layer], head),
+          left + cell / 2,
+          cell + gauge + name / 2 + 0.5,
+          cell,
+        );
     });
   }
   const repaint = () => rows.filter((each) => each.near).forEach(paintRow);
@@ -174,7 +265,10 @@ export function headGrid(context: Context): HeadGrid {
   function mark() {
     const wanted = buttonOf(context.state);
     if (wanted === chosen) return;
-    for (const [each, is] of [[chosen, false], [wanted, true]] as const) {
+    for (const [each, is] of [
+      [chosen, false],
+      [wanted, true],
+    ] as const) {
       if (!each) continue;
       each.tabIndex = is ? 0 : -1;
       each.setAttribute("aria-selected", String(is));
@@ -183,17 +277,29 @@ export function headGrid(context: Context): HeadGrid {
   }
 
   const placeOf = (event: Event) => {
-    const found = (event.target as Element).closest<HTMLElement>("[data-place]")?.dataset.place?.split(".").map(Number);
+    const found = (event.target as Element)
+      .closest<HTMLElement>("[data-place]")
+      ?.dataset.place?.split(".")
+      .map(Number);
     return found && { layer: found[0], head: found[1] };
   };
-  element.addEventListener("click", (event) => { const at = placeOf(event); if (at) context.set({ ...at, view: "map", x: -1, y: -1 }); });
-  element.addEventListener("focusin", (event) => { const at = placeOf(event); if (at) context.set(at, true); });
+  element.addEventListener("click", (event) => {
+    const at = placeOf(event);
+    if (at) context.set({ ...at, view: "map", x: -1, y: -1 });
+  });
+  element.addEventListener("focusin", (event) => {
+    const at = placeOf(event);
+    if (at) context.set(at, true);
+  });
   resized.observe(element);
   const printed = () => rows.forEach(paintRow);
   addEventListener("beforeprint", printed);
 
   return {
-    element, draw, repaint, mark,
+    element,
+    draw,
+    repaint,
+    mark,
     move(key) {
       const { state } = context;
       const at = order.findIndex(({ layer, head }) => layer === state.layer && head === state.head);
@@ -203,6 +309,10 @@ export function headGrid(context: Context): HeadGrid {
       if (order[at + step]) buttonOf(order[at + step])?.focus();
       return true;
     },
-    close() { seen.disconnect(); resized.disconnect(); removeEventListener("beforeprint", printed); },
+    close() {
+      seen.disconnect();
+      resized.disconnect();
+      removeEventListener("beforeprint", printed);
+    },
   };
 }

@@ -5,7 +5,11 @@ import type { Source } from "./source";
 import type { State } from "./state";
 
 export type Head = [number, number]; // the index of its layer, and its number in the layer
-interface Shown { source: Source; state: State; text: Text }
+interface Shown {
+  source: Source;
+  state: State;
+  text: Text;
+}
 
 const DISTINCT = SERIES.slice(0, 8);
 const NAMED = ["one", "layer", "all"];
@@ -18,7 +22,10 @@ function namedHeads({ state, text }: Shown): Head[] {
   for (const part of state.heads.split(",")) {
     const numbers = /^\s*(?:(\d+)\.)?(\d+)\s*$/.exec(part);
     if (!numbers) continue;
-    const head: Head = [numbers[1] === undefined ? state.layer : Number(numbers[1]), Number(numbers[2])];
+    const head: Head = [
+      numbers[1] === undefined ? state.layer : Number(numbers[1]),
+      Number(numbers[2]),
+    ];
     if (head[1] < (text.layers[head[0]]?.heads.length ?? 0)) found.set(nameOfHead(head), head);
   }
   return [...found.values()];
@@ -27,7 +34,8 @@ function namedHeads({ state, text }: Shown): Head[] {
 // The heads that a view shows together, in the order of the link.
 export function listedHeads(context: Shown): Head[] {
   const { state, text } = context;
-  const everyone = (layer: number) => text.layers[layer].heads.map((_, head): Head => [layer, head]);
+  const everyone = (layer: number) =>
+    text.layers[layer].heads.map((_, head): Head => [layer, head]);
   if (state.heads === "all") return text.layers.flatMap((_, layer) => everyone(layer));
   if (state.heads === "layer") return everyone(state.layer);
   const chosen = isChosen(state) ? namedHeads(context) : [];
@@ -56,7 +64,7 @@ export function headColors(context: Shown): Map<string, string> {
   const taken = new Set<string>();
   for (const head of listedHeads(context)) {
     const own = ownColor(head);
-    const color = taken.has(own) ? SERIES.find((one) => !taken.has(one)) ?? own : own;
+    const color = taken.has(own) ? (SERIES.find((one) => !taken.has(one)) ?? own) : own;
     taken.add(color);
     found.set(nameOfHead(head), color);
   }
@@ -65,10 +73,12 @@ export function headColors(context: Shown): Map<string, string> {
 export const ownColor = ([layer, head]: Head) => DISTINCT[(head + 3 * layer) % DISTINCT.length];
 
 // Whether heads are drawn one by one, each in its color, and not as one mean.
-export const drawnApart = (context: Shown) => isChosen(context.state) && listedHeads(context).length <= SERIES.length;
+export const drawnApart = (context: Shown) =>
+  isChosen(context.state) && listedHeads(context).length <= SERIES.length;
 
 // Whether the words show the mean of all heads, or of a layer, and not single heads.
-export const shownMean = ({ view, way, heads }: State) => view === "text" && way === "words" && ["layer", "all"].includes(heads);
+export const shownMean = ({ view, way, heads }: State) =>
+  view === "text" && way === "words" && ["layer", "all"].includes(heads);
 
 // "layer 2, head 1", "the mean of all heads", "the mean of L0.H1, L2.H3".
 export function headsInWords(context: Shown): string {
@@ -82,12 +92,18 @@ export function headsInWords(context: Shown): string {
 }
 
 // The mean over heads of the weights of a query, or (`turned`) of the weights on a key.
-export async function meanLine({ source, state, text }: Shown, heads: Map<number, number[]>, at: number,
-  turned = false): Promise<Float32Array> {
+export async function meanLine(
+  { source, state, text }: Shown,
+  heads: Map<number, number[]>,
+  at: number,
+  turned = false,
+): Promise<Float32Array> {
   const total = new Float32Array(turned ? queriesOf(text).length : text.tokens.length);
   let count = 0;
   for (const [layer, chosen] of heads) {
-    const lines = await (turned ? source.columns(state.text, layer, at) : source.rows(state.text, layer, at));
+    const lines = await (turned
+      ? source.columns(state.text, layer, at)
+      : source.rows(state.text, layer, at));
     for (const head of chosen) {
       count++;
       for (let place = 0; place < total.length; place++) total[place] += lines[head][place];
@@ -97,5 +113,8 @@ export async function meanLine({ source, state, text }: Shown, heads: Map<number
 }
 
 // The weights of one head for a query.
-export const lineOf = async ({ source, state }: Shown, [layer, head]: Head, at: number): Promise<Float32Array> =>
-  (await source.rows(state.text, layer, at))[head];
+export const lineOf = async (
+  { source, state }: Shown,
+  [layer, head]: Head,
+  at: number,
+): Promise<Float32Array> => (await source.rows(state.text, layer, at))[head];

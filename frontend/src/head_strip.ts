@@ -6,21 +6,40 @@ import { pinLetter } from "./pin_set";
 import { smallMap, tilesOfLayer } from "./small_map";
 import { stepOf } from "./steps";
 
-export interface Strip { element: HTMLElement; update(): void }
+export interface Strip {
+  element: HTMLElement;
+  update(): void;
+}
 
 export function headStrip(context: Context): Strip {
-  const element = h("div", { class: "head-strip", role: "group", "aria-label": "Heads of this layer",
-    onkeydown: (event: KeyboardEvent) => moved(event) });
+  const element = h("div", {
+    class: "head-strip",
+    role: "group",
+    "aria-label": "Heads of this layer",
+    onkeydown: (event: KeyboardEvent) => moved(event),
+  });
   const fillTiles = tilesOfLayer(context, element, tile);
 
   function tile(layer: number, head: number): HTMLButtonElement {
     const roles = rolesOf(context.text, layer, head);
     const name = [headName(context, layer, head), ...roles].join(", ");
     const { kinds } = context.source.common;
-    return h("button", { type: "button", title: name, "aria-label": name, "data-head": head,
-      onclick: () => context.set({ head }) }, smallMap(context, layer, head),
-      roles.length ? h("span", { class: "chip", "aria-hidden": "true" }, kinds[roles[0]].letter) : null,
-      h("span", { class: "pin-letter", "aria-hidden": "true" }), h("span", { "aria-hidden": "true" }, head));
+    return h(
+      "button",
+      {
+        type: "button",
+        title: name,
+        "aria-label": name,
+        "data-head": head,
+        onclick: () => context.set({ head }),
+      },
+      smallMap(context, layer, head),
+      roles.length
+        ? h("span", { class: "chip", "aria-hidden": "true" }, kinds[roles[0]].letter)
+        : null,
+      h("span", { class: "pin-letter", "aria-hidden": "true" }),
+      h("span", { "aria-hidden": "true" }, head),
+    );
   }
 
   // Arrows move between heads, while the map moves its cross with them.

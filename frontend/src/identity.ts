@@ -5,7 +5,10 @@ import { choice, cut, fill, h } from "./dom";
 
 const NARROW = 760;
 
-export interface Identity { element: HTMLDetailsElement; draw(): void }
+export interface Identity {
+  element: HTMLDetailsElement;
+  draw(): void;
+}
 
 export function identity(context: Context, openText: (text: number) => void): Identity {
   const summary = h("summary", {});
@@ -21,16 +24,30 @@ export function identity(context: Context, openText: (text: number) => void): Id
     if (look.every((each, at) => each === shown[at])) return;
     shown = look;
     const focused = facts.contains(document.activeElement);
-    const tokens = (count: number, one: string) => `${count.toLocaleString("en")} ${one}${count === 1 ? "" : "s"}`;
-    const length = text.queries ? `${tokens(text.queries.length, "query")} × ${tokens(text.tokens.length, "key")}`
+    const tokens = (count: number, one: string) =>
+      `${count.toLocaleString("en")} ${one}${count === 1 ? "" : "s"}`;
+    const length = text.queries
+      ? `${tokens(text.queries.length, "query")} × ${tokens(text.tokens.length, "key")}`
       : tokens(text.tokens.length, "token");
-    fill(summary, text.model && h("b", { class: "model", title: text.model }, cut(text.model, 60)),
-      h("span", {}, sizesOf(text)), h("span", {}, length.replace("querys", "queries")),
-      h("span", { class: "folded-title", dir: "auto" }, text.title));
-    facts.replaceChildren(source.titles.length > 1
-      ? choice("Text", String(state.text), source.titles.flatMap((title, at): [string, string][] =>
-        [[String(at), cut(title, 90)]]), (value) => openText(Number(value)))
-      : h("span", { class: "title", title: text.title, dir: "auto" }, cut(text.title, 120)));
+    fill(
+      summary,
+      text.model && h("b", { class: "model", title: text.model }, cut(text.model, 60)),
+      h("span", {}, sizesOf(text)),
+      h("span", {}, length.replace("querys", "queries")),
+      h("span", { class: "folded-title", dir: "auto" }, text.title),
+    );
+    facts.replaceChildren(
+      source.titles.length > 1
+        ? choice(
+            "Text",
+            String(state.text),
+            source.titles.flatMap((title, at): [string, string][] => [
+              [String(at), cut(title, 90)],
+            ]),
+            (value) => openText(Number(value)),
+          )
+        : h("span", { class: "title", title: text.title, dir: "auto" }, cut(text.title, 120)),
+    );
     if (focused) facts.querySelector("select")?.focus();
   }
   return { element, draw };

@@ -7,7 +7,12 @@ import { viewOf } from "./registry";
 import { sentenceOf } from "./typed";
 import { wordNames } from "./word_names";
 
-export interface WhatIf { element: HTMLElement; draw(): void; key(key: string): boolean; close(): void }
+export interface WhatIf {
+  element: HTMLElement;
+  draw(): void;
+  key(key: string): boolean;
+  close(): void;
+}
 // What can be knocked out: its name, and the short form that the server reads.
 type Offer = [string, string];
 
@@ -15,9 +20,20 @@ export function whatIf(context: Context): WhatIf {
   const { source } = context;
   const model = source.common.live_model;
   const canAsk = model?.fields.includes("edits") ?? false;
-  const [offers, removed, effect] = [h("div", { class: "offers" }), h("div", { class: "removed" }), h("div", {})];
+  const [offers, removed, effect] = [
+    h("div", { class: "offers" }),
+    h("div", { class: "removed" }),
+    h("div", {}),
+  ];
   const said = h("p", { class: "notice", role: "status", hidden: true });
-  const element = h("section", { class: "what-if", "aria-label": "What if" }, offers, said, removed, effect);
+  const element = h(
+    "section",
+    { class: "what-if", "aria-label": "What if" },
+    offers,
+    said,
+    removed,
+    effect,
+  );
   let asking: AbortController | null = null;
   let turn = 0;
   let shown: Text | null = null; // whose effect is in the page
@@ -31,7 +47,9 @@ export function whatIf(context: Context): WhatIf {
   async function link(): Promise<[number, number] | null> {
     const { state, text } = context;
     if (state.key >= 0) return [state.query, state.key];
-    const row = Float32Array.from((await source.rows(state.text, state.layer, state.query))[state.head]);
+    const row = Float32Array.from(
+      (await source.rows(state.text, state.layer, state.query))[state.head],
+    );
     for (const at of [...text.special, state.query]) row[at] = 0;
     const [key] = strongest(row, 1);
     return key === undefined ? null : [state.query, key];
@@ -43,8 +61,14 @@ export function whatIf(context: Context): WhatIf {
     const names = wordNames(text.tokens);
     const name = (at: number) => names[at];
     const pair = await link();
-    const found: Offer[] = pair ? [[`${head}: ${name(pair[0])} → ${name(pair[1])}`, `${head}: #${pair[0]} -> #${pair[1]}`]] : [];
-    return [...found, [`head ${head}`, head], [`“${name(state.query)}” in every head`, `*: * -> #${state.query}`]];
+    const found: Offer[] = pair
+      ? [[`${head}: ${name(pair[0])} → ${name(pair[1])}`, `${head}: #${pair[0]} -> #${pair[1]}`]]
+      : [];
+    return [
+      ...found,
+      [`head ${head}`, head],
+      [`“${name(state.query)}” in every head`, `*: * -> #${state.query}`],
+    ];
   }
 
   const edits = () => (context.text.effect?.edits ?? []).map(([short]) => short);
@@ -54,25 +78,35 @@ export function whatIf(context: Context): WhatIf {
     if (asking) return;
     const { text, state } = context;
     const whole = text.effect ? source.titles.indexOf(text.effect.of) : state.text;
-    if (!wanted.length && whole >= 0) return tell(""), context.set({ text: whole });
+    if (!wanted.length && whole >= 0) return (tell(""), context.set({ text: whole }));
     asking = new AbortController();
     tell(`${model!.name} reads the text again …`);
     try {
-      const number = await source.read!(sentenceOf(text), asking.signal, wanted.length ? { edits: wanted } : {});
+      const number = await source.read!(
+        sentenceOf(text),
+        asking.signal,
+        wanted.length ? { edits: wanted } : {},
+      );
       const found = await source.text(number);
       if (found.tokens.join("\n") !== text.tokens.join("\n"))
-        return tell(`${model!.name} reads this text as other tokens. Open it with the model that this text was saved with.`);
+        return tell(
+          `${model!.name} reads this text as other tokens. Open it with the model that this text was saved with.`,
+        );
       tell("");
       context.set({ text: number });
       context.tell(found.effect?.sentence ?? "");
     } catch (error) {
       tell(asking.signal.aborted ? "Stopped." : (error as Error).message);
-    } finally { asking = null; }
+    } finally {
+      asking = null;
+    }
   }
 
   // A button of the same place keeps the focus when the buttons are drawn again.
   function refill(box: HTMLElement, ...children: (Node | string | false)[]) {
-    const place = [...box.querySelectorAll("button")].indexOf((box.getRootNode() as Document).activeElement as HTMLButtonElement);
+    const place = [...box.querySelectorAll("button")].indexOf(
+      (box.getRootNode() as Document).activeElement as HTMLButtonElement,
+    );
     fill(box, ...children);
     if (place < 0) return;
     const buttons = box.querySelectorAll("button");
@@ -84,29 +118,77 @@ export function whatIf(context: Context): WhatIf {
     const found = await listed();
     if (mine !== turn) return;
     const taken = new Set(edits());
-    const button = ([name, short]: Offer) => h("button", { type: "button", disabled: taken.has(short), dir: "auto",
-      title: "What if the model did not see this?", onclick: () => void ask([...edits(), short]) }, name);
-    refill(offers, h("b", {}, "Knock out"), ...found.map(button), h("span", { class: "hint" },
-      "What if the model did not see this? Its weight becomes 0, and the others of the row grow to a sum of 1."));
+    const button = ([name, short]: Offer) =>
+      h(
+        "button",
+        {
+          type: "button",
+          disabled: taken.has(short),
+          dir: "auto",
+          title: "What if the model did not see this?",
+          onclick: () => void ask([...edits(), short]),
+        },
+        name,
+      );
+    refill(
+      offers,
+      h("b", {}, "Knock out"),
+      ...found.map(button),
+      h(
+        "span",
+        { class: "hint" },
+        "What if the model did not see this? Its weight becomes 0, and the others of the row grow to a sum of 1.",
+      ),
+    );
   }
 
   function drawRemoved() {
     const { text, state } = context;
     const whole = source.titles.indexOf(text.effect?.of ?? "");
-    const chips = (text.effect?.edits ?? []).map(([short, words]) => (canAsk ? h("button", { type: "button", class: "chip-word",
-      title: "Put it back", "aria-label": `Put back ${words}`, onclick: () => void ask(edits().filter((each) => each !== short)) }, `${words} ×`)
-      : h("span", { class: "chip-word", dir: "auto" }, words)));
-    refill(removed, ...(chips.length ? [h("b", {}, "Knocked out"), ...chips] : []),
-      chips.length > 1 && canAsk && h("button", { type: "button", onclick: () => void ask([]) }, "Put all back"),
-      chips.length > 0 && whole >= 0 && h("button", { type: "button",
-        onclick: () => context.set({ view: "compare", text: whole, other: state.text, otherQuery: -1 }) }, "Beside the whole text"));
+    const chips = (text.effect?.edits ?? []).map(([short, words]) =>
+      canAsk
+        ? h(
+            "button",
+            {
+              type: "button",
+              class: "chip-word",
+              title: "Put it back",
+              "aria-label": `Put back ${words}`,
+              onclick: () => void ask(edits().filter((each) => each !== short)),
+            },
+            `${words} ×`,
+          )
+        : h("span", { class: "chip-word", dir: "auto" }, words),
+    );
+    refill(
+      removed,
+      ...(chips.length ? [h("b", {}, "Knocked out"), ...chips] : []),
+      chips.length > 1 &&
+        canAsk &&
+        h("button", { type: "button", onclick: () => void ask([]) }, "Put all back"),
+      chips.length > 0 &&
+        whole >= 0 &&
+        h(
+          "button",
+          {
+            type: "button",
+            onclick: () =>
+              context.set({ view: "compare", text: whole, other: state.text, otherQuery: -1 }),
+          },
+          "Beside the whole text",
+        ),
+    );
   }
 
   function draw() {
     const { text, state } = context;
-    const offered = canAsk && text.queries === null && !text.picture && !text.generation && !text.attribution;
+    const offered =
+      canAsk && text.queries === null && !text.picture && !text.generation && !text.attribution;
     element.hidden = !viewOf(state.view).hasQuestions || !(offered || text.effect);
-    if (element.hidden) { turn++; return; }
+    if (element.hidden) {
+      turn++;
+      return;
+    }
     offers.hidden = !offered;
     if (offered) void drawOffers();
     if (shown === text) return;
@@ -124,6 +206,9 @@ export function whatIf(context: Context): WhatIf {
       offers.querySelector<HTMLButtonElement>("button:not(:disabled)")?.click();
       return true;
     },
-    close() { turn++; asking?.abort(); },
+    close() {
+      turn++;
+      asking?.abort();
+    },
   };
 }

@@ -10,7 +10,11 @@ import { cutName, wordNames } from "./word_names";
 
 const [SHOWN, TALL] = [72, 18]; // words of a row, pixels of a row
 
-export async function layerRows(context: Context, query: number, room = 700): Promise<SVGSVGElement> {
+export async function layerRows(
+  context: Context,
+  query: number,
+  room = 700,
+): Promise<SVGSVGElement> {
   const { text } = context;
   const crossed = text.queries !== null;
   const [first, last] = interval(crossed ? 0 : query, SHOWN, text.tokens.length);
@@ -18,24 +22,53 @@ export async function layerRows(context: Context, query: number, room = 700): Pr
   const names = wordNames(text.tokens).slice(first, last);
   const layers = text.layers.map((layer) => cut(layerName(layer), 20));
   const longest = Math.max(...names.map((name) => Math.min([...name].length, 12)));
-  const [left, bottom] = [Math.max(58, 12 + 6.2 * Math.max(...layers.map((name) => name.length))), longest * 6.5 + 8];
+  const [left, bottom] = [
+    Math.max(58, 12 + 6.2 * Math.max(...layers.map((name) => name.length))),
+    longest * 6.5 + 8,
+  ];
   const cell = Math.max(13, Math.min(30, (Math.min(room, 700) - left - 4) / names.length));
   const [width, height] = [left + names.length * cell + 4, layers.length * TALL + bottom];
-  const cells = cellGrid({ rows: layers.length, cols: names.length, wide: cell, tall: TALL, gap: [1, 2],
+  const cells = cellGrid({
+    rows: layers.length,
+    cols: names.length,
+    wide: cell,
+    tall: TALL,
+    gap: [1, 2],
     color: (layer, at) => context.colors.weight(lines[layer][first + at]),
-    title: (layer, at) => `${layerName(text.layers[layer])}, ${names[at]}: ${shown(lines[layer][first + at])}`,
-    chosen: (layer) => context.set({ layer }) });
+    title: (layer, at) =>
+      `${layerName(text.layers[layer])}, ${names[at]}: ${shown(lines[layer][first + at])}`,
+    chosen: (layer) => context.set({ layer }),
+  });
   cells.setAttribute("transform", `translate(${left},0)`);
-  const label = (said: string, place: Record<string, string | number>) => s("text", { x: 0, y: 0, ...place,
-    "text-anchor": "end", "font-size": 11, fill: "currentColor" }, said);
-  return s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
-    "aria-label": `What ${visible(queriesOf(text)[query])} attends to in every layer` },
-    ...layers.map((name, layer) => label(name, { x: left - 6, y: layer * TALL + 12 })), cells,
-    ...names.map((name, at) => label(cutName(name, 12), { "dominant-baseline": "central",
-      transform: `translate(${left + (at + 0.5) * cell},${layers.length * TALL + 4}) rotate(-90)`,
-      "font-weight": first + at === query && !crossed ? 700 : 400 })));
+  const label = (said: string, place: Record<string, string | number>) =>
+    s(
+      "text",
+      { x: 0, y: 0, ...place, "text-anchor": "end", "font-size": 11, fill: "currentColor" },
+      said,
+    );
+  return s(
+    "svg",
+    {
+      width,
+      height,
+      viewBox: `0 0 ${width} ${height}`,
+      role: "img",
+      "aria-label": `What ${visible(queriesOf(text)[query])} attends to in every layer`,
+    },
+    ...layers.map((name, layer) => label(name, { x: left - 6, y: layer * TALL + 12 })),
+    cells,
+    ...names.map((name, at) =>
+      label(cutName(name, 12), {
+        "dominant-baseline": "central",
+        transform: `translate(${left + (at + 0.5) * cell},${layers.length * TALL + 4}) rotate(-90)`,
+        "font-weight": first + at === query && !crossed ? 700 : 400,
+      }),
+    ),
+  );
 }
 
 // The mean over the heads of each layer of the weights of a query.
-const meansOfLayers = (context: Context, query: number) => inParts(context.text.layers, (layer, at) =>
-  meanLine(context, new Map([[at, [...layer.heads.keys()]]]), query));
+const meansOfLayers = (context: Context, query: number) =>
+  inParts(context.text.layers, (layer, at) =>
+    meanLine(context, new Map([[at, [...layer.heads.keys()]]]), query),
+  );

@@ -4,7 +4,11 @@ import { h, s } from "./dom";
 import { dial, lesson, type Lesson } from "./lesson";
 
 type Allowed = (i: number, j: number) => boolean; // may query i attend to key j?
-export interface Mask { call: string; meaning: string; allowed: Allowed }
+export interface Mask {
+  call: string;
+  meaning: string;
+  allowed: Allowed;
+}
 
 const N = 64; // tokens: enough that the block masks are sparse
 const sizes = { window: 5, gap: 3, block: 4, prefix: 12 };
@@ -12,11 +16,15 @@ const DOCUMENTS = [28, 21, 15];
 const [REAL, RANDOM] = [46, 1]; // keys that are no padding; random blocks of a row
 
 const near = (i: number, j: number) => Math.abs(i - j) < sizes.window;
-const documentOf = (at: number) => (at < DOCUMENTS[0] ? 0 : at < DOCUMENTS[0] + DOCUMENTS[1] ? 1 : 2);
+const documentOf = (at: number) =>
+  at < DOCUMENTS[0] ? 0 : at < DOCUMENTS[0] + DOCUMENTS[1] ? 1 : 2;
 const blockOf = (at: number) => Math.floor(at / sizes.block);
 // The random block of each row of blocks, by the size of a block: those of rg.random_blocks(size, 1, 64).
 const RANDOM_BLOCKS: Record<number, number[]> = {
-  2: [12, 3, 19, 28, 27, 14, 27, 21, 0, 22, 11, 9, 10, 25, 12, 20, 21, 16, 1, 15, 30, 23, 9, 26, 19, 3, 27, 8, 25, 3, 18, 11],
+  2: [
+    12, 3, 19, 28, 27, 14, 27, 21, 0, 22, 11, 9, 10, 25, 12, 20, 21, 16, 1, 15, 30, 23, 9, 26, 19,
+    3, 27, 8, 25, 3, 18, 11,
+  ],
   3: [12, 13, 13, 17, 6, 14, 18, 1, 12, 21, 4, 14, 8, 11, 2, 1, 9, 0, 9, 7, 20, 13],
   4: [12, 11, 3, 9, 13, 3, 8, 12, 1, 11, 14, 12, 10, 11, 0, 5],
   5: [12, 5, 9, 4, 5, 12, 5, 3, 0, 7, 2, 12, 12],
@@ -26,8 +34,11 @@ const RANDOM_BLOCKS: Record<number, number[]> = {
   9: [2, 4, 2, 3, 3, 3, 7, 1],
   10: [2, 5, 4, 6, 6, 0, 1],
 };
-const isBigBird: Allowed = (i, j) => Math.abs(blockOf(i) - blockOf(j)) <= 1 || blockOf(i) === 0 || blockOf(j) === 0
-  || RANDOM_BLOCKS[sizes.block][blockOf(i)] === blockOf(j);
+const isBigBird: Allowed = (i, j) =>
+  Math.abs(blockOf(i) - blockOf(j)) <= 1 ||
+  blockOf(i) === 0 ||
+  blockOf(j) === 0 ||
+  RANDOM_BLOCKS[sizes.block][blockOf(i)] === blockOf(j);
 
 function masks(): Mask[] {
   const { window: w, gap, block, prefix } = sizes;
@@ -36,22 +47,51 @@ function masks(): Mask[] {
     one("no mask", "Every query may attend to every key (encoders).", () => true),
     one("causal()", "No query may attend to a later key (decoders).", (i, j) => j <= i),
     one(`window(${w})`, `The token itself and the ${w - 1} nearest keys on each side.`, near),
-    one(`causal() & window(${w})`, `The token itself and the ${w - 1} keys before it (Mistral).`,
-      (i, j) => j <= i && near(i, j)),
-    one(`dilated(${w}, ${gap})`, "A window with gaps (Longformer).",
-      (i, j) => Math.abs(i - j) % gap === 0 && Math.abs(i - j) <= (w - 1) * gap),
-    one(`block_local(${block})`, "Only keys of the same block.", (i, j) => blockOf(i) === blockOf(j)),
-    one(`prefix(${prefix}) | causal()`, "Every query may attend to the prefix; the rest is causal (prefix LM).",
-      (i, j) => j < prefix || j <= i),
-    one(`window(${w}) | global_tokens([0])`, "A window, and a first token that attends to all and that all attend to (Longformer).",
-      (i, j) => near(i, j) || i === 0 || j === 0),
-    one(`bigbird(${N}, ${block}, num_random=${RANDOM})`, "Neighboring blocks, the first block, and a random block for each row of blocks (BigBird).",
-      isBigBird),
-    one(`documents([${DOCUMENTS.join(", ")}])`, "Packed texts: only pairs inside one text.",
-      (i, j) => documentOf(i) === documentOf(j)),
-    one(`causal() & documents([${DOCUMENTS.join(", ")}])`, "The same, and each text is causal.",
-      (i, j) => j <= i && documentOf(i) === documentOf(j)),
-    one(`padding([${REAL}])`, "The keys after the end of the text are excluded.", (_, j) => j < REAL),
+    one(
+      `causal() & window(${w})`,
+      `The token itself and the ${w - 1} keys before it (Mistral).`,
+      (i, j) => j <= i && near(i, j),
+    ),
+    one(
+      `dilated(${w}, ${gap})`,
+      "A window with gaps (Longformer).",
+      (i, j) => Math.abs(i - j) % gap === 0 && Math.abs(i - j) <= (w - 1) * gap,
+    ),
+    one(
+      `block_local(${block})`,
+      "Only keys of the same block.",
+      (i, j) => blockOf(i) === blockOf(j),
+    ),
+    one(
+      `prefix(${prefix}) | causal()`,
+      "Every query may attend to the prefix; the rest is causal (prefix LM).",
+      (i, j) => j < prefix || j <= i,
+    ),
+    one(
+      `window(${w}) | global_tokens([0])`,
+      "A window, and a first token that attends to all and that all attend to (Longformer).",
+      (i, j) => near(i, j) || i === 0 || j === 0,
+    ),
+    one(
+      `bigbird(${N}, ${block}, num_random=${RANDOM})`,
+      "Neighboring blocks, the first block, and a random block for each row of blocks (BigBird).",
+      isBigBird,
+    ),
+    one(
+      `documents([${DOCUMENTS.join(", ")}])`,
+      "Packed texts: only pairs inside one text.",
+      (i, j) => documentOf(i) === documentOf(j),
+    ),
+    one(
+      `causal() & documents([${DOCUMENTS.join(", ")}])`,
+      "The same, and each text is causal.",
+      (i, j) => j <= i && documentOf(i) === documentOf(j),
+    ),
+    one(
+      `padding([${REAL}])`,
+      "The keys after the end of the text are excluded.",
+      (_, j) => j < REAL,
+    ),
   ];
 }
 
@@ -65,41 +105,83 @@ function drawingOfMask({ call, meaning, allowed }: Mask): [SVGSVGElement, number
       if (j > first) runs += `M${first} ${i}h${j - first}v1h${first - j}z`;
       count += j - first;
     }
-  const lines = Array.from({ length: N - 1 }, (_, at) => `M0 ${at + 1}H${N}M${at + 1} 0V${N}`).join("");
-  const drawing = s("svg", { viewBox: `0 0 ${N} ${N}`, role: "img", "aria-label": `${call}: ${meaning}` },
+  const lines = Array.from({ length: N - 1 }, (_, at) => `M0 ${at + 1}H${N}M${at + 1} 0V${N}`).join(
+    "",
+  );
+  const drawing = s(
+    "svg",
+    { viewBox: `0 0 ${N} ${N}`, role: "img", "aria-label": `${call}: ${meaning}` },
     s("rect", { width: N, height: N, fill: "var(--none)" }),
     s("path", { class: "allowed", d: runs, fill: "var(--more)" }),
-    s("path", { d: lines, stroke: "var(--paper)", "stroke-width": 0.12 }));
+    s("path", { d: lines, stroke: "var(--paper)", "stroke-width": 0.12 }),
+  );
   return [drawing, count];
 }
 
 function card(mask: Mask): HTMLElement {
   const [drawing, count] = drawingOfMask(mask);
   const percent = Math.round((100 * count) / N / N);
-  return h("figure", { class: "mask" }, h("figcaption", {}, h("code", {}, mask.call)), drawing,
-    h("p", { class: "hint" }, `${mask.meaning} ${percent} % of all pairs${percent < 100
-      ? "; the other weights are exactly 0" : ""}.`));
+  return h(
+    "figure",
+    { class: "mask" },
+    h("figcaption", {}, h("code", {}, mask.call)),
+    drawing,
+    h(
+      "p",
+      { class: "hint" },
+      `${mask.meaning} ${percent} % of all pairs${
+        percent < 100 ? "; the other weights are exactly 0" : ""
+      }.`,
+    ),
+  );
 }
 
 const plural = (count: number, noun: string) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 const effects = {
-  window: () => (sizes.window === 1 ? "Window 1: each token attends only to itself."
-    : `Window ${sizes.window}: each token attends to itself and ${sizes.window - 1} before it; without causal() also to ${sizes.window - 1} after it.`),
-  gap: () => (sizes.gap === 1 ? "Gap 1: no key is left out, so dilated is a plain window."
-    : `Gap ${sizes.gap}: of the keys around it a token sees each ${sizes.gap}${sizes.gap === 2 ? "nd" : sizes.gap === 3 ? "rd" : "th"} one, `
-      + `up to ${(sizes.window - 1) * sizes.gap} tokens away.`),
-  block: () => `Block ${sizes.block}: the text is ${plural(Math.ceil(N / sizes.block), "block")} of ${sizes.block} tokens; `
-    + `with BigBird a query sees at most ${Math.min(3 + 1 + RANDOM, Math.ceil(N / sizes.block))} of them.`,
-  prefix: () => (sizes.prefix === 0 ? "Prefix 0: there is no prefix, so only causal() is left."
-    : `Prefix ${sizes.prefix}: every token sees the first ${plural(sizes.prefix, "token")}, also those that come later.`),
+  window: () =>
+    sizes.window === 1
+      ? "Window 1: each token attends only to itself."
+      : `Window ${sizes.window}: each token attends to itself and ${sizes.window - 1} before it; without causal() also to ${sizes.window - 1} after it.`,
+  gap: () =>
+    sizes.gap === 1
+      ? "Gap 1: no key is left out, so dilated is a plain window."
+      : `Gap ${sizes.gap}: of the keys around it a token sees each ${sizes.gap}${sizes.gap === 2 ? "nd" : sizes.gap === 3 ? "rd" : "th"} one, ` +
+        `up to ${(sizes.window - 1) * sizes.gap} tokens away.`,
+  block: () =>
+    `Block ${sizes.block}: the text is ${plural(Math.ceil(N / sizes.block), "block")} of ${sizes.block} tokens; ` +
+    `with BigBird a query sees at most ${Math.min(3 + 1 + RANDOM, Math.ceil(N / sizes.block))} of them.`,
+  prefix: () =>
+    sizes.prefix === 0
+      ? "Prefix 0: there is no prefix, so only causal() is left."
+      : `Prefix ${sizes.prefix}: every token sees the first ${plural(sizes.prefix, "token")}, also those that come later.`,
 };
 
 export const maskLesson: Lesson = (_: Context) => [
-  h("p", { class: "hint" }, `${N} tokens. A row is a query, a column is a key. Filled: the query may attend to the key. Masks compose with &, | and ~, as in Regard.`),
-  ...lesson((changed) => [
-    dial("Window", sizes.window, [1, 16, 1], effects.window, (value) => { sizes.window = value; changed(); }),
-    dial("Gap of the dilated window", sizes.gap, [1, 6, 1], effects.gap, (value) => { sizes.gap = value; changed(); }),
-    dial("Tokens in a block", sizes.block, [2, 10, 1], effects.block, (value) => { sizes.block = value; changed(); }),
-    dial("Tokens in the prefix", sizes.prefix, [0, 40, 1], effects.prefix, (value) => { sizes.prefix = value; changed(); }),
-  ], () => masks().map(card), "masks"),
+  h(
+    "p",
+    { class: "hint" },
+    `${N} tokens. A row is a query, a column is a key. Filled: the query may attend to the key. Masks compose with &, | and ~, as in Regard.`,
+  ),
+  ...lesson(
+    (changed) => [
+      dial("Window", sizes.window, [1, 16, 1], effects.window, (value) => {
+        sizes.window = value;
+        changed();
+      }),
+      dial("Gap of the dilated window", sizes.gap, [1, 6, 1], effects.gap, (value) => {
+        sizes.gap = value;
+        changed();
+      }),
+      dial("Tokens in a block", sizes.block, [2, 10, 1], effects.block, (value) => {
+        sizes.block = value;
+        changed();
+      }),
+      dial("Tokens in the prefix", sizes.prefix, [0, 40, 1], effects.prefix, (value) => {
+        sizes.prefix = value;
+        changed();
+      }),
+    ],
+    () => masks().map(card),
+    "masks",
+  ),
 ];

@@ -7,46 +7,80 @@ import { shown } from "./format";
 import { dial, figure, lesson, list, roomOf, STYLE, type Lesson } from "./lesson";
 
 // Normalizers of a row of scores.
-const softmax = (scores: number[]) => { const top = Math.max(...scores);
-  const all = scores.map((score) => Math.exp(score - top)); const sum = all.reduce((a, b) => a + b, 0);
-  return all.map((one) => one / sum); };
+const softmax = (scores: number[]) => {
+  const top = Math.max(...scores);
+  const all = scores.map((score) => Math.exp(score - top));
+  const sum = all.reduce((a, b) => a + b, 0);
+  return all.map((one) => one / sum);
+};
 function sparsemax(scores: number[]) {
   const ranked = [...scores].sort((a, b) => b - a);
   let [sum, threshold] = [0, 0];
-  ranked.forEach((score, at) => { sum += score; if (1 + (at + 1) * score > sum) threshold = (sum - 1) / (at + 1); });
+  ranked.forEach((score, at) => {
+    sum += score;
+    if (1 + (at + 1) * score > sum) threshold = (sum - 1) / (at + 1);
+  });
   return scores.map((score) => Math.max(score - threshold, 0));
 }
-function entmax15(scores: number[]) { // by bisection: the threshold at which the row sums to 1
+function entmax15(scores: number[]) {
+  // by bisection: the threshold at which the row sums to 1
   const half = scores.map((score) => score / 2);
   let [low, high] = [Math.max(...half) - 1, Math.max(...half)];
   for (let step = 0; step < 50; step++) {
     const middle = (low + high) / 2;
-    if (half.reduce((total, score) => total + Math.max(score - middle, 0) ** 2, 0) > 1) low = middle;
-      else high = middle;
+    if (half.reduce((total, score) => total + Math.max(score - middle, 0) ** 2, 0) > 1)
+      low = middle;
+    else high = middle;
   }
   return half.map((score) => Math.max(score - low, 0) ** 2);
 }
-const hardmax = (scores: number[]) => scores.map((_, at) => (at === scores.indexOf(Math.max(...scores)) ? 1 : 0));
-const NORMALizERS: Record<string, (scores: number[]) => number[]> =
-  { softmax, "entmax 1.5": entmax15, sparsemax, hardmax };
+const hardmax = (scores: number[]) =>
+  scores.map((_, at) => (at === scores.indexOf(Math.max(...scores)) ? 1 : 0));
+const NORMALizERS: Record<string, (scores: number[]) => number[]> = {
+  softmax,
+  "entmax 1.5": entmax15,
+  sparsemax,
+  hardmax,
+};
 
-const KEYS: [string, number, number][] = [["cat", 1.6, 0.5], ["dog", 1.3, 1.0], ["sat", -0.4, 1.5], ["the", 0.3, -0.2],
-  ["mat", 0.9, -1.4], ["on", -1.3, -0.6], ["ran", -1.0, 1.1]];
+const KEYS: [string, number, number][] = [
+  ["cat", 1.6, 0.5],
+  ["dog", 1.3, 1.0],
+  ["sat", -0.4, 1.5],
+  ["the", 0.3, -0.2],
+  ["mat", 0.9, -1.4],
+  ["on", -1.3, -0.6],
+  ["ran", -1.0, 1.1],
+];
 export const LESSON_KEYS = KEYS.length;
 const SCORES: Record<string, [string, (q: number[], k: number[]) => number]> = {
   dot: ["q · k", (q, k) => q[0] * k[0] + q[1] * k[1]],
-  "scaled dot": ["q · k / √D, so that scores keep their variance as D grows (D = 2 here)",
-    (q, k) => (q[0] * k[0] + q[1] * k[1]) / Math.SQRT2],
-  additive: ["v · tanh(W q + U k), Bahdanau; here W = U = 1, v = (1, 1)",
-    (q, k) => Math.tanh(q[0] + k[0]) + Math.tanh(q[1] + k[1])],
-  bilinear: ["q W k, Luong's general; here W rotates by 90°: keys to the left of q score highest",
-    (q, k) => -q[1] * k[0] + q[0] * k[1]],
-  cosine: ["c cos(q, k), c = 4: only the directions matter",
-    (q, k) => (4 * (q[0] * k[0] + q[1] * k[1])) / (Math.hypot(...q) * Math.hypot(...k) || 1)],
+  "scaled dot": [
+    "q · k / √D, so that scores keep their variance as D grows (D = 2 here)",
+    (q, k) => (q[0] * k[0] + q[1] * k[1]) / Math.SQRT2,
+  ],
+  additive: [
+    "v · tanh(W q + U k), Bahdanau; here W = U = 1, v = (1, 1)",
+    (q, k) => Math.tanh(q[0] + k[0]) + Math.tanh(q[1] + k[1]),
+  ],
+  bilinear: [
+    "q W k, Luong's general; here W rotates by 90°: keys to the left of q score highest",
+    (q, k) => -q[1] * k[0] + q[0] * k[1],
+  ],
+  cosine: [
+    "c cos(q, k), c = 4: only the directions matter",
+    (q, k) => (4 * (q[0] * k[0] + q[1] * k[1])) / (Math.hypot(...q) * Math.hypot(...k) || 1),
+  ],
 };
 const query = { angle: 25, size: 1.6, temperature: 1, normalizer: "softmax", score: "scaled dot" };
 
-interface Row { token: string; x: number; y: number; score: number; weight: number }
+interface Row {
+  token: string;
+  x: number;
+  y: number;
+  score: number;
+  weight: number;
+}
 const radians = () => (query.angle * Math.PI) / 180;
 const vector = () => [query.size * Math.cos(radians()), query.size * Math.sin(radians())];
 function rowsOf(): Row[] {
@@ -54,57 +88,162 @@ function rowsOf(): Row[] {
   const weights = NORMALizERS[query.normalizer](raw.map((value) => value / query.temperature));
   return KEYS.map(([token, x, y], at) => ({ token, x, y, score: raw[at], weight: weights[at] }));
 }
-const best = (rows: Row[], of: (row: Row) => number) => rows.reduce((top, row) => (of(row) > of(top) ? row : top));
+const best = (rows: Row[], of: (row: Row) => number) =>
+  rows.reduce((top, row) => (of(row) > of(top) ? row : top));
 
 function plane(context: Context, rows: Row[]) {
   const { colors } = context;
-  return Plot.plot({ width: Math.min(roomOf(context), 400), height: 360, style: STYLE,
-    x: { domain: [-2.5, 2.5], label: null }, y: { domain: [-2.2, 2.2], label: null },
-    marks: [Plot.ruleX([0], { strokeOpacity: 0.2 }), Plot.ruleY([0], { strokeOpacity: 0.2 }),
-    Plot.link(rows, { x1: 0, y1: 0, x2: "x", y2: "y", stroke: (row: Row) => colors.line(row.weight),
-    strokeWidth: (row: Row) => (row.weight > 0 ? 1 + 7 * row.weight : 0) }),
-    Plot.arrow([vector()], { x1: 0, y1: 0, x2: (at: number[]) => at[0], y2: (at: number[]) => at[1],
-    stroke: "currentColor", strokeWidth: 2.5 }), Plot.dot(rows, { x: "x", y: "y", fill: "currentColor", r: 3.5 }),
-    Plot.text(rows, { x: "x", y: "y", text: "token", dy: -10 })] });
+  return Plot.plot({
+    width: Math.min(roomOf(context), 400),
+    height: 360,
+    style: STYLE,
+    x: { domain: [-2.5, 2.5], label: null },
+    y: { domain: [-2.2, 2.2], label: null },
+    marks: [
+      Plot.ruleX([0], { strokeOpacity: 0.2 }),
+      Plot.ruleY([0], { strokeOpacity: 0.2 }),
+      Plot.link(rows, {
+        x1: 0,
+        y1: 0,
+        x2: "x",
+        y2: "y",
+        stroke: (row: Row) => colors.line(row.weight),
+        strokeWidth: (row: Row) => (row.weight > 0 ? 1 + 7 * row.weight : 0),
+      }),
+      Plot.arrow([vector()], {
+        x1: 0,
+        y1: 0,
+        x2: (at: number[]) => at[0],
+        y2: (at: number[]) => at[1],
+        stroke: "currentColor",
+        strokeWidth: 2.5,
+      }),
+      Plot.dot(rows, { x: "x", y: "y", fill: "currentColor", r: 3.5 }),
+      Plot.text(rows, { x: "x", y: "y", text: "token", dy: -10 }),
+    ],
+  });
 }
 
-function bars(context: Context, rows: Row[], key: "score" | "weight", fill: string | ((row: Row) => string),
-  domain?: number[]) {
-  return Plot.plot({ width: Math.min(roomOf(context), 400), height: 180, style: STYLE, marginLeft: 44,
-    x: { label: null, domain: KEYS.map(([token]) => token) }, y: { label: key, grid: true, domain },
-    marks: [Plot.barY(rows, { x: "token", y: key, fill, tip: true,
-      stroke: key === "weight" ? "currentColor" : undefined, strokeOpacity: 0.35 }), Plot.ruleY([0])] });
+function bars(
+  context: Context,
+  rows: Row[],
+  key: "score" | "weight",
+  fill: string | ((row: Row) => string),
+  domain?: number[],
+) {
+  return Plot.plot({
+    width: Math.min(roomOf(context), 400),
+    height: 180,
+    style: STYLE,
+    marginLeft: 44,
+    x: { label: null, domain: KEYS.map(([token]) => token) },
+    y: { label: key, grid: true, domain },
+    marks: [
+      Plot.barY(rows, {
+        x: "token",
+        y: key,
+        fill,
+        tip: true,
+        stroke: key === "weight" ? "currentColor" : undefined,
+        strokeOpacity: 0.35,
+      }),
+      Plot.ruleY([0]),
+    ],
+  });
 }
 
 const effects = {
   score: () => `${query.score}: ${SCORES[query.score][0]}.`,
-  normalizer: () => { const zeros = rowsOf().filter((row) => row.weight === 0).length;
-    return `${query.normalizer}: ${zeros ? `${zeros} of ${LESSON_KEYS} keys have a weight of exactly 0` : "every key has some weight"}.`; },
-  temperature: () => { const top = best(rowsOf(), (row) => row.weight);
-    return `Temperature ${query.temperature}: scores are divided by ${query.temperature}; “${top.token}” has the largest weight, ${shown(top.weight)}.`; },
-  angle: () => `Direction ${query.angle}°: it is nearest to that of “${best(rowsOf(),
-    (row) => (row.x * Math.cos(radians()) + row.y * Math.sin(radians())) / Math.hypot(row.x, row.y)).token}”.`,
-  size: () => { const scores = rowsOf().map((row) => row.score);
+  normalizer: () => {
+    const zeros = rowsOf().filter((row) => row.weight === 0).length;
+    return `${query.normalizer}: ${zeros ? `${zeros} of ${LESSON_KEYS} keys have a weight of exactly 0` : "every key has some weight"}.`;
+  },
+  temperature: () => {
+    const top = best(rowsOf(), (row) => row.weight);
+    return `Temperature ${query.temperature}: scores are divided by ${query.temperature}; “${top.token}” has the largest weight, ${shown(top.weight)}.`;
+  },
+  angle: () =>
+    `Direction ${query.angle}°: it is nearest to that of “${
+      best(
+        rowsOf(),
+        (row) =>
+          (row.x * Math.cos(radians()) + row.y * Math.sin(radians())) / Math.hypot(row.x, row.y),
+      ).token
+    }”.`,
+  size: () => {
+    const scores = rowsOf().map((row) => row.score);
     return `Length ${query.size}: scores go from ${Math.min(...scores).toFixed(1)} to ${Math.max(...scores).toFixed(1)}${
-      query.score === "cosine" ? "; a cosine does not depend on the length" : ""}.`; },
+      query.score === "cosine" ? "; a cosine does not depend on the length" : ""
+    }.`;
+  },
 };
 
-export const scores: Lesson = (context) => lesson((changed) => [
-  list("Score", query.score, Object.keys(SCORES).map((name) => [name, name]), effects.score,
-    (value) => { query.score = value; changed(); }),
-  list("Normalizer", query.normalizer, Object.keys(NORMALizERS).map((name) => [name, name]), effects.normalizer,
-    (value) => { query.normalizer = value; changed(); }),
-  dial("Temperature", query.temperature, [0.1, 4, 0.1], effects.temperature,
-    (value) => { query.temperature = value; changed(); }),
-  dial("Direction of the query", query.angle, [-180, 180, 5], effects.angle,
-    (value) => { query.angle = value; changed(); }),
-  dial("Length of the query", query.size, [0.2, 3, 0.1], effects.size, (value) => { query.size = value; changed(); }),
-], () => {
-  const rows = rowsOf();
-  const entropy = -rows.reduce((total, { weight }) => total + (weight > 0 ? weight * Math.log(weight) : 0), 0);
-  return [
-    figure(context, "A query and its keys", "The arrow is the query. A thicker line is a larger weight.", plane(context, rows)),
-    h("div", {}, figure(context, "Scores", "How well the query matches each key.", bars(context, rows, "score", SERIES[1])),
-    figure(context, "Weights", `${query.normalizer} of the scores over ${query.temperature}; entropy ${entropy.toFixed(2)} nats.`,
-      bars(context, rows, "weight", (row) => context.colors.weight(row.weight), [0, 1])))];
-}, "charts");
+export const scores: Lesson = (context) =>
+  lesson(
+    (changed) => [
+      list(
+        "Score",
+        query.score,
+        Object.keys(SCORES).map((name) => [name, name]),
+        effects.score,
+        (value) => {
+          query.score = value;
+          changed();
+        },
+      ),
+      list(
+        "Normalizer",
+        query.normalizer,
+        Object.keys(NORMALizERS).map((name) => [name, name]),
+        effects.normalizer,
+        (value) => {
+          query.normalizer = value;
+          changed();
+        },
+      ),
+      dial("Temperature", query.temperature, [0.1, 4, 0.1], effects.temperature, (value) => {
+        query.temperature = value;
+        changed();
+      }),
+      dial("Direction of the query", query.angle, [-180, 180, 5], effects.angle, (value) => {
+        query.angle = value;
+        changed();
+      }),
+      dial("Length of the query", query.size, [0.2, 3, 0.1], effects.size, (value) => {
+        query.size = value;
+        changed();
+      }),
+    ],
+    () => {
+      const rows = rowsOf();
+      const entropy = -rows.reduce(
+        (total, { weight }) => total + (weight > 0 ? weight * Math.log(weight) : 0),
+        0,
+      );
+      return [
+        figure(
+          context,
+          "A query and its keys",
+          "The arrow is the query. A thicker line is a larger weight.",
+          plane(context, rows),
+        ),
+        h(
+          "div",
+          {},
+          figure(
+            context,
+            "Scores",
+            "How well the query matches each key.",
+            bars(context, rows, "score", SERIES[1]),
+          ),
+          figure(
+            context,
+            "Weights",
+            `${query.normalizer} of the scores over ${query.temperature}; entropy ${entropy.toFixed(2)} nats.`,
+            bars(context, rows, "weight", (row) => context.colors.weight(row.weight), [0, 1]),
+          ),
+        ),
+      ];
+    },
+    "charts",
+  );

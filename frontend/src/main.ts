@@ -6,15 +6,21 @@ import { Embedded, Live, type Ask, type Source } from "./source";
 type Data = Common & { live?: boolean; texts: (Text & { maps: any })[] };
 
 const open = async (data: Data, ask: Ask): Promise<Source> =>
-  (data.live ? Live.open(ask) : new Embedded(data, data.texts));
+  data.live ? Live.open(ask) : new Embedded(data, data.texts);
 
 // Requests to the server, below the address of the page, with its token if it has one.
 const fromServer: Ask = async (path, signal, body) => {
   const token = new URLSearchParams(location.search).get("token");
   const address = `ask/${path}${token ? `?token=${encodeURIComponent(token)}` : ""}`;
-  const posted = body && { method: "POST", body: JSON.stringify(body), headers: { "content-type": "application/json" } };
+  const posted = body && {
+    method: "POST",
+    body: JSON.stringify(body),
+    headers: { "content-type": "application/json" },
+  };
   const answer = await fetch(address, { signal, ...posted }).catch((error) => {
-    throw signal?.aborted ? error : new Error("the server does not answer. Start regard view again.");
+    throw signal?.aborted
+      ? error
+      : new Error("the server does not answer. Start regard view again.");
   });
   if (!answer.ok) throw new Error(await answer.text());
   return answer.arrayBuffer();
@@ -32,20 +38,28 @@ function fromKernel(model: any): Ask {
     const { buffer, byteOffset, byteLength } = buffers[0];
     found[0]((buffer as ArrayBuffer).slice(byteOffset, byteOffset + byteLength));
   });
-  return (path, signal) => new Promise((done, failed) => {
-    const id = count++;
-    waiting.set(id, [done, failed]);
-    signal?.addEventListener("abort", () => { waiting.delete(id); failed(new Error("stopped")); });
-    model.send({ id, path });
-  });
+  return (path, signal) =>
+    new Promise((done, failed) => {
+      const id = count++;
+      waiting.set(id, [done, failed]);
+      signal?.addEventListener("abort", () => {
+        waiting.delete(id);
+        failed(new Error("stopped"));
+      });
+      model.send({ id, path });
+    });
 }
 
 async function start(root: HTMLElement, data: Data, ask: Ask, own: boolean): Promise<() => void> {
   try {
     return await mount(root, await open(data, ask), own);
   } catch (error) {
-    root.replaceChildren(Object.assign(document.createElement("p"),
-      { className: "broken", textContent: `This page could not be shown: ${(error as Error).message}` }));
+    root.replaceChildren(
+      Object.assign(document.createElement("p"), {
+        className: "broken",
+        textContent: `This page could not be shown: ${(error as Error).message}`,
+      }),
+    );
     return () => undefined;
   }
 }

@@ -13,7 +13,13 @@ const NUMBERED = 24; // pixels per weight for a number in the cell
 type Pair = [number, number];
 
 // Draws all that is seen of a level, and asks for tiles that are missing.
-export function paintMap(context: Context, frame: MapFrame, tiles: MapTiles, canvas: HTMLCanvasElement, pointed: Pair | null) {
+export function paintMap(
+  context: Context,
+  frame: MapFrame,
+  tiles: MapTiles,
+  canvas: HTMLCanvasElement,
+  pointed: Pair | null,
+) {
   const { colors } = context;
   const [[I, J], { width, height }, level] = [frame.counts(), frame.plot(), frame.levelOf()];
   const ratio = window.devicePixelRatio || 1;
@@ -34,7 +40,12 @@ export function paintMap(context: Context, frame: MapFrame, tiles: MapTiles, can
   pen.strokeRect(frame.left - 0.5, 0.5, width, height);
 }
 
-function paintTiles(frame: MapFrame, tiles: MapTiles, pen: CanvasRenderingContext2D, level: number) {
+function paintTiles(
+  frame: MapFrame,
+  tiles: MapTiles,
+  pen: CanvasRenderingContext2D,
+  level: number,
+) {
   const [top, bottom, left, right] = frame.seenTiles(level);
   const wanted = new Set<string>();
   for (let row = top; row <= bottom; row++)
@@ -46,7 +57,14 @@ function paintTiles(frame: MapFrame, tiles: MapTiles, pen: CanvasRenderingContex
 }
 
 // A tile, or a part of a coarser tile that is there until it arrives.
-function paintTile(frame: MapFrame, tiles: MapTiles, pen: CanvasRenderingContext2D, level: number, row: number, col: number) {
+function paintTile(
+  frame: MapFrame,
+  tiles: MapTiles,
+  pen: CanvasRenderingContext2D,
+  level: number,
+  row: number,
+  col: number,
+) {
   const tile = tiles.at(level, row, col, true);
   const step = TILE * 2 ** level;
   for (let up = level, r = row, c = col; up < level + 8; up++, r >>= 1, c >>= 1) {
@@ -56,13 +74,28 @@ function paintTile(frame: MapFrame, tiles: MapTiles, pen: CanvasRenderingContext
     const [x, y] = [(col * step - c * TILE * cell) / cell, (row * step - r * TILE * cell) / cell];
     const [w, t] = [Math.min(step / cell, found.cols - x), Math.min(step / cell, found.rows - y)];
     pen.imageSmoothingEnabled = false;
-    if (w > 0 && t > 0) pen.drawImage(tiles.pictureOf(found), x, y, w, t, frame.toX(col * step), frame.toY(row * step),
-      w * cell * frame.transform.k, t * cell * frame.transform.k);
+    if (w > 0 && t > 0)
+      pen.drawImage(
+        tiles.pictureOf(found),
+        x,
+        y,
+        w,
+        t,
+        frame.toX(col * step),
+        frame.toY(row * step),
+        w * cell * frame.transform.k,
+        t * cell * frame.transform.k,
+      );
     return;
   }
 }
 
-function paintNumbers({ colors }: Context, frame: MapFrame, tiles: MapTiles, pen: CanvasRenderingContext2D) {
+function paintNumbers(
+  { colors }: Context,
+  frame: MapFrame,
+  tiles: MapTiles,
+  pen: CanvasRenderingContext2D,
+) {
   const [top, bottom, left, right] = frame.seen();
   pen.textAlign = "center";
   pen.textBaseline = "middle";
@@ -76,14 +109,22 @@ function paintNumbers({ colors }: Context, frame: MapFrame, tiles: MapTiles, pen
     }
 }
 
-function paintCross({ state, colors }: Context, frame: MapFrame, pen: CanvasRenderingContext2D, pointed: Pair | null) {
+function paintCross(
+  { state, colors }: Context,
+  frame: MapFrame,
+  pen: CanvasRenderingContext2D,
+  pointed: Pair | null,
+) {
   const [I, J] = frame.counts();
   const k = Math.max(frame.transform.k, 1.5);
   const marks: [Pair, string][] = [[[state.query, state.key], colors.get("--accent")]];
   if (pointed) marks.push([pointed, colors.get("--soft")]);
   for (const [[i, j], color] of marks) {
     // A line of the paper's color around it: visible on every color of the ramp.
-    for (const [stroke, wide] of [[colors.get("--paper"), 3.5], [color, 1.5]] as const) {
+    for (const [stroke, wide] of [
+      [colors.get("--paper"), 3.5],
+      [color, 1.5],
+    ] as const) {
       pen.strokeStyle = stroke;
       pen.lineWidth = wide;
       if (i >= 0) pen.strokeRect(frame.toX(0), frame.toY(i), J * frame.transform.k, k);
@@ -98,43 +139,95 @@ export function labelsOf({ state, text }: Context, frame: MapFrame): SVGElement[
   const [top, bottom, left, right] = frame.seen();
   const { width, height } = frame.plot();
   const step = 2 ** Math.max(0, Math.ceil(Math.log2(LABEL / frame.transform.k)));
-  const nameOf = (tokens: string[], at: number) => (step > 1 ? `${cut(visible(tokens[at]), 9)} ${at}` : cutName(wordNames(tokens)[at], 14));
-  const label = (said: string, isChosen: boolean, spot: Record<string, string | number>) => s("text", { ...spot,
-    "text-anchor": "end", "dominant-baseline": "central", class: isChosen ? "chosen" : "" }, said);
+  const nameOf = (tokens: string[], at: number) =>
+    step > 1 ? `${cut(visible(tokens[at]), 9)} ${at}` : cutName(wordNames(tokens)[at], 14);
+  const label = (said: string, isChosen: boolean, spot: Record<string, string | number>) =>
+    s(
+      "text",
+      {
+        ...spot,
+        "text-anchor": "end",
+        "dominant-baseline": "central",
+        class: isChosen ? "chosen" : "",
+      },
+      said,
+    );
   const nodes: SVGElement[] = [];
   for (let i = Math.ceil(top / step) * step; i < bottom; i += step) {
     const y = frame.toY(i + 0.5);
-    if (y >= 4 && y <= height - 2) nodes.push(label(nameOf(queriesOf(text), i), i === state.query, { x: frame.left - 6, y }));
+    if (y >= 4 && y <= height - 2)
+      nodes.push(label(nameOf(queriesOf(text), i), i === state.query, { x: frame.left - 6, y }));
   }
   for (let j = Math.ceil(left / step) * step; j < right; j += step) {
     const x = frame.toX(j + 0.5);
-    if (x >= frame.left + 3 && x <= frame.left + width - 2) nodes.push(label(nameOf(text.tokens, j), j === state.key,
-      { x: 0, y: 0, transform: `translate(${x},${height + 7}) rotate(-90)` }));
+    if (x >= frame.left + 3 && x <= frame.left + width - 2)
+      nodes.push(
+        label(nameOf(text.tokens, j), j === state.key, {
+          x: 0,
+          y: 0,
+          transform: `translate(${x},${height + 7}) rotate(-90)`,
+        }),
+      );
   }
   return [...nodes, ...axisNames(frame)];
 }
 
 function axisNames(frame: MapFrame): SVGElement[] {
   const [[I, J], { height }] = [frame.counts(), frame.plot()];
-  const middle = (from: number, to: number, least: number, most: number) => (Math.max(from, least) + Math.min(to, most)) / 2;
+  const middle = (from: number, to: number, least: number, most: number) =>
+    (Math.max(from, least) + Math.min(to, most)) / 2;
   const across = middle(frame.toX(0), frame.toX(J), frame.left, frame.width);
   const down = middle(frame.toY(0), frame.toY(I), 0, height);
   const axis = (place: Record<string, number | string>, said: string, term: string) =>
-    s("text", { ...place, class: "axis-name", "text-anchor": "middle" }, s("title", {}, term), said);
-  return [axis({ x: across, y: frame.height - 6 }, "is attended to →", "A column is a key."),
-    axis({ x: 0, y: 0, transform: `translate(14,${down}) rotate(-90)` }, "← attends", "A row is a query.")];
+    s(
+      "text",
+      { ...place, class: "axis-name", "text-anchor": "middle" },
+      s("title", {}, term),
+      said,
+    );
+  return [
+    axis({ x: across, y: frame.height - 6 }, "is attended to →", "A column is a key."),
+    axis(
+      { x: 0, y: 0, transform: `translate(14,${down}) rotate(-90)` },
+      "← attends",
+      "A row is a query.",
+    ),
+  ];
 }
 
 // The map with its labels and its legend, to be saved.
-export function figureOfMap(context: Context, frame: MapFrame, canvas: HTMLCanvasElement, labels: SVGSVGElement): SVGSVGElement {
+export function figureOfMap(
+  context: Context,
+  frame: MapFrame,
+  canvas: HTMLCanvasElement,
+  labels: SVGSVGElement,
+): SVGSVGElement {
   const ratio = canvas.width / frame.width;
   const { width, height } = frame.plot();
-  const image = h("canvas", { width: Math.round(width * ratio), height: Math.round(height * ratio) });
+  const image = h("canvas", {
+    width: Math.round(width * ratio),
+    height: Math.round(height * ratio),
+  });
   image.getContext("2d")!.drawImage(canvas, -Math.round(frame.left * ratio), 0);
   const scaleBar = legend(context.colors, context.colors.scale, "weight");
-  return s("svg", { width: frame.width, height: frame.height + 52, viewBox: `0 0 ${frame.width} ${frame.height + 52}` },
+  return s(
+    "svg",
+    {
+      width: frame.width,
+      height: frame.height + 52,
+      viewBox: `0 0 ${frame.width} ${frame.height + 52}`,
+    },
     s("title", {}, `${headName(context)}: ${context.text.title}`),
     s("image", { x: frame.left, y: 0, width, height, href: image.toDataURL() }),
-    s("g", { "font-size": 11, fill: "currentColor" }, ...[...labels.children].map((node) => node.cloneNode(true))),
-    s("g", { transform: `translate(${frame.left + 40},${frame.height + 22})` }, ...scaleBar.children));
+    s(
+      "g",
+      { "font-size": 11, fill: "currentColor" },
+      ...[...labels.children].map((node) => node.cloneNode(true)),
+    ),
+    s(
+      "g",
+      { transform: `translate(${frame.left + 40},${frame.height + 22})` },
+      ...scaleBar.children,
+    ),
+  );
 }

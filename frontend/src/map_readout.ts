@@ -6,7 +6,14 @@ import type { MapFrame } from "./map_frame";
 import type { MapTiles } from "./map_tiles";
 import { strongestLink } from "./strongest_link";
 
-export function tellCell({ text, state }: Context, frame: MapFrame, tiles: MapTiles, readout: HTMLElement, i: number, j: number) {
+export function tellCell(
+  { text, state }: Context,
+  frame: MapFrame,
+  tiles: MapTiles,
+  readout: HTMLElement,
+  i: number,
+  j: number,
+) {
   const level = frame.levelOf();
   const value = tiles.valueAt(level, i, j);
   const [query, key] = [visible(queriesOf(text)[i]), visible(text.tokens[j])];
@@ -15,14 +22,28 @@ export function tellCell({ text, state }: Context, frame: MapFrame, tiles: MapTi
     const first = Math.floor(at / 2 ** level) * 2 ** level;
     return `${first}–${Math.min(first + 2 ** level, all) - 1}`;
   };
-  const how = state.pool === "max" ? "the strongest weight" : "summed over keys, averaged over queries";
-  const line = level === 0 ? h("span", {}, strong(query), ` ${i} → `, strong(key), ` ${j}: `, weight)
-    : h("span", {}, `queries ${ends(i, queriesOf(text).length)} → keys ${ends(j, text.tokens.length)}: `, weight,
-      `, ${how} (`, strong(query), " → ", strong(key), "; zoom in for single weights)");
+  const how =
+    state.pool === "max" ? "the strongest weight" : "summed over keys, averaged over queries";
+  const line =
+    level === 0
+      ? h("span", {}, strong(query), ` ${i} → `, strong(key), ` ${j}: `, weight)
+      : h(
+          "span",
+          {},
+          `queries ${ends(i, queriesOf(text).length)} → keys ${ends(j, text.tokens.length)}: `,
+          weight,
+          `, ${how} (`,
+          strong(query),
+          " → ",
+          strong(key),
+          "; zoom in for single weights)",
+        );
   if (line.textContent !== readout.textContent) readout.replaceChildren(line);
 }
 
 export function tellStrongest({ text, state }: Context, readout: HTMLElement) {
-  readout.replaceChildren(...strongestLink(text, text.layers[state.layer].heads[state.head]),
-    " Point at a cell, or click to choose it.");
+  readout.replaceChildren(
+    ...strongestLink(text, text.layers[state.layer].heads[state.head]),
+    " Point at a cell, or click to choose it.",
+  );
 }

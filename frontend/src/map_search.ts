@@ -4,15 +4,26 @@ import { queriesOf } from "./data";
 import { h } from "./dom";
 import { placesOf } from "./word_names";
 
-export interface MapSearch { element: HTMLInputElement; focus(): void }
+export interface MapSearch {
+  element: HTMLInputElement;
+  focus(): void;
+}
 
 // `show` moves the map to a pair, `none` says that no token matches.
-export function mapSearch(context: Context, show: (i: number, j: number) => void, none: (wish: string) => void): MapSearch {
+export function mapSearch(
+  context: Context,
+  show: (i: number, j: number) => void,
+  none: (wish: string) => void,
+): MapSearch {
   let matches: number[] = [];
   let asked = "";
-  const element = h("input", { type: "search", class: "go-to", placeholder: "token, 12 or 12,34",
+  const element = h("input", {
+    type: "search",
+    class: "go-to",
+    placeholder: "token, 12 or 12,34",
     "aria-label": "Jump to a token, a query, or a query and a key",
-    onkeydown: (event: KeyboardEvent) => event.key === "Enter" && void jump(element.value) });
+    onkeydown: (event: KeyboardEvent) => event.key === "Enter" && void jump(element.value),
+  });
 
   async function jump(wish: string) {
     const { text, state, source } = context;
@@ -28,8 +39,17 @@ export function mapSearch(context: Context, show: (i: number, j: number) => void
     if (!matches.length) return none(wish);
     const next = matches[(matches.indexOf(state.query) + 1) % matches.length];
     const row = (await source.rows(state.text, state.layer, next))[state.head];
-    show(next, row.reduce((best, value, at) => (value > row[best] ? at : best), 0));
+    show(
+      next,
+      row.reduce((best, value, at) => (value > row[best] ? at : best), 0),
+    );
   }
 
-  return { element, focus() { element.focus(); element.select(); } };
+  return {
+    element,
+    focus() {
+      element.focus();
+      element.select();
+    },
+  };
 }

@@ -6,7 +6,13 @@ import type { MapFrame } from "./map_frame";
 import { TILE } from "./source";
 
 const KEPT = 500; // tiles
-export interface Tile { values: Float32Array; rows: number; cols: number; picture: HTMLCanvasElement | null; painted: string }
+export interface Tile {
+  values: Float32Array;
+  rows: number;
+  cols: number;
+  picture: HTMLCanvasElement | null;
+  painted: string;
+}
 
 export class MapTiles {
   failure = ""; // why the last tile could not be loaded
@@ -14,10 +20,19 @@ export class MapTiles {
   private waiting = new Map<string, AbortController>();
   private kept = new Map<string, Tile>();
 
-  constructor(private context: Context, private frame: MapFrame, private changed: () => void) {}
+  constructor(
+    private context: Context,
+    private frame: MapFrame,
+    private changed: () => void,
+  ) {}
 
-  get waits() { return this.waiting.size; }
-  again() { this.stopped = false; this.failure = ""; }
+  get waits() {
+    return this.waiting.size;
+  }
+  again() {
+    this.stopped = false;
+    this.failure = "";
+  }
   // True: there was something to stop.
   stop() {
     this.stopped = this.waiting.size > 0;
@@ -37,7 +52,11 @@ export class MapTiles {
   at(level: number, row: number, col: number, ask: boolean): Tile | null {
     const name = this.nameOf(level, row, col);
     const found = this.kept.get(name);
-    if (found) { this.kept.delete(name); this.kept.set(name, found); return found; }
+    if (found) {
+      this.kept.delete(name);
+      this.kept.set(name, found);
+      return found;
+    }
     if (ask && !this.stopped && !this.waiting.has(name)) void this.load(name, level, row, col);
     return null;
   }
@@ -48,8 +67,18 @@ export class MapTiles {
     const stop = new AbortController();
     this.waiting.set(name, stop);
     try {
-      const values = await source.tile(place(this.context), level, row, col, state.pool as Pool, stop.signal);
-      const [rows, cols] = [[I, row], [J, col]].map(([n, at]) => Math.min(TILE, Math.ceil(n / 2 ** level) - at * TILE));
+      const values = await source.tile(
+        place(this.context),
+        level,
+        row,
+        col,
+        state.pool as Pool,
+        stop.signal,
+      );
+      const [rows, cols] = [
+        [I, row],
+        [J, col],
+      ].map(([n, at]) => Math.min(TILE, Math.ceil(n / 2 ** level) - at * TILE));
       this.kept.set(name, { values, rows, cols, picture: null, painted: "" });
       if (this.kept.size > KEPT) this.kept.delete(this.kept.keys().next().value!);
     } catch (error) {
@@ -65,7 +94,11 @@ export class MapTiles {
 
   // Stop asking for tiles that are not wanted any more.
   only(wanted: Set<string>) {
-    for (const [name, stop] of this.waiting) if (!wanted.has(name)) { stop.abort(); this.waiting.delete(name); }
+    for (const [name, stop] of this.waiting)
+      if (!wanted.has(name)) {
+        stop.abort();
+        this.waiting.delete(name);
+      }
   }
 
   // The value of the cell of a level that contains a pair; null: not loaded yet.
@@ -82,7 +115,13 @@ export class MapTiles {
     tile.picture ??= h("canvas", { width: tile.cols, height: tile.rows });
     tile.painted = look;
     const pixels = Uint32Array.from(tile.values, (weight) => colors.cell(weight));
-    tile.picture.getContext("2d")!.putImageData(new ImageData(new Uint8ClampedArray(pixels.buffer), tile.cols, tile.rows), 0, 0);
+    tile.picture
+      .getContext("2d")!
+      .putImageData(
+        new ImageData(new Uint8ClampedArray(pixels.buffer), tile.cols, tile.rows),
+        0,
+        0,
+      );
     return tile.picture;
   }
 }

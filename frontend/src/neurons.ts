@@ -7,7 +7,11 @@ import type { Mode } from "./mode";
 import { movedBy } from "./pair_line";
 
 const [NEURONS, LISTED, BAND] = [14, 2000, 20]; // keys, queries in a list to choose from, pixels of a row
-interface Found { key: number; q: Float32Array; k: Float32Array }
+interface Found {
+  key: number;
+  q: Float32Array;
+  k: Float32Array;
+}
 
 export function neuronsMode(context: Context, body: HTMLElement): Mode {
   let turn = 0;
@@ -19,26 +23,47 @@ export function neuronsMode(context: Context, body: HTMLElement): Mode {
     const row = (await source.rows(state.text, state.layer, state.query))[state.head];
     const keys = strongest(row, NEURONS);
     if (state.key >= 0 && !keys.includes(state.key)) keys.unshift(state.key);
-    const pairs = await Promise.all(keys.map((key) => source.pair(place(context), state.query, key)));
+    const pairs = await Promise.all(
+      keys.map((key) => source.pair(place(context), state.query, key)),
+    );
     if (mine !== turn) return;
-    const found = keys.flatMap((key, at): Found[] => (pairs[at] ? [{ key, q: pairs[at]![0], k: pairs[at]![1] }] : []));
+    const found = keys.flatMap((key, at): Found[] =>
+      pairs[at] ? [{ key, q: pairs[at]![0], k: pairs[at]![1] }] : [],
+    );
     if (!found.length) {
-      body.replaceChildren(h("p", { class: "hint" },
-        "Neurons cannot be shown for this text. They need scores that are dot products, and queries and keys in the page or from a server."));
+      body.replaceChildren(
+        h(
+          "p",
+          { class: "hint" },
+          "Neurons cannot be shown for this text. They need scores that are dot products, and queries and keys in the page or from a server.",
+        ),
+      );
       return;
     }
     figure = drawing(found, row);
-    body.replaceChildren(h("div", { class: "tools" }, chooser()), h("p", { class: "hint" },
-      `${headName(context)}: a score is the sum of its products; blue is positive, red is negative. Shown are the keys with the largest weights.`),
-      h("div", { class: "scroll" }, figure));
+    body.replaceChildren(
+      h("div", { class: "tools" }, chooser()),
+      h(
+        "p",
+        { class: "hint" },
+        `${headName(context)}: a score is the sum of its products; blue is positive, red is negative. Shown are the keys with the largest weights.`,
+      ),
+      h("div", { class: "scroll" }, figure),
+    );
   }
 
   function chooser() {
     const tokens = queriesOf(context.text);
     const [first, last] = interval(context.state.query, LISTED, tokens.length);
-    const options = tokens.slice(first, last).map((token, at): [string, string] =>
-      [String(first + at), `${first + at} ${visible(token)}`]);
-    return choice("Query", String(context.state.query), options, (value) => context.set({ query: Number(value) }));
+    const options = tokens
+      .slice(first, last)
+      .map((token, at): [string, string] => [
+        String(first + at),
+        `${first + at} ${visible(token)}`,
+      ]);
+    return choice("Query", String(context.state.query), options, (value) =>
+      context.set({ query: Number(value) }),
+    );
   }
 
   function drawing(found: Found[], row: Float32Array): SVGSVGElement {
@@ -46,30 +71,80 @@ export function neuronsMode(context: Context, body: HTMLElement): Mode {
     const size = found[0].q.length;
     const [left, beside] = body.clientWidth < 600 ? [84, 96] : [150, 150];
     const cell = Math.max(2, Math.min(14, 560 / size, (body.clientWidth - left - beside) / size));
-    const most = (lists: Iterable<number>[]) => Math.max(
-      ...lists.map((list) => Math.max(...Array.from(list, Math.abs))), 1e-9);
+    const most = (lists: Iterable<number>[]) =>
+      Math.max(...lists.map((list) => Math.max(...Array.from(list, Math.abs))), 1e-9);
     const products = found.map(({ q, k }) => q.map((value, d) => value * k[d]));
-    const [mostQ, mostK, mostP] = [most([found[0].q]), most(found.map(({ k }) => k)), most(products)];
+    const [mostQ, mostK, mostP] = [
+      most([found[0].q]),
+      most(found.map(({ k }) => k)),
+      most(products),
+    ];
     const [width, height] = [left + size * cell + beside, 46 + found.length * (BAND * 2 + 12) + 30];
-    const made = s("svg", { class: "neurons", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
-      "aria-label": "Products of queries and keys by channel" });
-    const note = (text: string, y: number) => made.append(
-      s("text", { x: left + size * cell + 10, y, "font-size": 12, fill: "currentColor" }, text));
-    const stripe = (values: ArrayLike<number>, top: number, greatest: number, label: string, bold = false) => {
-      made.append(s("text", { x: left - 8, y: top + 14, "text-anchor": "end", "font-size": 12, fill: "currentColor",
-        "font-weight": bold ? 600 : 400 }, label));
-      for (let d = 0; d < size; d++) made.append(s("rect",
-        { x: left + d * cell, y: top, width: cell * 0.95, height: BAND - 3,
-        fill: values[d] > 0 ? "var(--more)" : "var(--less)", "fill-opacity": Math.abs(values[d]) / greatest },
-        s("title", {}, `channel ${d}: ${shown(values[d])}`)));
+    const made = s("svg", {
+      class: "neurons",
+      width,
+      height,
+      viewBox: `0 0 ${width} ${height}`,
+      role: "img",
+      "aria-label": "Products of queries and keys by channel",
+    });
+    const note = (text: string, y: number) =>
+      made.append(
+        s("text", { x: left + size * cell + 10, y, "font-size": 12, fill: "currentColor" }, text),
+      );
+    const stripe = (
+      values: ArrayLike<number>,
+      top: number,
+      greatest: number,
+      label: string,
+      bold = false,
+    ) => {
+      made.append(
+        s(
+          "text",
+          {
+            x: left - 8,
+            y: top + 14,
+            "text-anchor": "end",
+            "font-size": 12,
+            fill: "currentColor",
+            "font-weight": bold ? 600 : 400,
+          },
+          label,
+        ),
+      );
+      for (let d = 0; d < size; d++)
+        made.append(
+          s(
+            "rect",
+            {
+              x: left + d * cell,
+              y: top,
+              width: cell * 0.95,
+              height: BAND - 3,
+              fill: values[d] > 0 ? "var(--more)" : "var(--less)",
+              "fill-opacity": Math.abs(values[d]) / greatest,
+            },
+            s("title", {}, `channel ${d}: ${shown(values[d])}`),
+          ),
+        );
     };
-    stripe(found[0].q, 12, mostQ, `c q  ${cut(visible(queriesOf(text)[state.query]), left / 12)}`, true);
+    stripe(
+      found[0].q,
+      12,
+      mostQ,
+      `c q  ${cut(visible(queriesOf(text)[state.query]), left / 12)}`,
+      true,
+    );
     found.forEach(({ key, k }, at) => {
       const top = 46 + at * (BAND * 2 + 12);
       stripe(k, top, mostK, `k  ${cut(visible(text.tokens[key]), left / 10)}`);
       stripe(products[at], top + BAND, mostP, "product");
       note(`weight ${shown(row[key])}`, top + 14);
-      note(`score ${shown(products[at].reduce((total, value) => total + value, 0))}`, top + BAND + 14);
+      note(
+        `score ${shown(products[at].reduce((total, value) => total + value, 0))}`,
+        top + BAND + 14,
+      );
     });
     return made;
   }
@@ -78,6 +153,8 @@ export function neuronsMode(context: Context, body: HTMLElement): Mode {
     draw: () => void draw(),
     key: (event) => movedBy(context, event, 10),
     figure: () => figure,
-    close() { turn++; },
+    close() {
+      turn++;
+    },
   };
 }

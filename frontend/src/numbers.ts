@@ -9,10 +9,26 @@ const opened = new Set<string>(); // the charts whose numbers stay open when the
 
 // A list of rows that is filled when it is opened. `chosen` makes the first cell of a row a button.
 export function numbers(chart: string, rows: Row[], chosen?: (at: number) => void): HTMLElement {
-  const box = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Numbers: ${chart}` });
-  const list = h("details", { class: "chart-numbers", "data-chart": chart, open: opened.has(chart),
-    ontoggle: () => { list.open ? opened.add(chart) : opened.delete(chart); fillIn(); } },
-    h("summary", {}, "Numbers"), box);
+  const box = h("div", {
+    class: "scroll",
+    tabindex: 0,
+    role: "region",
+    "aria-label": `Numbers: ${chart}`,
+  });
+  const list = h(
+    "details",
+    {
+      class: "chart-numbers",
+      "data-chart": chart,
+      open: opened.has(chart),
+      ontoggle: () => {
+        list.open ? opened.add(chart) : opened.delete(chart);
+        fillIn();
+      },
+    },
+    h("summary", {}, "Numbers"),
+    box,
+  );
   const said = (value: string | number) => (typeof value === "number" ? counted(value) : value);
   // The chart is drawn again: the focus goes to the same row.
   const choose = (event: Event, at: number) => {
@@ -21,16 +37,42 @@ export function numbers(chart: string, rows: Row[], chosen?: (at: number) => voi
     const again = root.querySelector(`details[data-chart="${CSS.escape(chart)}"]`);
     again?.querySelectorAll<HTMLElement>("tbody button")[at]?.focus();
   };
-  const cell = (value: string | number, column: number, at: number) => h("td", { dir: "auto", title: typeof value === "number" ? exact(value) : null },
-    column === 0 && chosen ? h("button", { type: "button", class: "line", onclick: (event: Event) => choose(event, at) },
-      said(value)) : said(value));
+  const cell = (value: string | number, column: number, at: number) =>
+    h(
+      "td",
+      { dir: "auto", title: typeof value === "number" ? exact(value) : null },
+      column === 0 && chosen
+        ? h(
+            "button",
+            { type: "button", class: "line", onclick: (event: Event) => choose(event, at) },
+            said(value),
+          )
+        : said(value),
+    );
   function fillIn() {
     if (!list.open || box.childElementCount) return;
-    fill(box, h("table", { class: "numbers" },
-      h("thead", {}, h("tr", {}, ...Object.keys(rows[0] ?? {}).map((name) => h("th", { scope: "col" }, name)))),
-      h("tbody", {}, ...rows.slice(0, MOST).map((row, at) =>
-        h("tr", {}, ...Object.values(row).map((value, column) => cell(value, column, at)))))),
-      rows.length > MOST && h("p", { class: "hint" }, `The first ${MOST} of ${rows.length} rows.`));
+    fill(
+      box,
+      h(
+        "table",
+        { class: "numbers" },
+        h(
+          "thead",
+          {},
+          h("tr", {}, ...Object.keys(rows[0] ?? {}).map((name) => h("th", { scope: "col" }, name))),
+        ),
+        h(
+          "tbody",
+          {},
+          ...rows
+            .slice(0, MOST)
+            .map((row, at) =>
+              h("tr", {}, ...Object.values(row).map((value, column) => cell(value, column, at))),
+            ),
+        ),
+      ),
+      rows.length > MOST && h("p", { class: "hint" }, `The first ${MOST} of ${rows.length} rows.`),
+    );
   }
   fillIn();
   return list;

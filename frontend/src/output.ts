@@ -6,8 +6,18 @@ export type Row = (string | number)[];
 
 const LONGEST = 80; // characters of a file's name, which ends with a whole word
 export function fileName(name: string, kind: string): string {
-  const whole = name.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").toLowerCase();
-  return `${(whole.length > LONGEST ? whole.slice(0, LONGEST + 1).replace(/-[^-]*$/, "").slice(0, LONGEST) : whole) || "figure"}.${kind}`;
+  const whole = name
+    .replace(/[^\p{L}\p{N}]+/gu, "-")
+    .replace(/^-|-$/g, "")
+    .toLowerCase();
+  return `${
+    (whole.length > LONGEST
+      ? whole
+          .slice(0, LONGEST + 1)
+          .replace(/-[^-]*$/, "")
+          .slice(0, LONGEST)
+      : whole) || "figure"
+  }.${kind}`;
 }
 
 export function download(content: Blob, name: string) {
@@ -30,7 +40,9 @@ export async function pngBlob(text: string, width: number, height: number): Prom
   canvas.getContext("2d")!.drawImage(image, 0, 0, canvas.width, canvas.height);
   const plain = await new Promise<Blob | null>((done) => canvas.toBlob(done, "image/png"));
   if (!plain) throw new Error("this figure is too large for a PNG; save it as SVG or PDF.");
-  return new Blob([withDensity(new Uint8Array(await plain.arrayBuffer()), DPI)], { type: "image/png" });
+  return new Blob([withDensity(new Uint8Array(await plain.arrayBuffer()), DPI)], {
+    type: "image/png",
+  });
 }
 
 // Adds the chunk pHYs, pixels to a meter, after the header of a PNG (33 bytes).
@@ -63,7 +75,10 @@ function checksum(bytes: Uint8Array): number {
 // Nine digits give back every float32 exactly.
 export function csvText(rows: Row[]): string {
   const cell = (value: string | number) => {
-    const text = typeof value === "number" ? String(Number.isInteger(value) ? value : +value.toPrecision(9)) : value;
+    const text =
+      typeof value === "number"
+        ? String(Number.isInteger(value) ? value : +value.toPrecision(9))
+        : value;
     return /[",\r\n]|^\s|\s$/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
   return `${rows.map((row) => row.map(cell).join(",")).join("\r\n")}\r\n`;
@@ -72,10 +87,11 @@ export function csvText(rows: Row[]): string {
 // A document of one sheet of paper of the size of a figure, in mm. Printed to a file it is a vector PDF with its fonts.
 export const printedPage = (svg: string, width: number, height: number, title: string) =>
   `<!doctype html><html><head><meta charset="utf-8"><title>${title.replace(/[&<]/g, (one) =>
-    (one === "&" ? "&amp;" : "&lt;"))}</title><style>@page{size:${width}mm ${height}mm;margin:0}`
-  + "html,body{margin:0;background:#fff;print-color-adjust:exact;-webkit-print-color-adjust:exact}"
-  + "svg{display:block}</style></head>"
-  + `<body>${svg}</body></html>`;
+    one === "&" ? "&amp;" : "&lt;",
+  )}</title><style>@page{size:${width}mm ${height}mm;margin:0}` +
+  "html,body{margin:0;background:#fff;print-color-adjust:exact;-webkit-print-color-adjust:exact}" +
+  "svg{display:block}</style></head>" +
+  `<body>${svg}</body></html>`;
 
 // Print a document that is not the page: from a frame that nobody sees.
 export function printDocument(page: string, root: Element, name: string) {
@@ -86,9 +102,13 @@ export function printDocument(page: string, root: Element, name: string) {
   const title = document.title;
   frame.addEventListener("load", () => {
     document.title = name; // browsers propose it as the name of the file
-    frame.contentWindow!.addEventListener("afterprint", () => { document.title = title; });
+    frame.contentWindow!.addEventListener("afterprint", () => {
+      document.title = title;
+    });
     frame.contentWindow!.print();
-    setTimeout(() => { document.title = title; }, 1000);
+    setTimeout(() => {
+      document.title = title;
+    }, 1000);
   });
   root.querySelectorAll("iframe.printed").forEach((old) => old.remove());
   frame.srcdoc = page;

@@ -9,9 +9,16 @@ import { wordNames } from "./word_names";
 export function pairLine(context: Context, weight: number): HTMLElement {
   const { state, text, source } = context;
   const means = source.finest(state.text) ? " (the mean of a cell)" : "";
-  return h("span", { class: "pair" }, strong(wordNames(queriesOf(text))[state.query]), ` ${state.query} → `,
-    strong(wordNames(text.tokens)[state.key]), ` ${state.key}: `,
-    weightOutput(weight), `${means}, in ${headsInWords(context)}.`);
+  return h(
+    "span",
+    { class: "pair" },
+    strong(wordNames(queriesOf(text))[state.query]),
+    ` ${state.query} → `,
+    strong(wordNames(text.tokens)[state.key]),
+    ` ${state.key}: `,
+    weightOutput(weight),
+    `${means}, in ${headsInWords(context)}.`,
+  );
 }
 
 // Arrows move the query; with Shift they move the key. Up and down move by `row` words.
@@ -19,7 +26,11 @@ export function movedBy(context: Context, event: KeyboardEvent, row: number): bo
   const step = stepOf(event.key, row);
   if (step === undefined) return false;
   const { state, text } = context;
-  context.set(event.shiftKey ? { key: within((state.key < 0 ? state.query : state.key) + step, text.tokens.length) }
-    : { query: within(state.query + step, queriesOf(text).length) }, true);
+  context.set(
+    event.shiftKey
+      ? { key: within((state.key < 0 ? state.query : state.key) + step, text.tokens.length) }
+      : { query: within(state.query + step, queriesOf(text).length) },
+    true,
+  );
   return true;
 }

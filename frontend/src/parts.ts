@@ -2,6 +2,11 @@
 import type { Part } from "./data";
 import { h, strong, visible } from "./dom";
 
-export const sentence = (parts: Part[]): (string | HTMLElement)[] => parts.map(([text, kind]) =>
-  (kind === "token" ? h("b", { class: "token", dir: "auto" }, visible(text)) : kind === "head" ? strong(text)
-    : text.replaceAll(" %", "\u00a0%"))); // a number and its unit stay on one line
+export const sentence = (parts: Part[]): (string | HTMLElement)[] =>
+  parts.map(([text, kind]) =>
+    kind === "token"
+      ? h("b", { class: "token", dir: "auto" }, visible(text))
+      : kind === "head"
+        ? strong(text)
+        : text.replaceAll(" %", "\u00a0%"),
+  ); // a number and its unit stay on one line

@@ -8,24 +8,54 @@ import type { PictureTokens } from "./picture_tokens";
 
 const LISTED = 5; // strongest links
 
-export function linksInWords(context: Context, tokens: PictureTokens, values: Float32Array, at: number): (Node | string)[] {
+export function linksInWords(
+  context: Context,
+  tokens: PictureTokens,
+  values: Float32Array,
+  at: number,
+): (Node | string)[] {
   const { text } = context;
   const others = tokens.isTurned ? queriesOf(text) : text.tokens;
-  const list = strongest(values, LISTED).flatMap((each, n) =>
-    [n ? ", " : "", strong(visible(others[each])), ` ${shown(values[each])}`]);
-  return [strong(visible(tokens.names[at])), ` (token ${at})`, tokens.isTurned ? " receives attention from " : " attends to ",
-    ...(list.length ? list : ["nothing"]), `, in ${inText(headsInWords(context))}. `,
-    ...(tokens.isTurned ? [] : [sharesOfKinds(context, tokens, values)]), timeOf(context, tokens, values)];
+  const list = strongest(values, LISTED).flatMap((each, n) => [
+    n ? ", " : "",
+    strong(visible(others[each])),
+    ` ${shown(values[each])}`,
+  ]);
+  return [
+    strong(visible(tokens.names[at])),
+    ` (token ${at})`,
+    tokens.isTurned ? " receives attention from " : " attends to ",
+    ...(list.length ? list : ["nothing"]),
+    `, in ${inText(headsInWords(context))}. `,
+    ...(tokens.isTurned ? [] : [sharesOfKinds(context, tokens, values)]),
+    timeOf(context, tokens, values),
+  ];
 }
 
-function sharesOfKinds({ text }: Context, tokens: PictureTokens, values: Float32Array): HTMLElement {
-  const kindOf = (at: number) => (tokens.patchOf.has(at) ? tokens.isSound ? "the sound" : "patches"
-    : /^\[REG/.test(text.tokens[at]) ? "registers" : text.special.includes(at) ? visible(text.tokens[at]) : "words");
+function sharesOfKinds(
+  { text }: Context,
+  tokens: PictureTokens,
+  values: Float32Array,
+): HTMLElement {
+  const kindOf = (at: number) =>
+    tokens.patchOf.has(at)
+      ? tokens.isSound
+        ? "the sound"
+        : "patches"
+      : /^\[REG/.test(text.tokens[at])
+        ? "registers"
+        : text.special.includes(at)
+          ? visible(text.tokens[at])
+          : "words";
   const total = new Map<string, number>();
   values.forEach((weight, at) => total.set(kindOf(at), (total.get(kindOf(at)) ?? 0) + weight));
-  const said = [...total].filter(([, weight]) => weight > 0).map(([kind, weight]) => `${percent(weight)} on ${kind}`);
+  const said = [...total]
+    .filter(([, weight]) => weight > 0)
+    .map(([kind, weight]) => `${percent(weight)} on ${kind}`);
   return h("span", { class: "parts" }, `Of its weight, ${said.join(", ")}. `);
 }
 
-const timeOf = ({ text }: Context, tokens: PictureTokens, values: Float32Array) => (text.picture?.seconds && !tokens.isTurned
-  ? `The center of its weight is at ${tokens.center(values).toFixed(2)} s.` : "");
+const timeOf = ({ text }: Context, tokens: PictureTokens, values: Float32Array) =>
+  text.picture?.seconds && !tokens.isTurned
+    ? `The center of its weight is at ${tokens.center(values).toFixed(2)} s.`
+    : "";

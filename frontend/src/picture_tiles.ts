@@ -31,38 +31,96 @@ export function pictureTiles(context: Context, tokens: PictureTokens): PictureTi
     const active = tokens.patchOf.get(at)?.[0] ?? 0;
     const panel = tokens.panels[active];
     if (!panel || tokens.choosesKeys) return fill(element);
-    const lines = await Promise.all(layers.map((layer) => (tokens.isTurned ? source.columns(state.text, layer, at)
-      : source.rows(state.text, layer, at))));
+    const lines = await Promise.all(
+      layers.map((layer) =>
+        tokens.isTurned
+          ? source.columns(state.text, layer, at)
+          : source.rows(state.text, layer, at),
+      ),
+    );
     if (mine !== turn) return;
     const wanted = [state.text, layers.join(), active].join("|");
-    if (built !== wanted) { built = wanted; build(layers, panel); }
-    layers.forEach((layer, row) => lines[row].forEach((values, head) => drawTile(layer, head, values, panel)));
+    if (built !== wanted) {
+      built = wanted;
+      build(layers, panel);
+    }
+    layers.forEach((layer, row) =>
+      lines[row].forEach((values, head) => drawTile(layer, head, values, panel)),
+    );
   }
 
   function build(layers: number[], panel: PicturePanel) {
     const { text, state } = context;
     const mine = built;
-    void thumbnail(panel).then((photo) => { if (built === mine) element.style.setProperty("--photo", `url("${photo}")`); });
-    element.style.setProperty("--shape", tokens.isSound ? "5 / 2" : `${panel.width} / ${panel.height}`);
-    element.style.setProperty("--columns", String(layers.length > 1
-      ? Math.max(...text.layers.map((layer) => layer.heads.length)) : ACROSS));
+    void thumbnail(panel).then((photo) => {
+      if (built === mine) element.style.setProperty("--photo", `url("${photo}")`);
+    });
+    element.style.setProperty(
+      "--shape",
+      tokens.isSound ? "5 / 2" : `${panel.width} / ${panel.height}`,
+    );
+    element.style.setProperty(
+      "--columns",
+      String(
+        layers.length > 1 ? Math.max(...text.layers.map((layer) => layer.heads.length)) : ACROSS,
+      ),
+    );
     tiles = new Map();
-    const rows = layers.map((layer) => h("div", { class: "tile-row", role: "row" },
-      layers.length > 1 && h("span", { class: "axis", role: "rowheader" }, layerLabel(text.layers[layer])),
-      ...text.layers[layer].heads.map((_, head) => tile(layer, head))));
-    fill(element, h("h2", {}, "Every head"), choice("Show", state.tiles,
-      [["layer", `heads of ${layerName(text.layers[state.layer])}`], ["all", "heads of all layers"]],
-      (chosen) => context.set({ tiles: chosen })),
-      h("p", { class: "hint" }, `The same token in every head, each on its own scale. The number is `
-        + `the share of the weight that is on ${tokens.isSound ? "the sound" : "patches"}.`),
-      h("div", { class: `tile-grid${layers.length > 1 ? " all" : ""}`, role: "grid", "aria-label": "Heads" }, ...rows));
+    const rows = layers.map((layer) =>
+      h(
+        "div",
+        { class: "tile-row", role: "row" },
+        layers.length > 1 &&
+          h("span", { class: "axis", role: "rowheader" }, layerLabel(text.layers[layer])),
+        ...text.layers[layer].heads.map((_, head) => tile(layer, head)),
+      ),
+    );
+    fill(
+      element,
+      h("h2", {}, "Every head"),
+      choice(
+        "Show",
+        state.tiles,
+        [
+          ["layer", `heads of ${layerName(text.layers[state.layer])}`],
+          ["all", "heads of all layers"],
+        ],
+        (chosen) => context.set({ tiles: chosen }),
+      ),
+      h(
+        "p",
+        { class: "hint" },
+        `The same token in every head, each on its own scale. The number is ` +
+          `the share of the weight that is on ${tokens.isSound ? "the sound" : "patches"}.`,
+      ),
+      h(
+        "div",
+        {
+          class: `tile-grid${layers.length > 1 ? " all" : ""}`,
+          role: "grid",
+          "aria-label": "Heads",
+        },
+        ...rows,
+      ),
+    );
   }
 
   function tile(layer: number, head: number): HTMLButtonElement {
     const name = headName(context, layer, head);
-    const made = h("button", { type: "button", class: "tile", role: "gridcell", title: name, "aria-label": name,
-      "data-place": `${layer}.${head}`, onclick: () => context.set({ layer, head, heads: "one" }) },
-      h("canvas", { "aria-hidden": "true" }), h("span", { class: "share", "aria-hidden": "true" }));
+    const made = h(
+      "button",
+      {
+        type: "button",
+        class: "tile",
+        role: "gridcell",
+        title: name,
+        "aria-label": name,
+        "data-place": `${layer}.${head}`,
+        onclick: () => context.set({ layer, head, heads: "one" }),
+      },
+      h("canvas", { "aria-hidden": "true" }),
+      h("span", { class: "share", "aria-hidden": "true" }),
+    );
     tiles.set(`${layer}.${head}`, made);
     return made;
   }
@@ -76,7 +134,8 @@ export function pictureTiles(context: Context, tokens: PictureTokens): PictureTi
     found.tabIndex = isChosen ? 0 : -1;
     const top = tokens.largest(values, true);
     const shares = Float32Array.from({ length: panel.rows * panel.columns }, (_, patch) =>
-      shareOnScale(state.scale, values[placeOf(panel, patch)] / top));
+      shareOnScale(state.scale, values[placeOf(panel, patch)] / top),
+    );
     coverOf(shares, panel.rows, panel.columns, state.cover, colors, found.querySelector("canvas")!);
     const share = tokens.shareOfPatches(values);
     found.querySelector(".share")!.textContent = tokens.isTurned ? shown(share) : percent(share);
@@ -85,11 +144,19 @@ export function pictureTiles(context: Context, tokens: PictureTokens): PictureTi
   return {
     element,
     draw,
-    clear() { built = ""; },
+    clear() {
+      built = "";
+    },
     key(from, key) {
       const all = [...tiles.values()];
-      const step = stepOf(key, context.state.tiles === "all" ? context.text.layers[context.state.layer].heads.length : ACROSS);
-      const next = step === undefined ? undefined : all[all.indexOf(from as HTMLButtonElement) + step];
+      const step = stepOf(
+        key,
+        context.state.tiles === "all"
+          ? context.text.layers[context.state.layer].heads.length
+          : ACROSS,
+      );
+      const next =
+        step === undefined ? undefined : all[all.indexOf(from as HTMLButtonElement) + step];
       if (!next) return false;
       const place = next.dataset.place!;
       const [layer, head] = place.split(".").map(Number);
@@ -97,6 +164,8 @@ export function pictureTiles(context: Context, tokens: PictureTokens): PictureTi
       tiles.get(place)?.focus();
       return true;
     },
-    close() { turn++; },
+    close() {
+      turn++;
+    },
   };
 }

@@ -7,16 +7,29 @@ import type { PictureTokens } from "./picture_tokens";
 
 const [WORDS, TIMED] = [600, 80]; // words beside an image, words with a time
 
-export interface PictureWords { element: HTMLElement; build(): void; color(values: Float32Array, chosen: number): void }
-export interface WordPointing { over(token: number): void; leave(): void; choose(token: number): void }
+export interface PictureWords {
+  element: HTMLElement;
+  build(): void;
+  color(values: Float32Array, chosen: number): void;
+}
+export interface WordPointing {
+  over(token: number): void;
+  leave(): void;
+  choose(token: number): void;
+}
 
-export function pictureWords(context: Context, tokens: PictureTokens, pointing: WordPointing): PictureWords {
+export function pictureWords(
+  context: Context,
+  tokens: PictureTokens,
+  pointing: WordPointing,
+): PictureWords {
   const element = h("div", { class: "beside-picture" });
 
   function build() {
     const { text } = context;
     const hint = h("p", { class: "hint" }, hintOf());
-    if (!tokens.isCrossed) return fill(element, hint, chips(text.tokens, true, "Tokens that are not patches"));
+    if (!tokens.isCrossed)
+      return fill(element, hint, chips(text.tokens, true, "Tokens that are not patches"));
     const keys = chips(text.tokens, false, "Other tokens");
     keys?.classList.add("keys");
     fill(element, hint, chips(text.queries!, true, "Words"), keys);
@@ -27,9 +40,14 @@ export function pictureWords(context: Context, tokens: PictureTokens, pointing: 
     const box = h("div", { class: "chips", role: "group", "aria-label": label });
     const arePatches = !tokens.isCrossed || names === context.text.tokens;
     let patches = 0;
-    const endPatches = () => { if (patches && !tokens.isCrossed) box.append(imageChip()); };
+    const endPatches = () => {
+      if (patches && !tokens.isCrossed) box.append(imageChip());
+    };
     names.forEach((name, at) => {
-      if (arePatches && tokens.patchOf.has(at)) { patches++; return; }
+      if (arePatches && tokens.patchOf.has(at)) {
+        patches++;
+        return;
+      }
       endPatches();
       if (!tokens.isCrossed) patches = 0;
       if (box.childElementCount < WORDS) box.append(wordChip(name, at, isFocus));
@@ -37,13 +55,23 @@ export function pictureWords(context: Context, tokens: PictureTokens, pointing: 
     if (box.childElementCount) endPatches();
     return box.childElementCount ? box : null;
   }
-  const imageChip = () => h("span", { class: "chip-word image" }, "▦ image ", h("b", { class: "sum" }));
+  const imageChip = () =>
+    h("span", { class: "chip-word image" }, "▦ image ", h("b", { class: "sum" }));
 
   function wordChip(name: string, at: number, isFocus: boolean): HTMLElement {
     const look = { class: "chip-word", dir: "auto", title: `${name} · ${at}`, "data-at": at };
     if (!isFocus) return h("span", look, visible(name));
-    const chip = h("button", { ...look, type: "button", onclick: () => pointing.choose(at),
-      onpointerenter: () => pointing.over(at), onpointerleave: () => pointing.leave() }, visible(name));
+    const chip = h(
+      "button",
+      {
+        ...look,
+        type: "button",
+        onclick: () => pointing.choose(at),
+        onpointerenter: () => pointing.over(at),
+        onpointerleave: () => pointing.leave(),
+      },
+      visible(name),
+    );
     if (tokens.isCrossed && context.text.picture?.seconds) void tellTime(chip, at);
     return chip;
   }
@@ -55,14 +83,18 @@ export function pictureWords(context: Context, tokens: PictureTokens, pointing: 
     chip.append(h("span", { class: "when" }, `${tokens.center(values).toFixed(2)} s`));
   }
 
-  const hintOf = () => (tokens.isCrossed
-    ? `Choose a word to see what it attends to. Click the ${tokens.isSound ? "spectrogram" : "picture"} to see which words attend to it.`
-    : tokens.isSound ? "Point at a moment to see its map. A click holds it; then pointing reads single weights. Esc lets go."
-    : "Point at a patch or a token to see its map. A click holds it; then pointing reads single weights. Esc lets go.");
+  const hintOf = () =>
+    tokens.isCrossed
+      ? `Choose a word to see what it attends to. Click the ${tokens.isSound ? "spectrogram" : "picture"} to see which words attend to it.`
+      : tokens.isSound
+        ? "Point at a moment to see its map. A click holds it; then pointing reads single weights. Esc lets go."
+        : "Point at a patch or a token to see its map. A click holds it; then pointing reads single weights. Esc lets go.";
 
   function color(values: Float32Array, chosen: number) {
     const onPatches = shown(tokens.shareOfPatches(values));
-    element.querySelectorAll(".sum").forEach((sum) => { sum.textContent = onPatches; });
+    element.querySelectorAll(".sum").forEach((sum) => {
+      sum.textContent = onPatches;
+    });
     for (const chip of element.querySelectorAll<HTMLElement>(".chip-word[data-at]")) {
       const token = Number(chip.dataset.at);
       const isKey = chip.parentElement!.classList.contains("keys");

@@ -6,13 +6,19 @@ import type { Place } from "./source";
 const nameOf = ({ text, layer, head }: Place) => `${text}.${layer}.${head}`;
 
 export function pinsOf(pins: string): Place[] {
-  return pins.split(",").flatMap((part) => {
-    const numbers = /^(\d+)\.(\d+)\.(\d+)$/.exec(part.trim());
-    return numbers ? [{ text: Number(numbers[1]), layer: Number(numbers[2]), head: Number(numbers[3]) }] : [];
-  }).slice(0, 2);
+  return pins
+    .split(",")
+    .flatMap((part) => {
+      const numbers = /^(\d+)\.(\d+)\.(\d+)$/.exec(part.trim());
+      return numbers
+        ? [{ text: Number(numbers[1]), layer: Number(numbers[2]), head: Number(numbers[3]) }]
+        : [];
+    })
+    .slice(0, 2);
 }
 export const asPins = (pins: Place[]) => pins.map(nameOf).join();
-const isPinned = (pins: string, place: Place) => pinsOf(pins).some((one) => nameOf(one) === nameOf(place));
+const isPinned = (pins: string, place: Place) =>
+  pinsOf(pins).some((one) => nameOf(one) === nameOf(place));
 
 // The pins after another one: a third replaces the second, and a pin that is there is taken off.
 export function withPin(pins: string, place: Place): string {
@@ -31,6 +37,15 @@ export function pinButton(context: Context): HTMLButtonElement {
   const { state } = context;
   const here = placeOf(context);
   const isThere = isPinned(state.pins, here);
-  return h("button", { type: "button", class: "pin-button", "aria-pressed": String(isThere), title: "Compare heads in the view Pins (p)",
-    onclick: () => context.set({ pins: withPin(state.pins, here) }) }, isThere ? "Pinned" : "Pin this head");
+  return h(
+    "button",
+    {
+      type: "button",
+      class: "pin-button",
+      "aria-pressed": String(isThere),
+      title: "Compare heads in the view Pins (p)",
+      onclick: () => context.set({ pins: withPin(state.pins, here) }),
+    },
+    isThere ? "Pinned" : "Pin this head",
+  );
 }

@@ -17,6 +17,8 @@ export const isView = (name: string) => registered.has(name);
 export const viewOf = (name: string): View => registered.get(name)!;
 
 // The names of the views of a page, in the order of their tabs.
-export const offeredViews = (context: Context): string[] => [...registered]
-  .filter(([, { isOffered }]) => isOffered?.(context) ?? true)
-  .sort(([, one], [, other]) => one.place - other.place).map(([name]) => name);
+export const offeredViews = (context: Context): string[] =>
+  [...registered]
+    .filter(([, { isOffered }]) => isOffered?.(context) ?? true)
+    .sort(([, one], [, other]) => one.place - other.place)
+    .map(([name]) => name);

@@ -5,7 +5,11 @@ import type { Context } from "./context";
 import { fill, h, segments } from "./dom";
 import { LESSON_KEYS } from "./learn_scores";
 
-export interface ScaleRow { element: HTMLElement; update(): void; keysPerCell(keys: number): void }
+export interface ScaleRow {
+  element: HTMLElement;
+  update(): void;
+  keysPerCell(keys: number): void;
+}
 
 export function scaleRow(context: Context): ScaleRow {
   const element = h("section", { class: "scale", "aria-label": "Color scale" });
@@ -20,8 +24,19 @@ export function scaleRow(context: Context): ScaleRow {
     element.hidden = isLesson && state.learn !== "scores"; // the only lesson with weights
     const isPicture = state.view === "picture"; // its legend ends at the largest weight on a patch
     if (!isNew(isPicture, state.scale, length, keys, colors.css[9])) return;
-    fill(element, h("span", { class: "scale-name" }, "Weight"), segments("Color scale of weights", state.scale, SCALES,
-      (scale) => context.set({ scale })), isPicture ? null : legend(colors, colors.scale, "weight"));
+    fill(
+      element,
+      h("span", { class: "scale-name" }, "Weight"),
+      segments("Color scale of weights", state.scale, SCALES, (scale) => context.set({ scale })),
+      isPicture ? null : legend(colors, colors.scale, "weight"),
+    );
   }
-  return { element, update, keysPerCell(count) { keys = count; update(); } };
+  return {
+    element,
+    update,
+    keysPerCell(count) {
+      keys = count;
+      update();
+    },
+  };
 }

@@ -7,7 +7,8 @@ export function sentences(tokens: string[], special: number[]): number[] {
   return ends.length && ends.at(-1)! >= tokens.length ? ends : [...ends, tokens.length];
 }
 
-export const isPair = ({ text }: Context) => text.queries === null && sentences(text.tokens, text.special).length > 1;
+export const isPair = ({ text }: Context) =>
+  text.queries === null && sentences(text.tokens, text.special).length > 1;
 
 // Whether a link from query i to key j is between the chosen sentences.
 export function isShown({ state, text }: Context, i: number, j: number): boolean {

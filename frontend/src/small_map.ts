@@ -5,19 +5,35 @@ import type { Context } from "./context";
 import { bytes, weightOf } from "./data";
 import { h } from "./dom";
 
-export function smallMap({ text, colors }: Context, layer: number, head: number): HTMLCanvasElement {
+export function smallMap(
+  { text, colors }: Context,
+  layer: number,
+  head: number,
+): HTMLCanvasElement {
   const [rows, cols] = text.layers[layer].small;
   const canvas = h("canvas", { "aria-hidden": "true", class: rows < 40 ? "crisp" : "" });
-  paint(canvas, colors, Array.from(bytes(text.layers[layer].heads[head].thumbnail), weightOf), rows, cols);
+  paint(
+    canvas,
+    colors,
+    Array.from(bytes(text.layers[layer].heads[head].thumbnail), weightOf),
+    rows,
+    cols,
+  );
   return canvas;
 }
 
 // Fills a box with a tile for each head of the layer, once for each layer and its colors.
-export function tilesOfLayer(context: Context, box: Element, tile: (layer: number, head: number) => Element): () => void {
+export function tilesOfLayer(
+  context: Context,
+  box: Element,
+  tile: (layer: number, head: number) => Element,
+): () => void {
   const isNew = changeDetector();
   return () => {
     const { state, text, colors } = context;
     if (isNew(state.text, text.title, state.layer, state.scale, colors.css[9]))
-      box.replaceChildren(...text.layers[state.layer].heads.map((_, head) => tile(state.layer, head)));
+      box.replaceChildren(
+        ...text.layers[state.layer].heads.map((_, head) => tile(state.layer, head)),
+      );
   };
 }

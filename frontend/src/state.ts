@@ -39,11 +39,39 @@ export interface State {
 }
 
 export const START: State = {
-  view: "overview", text: 0, model: "", layer: 0, head: 0, query: 0, key: -1, x: -1, y: -1, zoom: 0, pool: "mean", scale: "sqrt",
-  color: "weights", sort: "layer", way: "words", heads: "one", side: "both", pairs: "all", panels: "layers",
-    learn: "positions", figure: "", width: "8.5", ground: "light", caption: "", captioned: "yes", span: "",
-    cover: "light", tiles: "layer",
-    other: -1, otherQuery: -1, pins: "", table: "", find: "",
+  view: "overview",
+  text: 0,
+  model: "",
+  layer: 0,
+  head: 0,
+  query: 0,
+  key: -1,
+  x: -1,
+  y: -1,
+  zoom: 0,
+  pool: "mean",
+  scale: "sqrt",
+  color: "weights",
+  sort: "layer",
+  way: "words",
+  heads: "one",
+  side: "both",
+  pairs: "all",
+  panels: "layers",
+  learn: "positions",
+  figure: "",
+  width: "8.5",
+  ground: "light",
+  caption: "",
+  captioned: "yes",
+  span: "",
+  cover: "light",
+  tiles: "layer",
+  other: -1,
+  otherQuery: -1,
+  pins: "",
+  table: "",
+  find: "",
 };
 
 // Only values that differ from START, so that links stay short; and the head and the query, which a text begins with.
@@ -51,8 +79,8 @@ const ALWAYS = ["layer", "head", "query"];
 export function toLink(state: State): string {
   const parts = new URLSearchParams();
   for (const [name, value] of Object.entries(state))
-    if (name !== "view" && (ALWAYS.includes(name) || value !== START[name as keyof State])) parts.set(name,
-      typeof value === "number" ? String(+value.toFixed(3)) : value);
+    if (name !== "view" && (ALWAYS.includes(name) || value !== START[name as keyof State]))
+      parts.set(name, typeof value === "number" ? String(+value.toFixed(3)) : value);
   return `#${state.view}${parts.size ? `?${parts}` : ""}`;
 }
 

@@ -10,7 +10,12 @@ export interface Stage {
   follow(link: string): Promise<boolean>; // shows the view of a link; false: there is no such view
   show(root: HTMLElement, link: string): Promise<() => void>; // another page with this view, as for printing
 }
-export interface StoryBar { element: HTMLElement; update(): void; key(event: KeyboardEvent): boolean; record(): void }
+export interface StoryBar {
+  element: HTMLElement;
+  update(): void;
+  key(event: KeyboardEvent): boolean;
+  record(): void;
+}
 
 export function storyBar(context: Context, stage: Stage): StoryBar {
   const given = context.source.common.story;
@@ -19,7 +24,12 @@ export function storyBar(context: Context, stage: Stage): StoryBar {
   let playing: Story | null = null;
   let at = 0;
   let link = ""; // of the step as the page writes it
-  const recording = recorder(context, { ...stage, play, closed: rest, print: (story) => printStory(context, stage, story) });
+  const recording = recorder(context, {
+    ...stage,
+    play,
+    closed: rest,
+    print: (story) => printStory(context, stage, story),
+  });
 
   const button = (said: string, does: () => void, more: Record<string, string | boolean> = {}) =>
     h("button", { type: "button", onclick: does, ...more }, said);
@@ -62,24 +72,37 @@ export function storyBar(context: Context, stage: Stage): StoryBar {
   function makePlayer() {
     const [count, sentence] = [h("span", { class: "count" }), h("span", {})];
     const back = button("Back", () => void go(at - 1), { title: "Previous view (b)" });
-    const next = button("Next", () => (playing && at + 1 < playing.steps.length ? void go(at + 1) : rest()),
-      { class: "main-button", title: "Next view (n)" });
+    const next = button(
+      "Next",
+      () => (playing && at + 1 < playing.steps.length ? void go(at + 1) : rest()),
+      { class: "main-button", title: "Next view (n)" },
+    );
     const here = button("Return to this view", () => void go(at));
-    const print = button("Print", () => void printStory(context, stage, playing!), { class: "quiet",
-      title: "One view a page" });
+    const print = button("Print", () => void printStory(context, stage, playing!), {
+      class: "quiet",
+      title: "One view a page",
+    });
     const end = button("End", rest, { class: "quiet" });
-    const parts = [h("p", { class: "step", role: "status", dir: "auto" }, count, " ", sentence),
-      h("span", { class: "buttons" }, here, back, next, print, end)];
-    return { parts, next, update(shown = true) {
-      const { title, steps } = playing!;
-      const last = at + 1 === steps.length;
-      count.textContent = `${title}, ${at + 1} of ${steps.length}`;
-      sentence.textContent = shown ? steps[at].sentence : `This page has no view ${steps[at].link}. ${steps[at].sentence}`;
-      back.disabled = at === 0;
-      next.textContent = last ? "End" : "Next";
-      end.hidden = last;
-      here.hidden = !link || toLink(context.state) === link;
-    } };
+    const parts = [
+      h("p", { class: "step", role: "status", dir: "auto" }, count, " ", sentence),
+      h("span", { class: "buttons" }, here, back, next, print, end),
+    ];
+    return {
+      parts,
+      next,
+      update(shown = true) {
+        const { title, steps } = playing!;
+        const last = at + 1 === steps.length;
+        count.textContent = `${title}, ${at + 1} of ${steps.length}`;
+        sentence.textContent = shown
+          ? steps[at].sentence
+          : `This page has no view ${steps[at].link}. ${steps[at].sentence}`;
+        back.disabled = at === 0;
+        next.textContent = last ? "End" : "Next";
+        end.hidden = last;
+        here.hidden = !link || toLink(context.state) === link;
+      },
+    };
   }
 
   const player = makePlayer();
@@ -91,7 +114,8 @@ export function storyBar(context: Context, stage: Stage): StoryBar {
       else if (element.contains(recording.element)) recording.update();
     },
     key({ key }) {
-      const step = playing && ({ n: 1, PageDown: 1, b: -1, PageUp: -1 } as Record<string, number>)[key];
+      const step =
+        playing && ({ n: 1, PageDown: 1, b: -1, PageUp: -1 } as Record<string, number>)[key];
       if (!step) return false;
       void go(at + step);
       return true;

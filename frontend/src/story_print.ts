@@ -24,14 +24,31 @@ export async function printStory(context: Context, stage: Stage, story: Story): 
   const closing: (() => void)[] = [];
   for (const [at, { link, sentence }] of story.steps.entries()) {
     const view = h("div", { class: "regard story-view", "data-theme": "light" });
-    const section = h("section", {}, h("p", { class: "step", dir: "auto" },
-      h("span", { class: "count" }, `${story.title}, ${at + 1} of ${story.steps.length}`), " ", sentence), view);
+    const section = h(
+      "section",
+      {},
+      h(
+        "p",
+        { class: "step", dir: "auto" },
+        h("span", { class: "count" }, `${story.title}, ${at + 1} of ${story.steps.length}`),
+        " ",
+        sentence,
+      ),
+      view,
+    );
     pages.append(section);
     closing.push(await stage.show(view, link));
     await drawn(view);
     const fit = Math.min(WIDE / section.offsetWidth, TALL / section.offsetHeight);
     section.style.setProperty("--fit", fit.toFixed(3));
   }
-  addEventListener("afterprint", () => { closing.forEach((close) => close()); pages.remove(); }, { once: true });
+  addEventListener(
+    "afterprint",
+    () => {
+      closing.forEach((close) => close());
+      pages.remove();
+    },
+    { once: true },
+  );
   print();
 }

@@ -7,7 +7,11 @@ import { fromLink, toLink } from "./state";
 import type { Stage } from "./story";
 import { canSavePage, pageWithStory } from "./story_file";
 
-interface Uses extends Stage { play(story: Story): void; closed(): void; print(story: Story): Promise<void> }
+interface Uses extends Stage {
+  play(story: Story): void;
+  closed(): void;
+  print(story: Story): Promise<void>;
+}
 
 // The story of these texts that this browser keeps while it is recorded.
 function kept(name: string, story?: Story): Story {
@@ -15,7 +19,9 @@ function kept(name: string, story?: Story): Story {
     if (story) localStorage.setItem(name, JSON.stringify(story));
     const found = JSON.parse(localStorage.getItem(name) ?? "null");
     if (typeof found?.title === "string" && Array.isArray(found.steps)) return found;
-  } catch { /* the browser keeps nothing for this page */ }
+  } catch {
+    /* the browser keeps nothing for this page */
+  }
   return story ?? { title: "A story", steps: [] };
 }
 
@@ -35,40 +41,108 @@ export function recorder(context: Context, uses: Uses): { element: HTMLElement; 
 
   function stepRow(step: Step, at: number): HTMLElement {
     const { steps } = story;
-    const move = (by: number) => change(() => { steps.splice(at, 1); steps.splice(at + by, 0, step); });
-    const sentence = h("textarea", { rows: 2, maxlength: 1000, "aria-label": `Sentence of view ${at + 1}`, dir: "auto",
-      placeholder: "What does this view show?",
-      oninput: () => change(() => { step.sentence = sentence.value; }, false) }, step.sentence);
-    return h("li", {},
-      button(viewName(context, step.link), () => void uses.follow(step.link), { class: "line", title: "Show this view" }),
+    const move = (by: number) =>
+      change(() => {
+        steps.splice(at, 1);
+        steps.splice(at + by, 0, step);
+      });
+    const sentence = h(
+      "textarea",
+      {
+        rows: 2,
+        maxlength: 1000,
+        "aria-label": `Sentence of view ${at + 1}`,
+        dir: "auto",
+        placeholder: "What does this view show?",
+        oninput: () =>
+          change(() => {
+            step.sentence = sentence.value;
+          }, false),
+      },
+      step.sentence,
+    );
+    return h(
+      "li",
+      {},
+      button(viewName(context, step.link), () => void uses.follow(step.link), {
+        class: "line",
+        title: "Show this view",
+      }),
       sentence,
-      h("span", { class: "buttons" },
+      h(
+        "span",
+        { class: "buttons" },
         button("↑", () => move(-1), { disabled: at === 0, "aria-label": `Move view ${at + 1} up` }),
-        button("↓", () => move(1), { disabled: at + 1 === steps.length, "aria-label": `Move view ${at + 1} down` }),
-        button("✕", () => change(() => steps.splice(at, 1)), { "aria-label": `Delete view ${at + 1}` })));
+        button("↓", () => move(1), {
+          disabled: at + 1 === steps.length,
+          "aria-label": `Move view ${at + 1} down`,
+        }),
+        button("✕", () => change(() => steps.splice(at, 1)), {
+          "aria-label": `Delete view ${at + 1}`,
+        }),
+      ),
+    );
   }
 
   function draw() {
     const { steps } = story;
-    const title = h("input", { value: story.title, maxlength: 80, "aria-label": "Title of the story",
-      oninput: () => change(() => { story.title = title.value; }, false) });
-    fill(element,
-      h("p", { class: "hint" }, steps.length ? "This browser keeps the story until you delete its views."
-        : "Choose a view, add it here, and write a sentence about it. Then choose the next view."),
+    const title = h("input", {
+      value: story.title,
+      maxlength: 80,
+      "aria-label": "Title of the story",
+      oninput: () =>
+        change(() => {
+          story.title = title.value;
+        }, false),
+    });
+    fill(
+      element,
+      h(
+        "p",
+        { class: "hint" },
+        steps.length
+          ? "This browser keeps the story until you delete its views."
+          : "Choose a view, add it here, and write a sentence about it. Then choose the next view.",
+      ),
       steps.length > 0 && h("label", { class: "choice" }, h("span", {}, "Title"), title),
       h("ol", {}, ...steps.map(stepRow)),
-      h("p", { class: "buttons" },
-        button("Add this view", () => change(() => steps.push({ link: toLink(context.state), sentence: "" })),
-          { class: "main-button", disabled: steps.length >= 50 }),
-        ...(steps.length ? [button("Play", () => uses.play(story)),
-          button("Save story.json", () => download(new Blob([JSON.stringify(story, null, 1)],
-            { type: "application/json" }), "story.json"), { title: "For regard analyze --story and regard view --story" }),
-          canSavePage() && button("Save as one page", () => download(pageWithStory(story), "story.html")),
-          button("Print", () => void uses.print(story), { title: "One view a page" })] : []),
-        button("Close", uses.closed, { class: "quiet" })));
+      h(
+        "p",
+        { class: "buttons" },
+        button(
+          "Add this view",
+          () => change(() => steps.push({ link: toLink(context.state), sentence: "" })),
+          { class: "main-button", disabled: steps.length >= 50 },
+        ),
+        ...(steps.length
+          ? [
+              button("Play", () => uses.play(story)),
+              button(
+                "Save story.json",
+                () =>
+                  download(
+                    new Blob([JSON.stringify(story, null, 1)], { type: "application/json" }),
+                    "story.json",
+                  ),
+                { title: "For regard analyze --story and regard view --story" },
+              ),
+              canSavePage() &&
+                button("Save as one page", () => download(pageWithStory(story), "story.html")),
+              button("Print", () => void uses.print(story), { title: "One view a page" }),
+            ]
+          : []),
+        button("Close", uses.closed, { class: "quiet" }),
+      ),
+    );
   }
 
-  return { element, update() { if (shown === "") draw(); shown = "drawn"; } };
+  return {
+    element,
+    update() {
+      if (shown === "") draw();
+      shown = "drawn";
+    },
+  };
 }
 
 // A view in words: its name, and the head or the text.

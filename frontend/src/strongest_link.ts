@@ -3,10 +3,24 @@ import { queriesOf, type Head, type Text } from "./data";
 import { numberOf, strong, visible } from "./dom";
 
 // What `strongest_link` of findings.py leaves out, as the first sentence of the page does.
-export const leftOut = (text: Text): string => (text.queries ? "Left out: special tokens and punctuation."
-  : "Left out: the word itself, its neighbors, the first token, special tokens and punctuation.");
+export const leftOut = (text: Text): string =>
+  text.queries
+    ? "Left out: special tokens and punctuation."
+    : "Left out: the word itself, its neighbors, the first token, special tokens and punctuation.";
 
-export function strongestLink(text: Text, { strongest: [query, key, weight] }: Head): (Node | string)[] {
-  const quoted = (tokens: string[], at: number) => (at in tokens ? ["“", strong(visible(tokens[at])), "”"] : ["nothing"]);
-  return ["Strongest link: ", ...quoted(queriesOf(text), query), " → ", ...quoted(text.tokens, key), " ", numberOf(weight), "."];
+export function strongestLink(
+  text: Text,
+  { strongest: [query, key, weight] }: Head,
+): (Node | string)[] {
+  const quoted = (tokens: string[], at: number) =>
+    at in tokens ? ["“", strong(visible(tokens[at])), "”"] : ["nothing"];
+  return [
+    "Strongest link: ",
+    ...quoted(queriesOf(text), query),
+    " → ",
+    ...quoted(text.tokens, key),
+    " ",
+    numberOf(weight),
+    ".",
+  ];
 }

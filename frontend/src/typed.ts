@@ -10,9 +10,14 @@ const letters = (text: string) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu,
 export function sentenceOf(text: Text): string {
   if (text.written) return text.written;
   const special = new Set(text.special);
-  const tokens = text.tokens.filter((token, at) => !special.has(at) && !(text.queries && token === "</s>"));
+  const tokens = text.tokens.filter(
+    (token, at) => !special.has(at) && !(text.queries && token === "</s>"),
+  );
   if (letters(text.title) === letters(tokens.map(plain).join(""))) return text.title;
-  return tokens.map((token, at) => (joins(token, tokens[at - 1]) ? "" : " ") + plain(token)).join("").trim();
+  return tokens
+    .map((token, at) => (joins(token, tokens[at - 1]) ? "" : " ") + plain(token))
+    .join("")
+    .trim();
 }
 
 // The length of a text as the server counts it: characters, with one space between words.
@@ -20,31 +25,90 @@ const lengthOf = (text: string) => [...text.trim().split(/\s+/u).join(" ")].leng
 const written = (count: number) => count.toLocaleString("en");
 
 // `update` shows the words of the second text if a reader typed it, otherwise those of the first.
-export interface TypedPanel { element: HTMLElement; update(second: Text | null): void; close(): void }
+export interface TypedPanel {
+  element: HTMLElement;
+  update(second: Text | null): void;
+  close(): void;
+}
 
 // `done` is called with the number of a text that the model has read.
 export function typedPanel(context: Context, done: (text: number) => void): TypedPanel {
   const model = context.source.common.live_model!;
   let reading: AbortController | null = null;
   let shown = "";
-  const input = h("input", { class: "typed-text", name: "text", autocomplete: "off", spellcheck: "false",
-    "aria-label": `A text for ${model.name}`, dir: "auto", oninput: () => count() });
-  const go = h("button", { type: "submit", class: "main-button" },
-    model.kind === "translation" ? "Translate it" : "Read it");
-  const stop = h("button", { type: "button", hidden: true, onclick: () => reading?.abort() }, "Stop");
+  const input = h("input", {
+    class: "typed-text",
+    name: "text",
+    autocomplete: "off",
+    spellcheck: "false",
+    "aria-label": `A text for ${model.name}`,
+    dir: "auto",
+    oninput: () => count(),
+  });
+  const go = h(
+    "button",
+    { type: "submit", class: "main-button" },
+    model.kind === "translation" ? "Translate it" : "Read it",
+  );
+  const stop = h(
+    "button",
+    { type: "button", hidden: true, onclick: () => reading?.abort() },
+    "Stop",
+  );
   let steps = "20";
-  const proceed = model.fields.includes("generate") && h("span", { class: "continue" },
-    h("button", { type: "button", onclick: () => void read(input.value, { generate: Number(steps) }) }, "Let it continue"),
-    choice("tokens", steps, ["5", "10", "20", "40", "64"].map((count): [string, string] => [count, count]), (value) => { steps = value; }));
+  const proceed =
+    model.fields.includes("generate") &&
+    h(
+      "span",
+      { class: "continue" },
+      h(
+        "button",
+        { type: "button", onclick: () => void read(input.value, { generate: Number(steps) }) },
+        "Let it continue",
+      ),
+      choice(
+        "tokens",
+        steps,
+        ["5", "10", "20", "40", "64"].map((count): [string, string] => [count, count]),
+        (value) => {
+          steps = value;
+        },
+      ),
+    );
   const said = h("p", { class: "notice", role: "status", hidden: true });
-  const [about, length] = [h("p", { class: "hint" }), h("p", { class: "hint typed-length", role: "status" })];
+  const [about, length] = [
+    h("p", { class: "hint" }),
+    h("p", { class: "hint typed-length", role: "status" }),
+  ];
   const words = h("p", { class: "changeable", dir: "auto", "aria-label": "Words to change" });
-  const form = h("form", { onsubmit: (event: Event) => { event.preventDefault(); void read(input.value); } },
-    input, go, proceed, stop);
-  const element = h("section", { class: "typed", "aria-label": "Another text" },
-    h("h2", {}, model.kind === "translation" ? "Translate another sentence with " : "Read another text with ",
-      strong(model.name)),
-    about, words, form, length, said);
+  const form = h(
+    "form",
+    {
+      onsubmit: (event: Event) => {
+        event.preventDefault();
+        void read(input.value);
+      },
+    },
+    input,
+    go,
+    proceed,
+    stop,
+  );
+  const element = h(
+    "section",
+    { class: "typed", "aria-label": "Another text" },
+    h(
+      "h2",
+      {},
+      model.kind === "translation" ? "Translate another sentence with " : "Read another text with ",
+      strong(model.name),
+    ),
+    about,
+    words,
+    form,
+    length,
+    said,
+  );
 
   function tell(message: string) {
     said.hidden = !message;
@@ -53,7 +117,8 @@ export function typedPanel(context: Context, done: (text: number) => void): Type
 
   const count = () => {
     const size = lengthOf(input.value);
-    length.textContent = size > model.characters ? `${written(size)} of ${written(model.characters)} characters` : "";
+    length.textContent =
+      size > model.characters ? `${written(size)} of ${written(model.characters)} characters` : "";
   };
 
   async function read(text: string, question: object = {}) {
@@ -61,7 +126,9 @@ export function typedPanel(context: Context, done: (text: number) => void): Type
     count();
     if (!text.trim()) return tell("The text is empty. Type at least one word.");
     if (lengthOf(text) > model.characters)
-      return tell(`The text is too long: ${model.name} reads at most ${written(model.characters)} characters.`);
+      return tell(
+        `The text is too long: ${model.name} reads at most ${written(model.characters)} characters.`,
+      );
     reading = new AbortController();
     [go.disabled, stop.hidden] = [true, false];
     tell(`${model.name} reads the text …`);
@@ -70,7 +137,8 @@ export function typedPanel(context: Context, done: (text: number) => void): Type
       const found = await context.source.text(number);
       tell("");
       shown = "";
-      if (found.generation) context.set({ text: number, key: -1, ...opening(found) }); else done(number);
+      if (found.generation) context.set({ text: number, key: -1, ...opening(found) });
+      else done(number);
     } catch (error) {
       tell(reading.signal.aborted ? "Stopped." : (error as Error).message);
     } finally {
@@ -81,14 +149,28 @@ export function typedPanel(context: Context, done: (text: number) => void): Type
 
   // A word of the sentence; a click puts an input in its place, and Enter reads the sentence with the new word.
   function changeable(parts: string[], at: number): HTMLElement {
-    const button = h("button", { type: "button", class: "quiet", title: "Change this word" }, parts[at]);
+    const button = h(
+      "button",
+      { type: "button", class: "quiet", title: "Change this word" },
+      parts[at],
+    );
     button.addEventListener("click", () => {
-      const box = h("input", { value: parts[at], size: Math.max(4, parts[at].length + 2),
-        "aria-label": `In place of ${parts[at]}` });
+      const box = h("input", {
+        value: parts[at],
+        size: Math.max(4, parts[at].length + 2),
+        "aria-label": `In place of ${parts[at]}`,
+      });
       box.addEventListener("keydown", (event) => {
-        if (event.key === "Escape") { event.stopPropagation(); box.replaceWith(button); button.focus(); }
+        if (event.key === "Escape") {
+          event.stopPropagation();
+          box.replaceWith(button);
+          button.focus();
+        }
         if (event.key !== "Enter") return;
-        input.value = parts.map((part, place) => (place === at ? box.value.trim() : part)).filter(Boolean).join(" ");
+        input.value = parts
+          .map((part, place) => (place === at ? box.value.trim() : part))
+          .filter(Boolean)
+          .join(" ");
         void read(input.value);
       });
       button.replaceWith(box);
@@ -104,7 +186,10 @@ export function typedPanel(context: Context, done: (text: number) => void): Type
       const isSecond = !!second?.written;
       const whole = [...sentenceOf(isSecond ? second : context.text)];
       const sentence = whole.slice(0, model.characters).join("");
-      const part = whole.length > model.characters ? ` (its first ${written(model.characters)} characters)` : "";
+      const part =
+        whole.length > model.characters
+          ? ` (its first ${written(model.characters)} characters)`
+          : "";
       about.textContent = `Click a word of the ${isSecond ? "second" : "first"} text${part} to change it, or type a new text of at most ${written(model.tokens)} tokens.`;
       if (sentence === shown) return;
       shown = sentence;
@@ -113,7 +198,8 @@ export function typedPanel(context: Context, done: (text: number) => void): Type
       const parts = sentence.split(/\s+/);
       fill(words, ...parts.flatMap((_, at) => [changeable(parts, at), " "]));
     },
-    close() { reading?.abort(); },
+    close() {
+      reading?.abort();
+    },
   };
 }
-

@@ -6,7 +6,8 @@ const made = new WeakMap<string[], string[]>();
 export function wordNames(tokens: string[]): string[] {
   const found = made.get(tokens);
   if (found) return found;
-  const count = (counts: Map<string, number>, name: string) => counts.set(name, (counts.get(name) ?? 0) + 1).get(name)!;
+  const count = (counts: Map<string, number>, name: string) =>
+    counts.set(name, (counts.get(name) ?? 0) + 1).get(name)!;
   const [all, seen] = [new Map<string, number>(), new Map<string, number>()];
   const words = tokens.map(visible);
   for (const word of words) count(all, word);
@@ -25,6 +26,7 @@ export function cutName(name: string, size: number): string {
 // The places of a word in a text: "it", or "it (2)" for its second occurrence. Case does not matter.
 export function placesOf(wish: string, tokens: string[]): number[] {
   const [wanted, names] = [wish.trim().toLowerCase(), wordNames(tokens)];
-  const matches = (at: number) => visible(tokens[at]).toLowerCase() === wanted || names[at].toLowerCase() === wanted;
+  const matches = (at: number) =>
+    visible(tokens[at]).toLowerCase() === wanted || names[at].toLowerCase() === wanted;
   return wanted ? tokens.flatMap((_, at) => (matches(at) ? [at] : [])) : [];
 }

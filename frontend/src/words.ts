@@ -5,8 +5,19 @@ import { headName, interval, strongest, type Context } from "./context";
 import { queriesOf, type Text } from "./data";
 import { fill, h, joins, s, saving, strong, visible } from "./dom";
 import { shown } from "./format";
-import { byLayer, drawnApart, headColors, headsInWords, lineOf, listedHeads, meanLine, nameOfHead, ownColor,
-  shownMean, type Head } from "./head_sets";
+import {
+  byLayer,
+  drawnApart,
+  headColors,
+  headsInWords,
+  lineOf,
+  listedHeads,
+  meanLine,
+  nameOfHead,
+  ownColor,
+  shownMean,
+  type Head,
+} from "./head_sets";
 import type { Mode } from "./mode";
 import { aboutHead } from "./about_head";
 import { movedBy, pairLine } from "./pair_line";
@@ -15,11 +26,20 @@ import { layerRows } from "./layer_rows";
 import { within } from "./steps";
 
 const [SHOWN, NEAR, ARCS] = [600, 150, 5]; // words at a time, above a map; links drawn as arcs
-interface Directions { attended: Float32Array | null; received: Float32Array | null; norm: number }
+interface Directions {
+  attended: Float32Array | null;
+  received: Float32Array | null;
+  norm: number;
+}
 
 // Above a map the words show the head of the map alone, and `linked` hears at which word the reader points.
-export function wordsMode(context: Context, body: HTMLElement, linked?: (query: number | null) => void): Mode & {
-  point(query: number | null, key?: number): void } {
+export function wordsMode(
+  context: Context,
+  body: HTMLElement,
+  linked?: (query: number | null) => void,
+): Mode & {
+  point(query: number | null, key?: number): void;
+} {
   const shownAtOnce = linked ? NEAR : SHOWN;
   let turn = 0;
   let pointed: number | null = null;
@@ -38,26 +58,48 @@ export function wordsMode(context: Context, body: HTMLElement, linked?: (query: 
   function word(tokens: string[], at: number, special: Set<number>, isQuery: boolean): HTMLElement {
     const token = tokens[at];
     const kind = special.has(at) ? "special" : token.startsWith("##") ? "piece" : "word";
-    const span = h("span", { class: kind, dir: "auto", title: `${visible(token)} · ${at}` }, visible(token));
+    const span = h(
+      "span",
+      { class: kind, dir: "auto", title: `${visible(token)} · ${at}` },
+      visible(token),
+    );
     span.dataset.at = String(at);
     if (isQuery) {
       span.setAttribute("role", "option");
-      span.addEventListener("click", (event) => context.set(event.shiftKey && !crossed() ? { key: at } : { query: at }));
+      span.addEventListener("click", (event) =>
+        context.set(event.shiftKey && !crossed() ? { key: at } : { query: at }),
+      );
       // Not pointerenter: words that are drawn below a resting pointer are not pointed at.
-      span.addEventListener("pointermove", () => { if (pointed !== at) { pointed = at; void color(at); linked?.(at); } });
+      span.addEventListener("pointermove", () => {
+        if (pointed !== at) {
+          pointed = at;
+          void color(at);
+          linked?.(at);
+        }
+      });
     } else span.addEventListener("click", () => context.set({ key: at }));
     return span;
   }
 
-  function sentence(tokens: string[], [first, last]: [number, number], special: Set<number>,
-    isQuery: boolean): HTMLElement {
-    const box = h("div", { class: "words", ...(isQuery
-      ? { role: "listbox", "aria-label": "Words of the text", tabindex: 0 } : {}) });
+  function sentence(
+    tokens: string[],
+    [first, last]: [number, number],
+    special: Set<number>,
+    isQuery: boolean,
+  ): HTMLElement {
+    const box = h("div", {
+      class: "words",
+      ...(isQuery ? { role: "listbox", "aria-label": "Words of the text", tabindex: 0 } : {}),
+    });
     for (let at = first; at < last; at++) {
       if (at > first && !joins(tokens[at], tokens[at - 1])) box.append(" ");
       box.append(word(tokens, at, special, isQuery));
     }
-    box.addEventListener("pointerleave", () => { pointed = null; void color(context.state.query); linked?.(null); });
+    box.addEventListener("pointerleave", () => {
+      pointed = null;
+      void color(context.state.query);
+      linked?.(null);
+    });
     box.addEventListener("scroll", () => redraw());
     return box;
   }
@@ -68,7 +110,11 @@ export function wordsMode(context: Context, body: HTMLElement, linked?: (query: 
     const range = interval(state.query, shownAtOnce, queries().length);
     if (staged !== text || from !== range[0]) stageWords(range);
     if (linked) return void color(state.query);
-    fill(aboutBox, h("h2", {}, shownMean(state) ? "One of these heads: " : "", headName(context)), aboutHead(context));
+    fill(
+      aboutBox,
+      h("h2", {}, shownMean(state) ? "One of these heads: " : "", headName(context)),
+      aboutHead(context),
+    );
     void color(state.query);
     void drawLayers();
   }
@@ -78,28 +124,59 @@ export function wordsMode(context: Context, body: HTMLElement, linked?: (query: 
     [staged, from, layersDrawn] = [text, range[0], ""];
     const special = new Set(text.special);
     const own = sentence(queries(), range, crossed() ? new Set() : special, true);
-    const keys = crossed() ? sentence(text.tokens, [0, Math.min(text.tokens.length, shownAtOnce)], special, false) : null;
+    const keys = crossed()
+      ? sentence(text.tokens, [0, Math.min(text.tokens.length, shownAtOnce)], special, false)
+      : null;
     spans = [...own.querySelectorAll<HTMLElement>("span")];
-    const stage = h("div", { class: "stage" }, s("svg", { class: "arcs", "aria-hidden": "true" }), own,
-      keys && h("p", { class: "hint" }, "attends to"), keys);
+    const stage = h(
+      "div",
+      { class: "stage" },
+      s("svg", { class: "arcs", "aria-hidden": "true" }),
+      own,
+      keys && h("p", { class: "hint" }, "attends to"),
+      keys,
+    );
     watch.disconnect();
     watch.observe(stage);
     if (linked) return body.replaceChildren(stage);
     fill(layersBox, h("h2", {}, "All layers"));
-    body.replaceChildren(h("p", { class: "hint" }, `Point at a ${nounOf(text)}, or choose it, to see what it attends to `,
-      h("span", { class: "swatch out" }), " and, as a bar below a word, what attends to it ",
-      h("span", { class: "swatch in" }),
-      ". The left and right arrow keys move the word; with Shift they move the other end of a link."),
-      queries().length > SHOWN ? steps(range) : "", stage, h("p", { class: "readout looks", "aria-live": "polite" }),
-      h("p", { class: "chosen-pair", "aria-live": "polite" }), h("div", { class: "lower" }, layersBox, aboutBox));
+    body.replaceChildren(
+      h(
+        "p",
+        { class: "hint" },
+        `Point at a ${nounOf(text)}, or choose it, to see what it attends to `,
+        h("span", { class: "swatch out" }),
+        " and, as a bar below a word, what attends to it ",
+        h("span", { class: "swatch in" }),
+        ". The left and right arrow keys move the word; with Shift they move the other end of a link.",
+      ),
+      queries().length > SHOWN ? steps(range) : "",
+      stage,
+      h("p", { class: "readout looks", "aria-live": "polite" }),
+      h("p", { class: "chosen-pair", "aria-live": "polite" }),
+      h("div", { class: "lower" }, layersBox, aboutBox),
+    );
     room = layersBox.clientWidth; // read once: later it would cost a layout for every key
   }
 
   function steps([first, last]: [number, number]): HTMLElement {
-    const move = (by: number, said: string) => h("button", { type: "button",
-      onclick: () => context.set({ query: within(context.state.query + by, queries().length) }) }, said);
-    return h("p", { class: "hint" }, `Tokens ${first} to ${last - 1} of ${queries().length}. `, move(-SHOWN, "Earlier"), " ",
-      move(SHOWN, "Later"));
+    const move = (by: number, said: string) =>
+      h(
+        "button",
+        {
+          type: "button",
+          onclick: () => context.set({ query: within(context.state.query + by, queries().length) }),
+        },
+        said,
+      );
+    return h(
+      "p",
+      { class: "hint" },
+      `Tokens ${first} to ${last - 1} of ${queries().length}. `,
+      move(-SHOWN, "Earlier"),
+      " ",
+      move(SHOWN, "Later"),
+    );
   }
 
   // What the word attends to in all layers does not depend on the head.
@@ -108,13 +185,31 @@ export function wordsMode(context: Context, body: HTMLElement, linked?: (query: 
     const wanted = [state.query, state.scale, colors.css[9]].join();
     if (wanted === layersDrawn) return;
     layersDrawn = wanted;
-    const figure = await layerRows(context, state.query, room).catch((error) => { layersDrawn = ""; throw error; });
+    const figure = await layerRows(context, state.query, room).catch((error) => {
+      layersDrawn = "";
+      throw error;
+    });
     if (wanted !== layersDrawn || staged !== text) return;
-    fill(layersBox,
-      h("h2", {}, "All layers", saving(() => `${text.title} layers`, () => figure, () => context.root,
-        () => legend(colors, colors.scale, "weight"))),
-      h("p", { class: "hint" }, "What the chosen word attends to: the mean of the heads of each layer."),
-      h("div", { class: "scroll" }, figure));
+    fill(
+      layersBox,
+      h(
+        "h2",
+        {},
+        "All layers",
+        saving(
+          () => `${text.title} layers`,
+          () => figure,
+          () => context.root,
+          () => legend(colors, colors.scale, "weight"),
+        ),
+      ),
+      h(
+        "p",
+        { class: "hint" },
+        "What the chosen word attends to: the mean of the heads of each layer.",
+      ),
+      h("div", { class: "scroll" }, figure),
+    );
   }
 
   // Color every word by its weight with `query`, draw the strongest links as arcs, and write them out.
@@ -124,30 +219,50 @@ export function wordsMode(context: Context, body: HTMLElement, linked?: (query: 
     const own: Head | null = linked ? [state.layer, state.head] : only;
     const listed = own ? [own] : listedHeads(context);
     const heads = byLayer(listed);
-    const attended = linked || state.side !== "in" || crossed() ? await meanLine(context, heads, query) : null;
-    const received = !linked && state.side !== "out" && !crossed() ? await meanLine(context, heads, query, true) : null;
+    const attended =
+      linked || state.side !== "in" || crossed() ? await meanLine(context, heads, query) : null;
+    const received =
+      !linked && state.side !== "out" && !crossed()
+        ? await meanLine(context, heads, query, true)
+        : null;
     const apart = !linked && (only || drawnApart(context));
-    const rows = attended && apart ? await Promise.all(listed.map((head) => lineOf(context, head, query))) : null;
+    const rows =
+      attended && apart
+        ? await Promise.all(listed.map((head) => lineOf(context, head, query)))
+        : null;
     if (mine !== turn || !spans.length) return;
     // Arcs and lists leave out what is far below the strongest weight.
     const most = (values: Float32Array | null) => values?.reduce((a, b) => Math.max(a, b), 0) ?? 0;
     const norm = Math.max(Math.min(1, 10 / text.tokens.length), most(attended), most(received));
-    const keySpans = crossed() ? [...body.querySelectorAll<HTMLElement>(".words:not([role]) span")] : spans;
+    const keySpans = crossed()
+      ? [...body.querySelectorAll<HTMLElement>(".words:not([role]) span")]
+      : spans;
     tint(keySpans, { attended, received, norm });
-    for (const span of spans) { // only words that change: each one costs a new style
+    for (const span of spans) {
+      // only words that change: each one costs a new style
       const selected = String(Number(span.dataset.at) === query);
-      if (span.getAttribute("aria-selected") !== selected) span.setAttribute("aria-selected", selected);
+      if (span.getAttribute("aria-selected") !== selected)
+        span.setAttribute("aria-selected", selected);
     }
-    for (const span of keySpans) span.classList.toggle("key-chosen", Number(span.dataset.at) === state.key);
+    for (const span of keySpans)
+      span.classList.toggle("key-chosen", Number(span.dataset.at) === state.key);
     if (pointed === null) intoView(spans[query - from]);
-    redraw = () => drawLinks(query, keySpans, rows ? listed.map((head, at) => [head, rows[at]]) : null,
-      { attended, received, norm });
+    redraw = () =>
+      drawLinks(query, keySpans, rows ? listed.map((head, at) => [head, rows[at]]) : null, {
+        attended,
+        received,
+        norm,
+      });
     redraw();
     tell(query, { attended, received, norm });
     const pair = body.querySelector(".chosen-pair");
     const weight = attended ?? (state.key >= 0 ? await meanLine(context, heads, query) : null);
-    if (mine === turn) pair?.replaceChildren(...(weight && state.key >= 0 && query === state.query && !only
-      ? [pairLine(context, weight[state.key])] : []));
+    if (mine === turn)
+      pair?.replaceChildren(
+        ...(weight && state.key >= 0 && query === state.query && !only
+          ? [pairLine(context, weight[state.key])]
+          : []),
+      );
   }
 
   // The color of a word is its weight; where both directions are shown, a bar below the word is the other one.
@@ -158,30 +273,51 @@ export function wordsMode(context: Context, body: HTMLElement, linked?: (query: 
       const behind = attended ?? received!;
       span.style.background = colors.weight(behind[at]);
       span.style.color = colors.textOn(behind[at]);
-      span.style.boxShadow = attended && received ? `0 1px ${colors.get("--paper")}, 0 5px ${colors.weight(received[at])}` : "";
+      span.style.boxShadow =
+        attended && received
+          ? `0 1px ${colors.get("--paper")}, 0 5px ${colors.weight(received[at])}`
+          : "";
     }
   }
 
-  function drawLinks(query: number, keySpans: HTMLElement[], rows: [Head, Float32Array][] | null,
-    { attended, received, norm }: Directions) {
+  function drawLinks(
+    query: number,
+    keySpans: HTMLElement[],
+    rows: [Head, Float32Array][] | null,
+    { attended, received, norm }: Directions,
+  ) {
     const figure = body.querySelector<SVGSVGElement>(".arcs");
     const start = spans[query - from];
     if (!figure || !start) return;
     const colors = headColors(context);
     const arcs: Arc[] = [];
-    const add = (values: Float32Array, color: string | null, count: number,
-      targets: (at: number) => HTMLElement | undefined, dashes?: string) => {
+    const add = (
+      values: Float32Array,
+      color: string | null,
+      count: number,
+      targets: (at: number) => HTMLElement | undefined,
+      dashes?: string,
+    ) => {
       for (const at of strongest(values, count)) {
         const to = targets(at);
-        if (to) arcs.push({ from: start, to, share: values[at] / norm, dashes, title: shown(values[at]),
-          color: color ?? context.colors.line(values[at]) });
+        if (to)
+          arcs.push({
+            from: start,
+            to,
+            share: values[at] / norm,
+            dashes,
+            title: shown(values[at]),
+            color: color ?? context.colors.line(values[at]),
+          });
       }
     };
     const keyAt = (at: number) => (crossed() ? keySpans[at] : spans[at - from]);
-    if (rows) for (const [head, row] of rows)
-      add(row, colors.get(nameOfHead(head)) ?? ownColor(head), rows.length > 3 ? 3 : ARCS, keyAt);
+    if (rows)
+      for (const [head, row] of rows)
+        add(row, colors.get(nameOfHead(head)) ?? ownColor(head), rows.length > 3 ? 3 : ARCS, keyAt);
     else if (attended) add(attended, null, ARCS, keyAt);
-    if (!linked && context.state.side === "in" && received) add(received, null, ARCS, (at) => spans[at - from], "1 5");
+    if (!linked && context.state.side === "in" && received)
+      add(received, null, ARCS, (at) => spans[at - from], "1 5");
     drawArcs(figure, arcs);
   }
 
@@ -190,15 +326,30 @@ export function wordsMode(context: Context, body: HTMLElement, linked?: (query: 
     const { state, text } = context;
     const listed = (values: Float32Array, tokens: string[]) => {
       const visibleLinks = strongest(values, ARCS).filter((at) => values[at] >= norm / 100);
-      return visibleLinks.length ? visibleLinks.flatMap((at, n) => [n ? ", " : "", strong(visible(tokens[at])), ` ${shown(values[at])}`])
+      return visibleLinks.length
+        ? visibleLinks.flatMap((at, n) => [
+            n ? ", " : "",
+            strong(visible(tokens[at])),
+            ` ${shown(values[at])}`,
+          ])
         : ["nothing"];
     };
     const line = body.querySelector(".looks");
-    line?.replaceChildren(strong(visible(queries()[query])), ` (token ${query})`,
-      ...(attended ? [text.attribution ? " depends on " : " attends to ", ...listed(attended, text.tokens)] : []),
-      ...(received ? [attended ? "; receives attention from " : " receives attention from ", ...listed(received, queries()),
-        `; mean over all words: ${shown(received.reduce((sum, weight) => sum + weight, 0) / received.length)}`] : []),
-      `, in ${only ? headName(context, ...only) : headsInWords(context)}${context.source.finest(state.text) ? " (means, not weights of single words)" : ""}.`);
+    line?.replaceChildren(
+      strong(visible(queries()[query])),
+      ` (token ${query})`,
+      ...(attended
+        ? [text.attribution ? " depends on " : " attends to ", ...listed(attended, text.tokens)]
+        : []),
+      ...(received
+        ? [
+            attended ? "; receives attention from " : " receives attention from ",
+            ...listed(received, queries()),
+            `; mean over all words: ${shown(received.reduce((sum, weight) => sum + weight, 0) / received.length)}`,
+          ]
+        : []),
+      `, in ${only ? headName(context, ...only) : headsInWords(context)}${context.source.finest(state.text) ? " (means, not weights of single words)" : ""}.`,
+    );
     if (pointed === null && line) context.tell(line.textContent ?? "");
   }
 
@@ -222,11 +373,21 @@ export function wordsMode(context: Context, body: HTMLElement, linked?: (query: 
     point(query, key = -1) {
       pointed = query;
       void color(query ?? context.state.query);
-      for (const span of body.querySelectorAll<HTMLElement>("[data-at]")) span.classList.toggle("key-pointed", Number(span.dataset.at) === key
-        && (!crossed() || span.getAttribute("role") !== "option"));
+      for (const span of body.querySelectorAll<HTMLElement>("[data-at]"))
+        span.classList.toggle(
+          "key-pointed",
+          Number(span.dataset.at) === key && (!crossed() || span.getAttribute("role") !== "option"),
+        );
     },
-    preview(head) { only = head; void color(pointed ?? context.state.query); },
+    preview(head) {
+      only = head;
+      void color(pointed ?? context.state.query);
+    },
     key: (event) => movedBy(context, event, 10),
-    close() { turn++; staged = null; watch.disconnect(); },
+    close() {
+      turn++;
+      staged = null;
+      watch.disconnect();
+    },
   };
 }

@@ -18,40 +18,69 @@ const READINGS: Record<string, string> = {
   output: "Each row shows what the model attended to when it predicted this word.",
   input: "Each row shows what the model attended to when it read this word.",
 };
-const alike = (one: Text, other: Text) => one.tokens.join("\n") === other.tokens.join("\n")
-  && queriesOf(one).join("\n") === queriesOf(other).join("\n");
+const alike = (one: Text, other: Text) =>
+  one.tokens.join("\n") === other.tokens.join("\n") &&
+  queriesOf(one).join("\n") === queriesOf(other).join("\n");
 
-export interface AlignmentPanel { title: string; aligned: string; place: [string, string]; // layer and head
-  weights: (rows: Range, cols: Range) => Promise<Float32Array> } // row by row
+export interface AlignmentPanel {
+  title: string;
+  aligned: string;
+  place: [string, string]; // layer and head
+  weights: (rows: Range, cols: Range) => Promise<Float32Array>;
+} // row by row
 
 // The heads of a layer, or the layers of this text and of all texts with the same tokens.
 export async function alignmentPanels({ source, state, text }: Context): Promise<AlignmentPanel[]> {
-  const mean = (heads: Float32Array[]) => heads[0].map((_, at) =>
-    heads.reduce((total, weights) => total + weights[at], 0) / heads.length);
+  const mean = (heads: Float32Array[]) =>
+    heads[0].map(
+      (_, at) => heads.reduce((total, weights) => total + weights[at], 0) / heads.length,
+    );
   if (state.panels === "heads")
-    return text.layers[state.layer].heads.map((_, head) =>
-      ({ title: `head ${head}`, aligned: text.aligned, place: [layerName(text.layers[state.layer]), String(head)],
-      weights: async (rows, cols) => (await source.window(state.text, state.layer, rows, cols))[head] }));
+    return text.layers[state.layer].heads.map((_, head) => ({
+      title: `head ${head}`,
+      aligned: text.aligned,
+      place: [layerName(text.layers[state.layer]), String(head)],
+      weights: async (rows, cols) =>
+        (await source.window(state.text, state.layer, rows, cols))[head],
+    }));
   const numbers = source.titles.flatMap((_, at) => [at]); // typed texts that are not kept any more leave holes
   const texts = await Promise.all(numbers.map((at) => source.text(at)));
   const several = texts.filter((one) => alike(one, text)).length > 1;
-  return texts.flatMap((other, n) => (alike(other, text) ? other.layers.map((layer, place): AlignmentPanel => {
-    const title = `${several ? `${other.title} · ` : ""}${layerName(layer)}`;
-    return { title, aligned: other.aligned, place: [title, "mean"],
-      weights: async (rows, cols) => mean(await source.window(numbers[n], place, rows, cols)) };
-  }) : []));
+  return texts.flatMap((other, n) =>
+    alike(other, text)
+      ? other.layers.map((layer, place): AlignmentPanel => {
+          const title = `${several ? `${other.title} · ` : ""}${layerName(layer)}`;
+          return {
+            title,
+            aligned: other.aligned,
+            place: [title, "mean"],
+            weights: async (rows, cols) => mean(await source.window(numbers[n], place, rows, cols)),
+          };
+        })
+      : [],
+  );
 }
 
 // A gold link: a line of the paper's color inside it, so that it is visible on every color of the ramp.
 const outline = (x: number, y: number, cell: number, sure: boolean): SVGElement[] => {
-  const square = (name: string, inset: number, stroke: string) => s("rect", { class: name, x: x + inset, y: y + inset,
-    width: cell - 0.6 - 2 * inset, height: cell - 0.6 - 2 * inset, fill: "none", stroke,
-    "stroke-width": name === "gold" ? 2 : 1.2, "stroke-dasharray": sure || name !== "gold" ? null : "3 2" });
+  const square = (name: string, inset: number, stroke: string) =>
+    s("rect", {
+      class: name,
+      x: x + inset,
+      y: y + inset,
+      width: cell - 0.6 - 2 * inset,
+      height: cell - 0.6 - 2 * inset,
+      fill: "none",
+      stroke,
+      "stroke-width": name === "gold" ? 2 : 1.2,
+      "stroke-dasharray": sure || name !== "gold" ? null : "3 2",
+    });
   return [square("halo", 2.4, "var(--paper)"), square("gold", 0.9, "var(--gold)")];
 };
 
 // Pixels for the names of words.
-const roomOf = (names: string[]) => Math.max(...names.map((name) => Math.min([...name].length, 14))) * 12 * 0.58 + 10;
+const roomOf = (names: string[]) =>
+  Math.max(...names.map((name) => Math.min([...name].length, 14))) * 12 * 0.58 + 10;
 
 export const view: View = { place: 4, make: alignmentView, figure: "alignment" };
 
@@ -64,35 +93,72 @@ function alignmentView(context: Context): Panel {
   function drawTools() {
     const { text, state } = context;
     tools.replaceChildren(
-      choice("Panels", state.panels, [["layers", "layers and mechanisms, mean of heads"],
-        ["heads", `heads of ${layerName(text.layers[state.layer])}`]], (panels) => context.set({ panels })),
+      choice(
+        "Panels",
+        state.panels,
+        [
+          ["layers", "layers and mechanisms, mean of heads"],
+          ["heads", `heads of ${layerName(text.layers[state.layer])}`],
+        ],
+        (panels) => context.set({ panels }),
+      ),
     );
   }
   // What the panels show: the words, and in which colors.
-  const sides = (): Range[] => [interval(context.state.query, SHOWN, queriesOf(context.text).length),
-    interval(context.text.queries ? 0 : context.state.query, most(), context.text.tokens.length)];
+  const sides = (): Range[] => [
+    interval(context.state.query, SHOWN, queriesOf(context.text).length),
+    interval(context.text.queries ? 0 : context.state.query, most(), context.text.tokens.length),
+  ];
   // As many columns as have room.
-  const most = () => Math.max(FEWEST, Math.min(SHOWN, Math.floor(((context.root.clientWidth || 800) - 140) / PITCH)));
+  const most = () =>
+    Math.max(
+      FEWEST,
+      Math.min(SHOWN, Math.floor(((context.root.clientWidth || 800) - 140) / PITCH)),
+    );
   // Which words the panels show, if they do not show all, and the way to the others.
   function partShown([rows, cols]: Range[]): HTMLElement | null {
     const { text, state } = context;
     const [I, J] = [queriesOf(text).length, text.tokens.length];
     if (rows[1] - rows[0] === I && cols[1] - cols[0] === J) return null;
-    const said = ([first, last]: Range, all: number, name: string) => `${name} ${first} to ${last - 1} of ${all.toLocaleString("en")}`;
-    const move = (by: number, face: string) => h("button", { type: "button",
-      onclick: () => context.set({ query: within(state.query + by, I) }) }, face);
+    const said = ([first, last]: Range, all: number, name: string) =>
+      `${name} ${first} to ${last - 1} of ${all.toLocaleString("en")}`;
+    const move = (by: number, face: string) =>
+      h(
+        "button",
+        { type: "button", onclick: () => context.set({ query: within(state.query + by, I) }) },
+        face,
+      );
     const step = Math.min(SHOWN, most());
-    return h("p", { class: "hint part-shown" }, `Only a part is shown: ${said(rows, I, text.queries ? "target words" : "queries")}, ${
-      said(cols, J, text.queries ? "source words" : "keys")}, around the chosen word. `, move(-step, "Earlier"), " ", move(step, "Later"));
+    return h(
+      "p",
+      { class: "hint part-shown" },
+      `Only a part is shown: ${said(rows, I, text.queries ? "target words" : "queries")}, ${said(
+        cols,
+        J,
+        text.queries ? "source words" : "keys",
+      )}, around the chosen word. `,
+      move(-step, "Earlier"),
+      " ",
+      move(step, "Later"),
+    );
   }
-  const look = () => [context.state.text, context.state.panels, context.state.scale, context.colors.css[9], sides(),
-    context.state.panels === "heads" ? context.state.layer : ""];
+  const look = () => [
+    context.state.text,
+    context.state.panels,
+    context.state.scale,
+    context.colors.css[9],
+    sides(),
+    context.state.panels === "heads" ? context.state.layer : "",
+  ];
 
   async function draw() {
     const mine = ++turn;
     const { text } = context;
-    const gold = text.gold.length ? ` Outlined: ${text.gold.length} gold links; a dashed outline is a possible link.` : "";
-    const note = text.queries ? READINGS[text.aligned] ?? "A row per target word, a column per source word."
+    const gold = text.gold.length
+      ? ` Outlined: ${text.gold.length} gold links; a dashed outline is a possible link.`
+      : "";
+    const note = text.queries
+      ? (READINGS[text.aligned] ?? "A row per target word, a column per source word.")
       : "Self-attention: a row per query, a column per key.";
     element.querySelector(".about-reading")!.textContent = `${note}${gold}`;
     fill(notes, meansOnly(context), unknownNote(text), partShown(sides()));
@@ -114,40 +180,97 @@ function alignmentView(context: Context): Panel {
   function figureOf(panel: AlignmentPanel, figure: SVGSVGElement): HTMLElement {
     const { text, colors } = context;
     const size = `contain-intrinsic-size:${figure.getAttribute("width")}px ${Number(figure.getAttribute("height")) + 30}px`;
-    return h("figure", { style: size }, h("figcaption", {}, h("span", { dir: "auto" }, panel.title),
-      panel.aligned && panel.aligned !== text.aligned && h("span", { class: "hint" }, ` ${panel.aligned}-aligned`),
-      saving(() => `${text.title} ${panel.title}`, () => figure, () => context.root,
-        () => legend(colors, colors.scale, "weight"))), h("div", { class: "scroll" }, figure));
+    return h(
+      "figure",
+      { style: size },
+      h(
+        "figcaption",
+        {},
+        h("span", { dir: "auto" }, panel.title),
+        panel.aligned &&
+          panel.aligned !== text.aligned &&
+          h("span", { class: "hint" }, ` ${panel.aligned}-aligned`),
+        saving(
+          () => `${text.title} ${panel.title}`,
+          () => figure,
+          () => context.root,
+          () => legend(colors, colors.scale, "weight"),
+        ),
+      ),
+      h("div", { class: "scroll" }, figure),
+    );
   }
 
   function matrix(weights: Float32Array, rows: Range, cols: Range, all: number): SVGSVGElement {
     const { text, colors } = context;
-    const names = [wordNames(queriesOf(text)).slice(...rows), wordNames(text.tokens).slice(...cols)];
+    const names = [
+      wordNames(queriesOf(text)).slice(...rows),
+      wordNames(text.tokens).slice(...cols),
+    ];
     const [tall, wide] = names.map((each) => each.length);
     const [left, top] = names.map(roomOf);
     const cell = Math.max(PITCH, Math.min(26, 420 / tall, Math.min(420, all - left - 4) / wide));
     const [width, height] = [left + wide * cell + 2, top + tall * cell + 2];
     const word = (name: string, x: number, y: number, turned: boolean) =>
-      s("text", { x: 0, y: 0, transform: `translate(${x},${y})${turned ? " rotate(-90)" : ""}`,
-      "text-anchor": turned ? "start" : "end", "dominant-baseline": "central", "font-size": Math.min(12, cell - 1.5),
-      fill: "currentColor" }, cutName(name, 14));
-    const cells = cellGrid({ rows: tall, cols: wide, wide: cell, tall: cell, gap: [0.6, 0.6],
+      s(
+        "text",
+        {
+          x: 0,
+          y: 0,
+          transform: `translate(${x},${y})${turned ? " rotate(-90)" : ""}`,
+          "text-anchor": turned ? "start" : "end",
+          "dominant-baseline": "central",
+          "font-size": Math.min(12, cell - 1.5),
+          fill: "currentColor",
+        },
+        cutName(name, 14),
+      );
+    const cells = cellGrid({
+      rows: tall,
+      cols: wide,
+      wide: cell,
+      tall: cell,
+      gap: [0.6, 0.6],
       color: (i, j) => colors.weight(weights[i * wide + j]),
-      title: (i, j) => `${names[0][i]} → ${names[1][j]}: ${shown(weights[i * wide + j])}` });
-    const gold = text.gold.filter(([i, j]) => i >= rows[0] && i < rows[1] && j >= cols[0] && j < cols[1]);
-    return s("svg", { class: "matrix", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
-      "aria-label": "Weights of target words on source words" },
+      title: (i, j) => `${names[0][i]} → ${names[1][j]}: ${shown(weights[i * wide + j])}`,
+    });
+    const gold = text.gold.filter(
+      ([i, j]) => i >= rows[0] && i < rows[1] && j >= cols[0] && j < cols[1],
+    );
+    return s(
+      "svg",
+      {
+        class: "matrix",
+        width,
+        height,
+        viewBox: `0 0 ${width} ${height}`,
+        role: "img",
+        "aria-label": "Weights of target words on source words",
+      },
       ...names[1].map((name, j) => word(name, left + (j + 0.5) * cell, top - 4, true)),
       ...names[0].map((name, i) => word(name, left - 4, top + (i + 0.5) * cell, false)),
-      s("g", { transform: `translate(${left},${top})` }, cells,
-        ...gold.flatMap(([i, j, sure]) => outline((j - cols[0]) * cell, (i - rows[0]) * cell, cell, sure))));
+      s(
+        "g",
+        { transform: `translate(${left},${top})` },
+        cells,
+        ...gold.flatMap(([i, j, sure]) =>
+          outline((j - cols[0]) * cell, (i - rows[0]) * cell, cell, sure),
+        ),
+      ),
+    );
   }
 
   const arePanelsNew = changeDetector();
-  return { element, update(before) {
-    drawTools();
-    const isNew = arePanelsNew(...look());
-    if (before && !isNew) return; // another head: the panels stay
-    void draw();
-  }, close() { turn++; } };
+  return {
+    element,
+    update(before) {
+      drawTools();
+      const isNew = arePanelsNew(...look());
+      if (before && !isNew) return; // another head: the panels stay
+      void draw();
+    },
+    close() {
+      turn++;
+    },
+  };
 }

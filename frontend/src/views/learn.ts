@@ -25,8 +25,14 @@ function learnView(context: Context): Panel {
       if (before?.view === "learn" && before.learn === learn && before.scale === scale) return;
       const [, question, lesson] = LESSONS[learn] ?? LESSONS.positions;
       title.textContent = question;
-      tools.replaceChildren(segments("Lesson", LESSONS[learn] ? learn : "positions",
-        Object.entries(LESSONS).map(([key, [label]]) => [key, label]), (value) => context.set({ learn: value })));
+      tools.replaceChildren(
+        segments(
+          "Lesson",
+          LESSONS[learn] ? learn : "positions",
+          Object.entries(LESSONS).map(([key, [label]]) => [key, label]),
+          (value) => context.set({ learn: value }),
+        ),
+      );
       body.replaceChildren(...lesson(context));
     },
   };

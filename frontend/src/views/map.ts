@@ -24,20 +24,46 @@ function mapView(context: Context): Panel {
   const labels = s("svg", { class: "labels", "aria-hidden": "true" });
   const box = h("div", { class: "map-box" }, canvas, labels);
   const readout = h("p", { class: "readout", role: "status", "aria-live": "polite" });
-  const progress = h("div", { class: "progress", role: "progressbar", "aria-label": "Computing tiles", hidden: true });
+  const progress = h("div", {
+    class: "progress",
+    role: "progressbar",
+    "aria-label": "Computing tiles",
+    hidden: true,
+  });
   const [tools, precision] = [h("div", { class: "tools" }), h("div", { class: "key" })];
   const beside = h("div", { class: "about-map" });
   const heads = headStrip(context);
   const strip = h("section", { class: "head-words", "aria-label": "Words of the head" });
   let row: number | null = null; // of the word that is pointed at
-  const words = wordsMode(context, strip, (query) => { row = query; draw(); });
-  const element = h("div", { class: "map-view" }, strip, tools,
-    h("div", { class: "sides" }, h("div", { class: "main map-row" }, heads.element,
-    h("div", { class: "map-main" }, box, progress)),
-    h("aside", { class: "beside" }, h("h2", {}, "Here"), readout, precision, beside)));
-  const frame = new MapFrame(context, canvas, box, () => { tiles.again(); draw(); });
+  const words = wordsMode(context, strip, (query) => {
+    row = query;
+    draw();
+  });
+  const element = h(
+    "div",
+    { class: "map-view" },
+    strip,
+    tools,
+    h(
+      "div",
+      { class: "sides" },
+      h(
+        "div",
+        { class: "main map-row" },
+        heads.element,
+        h("div", { class: "map-main" }, box, progress),
+      ),
+      h("aside", { class: "beside" }, h("h2", {}, "Here"), readout, precision, beside),
+    ),
+  );
+  const frame = new MapFrame(context, canvas, box, () => {
+    tiles.again();
+    draw();
+  });
   const tiles = new MapTiles(context, frame, () => draw());
-  const search = mapSearch(context, show, (wish) => readout.replaceChildren("There is no token ", strong(wish), "."));
+  const search = mapSearch(context, show, (wish) =>
+    readout.replaceChildren("There is no token ", strong(wish), "."),
+  );
   let pointed: [number, number] | null = null;
   let waitingFrame = 0;
   const areToolsNew = changeDetector();
@@ -56,8 +82,10 @@ function mapView(context: Context): Panel {
     paintMap(context, frame, tiles, canvas, pointed ?? (row === null ? null : [row, -1]));
     labels.replaceChildren(...labelsOf(context, frame));
     const [I, J] = frame.counts();
-    canvas.setAttribute("aria-label",
-      `Weights of ${headName(context)}: ${I} rows of queries, ${J} columns of keys; cells of ${2 ** level}.`);
+    canvas.setAttribute(
+      "aria-label",
+      `Weights of ${headName(context)}: ${I} rows of queries, ${J} columns of keys; cells of ${2 ** level}.`,
+    );
     box.dataset.level = String(level);
     box.dataset.waiting = String(tiles.waits);
     tellProgress();
@@ -69,8 +97,11 @@ function mapView(context: Context): Panel {
   function tellProgress() {
     const { waits, stopped, failure } = tiles;
     progress.hidden = !waits && !stopped;
-    progress.textContent = failure ? `${failure} Move the map to try again.`
-      : stopped ? "Stopped; move the map to continue" : `Computing ${waits} tile${waits > 1 ? "s" : ""}; press Esc to stop`;
+    progress.textContent = failure
+      ? `${failure} Move the map to try again.`
+      : stopped
+        ? "Stopped; move the map to continue"
+        : `Computing ${waits} tile${waits > 1 ? "s" : ""}; press Esc to stop`;
   }
 
   // Nothing is pointed at: the readout is that of the chosen pair, or of the strongest link.
@@ -88,23 +119,60 @@ function mapView(context: Context): Panel {
 
   function drawTools() {
     const { state, source, text, colors } = context;
-    if (!areToolsNew(state.text, state.layer, state.head, state.scale, state.pool, state.pins, frame.isPooled(), colors.css[9]))
+    if (
+      !areToolsNew(
+        state.text,
+        state.layer,
+        state.head,
+        state.scale,
+        state.pool,
+        state.pins,
+        frame.isPooled(),
+        colors.css[9],
+      )
+    )
       return;
-    fill(tools,
-      h("label", { class: "choice" }, h("span", {}, "Go to"), search.element), zoomButtons(),
-      frame.isPooled() && choice("Cells show", state.pool, [["mean", "sum over keys"], ["max", "strongest weight"]],
-        (pool) => context.set({ pool })),
+    fill(
+      tools,
+      h("label", { class: "choice" }, h("span", {}, "Go to"), search.element),
+      zoomButtons(),
+      frame.isPooled() &&
+        choice(
+          "Cells show",
+          state.pool,
+          [
+            ["mean", "sum over keys"],
+            ["max", "strongest weight"],
+          ],
+          (pool) => context.set({ pool }),
+        ),
       pinButton(context),
-      saving(() => `${text.title} ${headName(context)}`, () => figureOfMap(context, frame, canvas, labels), () => context.root),
+      saving(
+        () => `${text.title} ${headName(context)}`,
+        () => figureOfMap(context, frame, canvas, labels),
+        () => context.root,
+      ),
     );
     fill(beside, h("h2", {}, "This head"), aboutHead(context));
     fill(precision, h("span", { class: "hint" }, source.precision(state.text)));
   }
 
-  const zoomButtons = () => h("span", { class: "segments", role: "group", "aria-label": "Zoom" },
-    signButton("−", "Zoom out", () => frame.zoomBy(0.5), "Zoom out (−)"),
-    signButton("+", "Zoom in", () => frame.zoomBy(2), "Zoom in (+)"),
-    h("button", { type: "button", title: "Show the whole map (0)", onclick: () => context.set({ x: -1, y: -1 }) }, "Whole"));
+  const zoomButtons = () =>
+    h(
+      "span",
+      { class: "segments", role: "group", "aria-label": "Zoom" },
+      signButton("−", "Zoom out", () => frame.zoomBy(0.5), "Zoom out (−)"),
+      signButton("+", "Zoom in", () => frame.zoomBy(2), "Zoom in (+)"),
+      h(
+        "button",
+        {
+          type: "button",
+          title: "Show the whole map (0)",
+          onclick: () => context.set({ x: -1, y: -1 }),
+        },
+        "Whole",
+      ),
+    );
 
   // Pointing
 
@@ -115,7 +183,11 @@ function mapView(context: Context): Panel {
     if (pointed?.join() !== before?.join()) words.point(pointed?.[0] ?? null, pointed?.[1]);
     draw();
   });
-  canvas.addEventListener("pointerleave", () => { rest(); words.point(null); draw(); });
+  canvas.addEventListener("pointerleave", () => {
+    rest();
+    words.point(null);
+    draw();
+  });
   canvas.addEventListener("click", (event) => {
     const found = frame.pairUnder(event);
     if (found) context.set({ query: found[0], key: found[1] });
@@ -125,7 +197,9 @@ function mapView(context: Context): Panel {
   function show(i: number, j: number) {
     const k = Math.max(frame.transform.k, Math.min(DEEPEST, READABLE));
     context.set({ query: i, key: j, x: j + 0.5, y: i + 0.5, zoom: Math.log2(k) });
-    context.tell(`${visible(queriesOf(context.text)[i])} attends to ${visible(context.text.tokens[j])}`);
+    context.tell(
+      `${visible(queriesOf(context.text)[i])} attends to ${visible(context.text.tokens[j])}`,
+    );
   }
 
   // Keys
@@ -134,12 +208,22 @@ function mapView(context: Context): Panel {
     const { query, key } = context.state;
     const [I, J] = frame.counts();
     const [i, j] = [within(query + down, I), within(Math.max(key, 0) + right, J)];
-    context.set(frame.isOutside(i, j) ? { query: i, key: j, x: j + 0.5, y: i + 0.5, zoom: Math.log2(frame.transform.k) }
-      : { query: i, key: j }, true);
+    context.set(
+      frame.isOutside(i, j)
+        ? { query: i, key: j, x: j + 0.5, y: i + 0.5, zoom: Math.log2(frame.transform.k) }
+        : { query: i, key: j },
+      true,
+    );
     return true;
   }
 
-  const resized = new ResizeObserver(() => { if (frame.isWider()) { measure(); drawTools(); frame.go(); } });
+  const resized = new ResizeObserver(() => {
+    if (frame.isWider()) {
+      measure();
+      drawTools();
+      frame.go();
+    }
+  });
   resized.observe(box);
 
   return {
@@ -148,14 +232,29 @@ function mapView(context: Context): Panel {
       const { state } = context;
       tiles.again();
       if (before && (before.query !== state.query || before.key !== state.key)) pointed = null;
-      const isResized = !before || before.text !== state.text || before.view !== state.view || frame.hasOtherBar();
+      const isResized =
+        !before || before.text !== state.text || before.view !== state.view || frame.hasOtherBar();
       strip.hidden = Boolean(context.text.picture);
-      if (!strip.hidden && !(before && before.text === state.text && before.layer === state.layer && before.head === state.head
-        && before.scale === state.scale && words.moved!(before))) words.draw(); // above the map, so before its measure
+      if (
+        !strip.hidden &&
+        !(
+          before &&
+          before.text === state.text &&
+          before.layer === state.layer &&
+          before.head === state.head &&
+          before.scale === state.scale &&
+          words.moved!(before)
+        )
+      )
+        words.draw(); // above the map, so before its measure
       drawTools();
-      if (isResized) { measure(); drawTools(); } // the measure says whether cells are pooled
+      if (isResized) {
+        measure();
+        drawTools();
+      } // the measure says whether cells are pooled
       heads.update();
-      const isMoved = before && (before.x !== state.x || before.y !== state.y || before.zoom !== state.zoom);
+      const isMoved =
+        before && (before.x !== state.x || before.y !== state.y || before.zoom !== state.zoom);
       if (isResized || (isMoved && !frame.isThere())) frame.go();
       if (!pointed) rest();
       draw();
@@ -163,14 +262,22 @@ function mapView(context: Context): Panel {
     key(event) {
       if (strip.contains(event.composedPath()[0] as Node)) return words.key!(event);
       const arrow = arrowOf(event.key);
-      if (arrow) { const far = event.shiftKey ? 10 : 1; return move([arrow[0] * far, arrow[1] * far]); }
-      if (event.key === "+" || event.key === "=") return frame.zoomBy(2), true;
-      if (event.key === "-") return frame.zoomBy(0.5), true;
-      if (event.key === "0") return context.set({ x: -1, y: -1 }), true;
-      if (event.key === "/") return search.focus(), true;
-      if (event.key === "Escape") return tiles.stop(), draw(), true;
+      if (arrow) {
+        const far = event.shiftKey ? 10 : 1;
+        return move([arrow[0] * far, arrow[1] * far]);
+      }
+      if (event.key === "+" || event.key === "=") return (frame.zoomBy(2), true);
+      if (event.key === "-") return (frame.zoomBy(0.5), true);
+      if (event.key === "0") return (context.set({ x: -1, y: -1 }), true);
+      if (event.key === "/") return (search.focus(), true);
+      if (event.key === "Escape") return (tiles.stop(), draw(), true);
       return false;
     },
-    close() { resized.disconnect(); cancelAnimationFrame(waitingFrame); tiles.close(); words.close!(); },
+    close() {
+      resized.disconnect();
+      cancelAnimationFrame(waitingFrame);
+      tiles.close();
+      words.close!();
+    },
   };
 }

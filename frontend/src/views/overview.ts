@@ -22,8 +22,25 @@ function overview(context: Context): Panel {
   const grid = headGrid(context);
   const [head, rest] = [h("div", { class: "chosen-head" }), h("div", {})];
   const beside = h("aside", { class: "beside", "aria-label": "The chosen head" }, head, rest);
-  const element = h("div", { class: "overview-page" }, first.heading, h("div", { class: "overview" }, first.element,
-    h("section", { class: "main", "aria-label": "All heads" }, h("h2", {}, "All heads"), tools, grid.element, key)), beside);
+  const element = h(
+    "div",
+    { class: "overview-page" },
+    first.heading,
+    h(
+      "div",
+      { class: "overview" },
+      first.element,
+      h(
+        "section",
+        { class: "main", "aria-label": "All heads" },
+        h("h2", {}, "All heads"),
+        tools,
+        grid.element,
+        key,
+      ),
+    ),
+    beside,
+  );
   const isGridNew = changeDetector();
 
   function drawTools() {
@@ -31,24 +48,60 @@ function overview(context: Context): Panel {
     const values = text.layers[0].heads[0].values;
     fill(
       tools,
-      choice("Color by", state.color, [["weights", "weights only"], ["role", "role"],
-        ...Object.keys(values).map((name): [string, string] => [name, label(source.common, name)])],
-        (color) => context.set({ color })),
-      choice("Order", state.sort, [["layer", "layer by layer"], ["down", "highest first"], ["up", "lowest first"]],
-        (sort) => context.set({ sort, color: sort === "layer" || state.color in values ? state.color : Object.keys(values)[0] })),
-      saving(() => `${text.title} heads`, figureOfGrid, () => context.root,
-        () => legend(context.colors, context.colors.scale, "weight")),
-      state.color in values && h("p", { class: "hint" },
-        `${label(source.common, state.color)}: ${source.common.statistics[state.color] ?? state.color}.`),
-      state.color in values && rangeLegend(context.colors, ...ends(), label(source.common, state.color)),
+      choice(
+        "Color by",
+        state.color,
+        [
+          ["weights", "weights only"],
+          ["role", "role"],
+          ...Object.keys(values).map((name): [string, string] => [
+            name,
+            label(source.common, name),
+          ]),
+        ],
+        (color) => context.set({ color }),
+      ),
+      choice(
+        "Order",
+        state.sort,
+        [
+          ["layer", "layer by layer"],
+          ["down", "highest first"],
+          ["up", "lowest first"],
+        ],
+        (sort) =>
+          context.set({
+            sort,
+            color: sort === "layer" || state.color in values ? state.color : Object.keys(values)[0],
+          }),
+      ),
+      saving(
+        () => `${text.title} heads`,
+        figureOfGrid,
+        () => context.root,
+        () => legend(context.colors, context.colors.scale, "weight"),
+      ),
+      state.color in values &&
+        h(
+          "p",
+          { class: "hint" },
+          `${label(source.common, state.color)}: ${source.common.statistics[state.color] ?? state.color}.`,
+        ),
+      state.color in values &&
+        rangeLegend(context.colors, ...ends(), label(source.common, state.color)),
     );
   }
 
   // The lowest and the highest value of the statistic that colors the heads.
   function ends(): [number, number] {
     const { state, text } = context;
-    const values = text.layers.flatMap((layer) => layer.heads.map((each) => each.values[state.color] ?? 0));
-    return values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+    const values = text.layers.flatMap((layer) =>
+      layer.heads.map((each) => each.values[state.color] ?? 0),
+    );
+    return values.reduce(
+      ([low, high], value) => [Math.min(low, value), Math.max(high, value)],
+      [Infinity, -Infinity],
+    );
   }
 
   // How to read a small map, on the head of the first finding.
@@ -56,43 +109,109 @@ function overview(context: Context): Panel {
     const { text, state } = context;
     const at = text.lead ?? state;
     const [[rows, columns], noun] = [axesOf(text), nounOf(text)];
-    fill(key, h("span", { class: "key-columns", "aria-hidden": "true" }, `${columns} (keys) →`),
-      h("span", { class: "key-rows", "aria-hidden": "true" }, `${rows} (queries) ↓`), smallMap(context, at.layer, at.head),
-      h("p", { class: "hint" }, `Each picture is one head: L2.H1 is head 1 of layer 2. A row is a query: a ${noun} that attends to others. `
-        + `A column is a key: a ${noun} that is attended to. ${noun[0].toUpperCase()}${noun.slice(1)}${noun.endsWith("h") ? "es" : "s"} run from the first to the last. Nearer the right end of the `
-        + `scale above: a larger weight. A row of weights adds up to 1.${text.tokens.length > text.layers[0].small[1]
-          ? " Here a cell stands for several tokens: its weights are summed over keys and averaged over queries." : ""}`,
-      text.findings.some(({ heads }) => heads.length) && h("span", { class: "warned-key", style: "display:block" },
-        "● a warning names this head")));
+    fill(
+      key,
+      h("span", { class: "key-columns", "aria-hidden": "true" }, `${columns} (keys) →`),
+      h("span", { class: "key-rows", "aria-hidden": "true" }, `${rows} (queries) ↓`),
+      smallMap(context, at.layer, at.head),
+      h(
+        "p",
+        { class: "hint" },
+        `Each picture is one head: L2.H1 is head 1 of layer 2. A row is a query: a ${noun} that attends to others. ` +
+          `A column is a key: a ${noun} that is attended to. ${noun[0].toUpperCase()}${noun.slice(1)}${noun.endsWith("h") ? "es" : "s"} run from the first to the last. Nearer the right end of the ` +
+          `scale above: a larger weight. A row of weights adds up to 1.${
+            text.tokens.length > text.layers[0].small[1]
+              ? " Here a cell stands for several tokens: its weights are summed over keys and averaged over queries."
+              : ""
+          }`,
+        text.findings.some(({ heads }) => heads.length) &&
+          h("span", { class: "warned-key", style: "display:block" }, "● a warning names this head"),
+      ),
+    );
   }
 
   function drawHead() {
     const { text, state } = context;
-    fill(head, h("h2", {}, shortName(text.layers[state.layer], state.head), h("span", { class: "hint" }, ` ${headName(context)}`)),
+    fill(
+      head,
+      h(
+        "h2",
+        {},
+        shortName(text.layers[state.layer], state.head),
+        h("span", { class: "hint" }, ` ${headName(context)}`),
+      ),
       aboutHead(context),
-      h("p", {}, h("button", { type: "button", class: "main-button",
-        onclick: () => context.set({ view: "map", x: -1, y: -1 }) }, "Open its map"), " ",
-        h("button", { type: "button", onclick: () => context.set({ view: "text" }) }, "Show it in the text")));
+      h(
+        "p",
+        {},
+        h(
+          "button",
+          {
+            type: "button",
+            class: "main-button",
+            onclick: () => context.set({ view: "map", x: -1, y: -1 }),
+          },
+          "Open its map",
+        ),
+        " ",
+        h(
+          "button",
+          { type: "button", onclick: () => context.set({ view: "text" }) },
+          "Show it in the text",
+        ),
+      ),
+    );
     beside.dataset.head = `${state.layer}.${state.head}`;
   }
 
   function drawRest() {
     const { source } = context;
-    fill(rest, h("section", {}, h("h2", {}, "Warnings"), warningList(context), h("p", { class: "hint" }, source.common.caveat)),
-      h("section", {}, h("h2", {}, "Roles"), ...roles()));
+    fill(
+      rest,
+      h(
+        "section",
+        {},
+        h("h2", {}, "Warnings"),
+        warningList(context),
+        h("p", { class: "hint" }, source.common.caveat),
+      ),
+      h("section", {}, h("h2", {}, "Roles"), ...roles()),
+    );
   }
 
   function roles(): (HTMLElement | false)[] {
     const { text, source } = context;
-    const earned = text.layers.flatMap((layer) => layer.heads.flatMap((each) => each.roles.map((role) => role.kind)));
-    if (!text.has_roles) return [h("p", { class: "hint" }, (text.why_no_roles ?? "No roles were computed for this text."))];
+    const earned = text.layers.flatMap((layer) =>
+      layer.heads.flatMap((each) => each.roles.map((role) => role.kind)),
+    );
+    if (!text.has_roles)
+      return [
+        h("p", { class: "hint" }, text.why_no_roles ?? "No roles were computed for this text."),
+      ];
     const note = text.role_note ? `${text.role_note} ` : "";
-    if (!earned.length) return [h("p", { class: "hint" }, `${note}No head has a role on this text.`)];
-    return [h("ul", { class: "plain" }, ...Object.entries(source.common.kinds).flatMap(([kind, { letter, meaning }]) => {
-      const count = earned.filter((each) => each === kind).length;
-      return count ? [h("li", {}, h("span", { class: "chip" }, letter), strong(kind),
-        ` ${meaning} (${count} head${count > 1 ? "s" : ""})`)] : [];
-    })), h("p", { class: "hint" }, note + source.common.roleCaveat)];
+    if (!earned.length)
+      return [h("p", { class: "hint" }, `${note}No head has a role on this text.`)];
+    return [
+      h(
+        "ul",
+        { class: "plain" },
+        ...Object.entries(source.common.kinds).flatMap(([kind, { letter, meaning }]) => {
+          const count = earned.filter((each) => each === kind).length;
+          return count
+            ? [
+                h(
+                  "li",
+                  {},
+                  h("span", { class: "chip" }, letter),
+                  strong(kind),
+                  ` ${meaning} (${count} head${count > 1 ? "s" : ""})`,
+                ),
+              ]
+            : [];
+        }),
+      ),
+      h("p", { class: "hint" }, note + source.common.roleCaveat),
+    ];
   }
 
   // The grid as one figure, in the order of the page, to be saved.
@@ -101,16 +220,40 @@ function overview(context: Context): Panel {
     const [size, foot] = [60, 14];
     const order = headOrder(context);
     const grouped = state.sort === "layer";
-    const width = grouped ? Math.max(...text.layers.map((layer) => layer.heads.length)) : Math.min(12, order.length);
+    const width = grouped
+      ? Math.max(...text.layers.map((layer) => layer.heads.length))
+      : Math.min(12, order.length);
     const rows = grouped ? text.layers.length : Math.ceil(order.length / width);
-    const figure = s("svg", { width: 4 + width * size, height: 4 + rows * (size + foot), role: "img" });
+    const figure = s("svg", {
+      width: 4 + width * size,
+      height: 4 + rows * (size + foot),
+      role: "img",
+    });
     order.forEach(({ layer, head: number }, at) => {
       const [column, row] = grouped ? [number, layer] : [at % width, Math.floor(at / width)];
       const [x, y] = [4 + column * size, 2 + row * (size + foot)];
-      figure.append(s("image", { x, y, width: size - 4, height: size - 4, preserveAspectRatio: "none",
-        href: smallMap(context, layer, number).toDataURL(), style: "image-rendering:pixelated" }),
-      s("text", { x: x + size / 2 - 2, y: y + size + 7, "text-anchor": "middle", "font-size": 10, fill: "currentColor" },
-        shortName(text.layers[layer], number)));
+      figure.append(
+        s("image", {
+          x,
+          y,
+          width: size - 4,
+          height: size - 4,
+          preserveAspectRatio: "none",
+          href: smallMap(context, layer, number).toDataURL(),
+          style: "image-rendering:pixelated",
+        }),
+        s(
+          "text",
+          {
+            x: x + size / 2 - 2,
+            y: y + size + 7,
+            "text-anchor": "middle",
+            "font-size": 10,
+            fill: "currentColor",
+          },
+          shortName(text.layers[layer], number),
+        ),
+      );
     });
     return figure;
   }
@@ -120,12 +263,19 @@ function overview(context: Context): Panel {
     update(before) {
       const { state } = context;
       const isNew = isGridNew(state.text, state.color, state.sort, context.colors.css[1]);
-      if (!before || before.text !== state.text) { first.draw(); drawRest(); }
+      if (!before || before.text !== state.text) {
+        first.draw();
+        drawRest();
+      }
       if (!before || isNew) {
         drawTools();
         drawKey();
         grid.draw();
-      } else if (before.scale !== state.scale) { first.recolor(); drawKey(); grid.repaint(); }
+      } else if (before.scale !== state.scale) {
+        first.recolor();
+        drawKey();
+        grid.repaint();
+      }
       first.follow();
       grid.mark();
       drawHead();
@@ -133,9 +283,15 @@ function overview(context: Context): Panel {
     key(event) {
       if (first.key(event)) return true;
       const nothing = ["BODY", "MAIN"].includes(document.activeElement?.tagName ?? "BODY");
-      if (event.key === "Enter" && nothing) { context.set({ view: "map", x: -1, y: -1 }); return true; }
+      if (event.key === "Enter" && nothing) {
+        context.set({ view: "map", x: -1, y: -1 });
+        return true;
+      }
       return grid.move(event.key);
     },
-    close() { first.close(); grid.close(); },
+    close() {
+      first.close();
+      grid.close();
+    },
   };
 }

@@ -15,18 +15,36 @@ import { arrowOf } from "../steps";
 
 const [SOON, WAIT] = [30, 120]; // milliseconds that the mouse rests before the maps of a layer follow, and those of all layers
 
-export const view: View = { place: 7, make: pictureView, isOffered: ({ text }) => Boolean(text.picture) };
+export const view: View = {
+  place: 7,
+  make: pictureView,
+  isOffered: ({ text }) => Boolean(text.picture),
+};
 
 function pictureView(context: Context): Panel {
   const tokens = new PictureTokens(context);
-  const [tools, notes, legendBox] = [h("div", { class: "tools" }), h("div", {}), h("div", { class: "key" })];
+  const [tools, notes, legendBox] = [
+    h("div", { class: "tools" }),
+    h("div", {}),
+    h("div", { class: "key" }),
+  ];
   const readout = h("p", { class: "readout looks", "aria-live": "polite" });
   const pointedAt = h("p", { class: "hint pointed" });
   const stage = pictureStage(context, tokens, { over: point, leave, choose });
   const words = pictureWords(context, tokens, { over: pointWord, leave, choose: chooseWord });
   const tiles = pictureTiles(context, tokens);
-  const element = h("div", { class: "picture-view" }, tools, notes, h("div", { class: "picture-sides" },
-    h("div", {}, stage.element, legendBox, words.element, readout, pointedAt), tiles.element));
+  const element = h(
+    "div",
+    { class: "picture-view" },
+    tools,
+    notes,
+    h(
+      "div",
+      { class: "picture-sides" },
+      h("div", {}, stage.element, legendBox, words.element, readout, pointedAt),
+      tiles.element,
+    ),
+  );
   let turn = 0;
   let weights: Float32Array | null = null; // of the token that is shown
   let timer = 0;
@@ -45,8 +63,16 @@ function pictureView(context: Context): Panel {
     drawWeights();
   }
   function drawNothing() {
-    for (const box of [tools, stage.element, words.element, legendBox, tiles.element, readout]) fill(box);
-    fill(notes, h("p", { class: "hint" }, "This text has no picture. Pictures belong to models that read images, videos or sounds."));
+    for (const box of [tools, stage.element, words.element, legendBox, tiles.element, readout])
+      fill(box);
+    fill(
+      notes,
+      h(
+        "p",
+        { class: "hint" },
+        "This text has no picture. Pictures belong to models that read images, videos or sounds.",
+      ),
+    );
   }
   function drawWeights() {
     void color();
@@ -55,17 +81,45 @@ function pictureView(context: Context): Panel {
 
   function drawTools() {
     const { state, text } = context;
-    const heads: [string, string][] = [["one", "this head"], ["layer", "mean of the layer"], ["all", "mean of all"]];
+    const heads: [string, string][] = [
+      ["one", "this head"],
+      ["layer", "mean of the layer"],
+      ["all", "mean of all"],
+    ];
     if (isChosen(state)) heads.push([state.heads, headsInWords(context)]);
-    fill(tools,
-      segments("Direction", tokens.isTurned ? "in" : "out", tokens.isCrossed
-        ? [["out", "What a word attends to"], ["in", `Which words attend to ${tokens.isSound ? "a moment" : "a patch"}`]]
-        : [["out", "What it attends to"], ["in", "What attends to it"]],
-        (side) => context.set({ side, key: Math.max(0, state.key) })),
+    fill(
+      tools,
+      segments(
+        "Direction",
+        tokens.isTurned ? "in" : "out",
+        tokens.isCrossed
+          ? [
+              ["out", "What a word attends to"],
+              ["in", `Which words attend to ${tokens.isSound ? "a moment" : "a patch"}`],
+            ]
+          : [
+              ["out", "What it attends to"],
+              ["in", "What attends to it"],
+            ],
+        (side) => context.set({ side, key: Math.max(0, state.key) }),
+      ),
       choice("Heads", state.heads, heads, (heads) => context.set({ heads })),
-      segments("Cover", state.cover, [["light", "Light"], ["colors", "Colors"]], (cover) => context.set({ cover })),
-      saving(() => `${text.title} picture ${headName(context)}`, () => stage.figure(), () => context.root,
-        () => legendBox.querySelector("svg")));
+      segments(
+        "Cover",
+        state.cover,
+        [
+          ["light", "Light"],
+          ["colors", "Colors"],
+        ],
+        (cover) => context.set({ cover }),
+      ),
+      saving(
+        () => `${text.title} picture ${headName(context)}`,
+        () => stage.figure(),
+        () => context.root,
+        () => legendBox.querySelector("svg"),
+      ),
+    );
   }
 
   async function color() {
@@ -86,9 +140,17 @@ function pictureView(context: Context): Panel {
   function drawLegend(overPatches: boolean, top: number) {
     const { cover, scale } = context.state;
     const name = `${cover === "light" ? "Light on" : "Color of"} ${tokens.isSound ? "a moment" : "a patch"}`;
-    fill(legendBox, overPatches && legendOfCover(context, top, (share) => shareOnScale(scale, share)),
-      h("span", { class: "hint" }, overPatches ? `${name}: its weight, up to the largest, ${shown(top)}`
-        : "the colors of the words are their weights"));
+    fill(
+      legendBox,
+      overPatches && legendOfCover(context, top, (share) => shareOnScale(scale, share)),
+      h(
+        "span",
+        { class: "hint" },
+        overPatches
+          ? `${name}: its weight, up to the largest, ${shown(top)}`
+          : "the colors of the words are their weights",
+      ),
+    );
   }
 
   // Pointing
@@ -96,11 +158,18 @@ function pictureView(context: Context): Panel {
   function point(token: number) {
     if (!tokens.held && tokens.choosesPatches) return follow(token);
     if (!weights || tokens.choosesKeys) return;
-    fill(pointedAt, strong(shown(weights[token])), tokens.isTurned ? " from " : " on ", visible(context.text.tokens[token]),
-      ` (token ${token})`);
+    fill(
+      pointedAt,
+      strong(shown(weights[token])),
+      tokens.isTurned ? " from " : " on ",
+      visible(context.text.tokens[token]),
+      ` (token ${token})`,
+    );
     pointedAt.dataset.weight = String(weights[token]);
   }
-  function pointWord(token: number) { if (!tokens.held && !tokens.choosesKeys) follow(token); }
+  function pointWord(token: number) {
+    if (!tokens.held && !tokens.choosesKeys) follow(token);
+  }
   function follow(token: number) {
     if (tokens.preview === token) return;
     tokens.preview = token;
@@ -137,14 +206,29 @@ function pictureView(context: Context): Panel {
     element,
     update(before) {
       const { state } = context;
-      const isNew = isStageNew(state.text, state.side, state.heads, state.cover, state.scale, state.tiles, context.colors.css[9],
-        tokens.isSound ? `${state.layer}.${state.head}` : ""); // the times of words are those of the head
-      if (!before || isNew) { tokens.preview = null; return draw(); }
+      const isNew = isStageNew(
+        state.text,
+        state.side,
+        state.heads,
+        state.cover,
+        state.scale,
+        state.tiles,
+        context.colors.css[9],
+        tokens.isSound ? `${state.layer}.${state.head}` : "",
+      ); // the times of words are those of the head
+      if (!before || isNew) {
+        tokens.preview = null;
+        return draw();
+      }
       drawTools();
       drawWeights();
     },
     key(event) {
-      if (event.key === "Escape" && tokens.held) { tokens.held = false; fill(pointedAt); return true; }
+      if (event.key === "Escape" && tokens.held) {
+        tokens.held = false;
+        fill(pointedAt);
+        return true;
+      }
       const target = event.composedPath()[0] as HTMLElement;
       if (target.classList?.contains("tile")) return tiles.key(target, event.key);
       const arrow = arrowOf(event.key);
@@ -153,6 +237,10 @@ function pictureView(context: Context): Panel {
       tokens.move(tokens.neighbor(arrow), true);
       return true;
     },
-    close() { turn++; clearTimeout(timer); tiles.close(); },
+    close() {
+      turn++;
+      clearTimeout(timer);
+      tiles.close();
+    },
   };
 }

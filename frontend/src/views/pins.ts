@@ -15,18 +15,39 @@ import { arrowOf, within } from "../steps";
 import { wordNames } from "../word_names";
 
 const [WHOLE, NEAR, LISTED] = [64, 48, 8]; // cells of a whole map, words around the chosen ones, keys in the table
-interface Side { place: Place; text: Text; letter: string }
+interface Side {
+  place: Place;
+  text: Text;
+  letter: string;
+}
 const DRAWN: (keyof State)[] = ["view", "text", "layer", "head", "pins", "scale", "x", "y"]; // needs a new drawing
 
 export const view: View = { place: 9, make: pinsView, hasNoHead: true }; // a chooser is on each side
 
 function pinsView(context: Context): PinsPanel {
-  const [tools, body, key] = [h("div", { class: "tools" }), h("div", { class: "pin-panels" }), h("div", { class: "pin-key" })];
+  const [tools, body, key] = [
+    h("div", { class: "tools" }),
+    h("div", { class: "pin-panels" }),
+    h("div", { class: "pin-key" }),
+  ];
   const readout = h("p", { class: "readout pin-readout", role: "status", "aria-live": "polite" });
   const [moved, lower] = [h("p", { class: "hint moved" }), h("div", { class: "pin-lower" })];
-  const element = h("div", { class: "pins-view" }, h("h1", {}, "Two heads and their difference"), h("p", { class: "hint" },
-    "Both heads have one color scale. Pin heads with the key p or the button in Map, or choose them here."),
-    tools, key, body, readout, moved, lower);
+  const element = h(
+    "div",
+    { class: "pins-view" },
+    h("h1", {}, "Two heads and their difference"),
+    h(
+      "p",
+      { class: "hint" },
+      "Both heads have one color scale. Pin heads with the key p or the button in Map, or choose them here.",
+    ),
+    tools,
+    key,
+    body,
+    readout,
+    moved,
+    lower,
+  );
   const areToolsNew = changeDetector();
   let turn = 0;
   let sides: Side[] = [];
@@ -41,53 +62,100 @@ function pinsView(context: Context): PinsPanel {
     if (!places.length) places.push(here);
     if (places.length < 2) {
       const same = asPins(places) === asPins([here]);
-      places.push(same ? { ...here, head: (here.head + 1) % text.layers[here.layer].heads.length } : here);
+      places.push(
+        same ? { ...here, head: (here.head + 1) % text.layers[here.layer].heads.length } : here,
+      );
     }
-    return Promise.all(places.map(async (place, at) => {
-      const of = source.titles[place.text] === undefined ? state.text : place.text;
-      const own = await source.text(of);
-      const layer = within(place.layer, own.layers.length);
-      return { text: own, letter: "AB"[at], place: { text: of, layer, head: within(place.head, own.layers[layer].heads.length) } };
-    }));
+    return Promise.all(
+      places.map(async (place, at) => {
+        const of = source.titles[place.text] === undefined ? state.text : place.text;
+        const own = await source.text(of);
+        const layer = within(place.layer, own.layers.length);
+        return {
+          text: own,
+          letter: "AB"[at],
+          place: { text: of, layer, head: within(place.head, own.layers[layer].heads.length) },
+        };
+      }),
+    );
   }
 
   function chooser(side: Side, at: number): HTMLElement {
     const { titles } = context.source;
-    const change = (part: Partial<Place>) => context.set({ pins: asPins(sides.map((one, n) =>
-      (n === at ? { ...one.place, ...part } : one.place))) });
+    const change = (part: Partial<Place>) =>
+      context.set({
+        pins: asPins(sides.map((one, n) => (n === at ? { ...one.place, ...part } : one.place))),
+      });
     const [{ place, text, letter }, name] = [side, (what: string) => `${what} of ${side.letter}`];
-    return h("span", { class: "pin-side", role: "group", "aria-label": `Side ${letter}` },
+    return h(
+      "span",
+      { class: "pin-side", role: "group", "aria-label": `Side ${letter}` },
       h("span", { class: "pin-letter" }, letter),
-      titles.filter(Boolean).length > 1 && choice(name("Text"), String(place.text), titles.flatMap((title, n): [string, string][] =>
-        [[String(n), cut(title, 30)]]), (value) => change({ text: Number(value) })),
-      choice(name("Layer"), String(place.layer), text.layers.map((layer, n) => [String(n), cut(layerName(layer), 24)]),
-        (value) => change({ layer: Number(value), head: 0 })),
-      choice(name("Head"), String(place.head), text.layers[place.layer].heads.map((_, n) => [String(n), String(n)]),
-        (value) => change({ head: Number(value) })));
+      titles.filter(Boolean).length > 1 &&
+        choice(
+          name("Text"),
+          String(place.text),
+          titles.flatMap((title, n): [string, string][] => [[String(n), cut(title, 30)]]),
+          (value) => change({ text: Number(value) }),
+        ),
+      choice(
+        name("Layer"),
+        String(place.layer),
+        text.layers.map((layer, n) => [String(n), cut(layerName(layer), 24)]),
+        (value) => change({ layer: Number(value), head: 0 }),
+      ),
+      choice(
+        name("Head"),
+        String(place.head),
+        text.layers[place.layer].heads.map((_, n) => [String(n), String(n)]),
+        (value) => change({ head: Number(value) }),
+      ),
+    );
   }
 
-  const captionOf = ({ text, place, letter }: Side) => [strong(letter), ` ${layerName(text.layers[place.layer])}, head ${place.head}`,
-    sides[0].place.text !== sides[1].place.text ? h("span", { class: "hint" }, ` ${cut(text.title, 40)}`) : null];
-  const alike = () => queriesOf(sides[0].text).length === queriesOf(sides[1].text).length
-    && sides[0].text.tokens.length === sides[1].text.tokens.length;
+  const captionOf = ({ text, place, letter }: Side) => [
+    strong(letter),
+    ` ${layerName(text.layers[place.layer])}, head ${place.head}`,
+    sides[0].place.text !== sides[1].place.text
+      ? h("span", { class: "hint" }, ` ${cut(text.title, 40)}`)
+      : null,
+  ];
+  const alike = () =>
+    queriesOf(sides[0].text).length === queriesOf(sides[1].text).length &&
+    sides[0].text.tokens.length === sides[1].text.tokens.length;
 
   // The words of A, and those of B where they are others.
-  const both = (one: string[], other: string[]) => one.map((name, at) => (name === other[at] ? name : `${name} | ${other[at]}`));
+  const both = (one: string[], other: string[]) =>
+    one.map((name, at) => (name === other[at] ? name : `${name} | ${other[at]}`));
 
   // What is shown: the whole map in at most 64 cells a side, or single weights near the chosen words.
   async function gridOf({ place, text }: Side, level: number): Promise<Grid> {
     const { source, state } = context;
     const [I, J] = [queriesOf(text).length, text.tokens.length];
-    if (state.x < 0) return { values: await source.tile(place, level, 0, 0, "mean"), rows: [0, I], cols: [0, J], level };
-    const near = (at: number, size: number): Range => interval(Math.floor(Math.min(at, size - 1)), NEAR, size);
+    if (state.x < 0)
+      return {
+        values: await source.tile(place, level, 0, 0, "mean"),
+        rows: [0, I],
+        cols: [0, J],
+        level,
+      };
+    const near = (at: number, size: number): Range =>
+      interval(Math.floor(Math.min(at, size - 1)), NEAR, size);
     const [rows, cols] = [near(state.y, I), near(state.x, J)];
-    return { values: (await source.window(place.text, place.layer, rows, cols))[place.head], rows, cols, level: 0 };
+    return {
+      values: (await source.window(place.text, place.layer, rows, cols))[place.head],
+      rows,
+      cols,
+      level: 0,
+    };
   }
 
   async function draw() {
     const mine = ++turn;
     const found = await chosenSides();
-    const longest = Math.max(...found.map(({ text }) => Math.max(queriesOf(text).length, text.tokens.length)));
+    const longest = Math.max(
+      ...found.map(({ text }) => Math.max(queriesOf(text).length, text.tokens.length)),
+    );
     const finest = Math.max(...found.map(({ place }) => context.source.finest(place.text)));
     const level = Math.max(finest, Math.ceil(Math.log2(longest / WHOLE)), 0);
     const loaded = await Promise.all(found.map((side) => gridOf(side, level)));
@@ -101,71 +169,182 @@ function pinsView(context: Context): PinsPanel {
 
   function drawTools(longest: number) {
     const { state } = context;
-    const sizes = sides.map(({ place, text }) => [place.text, text.title, text.layers.length, text.layers[place.layer].heads.length]);
-    if (areToolsNew(...sizes, longest > WHOLE, state.x < 0, context.source.titles.length)) fill(tools, ...sides.map(chooser),
-      h("button", { type: "button", class: "pin-button", onclick: () => context.set({ pins: asPins([sides[1].place, sides[0].place]) }) }, "Swap"),
-      longest > WHOLE && h("button", { type: "button", class: "pin-button", "aria-pressed": String(state.x < 0),
-        onclick: () => context.set(state.x < 0 ? { x: Math.max(state.key, 0), y: state.query } : { x: -1, y: -1 }) },
-        state.x < 0 ? `Show ${NEAR} words` : "Show the whole maps"));
-    for (const { place, letter } of sides) for (const [name, value] of Object.entries(place)) {
-      const select = tools.querySelector<HTMLSelectElement>(`select[aria-label="${name[0].toUpperCase()}${name.slice(1)} of ${letter}"]`);
-      if (select) select.value = String(value);
-    }
+    const sizes = sides.map(({ place, text }) => [
+      place.text,
+      text.title,
+      text.layers.length,
+      text.layers[place.layer].heads.length,
+    ]);
+    if (areToolsNew(...sizes, longest > WHOLE, state.x < 0, context.source.titles.length))
+      fill(
+        tools,
+        ...sides.map(chooser),
+        h(
+          "button",
+          {
+            type: "button",
+            class: "pin-button",
+            onclick: () => context.set({ pins: asPins([sides[1].place, sides[0].place]) }),
+          },
+          "Swap",
+        ),
+        longest > WHOLE &&
+          h(
+            "button",
+            {
+              type: "button",
+              class: "pin-button",
+              "aria-pressed": String(state.x < 0),
+              onclick: () =>
+                context.set(
+                  state.x < 0 ? { x: Math.max(state.key, 0), y: state.query } : { x: -1, y: -1 },
+                ),
+            },
+            state.x < 0 ? `Show ${NEAR} words` : "Show the whole maps",
+          ),
+      );
+    for (const { place, letter } of sides)
+      for (const [name, value] of Object.entries(place)) {
+        const select = tools.querySelector<HTMLSelectElement>(
+          `select[aria-label="${name[0].toUpperCase()}${name.slice(1)} of ${letter}"]`,
+        );
+        if (select) select.value = String(value);
+      }
   }
 
   function drawPanels() {
     const { state, colors } = context;
     const weight = (value: number) => colors.weight(value);
-    const cells = grids[0].level ? `, in cells of ${2 ** grids[0].level} × ${2 ** grids[0].level}` : "";
-    const width = Math.max(200, body.clientWidth > 760 ? body.clientWidth / 3 - 16 : body.clientWidth);
-    const names = (side: Side): [string[], string[]] => [wordNames(queriesOf(side.text)), wordNames(side.text.tokens)];
-    const drawn = sides.map((side, at) => ({ caption: captionOf(side), label: `Weights of ${side.letter}`,
-      panel: panelOf(context, grids[at], names(side), width, weight, `Weights of side ${side.letter}`, onCell) }));
+    const cells = grids[0].level
+      ? `, in cells of ${2 ** grids[0].level} × ${2 ** grids[0].level}`
+      : "";
+    const width = Math.max(
+      200,
+      body.clientWidth > 760 ? body.clientWidth / 3 - 16 : body.clientWidth,
+    );
+    const names = (side: Side): [string[], string[]] => [
+      wordNames(queriesOf(side.text)),
+      wordNames(side.text.tokens),
+    ];
+    const drawn = sides.map((side, at) => ({
+      caption: captionOf(side),
+      label: `Weights of ${side.letter}`,
+      panel: panelOf(
+        context,
+        grids[at],
+        names(side),
+        width,
+        weight,
+        `Weights of side ${side.letter}`,
+        onCell,
+      ),
+    }));
     panels = drawn.map(({ panel }) => panel);
     const figures = drawn.map(({ caption, panel, label }) => figureOf(caption, panel, label));
     context.keysPerCell(2 ** grids[0].level);
     fill(key);
     fill(moved);
-    if (!alike()) figures.push(h("p", { class: "hint no-difference" },
-      "The difference cannot be drawn: the texts have different numbers of words."));
+    if (!alike())
+      figures.push(
+        h(
+          "p",
+          { class: "hint no-difference" },
+          "The difference cannot be drawn: the texts have different numbers of words.",
+        ),
+      );
     else {
       const values = grids[0].values.map((value, at) => value - grids[1].values[at]);
       const most = values.reduce((a, b) => Math.max(a, Math.abs(b)), 0);
       const color = differences(most || 1);
-      const merged = names(sides[0]).map((all, way) => both(all, names(sides[1])[way])) as [string[], string[]];
-      const panel = panelOf(context, { ...grids[0], values }, merged, width, color, "Differences of the weights", onCell);
+      const merged = names(sides[0]).map((all, way) => both(all, names(sides[1])[way])) as [
+        string[],
+        string[],
+      ];
+      const panel = panelOf(
+        context,
+        { ...grids[0], values },
+        merged,
+        width,
+        color,
+        "Differences of the weights",
+        onCell,
+      );
       panels.push(panel);
       const legendOf = () => (most ? differenceLegend(color, most) : null);
       figures.push(figureOf([strong("A − B")], panel, "A − B", legendOf));
-      key.append(h("span", {}, legendOf() ?? "", h("span", { class: "hint" }, most
-        ? `difference A − B${cells}: green: more weight in B; purple: more in A` : "A and B have the same weights: every difference is 0.")));
-      if (grids[0].level === 0 && state.x < 0) fill(moved, "On average, ", h("output", {}, `${percent(apart(values))}`),
-        " of a word's weight lies elsewhere in B than in A.");
+      key.append(
+        h(
+          "span",
+          {},
+          legendOf() ?? "",
+          h(
+            "span",
+            { class: "hint" },
+            most
+              ? `difference A − B${cells}: green: more weight in B; purple: more in A`
+              : "A and B have the same weights: every difference is 0.",
+          ),
+        ),
+      );
+      if (grids[0].level === 0 && state.x < 0)
+        fill(
+          moved,
+          "On average, ",
+          h("output", {}, `${percent(apart(values))}`),
+          " of a word's weight lies elsewhere in B than in A.",
+        );
     }
     body.replaceChildren(...figures);
   }
 
   // Half of the sum of absolute differences of a row, averaged over the rows.
   const apart = (values: Float32Array) =>
-    values.reduce((total, value) => total + Math.abs(value), 0) / 2 / (grids[0].rows[1] - grids[0].rows[0]);
+    values.reduce((total, value) => total + Math.abs(value), 0) /
+    2 /
+    (grids[0].rows[1] - grids[0].rows[0]);
 
   function differences(most: number): (value: number) => string {
     const { colors } = context;
-    const [more, less] = [interpolateRgb(colors.get("--none"), colors.get("--first-more")),
-      interpolateRgb(colors.get("--none"), colors.get("--second-more"))];
-    return (value) => (value > 0 ? more(Math.min(1, value / most)) : less(Math.min(1, -value / most)));
+    const [more, less] = [
+      interpolateRgb(colors.get("--none"), colors.get("--first-more")),
+      interpolateRgb(colors.get("--none"), colors.get("--second-more")),
+    ];
+    return (value) =>
+      value > 0 ? more(Math.min(1, value / most)) : less(Math.min(1, -value / most));
   }
 
-  const figureOf = (caption: Parameters<typeof h>[2][], panel: Panel, label: string,
-    key: () => SVGSVGElement | null = () => legend(context.colors, context.colors.scale, "weight")) => h("figure", {},
-    h("figcaption", {}, ...caption, saving(() => `${context.text.title} ${label}`, () => panel.figure, () => context.root, key)),
-    panel.figure);
+  const figureOf = (
+    caption: Parameters<typeof h>[2][],
+    panel: Panel,
+    label: string,
+    key: () => SVGSVGElement | null = () => legend(context.colors, context.colors.scale, "weight"),
+  ) =>
+    h(
+      "figure",
+      {},
+      h(
+        "figcaption",
+        {},
+        ...caption,
+        saving(
+          () => `${context.text.title} ${label}`,
+          () => panel.figure,
+          () => context.root,
+          key,
+        ),
+      ),
+      panel.figure,
+    );
 
   function onCell(pair: [number, number] | null, click: boolean) {
     const { state } = context;
     if (!pair) return point([state.query, state.key]);
     if (!click) return point(pair);
-    context.set(grids[0].level ? { query: pair[0], key: pair[1], x: pair[1], y: pair[0] } : { query: pair[0], key: pair[1] });
+    context.set(
+      grids[0].level
+        ? { query: pair[0], key: pair[1], x: pair[1], y: pair[0] }
+        : { query: pair[0], key: pair[1] },
+    );
   }
 
   // The weights of a pair in both heads, and their difference; of cells while cells are shown.
@@ -175,20 +354,44 @@ function pinsView(context: Context): PinsPanel {
     const { level } = grids[0];
     const value = (grid: Grid) => {
       const [row, col] = [(i - grid.rows[0]) >> level, (j - grid.cols[0]) >> level];
-      return i < grid.rows[0] || i >= grid.rows[1] || j < grid.cols[0] || j >= grid.cols[1] ? null
+      return i < grid.rows[0] || i >= grid.rows[1] || j < grid.cols[0] || j >= grid.cols[1]
+        ? null
         : grid.values[row * Math.ceil((grid.cols[1] - grid.cols[0]) / 2 ** level) + col];
     };
     const [a, b] = grids.map(value);
     const number = (value: number) => h("output", { title: exact(value) }, shown(value));
-    const pairs = sides.map(({ text }) => [wordNames(queriesOf(text))[i], wordNames(text.tokens)[j]] as (string | undefined)[]);
-    const pair = ([query, key]: (string | undefined)[]) => [strong(query ?? "–"), ` ${i} → `, strong(key ?? "–"), ` ${j}: `];
+    const pairs = sides.map(
+      ({ text }) =>
+        [wordNames(queriesOf(text))[i], wordNames(text.tokens)[j]] as (string | undefined)[],
+    );
+    const pair = ([query, key]: (string | undefined)[]) => [
+      strong(query ?? "–"),
+      ` ${i} → `,
+      strong(key ?? "–"),
+      ` ${j}: `,
+    ];
     const isOne = pairs[0].join("\n") === pairs[1].join("\n"); // otherwise each number has the words of its own text
-    const said = (value: number | null, { letter, text }: Side, at: number) => [at ? ", " : "", `${letter} `, ...(isOne ? [] : pair(pairs[at])),
-      value !== null ? number(value) : i < queriesOf(text).length && j < text.tokens.length ? "not shown" : "no such words"];
-    fill(readout, ...(isOne ? pair(pairs[0]) : []), ...(isOne && a === null && b === null ? ["outside of what is shown"]
-      : [a, b].flatMap((value, at) => said(value, sides[at], at))),
+    const said = (value: number | null, { letter, text }: Side, at: number) => [
+      at ? ", " : "",
+      `${letter} `,
+      ...(isOne ? [] : pair(pairs[at])),
+      value !== null
+        ? number(value)
+        : i < queriesOf(text).length && j < text.tokens.length
+          ? "not shown"
+          : "no such words",
+    ];
+    fill(
+      readout,
+      ...(isOne ? pair(pairs[0]) : []),
+      ...(isOne && a === null && b === null
+        ? ["outside of what is shown"]
+        : [a, b].flatMap((value, at) => said(value, sides[at], at))),
       ...(a !== null && b !== null && alike() ? [", A − B ", number(a - b)] : []),
-      level ? ` (cells of ${2 ** level} × ${2 ** level}: summed over keys, averaged over queries; click for single weights)` : "");
+      level
+        ? ` (cells of ${2 ** level} × ${2 ** level}: summed over keys, averaged over queries; click for single weights)`
+        : "",
+    );
   }
 
   // The keys of the chosen query whose weights differ most.
@@ -196,26 +399,69 @@ function pinsView(context: Context): PinsPanel {
     const mine = turn;
     const { source, state } = context;
     if (!alike()) return fill(lower);
-    const [a, b] = await Promise.all(sides.map(async ({ place }) =>
-      (await source.rows(place.text, place.layer, state.query))[place.head]));
+    const [a, b] = await Promise.all(
+      sides.map(
+        async ({ place }) => (await source.rows(place.text, place.layer, state.query))[place.head],
+      ),
+    );
     if (mine !== turn) return;
-    const ofQueries = both(wordNames(queriesOf(sides[0].text)), wordNames(queriesOf(sides[1].text)));
+    const ofQueries = both(
+      wordNames(queriesOf(sides[0].text)),
+      wordNames(queriesOf(sides[1].text)),
+    );
     const ofKeys = both(wordNames(sides[0].text.tokens), wordNames(sides[1].text.tokens));
-    const listed = [...a.keys()].sort((x, y) => Math.abs(a[y] - b[y]) - Math.abs(a[x] - b[x])).slice(0, LISTED);
+    const listed = [...a.keys()]
+      .sort((x, y) => Math.abs(a[y] - b[y]) - Math.abs(a[x] - b[x]))
+      .slice(0, LISTED);
     const signed = (value: number) => `${value < 0 ? "" : "+"}${shown(value)}`;
-    fill(lower, h("section", {}, h("h2", {}, "“", ofQueries[state.query], "” in A and in B"),
-      h("p", { class: "hint" }, "The words whose weights differ most. The arrow keys move the word and the key."),
-      h("table", { class: "numbers changes" }, h("thead", {}, h("tr", {}, ...["attends to", "A", "B", "A − B"].map((name) =>
-        h("th", { scope: "col" }, name)))), h("tbody", {}, ...listed.map((at) => h("tr", {},
-        h("th", { scope: "row", dir: "auto" }, ofKeys[at]), h("td", {}, shown(a[at])), h("td", {}, shown(b[at])),
-        h("td", {}, signed(a[at] - b[at]))))))));
+    fill(
+      lower,
+      h(
+        "section",
+        {},
+        h("h2", {}, "“", ofQueries[state.query], "” in A and in B"),
+        h(
+          "p",
+          { class: "hint" },
+          "The words whose weights differ most. The arrow keys move the word and the key.",
+        ),
+        h(
+          "table",
+          { class: "numbers changes" },
+          h(
+            "thead",
+            {},
+            h(
+              "tr",
+              {},
+              ...["attends to", "A", "B", "A − B"].map((name) => h("th", { scope: "col" }, name)),
+            ),
+          ),
+          h(
+            "tbody",
+            {},
+            ...listed.map((at) =>
+              h(
+                "tr",
+                {},
+                h("th", { scope: "row", dir: "auto" }, ofKeys[at]),
+                h("td", {}, shown(a[at])),
+                h("td", {}, shown(b[at])),
+                h("td", {}, signed(a[at] - b[at])),
+              ),
+            ),
+          ),
+        ),
+      ),
+    );
   }
 
   return {
     element,
     update(before) {
       const { state } = context;
-      if (!before || !panels.length || !DRAWN.every((name) => before[name] === state[name])) return void draw();
+      if (!before || !panels.length || !DRAWN.every((name) => before[name] === state[name]))
+        return void draw();
       point([state.query, state.key]);
       if (before.query !== state.query) void drawChanges();
     },
@@ -223,13 +469,24 @@ function pinsView(context: Context): PinsPanel {
       const { state, text } = context;
       const step = arrowOf(event.key);
       if (!step) return false;
-      const [query, key] = [within(state.query + step[0], queriesOf(text).length),
-        within(Math.max(state.key, 0) + step[1], text.tokens.length)];
-      const outside = grids.length && state.x >= 0 && ([[query, grids[0].rows], [key, grids[0].cols]] as [number, Range][])
-        .some(([at, [first, last]]) => at < first || at >= last);
+      const [query, key] = [
+        within(state.query + step[0], queriesOf(text).length),
+        within(Math.max(state.key, 0) + step[1], text.tokens.length),
+      ];
+      const outside =
+        grids.length &&
+        state.x >= 0 &&
+        (
+          [
+            [query, grids[0].rows],
+            [key, grids[0].cols],
+          ] as [number, Range][]
+        ).some(([at, [first, last]]) => at < first || at >= last);
       context.set(outside ? { query, key, x: key, y: query } : { query, key }, true);
       return true;
     },
-    close() { turn++; },
+    close() {
+      turn++;
+    },
   };
 }

@@ -24,7 +24,9 @@ function statisticsView(context: Context): Panel {
   let turn = 0;
   const areToolsNew = changeDetector();
   let width = 0; // pixels of the page, read when it changes: later it would cost a layout for every key
-  const resized = new ResizeObserver(() => { width = context.root.clientWidth; });
+  const resized = new ResizeObserver(() => {
+    width = context.root.clientWidth;
+  });
 
   const nameOfStatistic = () => {
     const names = Object.keys(context.text.layers[0].heads[0].values);
@@ -36,10 +38,30 @@ function statisticsView(context: Context): Panel {
     tools.hidden = body.hidden = isTable;
     heads.element.hidden = !isTable;
     if (areToolsNew(state.text, text.title, isTable)) {
-      fill(shape, segments("Show", isTable ? "head" : "", [["", "Charts"], ["head", "Table of heads"]],
-        (table) => context.set({ table })));
-      fill(tools, choice("Statistic", nameOfStatistic(), Object.keys(text.layers[0].heads[0].values).map((name) =>
-        [name, label(source.common, name)]), (color) => context.set({ color })));
+      fill(
+        shape,
+        segments(
+          "Show",
+          isTable ? "head" : "",
+          [
+            ["", "Charts"],
+            ["head", "Table of heads"],
+          ],
+          (table) => context.set({ table }),
+        ),
+      );
+      fill(
+        tools,
+        choice(
+          "Statistic",
+          nameOfStatistic(),
+          Object.keys(text.layers[0].heads[0].values).map((name) => [
+            name,
+            label(source.common, name),
+          ]),
+          (color) => context.set({ color }),
+        ),
+      );
     }
     tools.querySelector("select")!.value = nameOfStatistic();
   }
@@ -47,11 +69,18 @@ function statisticsView(context: Context): Panel {
   // Charts that would look the same stay in the page; between the others the browser answers keys.
   async function drawCharts() {
     const [mine, pause] = [++turn, pauses()];
-    const plans = [...mapsOfHeads(context, width, nameOfStatistic()), ...chartsOfHead(context, width), ...contactsOfHead(context, width), ...similarMaps(context, width),
-      ...curvesOfRun(context, width)];
+    const plans = [
+      ...mapsOfHeads(context, width, nameOfStatistic()),
+      ...chartsOfHead(context, width),
+      ...contactsOfHead(context, width),
+      ...similarMaps(context, width),
+      ...curvesOfRun(context, width),
+    ];
     const isDrawn = (at: number) => charts[at]?.key === plans[at].key;
     charts.splice(plans.length).forEach((one) => one.element.remove());
-    charts.forEach((one, at) => { if (isDrawn(at)) one.mark(); });
+    charts.forEach((one, at) => {
+      if (isDrawn(at)) one.mark();
+    });
     body.dataset.waiting = "1";
     for (const [at, { key, draw }] of plans.entries()) {
       if (isDrawn(at)) continue;
@@ -60,7 +89,8 @@ function statisticsView(context: Context): Panel {
       const before = charts[at];
       charts[at] = { ...draw(), key };
       charts[at].mark();
-      if (before) before.element.replaceWith(charts[at].element); else body.append(charts[at].element);
+      if (before) before.element.replaceWith(charts[at].element);
+      else body.append(charts[at].element);
     }
     body.dataset.waiting = "0";
   }
@@ -71,10 +101,16 @@ function statisticsView(context: Context): Panel {
       const { state } = context;
       const isTable = state.table !== "";
       drawTools(isTable);
-      if (!before) { width = context.root.clientWidth; resized.observe(context.root); }
+      if (!before) {
+        width = context.root.clientWidth;
+        resized.observe(context.root);
+      }
       if (!isTable) void drawCharts();
       else if (!before || !OF_TABLE.every((name) => before[name] === state[name])) heads.draw();
     },
-    close() { turn++; resized.disconnect(); },
+    close() {
+      turn++;
+      resized.disconnect();
+    },
   };
 }

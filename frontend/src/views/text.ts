@@ -11,10 +11,29 @@ import { isPair } from "../sentences";
 import type { State } from "../state";
 import { wordsMode } from "../words";
 
-const MODES: Record<string, MakeMode> = { words: wordsMode, heads: linesMode, model: modelMode, neurons: neuronsMode };
-const NAMES: [string, string][] = [["words", "Words"], ["heads", "Head view"], ["model", "Model view"],
-  ["neurons", "Neurons"]];
-const DRAWN: (keyof State)[] = ["view", "text", "layer", "head", "way", "heads", "side", "pairs", "scale"]; // needs a new drawing
+const MODES: Record<string, MakeMode> = {
+  words: wordsMode,
+  heads: linesMode,
+  model: modelMode,
+  neurons: neuronsMode,
+};
+const NAMES: [string, string][] = [
+  ["words", "Words"],
+  ["heads", "Head view"],
+  ["model", "Model view"],
+  ["neurons", "Neurons"],
+];
+const DRAWN: (keyof State)[] = [
+  "view",
+  "text",
+  "layer",
+  "head",
+  "way",
+  "heads",
+  "side",
+  "pairs",
+  "scale",
+]; // needs a new drawing
 
 export const view: View = { place: 3, make: textView, figure: "words", hasQuestions: true };
 
@@ -27,14 +46,42 @@ function textView(context: Context): Panel {
 
   function drawTools() {
     const { state, text } = context;
-    fill(tools, segments("How", way, NAMES, (way) => context.set({ way })),
-      way === "words" && text.queries === null && segments("Direction", state.side,
-        [["out", "Attends to"], ["in", "Receives from"], ["both", "Both"]], (side) => context.set({ side })),
-      isPair(context) && (way === "heads" || way === "model")
-        && choice("Sentences", state.pairs, [["all", "all"], ["AA", "A → A"], ["AB", "A → B"], ["BA", "B → A"],
-        ["BB", "B → B"]], (pairs) => context.set({ pairs })),
-      mode?.figure && saving(() => `${text.title} ${way} ${headName(context)}`, () => mode?.figure?.() ?? null,
-        () => context.root));
+    fill(
+      tools,
+      segments("How", way, NAMES, (way) => context.set({ way })),
+      way === "words" &&
+        text.queries === null &&
+        segments(
+          "Direction",
+          state.side,
+          [
+            ["out", "Attends to"],
+            ["in", "Receives from"],
+            ["both", "Both"],
+          ],
+          (side) => context.set({ side }),
+        ),
+      isPair(context) &&
+        (way === "heads" || way === "model") &&
+        choice(
+          "Sentences",
+          state.pairs,
+          [
+            ["all", "all"],
+            ["AA", "A → A"],
+            ["AB", "A → B"],
+            ["BA", "B → A"],
+            ["BB", "B → B"],
+          ],
+          (pairs) => context.set({ pairs }),
+        ),
+      mode?.figure &&
+        saving(
+          () => `${text.title} ${way} ${headName(context)}`,
+          () => mode?.figure?.() ?? null,
+          () => context.root,
+        ),
+    );
   }
 
   function draw() {
@@ -56,11 +103,17 @@ function textView(context: Context): Panel {
     update(before) {
       const { state } = context;
       // The model view shows all heads, so that another choice of them needs no new drawing.
-      const names = way === "model" ? DRAWN.filter((name) => !["heads", "layer", "head"].includes(name)) : DRAWN;
-      if (!before || !names.every((name) => before[name] === state[name]) || !mode?.moved?.(before)) return draw();
+      const names =
+        way === "model"
+          ? DRAWN.filter((name) => !["heads", "layer", "head"].includes(name))
+          : DRAWN;
+      if (!before || !names.every((name) => before[name] === state[name]) || !mode?.moved?.(before))
+        return draw();
       tiles.draw();
     },
     key: (event) => tiles.key(event) || (mode?.key?.(event) ?? false),
-    close() { mode?.close?.(); },
+    close() {
+      mode?.close?.();
+    },
   };
 }
