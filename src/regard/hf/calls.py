@@ -44,6 +44,8 @@ MULTIHEAD = "F.multi_head_attention_forward"
 ADAPTED = "an adapter"
 #: The backend of modules that compute a softmax themselves. Their calls have shapes, but no queries, keys and values.
 OWN_SOFTMAX = "its own softmax"
+#: The backend of recurrent layers. Their calls have shapes, but no queries, keys and values.
+RECURRENCE = "a recurrence"
 #: Whether this thread runs a module again for a watch or an edit. Observers do not see such a run.
 measuring = ContextFlag("measuring")
 #: Options that `translate` reads.

@@ -17,10 +17,18 @@ from regard.base.checks import checked
 from regard.base.errors import RegardError, first_few
 from regard.base.versions import hidden_eager
 from regard.edits.layer_edits import LayerEdits, Pairs, layer_edits
-from regard.edits.values import ActivationPatch, AttentionEdit
+from regard.edits.recurrent_edits import LINKS
+from regard.edits.values import ActivationPatch, AttentionEdit, KnockOut
 from regard.edits.where import Indices, Roles, Texts, Where, flat, has_texts
-from regard.hf.attention_modules import OF_TORCH, attention_modules, may_compute_weights, names_called, part_of
-from regard.hf.calls import OWN_SOFTMAX, AttentionCall, CallObserver, Untranslatable
+from regard.hf.attention_modules import (
+    OF_TORCH,
+    attention_modules,
+    may_compute_weights,
+    names_called,
+    part_of,
+    with_numbers,
+)
+from regard.hf.calls import OWN_SOFTMAX, RECURRENCE, AttentionCall, CallObserver, Untranslatable
 from regard.hf.capture.captured_calls import is_differential
 from regard.hf.capture.module_hooks import module_calls
 from regard.hf.capture.module_rerun import snapshot
@@ -32,6 +40,9 @@ from regard.hf.edited_calls import allows_one, editors
 from regard.hf.editing.attend_edits import edited_attend
 from regard.hf.editing.patches import OF_KEYS, CallPatch, check_length, patches_of
 from regard.hf.editing.places import Place, first_numbers, place_of
+from regard.hf.editing.recurrent_layers import LastCalls, changed_core
+from regard.hf.recurrent.core_calls import rwkv
+from regard.hf.recurrent.core_functions import core_functions, core_names
 from regard.stats.numbering import layer_number
 
 
@@ -151,7 +162,7 @@ class _State(threading.local):
 
     `places` has the place of the next call of each module, `outputs` the patches of the output of the call that runs,
     and `frames` the modules that run. `sizes` are the first two sizes of the inputs of the model: one of them
-    is the batch.
+    is the batch. `recurrent` has the last call of each recurrent layer, which the next one may continue.
     """
 
     def __init__(self) -> None:
@@ -159,6 +170,7 @@ class _State(threading.local):
         self.outputs: list[CallPatch] = []
         self.frames: list[_Frame] = []
         self.sizes: set[int] = set()
+        self.recurrent: LastCalls = {}
 
 
 def _names_words(edits: AttentionEdit) -> bool:
@@ -183,10 +195,15 @@ class _Editor(CallObserver):
         self.num_tokens = [len(text) for text in texts]  # of each text in which a word has to be found
         self.edits = [replace(part, where=part.where.found(tokens, targets, roles)) for part in edits.parts]  # type: ignore
         self.attending = {module: name for name, module in attention_modules(model).items()}
-        self.names = {module: self.attending.get(module, name) for name, module in model.named_modules()}
+        layers = with_numbers({n: m for n, m in model.named_modules() if m in self.attending or is_recurrent(m)})
+        self.attending = {m: n for n, m in layers.items() if m in self.attending}
+        self.recurrent = {m: n for n, m in layers.items() if core_names(m)}
+        own = {module: name for name, module in layers.items()}
+        self.names = {module: own.get(module, name) for name, module in model.named_modules()}
         self.observed = self.attending | {module: name for module, name in self.names.items() if is_recurrent(module)}
+        self.editable = self.attending | self.recurrent
         self.selected = {
-            module for module, name in self.attending.items() if any(_selects(part.where, name) for part in self.edits)
+            module for module, name in self.editable.items() if any(_selects(part.where, name) for part in self.edits)
         }
         self.own_softmax = {m for m in self.selected if may_compute_weights(m) and not is_recurrent(m)}
         self.state = _State()
@@ -195,6 +212,8 @@ class _Editor(CallObserver):
         self.reasons: dict[int, str] = {}
         # Path -> class of the modules that ran without a call that can be edited.
         self.unedited: dict[str, str] = {}
+        # The same for the edits, by their number, that recurrent layers do not have.
+        self.inapplicable: dict[int, dict[str, str]] = {}
         # (edit, layer number) -> the first path with it, and (edit, path) -> the tokens that a patched module read.
         self.paths: dict[tuple[int, int | None], str] = {}
         self.lengths: dict[tuple[int, str], int] = {}
@@ -207,7 +226,7 @@ class _Editor(CallObserver):
         where: Where = part.where
         for name in ("queries", "keys"):
             where.indices(name)
-        paths = list(self.attending.values())
+        paths = list(self.editable.values())
         if not paths:
             raise RegardError(
                 f"edit: {type(self.model).__name__} has no attention modules. Give the model that has them."
@@ -232,6 +251,7 @@ class _Editor(CallObserver):
             stack.enter_context(module_calls.observed_by(self))
             stack.enter_context(editors.adding(self))
             stack.enter_context(attend_editors.adding(self._attend))
+            stack.enter_context(core_functions.changed_by(self._core_called, self.selected & self.recurrent.keys()))
             if any(part.where.names_entries for part in self.edits):  # type: ignore[attr-defined]
                 stack.callback(self.model.register_forward_pre_hook(self._keep_sizes, with_kwargs=True).remove)
             for module in self.selected:  # a hook also makes layers of torch leave their fused path
@@ -289,6 +309,13 @@ class _Editor(CallObserver):
             if frame.given is not None:
                 frame.softmaxes.append(len(frame.trace.softmaxes))
 
+    def _core_called(self, name: str, given: dict[str, Any], result: Any) -> tuple[Any, LayerEdits | None]:
+        """The result of a recurrence as the open edits change it, and these edits."""
+        module = self.state.frames[-1].module if self.state.frames else None
+        if module is None or result is None or not any(editor.selects(module) for editor in editors):
+            return result, None
+        return changed_core(self.state.recurrent, module, name, given, result)
+
     def _check_softmax(self, frame: _Frame) -> None:
         """Refuse a softmax that was changed, and whose weights are not those that the module multiplies by."""
         kind, name = type(frame.module).__name__, self.names[frame.module]
@@ -321,11 +348,15 @@ class _Editor(CallObserver):
         self.state.outputs = []
         if name is None:
             return call
-        for frame in self.state.frames:
-            frame.num_calls += 1
         selecting = [
             (n, part, heads) for n, part in enumerate(self.edits) if (heads := part.where.heads_in(name)) is not None
         ]
+        if call.backend == RECURRENCE:
+            selecting = [one for one in selecting if self._reaches_links(one[0], call, name)]
+            if not selecting:
+                return call
+        for frame in self.state.frames:
+            frame.num_calls += 1
         if not selecting:
             return call
         if is_differential(call.module):
@@ -363,6 +394,22 @@ class _Editor(CallObserver):
             edits += layer_edits(part, pairs, name, len(call.query)) if pairs else []
         self.run.calls[name] = self.run.calls.get(name, 0) + (bool(edits) or call is not original)
         return call.with_edits(LayerEdits(tuple(edits)), (first_query, first_key)) if edits else call
+
+    def _reaches_links(self, number: int, call: AttentionCall, name: str) -> bool:
+        """Whether an edit acts on the weights of a recurrent layer; otherwise the layer is noted as not edited.
+
+        The number of a layer that also has attention means the attention (Falcon-H1).
+        """
+        edit: Any = self.edits[number]
+        layer, is_link = layer_number(name), isinstance(edit, LINKS)
+        is_beside = layer in edit.where.names_layers and any(
+            layer_number(path) == layer for path in self.attending.values() if path != name
+        )
+        is_mean = call.function is rwkv and isinstance(edit, KnockOut) and edit.renormalize
+        if is_link and not is_beside and not is_mean:
+            return True
+        self.inapplicable.setdefault(number, {})[name] = type(call.module).__name__
+        return False
 
     def _with_patch(
         self, number: int, edit: ActivationPatch, heads: Indices, call: AttentionCall, name: str, place: tuple[int, int]
@@ -453,10 +500,11 @@ class _Editor(CallObserver):
         for number, part in enumerate(self.edits):
             where: Where = part.where
             unedited = {name: kind for name, kind in self.unedited.items() if where.heads_in(name) is not None}
+            unedited |= self.inapplicable.get(number, {})
             named = [path for path in unedited if any(self._is_named(path, one) for one in where.names_layers)]
             names_none = where.layers is None and not where.names_layers
             if named or (unedited and (names_none or not self.num_changed[number])):
-                raise RegardError(self._not_edited(part, named or list(unedited)))
+                raise RegardError(self._not_edited(part, unedited, named or list(unedited)))
             self.run.left_out |= unedited
             if not self.num_changed[number] and not (may_be_empty and number in self.reasons):
                 reason = self.reasons.get(number, "no attention that it selects was called")
@@ -468,17 +516,30 @@ class _Editor(CallObserver):
         is_attention = path in self.attending.values()
         return _selects(Where(layers=layer), path) and (is_attention or not beside)
 
-    def _not_edited(self, part: Any, paths: list[str]) -> str:
-        kinds = ", ".join(dict.fromkeys(self.unedited[path] for path in paths))
+    def _not_edited(self, part: Any, unedited: dict[str, str], paths: list[str]) -> str:
+        kinds = ", ".join(dict.fromkeys(unedited[path] for path in paths))
         edited = [path for path, count in self.run.calls.items() if count and part.where.heads_in(path) is not None]
+        edited = [path for path in edited if path not in unedited]
         remedy = f" Name the layers that it can change: Where(layers={edited!r}, ...)." if edited else ""
         return (
-            f"edit: {part!r} could not be applied to {', '.join(paths[:5])}: {kinds} is recurrent, or computes its "
-            "weights itself, not by one softmax over the keys. Edits reach the attention interface of transformers, "
-            "F.scaled_dot_product_attention, nn.MultiheadAttention, regard.attend, regard.nn, and a module that "
-            "multiplies its values by its own softmax. The model ran without this edit there."
-            f"{hidden_eager(self.model)}{remedy}"
+            f"edit: {part!r} could not be applied to {', '.join(paths[:5])}: {kinds} {self._why_not(part, paths)} The "
+            f"model ran without this edit there.{hidden_eager(self.model)}{remedy}"
         )
+
+    def _why_not(self, part: Any, paths: list[str]) -> str:
+        if not set(paths) <= set(self.recurrent.values()):
+            return (
+                "computes a recurrence inside its module, or computes its weights itself, not by one softmax over the "
+                "keys. Edits reach the attention interface of transformers, F.scaled_dot_product_attention, "
+                "nn.MultiheadAttention, regard.attend, regard.nn, the recurrences that transformers computes by a "
+                "function, and a module that multiplies its values by its own softmax."
+            )
+        if isinstance(part, KnockOut):
+            return (
+                "computes a recurrence that is a weighted mean, and a removed weight is not shared among the others. "
+                "Use KnockOut(..., renormalize=False) or ScaleWeights."
+            )
+        return "is recurrent: it has no scores and no softmax. KnockOut and ScaleWeights change its weights."
 
 
 def _selects(where: Where, name: str) -> bool:
