@@ -40,9 +40,9 @@ from regard.hf.edited_calls import allows_one, editors
 from regard.hf.editing.attend_edits import edited_attend
 from regard.hf.editing.patches import OF_KEYS, CallPatch, check_length, patches_of
 from regard.hf.editing.places import Place, first_numbers, place_of
-from regard.hf.editing.recurrent_layers import LastCalls, changed_core
+from regard.hf.editing.recurrent_layers import LastCalls, changed_core, is_editable
 from regard.hf.recurrent.core_calls import rwkv
-from regard.hf.recurrent.core_functions import core_functions, core_names
+from regard.hf.recurrent.core_functions import core_functions
 from regard.stats.numbering import layer_number
 
 
@@ -197,7 +197,7 @@ class _Editor(CallObserver):
         self.attending = {module: name for name, module in attention_modules(model).items()}
         layers = with_numbers({n: m for n, m in model.named_modules() if m in self.attending or is_recurrent(m)})
         self.attending = {m: n for n, m in layers.items() if m in self.attending}
-        self.recurrent = {m: n for n, m in layers.items() if core_names(m)}
+        self.recurrent = {m: n for n, m in layers.items() if is_editable(m)}
         own = {module: name for name, module in layers.items()}
         self.names = {module: own.get(module, name) for name, module in model.named_modules()}
         self.observed = self.attending | {module: name for module, name in self.names.items() if is_recurrent(module)}

@@ -6,6 +6,7 @@ Earlier calls of a layer with a cache are kept, because a query also reads what 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,12 +22,18 @@ from regard.hf.calls import RECURRENCE, AttentionCall, Translation
 from regard.hf.capture.recurrent_calls import RecurrentCall, detached, dtype_of, read_core
 from regard.hf.edited_calls import as_mistakes, edited_call
 from regard.hf.recurrent.core_calls import LAYOUTS, READERS, CoreCall
+from regard.hf.recurrent.core_functions import core_names
 from regard.hf.recurrent.forms import with_last_queries
 from regard.pieces.mask import causal
 from regard.pieces.transition import Steps
 
 #: The last call of each layer, with the calls that it continues.
 LastCalls = dict[nn.Module, RecurrentCall]
+
+
+def is_editable(module: nn.Module) -> bool:
+    """Whether a module computes one recurrence by a function. Zamba computes one for each of its groups of heads."""
+    return bool(core_names(module)) and getattr(module, "n_mamba_heads", 1) == 1
 
 
 def changed_core(
@@ -36,7 +43,10 @@ def changed_core(
     first, *others = result if isinstance(result, tuple) else (result,)
     with as_mistakes(module):
         core = read_core(module, lambda: READERS[name](detached(given), detached(result)))
-        last[module] = call = RecurrentCall.of("", core, dtype_of(module), False, last.get(module), keeps_values=True)
+        kept = replace(core, output=core.output[..., :0].clone(), scale=None)
+        call = RecurrentCall.of("", kept, dtype_of(module), False, last.pop(module, None), keeps_values=True)
+    if core.after:  # the next call may continue this one
+        last[module] = call
     B, H, I, J = call.shape
     edits = _edits_of(module, name, core.output.new_empty(B, H, I, 0), core.output.new_empty(B, H, J, 0))
     if edits is None:
