@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from regard.maps import AttentionMap, GradientMap
 #: Chooses layers as `watch` does: numbers, module paths, or None for all.
 Layers = Any
 PARTS = ("encoder", "decoder", "cross")
+#: Roundings of a number on its way through one layer, forward and backward.
+ROUNDINGS = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,13 +240,23 @@ def check_model(model: object, operation: str = "attribute") -> None:
             f"{operation}: torch.autocast is active, so gradients have 2 to 3 digits, and links that cancel would be "
             "noise. Leave the autocast block."
         )
-    half = {parameter.dtype for parameter in parameters} & {torch.float16, torch.bfloat16}
-    if half:
-        dtype = str(next(iter(half))).removeprefix("torch.")
-        raise RegardError(
-            f"{operation}: {type(model).__name__} is in {dtype}. Its gradients have 2 to 3 digits, and links that "
-            "cancel would be noise. Use model.float(), on a copy if memory allows."
-        )
+
+
+def precision_notes(model: nn.Module, num_layers: int) -> tuple[str, ...]:
+    """What a reader of an attribution of a model in half precision must know.
+
+    Each layer rounds some 20 times on the way to the target and back, each time by up to u of the number. Independent
+    errors add up to u sqrt(20 layers).
+    """
+    half = {parameter.dtype for parameter in model.parameters()} & {torch.float16, torch.bfloat16}
+    if not half:
+        return ()
+    dtype = max(half, key=lambda one: torch.finfo(one).eps)
+    share = torch.finfo(dtype).eps / 2 * math.sqrt(ROUNDINGS * max(num_layers, 1))
+    return (
+        f"The model computes in {str(dtype).removeprefix('torch.')}: numbers below {share:.1%} of the largest may be "
+        "rounding. model.float() has 7 digits.",
+    )
 
 
 def _drops(part: nn.Module) -> bool:
