@@ -201,7 +201,7 @@ class _Editor(CallObserver):
         own = {module: name for name, module in layers.items()}
         self.names = {module: own.get(module, name) for name, module in model.named_modules()}
         self.observed = self.attending | {module: name for module, name in self.names.items() if is_recurrent(module)}
-        self.editable = self.attending | self.recurrent
+        self.editable = {m: n for n, m in layers.items() if m in self.attending or m in self.recurrent}
         self.selected = {
             module for module, name in self.editable.items() if any(_selects(part.where, name) for part in self.edits)
         }
