@@ -231,3 +231,39 @@ def test_own_recurrent_attention_equals_a_loop_without_the_write():
     ):
         torch.testing.assert_close(mine, theirs, atol=1e-9, rtol=1e-6)
     assert not bool(next(iter(seen.maps.values()))[:, 2, read, removed].any())
+
+
+@of_transformers
+@pytest.mark.parametrize("name", ["Qwen3_5Text", "KimiLinear", "Mamba2", "Mamba", "FalconH1", "Rwkv"])
+def test_weight_times_gradient_is_the_slope_of_an_edit(name):
+    """d L / d c, where c scales the weights, is sum w dL/dw: a central difference, whose error is that of c^3."""
+    model, ids, step = build(name), tokens(N, 1), 0.02
+    model.requires_grad_(False)
+    path = first_recurrent(model, name)
+    found = rg.attribute(model, {"input_ids": ids, "use_cache": False}, 5, test=False)
+    assert not found.missing and path in found.maps
+    links = found.maps[path].dense()[0]
+    for head, query, keys in ((0, slice(2, 5), None), (1, N - 1, [1, 4]), (1, None, 2)):
+        numbers = []
+        for factor in (1 + step, 1 - step):
+            where = rg.Where(layers=path, heads=[head], queries=query, keys=keys)
+            with torch.no_grad(), rg.edit(model, ScaleWeights(where, factor)):
+                numbers.append(float(model(ids, use_cache=False).logits[0, -1, 5]))
+        rows = links[head] if query is None else links[head, query]
+        total = rows.sum() if keys is None else rows[..., keys].sum()
+        slope = (numbers[0] - numbers[1]) / (2 * step)
+        assert slope == pytest.approx(float(total), abs=2e-2 * max(float(links.abs().max()), 1e-2))
+
+
+@of_transformers
+def test_relevance_passes_through_recurrent_layers_one_after_the_other():
+    model, ids = build("Qwen3_5Text"), tokens(N, 1)
+    links = rg.attribute(model, ids, 5, test=False)
+    relevance, product = rg.attribute(model, ids, 5, "chefer", test=False), torch.eye(N)
+    for weights in links.maps.values():
+        product = product + weights.dense()[0].clamp_min(0).mean(0) @ product
+    torch.testing.assert_close(relevance.tokens()[0], product[-1] - torch.eye(N)[-1])
+    with pytest.raises(rg.RegardError, match=r"0.mamba and model.layers.0.self_attn are in one block"):
+        rg.attribute(build("FalconH1"), ids, 5, "chefer", test=False)
+    with pytest.raises(rg.RegardError, match="it is recurrent: method='weight-gradient' and 'chefer'"):
+        rg.attribute(build("Mamba2"), ids, 5, "attention-flow", test=False)
