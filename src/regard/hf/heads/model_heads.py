@@ -14,6 +14,7 @@ from regard.hf.adapters import adapter_of
 from regard.hf.attention_modules import attention_modules, layer_number
 from regard.hf.names import BETWEEN, BY_HAND, COUNTS, COUNTS_BY_HAND, HEADS_OR_HEIGHT, OUTPUTS, WIDTHS, sides_of
 from regard.hf.output_projections import LinearLayer, UnreadableMatrix, num_inputs, output_projection
+from regard.hf.recurrent.core_functions import core_names
 from regard.nn import Attends, MultiHeadAttention
 
 
@@ -58,6 +59,13 @@ class Heads:
         return number
 
 
+#: Why the heads of a recurrent layer are unknown here: a norm or gate between them and the projection may join them.
+RECURRENT = (
+    "it is recurrent, and what follows its heads may join them before the output projection. "
+    "rg.edit(model, rg.edits.ScaleWeights(rg.Where(layers=..., heads=...), factor)) scales their outputs"
+)
+
+
 @dataclass(frozen=True, eq=False)
 class ModelHeads:
     """The heads of a model by module path; `unknown` has the attention modules whose heads were not found, and why."""
@@ -80,6 +88,7 @@ class ModelHeads:
         found = {name: _heads(model, name, module, hints) for name, module in attending.items()}
         by_name = {name: heads for name, heads in found.items() if isinstance(heads, Heads)}
         unknown = {name: reason for name, reason in found.items() if isinstance(reason, str)}
+        unknown |= {name: RECURRENT for name, part in model.named_modules() if name not in by_name and core_names(part)}
         if not by_name:
             reasons = "; ".join(dict.fromkeys(unknown.values())) or "it has no attention modules"
             raise RegardError(f"{caller}: no heads were found in {type(model).__name__}: {reasons}.")
