@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from regard.hf.attention_modules import (
     part_of,
     with_numbers,
 )
-from regard.hf.calls import OWN_SOFTMAX, RECURRENCE, AttentionCall, CallObserver, Untranslatable
+from regard.hf.calls import OWN_SOFTMAX, RECURRENCE, AttentionCall, CallObserver, Untranslatable, measuring
 from regard.hf.capture.captured_calls import is_differential
 from regard.hf.capture.module_hooks import module_calls
 from regard.hf.capture.module_rerun import snapshot
@@ -41,6 +42,7 @@ from regard.hf.editing.attend_edits import edited_attend
 from regard.hf.editing.patches import OF_KEYS, CallPatch, check_length, patches_of
 from regard.hf.editing.places import Place, first_numbers, place_of
 from regard.hf.editing.recurrent_layers import LastCalls, changed_core, is_editable
+from regard.hf.heads.model_heads import Heads, ModelHeads
 from regard.hf.recurrent.core_calls import rwkv
 from regard.hf.recurrent.core_functions import core_functions
 from regard.stats.numbering import layer_number
@@ -162,7 +164,8 @@ class _State(threading.local):
 
     `places` has the place of the next call of each module, `outputs` the patches of the output of the call that runs,
     and `frames` the modules that run. `sizes` are the first two sizes of the inputs of the model: one of them
-    is the batch. `recurrent` has the last call of each recurrent layer, which the next one may continue.
+    is the batch. `projected` has the patches of the next call of an output projection, and `recurrent` the last call of
+    each recurrent layer, which the next one may continue.
     """
 
     def __init__(self) -> None:
@@ -171,6 +174,7 @@ class _State(threading.local):
         self.frames: list[_Frame] = []
         self.sizes: set[int] = set()
         self.recurrent: LastCalls = {}
+        self.projected: dict[nn.Module, list[CallPatch]] = {}
 
 
 def _names_words(edits: AttentionEdit) -> bool:
@@ -206,6 +210,7 @@ class _Editor(CallObserver):
             module for module, name in self.editable.items() if any(_selects(part.where, name) for part in self.edits)
         }
         self.own_softmax = {m for m in self.selected if may_compute_weights(m) and not is_recurrent(m)}
+        self.projected = self._output_projections()
         self.state = _State()
         # Of each edit, by its number: the calls that it changed, and why it changed none.
         self.num_changed = [0] * len(self.edits)
@@ -220,6 +225,16 @@ class _Editor(CallObserver):
         self.was_run = False
         for part in self.edits:
             self._check_layers(part)
+
+    def _output_projections(self) -> dict[nn.Module, Heads]:
+        """The heads of modules that compute their softmax themselves, if an edit patches outputs."""
+        if not self.own_softmax or not any(isinstance(part, ActivationPatch) for part in self.edits):
+            return {}
+        try:
+            layouts = ModelHeads.of(self.model, "edit").by_name.values()
+        except RegardError:  # none is known
+            return {}
+        return {layout.module: layout for layout in layouts if layout.module in self.own_softmax}
 
     def _check_layers(self, part: Any) -> None:
         """Refuse layers that the model does not have, and words that were not found."""
@@ -254,6 +269,9 @@ class _Editor(CallObserver):
             stack.enter_context(core_functions.changed_by(self._core_called, self.selected & self.recurrent.keys()))
             if any(part.where.names_entries for part in self.edits):  # type: ignore[attr-defined]
                 stack.callback(self.model.register_forward_pre_hook(self._keep_sizes, with_kwargs=True).remove)
+            for layout in self.projected.values():
+                hook = partial(self._patch_projected, layout)
+                stack.callback(layout.output.register_forward_pre_hook(hook).remove)
             for module in self.selected:  # a hook also makes layers of torch leave their fused path
                 stack.callback(module.register_forward_pre_hook(self._keep_place, with_kwargs=True).remove)
             yield
@@ -376,11 +394,8 @@ class _Editor(CallObserver):
             self._check_number(n, part, name)
             if isinstance(part, ActivationPatch):
                 if call.backend == OWN_SOFTMAX:
-                    raise RegardError(
-                        f"edit: {part!r} cannot patch {name}: {type(call.module).__name__} computes its softmax "
-                        "itself, so its queries, keys, values and outputs of heads are not accessible. Edits of "
-                        "scores and of weights reach it."
-                    )
+                    call = self._with_projected_patch(n, part, heads, call, name, first_query)
+                    continue
                 call = self._with_patch(n, part, heads, call, name, (first_query, first_key))
                 continue
             pairs = []
@@ -430,6 +445,35 @@ class _Editor(CallObserver):
         for patch in patches:
             changed = patch.apply(changed)
         return replace(call, logsumexp=None, **{edit.part: changed})  # type: ignore[arg-type]
+
+    def _with_projected_patch(
+        self, number: int, edit: ActivationPatch, heads: Indices, call: AttentionCall, name: str, first_query: int
+    ) -> AttentionCall:
+        """The call of a module that computes its softmax itself; its output projection will read the patched heads."""
+        layout = self.projected.get(call.module)
+        if layout is None or edit.part != "output":
+            raise RegardError(
+                f"edit: {edit!r} cannot patch {name}: {type(call.module).__name__} computes its softmax itself, so its "
+                "queries, keys and values are not accessible, and its outputs only before a known output projection. "
+                "part='output' patches those, and edits of scores and of weights reach it."
+            )
+        wide = replace(call, value=call.value.new_empty(*call.value.shape[:3], layout.head_dim))
+        patched = self._with_patch(number, edit, heads, wide, name, (first_query, 0))
+        if patched is wide:
+            return call
+        self.state.projected.setdefault(layout.output, []).extend(self.state.outputs)
+        self.state.outputs = []
+        return replace(call)
+
+    def _patch_projected(self, layout: Heads, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Patch the heads that an output projection reads, (B, I, H E)."""
+        patches = self.state.projected.pop(layout.output, [])
+        if not patches or self not in editors or measuring:
+            return None
+        outputs = args[0].unflatten(-1, (layout.num_heads, layout.head_dim)).transpose(1, 2)
+        for patch in patches:
+            outputs = patch.apply(outputs)
+        return outputs.transpose(1, 2).flatten(2), *args[1:]
 
     def _attend(self, *inputs: Any, **options: Any) -> AttentionOutput | None:
         """A call of `regard.attend` with all open edits; None if they change nothing."""
@@ -495,6 +539,11 @@ class _Editor(CallObserver):
         """Refuse an edit that selected nothing, and layers that cannot be edited."""
         if not self.was_run:
             return
+        if self.state.projected:
+            raise RegardError(
+                "edit: an ActivationPatch was not applied, because the output projection of its module did not run "
+                "after the softmax. Name other layers: Where(layers=...)."
+            )
         for (number, path), length in self.lengths.items():
             check_length(self.edits[number], path, length)
         for number, part in enumerate(self.edits):
