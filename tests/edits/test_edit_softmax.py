@@ -272,7 +272,8 @@ def test_patched_outputs_are_what_the_output_projection_reads(name):
     with rg.watch(model, keep="qkv") as seen:
         model(others)
     plain, where = model(ids)[0], rg.Where(layers=1, heads=[1, 3], queries=[2, 5], batch=1)
-    with rg.edit(model, rg.edits.ActivationPatch(where, part="output", source=seen)) as run:
+    edit = rg.edits.ActivationPatch(where, part="output", source=seen)
+    with rg.watch(model, keep="qkv") as outside, rg.edit(model, edit) as run, rg.watch(model, keep="qkv") as inside:
         patched = model(ids)[0]
     with rg.edit(model, rg.edits.ActivationPatch(rg.Where(layers=1), part="output", source=seen)):
         model(ids)
@@ -287,6 +288,8 @@ def test_patched_outputs_are_what_the_output_projection_reads(name):
         model(ids)
     kept.remove()
     torch.testing.assert_close(read[-1].unflatten(-1, (4, -1)), expected)
+    for watched in (outside, inside):
+        torch.testing.assert_close(watched.patch_source("output", 1).transpose(1, 2), expected)
     with pytest.raises(RegardError, match="part='output' patches those"):  # noqa: SIM117
         with rg.edit(model, rg.edits.ActivationPatch(rg.Where(layers=1), part="value", source=seen)):
             model(ids)

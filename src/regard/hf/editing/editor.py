@@ -52,8 +52,8 @@ from regard.stats.numbering import layer_number
 class EditedRun:
     """What an edit changed: the number of edited calls of each attention module, by module path.
 
-    `left_out` has the layers that ran and that the edit selects, but cannot change, with their class: recurrent layers,
-    and modules whose weights are no softmax that is known.
+    `left_out` has the layers that ran and that the edit selects, but cannot change, with their class: recurrent layers
+    that compute inside their module, and modules whose weights are no softmax that is known.
 
     >>> import regard as rg
     >>> rg.hf.EditedRun(rg.KnockOut(rg.Where(keys=0)), {"h.0.attn": 2})
@@ -86,8 +86,11 @@ def edit(
     roles.
 
     Attention that goes through transformers' attention interface (sdpa, eager, `regard` and flash backends) is edited,
-    and so is the softmax of a module that computes it itself (BLOOM, DeBERTa, MPT), by all edits but `ActivationPatch`.
-    Weights that a watch measures (Longformer, block-sparse BigBird) are edited after several runs, without gradients.
+    and so is the softmax of a module that computes it itself (BLOOM, DeBERTa, MPT), where an `ActivationPatch` reaches
+    the outputs alone. Weights that a watch measures (Longformer, block-sparse BigBird) are edited after several runs,
+    without gradients. `KnockOut` and `ScaleWeights` also act on recurrent layers that transformers computes by a
+    function (Gated DeltaNet, Kimi Delta, Mamba-1 and -2, RWKV-4) and on recurrent attention of Regard: the read of one
+    query loses what one token wrote, and the state keeps it. This is exact for given decays and erasures.
     Queries and keys are counted in the whole sequence, also in `generate()`, with caches, beams and windows. The
     backend computes the call as it is; the selected rows of the selected heads are computed again, in linear memory.
     So what no edit selects keeps its bits in that layer. A row that loses all its keys has output 0.
@@ -96,7 +99,7 @@ def edit(
     inner block follow those of the outer one. With gradient checkpointing call `backward` inside the block. An edit
     belongs to its thread, as `watch` does, and a watch inside or around the block returns what the model ran, patched
     outputs too. A block in which the model ran, and whose edit selected nothing, ends with a `RegardError`. So does one
-    whose edit names no layers, if a layer that it selects cannot be edited (a recurrent layer). Name the others then:
+    whose edit names no layers, if a layer that it selects cannot be edited (a short convolution). Name the others then:
     what a slice or a pattern of layers leaves out is in `left_out` of the `EditedRun` that the block yields.
 
     >>> import torch, transformers, regard as rg
@@ -473,6 +476,8 @@ class _Editor(CallObserver):
         outputs = args[0].unflatten(-1, (layout.num_heads, layout.head_dim)).transpose(1, 2)
         for patch in patches:
             outputs = patch.apply(outputs)
+        for observer in module_calls.observers:
+            observer.output_patched(layout.module, outputs)
         return outputs.transpose(1, 2).flatten(2), *args[1:]
 
     def _attend(self, *inputs: Any, **options: Any) -> AttentionOutput | None:
