@@ -68,11 +68,15 @@ RECURRENT = (
 
 @dataclass(frozen=True, eq=False)
 class ModelHeads:
-    """The heads of a model by module path; `unknown` has the attention modules whose heads were not found, and why."""
+    """The heads of a model by module path; `unknown` has the attention modules whose heads were not found, and why.
+
+    `recurrent` are the paths of recurrent layers.
+    """
 
     caller: str
     by_name: dict[str, Heads]
     unknown: dict[str, str]
+    recurrent: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, model: nn.Module, caller: str, output: str | None = None, num_heads: int | None = None) -> ModelHeads:
@@ -88,11 +92,13 @@ class ModelHeads:
         found = {name: _heads(model, name, module, hints) for name, module in attending.items()}
         by_name = {name: heads for name, heads in found.items() if isinstance(heads, Heads)}
         unknown = {name: reason for name, reason in found.items() if isinstance(reason, str)}
-        unknown |= {name: RECURRENT for name, part in model.named_modules() if name not in by_name and core_names(part)}
+        recurrent = frozenset(name for name, part in model.named_modules() if core_names(part))
         if not by_name:
-            reasons = "; ".join(dict.fromkeys(unknown.values())) or "it has no attention modules"
+            reasons = "; ".join(dict.fromkeys(unknown.values())) or (
+                RECURRENT if recurrent else "it has no attention modules"
+            )
             raise RegardError(f"{caller}: no heads were found in {type(model).__name__}: {reasons}.")
-        return cls(caller, by_name, unknown)
+        return cls(caller, by_name, unknown, recurrent)
 
     def __getitem__(self, name: str | int) -> Heads:
         """The heads of a module path, or of a layer number if the layer has one attention module."""
@@ -100,6 +106,8 @@ class ModelHeads:
             name = self._numbered(name)
         if name in self.unknown:
             raise RegardError(f"{self.caller}: the heads of {name!r} are not known: {self.unknown[name]}.")
+        if name in self.recurrent - self.by_name.keys():
+            raise RegardError(f"{self.caller}: the heads of {name!r} are not known: {RECURRENT}.")
         if name not in self.by_name:
             raise RegardError(f"{self.caller}: no attention module {name!r}. {nearest(str(name), self.by_name)}")
         return self.by_name[name]
