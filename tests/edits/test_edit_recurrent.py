@@ -267,3 +267,18 @@ def test_relevance_passes_through_recurrent_layers_one_after_the_other():
         rg.attribute(build("FalconH1"), ids, 5, "chefer", test=False)
     with pytest.raises(rg.RegardError, match="it is recurrent: method='weight-gradient' and 'chefer'"):
         rg.attribute(build("Mamba2"), ids, 5, "attention-flow", test=False)
+
+
+@of_transformers
+@torch.no_grad()
+def test_nested_blocks_are_one_edit_and_another_model_does_not_hide_it():
+    model, other, ids = build("Mamba2"), build("Mamba2"), tokens(N)
+    path = first_recurrent(model, "Mamba2")
+    first, second = links(path).parts
+    with rg.edit(model, first & second):
+        joint = model(ids, use_cache=False).logits
+    with rg.edit(model, first), rg.edit(model, second):
+        assert torch.equal(model(ids, use_cache=False).logits, joint)
+    with rg.edit(model, first & second) as run, rg.edit(other, first):
+        assert torch.equal(model(ids, use_cache=False).logits, joint) and run.calls[path] == 1
+        other(ids, use_cache=False)

@@ -330,10 +330,12 @@ class _Editor(CallObserver):
             if frame.given is not None:
                 frame.softmaxes.append(len(frame.trace.softmaxes))
 
-    def _core_called(self, name: str, given: dict[str, Any], result: Any) -> tuple[Any, LayerEdits | None]:
-        """The result of a recurrence as the open edits change it, and these edits."""
+    def _core_called(self, name: str, given: dict[str, Any], result: Any) -> tuple[Any, LayerEdits | None] | None:
+        """The result of a recurrence as the open edits change it, and these edits; None if another model runs."""
         module = self.state.frames[-1].module if self.state.frames else None
-        if module is None or result is None or not any(editor.selects(module) for editor in editors):
+        if module is None or result is None:
+            return None
+        if not any(editor.selects(module) for editor in editors):
             return result, None
         return changed_core(self.state.recurrent, module, name, given, result)
 

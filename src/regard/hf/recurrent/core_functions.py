@@ -31,8 +31,9 @@ class CoreObserver(Protocol):
     def core_called(self, name: str, given: dict[str, Any], result: Any, edits: LayerEdits | None) -> None: ...
 
 
-#: Called with the name of a function, its arguments by name and its result. Returns the result and what edited it.
-ChangeCore = Callable[[str, dict[str, Any], Any], tuple[Any, "LayerEdits | None"]]
+#: Called with the name of a function, its arguments by name and its result. Returns the result and what edited
+#: it; None if another model runs.
+ChangeCore = Callable[[str, dict[str, Any], Any], tuple[Any, "LayerEdits | None"] | None]
 
 
 @dataclass(eq=False)
@@ -111,8 +112,8 @@ class _CoreFunctions:
             state = next((given[name] for name in STATES if given.get(name) is not None), ())
             given["before"] = state_copies(*([state] if isinstance(state, Tensor) else state))
             result, edits = function(*args, **options), None
-            for change in list(self.changes)[-1:]:
-                result, edits = change(name, given, result)
+            changed = (change(name, given, result) for change in reversed(list(self.changes)))
+            result, edits = next((one for one in changed if one is not None), (result, None))
             for observer in self.observers:
                 observer.core_called(name, given, result, edits)
             return result
