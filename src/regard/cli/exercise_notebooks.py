@@ -46,7 +46,10 @@ class Exercise:
         hints = [_folded(f"Hint {number}", escape(hint)) for number, hint in enumerate(self.hints, 1)]
         solution = _folded("Solution", f"\n```python\n{self.solution}\n```\n")
         cells = [
-            ("markdown", f"{self.task}\n\nThis notebook needs `pip install regard`. Write the body of the function, and run both cells."),
+            (
+                "markdown",
+                f"{self.task}\n\nThis notebook needs `pip install regard`. Write the body of the function, and run both cells.",
+            ),
             ("code", self.start),
             ("code", f"import regard as rg\n\n{self.check}"),
             ("markdown", "\n\n".join([*hints, solution])),

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.base.errors import RegardError
-from regard.diagnosis.failures import FailedCall, ProgramEnded, listed
+from regard.diagnosis.failures import FailedCall, ProgramEnded, is_not_written, listed
 from regard.diagnosis.progress import CheckProgress
 from regard.diagnosis.signatures import HEAD_WIDTHS, HEADS, WIDTHS, Roles, name_of, roles_of, signature_of
 
@@ -211,6 +211,8 @@ class Caller:
         outputs = [x for x in returned if _axes_of(x, self.query_axes, B, H, I)]
         outputs.sort(key=lambda x: (x.shape[-1] != value.shape[-1], x.shape[-1] == J))
         if not outputs:
+            if result is None:
+                raise NotImplementedError("it returned None")
             shapes = ", ".join(str(tuple(x.shape)) for x in returned) or type(result).__name__
             raise ValueError(f"it returned {shapes}, and no output of {I} tokens")
         axes = _axes_of(outputs[0], self.query_axes, B, H, I)
@@ -326,6 +328,8 @@ def callers_of(
         if callers:
             return callers
     name = f"{name_of(function)}{signature_of(function)}"
+    if is_not_written(tried):
+        raise RegardError(f"check: {name} is not written yet. {tried[0].error}. Write its body, and return the output.")
     remedy = "Give inputs that it takes: regard.check(function, q, k, v)."
     raise RegardError(f"check: {name} could not be called. Tried:\n{listed(tried)}\n{remedy}")
 
@@ -370,7 +374,8 @@ def _attempts(
                 query, key, value = sizes.sample(0, dtype)
                 try:
                     with torch.no_grad():
-                        (caller if needs_output else caller.returned)(query, key, value)
+                        if (caller if needs_output else caller.returned)(query, key, value) is None:
+                            raise NotImplementedError("it returned None")
                 except Exception as error:  # of the user's function
                     if not numpy:
                         tried.append(FailedCall.of(error, caller.shapes(query, key, value)))
