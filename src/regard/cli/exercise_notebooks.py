@@ -17,6 +17,7 @@ from regard.base.errors import RegardError, nearest
 
 FOLDER = Path(__file__).parent / "exercises"
 _BLOCK = re.compile(r"```python (start|check|solution)\n(.*?)\n```", re.DOTALL)
+_HOW = "This notebook needs `pip install regard`. Write the body of the function, and run both cells."
 _METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -48,7 +49,7 @@ class Exercise:
         cells = [
             (
                 "markdown",
-                f"{self.task}\n\nThis notebook needs `pip install regard`. Write the body of the function, and run both cells.",
+                f"{self.task}\n\n{_HOW}",
             ),
             ("code", self.start),
             ("code", f"import regard as rg\n\n{self.check}"),

@@ -178,9 +178,12 @@ class Caller:
                 stack.enter_context(WithoutRounding())
             stack.enter_context(self.progress.one_call())
             try:
-                return self.function(*ordered, **arguments)
+                result = self.function(*ordered, **arguments)
             except SystemExit as error:
                 raise ProgramEnded(f"{name_of(self.function)} ended the program: SystemExit({error.code!r})") from error
+        if result is None:
+            raise NotImplementedError("it returned None")
+        return result
 
     def takes_gradients(self) -> bool:
         """Whether the function runs with tensors that require a gradient."""
@@ -211,8 +214,6 @@ class Caller:
         outputs = [x for x in returned if _axes_of(x, self.query_axes, B, H, I)]
         outputs.sort(key=lambda x: (x.shape[-1] != value.shape[-1], x.shape[-1] == J))
         if not outputs:
-            if result is None:
-                raise NotImplementedError("it returned None")
             shapes = ", ".join(str(tuple(x.shape)) for x in returned) or type(result).__name__
             raise ValueError(f"it returned {shapes}, and no output of {I} tokens")
         axes = _axes_of(outputs[0], self.query_axes, B, H, I)
@@ -374,8 +375,7 @@ def _attempts(
                 query, key, value = sizes.sample(0, dtype)
                 try:
                     with torch.no_grad():
-                        if (caller if needs_output else caller.returned)(query, key, value) is None:
-                            raise NotImplementedError("it returned None")
+                        (caller if needs_output else caller.returned)(query, key, value)
                 except Exception as error:  # of the user's function
                     if not numpy:
                         tried.append(FailedCall.of(error, caller.shapes(query, key, value)))
