@@ -7,7 +7,6 @@ import nbformat
 import pytest
 from typer.testing import CliRunner
 
-import regard as rg
 from regard.base.errors import RegardError
 from regard.cli.app import app
 from regard.cli.exercise_notebooks import Exercise, names
@@ -71,9 +70,9 @@ WRONG = {
 
 def checked(exercise, code):
     """The value of the check cell, its last expression, after the cell of the function."""
-    scope = {"rg": rg}
-    *definitions, expression = exercise.check.split("\n\n\n")
-    exec("\n\n\n".join([code, *definitions]), scope)
+    scope = {}
+    *lines, expression = exercise.check.splitlines()
+    exec("\n".join([code, *lines]), scope)
     return eval(expression, scope)
 
 

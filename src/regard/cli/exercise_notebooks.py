@@ -52,7 +52,7 @@ class Exercise:
                 f"{self.task}\n\n{_HOW}",
             ),
             ("code", self.start),
-            ("code", f"import regard as rg\n\n{self.check}"),
+            ("code", self.check),
             ("markdown", "\n\n".join([*hints, solution])),
         ]
         content = {
