@@ -32,6 +32,7 @@ WRONG = {
     "luong_concat": [("torch.tanh(", "torch.relu(", "relu"), ("torch.tanh(", "(", "tanh is missing")],
     "bahdanau": [
         ("torch.tanh(", "torch.relu(", "relu in place of tanh"),
+        (".softmax(1)", ".softmax(-1)", "one number"),
         ("self.W(state)[:, None] +", "self.W(state)[:, None] *", "product"),
         ("weights * encoder_states", "weights * self.U(encoder_states)", "projected keys"),
     ],
