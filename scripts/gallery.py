@@ -12,15 +12,20 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 IMAGES, THUMBNAILS = ROOT / "docs/images", ROOT / "docs/images/gallery"
+NAMED = re.compile(r"images/gallery/([\w-]+\.png)")
 WIDTH, HEIGHT, LARGEST = 360, 240, 40_000
 
 
 def write_thumbnail(name: str) -> Path:
-    """The top of a picture in 360 x 240 pixels on white, with as many colors as 40 kB hold."""
+    """A picture in 360 x 240 pixels on white, with as many colors as 40 kB hold."""
     picture = Image.open(IMAGES / name).convert("RGB")
-    picture = picture.resize((WIDTH, max(1, round(picture.height * WIDTH / picture.width))), Image.Resampling.LANCZOS)
+    shrink = WIDTH / picture.width
+    if not name.startswith("page-"):  # a view of the page shows its top, any other picture all of it
+        shrink = min(shrink, HEIGHT / picture.height)
+    size = (round(picture.width * shrink), round(picture.height * shrink))
+    picture = picture.resize(size, Image.Resampling.LANCZOS)
     sheet = Image.new("RGB", (WIDTH, HEIGHT), "white")
-    sheet.paste(picture, (0, max(0, (HEIGHT - picture.height) // 2)))
+    sheet.paste(picture, ((WIDTH - size[0]) // 2, max(0, (HEIGHT - size[1]) // 2)))
     path = THUMBNAILS / name
     for colors in (256, 128, 64, 32, 16):
         sheet.quantize(colors).save(path, optimize=True)
@@ -31,7 +36,7 @@ def write_thumbnail(name: str) -> Path:
 
 def main() -> None:
     THUMBNAILS.mkdir(exist_ok=True)
-    for name in re.findall(r"images/gallery/([\w-]+\.png)", (ROOT / "docs/gallery.md").read_text()):
+    for name in NAMED.findall((ROOT / "docs/gallery.md").read_text()):
         print(write_thumbnail(name).stat().st_size, name)
 
 

@@ -352,7 +352,9 @@ def cell(row: Row, action: str, record: dict[str, Any], notes: list[str]) -> str
 
 def tables(record: dict[str, Any]) -> str:
     """The tables as Markdown."""
-    parts = [f"Made by `python scripts/support.py` with {', '.join(f'{n} {v}' for n, v in record['packages'].items())}."]
+    parts = [
+        f"Made by `python scripts/support.py` with {', '.join(f'{n} {v}' for n, v in record['packages'].items())}."
+    ]
     notes: list[str] = []
     for table in dict.fromkeys(row.table for row in ROWS):
         rows = [row for row in ROWS if row.table == table]

@@ -51,7 +51,9 @@ def main(rounds: int = 12, steps: int = 3) -> None:
                 times[name].append(time.perf_counter() - start)
     plain, watched = median(times["plain"]), median(times["watched"])
     print(f"a step: {plain * 1000:.0f} ms; watched, with the entropy of each head: {watched * 1000:.0f} ms", end=" ")
-    print(f"({watched / plain:.2f} times)\nlogged every 20th step: {1 + (watched / plain - 1) / 20:.3f} times (calculated)")
+    print(
+        f"({watched / plain:.2f} times)\nlogged every 20th step: {1 + (watched / plain - 1) / 20:.3f} times (calculated)"
+    )
 
 
 if __name__ == "__main__":
