@@ -35,6 +35,7 @@ def write_thumbnail(name: str) -> Path:
 
 
 def main() -> None:
+    """Write each thumbnail that the page names."""
     THUMBNAILS.mkdir(exist_ok=True)
     for name in NAMED.findall((ROOT / "docs/gallery.md").read_text()):
         print(write_thumbnail(name).stat().st_size, name)

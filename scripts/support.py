@@ -1,11 +1,12 @@
-"""What works with what: tries each row of the support matrix, and writes docs/support.json and the tables of docs/support.md.
+"""Tries each row of the support matrix, and writes docs/support.json and the tables of docs/support.md.
 
     python scripts/support.py            # tries what is installed; rows whose package is missing keep their record
     python scripts/support.py --write    # writes the tables of the record again, tries nothing
 
-A model is small and random. "watch" passes if the outputs are the same bit for bit, no attention is missing, and weights
-times values are the output of the kernel. "edit" passes if a knock-out changes the output and leaves the model as it was.
-"attribute" passes if every input token has a finite number, "generate" if the map of a generation has its rows.
+A model is small and random. "watch" passes if the outputs are the same bit for bit, no attention is missing, and
+weights times values are the output of the kernel. "edit" passes if a knock-out changes the output and leaves the model
+as it was. "attribute" passes if every input token has a finite number and one is not 0, "generate" if the map of a
+generation has its rows.
 """
 
 from __future__ import annotations
@@ -55,10 +56,12 @@ SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 0,
 
 
 def logits(model: nn.Module) -> Tensor:
+    """The logits of the text."""
     return model(input_ids=IDS, use_cache=False).logits
 
 
 def llama(backend: str = "sdpa", dtype: torch.dtype = torch.float32, **changes: Any) -> Built:
+    """A small Llama with grouped heads."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -67,6 +70,7 @@ def llama(backend: str = "sdpa", dtype: torch.dtype = torch.float32, **changes: 
 
 
 def on_disk(device_map: Any) -> Built:
+    """The small Llama, saved and loaded with a device map."""
     from transformers import LlamaForCausalLM
 
     folder = tempfile.mkdtemp(prefix="support-")
@@ -80,6 +84,7 @@ OFFLOADED |= {"model.layers.0": "cpu", "model.layers.1": "disk"}
 
 
 def torchao() -> Built:
+    """Int8 weights by torchao."""
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
     model, call = llama()
@@ -88,11 +93,13 @@ def torchao() -> Built:
 
 
 def dynamic_int8() -> Built:
+    """Int8 linear layers by torch's own quantization."""
     model, call = llama()
     return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8), call
 
 
 def lora() -> Built:
+    """Adapters on queries and values, with random weights."""
     from peft import LoraConfig, get_peft_model
 
     model, call = llama()
@@ -101,12 +108,14 @@ def lora() -> Built:
 
 
 def compiled() -> Built:
+    """A model that was compiled before it is watched."""
     model, call = llama()
     model.compile(backend="eager")
     return model, call
 
 
 def compiled_regard() -> Built:
+    """Regard's own backend, compiled."""
     rg.register()
     model, call = llama("regard")
     model.compile(backend="eager")
@@ -114,6 +123,7 @@ def compiled_regard() -> Built:
 
 
 def sharded() -> Built:
+    """Parameters sharded by FSDP2 over one process."""
     from torch.distributed import init_process_group, is_initialized
     from torch.distributed.fsdp import fully_shard
 
@@ -130,17 +140,20 @@ def sharded() -> Built:
 
 
 def images(model: nn.Module, size: int = 32) -> Built:
+    """A model of images and a random picture."""
     pixels = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
     return model.eval(), lambda model: model(pixels)
 
 
 def timm() -> Built:
+    """A small vision transformer of timm."""
     import timm
 
     return images(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=7))
 
 
 def open_clip() -> Built:
+    """A small CLIP: a picture and a text."""
     from open_clip.model import CLIP
 
     text = {"context_length": 10, "vocab_size": 32, "width": 32, "heads": 4, "layers": 2}
@@ -150,12 +163,14 @@ def open_clip() -> Built:
 
 
 def vit_pytorch() -> Built:
+    """A small vision transformer of vit-pytorch."""
     from vit_pytorch import ViT
 
     return images(ViT(image_size=32, patch_size=8, num_classes=7, dim=32, depth=2, heads=4, mlp_dim=32))
 
 
 def x_transformers(flash: bool = True) -> Built:
+    """A small decoder with rotary positions."""
     from x_transformers import Decoder, TransformerWrapper
 
     layers = Decoder(dim=32, depth=2, heads=4, attn_dim_head=8, attn_flash=flash, rotary_pos_emb=True)
@@ -163,6 +178,7 @@ def x_transformers(flash: bool = True) -> Built:
 
 
 def litgpt() -> Built:
+    """A small Pythia of litgpt."""
     from litgpt import GPT, Config
 
     config = Config.from_name("pythia-14m", n_layer=2, n_head=4, n_embd=32, padded_vocab_size=32, block_size=16)
@@ -170,9 +186,11 @@ def litgpt() -> Built:
 
 
 def sentence_transformers() -> Built:
-    from regard.hf.models import load_model
+    """MiniLM with mean pooling."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Pooling, Transformer
+
+    from regard.hf.models import load_model
 
     bert, tokenizer = load_model("minilm")
     folder = tempfile.mkdtemp(prefix="support-")
@@ -185,6 +203,7 @@ def sentence_transformers() -> Built:
 
 
 def torch_transformer() -> Built:
+    """torch's encoder and decoder."""
     source, target = torch.randn(1, 7, 32), torch.randn(1, 5, 32)
     model = nn.Transformer(32, 4, 2, 2, 32, batch_first=True).eval()
     return model, lambda model: model(source, target)
@@ -204,11 +223,13 @@ class Own(nn.Module):
 
 
 def own() -> Built:
+    """Two layers of a module of one's own."""
     x = torch.randn(1, 6, 32)
     return nn.Sequential(Own(), nn.Tanh(), Own()).eval(), lambda model: model(x)
 
 
 def bert_encoder() -> Built:
+    """A small BERT."""
     from transformers import BertConfig, BertModel
 
     sizes = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
@@ -258,11 +279,13 @@ class Failed(Exception):
 
 
 def hold(condition: bool, words: str) -> None:
+    """Fail with these words unless the condition is true."""
     if not condition:
         raise Failed(words)
 
 
 def try_watch(model: nn.Module, call: Callable[[nn.Module], Tensor]) -> None:
+    """Watch a call: the same output, every map, and weights times values checked."""
     with torch.no_grad():
         before = call(model)
         with rg.watch(model, keep="qkv") as seen:
@@ -275,6 +298,7 @@ def try_watch(model: nn.Module, call: Callable[[nn.Module], Tensor]) -> None:
 
 
 def try_edit(model: nn.Module, call: Callable[[nn.Module], Tensor]) -> None:
+    """Knock out token 1 and look at the outputs during and after."""
     with torch.no_grad():
         before = call(model)
         with rg.edit(model, rg.KnockOut(rg.Where(keys=1))):
@@ -285,11 +309,14 @@ def try_edit(model: nn.Module, call: Callable[[nn.Module], Tensor]) -> None:
 
 
 def try_attribute(model: nn.Module, call: Callable[[nn.Module], Tensor]) -> None:
+    """Attribute the prediction: a finite number for each token, not all zero."""
     scores = rg.attribute(model, {"input_ids": IDS}, test=False).tokens()
     hold(bool(scores.isfinite().all()) and scores.shape[-1] == IDS.shape[1], "no finite number for each token")
+    hold(bool(scores.any()), "every number is 0")
 
 
 def try_generate(model: nn.Module, call: Callable[[nn.Module], Tensor]) -> None:
+    """Watch a generation: a row for each token that was read."""
     generate: Any = model.generate
     with torch.no_grad(), rg.watch(model) as seen:
         written = generate(input_ids=IDS, max_new_tokens=3, do_sample=False, pad_token_id=0)
@@ -301,7 +328,7 @@ TRIES = {"watch": try_watch, "edit": try_edit, "attribute": try_attribute, "gene
 
 
 def outcome(row: Row, action: str) -> str:
-    """ "tried", or what stood in the way."""
+    """The word "tried", or what stood in the way."""
     try:
         torch.manual_seed(0)
         assert row.build is not None
@@ -313,6 +340,7 @@ def outcome(row: Row, action: str) -> str:
 
 
 def missing(row: Row) -> bool:
+    """Whether a row cannot be tried here."""
     return row.build is None or any(find_spec(name) is None for name in row.needs)
 
 
@@ -331,6 +359,7 @@ def try_rows(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def version_of(name: str) -> str:
+    """The version of a package without its build, or nothing."""
     try:
         return version({"open_clip": "open_clip_torch"}.get(name, name)).partition("+")[0]
     except Exception:
@@ -366,18 +395,20 @@ def tables(record: dict[str, Any]) -> str:
             lines.append(f"| {name} | {' | '.join(cell(row, action, record, notes) for action in actions)} |")
         parts.append("\n".join(lines))
     shown = [note if len(note) < 240 else note[:237].rstrip() + " ..." for note in notes]
-    return "\n\n".join(parts + ["\n".join(f"{number}. `{note}`" for number, note in enumerate(shown, 1))])
+    return "\n\n".join([*parts, "\n".join(f"{number}. `{note}`" for number, note in enumerate(shown, 1))])
 
 
 START, END = "<!-- scripts/support.py -->", "<!-- end of scripts/support.py -->"
 
 
 def with_tables(page: str, record: dict[str, Any]) -> str:
+    """The page with the tables of the record."""
     head, rest = page.split(START)
     return f"{head}{START}\n{tables(record)}\n{END}{rest.split(END)[1]}"
 
 
 def main() -> None:
+    """Try the rows, or only write the tables."""
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     if "--write" not in sys.argv:
         with warnings.catch_warnings():

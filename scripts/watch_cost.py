@@ -2,8 +2,8 @@
 
     python scripts/watch_cost.py
 
-A small BERT (6 layers, 8 heads, width 256, 8 texts of 128 tokens) is trained on random tokens. "every step" watches each
-step and reads the entropy of each head; "every 20th step" does so once in 20 steps, as a log does.
+A small BERT (6 layers, 8 heads, width 256, 8 texts of 128 tokens) is trained on random tokens. A watched step also
+computes the mean entropy of each head. A log that does so every 20th step costs a twentieth, by calculation.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import regard as rg
 
 
 def small_model() -> nn.Module:
+    """A BERT with random weights."""
     from transformers import BertConfig, BertForMaskedLM
 
     torch.manual_seed(0)
@@ -26,6 +27,7 @@ def small_model() -> nn.Module:
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> None:
+    """One step of training."""
     model(input_ids=ids, labels=ids).loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -40,6 +42,7 @@ def watched_step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor
 
 
 def main(rounds: int = 12, steps: int = 3) -> None:
+    """Measure in turns and print the medians."""
     model, ids = small_model(), torch.randint(500, (8, 128))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     times: dict[str, list[float]] = {"plain": [], "watched": []}

@@ -1,4 +1,4 @@
-"""The support matrix: the page has the tables of the record, the record has the rows of the script, and a row is tried."""
+"""The support matrix: the page has the tables of the record, the record the rows of the script; some are tried."""
 
 from __future__ import annotations
 
