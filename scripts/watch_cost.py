@@ -53,7 +53,7 @@ def main(rounds: int = 12, steps: int = 3) -> None:
                 run(model, optimizer, ids)
                 times[name].append(time.perf_counter() - start)
     plain, watched = median(times["plain"]), median(times["watched"])
-    print(f"a step: {plain * 1000:.0f} ms; watched, with the entropy of each head: {watched * 1000:.0f} ms", end=" ")
+    print(f"a step: {plain * 1000:.0f} ms; with the entropy of each head: {watched * 1000:.0f} ms", end=" ")
     print(
         f"({watched / plain:.2f} times)\nlogged every 20th step: {1 + (watched / plain - 1) / 20:.3f} times (calculated)"
     )
