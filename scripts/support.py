@@ -232,7 +232,9 @@ def bert_encoder() -> Built:
     """A small BERT."""
     from transformers import BertConfig, BertModel
 
-    sizes = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
+    sizes: dict[str, Any] = {
+        name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    }
     model = BertModel(BertConfig(**sizes, num_attention_heads=4)).eval()
     return model, lambda model: model(input_ids=IDS).last_hidden_state
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ def small_model() -> nn.Module:
     from transformers import BertConfig, BertForMaskedLM
 
     torch.manual_seed(0)
-    sizes = {"vocab_size": 500, "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8}
+    sizes: dict[str, Any] = {"vocab_size": 500, "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8}
     return BertForMaskedLM(BertConfig(**sizes, intermediate_size=1024))
 
 
@@ -54,9 +55,8 @@ def main(rounds: int = 12, steps: int = 3) -> None:
                 times[name].append(time.perf_counter() - start)
     plain, watched = median(times["plain"]), median(times["watched"])
     print(f"a step: {plain * 1000:.0f} ms; with the entropy of each head: {watched * 1000:.0f} ms", end=" ")
-    print(
-        f"({watched / plain:.2f} times)\nlogged every 20th step: {1 + (watched / plain - 1) / 20:.3f} times (calculated)"
-    )
+    print(f"({watched / plain:.2f} times)")
+    print(f"logged every 20th step: {1 + (watched / plain - 1) / 20:.3f} times (calculated)")
 
 
 if __name__ == "__main__":
