@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 RECORD, PAGE = ROOT / "docs/support.json", ROOT / "docs/support.md"
 ACTIONS = ("watch", "edit", "attribute", "generate")
 WATCHED = ("watch", "edit")
-Built = tuple[nn.Module, Callable[[nn.Module], Tensor]]
+Built = tuple[Any, Callable[[Any], Tensor]]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ SIZES: dict[str, Any] = {"vocab_size": 32, "hidden_size": 32, "intermediate_size
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": None}
 
 
-def logits(model: nn.Module) -> Tensor:
+def logits(model: Any) -> Tensor:
     """The logits of the text."""
     return model(input_ids=IDS, use_cache=False).logits
 
@@ -65,7 +65,8 @@ def llama(backend: str = "sdpa", dtype: torch.dtype = torch.float32, **changes: 
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SIZES | changes, attn_implementation=backend))
+    options = SIZES | changes | {"attn_implementation": backend}
+    model: Any = LlamaForCausalLM(LlamaConfig(**options))
     return model.to(dtype).eval(), logits
 
 
@@ -139,7 +140,7 @@ def sharded() -> Built:
     return fully_shard(model, mesh=mesh), call
 
 
-def images(model: nn.Module, size: int = 32) -> Built:
+def images(model: Any, size: int = 32) -> Built:
     """A model of images and a random picture."""
     pixels = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
     return model.eval(), lambda model: model(pixels)
