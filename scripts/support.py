@@ -65,7 +65,7 @@ def llama(backend: str = "sdpa", dtype: torch.dtype = torch.float32, **changes: 
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    options = SIZES | changes | {"attn_implementation": backend}
+    options: dict[str, Any] = {**SIZES, **changes, "attn_implementation": backend}
     model: Any = LlamaForCausalLM(LlamaConfig(**options))
     return model.to(dtype).eval(), logits
 
