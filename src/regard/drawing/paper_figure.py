@@ -61,7 +61,7 @@ def figure(
 
     `layer` is the number of the layer in the model. Without `query` it is the token "it", or one in the middle.
     Without `head`, the head with the largest weight from the query to a token that is neither first nor a neighbor.
-    A figure is at most 24.7 cm high, as on a page of A4: its panels get smaller, and an alignment shows its first layers.
+    A figure is at most 24.7 cm high, as on a page of A4: its panels get smaller, an alignment shows its first layers.
     Weights have colors by a "linear", "sqrt" or "log" `scale`. Without a `caption`, the caption names the text, layer
     and head, and says what the panels show; `caption=""` leaves it out. `scale`, letters, colors and caption are those
     of the figure sheet of the page.
