@@ -30,11 +30,12 @@ from regard.hf.token_labels import label_of
 
 @dataclass(frozen=True)
 class Method:
-    """A method: its function, its formula, and the options of `attribute` that it reads."""
+    """A method: its function, its formula, and the options of `attribute` that it reads; `required` is one it needs."""
 
     run: Callable[[AttributionRequest], MethodResult]
     formula: str
     options: tuple[str, ...] = ()
+    required: str = ""
 
 
 METHODS = {
@@ -42,7 +43,7 @@ METHODS = {
     "attention-flow": Method(flow.attention_flow, flow.FORMULA),
     "attn-lrp": Method(lrp.attn_lrp, lrp.FORMULA),
     "chefer": Method(chefer_rules.chefer, chefer_rules.FORMULA),
-    "edge-patching": Method(edges.edge_patching, edges.FORMULA, ("corrupted",)),
+    "edge-patching": Method(edges.edge_patching, edges.FORMULA, ("corrupted",), "corrupted"),
     "integrated-gradients": Method(integrated.integrated_gradients, integrated.FORMULA, ("baseline", "steps")),
     "value-zeroing": Method(zeroing.value_zeroing, zeroing.FORMULA),
 }
