@@ -421,3 +421,14 @@ def test_an_attribution_is_shown_and_its_maps_are_saved(tmp_path):
     again = load_map(tmp_path / "signed.safetensors")
     torch.testing.assert_close(again.dense(), links.dense())
     assert again.is_signed
+
+
+def test_a_target_that_no_attention_reaches_is_refused():
+    """Layers of torch.ao.quantization.quantize_dynamic pass no gradient: every number of the result was 0."""
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20, bos_token_id=0, eos_token_id=0)
+    ).eval()
+    for block in model.transformer.h:
+        block.attn.c_proj.register_forward_hook(lambda module, args, output: output.detach())
+    with pytest.raises(rg.RegardError, match=r"does not depend on any attention .*quantize_dynamic"):
+        rg.attribute(model, torch.tensor([[3, 1, 4]]), target=9, test=False)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -118,7 +119,7 @@ class _Cores:
     def __init__(self, model: nn.Module) -> None:
         self.modules = {module: name for name, module in model.named_modules() if core_names(module)}
         self.kept: dict[str, list[tuple[str, dict[str, Any], Any]]] = defaultdict(list)
-        self._running: list[nn.Module] = []
+        self._running: nn.Module | None = None
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -129,15 +130,15 @@ class _Cores:
             yield
 
     def _start(self, module: nn.Module, _: Any) -> None:
-        self._running = [module]
+        self._running = module
 
     def core_called(self, name: str, given: dict[str, Any], result: Any, edits: LayerEdits | None) -> None:
-        if not self._running or inside_backward():
+        if self._running is None or inside_backward():
             return
         first = result[0] if isinstance(result, tuple) else result
         if not first.requires_grad and torch.is_grad_enabled():
             first.requires_grad_()  # the parameters are frozen: the graph begins here
-        self.kept[self.modules[self._running[0]]].append((name, given, result))
+        self.kept[self.modules[self._running]].append((name, given, result))
 
 
 def traced_run(
@@ -265,12 +266,14 @@ def _gradients(value: Tensor, outputs: list[Tensor], keeps_graph: bool = False) 
     """dL/do of each output; zeros where L does not depend on it."""
     if not outputs:
         return []
-    if not value.requires_grad:
+    grad = partial(torch.autograd.grad, retain_graph=keeps_graph, allow_unused=True)
+    slopes = grad(value.sum(), outputs) if value.requires_grad else [None]
+    if all(slope is None for slope in slopes):
         raise RegardError(
             "attribute: the target does not depend on any attention through differentiable operations. Compute it "
-            "without .detach(), .item() or argmax; a model whose forward runs under torch.no_grad has no gradients."
+            "without .detach(), .item() or argmax; a model whose forward runs under torch.no_grad has no "
+            "gradients, and neither has a layer of torch.ao.quantization.quantize_dynamic."
         )
-    slopes = torch.autograd.grad(value.sum(), outputs, retain_graph=keeps_graph, allow_unused=True)
     slopes = [torch.zeros_like(x) if slope is None else slope for slope, x in zip(slopes, outputs, strict=True)]
     if not all(bool(slope.isfinite().all()) for slope in slopes):
         dtype = str(outputs[0].dtype).removeprefix("torch.")

@@ -468,7 +468,7 @@ class _Editor(CallObserver):
             return call
         self.state.projected.setdefault(layout.output, []).extend(self.state.outputs)
         self.state.outputs = []
-        return replace(call)
+        return replace(call)  # another object, which counts as an edited call
 
     def _patch_projected(self, layout: Heads, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Patch the heads that an output projection reads, (B, I, H E)."""
