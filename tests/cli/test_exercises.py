@@ -108,6 +108,11 @@ def test_the_command_writes_notebooks_and_loses_none(tmp_path):
     file.write_text("solved")
     refused = CliRunner().invoke(app, arguments)
     assert refused.exit_code != 0 and file.read_text() == "solved"
+    of_file = CliRunner().invoke(app, ["exercises", str(file)])
+    assert (
+        isinstance(of_file.exception, RegardError | SystemExit)
+        and "rope.ipynb" in str(of_file.exception) + of_file.output
+    )
     assert CliRunner().invoke(app, [*arguments, "--overwrite"]).exit_code == 0
     assert file.read_text() == Exercise.read("rope").notebook()
 

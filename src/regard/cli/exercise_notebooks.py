@@ -14,6 +14,8 @@ from pathlib import Path
 import typer
 
 from regard.base.errors import RegardError, nearest
+from regard.base.whole_files import write_whole
+from regard.cli.outputs import check_folder
 
 FOLDER = Path(__file__).parent / "exercises"
 _BLOCK = re.compile(r"```python (start|check|solution)\n(.*?)\n```", re.DOTALL)
@@ -77,6 +79,7 @@ def write(folder: Path, chosen: list[str], overwrite: bool) -> list[Path]:
     for name in chosen:
         if name not in names():
             raise RegardError(f"exercises: there is no exercise {name!r}. {nearest(name, names())}")
+    check_folder("exercises", "FOLDER", folder)
     files = {folder / f"{name}.ipynb": name for name in chosen or names()}
     existing = [file.name for file in files if file.exists()]
     if existing and not overwrite:
@@ -84,9 +87,8 @@ def write(folder: Path, chosen: list[str], overwrite: bool) -> list[Path]:
             f"exercises: {folder} already has {', '.join(existing)}. Nothing was written, because these files may "
             "hold solutions. Give another folder, or --overwrite to lose them."
         )
-    folder.mkdir(parents=True, exist_ok=True)
     for file, name in files.items():
-        file.write_text(Exercise.read(name).notebook(), encoding="utf-8")
+        write_whole(file, Exercise.read(name).notebook())
     return list(files)
 
 
