@@ -331,8 +331,19 @@ def callers_of(
     name = f"{name_of(function)}{signature_of(function)}"
     if is_not_written(tried):
         raise RegardError(f"check: {name} is not written yet. {tried[0].error}. Write its body, and return the output.")
-    remedy = "Give inputs that it takes: regard.check(function, q, k, v)."
-    raise RegardError(f"check: {name} could not be called. Tried:\n{listed(tried)}\n{remedy}")
+    raise RegardError(f"check: {name} could not be called. Tried:\n{listed(tried)}\n{_remedy(inputs)}")
+
+
+def _remedy(inputs: tuple[Tensor, ...]) -> str:
+    if not inputs:
+        return "Give inputs that it takes: regard.check(function, q, k, v)."
+    text = "The function raises this on the inputs that were given."
+    if len({x.ndim for x in inputs}) == 1:
+        return text
+    return (
+        f"{text} Before a state (batch, width) is added to states (batch, length, width), it needs their axis: "
+        "state[:, None]."
+    )
 
 
 def _pairs_of_widths(
