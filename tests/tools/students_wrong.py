@@ -55,6 +55,12 @@ def softmax_over_queries(q, k, v):
     return weights @ v
 
 
+def matrices_summed_over_queries(Q, K, V):
+    scores = Q @ K.T / np.sqrt(Q.shape[-1])
+    weights = np.exp(scores) / np.exp(scores).sum(0, keepdims=True)
+    return weights @ V
+
+
 def sum_over_queries(q, k, v):
     s = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
     e = np.exp(s - s.max(axis=-1, keepdims=True))
@@ -1430,6 +1436,11 @@ WRONG = {
         sum_over_queries,
         "scaled_dot_product",
         "largest score is that of the keys, and the sum is over the queries",
+    ),
+    "scaled dot product, matrices of one text, sum over queries": (
+        matrices_summed_over_queries,
+        "scaled_dot_product",
+        "softmax is over the queries",
     ),
     "causal, values in front of the cache": (values_before_the_cache, "causal_dot_product", "different orders"),
     "causal, keys in front of the cache": (keys_before_the_cache, "causal_dot_product", "different orders"),
