@@ -1,11 +1,11 @@
-"""The reference: one page a room, with every public name. mkdocstrings fills in the docstrings."""
+"""The reference: a page a room with its public names, and one page of all names. mkdocstrings fills in docstrings."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -75,6 +75,54 @@ def pages() -> Iterator[tuple[str, str]]:
         for name in _ordered(names, FIRST.get(path, "").split()):
             parts += [_entry(module, name), _in_use(name, examples)]
         yield path_of(title), "\n\n".join(part for part in parts if part)
+    yield "reference/index.md", on_one_page()
+
+
+#: A line of the docstring of `regard`: names, and what they are.
+LISTED = re.compile(r"^    (\w+(?:, \w+)*) {2,}(.+)$", re.M)
+
+
+def on_one_page() -> str:
+    """The API on one page: the names of `regard` as `help(regard)` lists them, then those of each room."""
+    front = importlib.import_module("regard").__doc__ or ""
+    parts = ["# The API on one page", "`help(regard)` prints the first part. Each name leads to its description."]
+    for section in front.split("\n\n")[2:]:
+        title, _, lines = section.strip().partition(":\n")
+        parts += [f"## {title}", _table(_listed(LISTED.findall(lines)))]
+    for title, path in list(REFERENCE.items())[1:]:
+        module = importlib.import_module(path)
+        summary = (module.__doc__ or "").strip().partition("\n")[0]
+        rows = ((_link(module, name), _summary(module, name)) for name in sorted(module.__all__, key=str.lower))
+        parts += [f"## {title}: `{path}`", summary, _table(rows)]
+    return "\n\n".join(parts)
+
+
+def _listed(lines: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """The lines of a section with links: of names to their entries, of rooms to their pages."""
+    api, pages = importlib.import_module("regard.api"), {module: path_of(title) for title, module in REFERENCE.items()}
+    for names, meaning in lines:
+        rooms = {name: pages.get(f"regard.{name}", "").removeprefix("reference/") for name in names.split(", ")}
+        yield ", ".join(f"[`{name}`]({page})" if page else _link(api, name) for name, page in rooms.items()), meaning
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(["| name | what it is |", "|---|---|", *(f"| {names} | {meaning} |" for names, meaning in rows)])
+
+
+def _link(module: ModuleType, name: str) -> str:
+    """A name that leads to its entry; mkdocstrings finds the page."""
+    value = getattr(module, name)
+    home = _home(value, module) if inspect.isclass(value) or inspect.isroutine(value) else module.__name__
+    return f"[`{name}`][{home}.{name}]"
+
+
+def _summary(module: ModuleType, name: str) -> str:
+    """The first line of a docstring as the cell of a table."""
+    value = getattr(module, name)
+    documented = inspect.isclass(value) or inspect.isroutine(inspect.unwrap(value))
+    text = (inspect.getdoc(value) or "") if documented else comment(module, name)
+    line = re.sub(r"\s+", " ", text.strip().partition("\n\n")[0] if not documented else text.partition("\n")[0])
+    return line.replace("|", "&#124;")
 
 
 def _ordered(names: list[str], first: list[str]) -> list[str]:

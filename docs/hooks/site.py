@@ -29,7 +29,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fill in the sections of the navigation that come from the sources."""
     mechanisms = [{name: f"catalog/{name}.md"} for name in catalog.names()]
     names = {"Catalog": ["catalog/index.md", {"What is left out": "guides/left-out.md"}, *mechanisms]}
-    names["Reference"] = [reference.path_of(title) for title in reference.REFERENCE]
+    names["Reference"] = ["reference/index.md", *map(reference.path_of, reference.REFERENCE)]
     config.nav = [{title: names.get(title, where)} for entry in config.nav or [] for title, where in entry.items()]
     return config
 

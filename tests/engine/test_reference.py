@@ -31,6 +31,10 @@ INSIDE = {"base", "catalog", "cli", "engine", "pieces", "reference"}
 INSIDE |= {"attribution", "diagnosis", "drawing", "profiling"}
 
 
+#: Pages that `help(regard)` does not list: its own, and those of rooms inside of rooms or imported by name.
+NOT_A_ROOM_OF_REGARD = {"index.md", "attend.md", "texts.md", "tests.md"}
+
+
 def documented():
     """The classes of the results that readers hold, with their public members."""
     for kind in (
@@ -83,3 +87,19 @@ def test_the_names_that_readers_look_for_come_first():
         assert set(first.split()) <= set(importlib.import_module(path).__all__)
         page = next(reference.path_of(title) for title, package in reference.REFERENCE.items() if package == path)
         assert [entry.rpartition(".")[2] for entry in ENTRIES[page]][: len(first.split())] == first.split()
+
+
+def test_help_lists_every_name_of_regard_once_in_short_lines():
+    """`help(regard)` is the API on one page: each name in one line, with what it is."""
+    listed = [name for names, _ in reference.LISTED.findall(rg.__doc__ or "") for name in names.split(", ")]
+    assert sorted(listed) == sorted(rg.__all__)
+    assert max(map(len, (rg.__doc__ or "").splitlines())) <= 120
+
+
+def test_the_page_of_all_names_leads_to_the_entry_of_each():
+    page = PAGES["reference/index.md"]
+    entries = {entry for entries in ENTRIES.values() for entry in entries}
+    led = set(re.findall(r"\]\[([\w.]+)\]", page))
+    assert led == entries
+    assert set(re.findall(r"\]\((\w+\.md)\)", page)) == {path[10:] for path in PAGES} - NOT_A_ROOM_OF_REGARD
+    assert not re.search(r"\| *\|$", page, re.M), "a name without a text"
