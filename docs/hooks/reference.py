@@ -117,12 +117,11 @@ def _link(module: ModuleType, name: str) -> str:
 
 
 def _summary(module: ModuleType, name: str) -> str:
-    """The first line of a docstring as the cell of a table."""
+    """The first line of a docstring, or the comment above a constant, as the cell of a table."""
     value = getattr(module, name)
     documented = inspect.isclass(value) or inspect.isroutine(inspect.unwrap(value))
-    text = (inspect.getdoc(value) or "") if documented else comment(module, name)
-    line = re.sub(r"\s+", " ", text.strip().partition("\n\n")[0] if not documented else text.partition("\n")[0])
-    return line.replace("|", "&#124;")
+    text = (inspect.getdoc(value) or "").partition("\n")[0] if documented else comment(module, name)
+    return " ".join(text.split()).replace("|", "&#124;")
 
 
 def _ordered(names: list[str], first: list[str]) -> list[str]:
@@ -155,15 +154,15 @@ def comment(module: ModuleType, name: str) -> str:
 
 def _pages_with_code() -> Iterator[tuple[str, str, str]]:
     """Title, address from the reference, and text of the pages whose code is run: guides and examples."""
-    guides = sorted((ROOT / "docs" / "guides").glob("*.md"), key=lambda path: path.stem != "pieces")
-    for path in [*guides, *sorted((ROOT / "examples").glob("[0-9]*.py"))]:
+    folders = (("docs/development", "p*.md"), ("docs/guides", "*.md"), ("docs/for", "*.md"), ("examples", "[0-9]*.py"))
+    for path in (path for folder, names in folders for path in sorted((ROOT / folder).glob(names))):
         text = path.read_text()
         title = next(line.lstrip('"# ') for line in text.splitlines() if "# " in line)
         yield title, f"../{path.parent.name}/{path.stem}.md", text
 
 
 def _in_use(name: str, pages: list[tuple[str, str, str]]) -> str:
-    """Where a name can be seen at work: at most four pages, the guides before the examples."""
+    """Where a name can be seen at work: at most four pages, the examples last."""
     called = re.compile(rf"(?:\.|import [^\n]*\b|# .*\ban? ){name}\b(?!=)")
     links = [f"[{title}]({address})" for title, address, text in pages if name in text and called.search(text)]
     return f"*In use:* {' · '.join(links[:4])}\n" if links else ""

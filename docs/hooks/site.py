@@ -19,7 +19,8 @@ catalog, gallery_outputs, links, live_page, reference = map(
 )
 
 #: Pages that the search lists below others that have the same words.
-SEARCHED_LAST = {"log.md", "CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "benchmarks.md"}
+SEARCHED_LAST = {"log.md", "CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "architectures.md", "benchmarks.md"}
+SEARCHED_LAST |= {"development/benchmarks.md", "reference/index.md"}
 
 #: Folders of pages that are made from the sources, with the links of the site.
 MADE = ("catalog/", "reference/")
@@ -29,8 +30,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fill in the sections of the navigation that come from the sources."""
     mechanisms = [{name: f"catalog/{name}.md"} for name in catalog.names()]
     names = {"Catalog": ["catalog/index.md", {"What is left out": "guides/left-out.md"}, *mechanisms]}
-    names["Reference"] = ["reference/index.md", *map(reference.path_of, reference.REFERENCE)]
     config.nav = [{title: names.get(title, where)} for entry in config.nav or [] for title, where in entry.items()]
+    (pages,) = (entry["Reference"] for entry in config.nav if "Reference" in entry)
+    rooms = [{title: reference.path_of(title)} for title in reference.REFERENCE]
+    pages[:0] = [{"The API on one page": "reference/index.md"}, {"Names by room": rooms}]
     return config
 
 

@@ -92,7 +92,7 @@ WORDS = {
     "EncoderRNN": [TUTORIALS],
     "teacher forcing": [TUTORIALS],
     "greedy_decode": [TUTORIALS],
-    "beam search": ["reference/translators.html", "guides/parts.html", TUTORIALS],
+    "beam search": ["reference/translators.html", "development/parts.html", TUTORIALS],
     "BLEU": ["guides/translate.html", "comparison/index.html", "comparison/tables.html"],
     "alignment matrix": ["examples/23_translation_alignment.html", "examples/05_bahdanau.html", TUTORIALS],
     "copy task": ["examples/15_copy_task.html"],
