@@ -66,14 +66,20 @@ def path_of(title: str) -> str:
 def pages() -> Iterator[tuple[str, str]]:
     """Path and text of each page. The page of `regard.api` has the names that no other page has."""
     others = {name for path in list(REFERENCE.values())[1:] for name in importlib.import_module(path).__all__}
-    examples = list(_pages_with_code())
+    examples, described = list(_pages_with_code()), set[str]()
     for title, path in REFERENCE.items():
         module = importlib.import_module(path)
         names = [name for name in module.__all__ if path != "regard.api" or name not in others]
         used = "regard" if path == "regard.api" else path
         parts = [f"# {title}", (module.__doc__ or "").strip(), f"Names of `{used}`."]
         for name in _ordered(names, FIRST.get(path, "").split()):
-            parts += [_entry(module, name), _in_use(name, examples)]
+            entry = _entry(module, name)
+            parts += (
+                [f"{_link(module, name)} is described there."]
+                if entry in described
+                else [entry, _in_use(name, examples)]
+            )
+            described.add(entry)
         yield path_of(title), "\n\n".join(part for part in parts if part)
     yield "reference/index.md", on_one_page()
 
