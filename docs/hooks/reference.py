@@ -91,7 +91,8 @@ LISTED = re.compile(r"^    (\w+(?:, \w+)*) {2,}(.+)$", re.M)
 def on_one_page() -> str:
     """The API on one page: the names of `regard` as `help(regard)` lists them, then those of each room."""
     front = importlib.import_module("regard").__doc__ or ""
-    parts = ["# The API on one page", "`help(regard)` prints the first part. Each name leads to its description."]
+    parts = ["---\ntags: [API, names, functions, cheat sheet]\n---", "# The API on one page"]
+    parts += ["`help(regard)` prints the first part. Each name leads to its description."]
     for section in front.split("\n\n")[2:]:
         title, _, lines = section.strip().partition(":\n")
         parts += [f"## {title}", _table(_listed(LISTED.findall(lines)))]

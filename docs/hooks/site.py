@@ -19,7 +19,7 @@ catalog, gallery_outputs, links, live_page, reference = map(
 )
 
 #: Pages that the search lists below others that have the same words.
-SEARCHED_LAST = {"log.md", "CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "architectures.md", "benchmarks.md"}
+SEARCHED_LAST = {"log.md", "CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "architectures.md"}
 SEARCHED_LAST |= {"development/benchmarks.md", "reference/index.md"}
 
 #: Folders of pages that are made from the sources, with the links of the site.
