@@ -81,7 +81,7 @@ def pages() -> Iterator[tuple[str, str]]:
             )
             described.add(entry)
         yield path_of(title), "\n\n".join(part for part in parts if part)
-    yield "reference/index.md", on_one_page()
+    yield "reference/api.md", on_one_page()
 
 
 #: A line of the docstring of `regard`: names, and what they are.

@@ -20,7 +20,7 @@ catalog, gallery_outputs, links, live_page, reference = map(
 
 #: Pages that the search lists below others that have the same words.
 SEARCHED_LAST = {"log.md", "CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "architectures.md"}
-SEARCHED_LAST |= {"development/benchmarks.md", "reference/index.md"}
+SEARCHED_LAST |= {"development/benchmarks.md", "reference/api.md"}
 
 #: Folders of pages that are made from the sources, with the links of the site.
 MADE = ("catalog/", "reference/")
@@ -33,7 +33,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     config.nav = [{title: names.get(title, where)} for entry in config.nav or [] for title, where in entry.items()]
     (pages,) = (entry["Reference"] for entry in config.nav if "Reference" in entry)
     rooms = [{title: reference.path_of(title)} for title in reference.REFERENCE]
-    pages[:0] = [{"The API on one page": "reference/index.md"}, {"Names by room": rooms}]
+    pages[:0] = [{"The API on one page": "reference/api.md"}, {"Names by room": rooms}]
     return config
 
 

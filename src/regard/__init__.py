@@ -13,7 +13,7 @@ Attend:
     GrowingCache                  keys and values of earlier calls
     Ring                          one sequence over many processes
 
-Pieces of an `Attention` (more in the rooms below):
+Pieces of an `Attention`:
     Dot                           the scaled dot product
     RoPE, ALiBi                   rotary positions; a penalty by distance
     causal, window, documents     masks: no later keys; near keys; packed documents
@@ -48,7 +48,7 @@ Mistakes:
     check                         find the mistake in an attention function, module or piece
     RegardError                   a wrong argument: the operation, the shapes, the rule, the remedy
 
-Rooms have the other names, such as `rg.masks.dilated`:
+Rooms, with all other names, such as `rg.masks.dilated`:
     masks, scores, encodings      who may attend; how keys match; positions and norms
     biases, normalizers           what is added to scores; from scores to weights
     selections, transitions       keys that another score chooses; recurrent layers

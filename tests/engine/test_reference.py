@@ -33,7 +33,7 @@ INSIDE |= {"attribution", "diagnosis", "drawing", "profiling"}
 
 
 #: Pages that `help(regard)` does not list: its own, and those of rooms inside of rooms or imported by name.
-NOT_A_ROOM_OF_REGARD = {"index.md", "attend.md", "texts.md", "tests.md"}
+NOT_A_ROOM_OF_REGARD = {"api.md", "attend.md", "texts.md", "tests.md"}
 
 
 def documented():
@@ -60,7 +60,7 @@ def test_every_package_with_public_names_has_a_page():
 def test_every_public_name_has_one_entry():
     """A class that two rooms have is described on the page of the first; the other page leads there."""
     found = Counter(entry for entries in ENTRIES.values() for entry in entries)
-    led = Counter(link for path, text in PAGES.items() if path != "reference/index.md" for link in LED.findall(text))
+    led = Counter(link for path, text in PAGES.items() if path != "reference/api.md" for link in LED.findall(text))
     modules = [*(attrgetter(room)(rg) for room in (*ROOMS, *INNER_ROOMS)), importlib.import_module(IMPORTED_BY_NAME)]
     rooms = Counter(name for module in modules for name in module.__all__)
     own = set(rg.__all__) - set(ROOMS)
@@ -101,7 +101,7 @@ def test_help_lists_every_name_of_regard_once_in_short_lines():
 
 
 def test_the_page_of_all_names_leads_to_the_entry_of_each():
-    page = PAGES["reference/index.md"]
+    page = PAGES["reference/api.md"]
     entries = {entry for entries in ENTRIES.values() for entry in entries}
     assert set(re.findall(r"\]\[([\w.]+)\]", page)) == entries
     assert set(re.findall(r"\]\((\w+\.md)\)", page)) == {path[10:] for path in PAGES} - NOT_A_ROOM_OF_REGARD

@@ -56,7 +56,7 @@ def missing_in_the_repository(page, link):
 @cache
 def made():
     """Pages of the site that the build makes from the sources."""
-    pages = {reference.path_of(title) for title in reference.REFERENCE} | {"reference/index.md", "catalog/index.md"}
+    pages = {reference.path_of(title) for title in reference.REFERENCE} | {"reference/api.md", "catalog/index.md"}
     pages |= {f"catalog/{name}.md" for name in rg.mechanisms()} | {*links.PAGES.values(), "examples/index.md"}
     examples = {path.relative_to(ROOT) for path in (ROOT / "examples").rglob("*") if path.suffix in (".py", ".ipynb")}
     return pages | {str(path.with_suffix(".md" if path.suffix == ".py" else path.suffix)) for path in examples}

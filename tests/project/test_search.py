@@ -172,7 +172,7 @@ WORDS = {
     "benchmark": ["benchmarks.html"],
     "speed": ["benchmarks.html"],
     # the tool
-    "API": ["reference/index.html"],
+    "API": ["reference/api.html"],
     "grade submissions": ["guides/check.html"],
     "torch.compile": ["guides/from-torch.html"],
     "TransformerLens": ["guides/from-bertviz.html"],
