@@ -84,7 +84,8 @@ def pages() -> Iterator[tuple[str, str | bytes]]:
 
 def _index() -> str:
     """All mechanisms by family, then by year."""
-    lines = ["# Catalog\n", "Each page is made from one file of `src/regard/catalog`.", LEFT_OUT, f"{LETTERS}\n"]
+    made = f"{len(names())} mechanisms. Each page is made from one file of `src/regard/catalog`."
+    lines = ["# Catalog\n", made, LEFT_OUT, f"{LETTERS}\n"]
     lines.append('<div class="cards" markdown>\n')
     for family, meaning in FAMILIES.items():
         of_family = sorted((e for e in rg.mechanisms().values() if e.family == family), key=lambda e: (e.year, e.name))
