@@ -16,6 +16,7 @@ SITE = ROOT / "site"
 FIRST = 3  # results that a reader reads
 
 TUTORIALS = "guides/from-tutorials.html"
+MODELS = "guides/from-tutorials-models.html"
 WRONG = "guides/training-goes-wrong.html"
 #: Pages by what people type; one of them must be among the first results.
 WORDS = {
@@ -75,29 +76,29 @@ WORDS = {
     "relative positional encoding": ["catalog/shaw.html", "catalog/t5.html", "examples/13_relative_positions.html"],
     "RelativePositionBias": ["catalog/t5.html"],
     # layers
-    "PositionwiseFeedForward": [TUTORIALS],
-    "SublayerConnection": [TUTORIALS],
-    "AddNorm": [TUTORIALS],
-    "post-norm": [TUTORIALS, "reference/modules.html", "examples/14_blocks_and_parameters.html"],
-    "pre-norm": [TUTORIALS, "reference/modules.html", "examples/14_blocks_and_parameters.html"],
+    "PositionwiseFeedForward": [MODELS],
+    "SublayerConnection": [MODELS],
+    "AddNorm": [MODELS],
+    "post-norm": [MODELS, "reference/modules.html", "examples/14_blocks_and_parameters.html"],
+    "pre-norm": [MODELS, "reference/modules.html", "examples/14_blocks_and_parameters.html"],
     "EncoderLayer": ["reference/modules.html"],
-    "TransformerEncoderLayer": [TUTORIALS],
-    "TransformerDecoderLayer": [TUTORIALS],
-    "TransformerBlock": [TUTORIALS],
-    "make_model": [TUTORIALS],
+    "TransformerEncoderLayer": [MODELS],
+    "TransformerDecoderLayer": [MODELS],
+    "TransformerBlock": [MODELS],
+    "make_model": [MODELS],
     # sequence to sequence
-    "Seq2Seq": [TUTORIALS, "reference/translators.html"],
-    "AttentionSeq2Seq": [TUTORIALS],
-    "AttnDecoderRNN": [TUTORIALS],
-    "EncoderRNN": [TUTORIALS],
-    "teacher forcing": [TUTORIALS],
-    "greedy_decode": [TUTORIALS],
-    "beam search": ["reference/translators.html", "development/parts.html", TUTORIALS],
+    "Seq2Seq": [MODELS, "reference/translators.html"],
+    "AttentionSeq2Seq": [MODELS],
+    "AttnDecoderRNN": [MODELS],
+    "EncoderRNN": [MODELS],
+    "teacher forcing": [MODELS],
+    "greedy_decode": [MODELS],
+    "beam search": ["reference/translators.html", "development/parts.html", MODELS],
     "BLEU": ["guides/translate.html", "comparison/index.html", "comparison/tables.html"],
     "alignment matrix": ["examples/23_translation_alignment.html", "examples/05_bahdanau.html", TUTORIALS],
     "copy task": ["examples/15_copy_task.html"],
-    "label smoothing": [TUTORIALS],
-    "NoamOpt": [TUTORIALS],
+    "label smoothing": [MODELS],
+    "NoamOpt": [MODELS],
     # variants
     "GQA": ["catalog/grouped_query.html"],
     "grouped-query attention": ["catalog/grouped_query.html"],
