@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from regard.base.errors import RegardError
 
@@ -143,7 +144,7 @@ def _entry(module: ModuleType, name: str) -> str:
     return f"::: {module.__name__}.{name}\n    options:\n      show_attribute_values: false\n\n{comment(module, name)}"
 
 
-def _home(value: type, module: ModuleType) -> str:
+def _home(value: Any, module: ModuleType) -> str:
     """The module that defines a class or function, where its docstring is read."""
     if value is RegardError:  # its __module__ is `regard`, for tracebacks
         return "regard.base.errors"

@@ -30,10 +30,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fill in the sections of the navigation that come from the sources."""
     mechanisms = [{name: f"catalog/{name}.md"} for name in catalog.names()]
     names = {"Catalog": ["catalog/index.md", {"What is left out": "guides/left-out.md"}, *mechanisms]}
-    config.nav = [{title: names.get(title, where)} for entry in config.nav or [] for title, where in entry.items()]
-    (pages,) = (entry["Reference"] for entry in config.nav if "Reference" in entry)
     rooms = [{title: reference.path_of(title)} for title in reference.REFERENCE]
-    pages[:0] = [{"The API on one page": "reference/api.md"}, {"Names by room": rooms}]
+    first = {"Reference": [{"The API on one page": "reference/api.md"}, {"Names by room": rooms}]}
+    parts = [(title, names.get(title, where)) for entry in config.nav or [] for title, where in entry.items()]
+    config.nav = [{title: [*first[title], *(part or [])] if title in first else part} for title, part in parts]
     return config
 
 
