@@ -15,7 +15,7 @@ FROM_ELSEWHERE = {"index.md": "README.md", "CONTRIBUTING.md": "CONTRIBUTING.md",
 #: Sections that are read to learn something or to do it. The others are looked up.
 READ = ("Start", "By reader", "Guides")
 #: Pages of these sections that are looked up, too: all cases of one function.
-LONGER = {"docs/guides/see.md", "docs/guides/check.md", "docs/page.md"}
+LONGER = {"docs/guides/see.md", "docs/guides/check.md"}
 
 
 def pages(nav):
