@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import regard as rg
+from regard.engine.plan import ENGINES
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
@@ -118,3 +119,12 @@ def test_seeds_prints_the_range_of_numbers_that_differ():
     ]
     assert merged(lines) == "L2.H1 after 1,000 steps: [-1e-3 to 10.25] %, 3"
     assert merged(["it is 1", "he is 1"]) == "it is 1\nhe is 1"
+
+
+def test_lists_of_the_pages_are_those_of_the_code():
+    """The engines of the glossary, and the slots of an `Attention`."""
+    (engines,) = re.findall(r"^\| engine \|.*", (ROOT / "docs/guides/glossary.md").read_text(), re.M)
+    assert set(re.findall(r"`(\w+)`", engines)) == {*ENGINES, "ring"}
+    slots = re.findall(r"^\| `(\w+)` \| `", (ROOT / "docs/guides/attend.md").read_text(), re.M)
+    fields = set(inspect.signature(rg.Attention).parameters)
+    assert set(slots) == fields - {"dropout"}, fields
