@@ -84,7 +84,8 @@ def pages() -> Iterator[tuple[str, str | bytes]]:
 
 def _index() -> str:
     """All mechanisms by family, then by year."""
-    lines = ["# Catalog\n", "Each page is made from one file of `src/regard/catalog`.", LEFT_OUT, f"{LETTERS}\n"]
+    made = f"{len(names())} mechanisms. Each page is made from one file of `src/regard/catalog`."
+    lines = ["# Catalog\n", made, LEFT_OUT, f"{LETTERS}\n"]
     lines.append('<div class="cards" markdown>\n')
     for family, meaning in FAMILIES.items():
         of_family = sorted((e for e in rg.mechanisms().values() if e.family == family), key=lambda e: (e.year, e.name))
@@ -209,7 +210,7 @@ def _read() -> tuple[list[str], Tensor, Tensor]:
 def _fitted(entry: rg.types.CatalogEntry, query: Tensor, key: Tensor) -> tuple[rg.Attention, Tensor, Tensor]:
     """The mechanism for the heads, width and length of the model, and the queries and keys of as many heads."""
     heads = entry.tiny.get("num_heads", 1)
-    sizes = dict.fromkeys(("width", "query_dim", "key_dim", "hidden"), WIDTH) | {"num_features": 256}
+    sizes = dict.fromkeys(("head_dim", "query_dim", "key_dim", "hidden"), WIDTH) | {"num_features": 256}
     given = {name: sizes.get(name, value) for name, value in entry.tiny.items()}
     if entry.name == "longformer":
         given |= {"size": 5, "global_positions": (0,)}
@@ -223,15 +224,22 @@ def _fitted(entry: rg.types.CatalogEntry, query: Tensor, key: Tensor) -> tuple[r
     return attention, query[:, chosen], key[:, chosen]
 
 
-@torch.no_grad()
-def _picture(entry: rg.types.CatalogEntry, attention: rg.Attention, q: Tensor, k: Tensor, tokens: list[str]) -> bytes:
+def _shown(entry: rg.types.CatalogEntry, attention: rg.Attention, q: Tensor, k: Tensor) -> list[rg.AttentionMap]:
+    """The two maps of a picture: of 24 tokens that are the same, and of the words of the sentence."""
     alike = torch.ones(1, q.shape[1], 24, q.shape[3]) / 2
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.6), layout="constrained")
     needed = entry.tensors(attention, alike, alike, alike)
     needed = {name: x.mean(2, keepdim=True).expand_as(x) for name, x in needed.items()}
-    _draw(left, attention(alike, alike, alike, **needed).weights)
+    words = entry.tensors(attention, q, k, k)
+    return [attention(alike, alike, alike, **needed).weights, attention(q, k, k, **words).weights]
+
+
+@torch.no_grad()
+def _picture(entry: rg.types.CatalogEntry, attention: rg.Attention, q: Tensor, k: Tensor, tokens: list[str]) -> bytes:
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.6), layout="constrained")
+    of_places, of_words = _shown(entry, attention, q, k)
+    _draw(left, of_places)
     left.set(title="places alone", xlabel="key", ylabel="query")
-    _draw(right, attention(q, k, k, **entry.tensors(attention, q, k, k)).weights)
+    _draw(right, of_words)
     right.set_title("a sentence")
     right.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=8)
     right.set_yticks(range(len(tokens)), tokens, fontsize=8)

@@ -1,13 +1,14 @@
-"""The reference: one page a room, with every public name. mkdocstrings fills in the docstrings."""
+"""The reference: a page a room with its public names, and one page of all names. mkdocstrings fills in docstrings."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from regard.base.errors import RegardError
 
@@ -66,15 +67,69 @@ def path_of(title: str) -> str:
 def pages() -> Iterator[tuple[str, str]]:
     """Path and text of each page. The page of `regard.api` has the names that no other page has."""
     others = {name for path in list(REFERENCE.values())[1:] for name in importlib.import_module(path).__all__}
-    examples = list(_pages_with_code())
+    examples, described = list(_pages_with_code()), set[str]()
     for title, path in REFERENCE.items():
         module = importlib.import_module(path)
         names = [name for name in module.__all__ if path != "regard.api" or name not in others]
         used = "regard" if path == "regard.api" else path
         parts = [f"# {title}", (module.__doc__ or "").strip(), f"Names of `{used}`."]
         for name in _ordered(names, FIRST.get(path, "").split()):
-            parts += [_entry(module, name), _in_use(name, examples)]
+            entry = _entry(module, name)
+            parts += (
+                [f"{_link(module, name)} is described there."]
+                if entry in described
+                else [entry, _in_use(name, examples)]
+            )
+            described.add(entry)
         yield path_of(title), "\n\n".join(part for part in parts if part)
+    yield "reference/api.md", on_one_page()
+
+
+#: A line of the docstring of `regard`: names, and what they are.
+LISTED = re.compile(r"^    (\w+(?:, \w+)*) {2,}(.+)$", re.M)
+
+
+def on_one_page() -> str:
+    """The API on one page: the names of `regard` as `help(regard)` lists them, then those of each room."""
+    front = importlib.import_module("regard").__doc__ or ""
+    parts = ["---\ntags: [API, names, functions, cheat sheet]\n---", "# The API on one page"]
+    parts += ["`help(regard)` prints the first part. Each name leads to its description."]
+    for section in front.split("\n\n")[2:]:
+        title, _, lines = section.strip().partition(":\n")
+        parts += [f"## {title}", _table(_listed(LISTED.findall(lines)))]
+    for title, path in list(REFERENCE.items())[1:]:
+        module = importlib.import_module(path)
+        summary = (module.__doc__ or "").strip().partition("\n")[0]
+        rows = ((_link(module, name), _summary(module, name)) for name in sorted(module.__all__, key=str.lower))
+        parts += [f"## {title}: `{path}`", summary, _table(rows)]
+    return "\n\n".join(parts)
+
+
+def _listed(lines: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """The lines of a section with links: of names to their entries, of rooms to their pages."""
+    api, pages = importlib.import_module("regard.api"), {module: path_of(title) for title, module in REFERENCE.items()}
+    for names, meaning in lines:
+        rooms = {name: pages.get(f"regard.{name}", "").removeprefix("reference/") for name in names.split(", ")}
+        yield ", ".join(f"[`{name}`]({page})" if page else _link(api, name) for name, page in rooms.items()), meaning
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(["| name | what it is |", "|---|---|", *(f"| {names} | {meaning} |" for names, meaning in rows)])
+
+
+def _link(module: ModuleType, name: str) -> str:
+    """A name that leads to its entry; mkdocstrings finds the page."""
+    value = getattr(module, name)
+    home = _home(value, module) if inspect.isclass(value) or inspect.isroutine(value) else module.__name__
+    return f"[`{name}`][{home}.{name}]"
+
+
+def _summary(module: ModuleType, name: str) -> str:
+    """The first line of a docstring, or the comment above a constant, as the cell of a table."""
+    value = getattr(module, name)
+    documented = inspect.isclass(value) or inspect.isroutine(inspect.unwrap(value))
+    text = (inspect.getdoc(value) or "").partition("\n")[0] if documented else comment(module, name)
+    return " ".join(text.split()).replace("|", "&#124;")
 
 
 def _ordered(names: list[str], first: list[str]) -> list[str]:
@@ -89,7 +144,7 @@ def _entry(module: ModuleType, name: str) -> str:
     return f"::: {module.__name__}.{name}\n    options:\n      show_attribute_values: false\n\n{comment(module, name)}"
 
 
-def _home(value: type, module: ModuleType) -> str:
+def _home(value: Any, module: ModuleType) -> str:
     """The module that defines a class or function, where its docstring is read."""
     if value is RegardError:  # its __module__ is `regard`, for tracebacks
         return "regard.base.errors"
@@ -107,15 +162,15 @@ def comment(module: ModuleType, name: str) -> str:
 
 def _pages_with_code() -> Iterator[tuple[str, str, str]]:
     """Title, address from the reference, and text of the pages whose code is run: guides and examples."""
-    guides = sorted((ROOT / "docs" / "guides").glob("*.md"), key=lambda path: path.stem != "pieces")
-    for path in [*guides, *sorted((ROOT / "examples").glob("[0-9]*.py"))]:
+    folders = (("docs/development", "p*.md"), ("docs/guides", "*.md"), ("docs/for", "*.md"), ("examples", "[0-9]*.py"))
+    for path in (path for folder, names in folders for path in sorted((ROOT / folder).glob(names))):
         text = path.read_text()
         title = next(line.lstrip('"# ') for line in text.splitlines() if "# " in line)
         yield title, f"../{path.parent.name}/{path.stem}.md", text
 
 
 def _in_use(name: str, pages: list[tuple[str, str, str]]) -> str:
-    """Where a name can be seen at work: at most four pages, the guides before the examples."""
+    """Where a name can be seen at work: at most four pages, the examples last."""
     called = re.compile(rf"(?:\.|import [^\n]*\b|# .*\ban? ){name}\b(?!=)")
     links = [f"[{title}]({address})" for title, address, text in pages if name in text and called.search(text)]
     return f"*In use:* {' · '.join(links[:4])}\n" if links else ""

@@ -14,33 +14,33 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
-catalog, gallery_outputs, live_page, reference = map(
-    importlib.import_module, ("catalog", "gallery_outputs", "live_page", "reference")
+catalog, gallery_outputs, links, live_page, reference = map(
+    importlib.import_module, ("catalog", "gallery_outputs", "links", "live_page", "reference")
 )
 
-#: Files of the repository that are pages of the site too.
-PAGES = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md", "CONTRIBUTING.md": "CONTRIBUTING.md"}
-
-#: What the home page links instead of a folder of the repository.
-FOLDERS = {"src/regard/catalog/": "catalog/index.md", "examples/": "examples/index.md"}
-
 #: Pages that the search lists below others that have the same words.
-SEARCHED_LAST = {"log.md", "CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "benchmarks.md"}
+SEARCHED_LAST = {"log.md", "CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "architectures.md"}
+SEARCHED_LAST |= {"development/benchmarks.md", "reference/api.md"}
+
+#: Folders of pages that are made from the sources, with the links of the site.
+MADE = ("catalog/", "reference/")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fill in the sections of the navigation that come from the sources."""
     mechanisms = [{name: f"catalog/{name}.md"} for name in catalog.names()]
     names = {"Catalog": ["catalog/index.md", {"What is left out": "guides/left-out.md"}, *mechanisms]}
-    names["Reference"] = [reference.path_of(title) for title in reference.REFERENCE]
-    config.nav = [{title: names.get(title, where)} for entry in config.nav or [] for title, where in entry.items()]
+    rooms = [{title: reference.path_of(title)} for title in reference.REFERENCE]
+    first = {"Reference": [{"The API on one page": "reference/api.md"}, {"Names by room": rooms}]}
+    parts = [(title, names.get(title, where)) for entry in config.nav or [] for title, where in entry.items()]
+    config.nav = [{title: [*first[title], *(part or [])] if title in first else part} for title, part in parts]
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the home page with its live page, the catalog, the reference, and the notebook beside the examples."""
-    for source, page in PAGES.items():
-        text = _at_home((ROOT / source).read_text())
+    """Add the pages of the root, the live page, the catalog, the reference, and the notebook beside the examples."""
+    for source, page in links.PAGES.items():
+        text = (ROOT / source).read_text()
         files.append(File.generated(config, page, content=live_page.framed(text) if page == "index.md" else text))
     files.append(File.generated(config, live_page.NAME, content=live_page.content()))
     for path, content in [*catalog.pages(), *reference.pages()]:
@@ -71,18 +71,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         page.meta["search"] = {"boost": 0.01}
     if path.startswith("examples/"):  # the gallery takes each page for a folder, which none is that opens as a file
         return re.sub(r'href="(\d\d_\w+)"', r'href="\1.html"', markdown.replace("../images/", "images/"))
+    if path.startswith(MADE):
+        return markdown
+    markdown = links.for_site(markdown, path)
     if path == "claims.md":  # a wide table; each command leads to what it runs
         page.meta["hide"] = ["navigation", "toc"]
         markdown = re.sub(r"(?ms)^(\| # .*)", r'<div class="cards claims" markdown>\n\n\1\n\n</div>', markdown)
         markdown = re.sub(r"(`python (examples/\w+)\.py`)", r"[\1](\2.md)", markdown)
-        return re.sub(r"(`python docs/(claims/\w+\.py)(?: \d+)?`)", r"[\1](\2)", markdown)
-    markdown = re.sub(r"\]\(((?:\.\./)*)examples/(\d\d_\w+)\.py\)", r"](\1examples/\2.md)", markdown)
-    outside = "../" * (1 + path.count("/"))  # docs/ is left to reach the examples in the repository, not in the site
-    return markdown.replace(f"]({outside}examples/", f"]({outside[3:]}examples/")
-
-
-def _at_home(text: str) -> str:
-    """A page of the repository's root as a page of docs/. Links to folders become links to their pages."""
-    for folder, page in FOLDERS.items():
-        text = text.replace(f"]({folder})", f"]({page})")
-    return re.sub(r"\]\(LICENSE\)", "](https://www.apache.org/licenses/LICENSE-2.0)", text.replace("](docs/", "]("))
+        markdown = re.sub(r"(`python docs/(claims/\w+\.py)(?: \d+)?`)", r"[\1](\2)", markdown)
+    return markdown

@@ -1,14 +1,61 @@
-"""Regard: any attention mechanism, run fast, with every weight visible.
+"""Regard: see the attention weights of any PyTorch model, and run any attention mechanism. `import regard as rg`.
 
-    output, weights = rg.attend(query, key, value, is_causal=True)       one call of any mechanism
-    with rg.watch(model, tokenizer) as seen: model(**inputs)             the weights of your model
-    rg.edit, rg.attribute, rg.check, rg.heatmap, rg.figure               what if, why, is it right, pictures
+    output, weights = rg.attend(query, key, value, is_causal=True)
+    with rg.watch(model, tokenizer) as seen: model(**inputs)
 
-The names of `regard` are those that most programs use; `dir(regard)` lists them. All others are in rooms:
+Attend:
+    attend                        output and weights of one call, with the arguments of torch's function
+    Attention                     a mechanism: pieces in slots; call it with query, key and value
+    mechanism, mechanisms         a mechanism of the catalog by its name; all of them
+    scaled_dot_product_attention  torch's function in every respect
+    combine                       a weighted sum of several results, with its map
+    plan                          which engine would run a call, why, and what it costs
+    GrowingCache                  keys and values of earlier calls
+    Ring                          one sequence over many processes
 
-    masks scores encodings biases normalizers selections transitions     the pieces of an `Attention`
-    composites caches maps edits stats hf types                          what is built of them, and results
-    nn viewer lab                                                        modules, the page, the translation lab
+Pieces of an `Attention`:
+    Dot                           the scaled dot product
+    RoPE, ALiBi                   rotary positions; a penalty by distance
+    causal, window, documents     masks: no later keys; near keys; packed documents
+    padding                       a mask by lengths or by booleans
+    mask_tensor, mask_mod         a mask from a tensor; from a function of positions
+
+Weights of a model:
+    watch                         capture every attention of a model while it runs
+    load_model, TextReader        a model with its tokenizer; the same, to read texts
+    register                      Regard as the backend of models of transformers
+    AttentionMap                  weights of one attention: index it, or ask for statistics
+
+Pictures:
+    show                          the page with every weight, in a notebook or as a file
+    heatmap, figure               a heatmap; a figure for a paper
+    weight_table                  weights as text
+
+Statistics:
+    profile, profile_corpus       every head on a text; on a corpus
+    roles                         what heads attend to, beside shuffled text
+    findings                      warnings: uniform, collapsed or equal heads, sinks
+    rollout                       attention over all layers
+
+What if, and why:
+    edit, Where, KnockOut         change weights while a model runs; which pairs; without them
+    sweep                         an edit of each head in turn
+    importance, prune             what the loss depends on; remove heads
+    attribute, Target             which weights and tokens made a prediction; of which output
+    faithfulness                  a test of an attribution, by deletion and insertion
+
+Mistakes:
+    check                         find the mistake in an attention function, module or piece
+    RegardError                   a wrong argument: the operation, the shapes, the rule, the remedy
+
+Rooms, with all other names, such as `rg.masks.dilated`:
+    masks, scores, encodings      who may attend; how keys match; positions and norms
+    biases, normalizers           what is added to scores; from scores to weights
+    selections, transitions       keys that another score chooses; recurrent layers
+    composites, caches            attentions made of several; ring, recurrent and latent caches
+    maps, stats, types            reductions of maps; statistics of heads; results
+    hf, edits                     models of transformers; all edits
+    nn, viewer, lab               modules; the page; the translation lab
 """
 
 from functools import partial

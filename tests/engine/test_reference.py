@@ -24,11 +24,16 @@ sys.path.pop(0)
 
 PAGES = dict(reference.pages())
 ENTRIES = {path: re.findall(r"^::: ([\w.]+)$", text, re.M) for path, text in PAGES.items()}
+LED = re.compile(r"^\[`\w+`\]\[([\w.]+)\] is described there", re.M)
 #: A room for tests of one's own that `import regard` does not load.
 IMPORTED_BY_NAME = "regard.testing"
 #: Packages whose names are not for users: commands and their parts, and the engines behind `attend`.
 INSIDE = {"base", "catalog", "cli", "engine", "pieces", "reference"}
 INSIDE |= {"attribution", "diagnosis", "drawing", "profiling"}
+
+
+#: Pages that `help(regard)` does not list: its own, and those of rooms inside of rooms or imported by name.
+NOT_A_ROOM_OF_REGARD = {"api.md", "attend.md", "texts.md", "tests.md"}
 
 
 def documented():
@@ -53,11 +58,14 @@ def test_every_package_with_public_names_has_a_page():
 
 
 def test_every_public_name_has_one_entry():
-    found = Counter(entry.rpartition(".")[2] for entries in ENTRIES.values() for entry in entries)
+    """A class that two rooms have is described on the page of the first; the other page leads there."""
+    found = Counter(entry for entries in ENTRIES.values() for entry in entries)
+    led = Counter(link for path, text in PAGES.items() if path != "reference/api.md" for link in LED.findall(text))
     modules = [*(attrgetter(room)(rg) for room in (*ROOMS, *INNER_ROOMS)), importlib.import_module(IMPORTED_BY_NAME)]
     rooms = Counter(name for module in modules for name in module.__all__)
     own = set(rg.__all__) - set(ROOMS)
-    assert found == Counter(own - set(rooms)) + rooms
+    assert set(found.values()) == {1} and set(led) <= set(found)
+    assert Counter(entry.rpartition(".")[2] for entry in (found + led).elements()) == Counter(own - set(rooms)) + rooms
 
 
 @pytest.mark.parametrize("entry", sorted(entry for entries in ENTRIES.values() for entry in entries))
@@ -83,3 +91,18 @@ def test_the_names_that_readers_look_for_come_first():
         assert set(first.split()) <= set(importlib.import_module(path).__all__)
         page = next(reference.path_of(title) for title, package in reference.REFERENCE.items() if package == path)
         assert [entry.rpartition(".")[2] for entry in ENTRIES[page]][: len(first.split())] == first.split()
+
+
+def test_help_lists_every_name_of_regard_once_in_short_lines():
+    """`help(regard)` is the API on one page: each name in one line, with what it is."""
+    listed = [name for names, _ in reference.LISTED.findall(rg.__doc__ or "") for name in names.split(", ")]
+    assert sorted(listed) == sorted(rg.__all__)
+    assert max(map(len, (rg.__doc__ or "").splitlines())) <= 120
+
+
+def test_the_page_of_all_names_leads_to_the_entry_of_each():
+    page = PAGES["reference/api.md"]
+    entries = {entry for entries in ENTRIES.values() for entry in entries}
+    assert set(re.findall(r"\]\[([\w.]+)\]", page)) == entries
+    assert set(re.findall(r"\]\((\w+\.md)\)", page)) == {path[10:] for path in PAGES} - NOT_A_ROOM_OF_REGARD
+    assert not re.search(r"\| *\|$", page, re.M), "a name without a text"

@@ -12,12 +12,16 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
+
+import regard as rg
+from regard.engine.plan import ENGINES
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))
-reference, live_page = map(importlib.import_module, ("reference", "live_page"))
+catalog, reference, live_page = map(importlib.import_module, ("catalog", "reference", "live_page"))
 sys.path.pop(0)
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("[dfg]*/*.md")])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -31,6 +35,16 @@ def test_the_live_page_is_on_the_first_screen_of_the_site():
     home = live_page.framed((ROOT / "README.md").read_text())
     assert home.count("<iframe") == 1 and f'src="{live_page.NAME}"' in "".join(home.splitlines()[:6])
     assert 'loading="lazy"' in home and "http" not in live_page.FRAME, "it works offline"
+
+
+def test_every_mechanism_fits_the_model_of_its_picture():
+    """The catalog draws each mechanism on queries and keys of MiniLM, here random ones of their shape."""
+    query, key = torch.randn(2, 1, 12, 16, catalog.WIDTH)
+    for entry in rg.mechanisms().values():
+        attention, q, k = catalog._fitted(entry, query, key)
+        with torch.no_grad():
+            for weights in catalog._shown(entry, attention, q, k):
+                assert not weights[0, 0].isnan().any(), entry.name
 
 
 #: Public names without an example of their own, and why.
@@ -105,3 +119,12 @@ def test_seeds_prints_the_range_of_numbers_that_differ():
     ]
     assert merged(lines) == "L2.H1 after 1,000 steps: [-1e-3 to 10.25] %, 3"
     assert merged(["it is 1", "he is 1"]) == "it is 1\nhe is 1"
+
+
+def test_lists_of_the_pages_are_those_of_the_code():
+    """The engines of the glossary, and the slots of an `Attention`."""
+    (engines,) = re.findall(r"^\| engine \|.*", (ROOT / "docs/guides/glossary.md").read_text(), re.M)
+    assert set(re.findall(r"`(\w+)`", engines)) == {*ENGINES, "ring"}
+    slots = re.findall(r"^\| `(\w+)` \| `", (ROOT / "docs/guides/attend.md").read_text(), re.M)
+    fields = set(inspect.signature(rg.Attention).parameters)
+    assert set(slots) == fields - {"dropout"}, fields

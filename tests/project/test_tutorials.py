@@ -1,4 +1,4 @@
-"""docs/guides/from-tutorials.md: its code computes what the formulas of the tutorials and torch's modules compute."""
+"""The code of docs/guides/from-tutorials.md and -models.md computes what the tutorials and torch compute."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from torch.nn import functional as F
 
 import regard as rg
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "from-tutorials.md"
+GUIDES = Path(__file__).parents[2] / "docs" / "guides"
+TEXT = "".join((GUIDES / name).read_text() for name in ("from-tutorials.md", "from-tutorials-models.md"))
 close = torch.testing.assert_close
 
 
-CODE = "\n".join(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S))
+CODE = "\n".join(re.findall(r"^```python\n(.*?)^```", TEXT, re.M | re.S))
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """The names of the page after all of its code ran, in order."""
+    """The names of both pages after all of their code ran, in order."""
     names = {}
     with contextlib.chdir(tmp_path_factory.mktemp("page")):
-        exec(compile(CODE, str(PAGE), "exec"), names)
+        exec(compile(CODE, "from-tutorials", "exec"), names)
     return names
 
 
@@ -172,7 +173,7 @@ def test_bahdanau_decoder_attends_from_the_state_before(page):
 
 
 def test_context_of_one_step(page):
-    score, memory = page["attend_to_encoder"].attention.score, page["memory"]
+    score, memory = page["attend_to_encoder"].attention.score, page["states"]
     scores = torch.tanh(score.query(page["state"]) + score.key(memory)) @ score.direction
     scores[1, 4:] = -1e9
     close(page["context"][:, 0], (scores.softmax(-1)[:, None] @ memory)[:, 0])
@@ -210,15 +211,12 @@ def test_statistics_of_the_maps(page):
 
 def test_the_other_names_are_there():
     """Every `rg.` name in the tables of the page exists, and every option of `training`."""
-    text = PAGE.read_text()
-    for name in sorted(set(re.findall(r"\brg\.((?:\w+\.)*\w+)", text))):
+    for name in sorted(set(re.findall(r"\brg\.((?:\w+\.)*\w+)", TEXT))):
         value = rg
         for part in name.split("."):
             value = getattr(value, part)
     template = rg.lab.make_config({}).training
-    for option in re.findall(r"`training\.(\w+)=", text):
+    for option in re.findall(r"`training\.(\w+)=", TEXT):
         assert hasattr(template, option), option
-    for mechanism in re.findall(r'rg\.mechanism\("(\w+)"\)', text):
+    for mechanism in re.findall(r'rg\.mechanism\("(\w+)"\)', TEXT):
         assert mechanism == "GQA" or rg.mechanism(mechanism)
-    for example in re.findall(r"\((\.\./\.\./examples/\w+\.py)\)", text):
-        assert (PAGE.parent / example).exists(), example
