@@ -52,7 +52,7 @@ class TransformerLens:
         model = copy.deepcopy(page["model"])
         self.page = page
         self.bridge = TransformerBridge.boot_transformers(NAME, hf_model=model, tokenizer=tokenizer)
-        self.layers, self.heads, self.width = 30, 9, 64
+        self.layers, self.heads = 30, 9
 
     @torch.no_grad()
     def maps(self) -> Tensor:
@@ -63,7 +63,7 @@ class TransformerLens:
     @torch.no_grad()
     def ablation(self) -> Tensor:
         def without(z: Tensor, hook: Any) -> Tensor:
-            return z.index_fill(-1, torch.arange(3 * 64, 4 * 64), 0)
+            return z.index_fill(2, torch.tensor(3), 0)  # texts, tokens, heads, channels
 
         hooks = [("blocks.23.attn.o.hook_in", without)]
         logits = self.bridge.run_with_hooks(self.page["inputs"]["input_ids"], fwd_hooks=hooks)[:, -1]
@@ -72,8 +72,11 @@ class TransformerLens:
 
     @torch.no_grad()
     def composition(self) -> Tensor:
-        scores = self.bridge.all_composition_scores("K").flatten(0, 1).flatten(1, 2)
-        layer = torch.arange(len(scores)) // self.heads
+        from transformer_lens.utilities.matrix import composition_scores
+
+        left, right = self.bridge.OV[16:19], self.bridge.QK[16:19].T
+        scores = composition_scores(left, right).flatten(0, 1).flatten(1, 2)
+        layer = torch.arange(27) // 9
         return scores.where(layer[:, None] < layer, torch.nan)
 
     @torch.no_grad()
@@ -122,11 +125,11 @@ class TransformerLens:
     def _patched(self, ids: Tensor, source: Callable[[str], Tensor], measure: str, keep: int) -> Tensor:
         results = torch.zeros(self.layers, self.heads, len(ids), dtype=torch.float64)
         for layer, head in torch.cartesian_prod(torch.arange(self.layers), torch.arange(self.heads)).tolist():
-            name, part = f"blocks.{layer}.attn.o.hook_in", slice(head * self.width, (head + 1) * self.width)
+            name = f"blocks.{layer}.attn.o.hook_in"
 
-            def patch(z: Tensor, hook: Any, part: slice = part, other: Tensor = source(name)) -> Tensor:
+            def patch(z: Tensor, hook: Any, head: int = head, other: Tensor = source(name)) -> Tensor:
                 z = z.clone()
-                z[..., part] = other[..., part]
+                z[:, :, head] = other[:, :, head]
                 return z
 
             logits = self.bridge.run_with_hooks(ids, fwd_hooks=[(name, patch)], logits_to_keep=keep)
@@ -222,12 +225,12 @@ def peers(page: dict[str, Any]) -> dict[str, Any]:
     """The other libraries that are installed, ready to run."""
     from transformers import AutoTokenizer
 
-    with tempfile.TemporaryDirectory() as folder:
+    kinds = zip(PEERS, (TransformerLens, Nnsight), strict=True)
+    with tempfile.TemporaryDirectory() as folder:  # a bridge reads the tokenizer again from its folder
         page["model"].config.save_pretrained(folder)
         page["tokenizer"].save_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    kinds = zip(PEERS, (TransformerLens, Nnsight), strict=True)
-    return {name: kind(page, tokenizer) for name, kind in kinds if find_spec(name)}
+        return {name: kind(page, tokenizer) for name, kind in kinds if find_spec(name)}
 
 
 def measured(runs: dict[str, Callable[[], Tensor]], rounds: int) -> tuple[dict[str, float], dict[str, Tensor]]:
