@@ -2,7 +2,7 @@
 import { curvesOfRun } from "./charts_of_head";
 import type { Context } from "./context";
 import type { Text } from "./data";
-import { fill, h } from "./dom";
+import { choice, fill, h } from "./dom";
 import { viewOf } from "./registry";
 import { relevancePicture } from "./relevance";
 import { sentenceOf } from "./typed";
@@ -28,6 +28,15 @@ export function attributionPanel(context: Context): Why {
     placeholder: "its prediction",
     "aria-label": "The token to explain; empty: the prediction of the model",
   });
+  let method = model?.methods?.[0] ?? "";
+  const methods = choice(
+    "Method",
+    method,
+    (model?.methods ?? []).map((name) => [name, name]),
+    (name) => {
+      method = name;
+    },
+  );
   const go = h("button", { type: "submit" }, "Find the weights");
   const form = h(
     "form",
@@ -40,6 +49,7 @@ export function attributionPanel(context: Context): Why {
     },
     h("b", {}, "Why this next token?"),
     token,
+    methods,
     go,
   );
   const [said, found] = [h("p", { class: "notice", role: "status", hidden: true }), h("div", {})];
@@ -59,7 +69,7 @@ export function attributionPanel(context: Context): Why {
     go.disabled = true;
     tell(`${model!.name} computes gradients and removes tokens. This takes some seconds …`);
     try {
-      const attribute = { method: "weight-gradient", target: token.value || null };
+      const attribute = { method, target: token.value || null };
       const number = await source.read!(sentenceOf(context.text), asking.signal, { attribute });
       tell("");
       context.set({ text: number });

@@ -127,6 +127,7 @@ export interface LiveModel {
   name: string;
   kind: "text" | "translation";
   fields: string[];
+  methods?: string[]; // of attribution
   characters: number;
   tokens: number;
   steps?: number;

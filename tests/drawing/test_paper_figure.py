@@ -62,6 +62,17 @@ def test_a_pdf_has_the_width_of_a_column_and_its_fonts(width, tmp_path):
     assert text is None or "street" in text
 
 
+@pytest.mark.parametrize("panels", [["words", "map", "heads", "statistics"], ["alignment", "map"]])
+def test_a_figure_is_no_taller_than_a_page(panels):
+    """Twelve layers of twelve heads were 34.4 cm high, which A4 has no room for."""
+    text = reading(length=20, layers=12, heads=6)
+    figure = rg.figure(text, panels=panels, width=17)
+    assert figure.get_figheight() * 2.54 <= 24.7
+    if "alignment" in panels:
+        drawn = {row[1] for row in figure.rows[1:] if row[0] == "alignment"}
+        assert f"The first {len(drawn)} of 12 are shown." in figure.caption and drawn == set(range(len(drawn)))
+
+
 def test_an_svg_has_tokens_as_text_and_a_cell_for_each_weight(tmp_path):
     tokens = ["[CLS]", "$a$", "日本", "مرحبا", "👩‍👩‍👧", "\u200b"]
     text = reading(tokens, title="& <b>")

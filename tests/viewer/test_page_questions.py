@@ -15,7 +15,7 @@ from pages import served
 from regard.base.errors import RegardError
 from regard.viewer import load_run, save_run
 from regard.viewer.live_model import text_model
-from regard.viewer.live_request import LiveRequest
+from regard.viewer.live_request import METHODS, LiveRequest
 from regard.viewer.page import payload
 
 transformers = pytest.importorskip("transformers")
@@ -154,6 +154,18 @@ def test_an_encoder_without_a_head_neither_continues_a_text_nor_explains_a_token
         question = {"text": "A cat sat.", "attribute": {"method": "weight-gradient", "target": None}}
         status, said = post(address, "", body=json.dumps(question))
         assert status == 400 and "'attribute'; beside the text this model reads edits." in said
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_of_attribution_answers_on_the_page(reader, method):
+    ids = torch.arange(len(WORDS))[None]
+    expected = rg.attribute(reader.model, ids, "mat", method, tokenizer=reader.tokenizer, test=False)
+    [sheet] = answered(reader, "attribute", attribute=(method, "mat"))
+    about = sheet.about["attribution"]
+    assert (
+        about["method"] == method and method in sheet.about["title"] and method in text_model(reader).about["methods"]
+    )
+    torch.testing.assert_close(torch.tensor(about["relevance"]), expected.tokens()[0].float(), atol=1e-6, rtol=1e-4)
 
 
 def test_an_attribution_is_the_gradient_of_the_dense_weights_with_its_curves(reader, tmp_path):

@@ -283,6 +283,7 @@ SOFTMAX = Step(
     lambda x: _softmax(x.masked).nan_to_num(x.of_no_keys),
     {
         "large scores overflow: the softmax does not subtract the largest one": lambda x: _over_sum(x.masked.exp()),
+        "the softmax is over an axis of one number: all weights are 1": lambda x: torch.ones_like(x.masked),
         "the softmax is over the queries": lambda x: x.masked.softmax(-2),
         "the softmax is over the heads": lambda x: x.masked.softmax(1),
         "the softmax is over the batch": lambda x: x.masked.softmax(0),

@@ -19,6 +19,8 @@ from regard.stats import STATISTICS
 
 #: Points: the two sizes of letters, the tallest panel, and the largest cell.
 SMALL, NORMAL, TALLEST, WIDEST = 7.0, 8.0, 640.0, 20.0
+#: Points: the height of a figure on a page of A4 with its margins, and a panel that is made no lower.
+PAGE, SHORTEST = 247 / 25.4 * 72, 90.0
 #: More cells than these are one picture.
 VECTORS = 4096
 INK, SOFT, LINE, GOLD = "#111418", "#4a5158", "#c9c9c4", "#c27800"
@@ -29,10 +31,11 @@ Place = Callable[[NDArray[np.floating]], NDArray[np.floating]]
 
 @dataclass
 class Paper:
-    """A figure of a fixed width in points. What is drawn next begins at `y`."""
+    """A figure of a fixed width in points, with panels of at most `tallest`. What is drawn next begins at `y`."""
 
     width: float
     scale: WeightScale
+    tallest: float = TALLEST
     figure: Any = field(init=False)
     axes: Any = field(init=False)
     y: float = 1.0
@@ -371,7 +374,7 @@ def map_of_head(paper: Paper, content: Content) -> Drawn:
     rows, cols = cells.shape
     queries, keys = labels_of_cells(content.queries, rows), labels_of_cells(content.keys, cols)
     left = 15 + paper.widest(queries)
-    cell = min(WIDEST, (paper.width - left - 1) / cols, (TALLEST - 60) / rows)
+    cell = min(WIDEST, (paper.width - left - 1) / cols, (paper.tallest - 60) / rows)
     paper.cells(cells, left, paper.y, cell)
     is_whole = cells.shape == (len(content.queries), len(content.keys))
     if cell >= NUMBERED and is_whole:
@@ -409,7 +412,7 @@ def heads(paper: Paper, content: Content) -> Drawn:
     """A small map of each head: a row for each layer, a column for each head."""
     columns = max(layer.num_heads for layer in content.layers)
     left = 12 + paper.widest([str(layer.number) for layer in content.layers])
-    pitch = min(44.0, (paper.width - left) / columns, (TALLEST - 12) / len(content.layers))
+    pitch = min(44.0, (paper.width - left) / columns, (paper.tallest - 12) / len(content.layers))
     step, rows = max(1, int(np.ceil(10 / pitch))), []
     for head in range(0, columns, step):
         paper.write(str(head), left + (head + 0.46) * pitch, paper.y + 4, anchor="center")
@@ -433,8 +436,9 @@ def _thumbnail(paper: Paper, cells: NDArray[np.floating], x: float, side: float)
 def alignment(paper: Paper, content: Content) -> Drawn:
     """The mean of the heads of every layer, side by side, and the gold links outlined."""
     grid = Grid.of(paper, content)
+    shown = content.layers[: grid.columns * max(1, int((paper.tallest - grid.above) // (grid.tall + 16)))]
     rows: list[Row] = []
-    for n, layer in enumerate(content.layers):
+    for n, layer in enumerate(shown):
         x, y = grid.corner(n, paper.y)
         cells = layer.cells("mean", max(len(content.keys), len(content.queries)))
         paper.cells(cells, x, y, grid.cell)
@@ -446,11 +450,12 @@ def alignment(paper: Paper, content: Content) -> Drawn:
             paper.tokens(content.queries, x, y, grid.cell, below=False)
         _outline(paper, content, x, y, grid.cell)
         rows += table("alignment", content, layer.number, "mean", cells)
-    width, paper.y = grid.corner(grid.columns - 1, 0)[0] + grid.wide, grid.corner(len(content.layers) - 1, paper.y)[1]
+    width, paper.y = grid.corner(grid.columns - 1, 0)[0] + grid.wide, grid.corner(len(shown) - 1, paper.y)[1]
     paper.y += grid.tall + 4
+    missing = f" The first {len(shown)} of {len(content.layers)} are shown." if len(shown) < len(content.layers) else ""
     gold = " Outlined: gold links; a dashed outline is a possible link." if content.gold else ""
     what = "a target word, each column a source word" if content.is_cross else "a query, each column a key"
-    return Drawn(width, f"The mean of the heads of a layer. Each row is {what}.{gold}", rows)
+    return Drawn(width, f"The mean of the heads of a layer. Each row is {what}.{gold}{missing}", rows)
 
 
 @dataclass(frozen=True)
@@ -515,7 +520,7 @@ def statistics(paper: Paper, content: Content) -> Drawn:
 def _values(paper: Paper, content: Content, values: list[list[float]], left: float, ends: tuple[float, float]) -> float:
     """The cells of a statistic from `paper.y` on, which moves below them; returns where they end."""
     columns = max(map(len, values))
-    cell, tall = min(32.0, (paper.width - left) / columns), min(14.0, (TALLEST - 60) / len(values))
+    cell, tall = min(32.0, (paper.width - left) / columns), min(14.0, (paper.tallest - 60) / len(values))
     for head in range(0, columns, max(1, int(np.ceil(10 / cell)))):
         paper.write(str(head), left + (head + 0.5) * cell, paper.y + 4, anchor="center")
     top, step = paper.y + 10, max(1, int(np.ceil(8 / tall)))

@@ -14,7 +14,7 @@ from regard.base.errors import RegardError, nearest
 from regard.drawing.color import ScaleName, WeightScale
 from regard.drawing.panels import label, token_lists
 from regard.drawing.panels import panels as chosen_panels
-from regard.drawing.paper import NORMAL, PANELS, Content, Drawn, Layer, Paper
+from regard.drawing.paper import NORMAL, PAGE, PANELS, SHORTEST, TALLEST, Content, Drawn, Layer, Paper
 from regard.maps import AttentionMap
 from regard.maps.changed_map import ShareMap
 from regard.stats.numbering import layer_numbers
@@ -61,6 +61,7 @@ def figure(
 
     `layer` is the number of the layer in the model. Without `query` it is the token "it", or one in the middle.
     Without `head`, the head with the largest weight from the query to a token that is neither first nor a neighbor.
+    A figure is at most 24.7 cm high, as on a page of A4: its panels get smaller, an alignment shows its first layers.
     Weights have colors by a "linear", "sqrt" or "log" `scale`. Without a `caption`, the caption names the text, layer
     and head, and says what the panels show; `caption=""` leaves it out. `scale`, letters, colors and caption are those
     of the figure sheet of the page.
@@ -84,7 +85,17 @@ def figure(
             "paper is 8.5 cm wide, two are 17 cm."
         )
     shown = _content(source, tokens, layer, head, query, statistic, gold)
-    paper = Paper(width / 2.54 * 72, WeightScale(scale, len(shown.keys)))
+    tallest = TALLEST
+    while (paper := _paper(shown, names, width, scale, caption, tallest)).y > PAGE and tallest > SHORTEST:
+        tallest *= min(0.85, PAGE / paper.y)
+    return paper.finish()
+
+
+def _paper(
+    shown: Content, names: Sequence[str], width: float, scale: ScaleName, caption: str | None, tallest: float
+) -> Paper:
+    """The panels, none taller than `tallest` points, their legend and the caption."""
+    paper = Paper(width / 2.54 * 72, WeightScale(scale, len(shown.keys)), tallest)
     drawn = _draw(paper, shown, names)
     if any(panel.has_weights for panel in drawn):
         quantity = "share of |weight|" if shown.chosen.is_share else "weight"
@@ -95,7 +106,7 @@ def figure(
     if made.caption:
         paper.y += 4
         paper.paragraph(made.caption)
-    return paper.finish()
+    return paper
 
 
 def _panels(names: Any) -> list[str]:

@@ -21,7 +21,7 @@ from regard.hf.generation_reader import GenerationResult, read_generation
 from regard.hf.text_reader import TextReader, in_one_line
 from regard.maps import AttentionMap, Reduction
 from regard.stats.text_reading import TextReading
-from regard.viewer.live_request import CHARACTERS, EDIT, EDITS, STEPS, LiveRequest
+from regard.viewer.live_request import CHARACTERS, EDIT, EDITS, METHODS, STEPS, LiveRequest
 from regard.viewer.sheet import Sheet, page_reductions
 
 #: The most tokens of a typed text.
@@ -62,7 +62,8 @@ class LiveModel:
     def about(self) -> dict[str, Any]:
         """What the page needs to know: without it, the page has no input."""
         limits = {"characters": CHARACTERS, "tokens": self.tokens, "edits": EDITS, "steps": STEPS}
-        return {"name": self.name, "kind": self.kind, "fields": ["text", *self.questions], **limits}
+        about = {"name": self.name, "kind": self.kind, "fields": ["text", *self.questions]}
+        return about | limits | ({"methods": list(METHODS)} if "attribute" in self.questions else {})
 
 
 def text_model(reader: TextReader) -> LiveModel:
@@ -200,7 +201,7 @@ def attribution_sheet(
     """
     title, length = in_one_line(text), len(found.labels)
     ids = reader.tokenize(text, length)["input_ids"][0].tolist()
-    name, special = f"{title} (why {found.target})", reader.special(ids)
+    name, special = f"{title} (why {found.target}, by {found.method})", reader.special(ids)
     reading = TextReading.of(name, found.maps, reader.labels(ids), special, also=also, model=reader.model_name)
     sheet = Sheet.of(reading, charts=[] if found.test is None else faithfulness_charts(found.test))
     return Sheet(sheet.about | {"attribution": attribution_data(found, title)}, list(found.maps.values()), sheet.ready)

@@ -22,14 +22,16 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from regard.base.errors import RegardError
+from regard.attribution.attribute import METHODS as ATTRIBUTIONS
+from regard.base.errors import RegardError, nearest
 from regard.viewer.page import exact_bytes
 from regard.viewer.sheet import Sheet
 
 #: The most characters of a typed text, the most edits of one, and the most tokens by which a model continues it.
 CHARACTERS, EDITS, STEPS = 2000, 64, 64
-#: The methods of attribution, and the most characters of the token that one explains.
-METHODS, TARGET_CHARACTERS = ("weight-gradient",), 60
+#: The methods of attribution that need nothing but the text, and the most characters of the token that one explains.
+METHODS = tuple(name for name, method in ATTRIBUTIONS.items() if not method.required)
+TARGET_CHARACTERS = 60
 #: "L5.H3: #9 -> #2", "L5.H3", "L5", "*: * -> #2"; the length of a longest one.
 EDIT = re.compile(r"(\*|L\d{1,4}(?:\.H\d{1,4})?)(?:: (\*|#\d{1,4}) -> (\*|#\d{1,4}))?")
 EDIT_CHARACTERS = len("L1234.H1234: #1234 -> #1234")
@@ -106,8 +108,10 @@ def _steps(given: Any) -> int:
 
 
 def _attribution(given: Any) -> tuple[str, str | None]:
-    if not isinstance(given, dict) or set(given) != {"method", "target"} or given["method"] not in METHODS:
+    if not isinstance(given, dict) or set(given) != {"method", "target"} or not isinstance(given["method"], str):
         raise RegardError(f'An attribution must have the form {{"method": "{METHODS[0]}", "target": null or a token}}.')
+    if given["method"] not in METHODS:
+        raise RegardError(f"There is no method {given['method'][:40]!r} here. {nearest(given['method'][:40], METHODS)}")
     target = given["target"]
     if target is not None and not (isinstance(target, str) and 0 < len(target) <= TARGET_CHARACTERS):
         raise RegardError(
