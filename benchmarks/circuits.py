@@ -1,9 +1,9 @@
 """The ten tasks of docs/guides/circuits.md beside TransformerLens and nnsight: lines, seconds and largest differences.
 
-`python -m benchmarks.circuits` runs the blocks of the page, and the same tasks in the other libraries where they are
-installed, in turn: A B C A B C. All of them run SmolLM2-135M with the same weights, in float32, in one process. The
-lines of Regard are those of the page; those of the others are the lines of the functions below, without the first and
-the last.
+`python -m benchmarks.circuits [ROUNDS [TASK ...]]` runs the blocks of the page, and the same tasks in the other
+libraries where they are installed, in turn: A B C A B C. All of them run SmolLM2-135M with the same weights, in
+float32, in one process. The lines of Regard are those of the page; those of the others are the lines of the functions
+below, without the first and the last.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ import torch
 from torch import Tensor
 
 PAGE = Path(__file__).parents[1] / "docs" / "guides" / "circuits.md"
-BLOCK = re.compile(r'```python(?: title="(\w+)")?\n(.*?)```', re.S)
-#: What a block of the page computes, by its title: the name of a variable, or code.
-RESULTS = {
-    "maps": "patterns",
-    "ablation": "without",
-    "composition": "scores.scores",
-    "attribution": "effects",
-    "loss": "gradient",
-    "generation": "steps",
-    "recurrent": "recurrent",
-    "long": "entropies",
-    "sweep": "table.values.double()",
-    "induction": "ablated.values.double()",
+HEADING = re.compile(r"^## (?:\d+\. )?", re.M)
+BLOCK = re.compile(r"```python\n(.*?)```", re.S)
+#: What the first block below a heading of the page computes: the task, and the result of Regard.
+TASKS = {
+    "Maps": ("maps", "patterns"),
+    "Ablation": ("ablation", "without"),
+    "Composition": ("composition", "scores.scores"),
+    "Attribution": ("attribution", "effects"),
+    "A loss on weights": ("loss", "gradient"),
+    "Generation": ("generation", "steps"),
+    "Recurrent layers": ("recurrent", "recurrent"),
+    "Long texts": ("long", "entropies"),
+    "Sweeps": ("sweep", "table.values - table.baseline"),
+    "Induction heads": ("induction", "ablated.values - ablated.baseline"),
 }
 PEERS = ("transformer_lens", "nnsight")
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -52,6 +53,9 @@ class TransformerLens:
         model = copy.deepcopy(page["model"])
         self.page = page
         self.bridge = TransformerBridge.boot_transformers(NAME, hf_model=model, tokenizer=tokenizer)
+        model = copy.deepcopy(page["model"])
+        self.folded = TransformerBridge.boot_transformers(NAME, hf_model=model, tokenizer=tokenizer)
+        self.folded.enable_compatibility_mode()  # norms are part of the matrices that follow, as in Regard
         self.layers, self.heads = 30, 9
 
     @torch.no_grad()
@@ -74,16 +78,18 @@ class TransformerLens:
     def composition(self) -> Tensor:
         from transformer_lens.utilities.matrix import composition_scores
 
-        left, right = self.bridge.OV[16:19], self.bridge.QK[16:19].T
+        left, right = self.folded.OV[16:19], self.folded.QK[16:19].T
         scores = composition_scores(left, right).flatten(0, 1).flatten(1, 2)
         layer = torch.arange(27) // 9
         return scores.where(layer[:, None] < layer, torch.nan)
 
     @torch.no_grad()
     def attribution(self) -> Tensor:
-        _, cache = self.bridge.run_with_cache(self.page["inputs"]["input_ids"][:1])
+        _, cache = self.folded.run_with_cache(self.page["inputs"]["input_ids"][:1])
         parts = cache.stack_head_results(layer=-1, pos_slice=-1)
-        effects = cache.logit_attrs(parts, self.page["right"][:1], incorrect_tokens=self.page["wrong"][:1], pos_slice=-1)
+        effects = cache.logit_attrs(
+            parts, self.page["right"][:1], incorrect_tokens=self.page["wrong"][:1], pos_slice=-1
+        )
         return effects.view(self.layers, self.heads)
 
     def loss(self) -> Tensor:
@@ -123,7 +129,8 @@ class TransformerLens:
         return self._patched(self.page["repeated"], lambda name: source[name].roll(-1, 0), "second_half", 12)
 
     def _patched(self, ids: Tensor, source: Callable[[str], Tensor], measure: str, keep: int) -> Tensor:
-        results = torch.zeros(self.layers, self.heads, len(ids), dtype=torch.float64)
+        every, results = torch.arange(len(ids)), torch.zeros(self.layers, self.heads, len(ids), dtype=torch.float64)
+        plain = self.page[measure](Logits(self.bridge(ids, logits_to_keep=keep)), every)
         for layer, head in torch.cartesian_prod(torch.arange(self.layers), torch.arange(self.heads)).tolist():
             name = f"blocks.{layer}.attn.o.hook_in"
 
@@ -133,7 +140,7 @@ class TransformerLens:
                 return z
 
             logits = self.bridge.run_with_hooks(ids, fwd_hooks=[(name, patch)], logits_to_keep=keep)
-            results[layer, head] = self.page[measure](Logits(logits), torch.arange(len(ids)))
+            results[layer, head] = self.page[measure](Logits(logits), every) - plain
         return results
 
 
@@ -187,13 +194,16 @@ class Nnsight:
             source = [].save()
             for layer in self.plain.model.layers:
                 source.append(layer.self_attn.o_proj.input)
-        results = torch.zeros(30, 9, 8, dtype=torch.float64)
+        every, results = torch.arange(8), torch.zeros(30, 9, 8, dtype=torch.float64)
+        with self.plain.trace(self.page["inputs"]["input_ids"], logits_to_keep=1):
+            logits = self.plain.lm_head.output.save()
+        plain = self.page["difference"](Logits(logits), every)
         for layer, head in torch.cartesian_prod(torch.arange(30), torch.arange(9)).tolist():
             part = slice(head * 64, (head + 1) * 64)
             with self.plain.trace(self.page["inputs"]["input_ids"], logits_to_keep=1):
                 self.plain.model.layers[layer].self_attn.o_proj.input[..., part] = source[layer][..., part]
                 logits = self.plain.lm_head.output.save()
-            results[layer, head] = self.page["difference"](Logits(logits), torch.arange(8))
+            results[layer, head] = self.page["difference"](Logits(logits), every) - plain
         return results
 
 
@@ -205,8 +215,10 @@ class Logits:
 
 
 def blocks() -> Iterator[tuple[str, str]]:
-    """The blocks of Python of the page, with their titles."""
-    yield from BLOCK.findall(PAGE.read_text())
+    """The blocks of Python of the page, each with its heading if it is the first one below."""
+    for section in HEADING.split(PAGE.read_text()):
+        for n, code in enumerate(BLOCK.findall(section)):
+            yield (section.splitlines()[0] if n == 0 else ""), code
 
 
 def num_lines(code: str) -> int:
@@ -245,41 +257,47 @@ def measured(runs: dict[str, Callable[[], Tensor]], rounds: int) -> tuple[dict[s
     return {name: median(values) for name, values in seconds.items()}, results
 
 
-def row(task: str, code: str, page: dict[str, Any], others: dict[str, Any], rounds: int) -> str:
-    """One line of the table."""
+def row(heading: str, code: str, page: dict[str, Any], others: dict[str, Any], rounds: int) -> str:
+    """One line of the table, and of a sweep the heads with the largest effects."""
+    task, result = TASKS[heading]
 
     def ours() -> Tensor:
         exec(compile(code, str(PAGE), "exec"), page)
-        return eval(RESULTS[task], page)
+        return eval(result, page)
 
     runs = {"regard": ours} | {name: getattr(one, task) for name, one in others.items() if hasattr(one, task)}
     seconds, results = measured(runs, rounds)
+    size = results["regard"].double().nan_to_num(0.0).abs().max()
     cells = [task, f"{num_lines(code)} / {seconds['regard']:.2g}"]
     for name in PEERS:
-        missing = "not installed" if name not in others else NONE
-        cells.append(f"{lines_of(runs[name])} / {seconds[name]:.2g}" if name in runs else missing)
         if name in runs:
             gap = (results[name].double() - results["regard"].double()).nan_to_num(0.0).abs().max()
-            size = results["regard"].double().nan_to_num(0.0).abs().max()
-            cells.append(f"{float(gap):.0e} of {float(size):.2g}")
+            cells += [f"{lines_of(runs[name])} / {seconds[name]:.2g}", f"{float(gap):.0e} of {float(size):.2g}"]
         else:
-            cells.append(NONE)
-    return f"| {' | '.join(cells)} |"
+            cells += [NONE if name in others else "not installed", NONE]
+    effects = {name: one.mean(-1) for name, one in results.items() if task in ("sweep", "induction")}
+    return "\n".join([f"| {' | '.join(cells)} |", *(f"{name}: {strongest(one)}" for name, one in effects.items())])
 
 
-def main(rounds: int = 3) -> None:
+def strongest(effects: Tensor) -> str:
+    """The five heads with the largest effects."""
+    best = effects.abs().flatten().argsort(descending=True)[:5].tolist()
+    return ", ".join(f"L{n // 9}.H{n % 9} {effects.flatten()[n]:+.2f}" for n in best)
+
+
+def main(rounds: str = "3", *tasks: str) -> None:
     """Print the table."""
     page: dict[str, Any] = {"__name__": "page"}
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; lines / seconds (median of {rounds})")
     print(f"| task | regard | {' | difference | '.join(PEERS)} | difference |\n|---|---|---|---|---|---|")
     others: dict[str, Any] = {}
-    for title, code in blocks():
-        if title in RESULTS:
+    for heading, code in blocks():
+        if heading in TASKS and (not tasks or TASKS[heading][0] in tasks):
             others = others or peers(page)
-            print(row(title, code, page, others, rounds), flush=True)
+            print(row(heading, code, page, others, int(rounds)), flush=True)
         else:
             exec(compile(code, str(PAGE), "exec"), page)
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(*sys.argv[1:])
