@@ -134,9 +134,9 @@ class TransformerLens:
         for layer, head in torch.cartesian_prod(torch.arange(self.layers), torch.arange(self.heads)).tolist():
             name = f"blocks.{layer}.attn.o.hook_in"
 
-            def patch(z: Tensor, hook: Any, head: int = head, other: Tensor = source(name)) -> Tensor:
+            def patch(z: Tensor, hook: Any, head: int = head, name: str = name) -> Tensor:
                 z = z.clone()
-                z[:, :, head] = other[:, :, head]
+                z[:, :, head] = source(name)[:, :, head]
                 return z
 
             logits = self.bridge.run_with_hooks(ids, fwd_hooks=[(name, patch)], logits_to_keep=keep)
