@@ -2,8 +2,8 @@
 
 `python -m benchmarks.circuits [ROUNDS [TASK ...]]` runs the blocks of the page, and the same tasks in the other
 libraries where they are installed, in turn: A B C A B C. All of them run SmolLM2-135M with the same weights, in
-float32, in one process. The lines of Regard are those of the page; those of the others are the lines of the functions
-below, without the first and the last.
+float32, in one process and one thread. The lines of Regard are those of the page; the lines of the others are those of
+the functions below, without the first and the last.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ TASKS = {
 PEERS = ("transformer_lens", "nnsight")
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 NONE = "-"
+#: Seconds after which a task is not run again.
+LONG = 60.0
 
 
 class TransformerLens:
@@ -246,14 +248,16 @@ def peers(page: dict[str, Any]) -> dict[str, Any]:
 
 
 def measured(runs: dict[str, Callable[[], Tensor]], rounds: int) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """The median seconds of each run, in turn, and what it gave."""
+    """The median seconds of processor time of each run, in turn, and what it gave; long runs are not repeated."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     results: dict[str, Tensor] = {}
     for _ in range(rounds):
         for name, run in runs.items():
-            start = time.perf_counter()
+            start = time.process_time()
             results[name] = run().detach()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(time.process_time() - start)
+        if sum(map(sum, seconds.values())) > LONG:
+            break
     return {name: median(values) for name, values in seconds.items()}, results
 
 
@@ -288,7 +292,8 @@ def strongest(effects: Tensor) -> str:
 def main(rounds: str = "3", *tasks: str) -> None:
     """Print the table."""
     page: dict[str, Any] = {"__name__": "page"}
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; lines / seconds (median of {rounds})")
+    torch.set_num_threads(1)
+    print(f"torch {torch.__version__}; lines / seconds of processor time in one thread (median of {rounds})")
     print(f"| task | regard | {' | difference | '.join(PEERS)} | difference |\n|---|---|---|---|---|---|")
     others: dict[str, Any] = {}
     for heading, code in blocks():
