@@ -16,7 +16,7 @@ from regard.base.texts.embedded import passage
 
 PAGE = Path(__file__).parents[1] / "guides" / "caches.md"
 LENGTH, BUDGETS, POLICIES = 512, (256, 128, 64), ("StreamingLLM", "H2O", "SnapKV")
-NUM_NEEDLES, NUM_DIGITS = 20, 3
+NUM_NEEDLES, NUM_DIGITS = 10, 3
 
 
 def main() -> None:
