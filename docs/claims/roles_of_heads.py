@@ -4,11 +4,11 @@ python docs/claims/roles_of_heads.py [--picture docs/images/roles.png]: a quarte
 """
 
 import argparse
-from importlib.resources import files
 
 import torch
 
 import regard as rg
+from regard.base.texts.embedded import passage
 from regard.lab.data import load_corpus
 
 #: Least weight beyond sinks and window of heads that keep all keys, and least retrieval score.
@@ -25,11 +25,10 @@ def main() -> None:
     for role in needles.labeled:
         print(role.sentence)
     compose(reader)
-    passage = files("regard").joinpath("texts", "passage.txt").read_text(encoding="utf-8")
     verses = " ".join(pair.source for pair in load_corpus("bible-en-fr").train[:300])
     curves: dict[str, list[tuple[float, float]]] = {}
     for least in FAR:
-        split = reader.cache_split(passage, sinks=4, window=128, least=least)
+        split = reader.cache_split(passage(), sinks=4, window=128, least=least)
         print(split.sentence)
         whole, none = shrink(reader, split, verses, curves, "heads that read far")
     for least in RETRIEVAL:

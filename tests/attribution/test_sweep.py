@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -381,6 +382,15 @@ def test_mistakes_of_inputs_and_measures_are_named(llama):
     one = {name: x[:1] for name, x in INPUTS.items()}
     with pytest.raises(RegardError, match="at least two"):
         rg.sweep(llama, "mean", one, measure)
+
+
+def test_a_measure_with_other_arguments_is_refused_before_the_model_runs():
+    """The model is one that cannot run."""
+    for bad in (lambda out: out, lambda: 0, lambda out, n, answers: out):
+        with pytest.raises(RegardError, match=r"called as measure\(output, examples\), but it takes \("):
+            rg.sweep(nn.Identity(), rg.KnockOut, {"input_ids": IDS}, bad)
+    for good in (lambda *given: given[0].logits[:, -1, 0], partial(lambda word, out, n: out.logits[:, -1, word], 3)):
+        assert rg.sweep(model_of(), [rg.KnockOut(rg.Where(layers=0))], {"input_ids": IDS}, good).values.shape == (1, B)
 
 
 def test_the_heatmap_has_a_panel_for_each_position(llama):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import itertools
 import json
 import sys
@@ -139,6 +140,7 @@ def sweep(
     >>> table.effects.shape, len(table.top(3))
     (torch.Size([2, 2]), 3)
     """
+    _check_measure(measure)
     runner = _Runner(model, inputs, measure, into or {})
     num = runner.num_examples
     chunks = [slice(n, min(n + batch_size, num)) for n in range(0, num, batch_size)]
@@ -161,6 +163,21 @@ def sweep(
             kept.save(done == count)
             report(done, count)
     return grid.table(kept)
+
+
+def _check_measure(measure: Measure) -> None:
+    """Refuse a measure that cannot be called with an output and the numbers of the examples."""
+    try:
+        signature = inspect.signature(measure)
+    except ValueError:  # a function in C that does not tell its arguments
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        raise RegardError(
+            f"sweep: measure is called as measure(output, examples), but it takes {signature}. The second argument has "
+            f"the number of the example of each entry: lambda output, examples: output.logits[:, -1, 5]."
+        ) from None
 
 
 def _taken(value: Any, size: int, entries: Tensor) -> Any:

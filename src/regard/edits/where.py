@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.base.checks import checked
 from regard.base.errors import RegardError, first_few, nearest
 from regard.base.spans import INFINITY, Spans
-from regard.stats.numbering import head_name, layer_number
+from regard.stats.numbering import LayerPath, head_name, layer_number
 from regard.stats.roles import MEANINGS, RoleTable
 from regard.stats.text_reading import plain
 
@@ -294,6 +294,8 @@ class Where:
         `targets` are the tokens of the queries, if they differ from those of the keys. Either are those of one text, or
         a list for each batch entry.
         """
+        if tokens is None and targets is None and roles is None:
+            return self
         of_queries = tokens if targets is None else targets
         selection = replace(self, queries=self._found(self.queries, of_queries), keys=self._found(self.keys, tokens))
         if self.roles is None or roles is None:
@@ -366,7 +368,7 @@ class Where:
             )
         if self.heads is None:
             return EVERY
-        number, ranges = layer_number(path), []
+        number, ranges = _number(path), []
         for head in self._heads:
             if isinstance(head, str):
                 layer, head = _head(head)
@@ -462,8 +464,13 @@ def _with_role(role: Any, roles: Roles) -> list[tuple[int, int]]:
     return [(int(layer), int(head)) for layer, head in roles[role]]
 
 
+def _number(path: str) -> int | None:
+    """The number of the layer; a sweep asks this thousands of times, so a path that knows it is not checked again."""
+    return path.number if isinstance(path, LayerPath) else layer_number(path)
+
+
 def _is_layer(layer: int | str | slice, path: str) -> bool:
-    number = layer_number(path)
+    number = _number(path)
     if isinstance(layer, str):
         named = LAYER.fullmatch(layer)
         return fnmatchcase(path, layer) or (named is not None and int(named[1]) == number)
