@@ -108,10 +108,12 @@ def comment(module: ModuleType, name: str) -> str:
 def _pages_with_code() -> Iterator[tuple[str, str, str]]:
     """Title, address from the reference, and text of the pages whose code is run: guides and examples."""
     guides = sorted((ROOT / "docs" / "guides").glob("*.md"), key=lambda path: path.stem != "pieces")
-    for path in [*guides, *sorted((ROOT / "examples").glob("[0-9]*.py"))]:
+    examples = [*sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "examples" / "studies").glob("*.py"))]
+    for path in [*guides, *examples]:
         text = path.read_text()
         title = next(line.lstrip('"# ') for line in text.splitlines() if "# " in line)
-        yield title, f"../{path.parent.name}/{path.stem}.md", text
+        where = path.relative_to(ROOT / "docs" if path in guides else ROOT)
+        yield title, f"../{where.with_suffix('.md').as_posix()}", text
 
 
 def _in_use(name: str, pages: list[tuple[str, str, str]]) -> str:
