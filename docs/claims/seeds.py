@@ -1,4 +1,4 @@
-"""Run an example with other seeds: `python docs/claims/seeds.py 13` runs examples/13_*.py three times.
+"""Run an example with other seeds: `python docs/claims/seeds.py 13` runs examples/studies/13_*.py three times.
 
 Every number that differs between the runs is printed as its range. What the example asserts must hold in each run.
 """
@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 os.environ["MPLBACKEND"] = "Agg"  # the figures are drawn, not shown
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "studies"
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 
 

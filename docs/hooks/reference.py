@@ -162,11 +162,14 @@ def comment(module: ModuleType, name: str) -> str:
 
 def _pages_with_code() -> Iterator[tuple[str, str, str]]:
     """Title, address from the reference, and text of the pages whose code is run: guides and examples."""
-    folders = (("docs/development", "p*.md"), ("docs/guides", "*.md"), ("docs/for", "*.md"), ("examples", "[0-9]*.py"))
-    for path in (path for folder, names in folders for path in sorted((ROOT / folder).glob(names))):
+    folders = (("docs/development", "p*.md"), ("docs/guides", "*.md"), ("docs/for", "*.md"))
+    guides = [path for folder, names in folders for path in sorted((ROOT / folder).glob(names))]
+    examples = [*sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "examples" / "studies").glob("*.py"))]
+    for path in [*guides, *examples]:
         text = path.read_text()
         title = next(line.lstrip('"# ') for line in text.splitlines() if "# " in line)
-        yield title, f"../{path.parent.name}/{path.stem}.md", text
+        where = path.relative_to(ROOT / "docs" if path in guides else ROOT)
+        yield title, f"../{where.with_suffix('.md').as_posix()}", text
 
 
 def _in_use(name: str, pages: list[tuple[str, str, str]]) -> str:

@@ -57,10 +57,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_post_build(config: MkDocsConfig) -> None:
     """Put the outputs of the examples into their notebooks, as their pages show them."""
-    gallery = Path(config.docs_dir) / "examples"
-    for path in (Path(config.site_dir) / "examples").glob("[0-9]*.ipynb"):
-        page = (gallery / path.name).with_suffix(".md").read_text()
-        notebook = gallery_outputs.with_outputs(json.loads(path.read_text()), page, gallery / "images")
+    gallery, site = Path(config.docs_dir) / "examples", Path(config.site_dir) / "examples"
+    stored = {path.name for path in (ROOT / "examples").glob("*.ipynb")}  # these have their outputs
+    for path in site.rglob("*.ipynb"):
+        if path.name in stored:
+            continue
+        source = (gallery / path.relative_to(site)).with_suffix(".md")
+        notebook = gallery_outputs.with_outputs(
+            json.loads(path.read_text()), source.read_text(), source.parent / "images"
+        )
         path.write_text(json.dumps(notebook, ensure_ascii=False, indent=1))
 
 
@@ -70,13 +75,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if path in SEARCHED_LAST:
         page.meta["search"] = {"boost": 0.01}
     if path.startswith("examples/"):  # the gallery takes each page for a folder, which none is that opens as a file
-        return re.sub(r'href="(\d\d_\w+)"', r'href="\1.html"', markdown.replace("../images/", "images/"))
+        return re.sub(r'href="((?:studies/)?\w+)"', r'href="\1.html"', markdown.replace("../images/", "images/"))
     if path.startswith(MADE):
         return markdown
     markdown = links.for_site(markdown, path)
     if path == "claims.md":  # a wide table; each command leads to what it runs
         page.meta["hide"] = ["navigation", "toc"]
         markdown = re.sub(r"(?ms)^(\| # .*)", r'<div class="cards claims" markdown>\n\n\1\n\n</div>', markdown)
-        markdown = re.sub(r"(`python (examples/\w+)\.py`)", r"[\1](\2.md)", markdown)
+        markdown = re.sub(r"(`python (examples/[\w/]+)\.py`)", r"[\1](\2.md)", markdown)
         markdown = re.sub(r"(`python docs/(claims/\w+\.py)(?: \d+)?`)", r"[\1](\2)", markdown)
     return markdown

@@ -89,7 +89,7 @@ def test_a_link_is_moved_to_the_place_of_its_target():
         "../../src/regard/catalog/": "../catalog/index.md",
         "../../src/regard/stats/": "../reference/statistics.md",
         "../../src/regard/masks.py": "../reference/masks.md",
-        "../../examples/03_scaled_dot_product.py": "../examples/03_scaled_dot_product.md",
+        "../../examples/studies/03_scaled_dot_product.py": "../examples/studies/03_scaled_dot_product.md",
         "../../CONTRIBUTING.md#your-first-change": "../CONTRIBUTING.md#your-first-change",
         "../../LICENSE": "https://www.apache.org/licenses/LICENSE-2.0",
         "see.md#profile": "see.md#profile",

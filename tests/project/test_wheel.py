@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from build_hooks import ROOT, hatch_build
-from regard.version import __version__
+from package_version import package_version
 
 REPOSITORY = "https://example.org/regard"
 #: Before the translators shared their tokenizers, the wheel of Linux had 11.46 MB.
@@ -102,7 +102,7 @@ def wheel(tmp_path_factory):
 def test_the_wheel_holds_each_file_once_and_no_dead_link(wheel):
     with zipfile.ZipFile(wheel) as packed:
         files = packed.infolist()
-        about = message_from_bytes(packed.read(f"regard-{__version__}.dist-info/METADATA"))
+        about = message_from_bytes(packed.read(f"regard-{package_version()}.dist-info/METADATA"))
     large = Counter((file.CRC, file.file_size) for file in files if file.file_size > 1000)
     assert max(large.values()) == 1 and wheel.stat().st_size < LARGEST
     tokenizers = [file.filename for file in files if file.filename.endswith(".tokenizer")]
@@ -163,7 +163,7 @@ print(rg.__file__)
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["regard", "--version"], f"regard {__version__}\n"),
+        (["regard", "--version"], f"regard {package_version()}\n"),
         (["regard", "--help"], "regard[lab]"),
         (["python", "-c", ATTEND], "site-packages"),
     ],
