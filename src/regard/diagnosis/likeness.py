@@ -100,8 +100,12 @@ def likeness(
     names: Mapping[str, str],
     seed: int,
     progress: CheckProgress,
+    names_mistakes: bool = True,
 ) -> Likeness:
-    """Equal to the reference, the mistake by its step, the first step that differs, or not decided."""
+    """Equal to the reference, the mistake by its step, the first step that differs, or not decided.
+
+    Without `names_mistakes` only a function that is equal has a verdict: the search for a mistake takes longest.
+    """
     function = with_drawn_parameters(function)
     callers = _callers(function, inputs, seed, progress)
     every: list[Way] = []
@@ -116,11 +120,20 @@ def likeness(
                     return Likeness(_wrong(text, swapped), way.case.caller)
                 text = f"All numbers are those of {reference.name}{way.text}."
                 return Likeness(CheckFinding("steps", "right", text), way.case.caller)
-            return _mistake_of([_in_case(way, later)], reference)
+            return (
+                _mistake_of([_in_case(way, later)], reference) if names_mistakes else _different(reference, callers[0])
+            )
+    if not names_mistakes:
+        return _different(reference, callers[0])
     if not every:
         return Likeness(_without_matrices(reference), callers[0], is_explained=False)
     every.sort(key=lambda way: -way.agreeing)
     return _mistake_of(every[:MOST_TRIED], reference)
+
+
+def _different(reference: Reference, caller: Caller) -> Likeness:
+    text = f"Its numbers are not those of {reference.name}."
+    return Likeness(CheckFinding("steps", "unknown", text), caller, is_explained=False)
 
 
 def _callers(
