@@ -58,6 +58,8 @@ WAITING = {
 }  # fmt: skip
 #: Operations that take tensors of two devices.
 COPYING = {"_to_copy", "copy_", "_copy_from", "to", "copy"}
+#: What no operation has a tensor in.
+PLAIN = {int, float, bool, type(None), torch.dtype, torch.device}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 
 
@@ -168,15 +170,19 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     """An operation on the hosts of its tensors, under the rules of the device."""
     name = func.overloadpacket.__name__
     tensors: list[Tensor] = []
-    _mapped(tensors.append, (args, kwargs))
+
+    def host(x: Tensor) -> Tensor:
+        tensors.append(x)
+        return x.host if isinstance(x, PretendTensor) else x
+
+    args_there, kwargs_there = _mapped(host, args), _mapped(host, kwargs)
     _check_devices(func, name, tensors)
     _count_waits(name, args, kwargs, tensors)
     wrapper_of = {id(x.host): x for x in tensors if isinstance(x, PretendTensor)}
     target = kwargs.get("device")
     leaves_device = target is not None and torch.device(target).type == "cpu"
     if target is not None and not leaves_device:
-        kwargs = {**kwargs, "device": torch.device("cpu")}
-    args_there, kwargs_there = _mapped(_host, (args, kwargs))
+        kwargs_there["device"] = torch.device("cpu")
     result = FORMULAS.get(name, func)(*args_there, **kwargs_there)
     if torch.Tag.inplace_view in func.tags:
         with no_dispatch():
@@ -190,15 +196,13 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _mapped(change: Any, value: Any) -> Any:
     """The tensors of nested arguments changed; what torch has for this takes longer than the operations."""
+    if type(value) in PLAIN:
+        return value
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, tuple | list):
         return type(value)([_mapped(change, part) for part in value])
     return {name: _mapped(change, part) for name, part in value.items()} if isinstance(value, dict) else value
-
-
-def _host(x: Tensor) -> Tensor:
-    return x.host if isinstance(x, PretendTensor) else x
 
 
 def _wrapped(func: Any, x: Tensor, wrapper_of: dict[int, PretendTensor]) -> Tensor:

@@ -9,16 +9,19 @@ from __future__ import annotations
 from xdist.scheduler import LoadGroupScheduling
 
 #: Seconds of the files and groups that take longer than their number of tests says, on two cores; rough ones will do.
+#: The ring waits for turns of the processor, so its processes take minutes beside two busy workers: it starts first.
 SECONDS = {
+    "ring": 400,
     "tests/project/test_pages.py": 170,
-    "tests/laws/test_mask_laws.py": 110,
     "tests/laws/test_laws.py": 100,
-    "tests/diagnosis/test_check.py": 90,
+    "tests/laws/test_mask_laws.py": 90,
+    "tests/diagnosis/test_check.py": 80,
     "tests/engine/test_flex.py": 80,
+    "tests/diagnosis/test_likeness.py": 75,
     "tests/lab/test_training_processes.py": 66,
-    "ring": 60,
     "tests/project/test_machines.py": 60,
-    "tests/laws/test_accelerator.py": 50,
+    "tests/engine/test_kernel_processes.py": 50,
+    "tests/laws/test_accelerator.py": 45,
     "tests/project/test_docs.py": 40,
     "tests/front/test_types.py": 40,
     "tests/lab/test_report.py": 35,
@@ -26,14 +29,20 @@ SECONDS = {
     "tests/viewer/test_page.py": 30,
     "tests/viewer/test_page_heads.py": 30,
     "tests/viewer/test_page_picture.py": 30,
+    "tests/laws/test_transforms.py": 25,
     "tests/viewer/test_page_access.py": 25,
     "tests/viewer/test_page_faults.py": 25,
     "tests/lab/test_training_ranks.py": 25,
     "tests/hf/test_compiled.py": 25,
     "tests/maps/test_map_tensors.py": 25,
+    "tests/laws/test_combinations.py": 20,
     "tests/base/test_junk_calls.py": 20,
     "tests/base/test_extras.py": 20,
     "wheel": 20,
+    "tests/engine/test_kernel_chosen.py": 15,
+    "tests/engine/test_kernel_library.py": 15,
+    "tests/laws/test_long_combinations.py": 15,
+    "tests/engine/test_kernel_folds.py": 15,
 }
 
 

@@ -102,8 +102,12 @@ def likeness(
     names: Mapping[str, str],
     seed: int,
     progress: CheckProgress,
+    names_mistakes: bool = True,
 ) -> Likeness:
-    """Equal to the reference, the mistake by its step, the first step that differs, or not decided."""
+    """Equal to the reference, the mistake by its step, the first step that differs, or not decided.
+
+    Without `names_mistakes` only a function that is equal has a verdict: the search for a mistake takes longest.
+    """
     function = with_drawn_parameters(function)
     callers = _callers(function, inputs, seed, progress)
     every: list[Way] = []
@@ -117,7 +121,10 @@ def likeness(
             return _equal(way, reference)
         partly = _in_case(way, later)
         if not _is_one_query(way):
-            return _mistake_of([partly], reference)
+            every.clear()
+            break
+    if not names_mistakes:
+        return _different(reference, callers[0])
     if every:
         every.sort(key=lambda way: -way.agreeing)
         found = _mistake_of(every[:MOST_TRIED], reference)
@@ -140,6 +147,11 @@ def _equal(way: Way, reference: Reference) -> Likeness:
 def _is_one_query(way: Way) -> bool:
     """Whether a function of query, key and value got one query alone: it may be wrong for several."""
     return len(way.case.caller.roles.inputs) == 3 and "n" not in way.case.caller.query_axes
+
+
+def _different(reference: Reference, caller: Caller) -> Likeness:
+    text = f"Its numbers are not those of {reference.name}."
+    return Likeness(CheckFinding("steps", "unknown", text), caller, is_explained=False)
 
 
 def _callers(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.attention import Mechanism
 from regard.base.errors import RegardError
-from regard.catalog import CatalogEntry, mechanisms
+from regard.catalog import mechanisms
 from regard.diagnosis.calling import Caller, with_function
 from regard.diagnosis.scores import Product, product_of
 from regard.diagnosis.weights import Measurement, close, measure, with_identities
@@ -22,10 +23,11 @@ from regard.diagnosis.weights import Measurement, close, measure, with_identitie
 def equal_mechanisms(measurement: Measurement, num_heads: int) -> tuple[str, ...]:
     """Names of the catalog with the same weights; the usual name of such a function comes first."""
     product = product_of(measurement)
+    measured = measurement.weights.nan_to_num()
     names = [
         name
-        for name, entry in mechanisms().items()
-        if any(_same(a, measurement) for a in _built(entry, measurement, product))
+        for name in mechanisms()
+        if any(close(weights, measured, 1e-5) for weights in _candidates(name, measurement, product))
     ]
     is_square = measurement.query.shape[2] == measurement.key.shape[2]
     usual = ["masked", "multi_head" if num_heads > 1 else "self_attention" if is_square else "cross"]
@@ -58,29 +60,41 @@ def learned_mechanism(caller: Caller) -> tuple[str, ...]:
     return ()
 
 
-def _same(attention: Mechanism, measurement: Measurement) -> bool:
-    try:
-        weights = attention.double()(
-            measurement.query.double(), measurement.key.double(), measurement.key.double()
-        ).weights.dense()
-    except RegardError:
-        return False  # it does not take these sizes
-    return close(weights, measurement.weights.nan_to_num(), 1e-5)
+def _candidates(name: str, measurement: Measurement, product: Product | None) -> Iterator[Tensor]:
+    """The weights of a mechanism with each of the settings that the measured weights suggest."""
+    heads, tensors = measurement.weights.shape[1], (measurement.query.double(), measurement.key.double())
+    query, key = (_Numbers(x.shape, x.contiguous().numpy().tobytes(), x) for x in tensors)
+    for settings in _settings(name, measurement, product):
+        weights = _weights(name, heads, tuple(settings.items()), query, key)
+        if weights is not None:
+            yield weights
 
 
-def _built(entry: CatalogEntry, measurement: Measurement, product: Product | None) -> Iterator[Mechanism]:
-    """The mechanism with the settings that the weights suggest; none if it has parameters to learn."""
-    width, names = measurement.query.shape[-1], inspect.signature(entry.build).parameters
-    heads = measurement.weights.shape[1]
+@dataclass(frozen=True)
+class _Numbers:
+    """A tensor that is equal to another one if its numbers are."""
+
+    shape: tuple[int, ...]
+    numbers: bytes = field(repr=False)
+    tensor: Tensor = field(repr=False, compare=False)
+
+
+@lru_cache(maxsize=1024)  # a check measures several times with the same queries and keys, and so does the next check
+def _weights(
+    name: str, heads: int, settings: tuple[tuple[str, Any], ...], query: _Numbers, key: _Numbers
+) -> Tensor | None:
+    """The weights of a mechanism; none if it has parameters to learn, or does not take these sizes."""
+    entry, width = mechanisms()[name], query.shape[-1]
     sizes = {"width": width, "query_dim": width, "key_dim": width, "num_heads": heads}
+    names = inspect.signature(entry.build).parameters
     given = {name: value for name, value in (entry.tiny | sizes).items() if name in names}
-    for settings in _settings(entry.name, measurement, product):
-        try:
-            attention = entry.build(**given | settings)
-        except RegardError:
-            continue
-        if not any(True for _ in attention.parameters()):
-            yield attention
+    try:
+        attention = entry.build(**given | dict(settings))
+        if any(True for _ in attention.parameters()):
+            return None
+        return attention.double()(query.tensor, key.tensor, key.tensor).weights.dense()
+    except RegardError:
+        return None
 
 
 def _settings(name: str, measurement: Measurement, product: Product | None) -> list[dict[str, Any]]:
