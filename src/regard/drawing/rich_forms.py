@@ -1,0 +1,159 @@
+"""Pictures that a notebook shows for maps and masks: SVG with its own ground, so that they can be read on any page.
+
+They need no matplotlib and no script. A long map shows its first tokens, and the picture says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regard.base.errors import RegardError
+from regard.drawing.color import RAMP
+from regard.maps import AttentionMap
+from regard.masks import Mask, causal
+
+#: The most tokens, layers and heads of a picture; the lengths at which a mask is tried.
+TOKENS, LAYERS, HEADS, LENGTHS = 64, 12, 16, (16, 64, 256, 1024)
+#: Pixels: the side of a small map, and the space between two.
+SIDE, GAP = 72, 6
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+class Panel(NamedTuple):
+    """Places on the scale, from 0 to 1, and where the panel stands."""
+
+    places: Tensor
+    row: int
+    column: int
+
+
+@torch.no_grad()
+def maps_svg(maps: Mapping[str, AttentionMap], title: str) -> str | None:
+    """The heads of some maps, a row for each map; None where a map cannot be computed."""
+    shown = list(maps.items())[:LAYERS]
+    try:
+        panels = [panel for row, (_, weights) in enumerate(shown) for panel in _panels(weights, row)]
+    except (RegardError, RuntimeError):  # a picture is an offer: without it the notebook prints the text
+        return None
+    if not panels:
+        return None
+    said = [title, *_left_out(maps), "dark: a large weight, square-root scale"]
+    return _svg(panels, [name for name, _ in shown], "; ".join(said))
+
+
+def _panels(weights: AttentionMap, row: int) -> list[Panel]:
+    B, H, I, J = weights.shape
+    if 0 in (B, H, I, J):
+        return []
+    heads = list(range(min(H, HEADS)))
+    part = weights[0, heads, : min(I, TOKENS), : min(J, TOKENS)].detach().float().cpu().nan_to_num().abs()
+    part = part / part.amax((1, 2), keepdim=True).clamp_min(1e-12) if weights.is_signed else part.clamp(0, 1)
+    return [Panel(cells.sqrt(), row, head) for head, cells in enumerate(part)]
+
+
+def _left_out(maps: Mapping[str, AttentionMap]) -> list[str]:
+    shapes = [weights.shape for weights in list(maps.values())[:LAYERS]]
+    B, H, I, J = (max(sizes) for sizes in zip(*shapes, strict=True))
+    counts = ((len(maps), LAYERS, "layers"), (B, 1, "texts"), (H, HEADS, "heads"))
+    said = [f"the first {shown} of {count} {name}" for count, shown, name in counts if count > shown]
+    return said + [f"the first {TOKENS} of {max(I, J)} tokens"] * (max(I, J) > TOKENS)
+
+
+@torch.no_grad()
+def mask_svg(mask: Mask) -> str | None:
+    """The pairs that a mask allows, for the first length at which it is more than causal; None if it has no pairs."""
+    try:
+        dense = next((dense for n in LENGTHS if _says_more(dense := _dense(mask, n))), _dense(mask, LENGTHS[0]))
+    except (RegardError, RuntimeError):
+        return None
+    n = dense.shape[-1]
+    cells = torch.nn.functional.adaptive_avg_pool2d(dense[None, None].float(), min(n, TOKENS))[0, 0]
+    return _svg([Panel(cells, 0, 0)], [""], f"{mask!r} for {n} tokens; dark: the query (down) may attend to the key")
+
+
+def _dense(mask: Mask, n: int) -> Tensor:
+    """The pairs of the first text and head."""
+    dense = mask.dense(n)
+    return dense.reshape(-1, *dense.shape[-2:])[0].cpu()
+
+
+def _says_more(dense: Tensor) -> bool:
+    return not (bool(dense.all()) or torch.equal(dense, _dense(causal(), dense.shape[-1])))
+
+
+def _svg(panels: Sequence[Panel], names: Sequence[str], said: str) -> str:
+    """The panels on a light ground, with the names of the rows, the numbers of the columns and a caption."""
+    left = 8 + 6 * max(len(name) for name in names)
+    rows, columns = (1 + max(getattr(panel, name) for panel in panels) for name in ("row", "column"))
+    top = 18 if columns > 1 else 8
+    width, height = left + columns * (SIDE + GAP), top + rows * (SIDE + GAP)
+    lines = _lines(said, max(width, 320) // 6)
+    width, height = max(width, 320), height + 14 * len(lines) + 6
+    parts = [f'<rect width="{width}" height="{height}" fill="#ffffff"/>']
+    parts += [_write(name, 4, top + row * (SIDE + GAP) + SIDE / 2) for row, name in enumerate(names) if name]
+    if columns > 1:
+        parts += [_write(str(n), left + n * (SIDE + GAP) + SIDE / 2, 12, "middle") for n in range(columns)]
+    for places, row, column in panels:
+        x, y = left + column * (SIDE + GAP), top + row * (SIDE + GAP)
+        parts.append(
+            f'<image x="{x}" y="{y}" width="{SIDE}" height="{SIDE}" preserveAspectRatio="none" '
+            f'style="image-rendering:pixelated" href="{_png_url(places)}"/>'
+            f'<rect x="{x}" y="{y}" width="{SIDE}" height="{SIDE}" fill="none" stroke="#c9c9c4"/>'
+        )
+    parts += [_write(line, 4, height - 14 * (len(lines) - n) + 6) for n, line in enumerate(lines)]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" role="img" font-family="sans-serif" font-size="10" fill="#111418">'
+        f"<title>{escape(said)}</title>{''.join(parts)}</svg>"
+    )
+
+
+def _write(text: str, x: float, y: float, anchor: str = "start") -> str:
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _lines(text: str, room: int) -> list[str]:
+    lines = [""]
+    for word in text.split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > room:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines
+
+
+def _png_url(places: Tensor) -> str:
+    """Cells as a PNG with a palette: each cell is one byte, four or more pixels wide, so that no program blurs it."""
+    palette = _palette()
+    cells = (places.clamp(0, 1) * (len(palette) - 1)).round().numpy().astype(np.uint8)
+    times = max(1, SIDE * 2 // max(cells.shape))
+    cells = np.kron(cells, np.ones((times, times), np.uint8))
+    rows = np.pad(cells, ((0, 0), (1, 0)))  # a byte before each row: no filter
+    header = struct.pack(">IIBBBBB", cells.shape[1], cells.shape[0], 8, 3, 0, 0, 0)
+    chunks = (
+        (b"IHDR", header),
+        (b"PLTE", palette.tobytes()),
+        (b"IDAT", zlib.compress(rows.tobytes(), 9)),
+        (b"IEND", b""),
+    )
+    content = b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+    return f"data:image/png;base64,{base64.b64encode(PNG + content).decode()}"
+
+
+def _palette() -> NDArray[np.uint8]:
+    """White, and 63 colors of the ramp."""
+    stops = np.array([[int(color[at : at + 2], 16) for at in (1, 3, 5)] for color in RAMP])
+    at = np.linspace(0, len(stops) - 1, 63)
+    colors = [np.interp(at, np.arange(len(stops)), stops[:, part]) for part in range(3)]
+    return np.vstack([[255, 255, 255], np.stack(colors, 1).round()]).astype(np.uint8)
