@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 
 import pytest
@@ -216,7 +217,30 @@ def test_frozen_parameters_and_no_grad_are_no_obstacle_and_nothing_is_changed():
         torch.testing.assert_close(moved[0].dense(), path[0].dense())
 
 
-def test_half_precision_and_dropout_of_functions_are_refused():
+#: Method -> its options; one for each way in which gradients, weights or runs become numbers.
+IN_HALF = ("weight-gradient", "attn-lrp", "chefer", "edge-patching", "integrated-gradients", "value-zeroing")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel"])
+def test_half_precision_agrees_with_float32_within_its_rounding(name, dtype):
+    """The sum of some 20 independent roundings a layer and pass has the size u sqrt(20 layers); here 4 times that."""
+    half, inputs = built(name, dtype=dtype), text(name)
+    whole, corrupted = copy.deepcopy(half).float(), inputs | {"input_ids": inputs["input_ids"].flip(1)}
+    for method in IN_HALF:
+        options = {"corrupted": corrupted} if method == "edge-patching" else {}
+        mine, exact = (rg.attribute(model, inputs, 9, method, test=False, **options) for model in (half, whole))
+        bound = 4 * torch.finfo(dtype).eps / 2 * (20 * len(exact.maps)) ** 0.5
+        pairs = [(mine.tokens(), exact.tokens())] + [
+            (mine[n].dense(), exact[n].dense()) for n in range(len(exact.maps))
+        ]
+        for ours, theirs in pairs:
+            assert ours.dtype == torch.float32 and bool(theirs.any())
+            assert float((ours - theirs).abs().max() / theirs.abs().max()) < bound, method
+        assert str(dtype).removeprefix("torch.") in " ".join(mine.notes) and "float" not in " ".join(exact.notes)
+
+
+def test_autocast_and_dropout_of_functions_are_refused():
     model, inputs = built("LlamaForCausalLM"), text("LlamaForCausalLM")
     for ask in (lambda: rg.attribute(model, inputs, 9), lambda: rg.faithfulness(model, inputs, torch.ones(1, 7), 9)):
         with torch.autocast("cpu", torch.bfloat16), pytest.raises(rg.RegardError, match="Leave the autocast block"):
@@ -258,7 +282,6 @@ def test_mistakes_are_explained():
         (lambda: rg.attribute(model.transformer, ids), "returns no logits.*last_hidden_state"),
         (lambda: rg.attribute(built("BertForMaskedLM"), ids, 9), "Say which.*position="),
         (lambda: rg.attribute(classes, ids, rg.Target(1, position=2)), "a target has no position"),
-        (lambda: rg.attribute(built("GPT2LMHeadModel", dtype=torch.bfloat16), ids, 9), "bfloat16.*model.float"),
         (lambda: rg.attribute(built("GPT2LMHeadModel").train(), ids, 9), "model.eval"),
         (lambda: rg.attribute(None, ids), "NoneType"),
         (lambda: rg.attribute(torch.nn.Embedding(50, 4).eval(), ids, lambda out: out.sum()), "no attention"),
@@ -398,3 +421,14 @@ def test_an_attribution_is_shown_and_its_maps_are_saved(tmp_path):
     again = load_map(tmp_path / "signed.safetensors")
     torch.testing.assert_close(again.dense(), links.dense())
     assert again.is_signed
+
+
+def test_a_target_that_no_attention_reaches_is_refused():
+    """Layers of torch.ao.quantization.quantize_dynamic pass no gradient: every number of the result was 0."""
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20, bos_token_id=0, eos_token_id=0)
+    ).eval()
+    for block in model.transformer.h:
+        block.attn.c_proj.register_forward_hook(lambda module, args, output: output.detach())
+    with pytest.raises(rg.RegardError, match=r"does not depend on any attention .*quantize_dynamic"):
+        rg.attribute(model, torch.tensor([[3, 1, 4]]), target=9, test=False)

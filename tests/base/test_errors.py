@@ -166,6 +166,10 @@ MISTAKES = {
         lambda: attend(q, k, k, attn_mask=floats),
         "attn_mask: it is called mask",
     ),
+    "a piece in place of the mechanism": (
+        lambda: attend(q, k, k, bias=rg.ALiBi(4)),
+        r"bias: it is a piece of the mechanism: attention=regard\.Attention\(bias=\.\.\.\)",
+    ),
     "flash-attn's causal flag": (lambda: attend(q, k, k, causal=True), "it is called is_causal"),
     "another width": (lambda: rg.nn.MultiHeadAttention(d_model=8, num_heads=2), "d_model: it is called embed_dim"),
     "torch's layout": (lambda: rg.nn.MultiHeadAttention(8, 2, batch_first=True), "batch_first: inputs are always"),

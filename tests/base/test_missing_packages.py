@@ -33,6 +33,7 @@ COMMANDS = {
     "info longformer": "cli",
     "plan sliding_window --length 64": "cli",
     "check attention.py:attention": "cli",
+    "exercises kit --only rope": "cli",
     "analyze corpus.txt --length 12 --model MODEL": "hf",
     "analyze corpus.txt --length 12 --model MODEL --save seen": "hf",
     "analyze corpus.txt --length 12 --model MODEL --figures pictures": "demo",

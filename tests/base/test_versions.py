@@ -216,7 +216,8 @@ def test_recurrent_layers_of_other_versions_are_neither_edited_nor_watched_in_si
     pytest.importorskip("transformers")
     from recurrent_models import build
 
-    monkeypatch.setattr("regard.hf.capture.recurrent_calls.core_names", lambda module: set())
+    for file in ("capture.recurrent_calls", "editing.recurrent_layers"):
+        monkeypatch.setattr(f"regard.hf.{file}.core_names", lambda module: set())
     model, ids = build(name), torch.tensor([[3, 1, 4, 1, 5]])
     with rg.watch(model) as seen:
         model(ids)

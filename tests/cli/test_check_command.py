@@ -107,6 +107,7 @@ def test_the_command_exits_with_1_if_there_is_a_mistake(file):
 def test_the_command_prints_json(file):
     told = json.loads(run(f"{file}:wrong", "--json").stdout)
     assert told["ok"] is False and told["mechanism"] == "luong_dot"
+    assert told["mistakes"] == ["the scores are not scaled"]
     scale = next(finding for finding in told["findings"] if finding["what"] == "scale")
     assert scale["verdict"] == "wrong" and scale["mistake"] == "the scores are not scaled" and scale["remedy"]
 

@@ -131,7 +131,7 @@ def test_show_tells_and_draws(name):
 def test_every_mechanism_is_found_by_its_other_names():
     for name, entry in mechanisms().items():
         assert " " in entry.also_called[0], f"{name}: the first name is one in words"
-        for other in entry.also_called:
+        for other in (*entry.also_called, name.replace("_", " ").title()):
             with pytest.raises(rg.RegardError, match=rf"no mechanism .* is called .*'{name}'"):
                 mechanism(other)
     with pytest.raises(rg.RegardError, match=r"'favor'.*It is called 'performer' here"):

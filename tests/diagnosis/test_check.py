@@ -552,3 +552,28 @@ def test_a_report_is_aligned_and_names_the_remedy():
     assert first.startswith("  wrong    scale          The scores are not scaled.")
     columns = {line.index(line.split("  ")[-1]) for line in lines if line.startswith(("  right    batch", first[:11]))}
     assert columns == {26}
+
+
+def test_the_error_of_a_state_without_the_axis_of_the_length_names_the_axis():
+    def weights(state, states):
+        return (state + states).tanh().sum(-1).softmax(-1)
+
+    with pytest.raises(rg.RegardError, match=r"on the inputs that were given\..* state\[:, None\]\.$"):
+        rg.check(weights, torch.randn(2, 16), torch.randn(2, 7, 16), like="bahdanau")
+    with pytest.raises(rg.RegardError, match=r"on the inputs that were given\.$"):
+        rg.check(lambda state, states: state @ states, *torch.randn(2, 2, 3, 16), like="bahdanau")
+
+
+@pytest.mark.parametrize("like", [None, "bahdanau"])
+def test_a_state_may_be_wider_than_the_states_of_the_encoder(like):
+    class Additive(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.of_state, self.of_states, self.score = nn.Linear(24, 8), nn.Linear(16, 8), nn.Linear(8, 1)
+
+        def forward(self, state, states):
+            energies = (self.of_state(state)[:, None] + self.of_states(states)).tanh()
+            weights = self.score(energies).squeeze(-1).softmax(-1)
+            return (weights[:, None] @ states)[:, 0], weights
+
+    assert rg.check(Additive(), like=like, limit=None).mistakes == ()

@@ -250,11 +250,48 @@ def test_what_is_not_certain_is_refused():
     ids = torch.randint(3, 40, (1, N))
     with rg.watch(model, keep="qkv") as seen:
         model(ids)
-    patch = rg.edits.ActivationPatch(rg.Where(layers=1, heads=0), part="output", source=seen)
+    patch = rg.edits.ActivationPatch(rg.Where(layers=1, heads=0), part="value", source=seen)
     with pytest.raises(RegardError, match=r"cannot patch h\.1.* computes its softmax itself"), rg.edit(model, patch):
         model(ids)
     with pytest.raises(RegardError, match=r"selects head 7, and h\.0\.self_attention has heads 0 to 3"):  # noqa: SIM117
         with rg.edit(model, rg.KnockOut(rg.Where(heads=7))):
+            model(ids)
+
+
+PROJECTIONS = {
+    "Bloom": "h.1.self_attention.dense", "GPTNeo": "h.1.attn.attention.out_proj", "Mpt": "blocks.1.attn.out_proj",
+    "Deberta": "encoder.layer.1.attention.output.dense", "MPNet": "encoder.layer.1.attention.attn.o",
+}  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", PROJECTIONS)
+def test_patched_outputs_are_what_the_output_projection_reads(name):
+    model, (ids, others), read = build(name), torch.randint(3, 40, (2, 2, N)), []
+    model.get_submodule(PROJECTIONS[name]).register_forward_pre_hook(lambda _, args: read.append(args[0]))
+    with rg.watch(model, keep="qkv") as seen:
+        model(others)
+    plain, where = model(ids)[0], rg.Where(layers=1, heads=[1, 3], queries=[2, 5], batch=1)
+    edit = rg.edits.ActivationPatch(where, part="output", source=seen)
+    with rg.watch(model, keep="qkv") as outside, rg.edit(model, edit) as run, rg.watch(model, keep="qkv") as inside:
+        patched = model(ids)[0]
+    with rg.edit(model, rg.edits.ActivationPatch(rg.Where(layers=1), part="output", source=seen)):
+        model(ids)
+    expected = read[1].unflatten(-1, (4, -1)).clone()
+    for head in (1, 3):
+        expected[1, [2, 5], head] = read[0].unflatten(-1, (4, -1))[1, [2, 5], head]
+    assert list(run.calls.values()) == [1] and torch.equal(patched[0], plain[0])
+    assert not torch.allclose(patched[1], plain[1])
+    hooked = model.get_submodule(PROJECTIONS[name])
+    with rg.edit(model, rg.edits.ActivationPatch(where, part="output", source=seen)):
+        kept = hooked.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+        model(ids)
+    kept.remove()
+    torch.testing.assert_close(read[-1].unflatten(-1, (4, -1)), expected)
+    for watched in (outside, inside):
+        torch.testing.assert_close(watched.patch_source("output", 1).transpose(1, 2), expected)
+    with pytest.raises(RegardError, match="part='output' patches those"):  # noqa: SIM117
+        with rg.edit(model, rg.edits.ActivationPatch(rg.Where(layers=1), part="value", source=seen)):
             model(ids)
 
 

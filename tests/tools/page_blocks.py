@@ -25,7 +25,7 @@ class Block:
 
 def pages() -> list[Path]:
     """Every page that is written by hand, new ones too. The log is history: nobody types its code."""
-    folders = (ROOT / "docs", ROOT / "docs" / "guides", ROOT / "docs" / "comparison")
+    folders = [ROOT / "docs", *(ROOT / "docs" / name for name in ("for", "guides", "comparison"))]
     listed = [path for folder in folders for path in folder.glob("*.md") if path.name not in ("log.md", "report.md")]
     return sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md", *listed])
 

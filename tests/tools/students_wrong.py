@@ -55,6 +55,18 @@ def softmax_over_queries(q, k, v):
     return weights @ v
 
 
+def matrices_summed_over_queries(Q, K, V):
+    scores = Q @ K.T / np.sqrt(Q.shape[-1])
+    weights = np.exp(scores) / np.exp(scores).sum(0, keepdims=True)
+    return weights @ V
+
+
+def sum_over_queries(q, k, v):
+    s = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
+    e = np.exp(s - s.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-2, keepdims=True) @ v
+
+
 def softmax_over_heads(q, k, v):
     _, _, _, d = q.shape
     scores = q @ k.transpose(-2, -1) / math.sqrt(d)
@@ -312,6 +324,24 @@ def luong_dot_query_context(query, keys):
     return (weights.unsqueeze(-1) * query.unsqueeze(1)).sum(1), weights
 
 
+def values_before_the_cache(q, k, v):
+    keys, values, rows = k[..., :0, :], v[..., :0, :], []
+    for t in range(q.shape[-2]):
+        keys = torch.cat([keys, k[..., t : t + 1, :]], dim=-2)
+        values = torch.cat([v[..., t : t + 1, :], values], dim=-2)
+        weights = torch.softmax(q[..., t : t + 1, :] @ keys.mT / math.sqrt(q.shape[-1]), dim=-1)
+        rows.append(weights @ values)
+    return torch.cat(rows, dim=-2)
+
+
+def keys_before_the_cache(q, k, v):
+    keys, values, rows = k[..., :0, :], v[..., :0, :], []
+    for t in range(q.shape[-2]):
+        keys, values = torch.cat([k[..., t, None, :], keys], -2), torch.cat([values, v[..., t, None, :]], -2)
+        rows.append(F.softmax(q[..., t, None, :] @ keys.mT * q.shape[-1] ** -0.5, -1) @ values)
+    return torch.cat(rows, dim=-2)
+
+
 class GeneralBothProjected(nn.Module):
     def __init__(self, hidden_size):
         super().__init__()
@@ -452,6 +482,17 @@ class AdditiveWithoutTanh(nn.Module):
         scores = self.Va(self.Wa(query.unsqueeze(1)) + self.Ua(keys))
         weights = F.softmax(scores.squeeze(2), dim=-1)
         return torch.bmm(weights.unsqueeze(1), keys).squeeze(1), weights
+
+
+class AdditiveBatchOfContexts(nn.Module):
+    def __init__(self, width=16, hidden=24):
+        super().__init__()
+        self.W, self.U = nn.Linear(width, hidden), nn.Linear(width, hidden)
+        self.v = nn.Linear(hidden, 1, bias=False)
+
+    def forward(self, state, encoder_states):
+        weights = self.v(torch.tanh(self.W(state) + self.U(encoder_states))).squeeze(-1).softmax(-1)
+        return weights @ encoder_states, weights
 
 
 class AdditiveTanhOfEach(nn.Module):
@@ -1285,6 +1326,10 @@ def rope_without_sine(x):
     return x * torch.cat([emb, emb], dim=-1).cos()
 
 
+def rope_forgotten(x):
+    return x
+
+
 def rope_one_angle(x):
     angles = torch.arange(x.shape[-2], dtype=x.dtype)[:, None]
     x1, x2 = x.chunk(2, dim=-1)
@@ -1387,6 +1432,19 @@ FEED_FORWARD = "feed-forward|feed forward|feedforward|ffn|mlp"
 PADDING = "pad|mask|key|hid"
 
 WRONG = {
+    "scaled dot product, maximum of keys and sum over queries": (
+        sum_over_queries,
+        "scaled_dot_product",
+        "largest score is that of the keys, and the sum is over the queries",
+    ),
+    "scaled dot product, matrices of one text, sum over queries": (
+        matrices_summed_over_queries,
+        "scaled_dot_product",
+        "softmax is over the queries",
+    ),
+    "causal, values in front of the cache": (values_before_the_cache, "causal_dot_product", "different orders"),
+    "causal, keys in front of the cache": (keys_before_the_cache, "causal_dot_product", "different orders"),
+    "additive, a context for each pair of sentences": (seeded(AdditiveBatchOfContexts), "bahdanau", "batch mix"),
     "scaled dot product, no scale": (unscaled, "scaled_dot_product", SCALE),
     "scaled dot product, scale by d": (scaled_by_width, "scaled_dot_product", SCALE),
     "scaled dot product, scale by sqrt(n)": (scaled_by_length, "scaled_dot_product", SCALE),
@@ -1693,6 +1751,7 @@ WRONG = {
     "rope, both signs plus": (rope_plus_signs, "rope", ROTATION),
     "rope, angles of pairs for halves": (rope_mixed_pairs, "rope", ROTATION),
     "rope, base 100": (rope_of_base_hundred, "rope", ROTATION),
+    "rope, nothing is rotated": (rope_forgotten, "rope", "returned as it is"),
     "rope, no sine": (rope_without_sine, "rope", ROTATION),
     "rope, one angle for all pairs": (rope_one_angle, "rope", ROTATION),
     "rope, exponent doubled": (seeded(lambda: RotaryDoubledExponent(16)), "rope", ROTATION),

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from regard.attribution.request import DECODER, INPUT, AttributionRequest, MethodResult
 from regard.attribution.traced_run import Rules, traced_run
 from regard.base.errors import RegardError
+from regard.base.shapes import at_least_float32
 from regard.hf.calls import AttentionCall
 from regard.maps import GradientMap
 
@@ -49,7 +50,7 @@ def attn_lrp(request: AttributionRequest) -> MethodResult:
     maps = {name: GradientMap(call.weights, call.gradient, call.value / 2) for name, call in run.calls.items()}
     texts = (INPUT, DECODER) if request.has_decoder else (INPUT,)
     pairs = zip(texts, rules.embedded, run.gradients, strict=False)
-    relevance = {text: (x.detach() * g).sum(-1).float().cpu() for text, x, g in pairs}
+    relevance = {text: (at_least_float32(x.detach()) * g).sum(-1).float().cpu() for text, x, g in pairs}
     return MethodResult(dict(maps), relevance, run.number, run.parts, run.missing)
 
 
@@ -187,8 +188,9 @@ def _scaled_norm(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) ->
     for centered in (x, x - x.mean(-1, keepdim=True)):
         constant = (centered.detach().double().square().mean(-1, keepdim=True) + eps).rsqrt()
         for scale in scales:
-            linear = centered * (constant * scale).to(x.dtype)
-            if torch.allclose(linear, output, rtol=1e-3, atol=1e-5):
+            wide = at_least_float32(centered)
+            linear = (wide * (constant * scale).to(wide.dtype)).to(x.dtype)
+            if torch.allclose(linear, output, rtol=max(1e-3, 4 * torch.finfo(x.dtype).eps), atol=1e-5):
                 return _with_gradient_of(output, linear)
     raise RegardError(
         f"attribute(method='attn-lrp'): {type(module).__name__} is no norm x / sqrt(mean x^2 + eps) w, and AttnLRP has "

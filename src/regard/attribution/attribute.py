@@ -21,7 +21,7 @@ from regard.attribution.inputs import TextInputs, check_tokenizer
 from regard.attribution.request import INPUT, AttributionRequest, MethodResult
 from regard.attribution.result import Attribution
 from regard.attribution.target import explained
-from regard.attribution.traced_run import check_model
+from regard.attribution.traced_run import check_model, precision_notes
 from regard.base.checks import checked
 from regard.base.errors import RegardError, nearest
 from regard.hf.attention_modules import ChosenLayers, attention_modules
@@ -81,7 +81,8 @@ def attribute(
 
     All maps are lazy, in O(n) memory. With `test` the curves of `rg.faithfulness` are computed, and printed with the
     result: a method whose tokens are no better than random ones explains nothing. Gradients of parameters are not
-    changed, and frozen parameters are no obstacle.
+    changed, and frozen parameters are no obstacle. A model in half precision has gradients of two or three digits,
+    which the result says; sums over links are in float32.
 
     >>> import torch, transformers, regard as rg
     >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
@@ -116,7 +117,7 @@ def attribute(
         _labels(text, tokenizer),
         found.parts,
         found.missing,
-        found.notes,
+        (*found.notes, *precision_notes(model, len(found.maps))),
         _test(request, found, tokenizer, test),
         found.edges,
     )

@@ -16,9 +16,11 @@ from regard.attribution.request import DECODER, INPUT, AttributionRequest, Metho
 from regard.attribution.traced_run import TracedCall, TracedRun, traced_run
 from regard.base.errors import RegardError
 from regard.hf.attention_modules import ChosenLayers
+from regard.hf.recurrent.core_functions import core_names
 from regard.maps import AttentionMap
 from regard.maps.changed_map import Carried, HeadMean, PositiveMap
 from regard.stats.composition import RowsTimesMap
+from regard.stats.numbering import layer_number
 
 FORMULA = "R <- R + A' R, A' = mean_h max(w dL/dw, 0)"
 
@@ -29,8 +31,9 @@ def chefer(request: AttributionRequest) -> MethodResult:
     Where a target reads several positions (a mean over the text), the relevance is the mean of their rows. The 1 of a
     token's own row is left out.
     """
-    run = traced_run(request.model, request.inputs, request.target.number, None)
+    run = traced_run(request.model, request.inputs, request.target.number, None, with_recurrent=True)
     refuse_gaps("chefer", run)
+    _refuse_parallel(run)
     maps = {name: HeadMean(PositiveMap(call.links())) for name, call in run.calls.items()}
     calls = list(run.calls.values())
     batches = range(calls[0].weights.shape[0])
@@ -56,6 +59,17 @@ def refuse_gaps(method: str, run: TracedRun) -> None:
         raise RegardError(
             f"attribute(method={method!r}): relevance passes through all layers, and {len(run.missing)} of them have "
             f"no map, such as {name}: {reason}. method='weight-gradient' needs no other layer."
+        )
+
+
+def _refuse_parallel(run: TracedRun) -> None:
+    """Refuse recurrent layers beside attention in one block: relevance passes through layers one after the other."""
+    numbers = [layer_number(name) for name in run.calls]
+    parallel = [name for name, n in zip(run.calls, numbers, strict=True) if n is not None and numbers.count(n) > 1]
+    if any(core_names(run.calls[name].module) for name in parallel):
+        raise RegardError(
+            f"attribute(method='chefer'): relevance passes through layers one after the other, and {parallel[0]} and "
+            f"{parallel[1]} are in one block. method='weight-gradient' reads both."
         )
 
 

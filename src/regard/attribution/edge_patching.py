@@ -26,6 +26,7 @@ from regard.attribution.model_blocks import BlockCalls, block_name, is_additive
 from regard.attribution.request import DECODER, INPUT, AttributionRequest, MethodResult, received
 from regard.attribution.traced_run import Rules, TracedRun, gradients_on, traced_run
 from regard.base.errors import RegardError
+from regard.base.shapes import at_least_float32
 from regard.hf.attention_modules import attention_modules
 from regard.hf.calls import AttentionCall
 from regard.hf.heads.model_heads import Heads, ModelHeads
@@ -169,7 +170,7 @@ def _edges(
             columns.append(gradient)
     receivers.append((len(numbers) + max(numbers.values()), LOGITS))
     columns.append(clean.gradients[-1])
-    scores = torch.stack([torch.stack([(z * g).sum() for g in columns]) for z in added]).float().cpu()
+    scores = torch.stack([torch.stack([(at_least_float32(z) * g).sum() for g in columns]) for z in added]).float().cpu()
     later = torch.tensor([[layer < reader for reader, _ in receivers] for layer, _ in senders])
     return HeadEdges([name for _, name in senders], [name for _, name in receivers], scores * later), ()
 

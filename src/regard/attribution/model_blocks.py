@@ -99,7 +99,7 @@ def is_additive(call: BlockCall, attention: str) -> bool:
         outer = [attention.rsplit(".", n)[0] for n in range(attention.count(".") + 1)]
         attended = [call.children[path] for path in outer if path in call.children]
         others = [x for path, x in call.children.items() if path not in outer and x.shape == rest.shape]
-        tolerance = 1e-4 * float(call.output.abs().max())
+        tolerance = max(1e-4, 4 * torch.finfo(call.output.dtype).eps) * float(call.output.abs().max())
         for added in attended:
             if added.shape == rest.shape and any(bool((rest - added - x).abs().max() <= tolerance) for x in others):
                 return True

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,15 +16,25 @@ from torch import Tensor, nn
 from regard.attribution.inputs import TextInputs
 from regard.attribution.projected_heads import ProjectedHeads, UnknownOutput
 from regard.base.errors import RegardError
+from regard.edits.layer_edits import LayerEdits
 from regard.hf.calls import AttentionCall, CallObserver
 from regard.hf.capture import WatchedAttention, watch
 from regard.hf.capture.module_hooks import inside_backward
+from regard.hf.capture.recurrent_calls import detached, is_recurrent
 from regard.hf.capture.transformers_interface import backend_calls
+from regard.hf.recurrent.core_calls import READERS
+from regard.hf.recurrent.core_functions import core_functions, core_names
 from regard.maps import AttentionMap, GradientMap
 
 #: Chooses layers as `watch` does: numbers, module paths, or None for all.
 Layers = Any
+RECURRENT = (
+    "it is recurrent: method='weight-gradient' and 'chefer' read its weights, if its recurrence is one function of "
+    "transformers"
+)
 PARTS = ("encoder", "decoder", "cross")
+#: Roundings of a number on its way through one layer, forward and backward.
+ROUNDINGS = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,31 +113,63 @@ class _Outputs(CallObserver):
         self.kept[name].append((call, output))
 
 
+class _Cores:
+    """Keeps the calls of recurrent layers of a model: the function, its arguments and its result, in the graph."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = {module: name for name, module in model.named_modules() if core_names(module)}
+        self.kept: dict[str, list[tuple[str, dict[str, Any], Any]]] = defaultdict(list)
+        self._running: nn.Module | None = None
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for module in self.modules:
+                stack.callback(module.register_forward_pre_hook(self._start).remove)
+            stack.enter_context(core_functions.observed_by(self, self.modules))
+            yield
+
+    def _start(self, module: nn.Module, _: Any) -> None:
+        self._running = module
+
+    def core_called(self, name: str, given: dict[str, Any], result: Any, edits: LayerEdits | None) -> None:
+        if self._running is None or inside_backward():
+            return
+        first = result[0] if isinstance(result, tuple) else result
+        if not first.requires_grad and torch.is_grad_enabled():
+            first.requires_grad_()  # the parameters are frozen: the graph begins here
+        self.kept[self.modules[self._running]].append((name, given, result))
+
+
 def traced_run(
     model: nn.Module,
     inputs: TextInputs,
     number: Callable[[Any], Tensor],
     layers: Layers = None,
     rules: Rules | None = None,
+    with_recurrent: bool = False,
 ) -> TracedRun:
     """Run a model, and compute the gradient of `number(outputs)` at the output of each of its attention calls.
 
-    The gradients of parameters are not changed. `rules` may change how gradients are computed.
+    The gradients of parameters are not changed. `rules` may change how gradients are computed. Recurrent layers are
+    among the calls if `with_recurrent`, and missing otherwise.
     """
-    observer, rules = _Outputs(model), rules or Rules()
+    observer, rules, cores = _Outputs(model), rules or Rules(), _Cores(model if with_recurrent else nn.Module())
+    recurrent = {name: module for name, module in model.named_modules() if is_recurrent(module)}
     projections = ProjectedHeads(model)
     with (
         gradients_on(),
         watch(model, layers=layers, keep="qkv") as seen,
         backend_calls.observed_by(observer),
         projections.kept(),
+        cores.observing(),
         rules.during(),
     ):
         outputs = inputs.run(model)
     with gradients_on():
         value = number(outputs)
         rules.before_gradients(value, [call for calls in observer.kept.values() for call in calls])
-        found, missing = _found(seen, observer, projections)
+        found, missing = _found(seen, observer, projections, cores, recurrent)
         _check_found(model, found, missing)
         outputs = [step for part in found for step in part.steps]
         slopes = iter(_gradients(value, [*outputs, *rules.tensors()], rules.keeps_graph))
@@ -152,17 +196,40 @@ class _Part:
     def label(self) -> str:
         return self.name if len(self.seen.calls(self.name)) == 1 else f"{self.name} (call {self.index + 1})"
 
+    @property
+    def part(self) -> str:
+        return next((part for part in PARTS if self.name in getattr(self.seen, part).names), "encoder")
+
     def traced(self, slope: Tensor) -> TracedCall:
-        part = next((part for part in PARTS if self.name in getattr(self.seen, part).names), "encoder")
         output = torch.cat(self.steps, 1).detach()
         num_heads = self.seen.calls(self.name)[self.index].shape[1]
         heads, slope = (x.reshape(*x.shape[:2], num_heads, -1).transpose(1, 2) for x in (output, slope))
         weights, value = self.seen.calls(self.name)[self.index], self.value.detach()
-        return TracedCall(self.label, part, self.module, weights, value, heads, slope, self.index, self.is_backend)
+        return TracedCall(self.label, self.part, self.module, weights, value, heads, slope, self.index, self.is_backend)
+
+
+@dataclass(frozen=True, eq=False)
+class _RecurrentPart(_Part):
+    """One call of a recurrent layer. Its output is a factor, such as a gate, times weights times values."""
+
+    core: tuple[str, dict[str, Any], Any]
+
+    def traced(self, slope: Tensor) -> TracedCall:
+        function, given, result = self.core
+        output = READERS[function](detached(given), detached(result))
+        of_slope = READERS[function](detached(given), (slope, None) if isinstance(result, tuple) else slope)
+        gradient = of_slope.output if output.scale is None else of_slope.output * output.scale
+        weights = self.seen.calls(self.name)[self.index]
+        call = TracedCall(self.label, self.part, self.module, weights, self.value.detach(), output.output, gradient)
+        return replace(call, index=self.index, is_backend=False)
 
 
 def _found(
-    seen: WatchedAttention, observer: _Outputs, projections: ProjectedHeads
+    seen: WatchedAttention,
+    observer: _Outputs,
+    projections: ProjectedHeads,
+    cores: _Cores,
+    recurrent: dict[str, nn.Module],
 ) -> tuple[list[_Part], dict[str, str]]:
     """The calls whose outputs are known, and the reasons why others are not."""
     found: list[_Part] = []
@@ -171,6 +238,14 @@ def _found(
         num_calls, calls = len(seen.calls(name)), observer.kept.get(name, [])
         if len(calls) == num_calls:
             found += [_Part(seen, name, n, call.module, call.value, [x], True) for n, (call, x) in enumerate(calls)]
+            continue
+        if name in recurrent and len(cores.kept[name]) == num_calls:
+            for n, core in enumerate(cores.kept[name]):
+                result, weights = core[2][0] if isinstance(core[2], tuple) else core[2], seen.calls(name)[n]
+                found.append(_RecurrentPart(seen, name, n, recurrent[name], weights.value, [result], False, core))
+            continue
+        if name in recurrent:
+            missing[name] = RECURRENT
             continue
         try:
             for n, (module, value, steps) in enumerate(projections.outputs(seen, name)):
@@ -191,12 +266,14 @@ def _gradients(value: Tensor, outputs: list[Tensor], keeps_graph: bool = False) 
     """dL/do of each output; zeros where L does not depend on it."""
     if not outputs:
         return []
-    if not value.requires_grad:
+    grad = partial(torch.autograd.grad, retain_graph=keeps_graph, allow_unused=True)
+    slopes = grad(value.sum(), outputs) if value.requires_grad else [None]
+    if all(slope is None for slope in slopes):
         raise RegardError(
             "attribute: the target does not depend on any attention through differentiable operations. Compute it "
-            "without .detach(), .item() or argmax; a model whose forward runs under torch.no_grad has no gradients."
+            "without .detach(), .item() or argmax; a model whose forward runs under torch.no_grad has no "
+            "gradients, and neither has a layer of torch.ao.quantization.quantize_dynamic."
         )
-    slopes = torch.autograd.grad(value.sum(), outputs, retain_graph=keeps_graph, allow_unused=True)
     slopes = [torch.zeros_like(x) if slope is None else slope for slope, x in zip(slopes, outputs, strict=True)]
     if not all(bool(slope.isfinite().all()) for slope in slopes):
         dtype = str(outputs[0].dtype).removeprefix("torch.")
@@ -237,13 +314,23 @@ def check_model(model: object, operation: str = "attribute") -> None:
             f"{operation}: torch.autocast is active, so gradients have 2 to 3 digits, and links that cancel would be "
             "noise. Leave the autocast block."
         )
-    half = {parameter.dtype for parameter in parameters} & {torch.float16, torch.bfloat16}
-    if half:
-        dtype = str(next(iter(half))).removeprefix("torch.")
-        raise RegardError(
-            f"{operation}: {type(model).__name__} is in {dtype}. Its gradients have 2 to 3 digits, and links that "
-            "cancel would be noise. Use model.float(), on a copy if memory allows."
-        )
+
+
+def precision_notes(model: nn.Module, num_layers: int) -> tuple[str, ...]:
+    """What a reader of an attribution of a model in half precision must know.
+
+    Each layer rounds some 20 times on the way to the target and back, each time by up to u of the number. Independent
+    errors add up to u sqrt(20 layers).
+    """
+    half = {parameter.dtype for parameter in model.parameters()} & {torch.float16, torch.bfloat16}
+    if not half:
+        return ()
+    dtype = max(half, key=lambda one: torch.finfo(one).eps)
+    share = torch.finfo(dtype).eps / 2 * math.sqrt(ROUNDINGS * max(num_layers, 1))
+    return (
+        f"The model computes in {str(dtype).removeprefix('torch.')}: numbers below {share:.1%} of the largest may be "
+        "rounding. model.float() has 7 digits.",
+    )
 
 
 def _drops(part: nn.Module) -> bool:

@@ -17,6 +17,6 @@ def weight_gradient(request: AttributionRequest) -> MethodResult:
     The relevance of a token is the sum over layers, heads and queries of its links as a key: what is lost, to first
     order, if no query reads it in any layer. It is large for tokens whose values pull L up.
     """
-    run = traced_run(request.model, request.inputs, request.target.number, request.layers)
+    run = traced_run(request.model, request.inputs, request.target.number, request.layers, with_recurrent=True)
     maps = {name: call.links() for name, call in run.calls.items()}
     return MethodResult(dict(maps), received(request, run.calls, maps), run.number, run.parts, run.missing)

@@ -104,6 +104,8 @@ OF_FIGURES = {
     "yticklabels": "labels are tokens=(query tokens, key tokens)",
 }
 _CALLED = "it is called "
+#: The slots of `Attention`, which functions and layers take as one mechanism.
+_PIECES = ("score", "bias", "position", "normalizer", "transition")
 
 
 def explanation(given: Iterable[str], known: Iterable[str]) -> str:
@@ -123,6 +125,8 @@ def _remedy(name: str, known: list[str]) -> str:
         return f"{name}: it is called is_causal. "
     if name == "attn_mask" and {"mask", "is_causal"} <= {*known}:
         return f"{name}: it is called mask, with True = may attend. "
+    if name in _PIECES and "attention" in known:
+        return f"{name}: it is a piece of the mechanism: attention=regard.Attention({name}=...). "
     text = OF_FIGURES.get(name, "") if "vmax" in known else OTHER_NAMES.get(name, "")
     if text.startswith(_CALLED):
         called = [other for other in text.removeprefix(_CALLED).split(" or ") if other in known]

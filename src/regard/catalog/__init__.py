@@ -46,7 +46,7 @@ def mechanism(name: str) -> CatalogEntry:
     """
     known = mechanisms()
     if name not in known:
-        ours = [entry.name for entry in known.values() if _plain(name) in map(_plain, entry.also_called)]
+        ours = [entry.name for entry in known.values() if _plain(name) in map(_plain, (entry.name, *entry.also_called))]
         remedy = f"It is called {' or '.join(map(repr, ours))} here." if ours else nearest(name, known)
         remedy = KERNEL if IMPLEMENTATIONS.fullmatch(_plain(name)) else remedy
         raise RegardError(f"catalog: there is no mechanism {name!r}. {remedy}")

@@ -161,6 +161,22 @@ def check(
 
 
 @app.command(cls=Command)
+def exercises(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the notebooks are written.")] = Path(
+        "exercises"
+    ),
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="One exercise, such as bahdanau; may be repeated.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace notebooks that exist.")] = False,
+) -> None:
+    """Write notebooks of exercises: an empty function, a cell that checks it, hints and a solution."""
+    from regard.cli.exercise_notebooks import run
+
+    run(folder, only or [], overwrite)
+
+
+@app.command(cls=Command)
 def plan(
     name: Name,
     length: Annotated[int, typer.Option(min=1, help="Number of queries and keys.")] = 32768,

@@ -22,7 +22,7 @@ def check_folder(operation: str, option: str, folder: Path | None) -> None:
     >>> check_folder("analyze", "--save", Path(__file__))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    regard.RegardError: see: --save ...outputs.py: that is a file. Give a folder, or the name of a new one.
+    regard.RegardError: analyze: --save ...outputs.py: that is a file. Give a folder, or the name of a new one.
     """
     if folder is None:
         return

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.base.errors import RegardError
-from regard.diagnosis.failures import FailedCall, ProgramEnded, listed
+from regard.diagnosis.failures import FailedCall, ProgramEnded, is_not_written, listed
 from regard.diagnosis.progress import CheckProgress
 from regard.diagnosis.signatures import HEAD_WIDTHS, HEADS, WIDTHS, Roles, name_of, roles_of, signature_of
 
@@ -178,9 +178,12 @@ class Caller:
                 stack.enter_context(WithoutRounding())
             stack.enter_context(self.progress.one_call())
             try:
-                return self.function(*ordered, **arguments)
+                result = self.function(*ordered, **arguments)
             except SystemExit as error:
                 raise ProgramEnded(f"{name_of(self.function)} ended the program: SystemExit({error.code!r})") from error
+        if result is None:
+            raise NotImplementedError("it returned None")
+        return result
 
     def takes_gradients(self) -> bool:
         """Whether the function runs with tensors that require a gradient."""
@@ -326,8 +329,21 @@ def callers_of(
         if callers:
             return callers
     name = f"{name_of(function)}{signature_of(function)}"
-    remedy = "Give inputs that it takes: regard.check(function, q, k, v)."
-    raise RegardError(f"check: {name} could not be called. Tried:\n{listed(tried)}\n{remedy}")
+    if is_not_written(tried):
+        raise RegardError(f"check: {name} is not written yet. {tried[0].error}. Write its body, and return the output.")
+    raise RegardError(f"check: {name} could not be called. Tried:\n{listed(tried)}\n{_remedy(inputs)}")
+
+
+def _remedy(inputs: tuple[Tensor, ...]) -> str:
+    if not inputs:
+        return "Give inputs that it takes: regard.check(function, q, k, v)."
+    text = "The function raises this on the inputs that were given."
+    if len({x.ndim for x in inputs}) == 1:
+        return text
+    return (
+        f"{text} Before a state (batch, width) is added to states (batch, length, width), it needs their axis: "
+        "state[:, None]."
+    )
 
 
 def _pairs_of_widths(

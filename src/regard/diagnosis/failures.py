@@ -34,7 +34,7 @@ class FailedCall:
     def of(cls, error: Exception, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> FailedCall:
         """`shapes` are names and shapes of the inputs."""
         cause = error.__cause__ if isinstance(error, ProgramEnded) and error.__cause__ else error
-        message = f"{type(cause).__name__}: {' '.join(str(cause).split())[:110]}"
+        message = f"{type(cause).__name__}: {' '.join(str(cause).split())[:110]}".removesuffix(": ")
         return cls(", ".join(f"{name} {shape}" for name, shape in shapes), message + place_of(error))
 
 
@@ -45,6 +45,11 @@ def listed(failed: Iterable[FailedCall]) -> str:
         by_error.setdefault(re.sub(r"\d+", "#", call.error), []).append(call)
     calls = [(same[0], f", and {len(same) - 1} more" if len(same) > 1 else "") for same in by_error.values()]
     return "\n".join(f"  {first.inputs}{more}: {first.error}" for first, more in calls)
+
+
+def is_not_written(failed: Iterable[FailedCall]) -> bool:
+    """Whether the first call met an empty function: one that raises NotImplementedError, or returns None."""
+    return next((call.error.startswith("NotImplementedError") for call in failed), False)
 
 
 def place_of(error: BaseException) -> str:

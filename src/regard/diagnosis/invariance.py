@@ -33,6 +33,9 @@ def batch_finding(caller: Caller) -> CheckFinding | None:
     except Exception as error:  # of the user's function
         text = f"A batch of one sequence does not run: {type(error).__name__}: {error}"
         return CheckFinding("batch", "unknown", text, "Read the batch from q.shape[0]; no .squeeze() without its axis.")
+    if together.shape != alone.shape:
+        text = "The batch changes the shape of an output: some product or sum takes the batch for another axis."
+        return CheckFinding("batch", "wrong", text, remedy, mistake)
     if not close(together, alone):
         text = f"A sequence alone has another output than in a batch, by {_difference(together, alone):.2g}."
         return CheckFinding("batch", "wrong", text, remedy, mistake)

@@ -57,6 +57,7 @@ class Way:
     """One reading of the user's function: its call, the steps of a reference, heads, and the roles of matrices.
 
     `agreeing` is the number of the last step whose result is among the numbers that the call computed; 0 for none.
+    `smaller` is the same reading of a smaller call, which is right in it: a mistake must not show there.
     """
 
     case: Case
@@ -65,6 +66,7 @@ class Way:
     num_heads: int
     matrices: Mapping[str, Matrix]
     agreeing: int
+    smaller: Way | None = None
 
     @cached_property
     def before(self) -> list[Values]:
@@ -105,22 +107,39 @@ def likeness(
     function = with_drawn_parameters(function)
     callers = _callers(function, inputs, seed, progress)
     every: list[Way] = []
+    partly: Way | None = None
     for way in (way for caller in callers for way in ways_of(caller, reference, names)):
-        every.append(way)
-        if _agrees(way, way.case, {}):
-            later = next((case for case in _further_cases(way.case.caller) if not _agrees(way, case, {})), None)
-            if later is None:
-                swapped = swapped_names(way.matrices) if reference.has_heads else ""
-                if swapped:
-                    text = f"All numbers are those of {reference.name}{way.text}, and the names say otherwise."
-                    return Likeness(_wrong(text, swapped), way.case.caller)
-                text = f"All numbers are those of {reference.name}{way.text}."
-                return Likeness(CheckFinding("steps", "right", text), way.case.caller)
-            return _mistake_of([_in_case(way, later)], reference)
-    if not every:
-        return Likeness(_without_matrices(reference), callers[0], is_explained=False)
-    every.sort(key=lambda way: -way.agreeing)
-    return _mistake_of(every[:MOST_TRIED], reference)
+        if not _agrees(way, way.case, {}):
+            every.append(way)
+            continue
+        later = next((case for case in _further_cases(way.case.caller) if not _agrees(way, case, {})), None)
+        if later is None:
+            return _equal(way, reference)
+        partly = _in_case(way, later)
+        if not _is_one_query(way):
+            return _mistake_of([partly], reference)
+    if every:
+        every.sort(key=lambda way: -way.agreeing)
+        found = _mistake_of(every[:MOST_TRIED], reference)
+        if partly is None or found.is_explained:
+            return found
+    if partly is not None:
+        return _mistake_of([partly], reference)
+    return Likeness(_without_matrices(reference), callers[0], is_explained=False)
+
+
+def _equal(way: Way, reference: Reference) -> Likeness:
+    """All numbers are equal; with heads, the names of the matrices may still say otherwise."""
+    text = f"All numbers are those of {reference.name}{way.text}"
+    swapped = swapped_names(way.matrices) if reference.has_heads else ""
+    if swapped:
+        return Likeness(_wrong(f"{text}, and the names say otherwise.", swapped), way.case.caller)
+    return Likeness(CheckFinding("steps", "right", f"{text}."), way.case.caller)
+
+
+def _is_one_query(way: Way) -> bool:
+    """Whether a function of query, key and value got one query alone: it may be wrong for several."""
+    return len(way.case.caller.roles.inputs) == 3 and "n" not in way.case.caller.query_axes
 
 
 def _callers(
@@ -162,7 +181,7 @@ def ways_of(caller: Caller, reference: Reference, names: Mapping[str, str]) -> I
 
 def _in_case(way: Way, case: Case) -> Way:
     """The same reading of another call."""
-    there = replace(way, case=case)
+    there = replace(way, case=case, smaller=way)
     held = [n for n, step in enumerate(way.steps, 1) if case.numbers.holds(getattr(there.before[n], step.into))]
     return replace(there, agreeing=max(held, default=0))
 
@@ -340,7 +359,7 @@ def _mistake_of(tried: list[Way], reference: Reference) -> Likeness:
     way = tried[0]
     late = {step.name for step in way.steps[max(0, way.agreeing - 2) :]}
     pairs = _pairs([each for each in mistakes_of(way.steps) if late & set(each.wrong)])
-    found = next((each for each in islice(pairs, MOST_PAIRS) if _agrees(way, way.case, each.wrong)), None)
+    found = next((each for each in islice(pairs, MOST_PAIRS) if _explains(way, each)), None)
     if found is not None:
         text = f"With both mistakes, the steps of {reference.name} give the same numbers{way.case.what}{way.text}."
         return Likeness(_wrong(text, found.text), way.case.caller)
@@ -349,8 +368,14 @@ def _mistake_of(tried: list[Way], reference: Reference) -> Likeness:
 
 def _explaining(way: Way, mistakes: Iterable[Mistake]) -> Mistake | None:
     """The mistake that gives the user's numbers; of several, that whose values are found most among those computed."""
-    found = [each for each in mistakes if _agrees(way, way.case, each.wrong)]
+    found = [each for each in mistakes if _explains(way, each)]
     return max(found, key=lambda each: _share_held(way, each.wrong), default=None)
+
+
+def _explains(way: Way, mistake: Mistake) -> bool:
+    """Whether the mistake gives the numbers of the call, and of the smaller call if there is one."""
+    calls = [way] if way.smaller is None else [way, way.smaller]
+    return all(_agrees(call, call.case, mistake.wrong) for call in calls)
 
 
 def _share_held(way: Way, wrong: Mapping[str, str]) -> float:

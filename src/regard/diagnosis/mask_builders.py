@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import RegardError
-from regard.diagnosis.failures import FailedCall, listed
+from regard.diagnosis.failures import FailedCall, is_not_written, listed
 from regard.diagnosis.report import CheckFinding
 from regard.diagnosis.signatures import name_of, signature_of
 
@@ -46,6 +46,8 @@ def mask_finding_beside(name: str, function: Callable[..., Any], meant: str | No
         for case in cases:
             try:
                 built = function(*case.arguments)
+                if built is None:
+                    raise NotImplementedError("it returned None")
                 built = built if isinstance(built, Tensor) else torch.as_tensor(np.asarray(built))
             except Exception as error:  # of the user's function
                 failures.append(replace(FailedCall.of(error, ()), inputs=case.given))
@@ -53,6 +55,10 @@ def mask_finding_beside(name: str, function: Callable[..., Any], meant: str | No
             found.append(_finding(name, case, built, meant))
         if found:
             return f"({cases[0].given})", next((one for one in found if one.verdict == "wrong"), found[-1])
+    if is_not_written(failures):
+        raise RegardError(
+            f"check: {name_of(function)} is not written yet. {failures[0].error}. Write its body, and return the mask."
+        )
     raise RegardError(f"check: {name_of(function)} built no mask. Tried:\n{listed(failures)}")
 
 

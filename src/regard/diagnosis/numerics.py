@@ -204,7 +204,7 @@ def _short(error: Exception) -> str:
 
 @torch.no_grad()
 def speed_finding(caller: Caller, length: int = 256) -> CheckFinding:
-    """Time of one call beside torch's kernel on tensors of the same shape."""
+    """Time of one call beside torch's kernel on tensors of the same shape, with queries of the keys' width."""
     sizes = replace(caller.sizes, queries=length, keys=length) if caller.sizes.queries > 1 else caller.sizes
     caller = in_dtype(replace(caller, sizes=sizes), torch.float32)
     inputs: Inputs = sizes.sample(11, torch.float32)
@@ -218,7 +218,8 @@ def speed_finding(caller: Caller, length: int = 256) -> CheckFinding:
     except Exception as error:  # of the user's function
         return CheckFinding("speed", "unknown", f"It does not run with {length} tokens: {_short(error)}")
     is_grouped = sizes.key_heads is not None
-    kernel = _seconds(lambda: functional.scaled_dot_product_attention(*inputs, enable_gqa=is_grouped))
+    of_kernel = replace(sizes, width=sizes.key_width or sizes.width).sample(11, torch.float32)
+    kernel = _seconds(lambda: functional.scaled_dot_product_attention(*of_kernel, enable_gqa=is_grouped))
     text = f"{1e3 * own:.2g} ms a call for {sizes.queries} queries; scaled_dot_product_attention {1e3 * kernel:.2g} ms."
     return CheckFinding("speed", "right", text)
 

@@ -414,6 +414,7 @@ def _rotation(order: str, sign: int) -> Step:
             "no sine has a minus: it is no rotation": lambda x: rotated(x, minus=-1),
             "both sines have a minus: it is no rotation": lambda x: rotated(x, plus=-1),
             "the cosine alone": lambda x: rotated(x, 0, 0),
+            "the input is returned as it is": lambda x: x.query,
             "the positions are added, not rotated": lambda x: x.query + _ORDERS[order](x.angles.sin(), x.angles.cos()),
         },
         convention=f"{order}{', backwards' * (sign < 0)}",

@@ -212,6 +212,11 @@ def _distances(x: Values) -> Tensor:
     return torch.arange(J) - torch.arange(I)[:, None]
 
 
+def _newest_first(x: Values, tokens: Tensor) -> Tensor:
+    """What each query reads from a cache (B, H, J, D) to which tokens are added in front, (B, H, I, J, D)."""
+    return tokens[:, :, (-_distances(x)) % tokens.shape[2]]
+
+
 def _hiding(hidden: Callable[[Values], Tensor]) -> Formula:
     return lambda x: x.scaled.masked_fill(hidden(x), -torch.inf)
 
@@ -277,13 +282,24 @@ def _over_sum(x: Tensor) -> Tensor:
     return x / x.sum(-1, keepdim=True)
 
 
+def _exponentials(x: Values) -> Tensor:
+    return (x.masked - x.masked.amax(-1, keepdim=True)).exp()
+
+
 SOFTMAX = Step(
     "softmax",
     "weights",
     lambda x: _softmax(x.masked).nan_to_num(x.of_no_keys),
     {
         "large scores overflow: the softmax does not subtract the largest one": lambda x: _over_sum(x.masked.exp()),
+        "the softmax is over an axis of one number: all weights are 1": lambda x: torch.ones_like(x.masked),
         "the softmax is over the queries": lambda x: x.masked.softmax(-2),
+        "the largest score is that of the keys, and the sum is over the queries": lambda x: (
+            _exponentials(x) / _exponentials(x).sum(-2, keepdim=True)
+        ),
+        "the largest score is that of the queries, and the sum is over the keys": lambda x: _over_sum(
+            (x.masked - x.masked.amax(-2, keepdim=True)).exp()
+        ),
         "the softmax is over the heads": lambda x: x.masked.softmax(1),
         "the softmax is over the batch": lambda x: x.masked.softmax(0),
         "the softmax is over everything together": lambda x: x.masked.flatten().softmax(0).view_as(x.masked),
@@ -320,6 +336,9 @@ CONTEXT_MISTAKES: dict[str, Formula] = {
     "the values are shifted by one token": lambda x: x.weights @ x.v.roll(1, 2),
     "the values are shifted by one token to the left": lambda x: x.weights @ x.v.roll(-1, 2),
     "the values are in reverse order": lambda x: x.weights @ x.v.flip(2),
+    "the cache joins keys and values in different orders": lambda x: (
+        x.weights[..., None, :] @ _newest_first(x, x.v)
+    ).squeeze(-2),
     "the keys are summed in place of the values": lambda x: x.weights @ x.k,
     "the queries are summed in place of the values": lambda x: x.weights @ x.q,
     "the weighted values are averaged, not summed": lambda x: x.weights @ x.v / x.v.shape[2],

@@ -246,18 +246,7 @@ class Where:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            of_tokens = field.name in OF_TOKENS
-            if isinstance(value, Tensor) and of_tokens and value.ndim:
-                value = value.reshape(len(value), -1)
-            if isinstance(value, Tensor) and value.is_meta:
-                raise RegardError(f"Where({field.name}=...): the tensor is on the meta device and holds no numbers.")
-            value = value.tolist() if isinstance(value, Tensor) else value
-            if isinstance(value, Sequence | Set) and not isinstance(value, str):
-                plain_value = _plain_tokens if of_tokens else _plain
-                value = tuple(plain_value(one) for one in (sorted(value) if isinstance(value, Set) else value))
-                if is_by_entry(value):
-                    value = tuple(one if isinstance(one, tuple) else (one,) for one in value)
+            value = _plain_choice(field.name, getattr(self, field.name))
             object.__setattr__(self, field.name, value)
             _check(field.name, value)
 
@@ -515,6 +504,23 @@ def _check(part: str, value: Any) -> None:
 def _is_whole(number: Any) -> bool:
     """Whether a part of a slice is an integer, or left out."""
     return number is None or (isinstance(number, int) and not isinstance(number, bool))
+
+
+def _plain_choice(part: str, value: Any) -> Any:
+    """A part of a selection as one value or a tuple of values; as a tuple of tuples if batch entries differ.
+
+    A tensor of tokens has a row for each batch entry.
+    """
+    of_tokens = part in OF_TOKENS
+    if isinstance(value, Tensor):
+        if value.is_meta:
+            raise RegardError(f"Where({part}=...): the tensor is on the meta device and holds no numbers.")
+        value = (value.reshape(len(value), -1) if of_tokens and value.ndim else value).tolist()
+    if isinstance(value, str) or not isinstance(value, Sequence | Set):
+        return value
+    values = sorted(value) if isinstance(value, Set) else value
+    plain = tuple(map(_plain_tokens if of_tokens else _plain, values))
+    return tuple(one if isinstance(one, tuple) else (one,) for one in plain) if is_by_entry(plain) else plain
 
 
 def _plain(one: Any) -> Any:

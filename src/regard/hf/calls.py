@@ -44,6 +44,8 @@ MULTIHEAD = "F.multi_head_attention_forward"
 ADAPTED = "an adapter"
 #: The backend of modules that compute a softmax themselves. Their calls have shapes, but no queries, keys and values.
 OWN_SOFTMAX = "its own softmax"
+#: The backend of recurrent layers. Their calls have shapes, but no queries, keys and values.
+RECURRENCE = "a recurrence"
 #: Whether this thread runs a module again for a watch or an edit. Observers do not see such a run.
 measuring = ContextFlag("measuring")
 #: Options that `translate` reads.
@@ -123,8 +125,8 @@ class CallObserver:
     """Base of observers of the calls of a thread: a watch, an edit, a recorder. Each method does nothing by default.
 
     The methods are called when a module starts and ends, when it calls a function of torch or a backend, when an edit
-    changes a call, or the softmax that is reported next, and when `generate()` starts and ends. `function_called` is
-    only called for modules for which `observes_functions` returns True.
+    changes a call, the softmax that is reported next, or the outputs of the heads of a module, and when `generate()`
+    starts and ends. `function_called` is only called for modules for which `observes_functions` returns True.
     """
 
     def observes_functions(self, module: nn.Module) -> bool:
@@ -143,6 +145,8 @@ class CallObserver:
     def call_edited(self, observed: Any) -> None: ...
 
     def softmax_edited(self, change: Callable[..., Tensor]) -> None: ...
+
+    def output_patched(self, module: nn.Module, output: Tensor) -> None: ...
 
     def generation_started(self, model: nn.Module, prompt: Tensor, options: dict[str, Any]) -> None: ...
 

@@ -111,10 +111,15 @@ class TransportedMap(RecomputedMap):
     def _selected(self, batch: Tensor, head: Tensor) -> TransportedMap:
         b, h = to_device(batch, self.device), to_device(head, self.device)
         grid = replace(self.grid, batch=self.grid.batch[b], head=self.grid.head[h])
-        steps = (self._live or self.steps).select(batch, head)
+        steps = self.live_steps.select(batch, head)
         selected = TransportedMap(steps, self.attention, self.positions, grid)
         selected._refusal = self._refusal
         return selected
+
+    @property
+    def live_steps(self) -> Steps:
+        """The steps, in the graph of the call if the map is."""
+        return self._live or self.steps
 
     @property
     def requires_grad(self) -> bool:
@@ -124,7 +129,7 @@ class TransportedMap(RecomputedMap):
         self._check_unchanged()
         if self._refusal is not None:
             return super().live_rows()
-        live: Steps = self._live or self.steps
+        live = self.live_steps
 
         def around(tensors: Sequence[Tensor]) -> Rows:
             steps = live.with_tensors(tensors)

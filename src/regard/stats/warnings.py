@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from regard.base.checks import Count, HoldsMaps, checked
 from regard.base.errors import RegardError
-from regard.maps import AttentionMap, KeyTotals, MassOn, MassWhere
+from regard.maps import AttentionMap, DenseMap, KeyTotals, MassOn, MassWhere
 from regard.pieces import mask
 from regard.stats.numbering import head_name, layer_numbers
 from regard.stats.profile import LayerProfile, ModelProfile, profile
@@ -69,13 +69,15 @@ class Finding:
 
 @checked
 def findings(
-    source: ModelProfile | AttentionMap | HoldsMaps | Mapping[str, AttentionMap],
+    source: ModelProfile | AttentionMap | HoldsMaps | Mapping[str, AttentionMap] | Tensor,
     tokens: Sequence[str] | None = None,
     *,
     query_tokens: Sequence[str] | None = None,
     batch: Count = 0,
 ) -> list[Finding]:
     """All warnings about a profile, a map, the maps of a watched model or a dict of maps, layer by layer.
+
+    A tensor of weights (I, J), (H, I, J) or (B, H, I, J) is a map too.
 
     `tokens` are the tokens of the keys, and `query_tokens` those of the queries if they differ. By default they are
     those that a watched model read. Without tokens no token is known to be special. `batch` is the index of one text.
@@ -88,8 +90,17 @@ def findings(
     if isinstance(source, ModelProfile):
         layers: Iterable[LayerProfile] = source.layers
     else:
+        source = _as_map(source) if isinstance(source, Tensor) else source
         layers = _measured(source, tokens, query_tokens, batch)
     return [finding for layer in layers for check in CHECKS for finding in check(layer.number, layer)]
+
+
+def _as_map(weights: Tensor) -> AttentionMap:
+    if weights.ndim not in (2, 3, 4):
+        raise RegardError(
+            f"findings: the weights have shape {(*weights.shape,)}. Expected (I, J), (H, I, J) or (B, H, I, J)."
+        )
+    return DenseMap(weights[(None,) * (4 - weights.ndim)])
 
 
 def _measured(

@@ -87,7 +87,10 @@ class Chunks:
         return self.decays.total[..., None]
 
     def solved(self, value: Tensor) -> tuple[Tensor, Tensor | None]:
-        """X_v and X_w of these values: N = X_v - X_w S."""
+        """X_v and X_w of these values: N = X_v - X_w S. X_w is None if nothing is erased.
+
+        From R = (I + B)^-1 (W S + A V) follow, if u = k (then A = B), V - R = (I + B)^-1 (V - W S), and else -R.
+        """
         if self.addresses is None:
             return value, None
         E = value.shape[2]

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.shapes import spread_indices
+from regard.edits.layer_edits import EditedMap, LayerEdit, LayerEdits, PairEdit, Pairs
+from regard.edits.where import EVERY, Indices
 from regard.hf.calls import NO_NUMBERS, Untranslatable
 from regard.hf.capture.kept_calls import ROWS, TOLERANCE, Check, KeptCall
 from regard.hf.recurrent.core_calls import READERS, CoreCall, heads_of
@@ -65,11 +67,12 @@ class RecurrentLayers:
 
     # Core functions
 
-    def core_called(self, name: str, given: dict[str, Any], result: Any) -> None:
+    def core_called(self, name: str, given: dict[str, Any], result: Any, edits: LayerEdits | None) -> None:
         module = self._innermost()
         if module is not None and result is not None:
-            given, result = _detached(given), _detached(result)
-            self._running.cores.setdefault(module, []).append(lambda: READERS[name](given, result))
+            given, result = detached(given), detached(result)
+            read = self._running.cores.setdefault(module, []).append
+            read(lambda: replace(READERS[name](given, result), edits=edits))
 
     def module_started(self, module: nn.Module) -> None:
         """Forget the core calls of a run that raised an error."""
@@ -79,7 +82,7 @@ class RecurrentLayers:
         """Report the core calls of a module that ended; those of its heads are one call."""
         readers = self._running.cores.pop(module, None)
         if readers is not None:
-            self._on_call(module, lambda: _read(module, lambda: heads_of([read() for read in readers])))
+            self._on_call(module, lambda: read_core(module, lambda: heads_of([read() for read in readers])))
 
     # Inline layers
 
@@ -87,12 +90,12 @@ class RecurrentLayers:
         def start(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self._is_own():
                 given = named_arguments(module, args, kwargs)
-                self._running.seen[module] = Seen(_detached(given), reader.state_before(module, given))
+                self._running.seen[module] = Seen(detached(given), reader.state_before(module, given))
 
         def end(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             seen = self._running.seen.pop(module, None)
             if seen is not None:
-                self._on_call(module, lambda: _read(module, lambda: reader.read(module, seen, _detached(output))))
+                self._on_call(module, lambda: read_core(module, lambda: reader.read(module, seen, detached(output))))
 
         stack.callback(module.register_forward_pre_hook(start, with_kwargs=True).remove)
         stack.callback(module.register_forward_hook(end, with_kwargs=True).remove)
@@ -110,7 +113,7 @@ class RecurrentLayers:
             stack.callback(child.register_forward_hook(end).remove)
 
 
-def _read(module: nn.Module, read: Callable[[], CoreCall]) -> CoreCall:
+def read_core(module: nn.Module, read: Callable[[], CoreCall]) -> CoreCall:
     """The call; in another version of a model, whose tensors are not as expected, the reason why there is none."""
     try:
         return read()
@@ -121,12 +124,13 @@ def _read(module: nn.Module, read: Callable[[], CoreCall]) -> CoreCall:
 
 
 @torch.no_grad()
-def _detached(value: Any) -> Any:
+def detached(value: Any) -> Any:
+    """The same tensors without their graphs, in tuples, lists and dictionaries."""
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, tuple | list):
-        return type(value)(_detached(part) for part in value) if type(value) in (tuple, list) else value
-    return {name: _detached(part) for name, part in value.items()} if type(value) is dict else value
+        return type(value)(detached(part) for part in value) if type(value) in (tuple, list) else value
+    return {name: detached(part) for name, part in value.items()} if type(value) is dict else value
 
 
 UNKNOWN_STATE = (
@@ -200,13 +204,29 @@ class RecurrentCall(KeptCall):
         """The weights of this call on all tokens so far. Maps of single steps are not kept: each has all tokens."""
         num_queries = self.core.value.shape[2]
         if num_queries == 1:
-            return map_of(self.form(), 1)
+            return self._edited(map_of(self.form(), 1))
         if self._map is None:
-            self._map = map_of(self.form(), num_queries)
+            self._map = self._edited(map_of(self.form(), num_queries))
         return self._map
 
     def whole_map(self) -> AttentionMap:
-        return map_of(self.form(), self.shape[3])
+        return self._edited(map_of(self.form(), self.shape[3]))
+
+    def _edited(self, weights: AttentionMap) -> AttentionMap:
+        """The weights after the edits of each call, which act on its own rows."""
+        rows: dict[tuple[PairEdit, Pairs], tuple[LayerEdit, list[int]]] = {}
+        stop = self.shape[3]
+        for call, _ in self.run():
+            start = stop - call.core.value.shape[2]
+            for one in () if call.core.edits is None else call.core.edits.edits:
+                _, numbers = rows.setdefault((one.edit, replace(one.pairs, queries=EVERY)), (one, []))
+                numbers += one.pairs.queries.among(range(start, stop))
+            stop = start
+        edits = [
+            replace(one, pairs=replace(one.pairs, queries=Indices.of(*sorted(numbers))))
+            for one, numbers in rows.values()
+        ]
+        return EditedMap(weights, LayerEdits(tuple(edits))) if edits else weights
 
     def without_map(self) -> Self:
         alone = super().without_map()
@@ -231,7 +251,7 @@ class RecurrentCall(KeptCall):
         calls = list(self.run())[::-1]
         value = _whole([(call.core.value, order) for call, order in calls])
         heads, rows = self._sampled(value)
-        weights = map_of(self.form(), value.shape[2]).tile(head=heads, rows=rows)
+        weights = self.whole_map().tile(head=heads, rows=rows)
         expected = weights.to(value.dtype) @ value[:, heads]
         parts = [_output(call.core) for call, _ in calls]
         scale, offset, actual = (

@@ -84,7 +84,7 @@ class ModuleFrame:
     that may compute softmax itself; None for others, and once a call inside the module was observed, whose weights are
     those of the module. `random` is the state of the random numbers at its start, if its weights can be measured by
     running it again. `halves` are the backend calls of differential attention. `is_edited`: an edit ran its attention,
-    and reported it.
+    and reported it; `patched` are its outputs (B, H, I, E) if an edit patched them.
     """
 
     module: nn.Module
@@ -96,6 +96,7 @@ class ModuleFrame:
     trace: Trace = field(default_factory=Trace)
     halves: list[ObservedCall] = field(default_factory=list)
     is_edited: bool = False
+    patched: Tensor | None = None
 
 
 @dataclass(eq=False)
@@ -381,6 +382,18 @@ class Watcher(CallObserver):
         for frame in self.running.frames[-1:]:
             frame.trace.changes[len(frame.trace.softmaxes)] = change
 
+    def output_patched(self, module: nn.Module, output: Tensor) -> None:
+        """Keep patched outputs of a module that computes its softmax itself; it may have ended before."""
+        frame = next((frame for frame in self.running.frames if frame.module is module), None)
+        if frame is not None:
+            frame.patched = output
+        else:
+            self._keep_patched(self.names.get(module), output)
+
+    def _keep_patched(self, name: str | None, output: Tensor | None) -> None:
+        if output is not None and self.keeps_values and name in self.calls:
+            self.calls[name].calls[-1].patched = output.detach()
+
     def backend_called(self, call: AttentionCall, output: Any) -> None:
         """Keep one call of a backend, if its module belongs to the model."""
         if measuring:
@@ -434,6 +447,7 @@ class Watcher(CallObserver):
             return  # a router beside the attention inside this module
         if frame.inputs is not None:
             self._keep(frame.name, lambda: self._traced(frame))
+            self._keep_patched(frame.name, frame.patched)
 
     def _traced(self, frame: ModuleFrame) -> KeptCall:
         """The weights of the softmax of a module, or measured weights if they are not those that it multiplies by."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
@@ -14,10 +15,14 @@ from regard.base.positions import Positions
 from regard.caches import Cache
 from regard.composites.composite import Composite
 from regard.edits.layer_edits import EditedMap, LayerEdits
+from regard.edits.recurrent_edits import LINKS, edited_recurrence, without_softmax
+from regard.engine.recurrent import recur
 from regard.engine.ring import Ring
 from regard.hf.calls import AttentionCall, Translation
 from regard.hf.edited_calls import computed, edited_call, editors, patched_output, rows_of, with_rows
+from regard.maps.transported_map import TransportedMap
 from regard.pieces.call_tensors import needs_of
+from regard.pieces.transition import with_heads
 
 NAME = "regard.attend"
 
@@ -49,6 +54,8 @@ def edited_attend(
     if edited is call:
         return None
     edits = LayerEdits(()) if edited.edits is None else edited.edits.edits
+    if isinstance(attention, Attention) and attention.transition is not None:
+        edits = without_softmax(edits)
     changed, tensors = edits.attention(attention), (edited.query, edited.key, edited.value)
     with attend_listeners.computing():
         seen = changed(*tensors, positions=positions, engine=engine, **options)
@@ -66,17 +73,28 @@ def _refusal(module: nn.Module, what: str) -> RegardError:
 
 def _with_weights(seen: AttentionOutput, call: AttentionCall, translation: Translation) -> AttentionOutput:
     """The result with the rows whose weights are edited after the softmax."""
-    attention = translation.attention
+    attention, edits = translation.attention, translation.edits
+    assert edits is not None
+    if isinstance(seen.weights, TransportedMap) and all(isinstance(one.edit, LINKS) for one in edits.edits):
+        return _with_links(seen, seen.weights, call.value, edits)
     if not attention.is_scored or any(map(needs_of, attention.pieces())):
         raise RegardError(
             f"edit: the weights of {type(call.module).__name__} cannot be edited after they are computed: its "
-            "attention is recurrent, chooses keys or needs tensors of the call. KnockOut (renormalized) and Steer "
-            "act before."
+            "attention is recurrent, chooses keys or needs tensors of the call. KnockOut (renormalized) and "
+            "AddToScores act before; of recurrent attention KnockOut and ScaleWeights change the weights."
         )
     rows, output = rows_of(call), seen.output
-    assert translation.edits is not None
     if rows.any:
         with attend_listeners.computing():
             edited, _ = computed(call, translation, rows)
         output = with_rows(output.transpose(1, 2), rows, edited.transpose(1, 2), None).transpose(1, 2)
-    return replace(seen, output=output, weights=EditedMap(seen.weights, translation.edits))
+    return replace(seen, output=output, weights=EditedMap(seen.weights, edits))
+
+
+def _with_links(seen: AttentionOutput, weights: TransportedMap, value: Tensor, edits: LayerEdits) -> AttentionOutput:
+    """The result of a recurrent attention with edits of its weights."""
+    _, H, I, _ = weights.shape
+    steps = weights.live_steps
+    output, rows = edited_recurrence(edits, with_heads(value, H), I, lambda values: recur(steps, values)[0])
+    output = torch.where(rows, output.to(seen.output.dtype), seen.output)
+    return replace(seen, output=output, weights=EditedMap(weights, edits))

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +18,18 @@ from regard.base.checks import checked
 from regard.base.errors import RegardError, first_few
 from regard.base.versions import hidden_eager
 from regard.edits.layer_edits import LayerEdits, Pairs, layer_edits
-from regard.edits.values import ActivationPatch, AttentionEdit
+from regard.edits.recurrent_edits import LINKS
+from regard.edits.values import ActivationPatch, AttentionEdit, KnockOut
 from regard.edits.where import Indices, Roles, Texts, Where, flat, has_texts
-from regard.hf.attention_modules import OF_TORCH, attention_modules, may_compute_weights, names_called, part_of
-from regard.hf.calls import OWN_SOFTMAX, AttentionCall, CallObserver, Untranslatable
+from regard.hf.attention_modules import (
+    OF_TORCH,
+    attention_modules,
+    may_compute_weights,
+    names_called,
+    part_of,
+    with_numbers,
+)
+from regard.hf.calls import OWN_SOFTMAX, RECURRENCE, AttentionCall, CallObserver, Untranslatable, measuring
 from regard.hf.capture.captured_calls import is_differential
 from regard.hf.capture.module_hooks import module_calls
 from regard.hf.capture.module_rerun import snapshot
@@ -32,6 +41,10 @@ from regard.hf.edited_calls import allows_one, editors
 from regard.hf.editing.attend_edits import edited_attend
 from regard.hf.editing.patches import OF_KEYS, CallPatch, check_length, patches_of
 from regard.hf.editing.places import Place, first_numbers, place_of
+from regard.hf.editing.recurrent_layers import LastCalls, changed_core, is_editable
+from regard.hf.heads.model_heads import Heads, ModelHeads
+from regard.hf.recurrent.core_calls import rwkv
+from regard.hf.recurrent.core_functions import core_functions
 from regard.stats.numbering import layer_number
 
 
@@ -39,8 +52,8 @@ from regard.stats.numbering import layer_number
 class EditedRun:
     """What an edit changed: the number of edited calls of each attention module, by module path.
 
-    `left_out` has the layers that ran and that the edit selects, but cannot change, with their class: recurrent layers,
-    and modules whose weights are no softmax that is known.
+    `left_out` has the layers that ran and that the edit selects, but cannot change, with their class: recurrent layers
+    that compute inside their module, and modules whose weights are no softmax that is known.
 
     >>> import regard as rg
     >>> rg.hf.EditedRun(rg.KnockOut(rg.Where(keys=0)), {"h.0.attn": 2})
@@ -73,8 +86,11 @@ def edit(
     roles.
 
     Attention that goes through transformers' attention interface (sdpa, eager, `regard` and flash backends) is edited,
-    and so is the softmax of a module that computes it itself (BLOOM, DeBERTa, MPT), by all edits but `ActivationPatch`.
-    Weights that a watch measures (Longformer, block-sparse BigBird) are edited after several runs, without gradients.
+    and so is the softmax of a module that computes it itself (BLOOM, DeBERTa, MPT), where an `ActivationPatch` reaches
+    the outputs alone. Weights that a watch measures (Longformer, block-sparse BigBird) are edited after several runs,
+    without gradients. `KnockOut` and `ScaleWeights` also act on recurrent layers that transformers computes by a
+    function (Gated DeltaNet, Kimi Delta, Mamba-1 and -2, RWKV-4) and on recurrent attention of Regard: the read of one
+    query loses what one token wrote, and the state keeps it. This is exact for given decays and erasures.
     Queries and keys are counted in the whole sequence, also in `generate()`, with caches, beams and windows. The
     backend computes the call as it is; the selected rows of the selected heads are computed again, in linear memory.
     So what no edit selects keeps its bits in that layer. A row that loses all its keys has output 0.
@@ -83,7 +99,7 @@ def edit(
     inner block follow those of the outer one. With gradient checkpointing call `backward` inside the block. An edit
     belongs to its thread, as `watch` does, and a watch inside or around the block returns what the model ran, patched
     outputs too. A block in which the model ran, and whose edit selected nothing, ends with a `RegardError`. So does one
-    whose edit names no layers, if a layer that it selects cannot be edited (a recurrent layer). Name the others then:
+    whose edit names no layers, if a layer that it selects cannot be edited (a short convolution). Name the others then:
     what a slice or a pattern of layers leaves out is in `left_out` of the `EditedRun` that the block yields.
 
     >>> import torch, transformers, regard as rg
@@ -151,7 +167,8 @@ class _State(threading.local):
 
     `places` has the place of the next call of each module, `outputs` the patches of the output of the call that runs,
     and `frames` the modules that run. `sizes` are the first two sizes of the inputs of the model: one of them
-    is the batch.
+    is the batch. `projected` has the patches of the next call of an output projection, and `recurrent` the last call of
+    each recurrent layer, which the next one may continue.
     """
 
     def __init__(self) -> None:
@@ -159,6 +176,8 @@ class _State(threading.local):
         self.outputs: list[CallPatch] = []
         self.frames: list[_Frame] = []
         self.sizes: set[int] = set()
+        self.recurrent: LastCalls = {}
+        self.projected: dict[nn.Module, list[CallPatch]] = {}
 
 
 def _names_words(edits: AttentionEdit) -> bool:
@@ -183,18 +202,26 @@ class _Editor(CallObserver):
         self.num_tokens = [len(text) for text in texts]  # of each text in which a word has to be found
         self.edits = [replace(part, where=part.where.found(tokens, targets, roles)) for part in edits.parts]  # type: ignore
         self.attending = {module: name for name, module in attention_modules(model).items()}
-        self.names = {module: self.attending.get(module, name) for name, module in model.named_modules()}
+        layers = with_numbers({n: m for n, m in model.named_modules() if m in self.attending or is_recurrent(m)})
+        self.attending = {m: n for n, m in layers.items() if m in self.attending}
+        self.recurrent = {m: n for n, m in layers.items() if is_editable(m)}
+        own = {module: name for name, module in layers.items()}
+        self.names = {module: own.get(module, name) for name, module in model.named_modules()}
         self.observed = self.attending | {module: name for module, name in self.names.items() if is_recurrent(module)}
+        self.editable = {m: n for n, m in layers.items() if m in self.attending or m in self.recurrent}
         self.selected = {
-            module for module, name in self.attending.items() if any(_selects(part.where, name) for part in self.edits)
+            module for module, name in self.editable.items() if any(_selects(part.where, name) for part in self.edits)
         }
         self.own_softmax = {m for m in self.selected if may_compute_weights(m) and not is_recurrent(m)}
+        self.projected = self._output_projections()
         self.state = _State()
         # Of each edit, by its number: the calls that it changed, and why it changed none.
         self.num_changed = [0] * len(self.edits)
         self.reasons: dict[int, str] = {}
         # Path -> class of the modules that ran without a call that can be edited.
         self.unedited: dict[str, str] = {}
+        # The same for the edits, by their number, that recurrent layers do not have.
+        self.inapplicable: dict[int, dict[str, str]] = {}
         # (edit, layer number) -> the first path with it, and (edit, path) -> the tokens that a patched module read.
         self.paths: dict[tuple[int, int | None], str] = {}
         self.lengths: dict[tuple[int, str], int] = {}
@@ -202,12 +229,22 @@ class _Editor(CallObserver):
         for part in self.edits:
             self._check_layers(part)
 
+    def _output_projections(self) -> dict[nn.Module, Heads]:
+        """The heads of modules that compute their softmax themselves, if an edit patches outputs."""
+        if not self.own_softmax or not any(isinstance(part, ActivationPatch) for part in self.edits):
+            return {}
+        try:
+            layouts = ModelHeads.of(self.model, "edit").by_name.values()
+        except RegardError:  # none is known
+            return {}
+        return {layout.module: layout for layout in layouts if layout.module in self.own_softmax}
+
     def _check_layers(self, part: Any) -> None:
         """Refuse layers that the model does not have, and words that were not found."""
         where: Where = part.where
         for name in ("queries", "keys"):
             where.indices(name)
-        paths = list(self.attending.values())
+        paths = list(self.editable.values())
         if not paths:
             raise RegardError(
                 f"edit: {type(self.model).__name__} has no attention modules. Give the model that has them."
@@ -232,8 +269,12 @@ class _Editor(CallObserver):
             stack.enter_context(module_calls.observed_by(self))
             stack.enter_context(editors.adding(self))
             stack.enter_context(attend_editors.adding(self._attend))
+            stack.enter_context(core_functions.changed_by(self._core_called, self.selected & self.recurrent.keys()))
             if any(part.where.names_entries for part in self.edits):  # type: ignore[attr-defined]
                 stack.callback(self.model.register_forward_pre_hook(self._keep_sizes, with_kwargs=True).remove)
+            for layout in self.projected.values():
+                hook = partial(self._patch_projected, layout)
+                stack.callback(layout.output.register_forward_pre_hook(hook).remove)
             for module in self.selected:  # a hook also makes layers of torch leave their fused path
                 stack.callback(module.register_forward_pre_hook(self._keep_place, with_kwargs=True).remove)
             yield
@@ -289,6 +330,15 @@ class _Editor(CallObserver):
             if frame.given is not None:
                 frame.softmaxes.append(len(frame.trace.softmaxes))
 
+    def _core_called(self, name: str, given: dict[str, Any], result: Any) -> tuple[Any, LayerEdits | None] | None:
+        """The result of a recurrence as the open edits change it, and these edits; None if another model runs."""
+        module = self.state.frames[-1].module if self.state.frames else None
+        if module is None or result is None:
+            return None
+        if not any(editor.selects(module) for editor in editors):
+            return result, None
+        return changed_core(self.state.recurrent, module, name, given, result)
+
     def _check_softmax(self, frame: _Frame) -> None:
         """Refuse a softmax that was changed, and whose weights are not those that the module multiplies by."""
         kind, name = type(frame.module).__name__, self.names[frame.module]
@@ -321,11 +371,15 @@ class _Editor(CallObserver):
         self.state.outputs = []
         if name is None:
             return call
-        for frame in self.state.frames:
-            frame.num_calls += 1
         selecting = [
             (n, part, heads) for n, part in enumerate(self.edits) if (heads := part.where.heads_in(name)) is not None
         ]
+        if call.backend == RECURRENCE:
+            selecting = [one for one in selecting if self._reaches_links(one[0], call, name)]
+            if not selecting:
+                return call
+        for frame in self.state.frames:
+            frame.num_calls += 1
         if not selecting:
             return call
         if is_differential(call.module):
@@ -345,11 +399,8 @@ class _Editor(CallObserver):
             self._check_number(n, part, name)
             if isinstance(part, ActivationPatch):
                 if call.backend == OWN_SOFTMAX:
-                    raise RegardError(
-                        f"edit: {part!r} cannot patch {name}: {type(call.module).__name__} computes its softmax "
-                        "itself, so its queries, keys, values and outputs of heads are not accessible. Edits of "
-                        "scores and of weights reach it."
-                    )
+                    call = self._with_projected_patch(n, part, heads, call, name, first_query)
+                    continue
                 call = self._with_patch(n, part, heads, call, name, (first_query, first_key))
                 continue
             pairs = []
@@ -363,6 +414,22 @@ class _Editor(CallObserver):
             edits += layer_edits(part, pairs, name, len(call.query)) if pairs else []
         self.run.calls[name] = self.run.calls.get(name, 0) + (bool(edits) or call is not original)
         return call.with_edits(LayerEdits(tuple(edits)), (first_query, first_key)) if edits else call
+
+    def _reaches_links(self, number: int, call: AttentionCall, name: str) -> bool:
+        """Whether an edit acts on the weights of a recurrent layer; otherwise the layer is noted as not edited.
+
+        The number of a layer that also has attention means the attention (Falcon-H1).
+        """
+        edit: Any = self.edits[number]
+        layer, is_link = layer_number(name), isinstance(edit, LINKS)
+        is_beside = layer in edit.where.names_layers and any(
+            layer_number(path) == layer for path in self.attending.values() if path != name
+        )
+        is_mean = call.function is rwkv and isinstance(edit, KnockOut) and edit.renormalize
+        if is_link and not is_beside and not is_mean:
+            return True
+        self.inapplicable.setdefault(number, {})[name] = type(call.module).__name__
+        return False
 
     def _with_patch(
         self, number: int, edit: ActivationPatch, heads: Indices, call: AttentionCall, name: str, place: tuple[int, int]
@@ -383,6 +450,37 @@ class _Editor(CallObserver):
         for patch in patches:
             changed = patch.apply(changed)
         return replace(call, logsumexp=None, **{edit.part: changed})  # type: ignore[arg-type]
+
+    def _with_projected_patch(
+        self, number: int, edit: ActivationPatch, heads: Indices, call: AttentionCall, name: str, first_query: int
+    ) -> AttentionCall:
+        """The call of a module that computes its softmax itself; its output projection will read the patched heads."""
+        layout = self.projected.get(call.module)
+        if layout is None or edit.part != "output":
+            raise RegardError(
+                f"edit: {edit!r} cannot patch {name}: {type(call.module).__name__} computes its softmax itself, so its "
+                "queries, keys and values are not accessible, and its outputs only before a known output projection. "
+                "part='output' patches those, and edits of scores and of weights reach it."
+            )
+        wide = replace(call, value=call.value.new_empty(*call.value.shape[:3], layout.head_dim))
+        patched = self._with_patch(number, edit, heads, wide, name, (first_query, 0))
+        if patched is wide:
+            return call
+        self.state.projected.setdefault(layout.output, []).extend(self.state.outputs)
+        self.state.outputs = []
+        return replace(call)  # another object, which counts as an edited call
+
+    def _patch_projected(self, layout: Heads, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Patch the heads that an output projection reads, (B, I, H E)."""
+        patches = self.state.projected.pop(layout.output, [])
+        if not patches or self not in editors or measuring:
+            return None
+        outputs = args[0].unflatten(-1, (layout.num_heads, layout.head_dim)).transpose(1, 2)
+        for patch in patches:
+            outputs = patch.apply(outputs)
+        for observer in module_calls.observers:
+            observer.output_patched(layout.module, outputs)
+        return outputs.transpose(1, 2).flatten(2), *args[1:]
 
     def _attend(self, *inputs: Any, **options: Any) -> AttentionOutput | None:
         """A call of `regard.attend` with all open edits; None if they change nothing."""
@@ -448,15 +546,21 @@ class _Editor(CallObserver):
         """Refuse an edit that selected nothing, and layers that cannot be edited."""
         if not self.was_run:
             return
+        if self.state.projected:
+            raise RegardError(
+                "edit: an ActivationPatch was not applied, because the output projection of its module did not run "
+                "after the softmax. Name other layers: Where(layers=...)."
+            )
         for (number, path), length in self.lengths.items():
             check_length(self.edits[number], path, length)
         for number, part in enumerate(self.edits):
             where: Where = part.where
             unedited = {name: kind for name, kind in self.unedited.items() if where.heads_in(name) is not None}
+            unedited |= self.inapplicable.get(number, {})
             named = [path for path in unedited if any(self._is_named(path, one) for one in where.names_layers)]
             names_none = where.layers is None and not where.names_layers
             if named or (unedited and (names_none or not self.num_changed[number])):
-                raise RegardError(self._not_edited(part, named or list(unedited)))
+                raise RegardError(self._not_edited(part, unedited, named or list(unedited)))
             self.run.left_out |= unedited
             if not self.num_changed[number] and not (may_be_empty and number in self.reasons):
                 reason = self.reasons.get(number, "no attention that it selects was called")
@@ -468,17 +572,30 @@ class _Editor(CallObserver):
         is_attention = path in self.attending.values()
         return _selects(Where(layers=layer), path) and (is_attention or not beside)
 
-    def _not_edited(self, part: Any, paths: list[str]) -> str:
-        kinds = ", ".join(dict.fromkeys(self.unedited[path] for path in paths))
+    def _not_edited(self, part: Any, unedited: dict[str, str], paths: list[str]) -> str:
+        kinds = ", ".join(dict.fromkeys(unedited[path] for path in paths))
         edited = [path for path, count in self.run.calls.items() if count and part.where.heads_in(path) is not None]
+        edited = [path for path in edited if path not in unedited]
         remedy = f" Name the layers that it can change: Where(layers={edited!r}, ...)." if edited else ""
         return (
-            f"edit: {part!r} could not be applied to {', '.join(paths[:5])}: {kinds} is recurrent, or computes its "
-            "weights itself, not by one softmax over the keys. Edits reach the attention interface of transformers, "
-            "F.scaled_dot_product_attention, nn.MultiheadAttention, regard.attend, regard.nn, and a module that "
-            "multiplies its values by its own softmax. The model ran without this edit there."
-            f"{hidden_eager(self.model)}{remedy}"
+            f"edit: {part!r} could not be applied to {', '.join(paths[:5])}: {kinds} {self._why_not(part, paths)} The "
+            f"model ran without this edit there.{hidden_eager(self.model)}{remedy}"
         )
+
+    def _why_not(self, part: Any, paths: list[str]) -> str:
+        if not set(paths) <= set(self.recurrent.values()):
+            return (
+                "computes a recurrence inside its module, or computes its weights itself, not by one softmax over the "
+                "keys. Edits reach the attention interface of transformers, F.scaled_dot_product_attention, "
+                "nn.MultiheadAttention, regard.attend, regard.nn, the recurrences that transformers computes by a "
+                "function, and a module that multiplies its values by its own softmax."
+            )
+        if isinstance(part, KnockOut):
+            return (
+                "computes a recurrence that is a weighted mean, and a removed weight is not shared among the others. "
+                "Use KnockOut(..., renormalize=False) or ScaleWeights."
+            )
+        return "is recurrent: it has no scores and no softmax. KnockOut and ScaleWeights change its weights."
 
 
 def _selects(where: Where, name: str) -> bool:

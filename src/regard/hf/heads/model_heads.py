@@ -14,6 +14,7 @@ from regard.hf.adapters import adapter_of
 from regard.hf.attention_modules import attention_modules, layer_number
 from regard.hf.names import BETWEEN, BY_HAND, COUNTS, COUNTS_BY_HAND, HEADS_OR_HEIGHT, OUTPUTS, WIDTHS, sides_of
 from regard.hf.output_projections import LinearLayer, UnreadableMatrix, num_inputs, output_projection
+from regard.hf.recurrent.core_functions import core_names
 from regard.nn import Attends, MultiHeadAttention
 
 
@@ -58,13 +59,24 @@ class Heads:
         return number
 
 
+#: Why the heads of a recurrent layer are unknown here: a norm or gate between them and the projection may join them.
+RECURRENT = (
+    "it is recurrent, and what follows its heads may join them before the output projection. "
+    "rg.edit(model, rg.edits.ScaleWeights(rg.Where(layers=..., heads=...), factor)) scales their outputs"
+)
+
+
 @dataclass(frozen=True, eq=False)
 class ModelHeads:
-    """The heads of a model by module path; `unknown` has the attention modules whose heads were not found, and why."""
+    """The heads of a model by module path; `unknown` has the attention modules whose heads were not found, and why.
+
+    `recurrent` are the paths of recurrent layers.
+    """
 
     caller: str
     by_name: dict[str, Heads]
     unknown: dict[str, str]
+    recurrent: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, model: nn.Module, caller: str, output: str | None = None, num_heads: int | None = None) -> ModelHeads:
@@ -80,10 +92,13 @@ class ModelHeads:
         found = {name: _heads(model, name, module, hints) for name, module in attending.items()}
         by_name = {name: heads for name, heads in found.items() if isinstance(heads, Heads)}
         unknown = {name: reason for name, reason in found.items() if isinstance(reason, str)}
+        recurrent = frozenset(name for name, part in model.named_modules() if core_names(part))
         if not by_name:
-            reasons = "; ".join(dict.fromkeys(unknown.values())) or "it has no attention modules"
+            reasons = "; ".join(dict.fromkeys(unknown.values())) or (
+                RECURRENT if recurrent else "it has no attention modules"
+            )
             raise RegardError(f"{caller}: no heads were found in {type(model).__name__}: {reasons}.")
-        return cls(caller, by_name, unknown)
+        return cls(caller, by_name, unknown, recurrent)
 
     def __getitem__(self, name: str | int) -> Heads:
         """The heads of a module path, or of a layer number if the layer has one attention module."""
@@ -91,6 +106,8 @@ class ModelHeads:
             name = self._numbered(name)
         if name in self.unknown:
             raise RegardError(f"{self.caller}: the heads of {name!r} are not known: {self.unknown[name]}.")
+        if name in self.recurrent - self.by_name.keys():
+            raise RegardError(f"{self.caller}: the heads of {name!r} are not known: {RECURRENT}.")
         if name not in self.by_name:
             raise RegardError(f"{self.caller}: no attention module {name!r}. {nearest(str(name), self.by_name)}")
         return self.by_name[name]

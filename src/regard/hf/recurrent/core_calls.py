@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.base.shapes import at_least_float32
+from regard.edits.layer_edits import LayerEdits
 from regard.hf.recurrent.forms import heads_joined
 from regard.maps.scored_map import Convolution
 from regard.pieces.transition import Steps
@@ -38,7 +39,7 @@ class CoreCall:
     """One call: W . values is the output, or `scale` * (W . values) + `offset`; values and output are (B, H, n, E).
 
     `form` computes the tensors of W when they are needed: some are larger than the arguments. `before` and `after` are
-    the state of the layer before and after the call; an empty `before` is a state of zeros.
+    the state of the layer before and after the call; an empty `before` is a state of zeros. `edits` changed W.
     """
 
     kind: str
@@ -49,6 +50,7 @@ class CoreCall:
     after: tuple[Tensor, ...] = ()
     scale: Tensor | None = None
     offset: Tensor | None = None
+    edits: LayerEdits | None = None
 
 
 #: Arguments by name, the state before the call, the result, and the state after it.
@@ -134,7 +136,7 @@ def selective_step(given: Given, result: Tensor) -> CoreCall:
 
 def _selective_call(given: Given, kept: Given, bias: Any, output: Tensor, before: Any, after: Any) -> CoreCall:
     B, C, n = given["hidden_states"].shape
-    dt = at_least_float32(given["dt"]) if bias is None else at_least_float32(given["dt"]) + bias.detach()[:, None]
+    dt = at_least_float32(given["dt"]) if bias is None else at_least_float32(given["dt"]) + bias[:, None]
     dt = F.softplus(dt) if given.get("delta_softplus") or given.get("dt_softplus") else dt
     scale = None if given.get("z") is None else F.silu(at_least_float32(given["z"]))[..., None]
     value, output = (at_least_float32(x)[..., None] for x in (given["hidden_states"], output))
@@ -155,7 +157,7 @@ def rwkv(given: Given, result: Any) -> CoreCall:
     The weights are scaled by the running maximum of the exponents, as the model does, so that no exponent is large.
     """
     output, state = result
-    time_decay, bonus = (at_least_float32(given[name]).detach().clone() for name in ("time_decay", "time_first"))
+    time_decay, bonus = (at_least_float32(given[name]).clone() for name in ("time_decay", "time_first"))
     before, key = given["before"], given["key"]
 
     def form() -> Steps:
@@ -201,6 +203,17 @@ READERS: dict[str, Reader] = {
 }
 
 
+#: Readers -> the layout in which their functions return outputs (B, H, n, E).
+LAYOUTS: dict[Reader, Callable[[Tensor], Tensor]] = {
+    gated_delta_rule: lambda x: x.transpose(1, 2),
+    ssd_scan: lambda x: x.transpose(1, 2),
+    ssd_step: lambda x: x[:, :, 0],
+    selective_scan: lambda x: x[..., 0],
+    selective_step: lambda x: x[..., 0, 0],
+    rwkv: lambda x: x[..., 0].transpose(1, 2),
+}
+
+
 def heads_first(x: Tensor) -> Tensor:
     """(B, n, H, D) -> (B, H, n, D)."""
     return at_least_float32(x).transpose(1, 2)
@@ -224,7 +237,7 @@ def state_copies(*states: Any) -> tuple[Tensor, ...]:
 def _parameters(given: Given, *names: str) -> dict[str, Tensor | None]:
     """Copies of parameters: an optimizer writes them in place."""
     tensors = {name: given.get(name) for name in names}
-    return {name: None if x is None else at_least_float32(x).detach().clone() for name, x in tensors.items()}
+    return {name: None if x is None else at_least_float32(x).clone() for name, x in tensors.items()}
 
 
 def _first_channel(given: Given, name: str) -> Tensor | None:
@@ -232,7 +245,7 @@ def _first_channel(given: Given, name: str) -> Tensor | None:
 
 
 def _time_steps(given: Given, dt: Tensor, bias: Tensor | None) -> Tensor:
-    dt = dt if bias is None else dt + bias.detach()
+    dt = dt if bias is None else dt + bias
     return F.softplus(dt) if given.get("dt_softplus") else dt
 
 

@@ -1,7 +1,8 @@
 """`core_functions` reports every call of the functions that compute recurrent layers in transformers.
 
-Model files call them by a global name, such as `torch_chunk_gated_delta_rule`. While a model is watched, these names
-hold wrappers, which call the same function and report the call. Results are bit-identical.
+Model files call them by a global name, such as `torch_chunk_gated_delta_rule`. While a model is watched or edited,
+these names hold wrappers, which call the same function and report the call. Results that no edit changes are
+bit-identical.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from regard.base.context import ContextItems
+from regard.edits.layer_edits import LayerEdits
 from regard.hf.recurrent.core_calls import READERS, state_copies
 
 #: Names of the argument that holds the state before the call. Caches and some functions write it in place.
@@ -24,9 +26,14 @@ STATES = ("initial_state", "initial_states", "state")
 
 
 class CoreObserver(Protocol):
-    """Is called after every call of a core function, with its arguments by name."""
+    """Is called after every call of a core function, with its arguments by name and the edits of its weights."""
 
-    def core_called(self, name: str, given: dict[str, Any], result: Any) -> None: ...
+    def core_called(self, name: str, given: dict[str, Any], result: Any, edits: LayerEdits | None) -> None: ...
+
+
+#: Called with the name of a function, its arguments by name and its result. Returns the result and what edited
+#: it; None if another model runs.
+ChangeCore = Callable[[str, dict[str, Any], Any], tuple[Any, "LayerEdits | None"] | None]
 
 
 @dataclass(eq=False)
@@ -46,11 +53,23 @@ class _CoreFunctions:
 
     def __init__(self) -> None:
         self.observers: ContextItems[CoreObserver] = ContextItems("core")
+        self.changes: ContextItems[ChangeCore] = ContextItems("changes of cores")
         self._replaced: dict[tuple[int, str], _Replacement] = {}
         self._lock = threading.Lock()
 
     @contextmanager
     def observed_by(self, observer: CoreObserver, modules: Iterable[nn.Module]) -> Iterator[None]:
+        with self._wrapped(modules), self.observers.adding(observer):
+            yield
+
+    @contextmanager
+    def changed_by(self, change: ChangeCore, modules: Iterable[nn.Module]) -> Iterator[None]:
+        """Let `change` replace results while the block runs. The innermost block knows the edits of all."""
+        with self._wrapped(modules), self.changes.adding(change):
+            yield
+
+    @contextmanager
+    def _wrapped(self, modules: Iterable[nn.Module]) -> Iterator[None]:
         places = {}
         for module in modules:
             file = getattr(inspect.unwrap(type(module).forward), "__globals__", {})
@@ -59,8 +78,7 @@ class _CoreFunctions:
             for (_, name), file in places.items():
                 self._open(file, name)
         try:
-            with self.observers.adding(observer):
-                yield
+            yield
         finally:
             with self._lock:
                 for (_, name), file in places.items():
@@ -88,14 +106,16 @@ class _CoreFunctions:
 
         @wraps(function)
         def run(*args: Any, **options: Any) -> Any:
-            if not self.observers:
+            if not (self.observers or self.changes):
                 return function(*args, **options)
             given = {**dict(zip(names, args, strict=False)), **options}
             state = next((given[name] for name in STATES if given.get(name) is not None), ())
             given["before"] = state_copies(*([state] if isinstance(state, Tensor) else state))
-            result = function(*args, **options)
+            result, edits = function(*args, **options), None
+            changed = (change(name, given, result) for change in reversed(list(self.changes)))
+            result, edits = next((one for one in changed if one is not None), (result, None))
             for observer in self.observers:
-                observer.core_called(name, given, result)
+                observer.core_called(name, given, result, edits)
             return result
 
         return run

@@ -19,10 +19,15 @@ Form = TypeVar("Form", Steps, Convolution)
 OF_QUERIES, FIXED = ("query", "own", "out_gate"), ("taps",)
 
 
+def with_last_queries(form: Form, num_queries: int) -> Form:
+    """The form with its last queries alone, and all its tokens."""
+    last = {name: x[:, :, x.shape[2] - num_queries :] for name, x in _tensors(form).items() if name in OF_QUERIES}
+    return replace(form, **last)
+
+
 def map_of(form: Steps | Convolution, num_queries: int) -> AttentionMap:
     """The map of the last queries over all tokens of a form."""
-    last = {name: x[:, :, x.shape[2] - num_queries :] for name, x in _tensors(form).items() if name in OF_QUERIES}
-    form = replace(form, **last)
+    form = with_last_queries(form, num_queries)  # type: ignore[type-var]
     return TransportedMap.of_steps(form) if isinstance(form, Steps) else convolution_map(form)
 
 
