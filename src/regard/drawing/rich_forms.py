@@ -6,10 +6,13 @@ They need no matplotlib and no script. A long map shows its first tokens, and th
 from __future__ import annotations
 
 import base64
+import math
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from html import escape
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -18,12 +21,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.base.errors import RegardError
+from regard.base.html_table import NOT_XML
+from regard.base.positions import Positions
+from regard.base.shapes import Sizes, spread_indices
 from regard.drawing.color import RAMP
 from regard.maps import AttentionMap
-from regard.masks import Mask, causal
+from regard.masks import Mask
+from regard.pieces.grid import Grid
 
-#: The most tokens, layers and heads of a picture; the lengths at which a mask is tried.
-TOKENS, LAYERS, HEADS, LENGTHS = 64, 12, 16, (16, 64, 256, 1024)
+#: The most tokens, layers and heads of a picture, and the most characters of its caption.
+TOKENS, LAYERS, HEADS, CHARACTERS = 64, 12, 16, 400
+#: The lengths at which a mask is tried, and the most lengths that its data suggest.
+LENGTHS, SUGGESTED = (16, 64, 256, 1024), 12
 #: Pixels: the side of a small map, and the space between two.
 SIDE, GAP = 72, 6
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -43,7 +52,7 @@ def maps_svg(maps: Mapping[str, AttentionMap], title: str) -> str | None:
     shown = list(maps.items())[:LAYERS]
     try:
         panels = [panel for row, (_, weights) in enumerate(shown) for panel in _panels(weights, row)]
-    except (RegardError, RuntimeError):  # a picture is an offer: without it the notebook prints the text
+    except Exception:  # scores may be a user's code; without a picture the notebook prints the text
         return None
     if not panels:
         return None
@@ -73,22 +82,81 @@ def _left_out(maps: Mapping[str, AttentionMap]) -> list[str]:
 def mask_svg(mask: Mask) -> str | None:
     """The pairs that a mask allows, for the first length at which it is more than causal; None if it has no pairs."""
     try:
-        dense = next((dense for n in LENGTHS if _says_more(dense := _dense(mask, n))), _dense(mask, LENGTHS[0]))
-    except (RegardError, RuntimeError):
+        shown = _best_sample(mask)
+    except Exception:  # a predicate is a user's code
         return None
-    n = dense.shape[-1]
-    cells = torch.nn.functional.adaptive_avg_pool2d(dense[None, None].float(), min(n, TOKENS))[0, 0]
-    return _svg([Panel(cells, 0, 0)], [""], f"{mask!r} for {n} tokens; dark: the query (down) may attend to the key")
+    if shown is None:
+        return None
+    cells, I, J = shown
+    return _svg(
+        [Panel(cells, 0, 0)], [""], f"{mask!r} for {_counted(I, J)}; dark: the query (down) may attend to the key"
+    )
 
 
-def _dense(mask: Mask, n: int) -> Tensor:
-    """The pairs of the first text and head."""
-    dense = mask.dense(n)
-    return dense.reshape(-1, *dense.shape[-2:])[0].cpu()
+def _best_sample(mask: Mask) -> tuple[Tensor, int, int] | None:
+    """The pairs at the first lengths that show more than `causal`, else at the first lengths that the mask accepts."""
+    first = None
+    for I, J in _lengths(mask):
+        cells = _allowed(mask, I, J)
+        if cells is None:
+            continue
+        if _says_more(cells, I, J):
+            return cells, I, J
+        first = first or (cells, I, J)
+    return first
 
 
-def _says_more(dense: Tensor) -> bool:
-    return not (bool(dense.all()) or torch.equal(dense, _dense(causal(), dense.shape[-1])))
+def _lengths(mask: Mask) -> Iterator[tuple[int, int]]:
+    """Numbers of queries and keys that a mask may be for: the usual lengths, and those that its data suggest."""
+    yield from ((n, n) for n in LENGTHS)
+    own = sorted(n for n in _sizes(mask) if n > 0)[:SUGGESTED]
+    yield from ((n, n) for n in own)
+    yield from combinations(own, 2)
+
+
+def _sizes(value: object) -> set[int]:
+    """Lengths that the data of a mask suggest: the axes of its tensors, the sum and the product of its numbers."""
+    if isinstance(value, Tensor):
+        return set(value.shape[-2:])
+    if isinstance(value, Mask):
+        return set().union(*map(_sizes, vars(value).values()))
+    if isinstance(value, int):
+        return {int(value)}
+    if not isinstance(value, tuple | list):
+        return set()
+    if all(isinstance(part, int) for part in value):
+        return {len(value), sum(value), math.prod(value)}
+    return set().union(*map(_sizes, value))
+
+
+def _allowed(mask: Mask, I: int, J: int) -> Tensor | None:
+    """Pairs of queries and keys, spread evenly, of the first text and head; None if the mask is for other lengths."""
+    positions, (B, H) = Positions.aligned_to_end(I, J), mask.own_sizes()
+    try:
+        mask.check(Sizes(B or 1, H or 1, H or 1, I, J, 1, 1), positions)
+    except RegardError:
+        return None
+    whole = Grid.whole(positions, B or 1, H or 1, I)
+    grid = replace(whole, head=whole.head[:1]).entries(slice(0, 1))
+    rows, columns = _sample(I, J)
+    return mask.allowed(grid.tile(rows, columns)).expand(1, 1, len(rows), len(columns))[0, 0].cpu().float()
+
+
+def _says_more(cells: Tensor, I: int, J: int) -> bool:
+    rows, columns = _sample(I, J)
+    is_causal = bool(((rows[:, None] + J - I >= columns) == cells.bool()).all())
+    return not (is_causal or bool(cells.all()))
+
+
+def _sample(I: int, J: int) -> tuple[Tensor, Tensor]:
+    """The queries and keys that are shown, as indices."""
+    return spread_indices(I, TOKENS), spread_indices(J, TOKENS)
+
+
+def _counted(I: int, J: int) -> str:
+    """The lengths in words, and which of the tokens are shown."""
+    said = f"{I} tokens" if I == J else f"{I} queries and {J} keys"
+    return f"{said}, of which {TOKENS} at equal distances are shown" if max(I, J) > TOKENS else said
 
 
 def _svg(panels: Sequence[Panel], names: Sequence[str], said: str) -> str:
@@ -97,6 +165,7 @@ def _svg(panels: Sequence[Panel], names: Sequence[str], said: str) -> str:
     rows, columns = (1 + max(getattr(panel, name) for panel in panels) for name in ("row", "column"))
     top = 18 if columns > 1 else 8
     width, height = left + columns * (SIDE + GAP), top + rows * (SIDE + GAP)
+    said = NOT_XML.sub("?", said if len(said) <= CHARACTERS else f"{said[:CHARACTERS]}…")
     lines = _lines(said, max(width, 320) // 6)
     width, height = max(width, 320), height + 14 * len(lines) + 6
     parts = [f'<rect width="{width}" height="{height}" fill="#ffffff"/>']

@@ -86,6 +86,9 @@ class CorpusProfile:
     broken: list[tuple[int, str]] = field(default_factory=list)
     table: HeadTable | None = None
 
+    def _repr_html_(self) -> str | None:
+        return None if self.table is None else self.table._repr_html_()
+
     def to_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`."""
         table = None if self.table is None else self.table.to_json()

@@ -364,6 +364,16 @@ class HeadTable:
     layers: list[LayerTable]
     documents: int = 1
 
+    def _repr_html_(self) -> str:
+        names = list(self.layers[0].means) if self.layers else []
+        rows = [
+            (layer.number, head, *values)
+            for layer in self.layers
+            for head, values in enumerate(torch.stack([layer.means[name] for name in names], 1).tolist())
+        ]
+        counted = f"{self.documents} document{'s' * (self.documents != 1)}"
+        return html_table(f"Means of every head over {counted}", ("layer", "head", *names), rows)
+
     @staticmethod
     def of(profile: ModelProfile) -> HeadTable:
         """The table of one document."""
