@@ -105,19 +105,21 @@ def test_the_picture_of_a_mask_has_the_pairs_that_it_allows(data):
 
 
 @pytest.mark.parametrize(
-    "mask",
+    ("mask", "lengths"),
     [
-        rg.padding(torch.rand(2, 5) < 0.5),
-        rg.mask_tensor(torch.rand(1, 1, 5, 7) < 0.5),
-        rg.documents([3, 4], [5, 2]),
-        rg.documents([50_000, 70_000]),
-        rg.causal() & ~rg.masks.tree([-1, 0, 0, 1], 3),
-        rg.masks.neighborhood((6, 7), 3),
+        (rg.padding(torch.rand(2, 5) < 0.5), "5 tokens"),
+        (rg.mask_tensor(torch.rand(1, 1, 5, 7) < 0.5), "5 queries and 7 keys"),
+        (rg.documents([3, 4], [5, 2]), "7 tokens"),
+        (rg.documents([50_000, 70_000]), "120000 tokens, of which 64"),
+        (rg.causal() & ~rg.masks.tree([-1, 0, 0, 1], 3), "7 tokens"),
+        (rg.masks.neighborhood((6, 7), 3), "42 tokens"),
+        (rg.causal(), "16 tokens"),
+        (rg.causal() & rg.window(100), "256 tokens"),
     ],
     ids=repr,
 )
-def test_a_mask_for_given_lengths_is_drawn_at_these(mask):
-    assert mask._repr_svg_() is not None
+def test_a_mask_is_drawn_at_its_own_length_or_where_it_differs_from_causal(mask, lengths):
+    assert f" for {lengths}" in read_svg(mask._repr_svg_(), 1)[0]
 
 
 def test_no_form_raises_where_a_users_function_does():

@@ -31,10 +31,10 @@ from regard.pieces.grid import Grid
 
 #: The most tokens, layers and heads of a picture, and the most characters of its caption.
 TOKENS, LAYERS, HEADS, CHARACTERS = 64, 12, 16, 400
-#: The lengths at which a mask is tried, and the most lengths that its data suggest.
+#: The lengths at which a mask is tried, and the most numbers of its data that suggest others.
 LENGTHS, SUGGESTED = (16, 64, 256, 1024), 12
-#: Pixels: the side of a small map, and the space between two.
-SIDE, GAP = 72, 6
+#: Pixels: the side of a map where there are many, the side where there are at most FEW, and the space between two.
+SIDE, LARGE, FEW, GAP = 72, 144, 4, 6
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -107,11 +107,12 @@ def _best_sample(mask: Mask) -> tuple[Tensor, int, int] | None:
 
 
 def _lengths(mask: Mask) -> Iterator[tuple[int, int]]:
-    """Numbers of queries and keys that a mask may be for: the usual lengths, and those that its data suggest."""
-    yield from ((n, n) for n in LENGTHS)
-    own = sorted(n for n in _sizes(mask) if n > 0)[:SUGGESTED]
-    yield from ((n, n) for n in own)
-    yield from combinations(own, 2)
+    """Numbers of queries and keys that a mask may be for: its greatest length, the usual ones, others of its data."""
+    sizes = sorted(n for n in _sizes(mask) if n > 0)[-SUGGESTED:]
+    own = sorted({*sizes, *map(sum, combinations(sizes, 2))}, reverse=True)
+    yield from ((n, n) for n in own if not _accepts(mask, n + 1, n + 1))
+    yield from ((n, n) for n in (*LENGTHS, *own))
+    yield from combinations(sizes, 2)
 
 
 def _sizes(value: object) -> set[int]:
@@ -131,15 +132,22 @@ def _sizes(value: object) -> set[int]:
 
 def _allowed(mask: Mask, I: int, J: int) -> Tensor | None:
     """Pairs of queries and keys, spread evenly, of the first text and head; None if the mask is for other lengths."""
-    positions, (B, H) = Positions.aligned_to_end(I, J), mask.own_sizes()
-    try:
-        mask.check(Sizes(B or 1, H or 1, H or 1, I, J, 1, 1), positions)
-    except RegardError:
+    if not _accepts(mask, I, J):
         return None
+    positions, (B, H) = Positions.aligned_to_end(I, J), mask.own_sizes()
     whole = Grid.whole(positions, B or 1, H or 1, I)
     grid = replace(whole, head=whole.head[:1]).entries(slice(0, 1))
     rows, columns = _sample(I, J)
     return mask.allowed(grid.tile(rows, columns)).expand(1, 1, len(rows), len(columns))[0, 0].cpu().float()
+
+
+def _accepts(mask: Mask, I: int, J: int) -> bool:
+    B, H = mask.own_sizes()
+    try:
+        mask.check(Sizes(B or 1, H or 1, H or 1, I, J, 1, 1), Positions.aligned_to_end(I, J))
+    except RegardError:
+        return False
+    return True
 
 
 def _says_more(cells: Tensor, I: int, J: int) -> bool:
@@ -163,21 +171,22 @@ def _svg(panels: Sequence[Panel], names: Sequence[str], said: str) -> str:
     """The panels on a light ground, with the names of the rows, the numbers of the columns and a caption."""
     left = 8 + 6 * max(len(name) for name in names)
     rows, columns = (1 + max(getattr(panel, name) for panel in panels) for name in ("row", "column"))
+    side = LARGE if len(panels) <= FEW else SIDE
     top = 18 if columns > 1 else 8
-    width, height = left + columns * (SIDE + GAP), top + rows * (SIDE + GAP)
+    width, height = left + columns * (side + GAP), top + rows * (side + GAP)
     said = NOT_XML.sub("?", said if len(said) <= CHARACTERS else f"{said[:CHARACTERS]}…")
     lines = _lines(said, max(width, 320) // 6)
     width, height = max(width, 320), height + 14 * len(lines) + 6
     parts = [f'<rect width="{width}" height="{height}" fill="#ffffff"/>']
-    parts += [_write(name, 4, top + row * (SIDE + GAP) + SIDE / 2) for row, name in enumerate(names) if name]
+    parts += [_write(name, 4, top + row * (side + GAP) + side / 2) for row, name in enumerate(names) if name]
     if columns > 1:
-        parts += [_write(str(n), left + n * (SIDE + GAP) + SIDE / 2, 12, "middle") for n in range(columns)]
+        parts += [_write(str(n), left + n * (side + GAP) + side / 2, 12, "middle") for n in range(columns)]
     for places, row, column in panels:
-        x, y = left + column * (SIDE + GAP), top + row * (SIDE + GAP)
+        x, y = left + column * (side + GAP), top + row * (side + GAP)
         parts.append(
-            f'<image x="{x}" y="{y}" width="{SIDE}" height="{SIDE}" preserveAspectRatio="none" '
+            f'<image x="{x}" y="{y}" width="{side}" height="{side}" preserveAspectRatio="none" '
             f'style="image-rendering:pixelated" href="{_png_url(places)}"/>'
-            f'<rect x="{x}" y="{y}" width="{SIDE}" height="{SIDE}" fill="none" stroke="#c9c9c4"/>'
+            f'<rect x="{x}" y="{y}" width="{side}" height="{side}" fill="none" stroke="#c9c9c4"/>'
         )
     parts += [_write(line, 4, height - 14 * (len(lines) - n) + 6) for n, line in enumerate(lines)]
     return (
