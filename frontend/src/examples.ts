@@ -1,0 +1,118 @@
+// The strongest examples of the chosen head: over the documents of a corpus, or in the texts of the page.
+import type { Context } from "./context";
+import type { Example, Text } from "./data";
+import { cut, h, joins, numberOf, visible } from "./dom";
+import { toLink, type State } from "./state";
+
+const [AROUND, TEXTS, SHOWN] = [6, 24, 5]; // tokens around an end of a link; texts that are read; examples
+const isSame = (one: Text, other: Text) =>
+  (one.queries === null) === (other.queries === null) &&
+  one.layers.map(({ name, heads }) => `${name} ${heads.length}`).join() ===
+    other.layers.map(({ name, heads }) => `${name} ${heads.length}`).join();
+
+// Null: the page has one text and no corpus.
+export function examplesOf(context: Context): HTMLElement | null {
+  const { text, state, source } = context;
+  const { examples } = text.layers[state.layer].heads[state.head];
+  if (examples)
+    return section(
+      `Strongest examples in ${(text.documents ?? 0).toLocaleString("en")} documents`,
+      examples.map((one) => line(one, h("span", { class: "hint" }, `document ${one.document}`))),
+    );
+  const others = Object.keys(source.titles).map(Number).slice(0, TEXTS);
+  if (others.length < 2 || text.queries !== null) return null;
+  const box = h("div", {});
+  void Promise.all(others.map((number) => source.text(number))).then((texts) => {
+    const found = texts
+      .map((other, at) => ({ other, at: others[at] }))
+      .filter(({ other }) => isSame(text, other))
+      .filter(({ other }) => other.layers[state.layer].heads[state.head].strongest[1] >= 0)
+      .map(({ other, at }) => ({ at, example: exampleOf(other, state), title: other.title }))
+      .sort((a, b) => b.example.weight - a.example.weight);
+    if (found.length > 1)
+      box.append(
+        section(
+          `Strongest examples in ${found.length} texts of this page`,
+          found
+            .slice(0, SHOWN)
+            .map(({ at, example, title }) => line(example, opener(context, at, title, example))),
+        ),
+      );
+  });
+  return box;
+}
+
+const section = (title: string, lines: HTMLElement[]) =>
+  h(
+    "section",
+    { class: "examples" },
+    h("h3", {}, title),
+    h("p", { class: "hint" }, "The underlined word attends to the filled one."),
+    lines.length
+      ? h("ol", {}, ...lines)
+      : h("p", { class: "hint" }, "None between two words that are no neighbors."),
+  );
+
+// The strongest link of the head in a text, with its place in the text.
+function exampleOf(text: Text, { layer, head }: State): Example & { link: [number, number] } {
+  const [query, key, weight] = text.layers[layer].heads[head].strongest;
+  const around = [query, key].flatMap((end) =>
+    Array.from({ length: 2 * AROUND + 1 }, (_, n) => end - AROUND + n),
+  );
+  const places = [...new Set(around)].filter((at) => at in text.tokens).sort((a, b) => a - b);
+  const gap = places.findIndex((at, n) => n > 0 && at > places[n - 1] + 1);
+  if (gap > 0) places.splice(gap, 0, -1);
+  const tokens = places.map((at) => text.tokens[at] ?? "…");
+  const [from, to] = [places.indexOf(query), places.indexOf(key)];
+  return { weight, tokens, query: from, key: to, left_out: gap, document: 0, link: [query, key] };
+}
+
+// The title of a text, which opens it at the link.
+function opener(
+  context: Context,
+  text: number,
+  title: string,
+  { link: [query, key] }: { link: [number, number] },
+): HTMLAnchorElement {
+  const change: Partial<State> = { view: "text", text, query, key };
+  return h(
+    "a",
+    {
+      href: toLink({ ...context.state, ...change }),
+      onclick: (event: MouseEvent) => {
+        if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a new tab or window
+        event.preventDefault();
+        context.set(change);
+      },
+    },
+    cut(title, 40),
+  );
+}
+
+// "cat sat on the mat", with the query outlined and the key filled, as in the words of a text.
+function line({ tokens, query, key, weight, left_out }: Example, where: HTMLElement): HTMLElement {
+  const words = tokens.map((token, at) => {
+    const isEnd = at === query || at === key;
+    const spaced = at > 0 && !joins(token, tokens[at - 1]) ? " " : "";
+    const title = at === query ? "query" : "key";
+    return h(
+      "span",
+      {},
+      spaced,
+      isEnd
+        ? h("b", { class: `token ${title}`, title }, visible(token))
+        : at === left_out
+          ? "…"
+          : visible(token),
+    );
+  });
+  return h(
+    "li",
+    {},
+    h("span", { class: "example", dir: "auto" }, ...words),
+    " ",
+    numberOf(weight),
+    " ",
+    where,
+  );
+}
