@@ -25,8 +25,7 @@ export function examplesOf(context: Context): HTMLElement | null {
   void Promise.all(others.map((number) => source.text(number))).then((texts) => {
     const found = texts
       .map((other, at) => ({ other, at: others[at] }))
-      .filter(({ other }) => isSame(text, other))
-      .filter(({ other }) => other.layers[state.layer].heads[state.head].strongest[1] >= 0)
+      .filter(({ other }) => isSame(text, other) && hasExample(other, state))
       .map(({ other, at }) => ({ at, example: exampleOf(other, state), title: other.title }))
       .sort((a, b) => b.example.weight - a.example.weight);
     if (found.length > 1)
@@ -53,13 +52,21 @@ const section = (title: string, lines: HTMLElement[]) =>
       : h("p", { class: "hint" }, "None between two words that are no neighbors."),
   );
 
+// Whether the strongest link of the head is one between words.
+function hasExample({ layers, special }: Text, { layer, head }: State): boolean {
+  const [query, key] = layers[layer].heads[head].strongest;
+  return key >= 0 && !special.includes(query) && !special.includes(key);
+}
+
 // The strongest link of the head in a text, with its place in the text.
 function exampleOf(text: Text, { layer, head }: State): Example & { link: [number, number] } {
   const [query, key, weight] = text.layers[layer].heads[head].strongest;
   const around = [query, key].flatMap((end) =>
     Array.from({ length: 2 * AROUND + 1 }, (_, n) => end - AROUND + n),
   );
-  const places = [...new Set(around)].filter((at) => at in text.tokens).sort((a, b) => a - b);
+  const places = [...new Set(around)]
+    .filter((at) => at in text.tokens && !text.special.includes(at))
+    .sort((a, b) => a - b);
   const gap = places.findIndex((at, n) => n > 0 && at > places[n - 1] + 1);
   if (gap > 0) places.splice(gap, 0, -1);
   const tokens = places.map((at) => text.tokens[at] ?? "…");
@@ -85,22 +92,21 @@ function opener(
         context.set(change);
       },
     },
-    cut(title, 40),
+    cut(title, 24),
   );
 }
 
-// "cat sat on the mat", with the query outlined and the key filled, as in the words of a text.
+// "cat sat on the mat", with the query underlined and the key filled.
 function line({ tokens, query, key, weight, left_out }: Example, where: HTMLElement): HTMLElement {
   const words = tokens.map((token, at) => {
     const isEnd = at === query || at === key;
     const spaced = at > 0 && !joins(token, tokens[at - 1]) ? " " : "";
-    const title = at === query ? "query" : "key";
     return h(
       "span",
       {},
       spaced,
       isEnd
-        ? h("b", { class: `token ${title}`, title }, visible(token))
+        ? h("b", { class: at === query ? "from" : "to" }, visible(token))
         : at === left_out
           ? "…"
           : visible(token),

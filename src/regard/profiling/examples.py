@@ -19,7 +19,7 @@ KEPT, AROUND, GAP = 5, 6, "…"
 class HeadExample:
     """A link in a document: the `tokens` around its ends, where the two stand in them, and the weight.
 
-    `document` counts from 1, as the documents that could not be read do. `left_out` is the place in `tokens` that
+    Special tokens are left out. `document` counts from 1, as the documents that could not be read do. `left_out` is the place in `tokens` that
     stands for tokens that are left out, or -1.
     """
 
@@ -35,10 +35,10 @@ class HeadExample:
         """The example of a link."""
         ends = sorted((link.query, link.key))
         near = [range(max(0, end - AROUND), min(len(profile.tokens), end + AROUND + 1)) for end in ends]
-        places = sorted({*near[0], *near[1]})
+        places = sorted({*near[0], *near[1]} - set(profile.special))
         tokens, left_out = [profile.tokens[place] for place in places], -1
         if near[0].stop < near[1].start:
-            left_out = len(near[0])
+            left_out = sum(place < near[0].stop for place in places)
             tokens.insert(left_out, GAP)
             places.insert(left_out, -1)
         return HeadExample(
