@@ -1,7 +1,8 @@
 // The strongest examples of the chosen head: over the documents of a corpus, or in the texts of the page.
 import type { Context } from "./context";
 import type { Example, Text } from "./data";
-import { cut, h, joins, numberOf, visible } from "./dom";
+import { cut, fill, h, joins, numberOf, visible } from "./dom";
+import type { Source } from "./source";
 import { toLink, type State } from "./state";
 
 const [AROUND, TEXTS, SHOWN] = [6, 24, 5]; // tokens around an end of a link; texts that are read; examples
@@ -19,26 +20,51 @@ export function examplesOf(context: Context): HTMLElement | null {
       `Strongest examples in ${(text.documents ?? 0).toLocaleString("en")} documents`,
       examples.map((one) => line(one, h("span", { class: "hint" }, `document ${one.document}`))),
     );
-  const others = Object.keys(source.titles).map(Number).slice(0, TEXTS);
-  if (others.length < 2 || text.queries !== null) return null;
+  const numbers = Object.keys(source.titles).map(Number).slice(0, TEXTS);
+  if (numbers.length < 2 || text.queries !== null) return null;
   const box = h("div", {});
-  void Promise.all(others.map((number) => source.text(number))).then((texts) => {
-    const found = texts
-      .map((other, at) => ({ other, at: others[at] }))
-      .filter(({ other }) => isSame(text, other) && hasExample(other, state))
-      .map(({ other, at }) => ({ at, example: exampleOf(other, state), title: other.title }))
-      .sort((a, b) => b.example.weight - a.example.weight);
-    if (found.length > 1)
-      box.append(
-        section(
-          `Strongest examples in ${found.length} texts of this page`,
-          found
-            .slice(0, SHOWN)
-            .map(({ at, example, title }) => line(example, opener(context, at, title, example))),
-        ),
-      );
-  });
+  const known = read.get(source);
+  if (known?.length === numbers.length) fill(box, inTexts(context, numbers, known));
+  else
+    whenSeen(box, async () => {
+      const texts = await Promise.all(numbers.map((number) => source.text(number)));
+      read.set(source, texts);
+      fill(box, inTexts(context, numbers, texts));
+    });
   return box;
+}
+
+// The texts of a page that were read: the next head is drawn at once.
+const read = new WeakMap<Source, Text[]>();
+
+// A server is asked for the other texts when a reader sees the place of the examples.
+function whenSeen(element: Element, act: () => Promise<void>): void {
+  const observer = new IntersectionObserver((entries) => {
+    if (!entries.some(({ isIntersecting }) => isIntersecting)) return;
+    observer.disconnect();
+    void act();
+  });
+  observer.observe(element);
+}
+
+function inTexts(context: Context, numbers: number[], texts: Text[]): HTMLElement | null {
+  const { text, state } = context;
+  const found = texts
+    .map((other, at) => ({ other, number: numbers[at] }))
+    .filter(({ other }) => isSame(text, other) && hasExample(other, state))
+    .map(({ other, number }) => ({
+      number,
+      title: other.title,
+      example: exampleOf(other, state),
+    }))
+    .sort((a, b) => b.example.weight - a.example.weight);
+  if (found.length < 2) return null;
+  return section(
+    `Strongest examples in ${found.length} texts of this page`,
+    found
+      .slice(0, SHOWN)
+      .map(({ number, example, title }) => line(example, opener(context, number, title, example))),
+  );
 }
 
 const section = (title: string, lines: HTMLElement[]) =>

@@ -19,8 +19,8 @@ KEPT, AROUND, GAP = 5, 6, "…"
 class HeadExample:
     """A link in a document: the `tokens` around its ends, where the two stand in them, and the weight.
 
-    Special tokens are left out. `document` counts from 1, as the documents that could not be read do. `left_out` is the place in `tokens` that
-    stands for tokens that are left out, or -1.
+    Special tokens are left out. `document` counts from 1, as the documents that could not be read do. `left_out` is
+    the place in `tokens` that stands for tokens that are left out, or -1.
     """
 
     weight: float
