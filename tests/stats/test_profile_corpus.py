@@ -134,7 +134,7 @@ def test_a_head_has_the_documents_in_which_its_strongest_link_between_words_is_s
             reading = reader.read(text, [0, 3]).reading
             tokens, n = reading.profile.tokens, len(reading.profile.tokens)
             is_word = torch.tensor([any(map(str.isalnum, token)) for token in tokens])
-                is_word[[0, -1]] = False
+            is_word[[0, -1]] = False
             i, j = torch.meshgrid(torch.arange(n), torch.arange(n), indexing="ij")
             far = is_word[:, None] & is_word & ((i - j).abs() > 1)
             for layer, weights in enumerate(reading.maps.values()):
