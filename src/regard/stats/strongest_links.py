@@ -23,9 +23,14 @@ def strongest_links(profile: ModelProfile, layer: LayerProfile) -> list[Link]:
 
 def leading_links(profile: ModelProfile, layer: LayerProfile) -> list[Link | None]:
     """The strongest link of each head among those that may lead; None if there is none."""
-    queries, allowed = words(profile), may_lead(profile, -1)
-    links = (links_of_layer(layer, queries, allowed, head) for head in range(layer.num_heads))
-    return [next((link for _, link in of_head), None) for of_head in links]
+    among = torch.tensor(words(profile), dtype=torch.long)
+    if not len(among):
+        return [None] * layer.num_heads
+    weights, keys = _allowed_links(layer, among, may_lead(profile, -1))
+    best = weights.flatten(1).max(1)
+    queries, found = among[best.indices // weights.shape[2]], keys.flatten(1).gather(1, best.indices[:, None])
+    links = map(Link, queries.tolist(), found.flatten().tolist(), best.values.tolist())
+    return [link if link.weight > 0 else None for link in links]
 
 
 def words(profile: ModelProfile) -> list[int]:
@@ -52,17 +57,21 @@ def may_lead(profile: ModelProfile, without: int) -> Callable[[Tensor, Tensor], 
 
 
 def links_of_layer(
-    layer: LayerProfile,
-    queries: Sequence[int],
-    allowed: Callable[[Tensor, Tensor], Tensor],
-    head: int | None = None,
+    layer: LayerProfile, queries: Sequence[int], allowed: Callable[[Tensor, Tensor], Tensor]
 ) -> Iterator[tuple[int, Link]]:
-    """The `TRIED` strongest links of a layer, or of one head, that are allowed: (head, link), the strongest first."""
-    among, heads = torch.tensor(list(queries), dtype=torch.long), slice(None) if head is None else slice(head, head + 1)
-    weights, keys = layer.links.weights[heads, among], layer.links.keys[heads, among]  # (H, queries, links)
-    weights = weights.where(allowed(among[None, :, None], keys), 0.0)
+    """The `TRIED` strongest links of a layer that are allowed: (head, link), the strongest first."""
+    among = torch.tensor(list(queries), dtype=torch.long)
+    weights, keys = _allowed_links(layer, among, allowed)
     best = weights.flatten().topk(min(TRIED, weights.numel()))
     for weight, place in zip(best.values.tolist(), best.indices, strict=True):
         if weight > 0:
-            number, at, link = (int(n) for n in torch.unravel_index(place, weights.shape))
-            yield (head or 0) + number, Link(int(among[at]), int(keys[number, at, link]), weight)
+            head, at, link = (int(n) for n in torch.unravel_index(place, weights.shape))
+            yield head, Link(int(among[at]), int(keys[head, at, link]), weight)
+
+
+def _allowed_links(
+    layer: LayerProfile, among: Tensor, allowed: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The weights and keys of the strongest links of some queries, (H, queries, links); 0 where they may not lead."""
+    weights, keys = layer.links.weights[:, among], layer.links.keys[:, among]
+    return weights.where(allowed(among[None, :, None], keys), 0.0), keys
