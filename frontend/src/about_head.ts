@@ -1,6 +1,7 @@
 // The chosen head in words and numbers.
 import type { Context } from "./context";
 import { h, strong } from "./dom";
+import { examplesOf } from "./examples";
 import { shown } from "./format";
 import { label } from "./labels";
 import { leftOut, strongestLink } from "./strongest_link";
@@ -51,6 +52,7 @@ export function aboutHead(context: Context): HTMLElement {
       ? roles
       : [text.has_roles && h("p", { class: "hint" }, "No role on this text.")]),
     link,
+    examplesOf(context),
     h("table", { class: "numbers" }, h("tbody", {}, ...numbers)),
   );
 }

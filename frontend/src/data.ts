@@ -9,6 +9,15 @@ export interface Role {
   null: number;
   chance: number;
 }
+// A link in a document of a corpus, among the tokens around its ends; `left_out` is the place of a gap, or -1.
+export interface Example {
+  weight: number;
+  tokens: string[];
+  query: number;
+  key: number;
+  left_out: number;
+  document: number; // from 1
+}
 export interface Head {
   values: Record<string, number>;
   strongest: [number, number, number];
@@ -16,6 +25,7 @@ export interface Head {
   roles: Role[];
   offsets: number[];
   received: number[];
+  examples?: Example[]; // of a corpus: the strongest first, each from another document
 }
 // `note` says what is special about a layer: its kind, and that its numbers are shares of |weight|.
 export interface Layer {
@@ -105,6 +115,7 @@ export interface Text {
   aligned: string;
   charts: Chart[];
   picture?: Picture | null;
+  documents?: number; // of a corpus: the statistics are means over so many
   written?: string; // the text as it was typed
   effect?: Effect; // of a text without some weights
   generation?: { prompt: number; labels: string[] }; // of a text that a model continued: row n - 1 predicted token n

@@ -79,6 +79,9 @@ class AttentionOutput:
         cache = "" if self.cache is None else f", cache of {self.cache.length} tokens"
         return f"AttentionOutput(output {tuple(self.output.shape)}, weights {self.weights!r}{cache})"
 
+    def _repr_svg_(self) -> str | None:
+        return self.weights._repr_svg_()
+
 
 @uncompiled
 @explained

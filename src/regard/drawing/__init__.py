@@ -3,6 +3,7 @@
 from regard.drawing.panels import weight_table
 from regard.drawing.paper_figure import figure
 from regard.drawing.picture import heatmap, show_or_save
+from regard.drawing.rich_forms import maps_svg, mask_svg
 from regard.drawing.shown import show
 
-__all__ = ["figure", "heatmap", "show", "show_or_save", "weight_table"]
+__all__ = ["figure", "heatmap", "maps_svg", "mask_svg", "show", "show_or_save", "weight_table"]

@@ -578,6 +578,9 @@ class AttentionMap(TensorInterface, ABC):
         """
         return upper_layer("widget").show_maps([self], tokens, queries, batch)
 
+    def _repr_svg_(self) -> str | None:
+        return upper_layer("drawing").maps_svg({"": self}, repr(self))
+
     def __repr__(self) -> str:
         B, H, I, J = self.shape
         return f"AttentionMap({B} x {H} heads x {I} queries x {J} keys{', signed' if self.is_signed else ''})"

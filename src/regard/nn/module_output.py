@@ -39,8 +39,22 @@ class ModuleOutput:
     def __iter__(self) -> Iterator[Any]:
         return iter((self.output, self.weights))
 
+    @property
+    def _map(self) -> AttentionMap | None:
+        """The map; None if there is none. A notebook prints this object, so no error is raised."""
+        try:
+            return self.weights
+        except RegardError:
+            return None
+
     def __repr__(self) -> str:
-        return f"ModuleOutput(output {tuple(self.output.shape)}, weights {self.weights!r})"
+        weights = self._map
+        shown = "weights" if weights is None else f"weights {weights!r}"
+        return f"ModuleOutput(output {tuple(self.output.shape)}, {'no ' * (weights is None)}{shown})"
+
+    def _repr_svg_(self) -> str | None:
+        weights = self._map
+        return None if weights is None else weights._repr_svg_()
 
 
 def _without_map(outputs: Any, _: Any) -> ModuleOutput:

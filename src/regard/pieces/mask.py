@@ -22,6 +22,7 @@ from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes, to_device
 from regard.base.spans import EMPTY, EVERYTHING, INFINITY, Spans
+from regard.base.upper_layers import upper_layer
 from regard.pieces.grid import Grid
 from regard.pieces.mask_checks import check_batch
 from regard.pieces.mask_conventions import mask_remedy
@@ -61,6 +62,9 @@ class Mask(Piece):
     @abstractmethod
     def allowed(self, grid: Grid) -> Tensor:
         """A boolean tensor that broadcasts against the (B, H, I, J) tile; True = may attend."""
+
+    def _repr_svg_(self) -> str | None:
+        return upper_layer("drawing").mask_svg(self)
 
     def any_allowed(self, start: int, stop: int) -> Spans:
         """Key positions that at least one query in [start, stop) may attend to; never too few, perhaps too many."""

@@ -11,6 +11,7 @@ from regard.base.errors import RegardError
 from regard.base.whole_files import write_whole
 from regard.hf.text_reader import TextReader
 from regard.profiling.documents import Unreadable
+from regard.profiling.examples import Examples, examples_of, examples_to_json, merged_examples, read_examples
 from regard.stats.profile import HeadTable
 
 #: The file of a profile inside its folder.
@@ -24,17 +25,23 @@ class DocumentResult:
     table: HeadTable | None = None
     cut: bool = False
     reason: str = ""
+    examples: Examples = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`; `from_json` restores the same numbers, bit by bit."""
         table = None if self.table is None else self.table.to_json()
-        return {"table": table, "cut": self.cut, "reason": self.reason}
+        return {
+            "table": table,
+            "cut": self.cut,
+            "reason": self.reason,
+            "examples": examples_to_json(self.examples),
+        }
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> DocumentResult:
         """The result that `to_json` wrote."""
         table = None if data["table"] is None else HeadTable.from_json(data["table"])
-        return DocumentResult(table, data["cut"], data["reason"])
+        return DocumentResult(table, data["cut"], data["reason"], read_examples(data["examples"]))
 
 
 def measure_document(reader: TextReader, document: str, layers: list[int] | None, length: int | None) -> DocumentResult:
@@ -45,7 +52,7 @@ def measure_document(reader: TextReader, document: str, layers: list[int] | None
         return DocumentResult()
     try:
         profile, cut = reader.profile(document, layers, length)
-        return DocumentResult(HeadTable.of(profile), cut)
+        return DocumentResult(HeadTable.of(profile), cut, examples=examples_of(profile))
     except Exception as error:  # one document must not end a run over a million; the profile lists all of them
         first_line = (str(error).strip().splitlines() or [""])[0][:200]
         return DocumentResult(reason=f"{type(error).__name__}: {first_line}")
@@ -71,6 +78,8 @@ class CorpusProfile:
 
     `done` documents were read. Of these `cut` were truncated, `empty` were empty, and `broken` lists the number
     (from 1) and the reason of each document that could not be read. `table` is None while no document could be read.
+    `examples[layer][head]` are the strongest links of a head, from different documents, each with the words around it.
+    They are None for a run that a version without examples began.
 
     >>> import regard as rg
     >>> reader = rg.TextReader.load("minilm")
@@ -85,12 +94,17 @@ class CorpusProfile:
     empty: int = 0
     broken: list[tuple[int, str]] = field(default_factory=list)
     table: HeadTable | None = None
+    examples: Examples | None = field(default_factory=list)
+
+    def _repr_html_(self) -> str | None:
+        return None if self.table is None else self.table._repr_html_()
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`."""
         table = None if self.table is None else self.table.to_json()
         counts = {name: getattr(self, name) for name in ("done", "cut", "empty", "broken")}
-        return counts | {"key": asdict(self.key), "table": table}
+        found = None if self.examples is None else examples_to_json(self.examples)
+        return counts | {"key": asdict(self.key), "table": table, "examples": found}
 
     def with_document(self, result: DocumentResult) -> CorpusProfile:
         """A new profile with one more document, so that no interrupt leaves a document counted but not merged."""
@@ -100,7 +114,8 @@ class CorpusProfile:
         if result.table is None:
             return replace(self, done=done, empty=self.empty + 1)
         table = result.table if self.table is None else self.table.merge(result.table)
-        return replace(self, done=done, cut=self.cut + result.cut, table=table)
+        found = None if self.examples is None else merged_examples(self.examples, result.examples, done)
+        return replace(self, done=done, cut=self.cut + result.cut, table=table, examples=found)
 
     def save(self, folder: Path | None) -> None:
         """Write the profile to a file of the folder, completely or not at all.
@@ -133,7 +148,8 @@ def _loaded(path: Path) -> CorpusProfile:
         table = None if data["table"] is None else HeadTable.from_json(data["table"])
         broken = [(int(number), str(reason)) for number, reason in data["broken"]]
         done, cut, empty = (int(data[name]) for name in ("done", "cut", "empty"))
-        return CorpusProfile(CorpusKey(**data["key"]), done, cut, empty, broken, table)
+        found = None if data.get("examples") is None else read_examples(data["examples"])
+        return CorpusProfile(CorpusKey(**data["key"]), done, cut, empty, broken, table, found)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RegardError(
             f"profile_corpus: {path} is no state of a corpus run ({error}). Give another folder (--save)."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regard.base.checks import Count, checked
 from regard.base.errors import RegardError
+from regard.base.html_table import html_table
 from regard.base.shapes import spread_indices
 from regard.maps import AttentionMap, KeyTotals, Reduction, RowLinks, Similarity, TopLinks
 from regard.maps.changed_map import HeadMean, ShareMap
@@ -139,14 +140,26 @@ class ModelProfile:
 
     def table(self) -> str:
         """One line of plain text for each head."""
-        names = [name for name, value in self.layers[0].values.items() if value.ndim == 1]
-        lines = ["layer head " + " ".join(f"{name:>9}" for name in names) + "  strongest link"]
+        lines = ["layer head " + " ".join(f"{name:>9}" for name in self._names) + "  strongest link"]
+        for layer, head, numbers, link in self._heads():
+            lines.append(f"{layer:5d} {head:4d} {' '.join(f'{number:9.3f}' for number in numbers)}  {link}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [(layer, head, *numbers, link) for layer, head, numbers, link in self._heads()]
+        return html_table("Statistics of every head", ("layer", "head", *self._names, "strongest link"), rows)
+
+    @property
+    def _names(self) -> list[str]:
+        """The statistics that have one number for each head."""
+        return [name for name, value in self.layers[0].values.items() if value.ndim == 1]
+
+    def _heads(self) -> Iterator[tuple[int, int, list[float], str]]:
+        """Layer, head, statistics and strongest link of each head."""
         for layer in self.layers:
             for head in range(layer.num_heads):
-                numbers = " ".join(f"{float(layer.values[name][head]):9.3f}" for name in names)
                 link = self.describe(layer.strongest(head, self.ordinary))
-                lines.append(f"{layer.number:5d} {head:4d} {numbers}  {link}")
-        return "\n".join(lines)
+                yield layer.number, head, [float(layer.values[name][head]) for name in self._names], link
 
     def describe(self, link: Link) -> str:
         """A link in words, such as `it -> animal 0.68`."""
@@ -350,6 +363,16 @@ class HeadTable:
 
     layers: list[LayerTable]
     documents: int = 1
+
+    def _repr_html_(self) -> str:
+        names = list(self.layers[0].means) if self.layers else []
+        rows = [
+            (layer.number, head, *values)
+            for layer in self.layers
+            for head, values in enumerate(torch.stack([layer.means[name] for name in names], 1).tolist())
+        ]
+        counted = f"{self.documents} document{'s' * (self.documents != 1)}"
+        return html_table(f"Means of every head over {counted}", ("layer", "head", *names), rows)
 
     @staticmethod
     def of(profile: ModelProfile) -> HeadTable:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regard.base.checks import Count, Size, checked
 from regard.base.errors import RegardError, nearest
+from regard.base.html_table import html_table
 from regard.base.shapes import to_device
 from regard.maps import AttentionMap, Entropy, Reduction, Tile
 from regard.maps.changed_map import QuerySample
@@ -326,6 +327,11 @@ class RoleTable:
     def head(self, layer: int, head: int) -> list[Role]:
         """All roles of one head."""
         return [role for role in self.roles if (role.layer, role.head) == (layer, head)]
+
+    def _repr_html_(self) -> str:
+        header = ("layer", "head", "role", "score", "on shuffled words", "by chance")
+        rows = [(role.layer, role.head, role.kind, role.score, role.null, role.chance) for role in self.labeled]
+        return html_table(f"{len(rows)} roles of heads", header, rows, self.caveat)
 
     def table(self) -> str:
         """The labeled heads, one line each, under the caveat."""

@@ -18,6 +18,7 @@ import torch
 from regard.stats.numbering import head_name
 from regard.stats.profile import LayerProfile, Link, ModelProfile
 from regard.stats.roles import CONTENT, KINDS, LABEL, MARGIN, QUERIES, Role
+from regard.stats.strongest_links import REACH, links_of_layer, may_lead, words
 from regard.stats.text_reading import NEARBY, HeadValue, TextReading, entropies_outside, nearby_shares, plain
 from regard.stats.warnings import COMMON_TARGETS, COPY
 
@@ -80,12 +81,10 @@ LETTERS = 4
 LINK = 0.3
 #: Links of the word that are drawn as arcs.
 NUM_ARCS = 5
-#: Least number of other queries that tell of an offset, and most links of a layer that are tried.
-EVIDENCE, TRIED = 4, 64
+#: Least number of other queries that tell of an offset.
+EVIDENCE = 4
 #: Most words of one kind that are compared, so that a long text takes no longer than a short one.
 CANDIDATES = 1000
-#: Most tokens between the ends of a link that leads, so that a reader sees both.
-REACH = 50
 
 
 def lead_of(reading: TextReading) -> dict[str, Any] | None:
@@ -161,15 +160,6 @@ def whole_words(profile: ModelProfile) -> list[int]:
     return [i for i in words(profile) if _is_whole(profile, i)]
 
 
-def words(profile: ModelProfile) -> list[int]:
-    """The queries that have a letter or a digit and are not special."""
-    return [i for i in profile.ordinary if _is_word(profile.query_tokens[i])]
-
-
-def _is_word(text: str) -> bool:
-    return any(letter.isalnum() for letter in text)
-
-
 def _is_whole(profile: ModelProfile, at: int) -> bool:
     """Whether a token is a word of its own, and no piece of one."""
     return not any(text.startswith("##") for text in profile.query_tokens[at : at + 2])
@@ -185,10 +175,10 @@ def _strongest(profile: ModelProfile, queries: Sequence[int], without: int = -1)
     """The index of the layer, the head and the strongest link of some queries, among the links of the profile."""
     if not queries:
         return None
-    allowed = _allowed(profile, without)
+    allowed = may_lead(profile, without)
     best = None
     for index, layer in enumerate(profile.layers):
-        for head, link in _links_of_layer(layer, queries, allowed):
+        for head, link in links_of_layer(layer, queries, allowed):
             if link.weight <= (best[2].weight if best else 0.0):
                 break
             if not (profile.is_self_attention and is_positional(layer, head, link)):
@@ -206,43 +196,6 @@ def is_positional(layer: LayerProfile, head: int, link: Link) -> bool:
     at_offset = layer.links.keys[head] - queries[:, None] == offset
     weights = (layer.links.weights[head] * at_offset).sum(-1)[others]
     return len(weights) >= EVIDENCE and float(weights.mean()) >= link.weight / 2
-
-
-def strongest_link(profile: ModelProfile, layer: LayerProfile, head: int) -> Link:
-    """The strongest link of a head among those that may lead; without one, the strongest of all."""
-    links = _links_of_layer(layer, words(profile), _allowed(profile, -1), head)
-    return next((link for _, link in links), None) or layer.strongest(head, profile.ordinary)
-
-
-def _allowed(profile: ModelProfile, without: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """A function of queries and keys: whether a link between them may lead. The key `without` is left out."""
-    is_self = profile.is_self_attention
-    special = {*profile.special, without, *((0,) if is_self else ())}
-    good = torch.tensor([j not in special and _is_word(name) for j, name in enumerate(profile.tokens)] + [False])
-    past = len(profile.tokens) - len(profile.query_tokens)  # queries are the last keys
-
-    def may_lead(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        distance = (key - query - past).abs()
-        return good[key] & (distance > 1) & (distance <= REACH) if is_self else good[key]
-
-    return may_lead
-
-
-def _links_of_layer(
-    layer: LayerProfile,
-    queries: Sequence[int],
-    allowed: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    head: int | None = None,
-) -> Iterator[tuple[int, Link]]:
-    """The `TRIED` strongest links of a layer, or of one head, that are allowed: (head, link), the strongest first."""
-    among, heads = torch.tensor(list(queries), dtype=torch.long), slice(None) if head is None else slice(head, head + 1)
-    weights, keys = layer.links.weights[heads, among], layer.links.keys[heads, among]  # (H, queries, links)
-    weights = weights.where(allowed(among[None, :, None], keys), 0.0)
-    best = weights.flatten().topk(min(TRIED, weights.numel()))
-    for weight, place in zip(best.values.tolist(), best.indices, strict=True):
-        if weight > 0:
-            number, at, link = (int(n) for n in torch.unravel_index(place, weights.shape))
-            yield (head or 0) + number, Link(int(among[at]), int(keys[number, at, link]), weight)
 
 
 def _described(reading: TextReading, index: int, head: int, link: Link) -> dict[str, Any]:

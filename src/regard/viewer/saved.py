@@ -86,6 +86,9 @@ HEAD = {
     "roles": [{"kind": ROLE_KIND, "offset": Maybe(WHOLE), "score": NUMBER, "null": NUMBER, "chance": NUMBER}],
     "offsets": (NUMBER,) * (2 * OFFSETS + 1),
     "received": [NUMBER],
+    "examples": Optional(
+        [{"weight": NUMBER, "tokens": [TEXT], **dict.fromkeys(("query", "key", "left_out", "document"), WHOLE)}]
+    ),
 }
 LAYER = {
     "name": TEXT,
@@ -127,6 +130,7 @@ WHY = {**dict.fromkeys(("of", "method", "sentence"), TEXT), "test": [TEXT], "rel
 ABOUT = {
     "title": TEXT,
     "model": Optional(TEXT),
+    "documents": Optional(WHOLE),
     "written": Optional(TEXT),
     "effect": Optional(EFFECT),
     "attribution": Optional(WHY),
@@ -273,6 +277,8 @@ def _wrong_layer(name: str, layer: dict[str, Any], shape: tuple[int, ...], names
             yield f"{where}.strongest must be a query and a key of the text"
         if not 1 <= len(head["received"]) <= J:
             yield f"{where}.received must have at most {J} numbers"
+        for example in head.get("examples", []):
+            yield from _outside(f"{where}.examples", [example["query"], example["key"]], len(example["tokens"]))
         yield from _wrong_picture(where, head["thumbnail"], layer["small"])
 
 

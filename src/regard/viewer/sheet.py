@@ -18,9 +18,10 @@ from regard.stats.head_distances import head_divergence
 from regard.stats.layer_kinds import layer_note
 from regard.stats.profile import LayerProfile, ModelProfile
 from regard.stats.roles import CONTENT, MEANINGS, QUERIES, ROLE_CAVEAT, RoleTable
+from regard.stats.strongest_links import strongest_links
 from regard.stats.text_reading import NEARBY, TextReading, nearby_shares
 from regard.stats.warnings import warning_lines
-from regard.viewer.findings import cards_of, lead_of, strongest_link
+from regard.viewer.findings import cards_of, lead_of
 
 #: Cells per side of a thumbnail; for long texts at most 2 to the power SMALL_LEVELS.
 THUMBNAIL, SMALL_LEVELS = 48, 6
@@ -202,8 +203,7 @@ def _layer(
     if received.shape[-1] > INTERVALS:
         received = torch.nn.functional.adaptive_avg_pool1d(received[None], INTERVALS)[0]
     heads = []
-    for head in range(layer.num_heads):
-        strongest = strongest_link(reading.profile, layer, head)
+    for head, strongest in enumerate(strongest_links(reading.profile, layer)):
         values = {name: _short(nearby.get((name, layer.number, head), of[head])) for name, of in layer.values.items()}
         heads.append(
             {

@@ -523,6 +523,13 @@ class WatchedAttention(HoldsMaps):
         def __getattr__(self, name: str) -> Any:
             raise missing("WatchedAttention", name, lambda: dir(WatchedAttention), OF_WATCHED, "seen.")
 
+    def _repr_svg_(self) -> str | None:
+        numbers = self._numbers or range(len(self))
+        maps = {str(n): self.maps[name] for n, name in zip(numbers, self.names, strict=True) if name in self.maps}
+        return (
+            upper_layer("drawing").maps_svg(maps, f"{len(self)} attention modules down, heads across") if maps else None
+        )
+
     def __repr__(self) -> str:
         numbers = self._numbers or range(len(self))
         kinds, lines = self.kinds, []

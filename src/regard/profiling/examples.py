@@ -1,0 +1,79 @@
+"""The strongest examples of every head: the documents of a corpus in which its strongest link is strongest.
+
+Of each document a head has at most one example, so that one document does not fill its list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from regard.stats.profile import Link, ModelProfile
+from regard.stats.strongest_links import leading_links
+
+#: Examples that a head keeps, tokens around each end of a link, and what stands for tokens that are left out.
+KEPT, AROUND, GAP = 5, 6, "…"
+
+
+@dataclass(frozen=True)
+class HeadExample:
+    """A link in a document: the `tokens` around its ends, where the two stand in them, and the weight.
+
+    Special tokens are left out. `document` counts from 1, as the documents that could not be read do. `left_out` is
+    the place in `tokens` that stands for tokens that are left out, or -1.
+    """
+
+    weight: float
+    tokens: list[str]
+    query: int
+    key: int
+    left_out: int = -1
+    document: int = 0
+
+    @staticmethod
+    def of(profile: ModelProfile, link: Link) -> HeadExample:
+        """The example of a link."""
+        ends = sorted((link.query, link.key))
+        near = [range(max(0, end - AROUND), min(len(profile.tokens), end + AROUND + 1)) for end in ends]
+        places = sorted({*near[0], *near[1]} - set(profile.special))
+        tokens, left_out = [profile.tokens[place] for place in places], -1
+        if near[0].stop < near[1].start:
+            left_out = sum(place < near[0].stop for place in places)
+            tokens.insert(left_out, GAP)
+            places.insert(left_out, -1)
+        return HeadExample(
+            float(f"{link.weight:.4g}"), tokens, places.index(link.query), places.index(link.key), left_out
+        )
+
+
+#: The examples of each head of each layer, the strongest first.
+Examples = list[list[list[HeadExample]]]
+
+
+def examples_of(profile: ModelProfile) -> Examples:
+    """At most one example of every head of a document; none where queries and keys are different texts."""
+    if profile.query_tokens != profile.tokens:
+        return [[[] for _ in range(layer.num_heads)] for layer in profile.layers]
+    links = [leading_links(profile, layer) for layer in profile.layers]
+    return [[[HeadExample.of(profile, link)] if link else [] for link in layer] for layer in links]
+
+
+def merged_examples(examples: Examples, others: Examples, document: int) -> Examples:
+    """The strongest of both; `others` are those of a document. Of equal weights the earlier document is first."""
+    return [
+        [
+            sorted([*mine, *(replace(one, document=document) for one in new)], key=lambda one: -one.weight)[:KEPT]
+            for mine, new in zip(heads, new_heads, strict=True)
+        ]
+        for heads, new_heads in zip(examples or [[[]] * len(heads) for heads in others], others, strict=True)
+    ]
+
+
+def examples_to_json(examples: Examples) -> list[list[list[dict[str, Any]]]]:
+    """Plain data for `json.dumps`."""
+    return [[[asdict(one) for one in head] for head in layer] for layer in examples]
+
+
+def read_examples(data: list[list[list[dict[str, Any]]]]) -> Examples:
+    """The examples that `examples_to_json` wrote."""
+    return [[[HeadExample(**one) for one in head] for head in layer] for layer in data]

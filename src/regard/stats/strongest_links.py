@@ -1,0 +1,77 @@
+"""The strongest links of heads that may lead: without special tokens, punctuation, neighbors and far words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from regard.stats.profile import LayerProfile, Link, ModelProfile
+
+#: Most links of a layer that are tried.
+TRIED = 64
+#: Most tokens between the ends of a link that leads, so that a reader sees both.
+REACH = 50
+
+
+def strongest_links(profile: ModelProfile, layer: LayerProfile) -> list[Link]:
+    """The strongest link of each head among those that may lead; without one, the strongest of all."""
+    leading = leading_links(profile, layer)
+    return [link or layer.strongest(head, profile.ordinary) for head, link in enumerate(leading)]
+
+
+def leading_links(profile: ModelProfile, layer: LayerProfile) -> list[Link | None]:
+    """The strongest link of each head among those that may lead; None if there is none."""
+    among = torch.tensor(words(profile), dtype=torch.long)
+    if not len(among):
+        return [None] * layer.num_heads
+    weights, keys = _allowed_links(layer, among, may_lead(profile, -1))
+    best = weights.flatten(1).max(1)
+    queries, found = among[best.indices // weights.shape[2]], keys.flatten(1).gather(1, best.indices[:, None])
+    links = map(Link, queries.tolist(), found.flatten().tolist(), best.values.tolist())
+    return [link if link.weight > 0 else None for link in links]
+
+
+def words(profile: ModelProfile) -> list[int]:
+    """The queries that have a letter or a digit and are not special."""
+    return [i for i in profile.ordinary if _is_word(profile.query_tokens[i])]
+
+
+def _is_word(text: str) -> bool:
+    return any(letter.isalnum() for letter in text)
+
+
+def may_lead(profile: ModelProfile, without: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """A function of queries and keys: whether a link between them may lead. The key `without` is left out."""
+    is_self = profile.is_self_attention
+    special = {*profile.special, without, *((0,) if is_self else ())}
+    good = torch.tensor([j not in special and _is_word(name) for j, name in enumerate(profile.tokens)] + [False])
+    past = len(profile.tokens) - len(profile.query_tokens)  # queries are the last keys
+
+    def leads(query: Tensor, key: Tensor) -> Tensor:
+        distance = (key - query - past).abs()
+        return good[key] & (distance > 1) & (distance <= REACH) if is_self else good[key]
+
+    return leads
+
+
+def links_of_layer(
+    layer: LayerProfile, queries: Sequence[int], allowed: Callable[[Tensor, Tensor], Tensor]
+) -> Iterator[tuple[int, Link]]:
+    """The `TRIED` strongest links of a layer that are allowed: (head, link), the strongest first."""
+    among = torch.tensor(list(queries), dtype=torch.long)
+    weights, keys = _allowed_links(layer, among, allowed)
+    best = weights.flatten().topk(min(TRIED, weights.numel()))
+    for weight, place in zip(best.values.tolist(), best.indices, strict=True):
+        if weight > 0:
+            head, at, link = (int(n) for n in torch.unravel_index(place, weights.shape))
+            yield head, Link(int(among[at]), int(keys[head, at, link]), weight)
+
+
+def _allowed_links(
+    layer: LayerProfile, among: Tensor, allowed: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The weights and keys of the strongest links of some queries, (H, queries, links); 0 where they may not lead."""
+    weights, keys = layer.links.weights[:, among], layer.links.keys[:, among]
+    return weights.where(allowed(among[None, :, None], keys), 0.0), keys
