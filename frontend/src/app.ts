@@ -392,30 +392,29 @@ export async function mount(
   }
   function common(key: string): boolean {
     const view = offered()[Number(key) - 1];
-    if (view) return (context.set({ view }), true);
-    if (key === "[" || key === "]") return (bar.turn(key === "]" ? 1 : -1), true);
-    if (key === "{" || key === "}")
-      return (
-        context.set({
-          layer:
-            (state.layer + (key === "}" ? 1 : -1) + context.text.layers.length) %
-            context.text.layers.length,
-        }),
-        true
-      );
-    if (key === "/") {
-      context.set({ view: "map" });
-      return panel?.key?.(new KeyboardEvent("keydown", { key })) ?? true;
-    }
-    if (key === "f") return (openFigure(), true);
-    if (key === "p") {
-      return (context.set({ pins: withPin(state.pins, place(context)) }), true);
-    }
-    if (key === "r") return (story.record(), true);
-    if (key === "t") return (turnTheme(), true);
-    if (key === "?") return (showKeys(), true);
-    return false;
+    const act = view ? () => context.set({ view }) : acts[key];
+    act?.();
+    return Boolean(act);
   }
+  const turnLayer = (step: number) => {
+    const count = context.text.layers.length;
+    context.set({ layer: (state.layer + step + count) % count });
+  };
+  const acts: Record<string, () => void> = {
+    "[": () => bar.turn(-1),
+    "]": () => bar.turn(1),
+    "{": () => turnLayer(-1),
+    "}": () => turnLayer(1),
+    "/": () => {
+      context.set({ view: "map" });
+      panel?.key?.(new KeyboardEvent("keydown", { key: "/" }));
+    },
+    f: () => openFigure(),
+    p: () => context.set({ pins: withPin(state.pins, place(context)) }),
+    r: () => story.record(),
+    t: turnTheme,
+    "?": showKeys,
+  };
 
   const listen = own ? document : root;
   const followed = async () => {

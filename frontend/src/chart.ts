@@ -19,13 +19,13 @@ export type Place = (
   x: number | string,
   y: number | string,
 ) => { x: number; y: number; width: number; height: number };
-interface Options {
+interface Options<T> {
   title: string;
   said: string;
   plot: Plot.PlotOptions;
   rows: Row[];
-  values?: any[]; // of the rows
-  chosen?: (value: any) => void; // by a click, or from the table
+  values?: T[]; // of the rows
+  chosen?: (value: T) => void; // by a click, or from the table
   legend?: SVGSVGElement;
   marks?: (place: Place) => SVGElement[]; // of the chosen head
 }
@@ -36,10 +36,10 @@ export const scaleOfStatistic = ({ colors }: Context, domain: number[]) => ({
   domain,
 });
 
-export function chart(
+export function chart<T>(
   context: Context,
   width: number,
-  { title, said, plot, rows, values = [], chosen, legend, marks }: Options,
+  { title, said, plot, rows, values = [], chosen, legend, marks }: Options<T>,
 ): Chart {
   const plotted = Plot.plot({
     width: Math.min(560, Math.max(280, width - 40)),
@@ -71,7 +71,7 @@ export function chart(
   );
   if (chosen)
     element.addEventListener("click", () => {
-      const { value } = plotted as any;
+      const { value } = plotted as unknown as { value?: T };
       if (value) chosen(value);
     });
   const marked = s("g", { class: "chosen-mark", "pointer-events": "none", fill: "none" });

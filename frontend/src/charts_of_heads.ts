@@ -199,7 +199,8 @@ function apart<T extends { x: number; y: number; name: string }>(points: T[], wi
       const [u, v] = pixels(other);
       return Math.abs(x - u) > 2.8 * (one.name.length + other.name.length) || Math.abs(y - v) > 11;
     });
-    return isFree ? [...kept, one] : kept;
+    if (isFree) kept.push(one);
+    return kept;
   }, []);
 }
 

@@ -67,7 +67,6 @@ async function drawContacts(context: Context, box: HTMLElement, width: number) {
     "Point at a pair of residues.",
   );
   const panel = panelOf(
-    context,
     { values: contacts, rows: [0, size], cols: [0, size], level: 0 },
     [names, names],
     width,

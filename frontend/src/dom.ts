@@ -6,7 +6,7 @@ import { download, DPI, fileName, pngBlob, svgBlob } from "./output";
 type Child = Node | string | number | null | undefined | false;
 type Attributes = Record<
   string,
-  string | number | boolean | null | undefined | ((event: any) => void)
+  string | number | boolean | null | undefined | ((event: never) => void)
 >;
 
 function build<T extends Element>(element: T, attributes: Attributes, children: Child[]): T {

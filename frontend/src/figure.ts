@@ -414,11 +414,9 @@ export function figureSheet(context: Context): FigureSheet {
     chosen: (value: string) => void,
   ) {
     const group = segments(label, value, options, (name) => {
-      group
-        .querySelectorAll("button")
-        .forEach((button, at) =>
-          button.setAttribute("aria-pressed", String(options[at][0] === name)),
-        );
+      group.querySelectorAll("button").forEach((button, at) => {
+        button.setAttribute("aria-pressed", String(options[at][0] === name));
+      });
       chosen(name);
     });
     return h("div", { class: "choice" }, h("span", {}, label), group);
@@ -479,7 +477,9 @@ export function figureSheet(context: Context): FigureSheet {
       }
     },
     afterPrint() {
-      context.root.querySelectorAll(":scope > .figure-print").forEach((paper) => paper.remove());
+      context.root.querySelectorAll(":scope > .figure-print").forEach((paper) => {
+        paper.remove();
+      });
     },
   };
 }

@@ -44,7 +44,7 @@ export function firstView(context: Context): First {
   const heading = h("div", { class: "lead-line" });
   const element = h("section", { class: "first", "aria-label": "What stands out" });
   const about = h("p", { class: "hint" });
-  let redraw = () => undefined as void;
+  let redraw: () => void = () => undefined;
   let shown: Lead | null = null; // the link whose head is chosen
   let lit = ""; // whose light is drawn on an image
   let phrases: [HTMLAnchorElement, Lead][] = [];
@@ -94,7 +94,11 @@ export function firstView(context: Context): First {
     const words = [...box.querySelectorAll<HTMLElement>("[role=option]")];
     const at = words.findIndex((word) => word.getAttribute("aria-selected") === "true");
     const step = stepOf(event.key, 10);
-    if (step === undefined) return event.key === "Enter" && at >= 0 && (words[at].click(), true);
+    if (step === undefined) {
+      if (event.key !== "Enter" || at < 0) return false;
+      words[at].click();
+      return true;
+    }
     const next = words[within(at + step, words.length)];
     words[at]?.setAttribute("aria-selected", "false");
     next.setAttribute("aria-selected", "true");

@@ -130,7 +130,9 @@ export function headGrid(context: Context): HeadGrid {
     element.replaceChildren(...names, ...rows.map((each) => each.element));
     element.classList.toggle("loose", !grouped());
     measure();
-    rows.forEach((each) => seen.observe(each.element));
+    rows.forEach((each) => {
+      seen.observe(each.element);
+    });
     mark();
   }
 

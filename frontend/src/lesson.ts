@@ -66,7 +66,9 @@ export function lesson(
   const room = h("div", { class: kind });
   const changed = () => {
     room.replaceChildren(...draw());
-    controls.forEach((one) => one.tell());
+    controls.forEach((one) => {
+      one.tell();
+    });
   };
   const controls = make(changed);
   changed();

@@ -52,7 +52,9 @@ export function coverOf(
   if (canvas.width !== columns) canvas.width = columns;
   if (canvas.height !== rows) canvas.height = rows;
   const picture = new ImageData(columns, rows);
-  places.forEach((share, at) => picture.data.set(pixel(share, cover, colors), 4 * at));
+  places.forEach((share, at) => {
+    picture.data.set(pixel(share, cover, colors), 4 * at);
+  });
   canvas.getContext("2d")!.putImageData(picture, 0, 0);
   return canvas;
 }

@@ -48,7 +48,9 @@ function sharesOfKinds(
           ? visible(text.tokens[at])
           : "words";
   const total = new Map<string, number>();
-  values.forEach((weight, at) => total.set(kindOf(at), (total.get(kindOf(at)) ?? 0) + weight));
+  values.forEach((weight, at) => {
+    total.set(kindOf(at), (total.get(kindOf(at)) ?? 0) + weight);
+  });
   const said = [...total]
     .filter(([, weight]) => weight > 0)
     .map(([kind, weight]) => `${percent(weight)} on ${kind}`);

@@ -1,6 +1,5 @@
 // One panel of the pins view: a map of weights or of differences, with words on its sides.
 import { cellGrid } from "./cell_grid";
-import type { Context } from "./context";
 import { h, s } from "./dom";
 import type { Range } from "./source";
 import { cutName } from "./word_names";
@@ -55,7 +54,6 @@ export interface Panel {
 
 // `names` are the words of the rows and of the columns; `onCell` is told of the pair under the pointer.
 export function panelOf(
-  context: Context,
   grid: Grid,
   names: [string[], string[]],
   width: number,

@@ -273,7 +273,6 @@ function compareView(context: Context): Panel {
     };
     const label = `All weights of ${inText(headName(context))} on this text`;
     const panel = panelOf(
-      context,
       grid,
       [wordNames(queriesOf(text)), wordNames(text.tokens)],
       width,

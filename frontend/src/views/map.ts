@@ -226,6 +226,18 @@ function mapView(context: Context): Panel {
   });
   resized.observe(box);
 
+  const acts: Record<string, () => void> = {
+    "+": () => frame.zoomBy(2),
+    "=": () => frame.zoomBy(2),
+    "-": () => frame.zoomBy(0.5),
+    "0": () => context.set({ x: -1, y: -1 }),
+    "/": () => search.focus(),
+    Escape: () => {
+      tiles.stop();
+      draw();
+    },
+  };
+
   return {
     element,
     update(before) {
@@ -266,12 +278,8 @@ function mapView(context: Context): Panel {
         const far = event.shiftKey ? 10 : 1;
         return move([arrow[0] * far, arrow[1] * far]);
       }
-      if (event.key === "+" || event.key === "=") return (frame.zoomBy(2), true);
-      if (event.key === "-") return (frame.zoomBy(0.5), true);
-      if (event.key === "0") return (context.set({ x: -1, y: -1 }), true);
-      if (event.key === "/") return (search.focus(), true);
-      if (event.key === "Escape") return (tiles.stop(), draw(), true);
-      return false;
+      acts[event.key]?.();
+      return event.key in acts;
     },
     close() {
       resized.disconnect();

@@ -230,7 +230,6 @@ function pinsView(context: Context): PinsPanel {
       caption: captionOf(side),
       label: `Weights of ${side.letter}`,
       panel: panelOf(
-        context,
         grids[at],
         names(side),
         width,
@@ -261,7 +260,6 @@ function pinsView(context: Context): PinsPanel {
         string[],
       ];
       const panel = panelOf(
-        context,
         { ...grids[0], values },
         merged,
         width,
@@ -349,7 +347,9 @@ function pinsView(context: Context): PinsPanel {
 
   // The weights of a pair in both heads, and their difference; of cells while cells are shown.
   function point([i, j]: [number, number]) {
-    panels.forEach((panel) => panel.mark([i, j]));
+    panels.forEach((panel) => {
+      panel.mark([i, j]);
+    });
     if (j < 0) return fill(readout, "Point at a cell, or click to choose it.");
     const { level } = grids[0];
     const value = (grid: Grid) => {
