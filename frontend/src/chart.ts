@@ -3,7 +3,7 @@ import * as Plot from "@observablehq/plot";
 import { cellGrid } from "./cell_grid";
 import { withGroupRoles } from "./chart_names";
 import type { Context } from "./context";
-import { chartOf, h, s, saving } from "./dom";
+import { chartOf, h, s } from "./dom";
 import { numbers, type Row } from "./numbers";
 
 export interface Chart {
@@ -37,7 +37,6 @@ export const scaleOfStatistic = ({ colors }: Context, domain: number[]) => ({
 });
 
 export function chart<T>(
-  context: Context,
   width: number,
   { title, said, plot, rows, values = [], chosen, legend, marks }: Options<T>,
 ): Chart {
@@ -53,17 +52,7 @@ export function chart<T>(
   const element = h(
     "figure",
     {},
-    h(
-      "figcaption",
-      {},
-      title,
-      saving(
-        () => `${context.text.title} ${title}`,
-        () => plotted,
-        () => context.root,
-        () => legend ?? null,
-      ),
-    ),
+    h("figcaption", {}, title),
     h("p", { class: "hint" }, said),
     legend,
     withGroupRoles(plotted),

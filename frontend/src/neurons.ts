@@ -15,7 +15,6 @@ interface Found {
 
 export function neuronsMode(context: Context, body: HTMLElement): Mode {
   let turn = 0;
-  let figure: SVGSVGElement | null = null;
 
   async function draw() {
     const mine = ++turn;
@@ -40,7 +39,7 @@ export function neuronsMode(context: Context, body: HTMLElement): Mode {
       );
       return;
     }
-    figure = drawing(found, row);
+    const figure = drawing(found, row);
     body.replaceChildren(
       h("div", { class: "tools" }, chooser()),
       h(
@@ -152,7 +151,6 @@ export function neuronsMode(context: Context, body: HTMLElement): Mode {
   return {
     draw: () => void draw(),
     key: (event) => movedBy(context, event, 10),
-    figure: () => figure,
     close() {
       turn++;
     },

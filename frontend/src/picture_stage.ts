@@ -2,7 +2,7 @@
 import type { Context } from "./context";
 import type { PicturePanel } from "./data";
 import { h, s } from "./dom";
-import { coverOf, figuresInRow, photoOf, placeOf, shareOnScale } from "./patches";
+import { coverOf, photoOf, placeOf, shareOnScale } from "./patches";
 import type { PictureTokens } from "./picture_tokens";
 import { within } from "./steps";
 
@@ -11,7 +11,6 @@ export interface PictureStage {
   build(): void;
   // Weights of the tokens, the largest one, and the chosen token; null: only words have weights.
   color(values: Float32Array | null, top: number, chosen: number): void;
-  figure(): SVGSVGElement | null;
 }
 export interface Pointing {
   over(token: number): void;
@@ -175,11 +174,6 @@ export function pictureStage(
         mark(number, panel, chosen);
       });
       drawCurve(values, top);
-    },
-    // The images with their weights, side by side, to be saved.
-    figure() {
-      const drawn = [...element.querySelectorAll<SVGSVGElement>("svg.photo")];
-      return drawn.length === 1 ? drawn[0] : figuresInRow(drawn);
     },
   };
 }

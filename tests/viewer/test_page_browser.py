@@ -225,23 +225,6 @@ def test_lessons(browser, file):
         assert "sparsemax of the scores over 0.3" in page.locator(".learn").inner_text()
 
 
-@pytest.mark.parametrize("view", ["overview", "map", "text?way=heads", "statistics", "alignment", "learn"])
-def test_figures_are_saved_as_svg_and_png(browser, file, view, tmp_path):
-    with opened(browser, file + f"#{view}", accept_downloads=True) as page:
-        painted(page)
-        for kind in ("SVG", "PNG"):
-            with page.expect_download() as waiting:
-                page.get_by_role("button", name=kind, exact=True).first.click()
-            target = tmp_path / waiting.value.suggested_filename
-            waiting.value.save_as(target)
-            content = target.read_bytes()
-            assert content.startswith(b"<svg" if kind == "SVG" else b"\x89PNG") and len(content) > 500
-            assert target.suffix == f".{kind.lower()}"
-        drawn = next(tmp_path.glob("*.svg")).read_text()
-        assert "var(--" not in drawn
-        assert float(re.search(r'height="([\d.]+)', drawn)[1]) >= 90, "the chart, and not its legend"
-
-
 def test_dark_and_light(browser, file):
     paper = "getComputedStyle(document.querySelector('.regard')).backgroundColor"
     with opened(browser, file, color_scheme="dark") as page:

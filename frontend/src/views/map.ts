@@ -3,9 +3,9 @@ import { aboutHead } from "../about_head";
 import { changeDetector } from "../changes";
 import { headName, type Context, type Panel } from "../context";
 import { queriesOf } from "../data";
-import { choice, fill, h, s, saving, signButton, strong, visible } from "../dom";
+import { choice, fill, h, s, signButton, strong, visible } from "../dom";
 import { headStrip } from "../head_strip";
-import { figureOfMap, labelsOf, paintMap } from "../map_drawing";
+import { labelsOf, paintMap } from "../map_drawing";
 import { DEEPEST, MapFrame } from "../map_frame";
 import { tellCell, tellStrongest } from "../map_readout";
 import { mapSearch } from "../map_search";
@@ -118,7 +118,7 @@ function mapView(context: Context): Panel {
   }
 
   function drawTools() {
-    const { state, source, text, colors } = context;
+    const { state, source, colors } = context;
     if (
       !areToolsNew(
         state.text,
@@ -147,11 +147,6 @@ function mapView(context: Context): Panel {
           (pool) => context.set({ pool }),
         ),
       pinButton(context),
-      saving(
-        () => `${text.title} ${headName(context)}`,
-        () => figureOfMap(context, frame, canvas, labels),
-        () => context.root,
-      ),
     );
     fill(beside, h("h2", {}, "This head"), aboutHead(context));
     fill(precision, h("span", { class: "hint" }, source.precision(state.text)));

@@ -1,13 +1,12 @@
 // The overview: what stands out in the text, the grid of all heads, and the chosen head with warnings and roles.
 import { aboutHead } from "../about_head";
 import { changeDetector } from "../changes";
-import { legend, rangeLegend } from "../color";
+import { rangeLegend } from "../color";
 import { headName, type Context, type Panel } from "../context";
 import { shortName } from "../data";
-import { choice, fill, h, s, saving, strong } from "../dom";
+import { choice, fill, h, strong } from "../dom";
 import { firstView } from "../first";
 import { headGrid } from "../head_grid";
-import { headOrder } from "../head_order";
 import { axesOf, label, nounOf } from "../labels";
 import type { View } from "../registry";
 import { smallMap } from "../small_map";
@@ -74,12 +73,6 @@ function overview(context: Context): Panel {
             sort,
             color: sort === "layer" || state.color in values ? state.color : Object.keys(values)[0],
           }),
-      ),
-      saving(
-        () => `${text.title} heads`,
-        figureOfGrid,
-        () => context.root,
-        () => legend(context.colors, context.colors.scale, "weight"),
       ),
       state.color in values &&
         h(
@@ -212,50 +205,6 @@ function overview(context: Context): Panel {
       ),
       h("p", { class: "hint" }, note + source.common.roleCaveat),
     ];
-  }
-
-  // The grid as one figure, in the order of the page, to be saved.
-  function figureOfGrid(): SVGSVGElement {
-    const { text, state } = context;
-    const [size, foot] = [60, 14];
-    const order = headOrder(context);
-    const grouped = state.sort === "layer";
-    const width = grouped
-      ? Math.max(...text.layers.map((layer) => layer.heads.length))
-      : Math.min(12, order.length);
-    const rows = grouped ? text.layers.length : Math.ceil(order.length / width);
-    const figure = s("svg", {
-      width: 4 + width * size,
-      height: 4 + rows * (size + foot),
-      role: "img",
-    });
-    order.forEach(({ layer, head: number }, at) => {
-      const [column, row] = grouped ? [number, layer] : [at % width, Math.floor(at / width)];
-      const [x, y] = [4 + column * size, 2 + row * (size + foot)];
-      figure.append(
-        s("image", {
-          x,
-          y,
-          width: size - 4,
-          height: size - 4,
-          preserveAspectRatio: "none",
-          href: smallMap(context, layer, number).toDataURL(),
-          style: "image-rendering:pixelated",
-        }),
-        s(
-          "text",
-          {
-            x: x + size / 2 - 2,
-            y: y + size + 7,
-            "text-anchor": "middle",
-            "font-size": 10,
-            fill: "currentColor",
-          },
-          shortName(text.layers[layer], number),
-        ),
-      );
-    });
-    return figure;
   }
 
   return {

@@ -1,10 +1,9 @@
 // Pins: two heads, of one text or of two, side by side on one scale, and their difference.
 import { interpolateRgb } from "d3-interpolate";
 import { changeDetector } from "../changes";
-import { legend } from "../color";
 import { interval, place, type Context, type Panel as PinsPanel } from "../context";
 import { layerName, queriesOf, type Text } from "../data";
-import { choice, cut, fill, h, saving, strong } from "../dom";
+import { choice, cut, fill, h, strong } from "../dom";
 import { exact, percent, shown } from "../format";
 import { differenceLegend, panelOf, type Grid, type Panel } from "../pin_figure";
 import { asPins, pinsOf } from "../pin_set";
@@ -228,7 +227,6 @@ function pinsView(context: Context): PinsPanel {
     ];
     const drawn = sides.map((side, at) => ({
       caption: captionOf(side),
-      label: `Weights of ${side.letter}`,
       panel: panelOf(
         grids[at],
         names(side),
@@ -239,7 +237,7 @@ function pinsView(context: Context): PinsPanel {
       ),
     }));
     panels = drawn.map(({ panel }) => panel);
-    const figures = drawn.map(({ caption, panel, label }) => figureOf(caption, panel, label));
+    const figures = drawn.map(({ caption, panel }) => figureOf(caption, panel));
     context.keysPerCell(2 ** grids[0].level);
     fill(key);
     fill(moved);
@@ -269,7 +267,7 @@ function pinsView(context: Context): PinsPanel {
       );
       panels.push(panel);
       const legendOf = () => (most ? differenceLegend(color, most) : null);
-      figures.push(figureOf([strong("A − B")], panel, "A − B", legendOf));
+      figures.push(figureOf([strong("A − B")], panel));
       key.append(
         h(
           "span",
@@ -311,28 +309,8 @@ function pinsView(context: Context): PinsPanel {
       value > 0 ? more(Math.min(1, value / most)) : less(Math.min(1, -value / most));
   }
 
-  const figureOf = (
-    caption: Parameters<typeof h>[2][],
-    panel: Panel,
-    label: string,
-    key: () => SVGSVGElement | null = () => legend(context.colors, context.colors.scale, "weight"),
-  ) =>
-    h(
-      "figure",
-      {},
-      h(
-        "figcaption",
-        {},
-        ...caption,
-        saving(
-          () => `${context.text.title} ${label}`,
-          () => panel.figure,
-          () => context.root,
-          key,
-        ),
-      ),
-      panel.figure,
-    );
+  const figureOf = (caption: Parameters<typeof h>[2][], panel: Panel) =>
+    h("figure", {}, h("figcaption", {}, ...caption), panel.figure);
 
   function onCell(pair: [number, number] | null, click: boolean) {
     const { state } = context;

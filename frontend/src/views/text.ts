@@ -1,6 +1,6 @@
 // The text view: what words attend to, and what attends to them, in chosen heads; as words, lines, a model or neurons.
-import { headName, meansOnly, type Context, type Panel } from "../context";
-import { fill, h, saving, segments, choice } from "../dom";
+import { meansOnly, type Context, type Panel } from "../context";
+import { fill, h, segments, choice } from "../dom";
 import { headTiles } from "../head_tiles";
 import { linesMode } from "../lines";
 import { modelMode } from "../model";
@@ -74,12 +74,6 @@ function textView(context: Context): Panel {
             ["BB", "B → B"],
           ],
           (pairs) => context.set({ pairs }),
-        ),
-      mode?.figure &&
-        saving(
-          () => `${text.title} ${way} ${headName(context)}`,
-          () => mode?.figure?.() ?? null,
-          () => context.root,
         ),
     );
   }
