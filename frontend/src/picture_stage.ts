@@ -1,4 +1,5 @@
 // The images of a text, or its spectrogram, under the weights of a token.
+import { seconds } from "./format";
 import type { Context } from "./context";
 import type { PicturePanel } from "./data";
 import { h, s } from "./dom";
@@ -51,7 +52,7 @@ export function pictureStage(
           { class: "patches" },
           photo(panel, at),
           tokens.isSound && curve,
-          tokens.isSound && seconds(panel),
+          tokens.isSound && timeAxis(panel),
           name && h("figcaption", {}, name),
         );
       }),
@@ -117,14 +118,14 @@ export function pictureStage(
   }
 
   // The time axis of a spectrogram.
-  function seconds(panel: PicturePanel): HTMLElement {
+  function timeAxis(panel: PicturePanel): HTMLElement {
     const all = panel.columns * (context.text.picture?.seconds ?? 0);
     const step = [0.1, 0.2, 0.5, 1, 2, 5, 10].find((one) => all / one <= 8) ?? 10;
     return h(
       "div",
       { class: "seconds", "aria-hidden": "true" },
       ...Array.from({ length: Math.floor(all / step + 1e-6) + 1 }, (_, at) =>
-        h("span", { style: `left:${(100 * at * step) / all}%` }, `${+(at * step).toFixed(2)} s`),
+        h("span", { style: `left:${(100 * at * step) / all}%` }, seconds(at * step)),
       ),
     );
   }

@@ -1,4 +1,5 @@
 // One panel of the pins view: a map of weights or of differences, with words on its sides.
+import { tick } from "./format";
 import { cellGrid } from "./cell_grid";
 import { h, s } from "./dom";
 import type { Range } from "./source";
@@ -178,8 +179,7 @@ export function panelOf(
 // The legend of differences, from -most (more in B) to +most (more in A).
 export function differenceLegend(color: (value: number) => string, most: number): SVGSVGElement {
   const [width, steps] = [240, 60];
-  const label = (share: number) =>
-    share === 0 ? "0" : `${share > 0 ? "+" : "−"}${String(+Math.abs(share * most).toPrecision(2))}`;
+  const label = (share: number) => `${share > 0 ? "+" : ""}${tick(share * most)}`;
   const side = Math.max(20, 4 * label(1).length); // half of the label at the end of the ramp
   const figure = s("svg", {
     class: "legend difference",

@@ -5,7 +5,7 @@ import { interval, meansOnly, type Context, type Panel } from "../context";
 import { layerName, queriesOf, type Text } from "../data";
 import { choice, fill, h, s } from "../dom";
 import { pauses } from "../pause";
-import { shown } from "../format";
+import { counted, shown } from "../format";
 import type { View } from "../registry";
 import type { Range } from "../source";
 import { within } from "../steps";
@@ -120,7 +120,7 @@ function alignmentView(context: Context): Panel {
     const [I, J] = [queriesOf(text).length, text.tokens.length];
     if (rows[1] - rows[0] === I && cols[1] - cols[0] === J) return null;
     const said = ([first, last]: Range, all: number, name: string) =>
-      `${name} ${first} to ${last - 1} of ${all.toLocaleString("en")}`;
+      `${name} ${first} to ${last - 1} of ${counted(all)}`;
     const move = (by: number, face: string) =>
       h(
         "button",

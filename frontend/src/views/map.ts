@@ -1,5 +1,6 @@
 // The map view: one head, zoomable from pooled cells to single weights, with token labels.
 import { aboutHead } from "../about_head";
+import { plural } from "../format";
 import { changeDetector } from "../changes";
 import { headName, type Context, type Panel } from "../context";
 import { queriesOf } from "../data";
@@ -101,7 +102,7 @@ function mapView(context: Context): Panel {
       ? `${failure} Move the map to try again.`
       : stopped
         ? "Stopped; move the map to continue"
-        : `Computing ${waits} tile${waits > 1 ? "s" : ""}; press Esc to stop`;
+        : `Computing ${plural(waits, "tile")}; press Esc to stop`;
   }
 
   // Nothing is pointed at: the readout is that of the chosen pair, or of the strongest link.

@@ -1,5 +1,6 @@
 // The overview: what stands out in the text, the grid of all heads, and the chosen head with warnings and roles.
 import { aboutHead } from "../about_head";
+import { plural } from "../format";
 import { changeDetector } from "../changes";
 import { rangeLegend } from "../color";
 import { headName, type Context, type Panel } from "../context";
@@ -197,7 +198,7 @@ function overview(context: Context): Panel {
                   {},
                   h("span", { class: "chip" }, letter),
                   strong(kind),
-                  ` ${meaning} (${count} head${count > 1 ? "s" : ""})`,
+                  ` ${meaning} (${plural(count, "head")})`,
                 ),
               ]
             : [];
