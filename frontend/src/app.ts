@@ -62,6 +62,7 @@ export async function mount(
     state,
     text: await source.text(0),
     colors: new Colors(root),
+    isOwn: own,
   } as Context;
   let panel: Panel | null = null;
   let drawn: State | null = null;
@@ -260,6 +261,7 @@ export async function mount(
     state.head = nearest(state.head, text.layers[state.layer].heads.length);
     state.query = nearest(state.query, (text.queries ?? text.tokens).length);
     if (!offered().includes(state.view)) state.view = START.view;
+    state.depth = Math.min(Math.max(-1, Math.round(state.depth)), text.layers.length - 1);
     state.key = Math.min(Math.max(-1, Math.round(state.key)), text.tokens.length - 1);
     if (!SCALES.some(([kind]) => kind === state.scale)) state.scale = START.scale;
   }

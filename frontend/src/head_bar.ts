@@ -64,7 +64,7 @@ export function headBar(context: Context): HeadBar {
   function draw() {
     const { state, text, source } = context;
     const isOfHead = !viewOf(state.view).hasNoHead;
-    const canType = source.common.live_model && state.view !== "compare";
+    const canType = source.common.live_model && !["compare", "overview"].includes(state.view);
     element.hidden = !isOfHead && (state.view === "learn" || !source.common.live_model);
     if (
       isNew(

@@ -265,6 +265,8 @@ export function headGrid(context: Context): HeadGrid {
 
   // Tab reaches only the chosen head; arrows move between heads.
   function mark() {
+    for (const [at, { element }] of rows.entries())
+      element.classList.toggle("at-depth", grouped() && at === context.state.depth);
     const wanted = buttonOf(context.state);
     if (wanted === chosen) return;
     for (const [each, is] of [

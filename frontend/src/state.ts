@@ -16,6 +16,7 @@ export interface State {
   pool: string; // mean, max
   scale: string; // linear, sqrt, log: of the colors of weights in all views
   color: string; // the statistic of the overview
+  depth: number; // of the overview: the layer whose arcs are drawn; -1: the links of the sentence
   sort: string; // layer, or down by the statistic
   way: string; // of the text view: words, heads, model, neurons
   heads: string; // one, layer, all, or heads with commas: "5.3,2.1" (layer.head), "0,2" of the layer
@@ -52,6 +53,7 @@ export const START: State = {
   pool: "mean",
   scale: "sqrt",
   color: "weights",
+  depth: -1,
   sort: "layer",
   way: "words",
   heads: "one",

@@ -32,12 +32,18 @@ export interface TypedPanel {
 }
 
 // `done` is called with the number of a text that the model has read.
-export function typedPanel(context: Context, done: (text: number) => void): TypedPanel {
+// `isBrief`: the input alone, where the words of the text are already on the page.
+export function typedPanel(
+  context: Context,
+  done: (text: number) => void,
+  isBrief = false,
+): TypedPanel {
   const model = context.source.common.live_model!;
   let reading: AbortController | null = null;
   let shown = "";
   const input = h("input", {
     class: "typed-text",
+    placeholder: `A text for ${model.name}`,
     name: "text",
     autocomplete: "off",
     spellcheck: "false",
@@ -97,14 +103,17 @@ export function typedPanel(context: Context, done: (text: number) => void): Type
   const element = h(
     "section",
     { class: "typed", "aria-label": "Another text" },
-    h(
-      "h2",
-      {},
-      model.kind === "translation" ? "Translate another sentence with " : "Read another text with ",
-      strong(model.name),
-    ),
-    about,
-    words,
+    !isBrief &&
+      h(
+        "h2",
+        {},
+        model.kind === "translation"
+          ? "Translate another sentence with "
+          : "Read another text with ",
+        strong(model.name),
+      ),
+    !isBrief && about,
+    !isBrief && words,
     form,
     length,
     said,

@@ -39,6 +39,17 @@ def sheet_of(text):
     return Sheet.of(TextReading.of(text, maps_of(text), text.split()))
 
 
+def test_a_text_is_typed_on_the_overview_and_shown_there(browser):
+    with (
+        served([sheet_of(SENTENCE)], model=LiveModel("words", "text", read)) as address,
+        opened(browser, f"{address}#overview") as page,
+    ):
+        page.locator(".overview-page .typed-text").fill("it was typed on the first screen")
+        page.keyboard.press("Enter")
+        until(page, "document.title.startsWith('it was typed') && location.hash.startsWith('#overview?text=1')")
+        until(page, "document.querySelector('.lead-words')?.textContent === 'it was typed on the first screen'")
+
+
 def test_a_changed_word_is_read_and_both_texts_stand_side_by_side(browser):
     with (
         served([sheet_of(SENTENCE)], model=LiveModel("words", "text", read)) as address,

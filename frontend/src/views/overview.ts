@@ -7,6 +7,9 @@ import { headName, type Context, type Panel } from "../context";
 import { shortName } from "../data";
 import { choice, fill, h, strong } from "../dom";
 import { firstView } from "../first";
+import { card, CARD } from "../card";
+import { download, fileName, pngBlob } from "../output";
+import { typedPanel } from "../typed";
 import { headGrid } from "../head_grid";
 import { axesOf, label, nounOf } from "../labels";
 import type { View } from "../registry";
@@ -20,12 +23,24 @@ function overview(context: Context): Panel {
   const tools = h("div", { class: "tools" });
   const key = h("div", { class: "reading-key" });
   const grid = headGrid(context);
+  const typed = context.source.common.live_model
+    ? typedPanel(context, (text) => context.set({ text }), true)
+    : null;
+  const said = h("p", { class: "hint", role: "status" });
+  const share = h(
+    "div",
+    { class: "share" },
+    context.isOwn && h("button", { type: "button", onclick: () => copyLink() }, "Copy link"),
+    h("button", { type: "button", onclick: () => saveCard() }, "Save card"),
+    said,
+  );
   const [head, rest] = [h("div", { class: "chosen-head" }), h("div", {})];
   const beside = h("aside", { class: "beside", "aria-label": "The chosen head" }, head, rest);
   const element = h(
     "div",
     { class: "overview-page" },
-    first.heading,
+    h("div", { class: "lead-row" }, first.heading, share),
+    typed?.element,
     h(
       "div",
       { class: "overview" },
@@ -42,6 +57,25 @@ function overview(context: Context): Panel {
     beside,
   );
   const isGridNew = changeDetector();
+
+  async function saveCard() {
+    const figure = card(context, first.shown());
+    const name = `${context.text.title} card`;
+    const svg = new XMLSerializer().serializeToString(figure);
+    download(await pngBlob(svg, ...CARD), fileName(name, "png"));
+    told("The card is saved.");
+  }
+  async function copyLink() {
+    await navigator.clipboard?.writeText(location.href).then(
+      () => told("The link is copied."),
+      () => told(location.href),
+    );
+    if (!navigator.clipboard) told(location.href);
+  }
+  function told(message: string) {
+    said.textContent = message;
+    context.tell(message);
+  }
 
   function drawTools() {
     const { state, text, source } = context;
@@ -215,6 +249,7 @@ function overview(context: Context): Panel {
       const isNew = isGridNew(state.text, state.color, state.sort, context.colors.css[1]);
       if (!before || before.text !== state.text) {
         first.draw();
+        typed?.update(null);
         drawRest();
       }
       if (!before || isNew) {
@@ -241,6 +276,7 @@ function overview(context: Context): Panel {
     },
     close() {
       first.close();
+      typed?.close();
       grid.close();
     },
   };
