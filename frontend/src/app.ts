@@ -15,7 +15,7 @@ import { fromLink, START, toLink, type State } from "./state";
 import { figureSheet } from "./figure";
 import { storyBar } from "./story";
 import { withPin } from "./pin_set";
-import { offeredViews, viewOf } from "./registry";
+import { isWithoutHead, offeredViews, viewOf } from "./registry";
 import { within } from "./steps";
 import "every-view";
 
@@ -371,6 +371,7 @@ export async function mount(
       before.layer !== state.layer ||
       before.head !== state.head ||
       before.text !== state.text ||
+      isWithoutHead(before) !== isWithoutHead(state) ||
       listedTexts !== source.titles.length
     )
       drawFrame();

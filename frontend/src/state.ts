@@ -34,6 +34,7 @@ export interface State {
   tiles: string; // heads beside a picture: layer, all
   other: number; // the second text of compare; -1: none
   otherQuery: number; // its chosen word; -1: the one in the place of the first text's
+  pair: string; // of the view compare: texts, heads; "": heads if some are pinned
   pins: string; // "text.layer.head,text.layer.head"
   table: string; // of the statistics view: the column that sorts the table of heads, with "-" downwards; "": charts
   find: string; // a role or a word in the table of heads
@@ -71,10 +72,14 @@ export const START: State = {
   tiles: "layer",
   other: -1,
   otherQuery: -1,
+  pair: "",
   pins: "",
   table: "",
   find: "",
 };
+
+// Views of earlier pages, whose links lead to the same place.
+export const MOVED: Record<string, Partial<State>> = { pins: { view: "compare", pair: "heads" } };
 
 // Only values that differ from START, so that links stay short; and the head and the query, which a text begins with.
 const ALWAYS = ["layer", "head", "query"];
@@ -88,9 +93,10 @@ export function toLink(state: State): string {
 
 // Values that the link omits are those of START, or those with which the text begins. Null: not a link of this page.
 export function fromLink(hash: string): Partial<State> | null {
-  const [view, query] = hash.replace(/^#/, "").split("?");
+  const [name, query] = hash.replace(/^#/, "").split("?");
+  const { view = name, ...rest } = MOVED[name] ?? {};
   if (!isView(view)) return null;
-  const found: Record<string, unknown> = { view };
+  const found: Record<string, unknown> = { view, ...rest };
   for (const [name, value] of new URLSearchParams(query ?? "")) {
     const known = START[name as keyof State];
     if (typeof known === "number" && Number.isFinite(Number(value))) found[name] = Number(value);

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
 #: Further looks of some views.
 LOOKS = ["text?way=heads", "text?way=model", "text?way=neurons", "alignment?text=3", "text?text=3", "statistics?text=4"]
 LOOKS += [
+    "compare?pair=heads",
     "map?figure=words%2Cmap",
     "text?heads=0.1%2C1.2&key=3",
     "statistics?table=head&find=it",

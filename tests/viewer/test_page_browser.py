@@ -236,7 +236,14 @@ def test_dark_and_light(browser, file):
 
 
 SIZES = {"phone": (390, 800), "400 %": (320, 256), "widest": (2200, 1200)}
-LOOKS = [*VIEWS, "text?way=model", "text?way=neurons", "alignment?text=3", "statistics?table=head"]
+LOOKS = [
+    *VIEWS,
+    "compare?pair=heads",
+    "text?way=model",
+    "text?way=neurons",
+    "alignment?text=3",
+    "statistics?table=head",
+]
 LOOKS += ["learn?learn=masks", "learn?learn=scores"]
 
 

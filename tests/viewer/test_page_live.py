@@ -244,6 +244,12 @@ def test_without_a_model_texts_are_compared_but_not_typed(browser, file, server)
         with opened(browser, f"{address}#compare?text=0&query=8") as page:
             until(page, "document.querySelectorAll('.compare .side .words').length === 2")
             assert page.locator(".typed").count() == 0
+            assert page.get_by_label("Head", exact=True).count() == 1
+            page.get_by_role("button", name="Two heads").click()  # each side chooses its text, layer and head
+            until(page, "document.querySelectorAll('.pin-map').length === 3")
+            assert page.get_by_label("Head", exact=True).count() == 0
+            page.get_by_role("button", name="Two texts").click()
+            until(page, "document.querySelectorAll('.compare .side .words').length === 2")
             assert page.get_by_role("button", name="Type another text").count() == 0
 
 

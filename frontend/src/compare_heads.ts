@@ -1,17 +1,16 @@
-// Pins: two heads, of one text or of two, side by side on one scale, and their difference.
+// Two heads, of one text or of two, side by side on one scale, and their difference.
 import { interpolateRgb } from "d3-interpolate";
-import { changeDetector } from "../changes";
-import { interval, place, type Context, type Panel as PinsPanel } from "../context";
-import { layerName, queriesOf, type Text } from "../data";
-import { choice, cut, fill, h, strong } from "../dom";
-import { exact, percent, shown } from "../format";
-import { differenceLegend, panelOf, type Grid, type Panel } from "../pin_figure";
-import { asPins, pinsOf } from "../pin_set";
-import type { View } from "../registry";
-import type { Place, Range } from "../source";
-import type { State } from "../state";
-import { arrowOf, within } from "../steps";
-import { wordNames } from "../word_names";
+import { changeDetector } from "./changes";
+import { interval, place, type Context, type Panel as PinsPanel } from "./context";
+import { layerName, queriesOf, type Text } from "./data";
+import { choice, cut, fill, h, strong } from "./dom";
+import { exact, percent, shown } from "./format";
+import { differenceLegend, panelOf, type Grid, type Panel } from "./pin_figure";
+import { asPins, pinsOf } from "./pin_set";
+import type { Place, Range } from "./source";
+import type { State } from "./state";
+import { arrowOf, within } from "./steps";
+import { wordNames } from "./word_names";
 
 const [WHOLE, NEAR, LISTED] = [64, 48, 8]; // cells of a whole map, words around the chosen ones, keys in the table
 interface Side {
@@ -21,9 +20,7 @@ interface Side {
 }
 const DRAWN: (keyof State)[] = ["view", "text", "layer", "head", "pins", "scale", "x", "y"]; // needs a new drawing
 
-export const view: View = { place: 9, make: pinsView, hasNoHead: true }; // a chooser is on each side
-
-function pinsView(context: Context): PinsPanel {
+export function comparedHeads(context: Context): PinsPanel {
   const [tools, body, key] = [
     h("div", { class: "tools" }),
     h("div", { class: "pin-panels" }),
