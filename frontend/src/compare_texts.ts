@@ -58,7 +58,7 @@ export function comparedTexts(context: Context): Panel {
   const typed = source.common.live_model
     ? typedPanel(context, (other) => context.set({ other, otherQuery: -1 }))
     : null;
-  const element = h("div", { class: "compare" }, typed?.element ?? "", tools, pair, changes, maps);
+  const element = h("div", { class: "compare" }, typed?.element ?? "", tools, pair, maps, changes);
   const areTextsNew = changeDetector();
   let turn = 0;
   let paired = true; // the texts share words, so that a word of one has its place in the other
