@@ -26,7 +26,7 @@ LINKS = {
     "heads": "text?text=0&layer=2&head=1&query=10&way=heads",
     "model": "text?text=0&layer=2&head=1&query=10&way=model",
     "tiles": "text?text=0&layer=2&head=1&query=10&key=2&heads=2.1%2C3.1%2C4.2",
-    "neurons": "text?text=0&layer=2&head=1&query=10&way=neurons",
+    "neurons": "map?text=0&layer=2&head=1&query=10&why=yes",
     "alignment": "alignment?text=3",
     "statistics": "statistics?text=2",
     "table": "statistics?text=0&table=head&find=it",

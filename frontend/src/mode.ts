@@ -1,4 +1,4 @@
-// The interface between the text view and its modes: words, head view, model view, neurons.
+// The interface between the text view and its modes: words, head view, model view.
 import type { Context } from "./context";
 import type { Head } from "./head_sets";
 import type { State } from "./state";

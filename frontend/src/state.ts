@@ -18,7 +18,8 @@ export interface State {
   color: string; // the statistic of the overview
   depth: number; // of the overview: the layer whose arcs are drawn; -1: the links of the sentence
   sort: string; // layer, or down by the statistic
-  way: string; // of the text view: words, heads, model, neurons
+  way: string; // of the text view: words, heads, model
+  why: string; // yes: below the words of a head, why the weight is what it is
   heads: string; // one, layer, all, or heads with commas: "5.3,2.1" (layer.head), "0,2" of the layer
   side: string; // out, in, both
   pairs: string; // which sentence attends to which: all, AA, AB, BA, BB
@@ -57,6 +58,7 @@ export const START: State = {
   depth: -1,
   sort: "layer",
   way: "words",
+  why: "",
   heads: "one",
   side: "both",
   pairs: "all",
@@ -102,5 +104,7 @@ export function fromLink(hash: string): Partial<State> | null {
     if (typeof known === "number" && Number.isFinite(Number(value))) found[name] = Number(value);
     else if (typeof known === "string" && name !== "view") found[name] = value;
   }
-  return found as Partial<State>;
+  if (found.way !== "neurons") return found as Partial<State>;
+  const { way: _, ...left } = found; // a mode of the text on earlier pages
+  return { ...left, view: "map", why: "yes" };
 }

@@ -13,6 +13,7 @@ import { mapSearch } from "../map_search";
 import { MapTiles } from "../map_tiles";
 import { pinButton } from "../pin_set";
 import type { View } from "../registry";
+import { whyWeight } from "../neurons";
 import { arrowOf, within } from "../steps";
 import { wordsMode } from "../words";
 
@@ -40,10 +41,12 @@ function mapView(context: Context): Panel {
     row = query;
     draw();
   });
+  const why = whyWeight(context);
   const element = h(
     "div",
     { class: "map-view" },
     strip,
+    why.element,
     tools,
     h(
       "div",
@@ -255,6 +258,7 @@ function mapView(context: Context): Panel {
         )
       )
         words.draw(); // above the map, so before its measure
+      why.update();
       drawTools();
       if (isResized) {
         measure();
@@ -282,6 +286,7 @@ function mapView(context: Context): Panel {
       cancelAnimationFrame(waitingFrame);
       tiles.close();
       words.close!();
+      why.close();
     },
   };
 }
