@@ -30,6 +30,7 @@ LINKS = {
     "alignment": "alignment?text=3",
     "statistics": "statistics?text=2",
     "table": "statistics?text=0&table=head&find=it",
+    "compare": "compare?text=0&layer=2&head=1&query=10",
     "pins": "compare?pair=heads&text=0&layer=2&head=1&query=10&key=13&pins=0.2.1%2C0.4.3",
     "learn": "learn?learn=scores",
     "masks": "learn?learn=masks",
