@@ -15,7 +15,7 @@ import { fromLink, START, toLink, type State } from "./state";
 import { figureSheet } from "./figure";
 import { storyBar } from "./story";
 import { withPin } from "./pin_set";
-import { offeredViews, viewOf } from "./registry";
+import { isWithoutHead, offeredViews, viewOf } from "./registry";
 import { within } from "./steps";
 import "every-view";
 
@@ -62,6 +62,7 @@ export async function mount(
     state,
     text: await source.text(0),
     colors: new Colors(root),
+    isOwn: own,
   } as Context;
   let panel: Panel | null = null;
   let drawn: State | null = null;
@@ -260,6 +261,7 @@ export async function mount(
     state.head = nearest(state.head, text.layers[state.layer].heads.length);
     state.query = nearest(state.query, (text.queries ?? text.tokens).length);
     if (!offered().includes(state.view)) state.view = START.view;
+    state.depth = Math.min(Math.max(-1, Math.round(state.depth)), text.layers.length - 1);
     state.key = Math.min(Math.max(-1, Math.round(state.key)), text.tokens.length - 1);
     if (!SCALES.some(([kind]) => kind === state.scale)) state.scale = START.scale;
   }
@@ -369,6 +371,7 @@ export async function mount(
       before.layer !== state.layer ||
       before.head !== state.head ||
       before.text !== state.text ||
+      isWithoutHead(before) !== isWithoutHead(state) ||
       listedTexts !== source.titles.length
     )
       drawFrame();
@@ -392,30 +395,29 @@ export async function mount(
   }
   function common(key: string): boolean {
     const view = offered()[Number(key) - 1];
-    if (view) return (context.set({ view }), true);
-    if (key === "[" || key === "]") return (bar.turn(key === "]" ? 1 : -1), true);
-    if (key === "{" || key === "}")
-      return (
-        context.set({
-          layer:
-            (state.layer + (key === "}" ? 1 : -1) + context.text.layers.length) %
-            context.text.layers.length,
-        }),
-        true
-      );
-    if (key === "/") {
-      context.set({ view: "map" });
-      return panel?.key?.(new KeyboardEvent("keydown", { key })) ?? true;
-    }
-    if (key === "f") return (openFigure(), true);
-    if (key === "p") {
-      return (context.set({ pins: withPin(state.pins, place(context)) }), true);
-    }
-    if (key === "r") return (story.record(), true);
-    if (key === "t") return (turnTheme(), true);
-    if (key === "?") return (showKeys(), true);
-    return false;
+    const act = view ? () => context.set({ view }) : acts[key];
+    act?.();
+    return Boolean(act);
   }
+  const turnLayer = (step: number) => {
+    const count = context.text.layers.length;
+    context.set({ layer: (state.layer + step + count) % count });
+  };
+  const acts: Record<string, () => void> = {
+    "[": () => bar.turn(-1),
+    "]": () => bar.turn(1),
+    "{": () => turnLayer(-1),
+    "}": () => turnLayer(1),
+    "/": () => {
+      context.set({ view: "map" });
+      panel?.key?.(new KeyboardEvent("keydown", { key: "/" }));
+    },
+    f: () => openFigure(),
+    p: () => context.set({ pins: withPin(state.pins, place(context)) }),
+    r: () => story.record(),
+    t: turnTheme,
+    "?": showKeys,
+  };
 
   const listen = own ? document : root;
   const followed = async () => {

@@ -37,11 +37,11 @@ function spotOf(word: HTMLElement, origin: DOMRect): Spot {
 }
 
 // Above a line if both words stand in it; else from the lower side of the upper word to the upper side of the lower one.
-function pathOf(
+export function pathOf(
   from: Spot,
   to: Spot,
   apart: boolean,
-  size: DOMRect,
+  size: { width: number; height: number },
   line: number,
   lift: number,
 ): string {

@@ -3,7 +3,7 @@ import * as Plot from "@observablehq/plot";
 import { cellGrid } from "./cell_grid";
 import { withGroupRoles } from "./chart_names";
 import type { Context } from "./context";
-import { chartOf, h, s, saving } from "./dom";
+import { chartOf, h, s } from "./dom";
 import { numbers, type Row } from "./numbers";
 
 export interface Chart {
@@ -19,13 +19,13 @@ export type Place = (
   x: number | string,
   y: number | string,
 ) => { x: number; y: number; width: number; height: number };
-interface Options {
+interface Options<T> {
   title: string;
   said: string;
   plot: Plot.PlotOptions;
   rows: Row[];
-  values?: any[]; // of the rows
-  chosen?: (value: any) => void; // by a click, or from the table
+  values?: T[]; // of the rows
+  chosen?: (value: T) => void; // by a click, or from the table
   legend?: SVGSVGElement;
   marks?: (place: Place) => SVGElement[]; // of the chosen head
 }
@@ -36,10 +36,9 @@ export const scaleOfStatistic = ({ colors }: Context, domain: number[]) => ({
   domain,
 });
 
-export function chart(
-  context: Context,
+export function chart<T>(
   width: number,
-  { title, said, plot, rows, values = [], chosen, legend, marks }: Options,
+  { title, said, plot, rows, values = [], chosen, legend, marks }: Options<T>,
 ): Chart {
   const plotted = Plot.plot({
     width: Math.min(560, Math.max(280, width - 40)),
@@ -53,17 +52,7 @@ export function chart(
   const element = h(
     "figure",
     {},
-    h(
-      "figcaption",
-      {},
-      title,
-      saving(
-        () => `${context.text.title} ${title}`,
-        () => plotted,
-        () => context.root,
-        () => legend ?? null,
-      ),
-    ),
+    h("figcaption", {}, title),
     h("p", { class: "hint" }, said),
     legend,
     withGroupRoles(plotted),
@@ -71,7 +60,7 @@ export function chart(
   );
   if (chosen)
     element.addEventListener("click", () => {
-      const { value } = plotted as any;
+      const { value } = plotted as unknown as { value?: T };
       if (value) chosen(value);
     });
   const marked = s("g", { class: "chosen-mark", "pointer-events": "none", fill: "none" });

@@ -30,7 +30,7 @@ export const curvesOfRun = (context: Context, width: number): ChartPlan[] =>
       context.colors.css[9],
       width,
     ].join(),
-    draw: () => curvesOf(context, width, curves),
+    draw: () => curvesOf(width, curves),
   }));
 
 function offsetsOf(context: Context, width: number): Chart {
@@ -41,7 +41,7 @@ function offsetsOf(context: Context, width: number): Chart {
     weight,
     mean: heads.reduce((total, each) => total + each.offsets[at], 0) / heads.length,
   }));
-  return chart(context, width, {
+  return chart(width, {
     title: `Relative offsets, ${inText(headName(context))}`,
     said: "Mean weight by offset; −1 is the previous token. Ticks: the mean of the layer.",
     plot: {
@@ -94,7 +94,7 @@ function weightReceived(context: Context, width: number): Chart {
       title: ({ token, at, weight }: Received) => `${visible(token)} (${at}): ${shown(weight)}`,
     }),
   );
-  return chart(context, width, {
+  return chart(width, {
     title: `Weight received, ${inText(headName(context))}`,
     said:
       size > 1
@@ -127,7 +127,7 @@ function similarityOf(context: Context, width: number): Chart {
   const { text, state, colors } = context;
   const layer = text.layers[state.layer];
   const rows = layer.similarity.flatMap((row, a) => row.map((cosine, b) => ({ a, b, cosine })));
-  return chart(context, width, {
+  return chart(width, {
     title: `Similarity of heads, ${layerName(layer)}`,
     said: "The cosine between the maps of every two heads of the layer; 1: the same map.",
     plot: {
@@ -146,11 +146,7 @@ function similarityOf(context: Context, width: number): Chart {
   });
 }
 
-function curvesOf(
-  context: Context,
-  width: number,
-  { title, x: across, y: up, series, band }: Curves,
-): Chart {
+function curvesOf(width: number, { title, x: across, y: up, series, band }: Curves): Chart {
   const points = series.flatMap(({ name, points }) =>
     points.map(([x, y]) => ({ series: name, x, y })),
   );
@@ -158,7 +154,7 @@ function curvesOf(
     ? [...new Set(points.map(({ x }) => x))]
     : undefined;
   const domain = series.map((one) => one.name);
-  return chart(context, width, {
+  return chart(width, {
     title,
     said: `${up} by ${across}.${band ? " The band: from the lowest to the highest of the random orders." : ""}`,
     plot: {

@@ -110,7 +110,7 @@ function mapOfStatistic(context: Context, width: number, name: string): Chart {
           fill: (one: ChartHead) => colors.on(share(value(one))),
           pointerEvents: "none",
         });
-  return chart(context, width, {
+  return chart(width, {
     title: `Map of ${title}`,
     said: source.common.statistics[name] ?? "",
     plot: {
@@ -145,7 +145,7 @@ function mapOfRoles(context: Context, width: number): Chart {
   ]);
   const letters = ({ roles }: ChartHead) =>
     roles.map((role) => source.common.kinds[role].letter).join("");
-  return chart(context, width, {
+  return chart(width, {
     title: "Map of roles",
     said: "The letters of all roles of a head, colored by the role with the highest score.",
     plot: {
@@ -199,7 +199,8 @@ function apart<T extends { x: number; y: number; name: string }>(points: T[], wi
       const [u, v] = pixels(other);
       return Math.abs(x - u) > 2.8 * (one.name.length + other.name.length) || Math.abs(y - v) > 11;
     });
-    return isFree ? [...kept, one] : kept;
+    if (isFree) kept.push(one);
+    return kept;
   }, []);
 }
 
@@ -228,7 +229,7 @@ function similarHeads(context: Context, width: number, places: [number, number][
           ]),
     ];
   };
-  return chart(context, width, {
+  return chart(width, {
     title: "Heads with similar maps",
     said,
     plot: {

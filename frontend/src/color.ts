@@ -1,7 +1,7 @@
 // One ramp of colors for every view, and one mapping from a weight to a color. The lightness of the ramp (ramp.json,
 // the same as src/regard/drawing/color.py) changes evenly: it is readable in gray and with color blindness.
 import { s } from "./dom";
-import { shown } from "./format";
+import { counted, shown, tick } from "./format";
 import ramp from "./ramp.json";
 
 type Rgb = [number, number, number];
@@ -178,12 +178,9 @@ const frame = (said: string, left: number, top: number) =>
 export const share = (uniform: number): string => {
   const parts = 1 / uniform;
   return Math.abs(parts - Math.round(parts)) < 1e-6
-    ? `1/${Math.round(parts).toLocaleString("en")}`
+    ? `1/${counted(Math.round(parts))}`
     : shown(uniform);
 };
-const tickLabel = (tick: number) =>
-  tick < 0.0005 ? tick.toExponential(0) : String(+tick.toPrecision(2));
-
 const brief = (value: number) => String(Number(shown(value))); // 1 and not 1.000
 
 // The colors of weights: a cell for exactly 0, the ramp with ticks, and where the weight of a uniform row is.
@@ -205,12 +202,12 @@ export function legend(colors: Colors, scale: Scale, said: string): SVGSVGElemen
     ...bar(colors),
   );
   const every = Math.ceil(scale.ticks.length / 5);
-  scale.ticks.forEach((tick, at) => {
+  scale.ticks.forEach((value, at) => {
     if ((scale.ticks.length - 1 - at) % every) return;
-    const x = scale.place(tick) * WIDE;
+    const x = scale.place(value) * WIDE;
     figure.append(
       s("line", { class: "tick", x1: x, x2: x, y1: 10, y2: 14, stroke: "currentColor" }),
-      small(x, 25, "middle", tickLabel(tick)),
+      small(x, 25, "middle", tick(value)),
     );
   });
   const x = scale.place(scale.uniform) * WIDE;

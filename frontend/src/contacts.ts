@@ -3,7 +3,7 @@ import type { ChartPlan } from "./chart";
 import { rangeLegend } from "./color";
 import { headName, inText, place, type Context } from "./context";
 import type { Text } from "./data";
-import { fill, h, saving, strong } from "./dom";
+import { fill, h, strong } from "./dom";
 import { shown } from "./format";
 import { numbers } from "./numbers";
 import { panelOf } from "./pin_figure";
@@ -67,7 +67,6 @@ async function drawContacts(context: Context, box: HTMLElement, width: number) {
     "Point at a pair of residues.",
   );
   const panel = panelOf(
-    context,
     { values: contacts, rows: [0, size], cols: [0, size], level: 0 },
     [names, names],
     width,
@@ -86,17 +85,7 @@ async function drawContacts(context: Context, box: HTMLElement, width: number) {
   const legend = rangeLegend(colors, 0, most, "contact; gray: 0 or less");
   fill(
     box,
-    h(
-      "figcaption",
-      {},
-      `Contact map, ${about}`,
-      saving(
-        () => `${text.title} contact map`,
-        () => panel.figure,
-        () => context.root,
-        () => legend,
-      ),
-    ),
+    h("figcaption", {}, `Contact map, ${about}`),
     h(
       "p",
       { class: "hint" },

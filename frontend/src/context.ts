@@ -12,6 +12,7 @@ export interface Context {
   text: Text;
   colors: Colors;
   set(change: Partial<State>, quiet?: boolean): void; // quiet: no history entry for the Back button
+  isOwn: boolean; // the page is the whole document, and its address is the view
   tell(message: string): void; // for screen readers
   tour?: Story & { play(): void }; // the story of this page
   keysPerCell(keys: number): void; // how many keys a cell of this view sums over, for the legend

@@ -1,4 +1,5 @@
 // The data of the page, as src/regard/viewer/sheet.py writes it.
+import { plural } from "./format";
 import type { State } from "./state";
 
 export type Pool = "mean" | "max";
@@ -178,11 +179,9 @@ export const shortName = (layer: Layer, head: number): string => {
 // "6 layers × 12 heads"
 export const sizesOf = ({ layers }: Text): string => {
   const heads = [...new Set(layers.map((layer) => layer.heads.length))];
-  const count = (number: number, one: string) =>
-    `${number.toLocaleString("en")} ${one}${number === 1 ? "" : "s"}`;
-  return `${count(layers.length, "layer")} × ${
+  return `${plural(layers.length, "layer")} × ${
     heads.length === 1
-      ? count(heads[0], "head")
+      ? plural(heads[0], "head")
       : `${Math.min(...heads)} to ${Math.max(...heads)} heads`
   }`;
 };

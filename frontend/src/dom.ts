@@ -1,12 +1,11 @@
 // Builds elements without parsing HTML: texts of models and users only become text nodes.
 
 import { exact, shown } from "./format";
-import { download, DPI, fileName, pngBlob, svgBlob } from "./output";
 
 type Child = Node | string | number | null | undefined | false;
 type Attributes = Record<
   string,
-  string | number | boolean | null | undefined | ((event: any) => void)
+  string | number | boolean | null | undefined | ((event: never) => void)
 >;
 
 function build<T extends Element>(element: T, attributes: Attributes, children: Child[]): T {
@@ -153,131 +152,9 @@ export const cut = (text: string, size: number) =>
 export const joins = (token: string, before: string | undefined) =>
   before === undefined || /^##|^[.,;:!?)\]’”'%]+$/.test(token) || /^['’(“‘[]$/.test(before);
 
-// Saving figures
-
 /** The chart that Observable Plot drew: before it, the same figure holds legends. */
 export function chartOf(drawing: Element): SVGSVGElement {
   return (
     drawing.tagName === "svg" ? drawing : [...drawing.querySelectorAll("svg")].at(-1)
   ) as SVGSVGElement;
-}
-
-// The size of a figure that is drawn, or that is not in the page.
-const sizeOf = (figure: SVGSVGElement): [number, number] => {
-  const { width, height } = figure.getBoundingClientRect();
-  return [
-    Number(figure.getAttribute("width")) || width,
-    Number(figure.getAttribute("height")) || height,
-  ];
-};
-
-// The names of colors that Observable Plot writes as HTML, as a figure.
-function swatches(box: Element): SVGSVGElement {
-  const figure = s("svg", { width: Math.max(200, box.getBoundingClientRect().width), height: 24 });
-  let [x, y] = [0, 0];
-  for (const swatch of box.querySelectorAll(":scope > span")) {
-    const said = swatch.textContent ?? "";
-    const wide = 26 + said.length * 6.6;
-    if (x && x + wide > Number(figure.getAttribute("width"))) {
-      x = 0;
-      y += 20;
-    }
-    const color = swatch.querySelector("svg")?.getAttribute("fill") ?? "currentColor";
-    figure.append(
-      s("rect", { x, y: y + 4, width: 14, height: 14, fill: color }),
-      s("text", { x: x + 19, y: y + 15, "font-size": 12, fill: "currentColor" }, said),
-    );
-    x += wide;
-  }
-  figure.setAttribute("height", String(y + 24));
-  return figure;
-}
-
-// A drawing with the legends that belong to it, one below the other, as one figure.
-export function whole(drawing: Element, legend: SVGSVGElement | null = null): SVGSVGElement {
-  const parts =
-    drawing.tagName === "svg"
-      ? [drawing as SVGSVGElement]
-      : [...drawing.children].flatMap((part) =>
-          part.tagName === "svg"
-            ? [part as SVGSVGElement]
-            : /-swatches\b/.test(part.className)
-              ? [swatches(part)]
-              : [...part.querySelectorAll("svg")],
-        );
-  if (legend) parts.push(legend);
-  if (parts.length === 1) return parts[0];
-  const sizes = parts.map(sizeOf);
-  const figure = s("svg", {
-    width: Math.max(...sizes.map(([width]) => width)),
-    height: sizes.reduce((total, [, height]) => total + height + 8, 0),
-  });
-  let y = 0;
-  parts.forEach((part, at) => {
-    const copy = part.cloneNode(true) as SVGSVGElement;
-    const [width, height] = sizes[at];
-    for (const [name, value] of Object.entries({ x: 0, y, width, height }))
-      copy.setAttribute(name, String(value));
-    if (!copy.getAttribute("viewBox")) copy.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    copy.setAttribute("overflow", "visible");
-    figure.append(copy);
-    y += height + 8;
-  });
-  return figure;
-}
-
-// A copy of a figure that contains its colors and fonts.
-function alone(figure: SVGSVGElement, colors: CSSStyleDeclaration): string {
-  const copy = figure.cloneNode(true) as SVGSVGElement;
-  const [width, height] = sizeOf(figure);
-  copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
-  copy.setAttribute("width", String(width));
-  copy.setAttribute("height", String(height));
-  if (!copy.getAttribute("viewBox")) copy.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  copy.setAttribute(
-    "style",
-    `color:${colors.getPropertyValue("--ink")};background:${colors.getPropertyValue("--paper")};font-family:system-ui,sans-serif`,
-  );
-  let text = new XMLSerializer().serializeToString(copy);
-  for (const name of new Set(text.match(/var\(--[a-z-]+\)/g) ?? []))
-    text = text.replaceAll(name, colors.getPropertyValue(name.slice(4, -1)).trim());
-  return text;
-}
-
-// Buttons that save a drawing with its legends; a pixel of the screen is 1/96 of an inch.
-export function saving(
-  name: () => string,
-  drawing: () => Element | null,
-  root: () => Element,
-  legend: () => SVGSVGElement | null = () => null,
-): HTMLElement {
-  const save = async (kind: "svg" | "png") => {
-    const found = drawing();
-    if (!found) return;
-    const figure = whole(found, legend());
-    const [width, height] = sizeOf(figure);
-    const text = alone(figure, getComputedStyle(root()));
-    download(
-      kind === "svg" ? svgBlob(text) : await pngBlob(text, (width * DPI) / 96, (height * DPI) / 96),
-      fileName(name(), kind),
-    );
-  };
-  const button = (kind: "svg" | "png") =>
-    h(
-      "button",
-      {
-        type: "button",
-        class: "quiet",
-        title: `Save as ${kind.toUpperCase()}`,
-        onclick: () => save(kind),
-      },
-      kind.toUpperCase(),
-    );
-  return h(
-    "span",
-    { class: "saving", role: "group", "aria-label": "Save this figure" },
-    h("span", { "aria-hidden": "true" }, "Save"),
-    button("svg"),
-    button("png"),
-  );
 }

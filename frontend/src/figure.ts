@@ -1,4 +1,5 @@
 // The figure sheet: chosen panels at the size that they have in a paper, with legend and caption, to be saved.
+import { tick } from "./format";
 import { Colors, scaleOf, SCALES, type Scale } from "./color";
 import { headName, interval, type Context } from "./context";
 import { layerLabel, queriesOf, type Text } from "./data";
@@ -139,13 +140,9 @@ async function drawFigure(
 function ticksOf(scale: Scale): [number, string][] {
   const every = Math.ceil(scale.ticks.length / 5);
   const ticks = scale.ticks.filter((_, at) => (scale.ticks.length - 1 - at) % every === 0);
-  return (scale.kind === "log" ? ticks : [0, ...ticks]).map((tick) => [
-    Math.max(0, scale.place(tick)),
-    tick === 0
-      ? "0"
-      : tick < 0.001
-        ? tick.toExponential(0).replace("e-", "e−")
-        : String(+tick.toPrecision(2)),
+  return (scale.kind === "log" ? ticks : [0, ...ticks]).map((value) => [
+    Math.max(0, scale.place(value)),
+    tick(value),
   ]);
 }
 
@@ -414,11 +411,9 @@ export function figureSheet(context: Context): FigureSheet {
     chosen: (value: string) => void,
   ) {
     const group = segments(label, value, options, (name) => {
-      group
-        .querySelectorAll("button")
-        .forEach((button, at) =>
-          button.setAttribute("aria-pressed", String(options[at][0] === name)),
-        );
+      group.querySelectorAll("button").forEach((button, at) => {
+        button.setAttribute("aria-pressed", String(options[at][0] === name));
+      });
       chosen(name);
     });
     return h("div", { class: "choice" }, h("span", {}, label), group);
@@ -479,7 +474,9 @@ export function figureSheet(context: Context): FigureSheet {
       }
     },
     afterPrint() {
-      context.root.querySelectorAll(":scope > .figure-print").forEach((paper) => paper.remove());
+      context.root.querySelectorAll(":scope > .figure-print").forEach((paper) => {
+        paper.remove();
+      });
     },
   };
 }

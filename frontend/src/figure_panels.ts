@@ -261,9 +261,9 @@ function selfWords(
       write(said, x, y, { anchor: "middle" }),
     );
   }
-  tokens.forEach((token, j) =>
-    box(frame, node, token, [at[j], top, wide[j], tall], weights[first + j], turned, j === here),
-  );
+  tokens.forEach((token, j) => {
+    box(frame, node, token, [at[j], top, wide[j], tall], weights[first + j], turned, j === here);
+  });
   return [at.at(-1)! + wide.at(-1)! / 2, top + tall];
 }
 
@@ -329,7 +329,7 @@ function crossWords(
         }),
       );
   });
-  own.forEach((token, i) =>
+  own.forEach((token, i) => {
     box(
       frame,
       node,
@@ -338,9 +338,9 @@ function crossWords(
       null,
       top.turned,
       i === state.query - above[0],
-    ),
-  );
-  keys.forEach((token, j) =>
+    );
+  });
+  keys.forEach((token, j) => {
     box(
       frame,
       node,
@@ -349,8 +349,8 @@ function crossWords(
       weights[first + j],
       low.turned,
       false,
-    ),
-  );
+    );
+  });
   const ends = [top, low].map(({ at, wide }) => at.at(-1)! + wide.at(-1)! / 2);
   return [Math.max(...ends), end + lower];
 }
@@ -594,7 +594,7 @@ async function alignment(frame: Frame): Promise<Drawn> {
         bold: true,
       }),
     );
-    weights.forEach((weight, at) =>
+    weights.forEach((weight, at) => {
       table.push([
         "alignment",
         ...panel.place,
@@ -605,8 +605,8 @@ async function alignment(frame: Frame): Promise<Drawn> {
           cols[0] + (at % tokens[1].length),
         ),
         weight,
-      ]),
-    );
+      ]);
+    });
   }
   const height = 12 + above + Math.ceil(shown.length / columns) * (tall * cell + 16) - 16;
   const gold = text.gold.length
@@ -652,11 +652,11 @@ function alignmentCells(
   if (isTop)
     wordNames(text.tokens)
       .slice(...cols)
-      .forEach((token, j) =>
+      .forEach((token, j) => {
         node.append(
           write(shortToken(token), x + (j + 0.5) * cell, y - 3, { turned: true, token: true }),
-        ),
-      );
+        );
+      });
   for (const [i, j, sure] of text.gold)
     if (i >= rows[0] && i < rows[1] && j >= cols[0] && j < cols[1])
       for (const [name, inset, stroke] of [
@@ -697,7 +697,7 @@ async function statistics(frame: Frame): Promise<Drawn> {
   const share = (value: number) => Math.max((value - least) / (most - least || 1), 0.004);
   const node = s("g", {});
   const rows: Row[] = [];
-  values.forEach((list, layer) =>
+  values.forEach((list, layer) => {
     list.forEach((value, head) => {
       const [x, y] = [left + head * cell, 10 + layer * tall];
       node.append(
@@ -728,8 +728,8 @@ async function statistics(frame: Frame): Promise<Drawn> {
         "",
         value,
       ]);
-    }),
-  );
+    });
+  });
   const every = Math.max(1, Math.ceil(10 / cell));
   for (let head = 0; head < columns; head += every)
     node.append(write(String(head), left + (head + 0.5) * cell, 4, { anchor: "middle" }));

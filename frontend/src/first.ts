@@ -1,7 +1,9 @@
 // The first thing that a reader sees: the sentence with the arcs of one head, what they say, and finding cards.
-import { drawArcs } from "./arcs";
+import { drawArcs, type Arc } from "./arcs";
+import type { Shown } from "./card";
 import { cards, stateLink } from "./cards";
-import { headName, inText, type Context } from "./context";
+import { headName, inText, strongest, type Context } from "./context";
+import { depthBar } from "./depth";
 import { queriesOf, type Lead, type Part } from "./data";
 import { h, joins, s, visible } from "./dom";
 import { percent } from "./format";
@@ -13,6 +15,7 @@ import { toLink, type State } from "./state";
 import { stepOf, within } from "./steps";
 import { wordNames } from "./word_names";
 
+const ARCS = 6; // of a layer
 const [WHOLE, AROUND] = [70, 16]; // a longer text is cut to the words around both ends of the link
 
 // The sentence stands above both columns of the overview, the rest in the first of them.
@@ -22,6 +25,7 @@ export interface First {
   key(event: KeyboardEvent): boolean;
   draw(): void;
   follow(): void;
+  shown(): Shown; // what the card draws again
   recolor(): void;
   close(): void;
 }
@@ -44,11 +48,13 @@ export function firstView(context: Context): First {
   const heading = h("div", { class: "lead-line" });
   const element = h("section", { class: "first", "aria-label": "What stands out" });
   const about = h("p", { class: "hint" });
-  let redraw = () => undefined as void;
+  let redraw: () => void = () => undefined;
+  let arcsNow: () => Arc[] = () => [];
   let shown: Lead | null = null; // the link whose head is chosen
   let lit = ""; // whose light is drawn on an image
   let phrases: [HTMLAnchorElement, Lead][] = [];
   const observer = new ResizeObserver(() => redraw());
+  const depth = depthBar(context, () => redraw());
 
   // Words in order; the spans of both sides by index. A word opens the view Text.
   function line(
@@ -94,7 +100,11 @@ export function firstView(context: Context): First {
     const words = [...box.querySelectorAll<HTMLElement>("[role=option]")];
     const at = words.findIndex((word) => word.getAttribute("aria-selected") === "true");
     const step = stepOf(event.key, 10);
-    if (step === undefined) return event.key === "Enter" && at >= 0 && (words[at].click(), true);
+    if (step === undefined) {
+      if (event.key !== "Enter" || at < 0) return false;
+      words[at].click();
+      return true;
+    }
     const next = words[within(at + step, words.length)];
     words[at]?.setAttribute("aria-selected", "false");
     next.setAttribute("aria-selected", "true");
@@ -126,24 +136,44 @@ export function firstView(context: Context): First {
       span?.style.setProperty("--own", colorOfTold(link, told));
     });
     // The links of each head in its color; those of the second head are a little higher, as they may lead to the same words.
-    redraw = () =>
-      drawArcs(
-        arcs,
-        told.flatMap((link, number) =>
-          link.links.flatMap(([key, weight]) =>
-            from && keys.has(key)
-              ? [
-                  {
-                    from,
-                    to: keys.get(key)!,
-                    share: weight,
-                    color: colorOfTold(link, told),
-                    lift: 9 * number,
-                    title: `${headName(context, link.layer, link.head)}: ${percent(weight)}`,
-                  },
-                ]
-              : [],
-          ),
+    redraw = () => {
+      const { weights } = depth;
+      const { colors } = context;
+      for (const [at, span] of keys) {
+        span.style.background = weights ? colors.weight(weights[at]) : "";
+        span.style.color = weights ? colors.textOn(weights[at]) : "";
+      }
+      drawArcs(arcs, arcsNow());
+    };
+    arcsNow = () => (depth.weights ? arcsOf(depth.weights) : arcsOfTold());
+    const arcsOf = (weights: Float32Array) =>
+      strongest(weights, ARCS).flatMap((key) =>
+        from && keys.has(key)
+          ? [
+              {
+                from,
+                to: keys.get(key)!,
+                share: weights[key],
+                color: context.colors.line(weights[key]),
+              },
+            ]
+          : [],
+      );
+    const arcsOfTold = () =>
+      told.flatMap((link, number) =>
+        link.links.flatMap(([key, weight]) =>
+          from && keys.has(key)
+            ? [
+                {
+                  from,
+                  to: keys.get(key)!,
+                  share: weight,
+                  color: colorOfTold(link, told),
+                  lift: 9 * number,
+                  title: `${headName(context, link.layer, link.head)}: ${percent(weight)}`,
+                },
+              ]
+            : [],
         ),
       );
     return h("div", { class: "lead-stage stage" }, arcs, own, other);
@@ -192,6 +222,7 @@ export function firstView(context: Context): First {
   // The arcs of the chosen head, if the heading tells one of its links; else those of the link that leads.
   function follow() {
     drawLit();
+    drawDepth();
     const { state, text } = context;
     const found = toldLinks(text);
     const link =
@@ -237,6 +268,10 @@ export function firstView(context: Context): First {
     );
     redraw();
   }
+  const drawDepth = () => {
+    depth.element.hidden = nounOf(context.text) === "patch" || context.text.layers.length < 2;
+    if (context.text.lead) depth.draw(context.text.lead.query);
+  };
 
   function draw() {
     const { text } = context;
@@ -245,6 +280,7 @@ export function firstView(context: Context): First {
     const { lead } = text;
     observer.disconnect();
     redraw = () => undefined;
+    arcsNow = () => [];
     if (!lead) {
       const found = cards(context);
       heading.replaceChildren(
@@ -273,6 +309,7 @@ export function firstView(context: Context): First {
     );
     element.replaceChildren(
       words,
+      depth.element,
       about,
       text.cards?.length
         ? h(
@@ -294,7 +331,16 @@ export function firstView(context: Context): First {
     key,
     draw,
     follow,
+    shown: () => ({
+      heading: heading.querySelector("h1")!,
+      words: [...element.querySelectorAll(".lead-words")],
+      arcs: arcsNow(),
+      note: depth.weights ? depth.layer() : "",
+    }),
     recolor: () => redraw(),
-    close: () => observer.disconnect(),
+    close() {
+      observer.disconnect();
+      depth.close();
+    },
   };
 }

@@ -13,6 +13,15 @@ export const shown = (value: number): string => {
 // The same where whole numbers are counts: "12" and not "12.000".
 export const counted = (value: number): string =>
   Number.isInteger(value) ? value.toLocaleString("en") : shown(value);
+// A count with its noun: "1 head", "12,288 heads".
+export const plural = (count: number, one: string, many = `${one}s`): string =>
+  `${counted(count)} ${count === 1 ? one : many}`;
+export const seconds = (value: number): string => `${+value.toFixed(2)} s`;
+// A number at the tick of a scale, which is round by itself.
+export const tick = (value: number): string =>
+  value !== 0 && Math.abs(value) < 0.001
+    ? value.toExponential(0).replace("e-", "e−")
+    : String(+value.toPrecision(2)).replace("-", "−");
 // All digits of a float32, for the tooltip of a number and for what is copied.
 export const exact = (value: number): string => String(+value.toPrecision(6));
 // A number in a cell: ".71", "1", and nothing where it would be ".00".

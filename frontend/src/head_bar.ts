@@ -5,7 +5,7 @@ import { headName, type Context } from "./context";
 import { layerLabel, rolesOf } from "./data";
 import { headsInWords, shownMean } from "./head_sets";
 import { choice, fill, h, signButton, strong } from "./dom";
-import { viewOf } from "./registry";
+import { isWithoutHead } from "./registry";
 
 export interface HeadBar {
   element: HTMLElement;
@@ -63,8 +63,8 @@ export function headBar(context: Context): HeadBar {
 
   function draw() {
     const { state, text, source } = context;
-    const isOfHead = !viewOf(state.view).hasNoHead;
-    const canType = source.common.live_model && state.view !== "compare";
+    const isOfHead = !isWithoutHead(state);
+    const canType = source.common.live_model && !["compare", "overview"].includes(state.view);
     element.hidden = !isOfHead && (state.view === "learn" || !source.common.live_model);
     if (
       isNew(

@@ -130,7 +130,9 @@ export function headGrid(context: Context): HeadGrid {
     element.replaceChildren(...names, ...rows.map((each) => each.element));
     element.classList.toggle("loose", !grouped());
     measure();
-    rows.forEach((each) => seen.observe(each.element));
+    rows.forEach((each) => {
+      seen.observe(each.element);
+    });
     mark();
   }
 
@@ -263,6 +265,8 @@ export function headGrid(context: Context): HeadGrid {
 
   // Tab reaches only the chosen head; arrows move between heads.
   function mark() {
+    for (const [at, { element }] of rows.entries())
+      element.classList.toggle("at-depth", grouped() && at === context.state.depth);
     const wanted = buttonOf(context.state);
     if (wanted === chosen) return;
     for (const [each, is] of [

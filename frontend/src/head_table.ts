@@ -2,7 +2,7 @@
 import { headName, type Context } from "./context";
 import { queriesOf, shortName, type Text } from "./data";
 import { fill, h } from "./dom";
-import { shown } from "./format";
+import { plural, shown } from "./format";
 import type { Head } from "./head_sets";
 import { label } from "./labels";
 import { placesOf, wordNames } from "./word_names";
@@ -165,7 +165,7 @@ export function headTable(context: Context): HeadTable {
       text,
       source,
     } = context;
-    const heads = `${count} head${count === 1 ? "" : "s"}`;
+    const heads = plural(count, "head");
     if (!find) return `${heads}. Click a column to sort, a row to open its head.`;
     const often = places > PLACES ? `, in its first ${PLACES} places` : "";
     const leftOut = `neighbors${text.queries === null ? ", the first token" : ""} and special tokens`;

@@ -1,4 +1,5 @@
 // The model, the text and their sizes, at the top of every view. On a phone it folds to one line.
+import { plural } from "./format";
 import type { Context } from "./context";
 import { sizesOf } from "./data";
 import { choice, cut, fill, h } from "./dom";
@@ -24,16 +25,14 @@ export function identity(context: Context, openText: (text: number) => void): Id
     if (look.every((each, at) => each === shown[at])) return;
     shown = look;
     const focused = facts.contains(document.activeElement);
-    const tokens = (count: number, one: string) =>
-      `${count.toLocaleString("en")} ${one}${count === 1 ? "" : "s"}`;
     const length = text.queries
-      ? `${tokens(text.queries.length, "query")} × ${tokens(text.tokens.length, "key")}`
-      : tokens(text.tokens.length, "token");
+      ? `${plural(text.queries.length, "query", "queries")} × ${plural(text.tokens.length, "key")}`
+      : plural(text.tokens.length, "token");
     fill(
       summary,
       text.model && h("b", { class: "model", title: text.model }, cut(text.model, 60)),
       h("span", {}, sizesOf(text)),
-      h("span", {}, length.replace("querys", "queries")),
+      h("span", {}, length),
       h("span", { class: "folded-title", dir: "auto" }, text.title),
     );
     facts.replaceChildren(

@@ -78,7 +78,10 @@ export function whatIf(context: Context): WhatIf {
     if (asking) return;
     const { text, state } = context;
     const whole = text.effect ? source.titles.indexOf(text.effect.of) : state.text;
-    if (!wanted.length && whole >= 0) return (tell(""), context.set({ text: whole }));
+    if (!wanted.length && whole >= 0) {
+      tell("");
+      return context.set({ text: whole });
+    }
     asking = new AbortController();
     tell(`${model!.name} reads the text again …`);
     try {

@@ -1,7 +1,7 @@
 // What the lessons share: a control with a sentence about its effect, and a figure that can be saved.
 import { withGroupRoles } from "./chart_names";
 import type { Context } from "./context";
-import { h, saving } from "./dom";
+import { h } from "./dom";
 
 export type Lesson = (context: Context) => HTMLElement[];
 export interface Control {
@@ -66,7 +66,9 @@ export function lesson(
   const room = h("div", { class: kind });
   const changed = () => {
     room.replaceChildren(...draw());
-    controls.forEach((one) => one.tell());
+    controls.forEach((one) => {
+      one.tell();
+    });
   };
   const controls = make(changed);
   changed();
@@ -74,7 +76,7 @@ export function lesson(
 }
 
 export const figure = (
-  context: Context,
+  _context: Context,
   title: string,
   said: string,
   drawing: Element,
@@ -83,16 +85,7 @@ export const figure = (
   h(
     "figure",
     {},
-    h(
-      "figcaption",
-      {},
-      title,
-      saving(
-        () => title,
-        () => drawing,
-        () => context.root,
-      ),
-    ),
+    h("figcaption", {}, title),
     h("p", { class: "hint" }, said),
     key,
     h("div", { class: "scroll" }, withGroupRoles(drawing)),

@@ -30,7 +30,6 @@ interface Bundle {
 export function linesMode(context: Context, body: HTMLElement): Mode {
   let turn = 0;
   let only: Head | null = null; // shown alone
-  let figure: SVGSVGElement | null = null;
   const queries = () => queriesOf(context.text);
 
   function ranges(): [Range, Range] {
@@ -75,7 +74,7 @@ export function linesMode(context: Context, body: HTMLElement): Mode {
     const heads = byLayer(only ? [only] : listedHeads(context));
     const row = await meanLine(context, heads, context.state.query);
     if (mine !== turn) return;
-    figure = drawing(found, rows, cols);
+    const figure = drawing(found, rows, cols);
     const where = drawnApart(context)
       ? `${headsInWords(context).replace(/^the mean of /, "")}, each in the color of its tile`
       : headsInWords(context);
@@ -195,7 +194,6 @@ export function linesMode(context: Context, body: HTMLElement): Mode {
       void draw();
     },
     key: (event) => movedBy(context, event, 1),
-    figure: () => figure,
     close() {
       turn++;
     },

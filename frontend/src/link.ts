@@ -1,7 +1,7 @@
 // What the address asks for and this page does not have, in words.
 import type { Context } from "./context";
 import { queriesOf } from "./data";
-import { fromLink, START, type State } from "./state";
+import { fromLink, MOVED, START, type State } from "./state";
 
 // The state of an address; one with an unknown view is read as that of the first view. Null: the address is empty.
 export const stateOf = (hash: string): Partial<State> | null =>
@@ -37,7 +37,8 @@ export function lackingOf(hash: string, { text, source, state }: Context, views:
       `${name} ${value.slice(0, 20)} (there ${size === 1 ? "is only 0" : `are 0 to ${size - 1}`})`,
     ];
   });
-  if (view && !views.includes(view)) wrong.unshift(`a view “${view.slice(0, 20)}”`);
+  if (view && !views.includes(MOVED[view]?.view ?? view))
+    wrong.unshift(`a view “${view.slice(0, 20)}”`);
   const model = given.get("model") ?? "";
   const other =
     model && model !== state.model

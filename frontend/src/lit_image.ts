@@ -35,7 +35,7 @@ export function litImage(
     const row = rows[link.head];
     const places = panels.map(([panel]) => patchesOf(panel).map((token) => row[token] ?? 0));
     const top = Math.max(...places.flat(), 1e-12);
-    panels.forEach(([panel, canvas], at) =>
+    panels.forEach(([panel, canvas], at) => {
       coverOf(
         Float32Array.from(places[at], (weight) => shareOnScale(state.scale, weight / top)),
         panel.rows,
@@ -43,8 +43,8 @@ export function litImage(
         "light",
         context.colors,
         canvas,
-      ),
-    );
+      );
+    });
     figure.dataset.waiting = "0";
   });
   return figure;

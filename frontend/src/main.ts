@@ -1,9 +1,9 @@
 // The entry of the one bundle, for a file with embedded maps, for a page from a server, and for a notebook widget.
 import { mount } from "./app";
-import type { Common, Text } from "./data";
+import type { Common } from "./data";
 import { Embedded, Live, type Ask, type Source } from "./source";
 
-type Data = Common & { live?: boolean; texts: (Text & { maps: any })[] };
+type Data = Common & { live?: boolean; texts: ConstructorParameters<typeof Embedded>[1] };
 
 const open = async (data: Data, ask: Ask): Promise<Source> =>
   data.live ? Live.open(ask) : new Embedded(data, data.texts);
@@ -27,11 +27,19 @@ const fromServer: Ask = async (path, signal, body) => {
 };
 
 // Requests to the kernel of a notebook. A number connects each answer with its request.
-function fromKernel(model: any): Ask {
+interface Model {
+  get(name: string): string;
+  send(message: object): void;
+  on(
+    event: string,
+    told: (message: { id: number; error?: string } | null, buffers: DataView[]) => void,
+  ): void;
+}
+function fromKernel(model: Model): Ask {
   let count = 0;
   const waiting = new Map<number, [(buffer: ArrayBuffer) => void, (error: Error) => void]>();
-  model.on("msg:custom", (message: any, buffers: DataView[]) => {
-    const found = waiting.get(message?.id);
+  model.on("msg:custom", (message, buffers) => {
+    const found = message && waiting.get(message.id);
     if (!found) return;
     waiting.delete(message.id);
     if (message.error) return found[1](new Error(message.error));
@@ -65,7 +73,7 @@ async function start(root: HTMLElement, data: Data, ask: Ask, own: boolean): Pro
 }
 
 export default {
-  render({ model, el }: { model: any; el: HTMLElement }) {
+  render({ model, el }: { model: Model; el: HTMLElement }) {
     el.classList.add("regard", "widget");
     const closing = start(el, JSON.parse(model.get("data")), fromKernel(model), false);
     return () => void closing.then((close) => close());

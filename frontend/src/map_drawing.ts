@@ -1,8 +1,6 @@
-// Draws a map: tiles, numbers, the cross of the chosen pair, the labels of tokens, and the figure that is saved.
-import { legend } from "./color";
-import { headName, type Context } from "./context";
+import type { Context } from "./context";
 import { queriesOf } from "./data";
-import { cut, h, s, visible } from "./dom";
+import { cut, s, visible } from "./dom";
 import { inCell } from "./format";
 import { LABEL, type MapFrame } from "./map_frame";
 import type { MapTiles } from "./map_tiles";
@@ -193,41 +191,4 @@ function axisNames(frame: MapFrame): SVGElement[] {
       "A row is a query.",
     ),
   ];
-}
-
-// The map with its labels and its legend, to be saved.
-export function figureOfMap(
-  context: Context,
-  frame: MapFrame,
-  canvas: HTMLCanvasElement,
-  labels: SVGSVGElement,
-): SVGSVGElement {
-  const ratio = canvas.width / frame.width;
-  const { width, height } = frame.plot();
-  const image = h("canvas", {
-    width: Math.round(width * ratio),
-    height: Math.round(height * ratio),
-  });
-  image.getContext("2d")!.drawImage(canvas, -Math.round(frame.left * ratio), 0);
-  const scaleBar = legend(context.colors, context.colors.scale, "weight");
-  return s(
-    "svg",
-    {
-      width: frame.width,
-      height: frame.height + 52,
-      viewBox: `0 0 ${frame.width} ${frame.height + 52}`,
-    },
-    s("title", {}, `${headName(context)}: ${context.text.title}`),
-    s("image", { x: frame.left, y: 0, width, height, href: image.toDataURL() }),
-    s(
-      "g",
-      { "font-size": 11, fill: "currentColor" },
-      ...[...labels.children].map((node) => node.cloneNode(true)),
-    ),
-    s(
-      "g",
-      { transform: `translate(${frame.left + 40},${frame.height + 22})` },
-      ...scaleBar.children,
-    ),
-  );
 }

@@ -1,4 +1,4 @@
-// The interface between the text view and its modes: words, head view, model view, neurons.
+// The interface between the text view and its modes: words, head view, model view.
 import type { Context } from "./context";
 import type { Head } from "./head_sets";
 import type { State } from "./state";
@@ -8,7 +8,6 @@ export interface Mode {
   moved?(before: State): boolean; // true: only the chosen words changed, and the mode showed that
   preview?(head: Head | null): void; // show one head alone
   key?(event: KeyboardEvent): boolean;
-  figure?(): SVGSVGElement | null; // what is saved
   close?(): void;
 }
 export type MakeMode = (context: Context, body: HTMLElement) => Mode;

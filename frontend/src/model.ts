@@ -166,7 +166,10 @@ export function modelMode(context: Context, body: HTMLElement): Mode {
     );
     mark();
     tell([state.layer, state.head]);
-    if (layers.length * columns > AT_ONCE) layers.forEach((layer) => watch.observe(layer));
+    if (layers.length * columns > AT_ONCE)
+      layers.forEach((layer) => {
+        watch.observe(layer);
+      });
     else void drawAll();
   }
 
@@ -184,9 +187,9 @@ export function modelMode(context: Context, body: HTMLElement): Mode {
     const { source, state } = context;
     const weights = await source.window(state.text, layer, ...ranges);
     if (mine !== turn) return;
-    weights.forEach((values, head) =>
-      cells.get(nameOfHead([layer, head]))?.append(...pathsOf(values, [layer, head])),
-    );
+    weights.forEach((values, head) => {
+      cells.get(nameOfHead([layer, head]))?.append(...pathsOf(values, [layer, head]));
+    });
     if (layer === state.layer) tell([layer, state.head]);
   }
 
@@ -284,29 +287,6 @@ export function modelMode(context: Context, body: HTMLElement): Mode {
     );
   }
 
-  // All layers as one figure, on its dark ground.
-  function figure(): SVGSVGElement | null {
-    if (!layers.length) return null;
-    const [width, tall] = [Number(layers[0].getAttribute("width")), 18 + layers.length * size + 22];
-    const made = s(
-      "svg",
-      { width: width + 16, height: tall + 16, viewBox: `-8 -8 ${width + 16} ${tall + 16}` },
-      s("rect", { x: -8, y: -8, width: width + 16, height: tall + 16, fill: "#0d1115" }),
-    );
-    body
-      .querySelectorAll(".layer")
-      .forEach((layer, at) =>
-        made.append(
-          s(
-            "g",
-            { transform: `translate(0,${at ? 18 + (at - 1) * size : 0})` },
-            ...[...layer.children].map((one) => one.cloneNode(true) as SVGElement),
-          ),
-        ),
-      );
-    return made;
-  }
-
   return {
     draw,
     moved(before) {
@@ -327,7 +307,6 @@ export function modelMode(context: Context, body: HTMLElement): Mode {
       places[at + step]?.focus();
       return true;
     },
-    figure,
     close() {
       turn++;
       watch.disconnect();

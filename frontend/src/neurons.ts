@@ -1,21 +1,45 @@
-// Neurons: how each channel of q and k adds to the score of a pair.
-import { headName, interval, place, strongest, type Context } from "./context";
+// Why a weight is what it is: how each channel of q and k adds to the score of a pair.
+import { changeDetector } from "./changes";
+import { headName, place, strongest, type Context } from "./context";
 import { queriesOf } from "./data";
-import { choice, cut, h, s, visible } from "./dom";
+import { cut, h, s, visible } from "./dom";
 import { shown } from "./format";
-import type { Mode } from "./mode";
-import { movedBy } from "./pair_line";
 
-const [NEURONS, LISTED, BAND] = [14, 2000, 20]; // keys, queries in a list to choose from, pixels of a row
+const [NEURONS, BAND] = [14, 20]; // keys, pixels of a row
 interface Found {
   key: number;
   q: Float32Array;
   k: Float32Array;
 }
 
-export function neuronsMode(context: Context, body: HTMLElement): Mode {
+export interface WhyWeight {
+  element: HTMLElement;
+  update(): void;
+  close(): void;
+}
+
+export function whyWeight(context: Context): WhyWeight {
+  const body = h("div", {});
+  const element = h(
+    "details",
+    {
+      class: "why-weight",
+      ontoggle: () => context.set({ why: element.open ? "yes" : "" }, true),
+    },
+    h("summary", {}, "Why this weight: the channels of q and k"),
+    body,
+  );
   let turn = 0;
-  let figure: SVGSVGElement | null = null;
+  const isNew = changeDetector();
+
+  // Computed while it is open, and once for each row.
+  function update() {
+    const { state, text, colors } = context;
+    element.open = state.why === "yes";
+    if (!element.open) return;
+    const { layer, head, query, key } = state;
+    if (isNew(state.text, text.title, layer, head, query, key, colors.css[9])) void draw();
+  }
 
   async function draw() {
     const mine = ++turn;
@@ -35,34 +59,19 @@ export function neuronsMode(context: Context, body: HTMLElement): Mode {
         h(
           "p",
           { class: "hint" },
-          "Neurons cannot be shown for this text. They need scores that are dot products, and queries and keys in the page or from a server.",
+          "The channels cannot be shown for this text. They need scores that are dot products, and queries and keys in the page or from a server.",
         ),
       );
       return;
     }
-    figure = drawing(found, row);
+    const figure = drawing(found, row);
     body.replaceChildren(
-      h("div", { class: "tools" }, chooser()),
       h(
         "p",
         { class: "hint" },
         `${headName(context)}: a score is the sum of its products; blue is positive, red is negative. Shown are the keys with the largest weights.`,
       ),
       h("div", { class: "scroll" }, figure),
-    );
-  }
-
-  function chooser() {
-    const tokens = queriesOf(context.text);
-    const [first, last] = interval(context.state.query, LISTED, tokens.length);
-    const options = tokens
-      .slice(first, last)
-      .map((token, at): [string, string] => [
-        String(first + at),
-        `${first + at} ${visible(token)}`,
-      ]);
-    return choice("Query", String(context.state.query), options, (value) =>
-      context.set({ query: Number(value) }),
     );
   }
 
@@ -150,9 +159,8 @@ export function neuronsMode(context: Context, body: HTMLElement): Mode {
   }
 
   return {
-    draw: () => void draw(),
-    key: (event) => movedBy(context, event, 10),
-    figure: () => figure,
+    update,
+    element,
     close() {
       turn++;
     },

@@ -110,7 +110,9 @@ export function printDocument(page: string, root: Element, name: string) {
       document.title = title;
     }, 1000);
   });
-  root.querySelectorAll("iframe.printed").forEach((old) => old.remove());
+  root.querySelectorAll("iframe.printed").forEach((old) => {
+    old.remove();
+  });
   frame.srcdoc = page;
   root.append(frame);
 }

@@ -52,7 +52,9 @@ export function coverOf(
   if (canvas.width !== columns) canvas.width = columns;
   if (canvas.height !== rows) canvas.height = rows;
   const picture = new ImageData(columns, rows);
-  places.forEach((share, at) => picture.data.set(pixel(share, cover, colors), 4 * at));
+  places.forEach((share, at) => {
+    picture.data.set(pixel(share, cover, colors), 4 * at);
+  });
   canvas.getContext("2d")!.putImageData(picture, 0, 0);
   return canvas;
 }
@@ -109,26 +111,4 @@ export function legendOfCover(
     );
   }
   return figure;
-}
-
-// Several images beside each other, as one figure.
-export function figuresInRow(figures: SVGSVGElement[]): SVGSVGElement | null {
-  if (!figures.length) return null;
-  const size = (figure: SVGSVGElement) => [
-    Number(figure.getAttribute("width")),
-    Number(figure.getAttribute("height")),
-  ];
-  const tall = Math.max(...figures.map((figure) => size(figure)[1]));
-  const row = s("svg", { role: "img" });
-  let x = 0;
-  for (const figure of figures) {
-    const copy = figure.cloneNode(true) as SVGSVGElement;
-    copy.setAttribute("x", String(x));
-    row.append(copy);
-    x += size(figure)[0] + tall / 40;
-  }
-  row.setAttribute("width", String(x));
-  row.setAttribute("height", String(tall));
-  row.setAttribute("viewBox", `0 0 ${x} ${tall}`);
-  return row;
 }

@@ -2,7 +2,7 @@
 import { inText, strongest, type Context } from "./context";
 import { queriesOf } from "./data";
 import { h, strong, visible } from "./dom";
-import { percent, shown } from "./format";
+import { percent, seconds, shown } from "./format";
 import { headsInWords } from "./head_sets";
 import type { PictureTokens } from "./picture_tokens";
 
@@ -48,7 +48,9 @@ function sharesOfKinds(
           ? visible(text.tokens[at])
           : "words";
   const total = new Map<string, number>();
-  values.forEach((weight, at) => total.set(kindOf(at), (total.get(kindOf(at)) ?? 0) + weight));
+  values.forEach((weight, at) => {
+    total.set(kindOf(at), (total.get(kindOf(at)) ?? 0) + weight);
+  });
   const said = [...total]
     .filter(([, weight]) => weight > 0)
     .map(([kind, weight]) => `${percent(weight)} on ${kind}`);
@@ -57,5 +59,5 @@ function sharesOfKinds(
 
 const timeOf = ({ text }: Context, tokens: PictureTokens, values: Float32Array) =>
   text.picture?.seconds && !tokens.isTurned
-    ? `The center of its weight is at ${tokens.center(values).toFixed(2)} s.`
+    ? `The center of its weight is at ${seconds(tokens.center(values))}.`
     : "";

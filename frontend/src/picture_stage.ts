@@ -1,8 +1,9 @@
 // The images of a text, or its spectrogram, under the weights of a token.
+import { seconds } from "./format";
 import type { Context } from "./context";
 import type { PicturePanel } from "./data";
 import { h, s } from "./dom";
-import { coverOf, figuresInRow, photoOf, placeOf, shareOnScale } from "./patches";
+import { coverOf, photoOf, placeOf, shareOnScale } from "./patches";
 import type { PictureTokens } from "./picture_tokens";
 import { within } from "./steps";
 
@@ -11,7 +12,6 @@ export interface PictureStage {
   build(): void;
   // Weights of the tokens, the largest one, and the chosen token; null: only words have weights.
   color(values: Float32Array | null, top: number, chosen: number): void;
-  figure(): SVGSVGElement | null;
 }
 export interface Pointing {
   over(token: number): void;
@@ -52,7 +52,7 @@ export function pictureStage(
           { class: "patches" },
           photo(panel, at),
           tokens.isSound && curve,
-          tokens.isSound && seconds(panel),
+          tokens.isSound && timeAxis(panel),
           name && h("figcaption", {}, name),
         );
       }),
@@ -118,14 +118,14 @@ export function pictureStage(
   }
 
   // The time axis of a spectrogram.
-  function seconds(panel: PicturePanel): HTMLElement {
+  function timeAxis(panel: PicturePanel): HTMLElement {
     const all = panel.columns * (context.text.picture?.seconds ?? 0);
     const step = [0.1, 0.2, 0.5, 1, 2, 5, 10].find((one) => all / one <= 8) ?? 10;
     return h(
       "div",
       { class: "seconds", "aria-hidden": "true" },
       ...Array.from({ length: Math.floor(all / step + 1e-6) + 1 }, (_, at) =>
-        h("span", { style: `left:${(100 * at * step) / all}%` }, `${+(at * step).toFixed(2)} s`),
+        h("span", { style: `left:${(100 * at * step) / all}%` }, seconds(at * step)),
       ),
     );
   }
@@ -175,11 +175,6 @@ export function pictureStage(
         mark(number, panel, chosen);
       });
       drawCurve(values, top);
-    },
-    // The images with their weights, side by side, to be saved.
-    figure() {
-      const drawn = [...element.querySelectorAll<SVGSVGElement>("svg.photo")];
-      return drawn.length === 1 ? drawn[0] : figuresInRow(drawn);
     },
   };
 }

@@ -44,9 +44,11 @@ export function pictureTiles(context: Context, tokens: PictureTokens): PictureTi
       built = wanted;
       build(layers, panel);
     }
-    layers.forEach((layer, row) =>
-      lines[row].forEach((values, head) => drawTile(layer, head, values, panel)),
-    );
+    layers.forEach((layer, row) => {
+      lines[row].forEach((values, head) => {
+        drawTile(layer, head, values, panel);
+      });
+    });
   }
 
   function build(layers: number[], panel: PicturePanel) {

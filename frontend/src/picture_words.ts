@@ -1,7 +1,7 @@
 // The tokens that are not patches: the class token, registers, words.
 import type { Context } from "./context";
 import { fill, h, visible } from "./dom";
-import { shown } from "./format";
+import { seconds, shown } from "./format";
 import { byLayer, listedHeads, meanLine } from "./head_sets";
 import type { PictureTokens } from "./picture_tokens";
 
@@ -80,7 +80,7 @@ export function pictureWords(
   async function tellTime(chip: HTMLElement, at: number) {
     if (at >= TIMED) return;
     const values = await meanLine(context, byLayer(listedHeads(context)), at);
-    chip.append(h("span", { class: "when" }, `${tokens.center(values).toFixed(2)} s`));
+    chip.append(h("span", { class: "when" }, seconds(tokens.center(values))));
   }
 
   const hintOf = () =>

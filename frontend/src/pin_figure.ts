@@ -1,6 +1,6 @@
 // One panel of the pins view: a map of weights or of differences, with words on its sides.
+import { tick } from "./format";
 import { cellGrid } from "./cell_grid";
-import type { Context } from "./context";
 import { h, s } from "./dom";
 import type { Range } from "./source";
 import { cutName } from "./word_names";
@@ -55,7 +55,6 @@ export interface Panel {
 
 // `names` are the words of the rows and of the columns; `onCell` is told of the pair under the pointer.
 export function panelOf(
-  context: Context,
   grid: Grid,
   names: [string[], string[]],
   width: number,
@@ -180,8 +179,7 @@ export function panelOf(
 // The legend of differences, from -most (more in B) to +most (more in A).
 export function differenceLegend(color: (value: number) => string, most: number): SVGSVGElement {
   const [width, steps] = [240, 60];
-  const label = (share: number) =>
-    share === 0 ? "0" : `${share > 0 ? "+" : "−"}${String(+Math.abs(share * most).toPrecision(2))}`;
+  const label = (share: number) => `${share > 0 ? "+" : ""}${tick(share * most)}`;
   const side = Math.max(20, 4 * label(1).length); // half of the label at the end of the ramp
   const figure = s("svg", {
     class: "legend difference",

@@ -43,7 +43,7 @@ export function pinButton(context: Context): HTMLButtonElement {
       type: "button",
       class: "pin-button",
       "aria-pressed": String(isThere),
-      title: "Compare heads in the view Pins (p)",
+      title: "Compare heads in the view Compare (p)",
       onclick: () => context.set({ pins: withPin(state.pins, here) }),
     },
     isThere ? "Pinned" : "Pin this head",

@@ -1,12 +1,13 @@
 // The views of the page. Each file of views/ holds one: the name of the file is the name of the view in the address and
 // on its tab, and its `view` says the rest. The build registers all files of the folder; nothing else lists them.
 import type { Context, Panel } from "./context";
+import type { State } from "./state";
 
 export interface View {
   place: number; // among the tabs: the view with the least place is the first, and the key 1 opens it
   make(context: Context): Panel;
   figure?: string; // panels of the figure sheet, with commas: what its print and the sheet start with
-  hasNoHead?: boolean; // the frame shows no chooser of a layer and a head
+  hasNoHead?: boolean | ((state: State) => boolean); // what the frame says of a head, it says itself
   hasQuestions?: boolean; // above it: what if, why, and the steps of a generation
   isOffered?(context: Context): boolean; // only some pages have it
 }
@@ -14,6 +15,11 @@ export interface View {
 const registered = new Map<string, View>();
 export const register = (name: string, view: View) => void registered.set(name, view);
 export const isView = (name: string) => registered.has(name);
+// Whether the frame shows no chooser of a layer and a head.
+export function isWithoutHead(state: State): boolean {
+  const { hasNoHead = false } = viewOf(state.view);
+  return typeof hasNoHead === "boolean" ? hasNoHead : hasNoHead(state);
+}
 export const viewOf = (name: string): View => registered.get(name)!;
 
 // The names of the views of a page, in the order of their tabs.

@@ -356,7 +356,9 @@ async function windowOfRows(
   );
   return lines[0].map((_, head) => {
     const out = new Float32Array(tall * wide);
-    lines.forEach((line, row) => out.set(line[head].subarray(...cols), row * wide));
+    lines.forEach((line, row) => {
+      out.set(line[head].subarray(...cols), row * wide);
+    });
     return out;
   });
 }

@@ -16,8 +16,10 @@ export interface State {
   pool: string; // mean, max
   scale: string; // linear, sqrt, log: of the colors of weights in all views
   color: string; // the statistic of the overview
+  depth: number; // of the overview: the layer whose arcs are drawn; -1: the links of the sentence
   sort: string; // layer, or down by the statistic
-  way: string; // of the text view: words, heads, model, neurons
+  way: string; // of the text view: words, heads, model
+  why: string; // yes: below the words of a head, why the weight is what it is
   heads: string; // one, layer, all, or heads with commas: "5.3,2.1" (layer.head), "0,2" of the layer
   side: string; // out, in, both
   pairs: string; // which sentence attends to which: all, AA, AB, BA, BB
@@ -33,6 +35,7 @@ export interface State {
   tiles: string; // heads beside a picture: layer, all
   other: number; // the second text of compare; -1: none
   otherQuery: number; // its chosen word; -1: the one in the place of the first text's
+  pair: string; // of the view compare: texts, heads; "": heads if some are pinned
   pins: string; // "text.layer.head,text.layer.head"
   table: string; // of the statistics view: the column that sorts the table of heads, with "-" downwards; "": charts
   find: string; // a role or a word in the table of heads
@@ -52,8 +55,10 @@ export const START: State = {
   pool: "mean",
   scale: "sqrt",
   color: "weights",
+  depth: -1,
   sort: "layer",
   way: "words",
+  why: "",
   heads: "one",
   side: "both",
   pairs: "all",
@@ -69,10 +74,14 @@ export const START: State = {
   tiles: "layer",
   other: -1,
   otherQuery: -1,
+  pair: "",
   pins: "",
   table: "",
   find: "",
 };
+
+// Views of earlier pages, whose links lead to the same place.
+export const MOVED: Record<string, Partial<State>> = { pins: { view: "compare", pair: "heads" } };
 
 // Only values that differ from START, so that links stay short; and the head and the query, which a text begins with.
 const ALWAYS = ["layer", "head", "query"];
@@ -86,13 +95,16 @@ export function toLink(state: State): string {
 
 // Values that the link omits are those of START, or those with which the text begins. Null: not a link of this page.
 export function fromLink(hash: string): Partial<State> | null {
-  const [view, query] = hash.replace(/^#/, "").split("?");
+  const [name, query] = hash.replace(/^#/, "").split("?");
+  const { view = name, ...rest } = MOVED[name] ?? {};
   if (!isView(view)) return null;
-  const found: Record<string, unknown> = { view };
+  const found: Record<string, unknown> = { view, ...rest };
   for (const [name, value] of new URLSearchParams(query ?? "")) {
     const known = START[name as keyof State];
     if (typeof known === "number" && Number.isFinite(Number(value))) found[name] = Number(value);
     else if (typeof known === "string" && name !== "view") found[name] = value;
   }
-  return found as Partial<State>;
+  if (found.way !== "neurons") return found as Partial<State>;
+  const { way: _, ...left } = found; // a mode of the text on earlier pages
+  return { ...left, view: "map", why: "yes" };
 }

@@ -45,7 +45,9 @@ export async function printStory(context: Context, stage: Stage, story: Story): 
   addEventListener(
     "afterprint",
     () => {
-      closing.forEach((close) => close());
+      closing.forEach((close) => {
+        close();
+      });
       pages.remove();
     },
     { once: true },

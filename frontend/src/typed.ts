@@ -1,4 +1,5 @@
 // The input of a page with a live model: a reader changes a word of a text, or types another text.
+import { counted } from "./format";
 import type { Context } from "./context";
 import type { Text } from "./data";
 import { choice, fill, h, joins, plain, strong } from "./dom";
@@ -22,7 +23,6 @@ export function sentenceOf(text: Text): string {
 
 // The length of a text as the server counts it: characters, with one space between words.
 const lengthOf = (text: string) => [...text.trim().split(/\s+/u).join(" ")].length;
-const written = (count: number) => count.toLocaleString("en");
 
 // `update` shows the words of the second text if a reader typed it, otherwise those of the first.
 export interface TypedPanel {
@@ -32,12 +32,18 @@ export interface TypedPanel {
 }
 
 // `done` is called with the number of a text that the model has read.
-export function typedPanel(context: Context, done: (text: number) => void): TypedPanel {
+// `isBrief`: the input alone, where the words of the text are already on the page.
+export function typedPanel(
+  context: Context,
+  done: (text: number) => void,
+  isBrief = false,
+): TypedPanel {
   const model = context.source.common.live_model!;
   let reading: AbortController | null = null;
   let shown = "";
   const input = h("input", {
     class: "typed-text",
+    placeholder: `A text for ${model.name}`,
     name: "text",
     autocomplete: "off",
     spellcheck: "false",
@@ -97,14 +103,17 @@ export function typedPanel(context: Context, done: (text: number) => void): Type
   const element = h(
     "section",
     { class: "typed", "aria-label": "Another text" },
-    h(
-      "h2",
-      {},
-      model.kind === "translation" ? "Translate another sentence with " : "Read another text with ",
-      strong(model.name),
-    ),
-    about,
-    words,
+    !isBrief &&
+      h(
+        "h2",
+        {},
+        model.kind === "translation"
+          ? "Translate another sentence with "
+          : "Read another text with ",
+        strong(model.name),
+      ),
+    !isBrief && about,
+    !isBrief && words,
     form,
     length,
     said,
@@ -118,7 +127,7 @@ export function typedPanel(context: Context, done: (text: number) => void): Type
   const count = () => {
     const size = lengthOf(input.value);
     length.textContent =
-      size > model.characters ? `${written(size)} of ${written(model.characters)} characters` : "";
+      size > model.characters ? `${counted(size)} of ${counted(model.characters)} characters` : "";
   };
 
   async function read(text: string, question: object = {}) {
@@ -127,7 +136,7 @@ export function typedPanel(context: Context, done: (text: number) => void): Type
     if (!text.trim()) return tell("The text is empty. Type at least one word.");
     if (lengthOf(text) > model.characters)
       return tell(
-        `The text is too long: ${model.name} reads at most ${written(model.characters)} characters.`,
+        `The text is too long: ${model.name} reads at most ${counted(model.characters)} characters.`,
       );
     reading = new AbortController();
     [go.disabled, stop.hidden] = [true, false];
@@ -188,9 +197,9 @@ export function typedPanel(context: Context, done: (text: number) => void): Type
       const sentence = whole.slice(0, model.characters).join("");
       const part =
         whole.length > model.characters
-          ? ` (its first ${written(model.characters)} characters)`
+          ? ` (its first ${counted(model.characters)} characters)`
           : "";
-      about.textContent = `Click a word of the ${isSecond ? "second" : "first"} text${part} to change it, or type a new text of at most ${written(model.tokens)} tokens.`;
+      about.textContent = `Click a word of the ${isSecond ? "second" : "first"} text${part} to change it, or type a new text of at most ${counted(model.tokens)} tokens.`;
       if (sentence === shown) return;
       shown = sentence;
       input.value = sentence;

@@ -1,9 +1,8 @@
 // Words: the text itself, colored by what a word attends to and what attends to it, with arcs.
 import { drawArcs, type Arc } from "./arcs";
-import { legend } from "./color";
 import { headName, interval, strongest, type Context } from "./context";
 import { queriesOf, type Text } from "./data";
-import { fill, h, joins, s, saving, strong, visible } from "./dom";
+import { fill, h, joins, s, strong, visible } from "./dom";
 import { shown } from "./format";
 import {
   byLayer,
@@ -192,17 +191,7 @@ export function wordsMode(
     if (wanted !== layersDrawn || staged !== text) return;
     fill(
       layersBox,
-      h(
-        "h2",
-        {},
-        "All layers",
-        saving(
-          () => `${text.title} layers`,
-          () => figure,
-          () => context.root,
-          () => legend(colors, colors.scale, "weight"),
-        ),
-      ),
+      h("h2", {}, "All layers"),
       h(
         "p",
         { class: "hint" },

@@ -13,8 +13,9 @@ axe = pytest.importorskip("axe_playwright_python.base", reason="axe-core is not 
 pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
 
 #: Further looks of some views.
-LOOKS = ["text?way=heads", "text?way=model", "text?way=neurons", "alignment?text=3", "text?text=3", "statistics?text=4"]
+LOOKS = ["text?way=heads", "text?way=model", "map?why=yes", "alignment?text=3", "text?text=3", "statistics?text=4"]
 LOOKS += [
+    "compare?pair=heads",
     "map?figure=words%2Cmap",
     "text?heads=0.1%2C1.2&key=3",
     "statistics?table=head&find=it",

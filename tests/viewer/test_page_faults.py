@@ -132,9 +132,9 @@ def test_going_to_an_edge_leaves_no_part_of_the_frame_empty(browser, file, pair)
 
 def test_neurons_of_a_late_query_name_it(browser, tmp_path):
     long = Sheet.of(reading(title="Late", length=2_300, layers=1, heads=1, width=2))
-    with served([long]) as address, opened(browser, f"{address}#text?way=neurons&query=2250") as page:
+    with served([long]) as address, opened(browser, f"{address}#map?why=yes&query=2250") as page:
         page.wait_for_selector(".neurons")
-        assert page.get_by_label("Query", exact=True).locator("option:checked").inner_text() == "2250 t2250"
+        assert page.locator(".neurons text").first.text_content().endswith(" t2250")
 
 
 def test_a_translation_has_one_direction(browser, file):

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from PIL import Image
 
 import regard as rg
 from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, texts
@@ -135,7 +136,7 @@ def test_a_key_press_in_the_grid_changes_two_buttons(browser, sink):
     with opened(browser, link, width=740, height=500) as page:
         assert page.locator("[role=grid] [role=row]").count() == 31, "30 layers, and the names of the heads"
         drawn = "[...document.querySelectorAll('.row-maps')].filter((one) => one.width > 0).length"
-        until(page, f"{drawn} > 3")
+        until(page, f"{drawn} > 1")
         assert page.evaluate(drawn) < 30, "rows far below the screen are not drawn"
         page.locator("[role=gridcell][tabindex='0']").focus()
         page.evaluate("""() => { window.changed = 0; new MutationObserver((all) => { window.changed += all.length; })
@@ -148,6 +149,45 @@ def test_a_key_press_in_the_grid_changes_two_buttons(browser, sink):
         assert chosen.count() == 1 and chosen.get_attribute("title").startswith(
             plain(page, ".chosen-head h2").split()[0]
         )
+
+
+def test_the_scrubber_shows_the_mean_of_each_layer(browser, sink):
+    """The word of the first sentence in every layer; the address has the layer, and the row of the grid is marked."""
+    link, text = sink
+    with opened(browser, link, reduced_motion="reduce") as page:
+        tokens = page.locator(".lead-words span").all_inner_texts()
+        query = tokens.index("it")
+        slider = page.get_by_role("slider", name="Layer of the arcs")
+        play = page.get_by_role("button", name="Play the layers")
+        for layer, weights in enumerate(list(text.maps.values())[:3]):
+            play.click() if layer == 0 else slider.press("ArrowRight")  # without motion, a press goes one layer on
+            until(page, f"location.hash.includes('depth={layer}') && !!document.querySelector('.at-depth')")
+            mean = weights.dense()[0, :, query].mean(0)
+            best = mean.topk(3)
+            said = ", ".join(f"{tokens[key]} {mean[key]:.3f}" for key in best.indices.tolist())
+            until(page, "said => document.querySelector('.depth-said').textContent.endsWith(said)", said)
+            assert plain(page, ".depth-said").startswith(f"Layer {layer}, mean of 24 heads: {tokens[query]} →")
+            assert plain(page, ".at-depth [role=rowheader]") == f"L{layer}"
+        page.wait_for_timeout(1000)
+        assert "depth=2" in page.url, "nothing plays"
+        slider.press("Home")
+        until(page, "!location.hash.includes('depth')")
+        assert page.locator(".at-depth").count() == 0
+
+
+def test_a_card_is_saved_and_the_link_is_copied(browser, sink, tmp_path):
+    link, _ = sink
+    with opened(browser, link, accept_downloads=True) as page:
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Save card").click()
+        picture = Image.open(saved.value.path())
+        assert picture.format == "PNG" and picture.size == (1200, 675)
+        colors = {color for _, color in picture.convert("RGB").getcolors(1 << 20)}
+        assert (252, 251, 248) in colors and len(colors) > 200, "paper, and the maps of the heads"
+        page.get_by_role("button", name="Copy link").click()
+        until(page, "document.querySelector('.share .hint').textContent === 'The link is copied.'")
+        assert page.evaluate("navigator.clipboard.readText()") == page.url
 
 
 def test_a_phone_folds_the_model_and_has_no_sideways_scroll(browser, sink):

@@ -162,6 +162,7 @@ def test_pins_show_two_heads_and_their_difference(browser, address, texts):
         for _ in range(2):
             page.wait_for_selector(".pin-readout output")
             assert numbers(page) == pytest.approx([float(a[9, 3]), float(b[9, 3]), float(a[9, 3] - b[9, 3])], rel=1e-4)
+            assert "#compare?" in page.url and "pair=heads" in page.url, "an address of an earlier page leads here"
             page.reload()
         page.wait_for_selector(".pin-readout output")
         page.keyboard.press("ArrowRight")

@@ -39,6 +39,17 @@ def sheet_of(text):
     return Sheet.of(TextReading.of(text, maps_of(text), text.split()))
 
 
+def test_a_text_is_typed_on_the_overview_and_shown_there(browser):
+    with (
+        served([sheet_of(SENTENCE)], model=LiveModel("words", "text", read)) as address,
+        opened(browser, f"{address}#overview") as page,
+    ):
+        page.locator(".overview-page .typed-text").fill("it was typed on the first screen")
+        page.keyboard.press("Enter")
+        until(page, "document.title.startsWith('it was typed') && location.hash.startsWith('#overview?text=1')")
+        until(page, "document.querySelector('.lead-words')?.textContent === 'it was typed on the first screen'")
+
+
 def test_a_changed_word_is_read_and_both_texts_stand_side_by_side(browser):
     with (
         served([sheet_of(SENTENCE)], model=LiveModel("words", "text", read)) as address,
@@ -233,6 +244,12 @@ def test_without_a_model_texts_are_compared_but_not_typed(browser, file, server)
         with opened(browser, f"{address}#compare?text=0&query=8") as page:
             until(page, "document.querySelectorAll('.compare .side .words').length === 2")
             assert page.locator(".typed").count() == 0
+            assert page.get_by_label("Head", exact=True).count() == 1
+            page.get_by_role("button", name="Two heads").click()  # each side chooses its text, layer and head
+            until(page, "document.querySelectorAll('.pin-map').length === 3")
+            assert page.get_by_label("Head", exact=True).count() == 0
+            page.get_by_role("button", name="Two texts").click()
+            until(page, "document.querySelectorAll('.compare .side .words').length === 2")
             assert page.get_by_role("button", name="Type another text").count() == 0
 
 

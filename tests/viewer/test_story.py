@@ -43,6 +43,8 @@ def test_a_story_is_in_the_file_and_in_the_folder(sheets, tmp_path):
 def test_an_address_may_be_pasted_and_a_list_is_a_story():
     (step,) = Story.of([{"link": "http://127.0.0.1:8321/?token=x#text?query=3", "sentence": ""}]).steps
     assert step.link == "#text?query=3"
+    old = "#pins?pins=0.0.0,0.1.1"
+    assert Story.of([{"link": old, "sentence": ""}]).steps[0].link == old, "a view of earlier pages"
 
 
 @pytest.mark.parametrize(

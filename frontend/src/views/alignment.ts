@@ -1,12 +1,11 @@
 // The alignment view: weights of target words on source words, several mechanisms on one color scale, with gold links.
 import { changeDetector } from "../changes";
-import { legend } from "../color";
 import { cellGrid } from "../cell_grid";
 import { interval, meansOnly, type Context, type Panel } from "../context";
 import { layerName, queriesOf, type Text } from "../data";
-import { choice, fill, h, s, saving } from "../dom";
+import { choice, fill, h, s } from "../dom";
 import { pauses } from "../pause";
-import { shown } from "../format";
+import { counted, shown } from "../format";
 import type { View } from "../registry";
 import type { Range } from "../source";
 import { within } from "../steps";
@@ -121,7 +120,7 @@ function alignmentView(context: Context): Panel {
     const [I, J] = [queriesOf(text).length, text.tokens.length];
     if (rows[1] - rows[0] === I && cols[1] - cols[0] === J) return null;
     const said = ([first, last]: Range, all: number, name: string) =>
-      `${name} ${first} to ${last - 1} of ${all.toLocaleString("en")}`;
+      `${name} ${first} to ${last - 1} of ${counted(all)}`;
     const move = (by: number, face: string) =>
       h(
         "button",
@@ -178,7 +177,7 @@ function alignmentView(context: Context): Panel {
   }
 
   function figureOf(panel: AlignmentPanel, figure: SVGSVGElement): HTMLElement {
-    const { text, colors } = context;
+    const { text } = context;
     const size = `contain-intrinsic-size:${figure.getAttribute("width")}px ${Number(figure.getAttribute("height")) + 30}px`;
     return h(
       "figure",
@@ -190,12 +189,6 @@ function alignmentView(context: Context): Panel {
         panel.aligned &&
           panel.aligned !== text.aligned &&
           h("span", { class: "hint" }, ` ${panel.aligned}-aligned`),
-        saving(
-          () => `${text.title} ${panel.title}`,
-          () => figure,
-          () => context.root,
-          () => legend(colors, colors.scale, "weight"),
-        ),
       ),
       h("div", { class: "scroll" }, figure),
     );

@@ -1,17 +1,19 @@
 // The map view: one head, zoomable from pooled cells to single weights, with token labels.
 import { aboutHead } from "../about_head";
+import { plural } from "../format";
 import { changeDetector } from "../changes";
 import { headName, type Context, type Panel } from "../context";
 import { queriesOf } from "../data";
-import { choice, fill, h, s, saving, signButton, strong, visible } from "../dom";
+import { choice, fill, h, s, signButton, strong, visible } from "../dom";
 import { headStrip } from "../head_strip";
-import { figureOfMap, labelsOf, paintMap } from "../map_drawing";
+import { labelsOf, paintMap } from "../map_drawing";
 import { DEEPEST, MapFrame } from "../map_frame";
 import { tellCell, tellStrongest } from "../map_readout";
 import { mapSearch } from "../map_search";
 import { MapTiles } from "../map_tiles";
 import { pinButton } from "../pin_set";
 import type { View } from "../registry";
+import { whyWeight } from "../neurons";
 import { arrowOf, within } from "../steps";
 import { wordsMode } from "../words";
 
@@ -39,10 +41,12 @@ function mapView(context: Context): Panel {
     row = query;
     draw();
   });
+  const why = whyWeight(context);
   const element = h(
     "div",
     { class: "map-view" },
     strip,
+    why.element,
     tools,
     h(
       "div",
@@ -101,7 +105,7 @@ function mapView(context: Context): Panel {
       ? `${failure} Move the map to try again.`
       : stopped
         ? "Stopped; move the map to continue"
-        : `Computing ${waits} tile${waits > 1 ? "s" : ""}; press Esc to stop`;
+        : `Computing ${plural(waits, "tile")}; press Esc to stop`;
   }
 
   // Nothing is pointed at: the readout is that of the chosen pair, or of the strongest link.
@@ -118,7 +122,7 @@ function mapView(context: Context): Panel {
   }
 
   function drawTools() {
-    const { state, source, text, colors } = context;
+    const { state, source, colors } = context;
     if (
       !areToolsNew(
         state.text,
@@ -147,11 +151,6 @@ function mapView(context: Context): Panel {
           (pool) => context.set({ pool }),
         ),
       pinButton(context),
-      saving(
-        () => `${text.title} ${headName(context)}`,
-        () => figureOfMap(context, frame, canvas, labels),
-        () => context.root,
-      ),
     );
     fill(beside, h("h2", {}, "This head"), aboutHead(context));
     fill(precision, h("span", { class: "hint" }, source.precision(state.text)));
@@ -226,6 +225,18 @@ function mapView(context: Context): Panel {
   });
   resized.observe(box);
 
+  const acts: Record<string, () => void> = {
+    "+": () => frame.zoomBy(2),
+    "=": () => frame.zoomBy(2),
+    "-": () => frame.zoomBy(0.5),
+    "0": () => context.set({ x: -1, y: -1 }),
+    "/": () => search.focus(),
+    Escape: () => {
+      tiles.stop();
+      draw();
+    },
+  };
+
   return {
     element,
     update(before) {
@@ -247,6 +258,7 @@ function mapView(context: Context): Panel {
         )
       )
         words.draw(); // above the map, so before its measure
+      why.update();
       drawTools();
       if (isResized) {
         measure();
@@ -266,18 +278,15 @@ function mapView(context: Context): Panel {
         const far = event.shiftKey ? 10 : 1;
         return move([arrow[0] * far, arrow[1] * far]);
       }
-      if (event.key === "+" || event.key === "=") return (frame.zoomBy(2), true);
-      if (event.key === "-") return (frame.zoomBy(0.5), true);
-      if (event.key === "0") return (context.set({ x: -1, y: -1 }), true);
-      if (event.key === "/") return (search.focus(), true);
-      if (event.key === "Escape") return (tiles.stop(), draw(), true);
-      return false;
+      acts[event.key]?.();
+      return event.key in acts;
     },
     close() {
       resized.disconnect();
       cancelAnimationFrame(waitingFrame);
       tiles.close();
       words.close!();
+      why.close();
     },
   };
 }

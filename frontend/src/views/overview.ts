@@ -1,13 +1,16 @@
 // The overview: what stands out in the text, the grid of all heads, and the chosen head with warnings and roles.
 import { aboutHead } from "../about_head";
+import { plural } from "../format";
 import { changeDetector } from "../changes";
-import { legend, rangeLegend } from "../color";
+import { rangeLegend } from "../color";
 import { headName, type Context, type Panel } from "../context";
 import { shortName } from "../data";
-import { choice, fill, h, s, saving, strong } from "../dom";
+import { choice, fill, h, strong } from "../dom";
 import { firstView } from "../first";
+import { card, CARD } from "../card";
+import { download, fileName, pngBlob } from "../output";
+import { typedPanel } from "../typed";
 import { headGrid } from "../head_grid";
-import { headOrder } from "../head_order";
 import { axesOf, label, nounOf } from "../labels";
 import type { View } from "../registry";
 import { smallMap } from "../small_map";
@@ -20,12 +23,24 @@ function overview(context: Context): Panel {
   const tools = h("div", { class: "tools" });
   const key = h("div", { class: "reading-key" });
   const grid = headGrid(context);
+  const typed = context.source.common.live_model
+    ? typedPanel(context, (text) => context.set({ text }), true)
+    : null;
+  const said = h("p", { class: "hint", role: "status" });
+  const share = h(
+    "div",
+    { class: "share" },
+    context.isOwn && h("button", { type: "button", onclick: () => copyLink() }, "Copy link"),
+    h("button", { type: "button", onclick: () => saveCard() }, "Save card"),
+    said,
+  );
   const [head, rest] = [h("div", { class: "chosen-head" }), h("div", {})];
   const beside = h("aside", { class: "beside", "aria-label": "The chosen head" }, head, rest);
   const element = h(
     "div",
     { class: "overview-page" },
-    first.heading,
+    h("div", { class: "lead-row" }, first.heading, share),
+    typed?.element,
     h(
       "div",
       { class: "overview" },
@@ -42,6 +57,25 @@ function overview(context: Context): Panel {
     beside,
   );
   const isGridNew = changeDetector();
+
+  async function saveCard() {
+    const figure = card(context, first.shown());
+    const name = `${context.text.title} card`;
+    const svg = new XMLSerializer().serializeToString(figure);
+    download(await pngBlob(svg, ...CARD), fileName(name, "png"));
+    told("The card is saved.");
+  }
+  async function copyLink() {
+    await navigator.clipboard?.writeText(location.href).then(
+      () => told("The link is copied."),
+      () => told(location.href),
+    );
+    if (!navigator.clipboard) told(location.href);
+  }
+  function told(message: string) {
+    said.textContent = message;
+    context.tell(message);
+  }
 
   function drawTools() {
     const { state, text, source } = context;
@@ -74,12 +108,6 @@ function overview(context: Context): Panel {
             sort,
             color: sort === "layer" || state.color in values ? state.color : Object.keys(values)[0],
           }),
-      ),
-      saving(
-        () => `${text.title} heads`,
-        figureOfGrid,
-        () => context.root,
-        () => legend(context.colors, context.colors.scale, "weight"),
       ),
       state.color in values &&
         h(
@@ -204,7 +232,7 @@ function overview(context: Context): Panel {
                   {},
                   h("span", { class: "chip" }, letter),
                   strong(kind),
-                  ` ${meaning} (${count} head${count > 1 ? "s" : ""})`,
+                  ` ${meaning} (${plural(count, "head")})`,
                 ),
               ]
             : [];
@@ -214,50 +242,6 @@ function overview(context: Context): Panel {
     ];
   }
 
-  // The grid as one figure, in the order of the page, to be saved.
-  function figureOfGrid(): SVGSVGElement {
-    const { text, state } = context;
-    const [size, foot] = [60, 14];
-    const order = headOrder(context);
-    const grouped = state.sort === "layer";
-    const width = grouped
-      ? Math.max(...text.layers.map((layer) => layer.heads.length))
-      : Math.min(12, order.length);
-    const rows = grouped ? text.layers.length : Math.ceil(order.length / width);
-    const figure = s("svg", {
-      width: 4 + width * size,
-      height: 4 + rows * (size + foot),
-      role: "img",
-    });
-    order.forEach(({ layer, head: number }, at) => {
-      const [column, row] = grouped ? [number, layer] : [at % width, Math.floor(at / width)];
-      const [x, y] = [4 + column * size, 2 + row * (size + foot)];
-      figure.append(
-        s("image", {
-          x,
-          y,
-          width: size - 4,
-          height: size - 4,
-          preserveAspectRatio: "none",
-          href: smallMap(context, layer, number).toDataURL(),
-          style: "image-rendering:pixelated",
-        }),
-        s(
-          "text",
-          {
-            x: x + size / 2 - 2,
-            y: y + size + 7,
-            "text-anchor": "middle",
-            "font-size": 10,
-            fill: "currentColor",
-          },
-          shortName(text.layers[layer], number),
-        ),
-      );
-    });
-    return figure;
-  }
-
   return {
     element,
     update(before) {
@@ -265,6 +249,7 @@ function overview(context: Context): Panel {
       const isNew = isGridNew(state.text, state.color, state.sort, context.colors.css[1]);
       if (!before || before.text !== state.text) {
         first.draw();
+        typed?.update(null);
         drawRest();
       }
       if (!before || isNew) {
@@ -291,6 +276,7 @@ function overview(context: Context): Panel {
     },
     close() {
       first.close();
+      typed?.close();
       grid.close();
     },
   };

@@ -1,7 +1,7 @@
 // The picture view: weights over an image, the frames of a video or a spectrogram; a map of every head beside it.
 import { changeDetector } from "../changes";
-import { headName, meansOnly, type Context, type Panel } from "../context";
-import { choice, fill, h, saving, segments, strong, visible } from "../dom";
+import { meansOnly, type Context, type Panel } from "../context";
+import { choice, fill, h, segments, strong, visible } from "../dom";
 import { shown } from "../format";
 import { byLayer, headsInWords, isChosen, listedHeads, meanLine } from "../head_sets";
 import { legendOfCover, shareOnScale } from "../patches";
@@ -80,7 +80,7 @@ function pictureView(context: Context): Panel {
   }
 
   function drawTools() {
-    const { state, text } = context;
+    const { state } = context;
     const heads: [string, string][] = [
       ["one", "this head"],
       ["layer", "mean of the layer"],
@@ -112,12 +112,6 @@ function pictureView(context: Context): Panel {
           ["colors", "Colors"],
         ],
         (cover) => context.set({ cover }),
-      ),
-      saving(
-        () => `${text.title} picture ${headName(context)}`,
-        () => stage.figure(),
-        () => context.root,
-        () => legendBox.querySelector("svg"),
       ),
     );
   }

@@ -20,7 +20,7 @@ function statisticsView(context: Context): Panel {
   const [tools, body] = [h("div", { class: "tools" }), h("div", { class: "charts" })];
   const [heads, shape] = [headTable(context), h("div", { class: "tools" })];
   const element = h("div", {}, shape, tools, body, heads.element);
-  let charts: (Chart & { key: string })[] = [];
+  const charts: (Chart & { key: string })[] = [];
   let turn = 0;
   const areToolsNew = changeDetector();
   let width = 0; // pixels of the page, read when it changes: later it would cost a layout for every key
@@ -77,7 +77,9 @@ function statisticsView(context: Context): Panel {
       ...curvesOfRun(context, width),
     ];
     const isDrawn = (at: number) => charts[at]?.key === plans[at].key;
-    charts.splice(plans.length).forEach((one) => one.element.remove());
+    charts.splice(plans.length).forEach((one) => {
+      one.element.remove();
+    });
     charts.forEach((one, at) => {
       if (isDrawn(at)) one.mark();
     });

@@ -1,11 +1,10 @@
-// The text view: what words attend to, and what attends to them, in chosen heads; as words, lines, a model or neurons.
-import { headName, meansOnly, type Context, type Panel } from "../context";
-import { fill, h, saving, segments, choice } from "../dom";
+// The text view: what words attend to, and what attends to them, in chosen heads; as words, lines or a model.
+import { meansOnly, type Context, type Panel } from "../context";
+import { fill, h, segments, choice } from "../dom";
 import { headTiles } from "../head_tiles";
 import { linesMode } from "../lines";
 import { modelMode } from "../model";
 import type { MakeMode, Mode } from "../mode";
-import { neuronsMode } from "../neurons";
 import type { View } from "../registry";
 import { isPair } from "../sentences";
 import type { State } from "../state";
@@ -15,13 +14,11 @@ const MODES: Record<string, MakeMode> = {
   words: wordsMode,
   heads: linesMode,
   model: modelMode,
-  neurons: neuronsMode,
 };
 const NAMES: [string, string][] = [
   ["words", "Words"],
   ["heads", "Head view"],
   ["model", "Model view"],
-  ["neurons", "Neurons"],
 ];
 const DRAWN: (keyof State)[] = [
   "view",
@@ -75,12 +72,6 @@ function textView(context: Context): Panel {
           ],
           (pairs) => context.set({ pairs }),
         ),
-      mode?.figure &&
-        saving(
-          () => `${text.title} ${way} ${headName(context)}`,
-          () => mode?.figure?.() ?? null,
-          () => context.root,
-        ),
     );
   }
 
@@ -92,7 +83,6 @@ function textView(context: Context): Panel {
       mode = MODES[way](context, body);
     }
     drawTools();
-    tiles.element.hidden = way === "neurons";
     tiles.draw();
     fill(notes, meansOnly(context));
     mode.draw();

@@ -1,18 +1,16 @@
-// Pins: two heads, of one text or of two, side by side on one scale, and their difference.
+// Two heads, of one text or of two, side by side on one scale, and their difference.
 import { interpolateRgb } from "d3-interpolate";
-import { changeDetector } from "../changes";
-import { legend } from "../color";
-import { interval, place, type Context, type Panel as PinsPanel } from "../context";
-import { layerName, queriesOf, type Text } from "../data";
-import { choice, cut, fill, h, saving, strong } from "../dom";
-import { exact, percent, shown } from "../format";
-import { differenceLegend, panelOf, type Grid, type Panel } from "../pin_figure";
-import { asPins, pinsOf } from "../pin_set";
-import type { View } from "../registry";
-import type { Place, Range } from "../source";
-import type { State } from "../state";
-import { arrowOf, within } from "../steps";
-import { wordNames } from "../word_names";
+import { changeDetector } from "./changes";
+import { interval, place, type Context, type Panel as PinsPanel } from "./context";
+import { layerName, queriesOf, type Text } from "./data";
+import { choice, cut, fill, h, strong } from "./dom";
+import { exact, percent, shown } from "./format";
+import { differenceLegend, panelOf, type Grid, type Panel } from "./pin_figure";
+import { asPins, pinsOf } from "./pin_set";
+import type { Place, Range } from "./source";
+import type { State } from "./state";
+import { arrowOf, within } from "./steps";
+import { wordNames } from "./word_names";
 
 const [WHOLE, NEAR, LISTED] = [64, 48, 8]; // cells of a whole map, words around the chosen ones, keys in the table
 interface Side {
@@ -22,9 +20,7 @@ interface Side {
 }
 const DRAWN: (keyof State)[] = ["view", "text", "layer", "head", "pins", "scale", "x", "y"]; // needs a new drawing
 
-export const view: View = { place: 9, make: pinsView, hasNoHead: true }; // a chooser is on each side
-
-function pinsView(context: Context): PinsPanel {
+export function comparedHeads(context: Context): PinsPanel {
   const [tools, body, key] = [
     h("div", { class: "tools" }),
     h("div", { class: "pin-panels" }),
@@ -228,9 +224,7 @@ function pinsView(context: Context): PinsPanel {
     ];
     const drawn = sides.map((side, at) => ({
       caption: captionOf(side),
-      label: `Weights of ${side.letter}`,
       panel: panelOf(
-        context,
         grids[at],
         names(side),
         width,
@@ -240,7 +234,7 @@ function pinsView(context: Context): PinsPanel {
       ),
     }));
     panels = drawn.map(({ panel }) => panel);
-    const figures = drawn.map(({ caption, panel, label }) => figureOf(caption, panel, label));
+    const figures = drawn.map(({ caption, panel }) => figureOf(caption, panel));
     context.keysPerCell(2 ** grids[0].level);
     fill(key);
     fill(moved);
@@ -261,7 +255,6 @@ function pinsView(context: Context): PinsPanel {
         string[],
       ];
       const panel = panelOf(
-        context,
         { ...grids[0], values },
         merged,
         width,
@@ -271,7 +264,7 @@ function pinsView(context: Context): PinsPanel {
       );
       panels.push(panel);
       const legendOf = () => (most ? differenceLegend(color, most) : null);
-      figures.push(figureOf([strong("A − B")], panel, "A − B", legendOf));
+      figures.push(figureOf([strong("A − B")], panel));
       key.append(
         h(
           "span",
@@ -313,28 +306,8 @@ function pinsView(context: Context): PinsPanel {
       value > 0 ? more(Math.min(1, value / most)) : less(Math.min(1, -value / most));
   }
 
-  const figureOf = (
-    caption: Parameters<typeof h>[2][],
-    panel: Panel,
-    label: string,
-    key: () => SVGSVGElement | null = () => legend(context.colors, context.colors.scale, "weight"),
-  ) =>
-    h(
-      "figure",
-      {},
-      h(
-        "figcaption",
-        {},
-        ...caption,
-        saving(
-          () => `${context.text.title} ${label}`,
-          () => panel.figure,
-          () => context.root,
-          key,
-        ),
-      ),
-      panel.figure,
-    );
+  const figureOf = (caption: Parameters<typeof h>[2][], panel: Panel) =>
+    h("figure", {}, h("figcaption", {}, ...caption), panel.figure);
 
   function onCell(pair: [number, number] | null, click: boolean) {
     const { state } = context;
@@ -349,7 +322,9 @@ function pinsView(context: Context): PinsPanel {
 
   // The weights of a pair in both heads, and their difference; of cells while cells are shown.
   function point([i, j]: [number, number]) {
-    panels.forEach((panel) => panel.mark([i, j]));
+    panels.forEach((panel) => {
+      panel.mark([i, j]);
+    });
     if (j < 0) return fill(readout, "Point at a cell, or click to choose it.");
     const { level } = grids[0];
     const value = (grid: Grid) => {

@@ -1,0 +1,462 @@
+// Two texts side by side in the chosen head, and the heads in which the chosen word changes most.
+import { changeDetector } from "./changes";
+import { headName, inText, interval, place, strongest, type Context, type Panel } from "./context";
+import { counterparts, rowChange, shareWords } from "./counterparts";
+import { queriesOf, shortName, type Text } from "./data";
+import { choice, cut, fill, h, joins, strong, visible } from "./dom";
+import { shown } from "./format";
+import { panelOf } from "./pin_figure";
+import { asPins } from "./pin_set";
+import { TILE } from "./source";
+import { arrowOf } from "./steps";
+import { typedPanel } from "./typed";
+import { unknownNote } from "./unknown";
+import { wordNames } from "./word_names";
+
+const [WORDS, LISTED, SHORT] = [400, 8, 2048]; // tokens of a text, heads in the list, keys up to which all layers count
+
+// A text with its number, the chosen query, and its weights in the chosen layer.
+interface Side {
+  text: Text;
+  number: number;
+  query: number;
+  rows: Float32Array[];
+}
+interface Change {
+  layer: number;
+  head: number;
+  change: number;
+  keys: [number, number];
+  weights: [number, number];
+}
+
+const numbersOf = ({ source }: Context) => source.titles.flatMap((_, at) => [at]);
+export const canCompareTexts = (context: Context) =>
+  !!context.source.common.live_model || numbersOf(context).length > 1;
+const sameHeads = (one: Text, other: Text) =>
+  (one.queries === null) === (other.queries === null) &&
+  one.layers.map((layer) => layer.heads.length).join() ===
+    other.layers.map((layer) => layer.heads.length).join();
+
+// The direction of the first word with letters: "auto" would not look into words that have a direction of their own.
+const directionOf = (tokens: string[], special: Set<number>) =>
+  /\p{Script=Arabic}|\p{Script=Hebrew}|\p{Script=Syriac}/u.test(
+    tokens.find((token, at) => !special.has(at) && /\p{L}/u.test(token)) ?? "",
+  )
+    ? "rtl"
+    : "ltr";
+
+export function comparedTexts(context: Context): Panel {
+  const { source } = context;
+  const [chooser, buttons] = [1, 2].map(() => h("span", { style: "display:contents" }));
+  const [tools, pair, changes, maps] = [
+    h("div", { class: "tools" }, chooser, buttons),
+    h("div", { class: "pair" }),
+    h("section", {}),
+    h("div", { class: "pair" }),
+  ];
+  const typed = source.common.live_model
+    ? typedPanel(context, (other) => context.set({ other, otherQuery: -1 }))
+    : null;
+  const element = h("div", { class: "compare" }, typed?.element ?? "", tools, pair, maps, changes);
+  const areTextsNew = changeDetector();
+  let turn = 0;
+  let paired = true; // the texts share words, so that a word of one has its place in the other
+  let queriesPaired = true; // the same for the queries, which for a translator are other words
+
+  // The second text: the chosen one, or the first other one with the same heads.
+  async function second(): Promise<[number, Text] | null> {
+    const { state, text } = context;
+    const wanted = [state.other, ...numbersOf(context)].filter(
+      (at) => at !== state.text && source.titles[at] !== undefined,
+    );
+    for (const at of wanted) {
+      const other = await source.text(at);
+      if (sameHeads(text, other)) return [at, other];
+      if (at === state.other) return null;
+    }
+    return null;
+  }
+
+  function drawTools(other: number, second: Text | null, query: number) {
+    const { state } = context;
+    const options = numbersOf(context)
+      .filter((at) => at !== state.text)
+      .map((at): [string, string] => [String(at), cut(source.titles[at], 60)]);
+    const isChosen = other >= 0;
+    const hadFocus = chooser.contains((chooser.getRootNode() as Document).activeElement);
+    // The same list stays, so that it keeps the focus while the keyboard chooses.
+    if (areTextsNew(isChosen, JSON.stringify(options)))
+      fill(
+        chooser,
+        options.length > 0 &&
+          choice(
+            "Second text",
+            String(other),
+            isChosen ? options : [["-1", "choose a text"], ...options],
+            (value) => context.set({ other: Number(value), otherQuery: -1 }),
+          ),
+      );
+    const select = chooser.querySelector("select");
+    if (select) select.value = String(other);
+    if (hadFocus) select?.focus();
+    fill(
+      buttons,
+      second &&
+        h(
+          "button",
+          {
+            type: "button",
+            onclick: () =>
+              context.set({
+                text: other,
+                other: state.text,
+                query: Math.max(query, 0),
+                otherQuery: -1,
+                key: -1,
+              }),
+          },
+          "Exchange the texts",
+        ),
+      second?.tokens.length === context.text.tokens.length &&
+        queriesOf(second).length === queriesOf(context.text).length &&
+        h(
+          "button",
+          {
+            type: "button",
+            onclick: () =>
+              context.set({
+                pair: "heads",
+                pins: asPins([place(context), { ...place(context), text: other }]),
+              }),
+          },
+          "Difference of the maps",
+        ),
+    );
+  }
+
+  async function draw() {
+    const mine = ++turn;
+    const { state, text } = context;
+    const isThere = state.other >= 0 && source.titles[state.other] !== undefined;
+    const [found, chosen] = await Promise.all([
+      second(),
+      isThere ? source.text(state.other) : null,
+    ]);
+    if (mine !== turn) return;
+    typed?.update(chosen);
+    if (!found) return drawNone(isThere && state.other !== state.text ? state.other : -1);
+    const [number, other] = found;
+    paired = shareWords(text.tokens, other.tokens, new Set(text.special));
+    queriesPaired = paired && (!text.queries || shareWords(queriesOf(text), queriesOf(other)));
+    const queries = queriesPaired
+      ? counterparts(queriesOf(text), queriesOf(other))
+      : queriesOf(text).map(() => -1);
+    const keys = text.queries ? counterparts(text.tokens, other.tokens) : queries;
+    const placed = queries[state.query] ?? -1;
+    const query =
+      state.otherQuery >= 0 ? Math.min(state.otherQuery, queriesOf(other).length - 1) : placed;
+    drawTools(number, other, query);
+    const layers =
+      Math.max(text.tokens.length, other.tokens.length) <= SHORT
+        ? text.layers.map((_, at) => at)
+        : [state.layer];
+    const [rows, others] = await Promise.all([
+      layersOf(state.text, state.query, layers),
+      query < 0 ? null : layersOf(number, query, layers),
+    ]);
+    if (mine !== turn) return;
+    const at = layers.indexOf(state.layer);
+    const sides: Side[] = [
+      { text, number: state.text, query: state.query, rows: rows[at] },
+      { text: other, number, query, rows: others?.[at] ?? [] },
+    ];
+    // A word of the second text chooses the word of the first in its place, or is chosen alone if there is none.
+    const choose = [
+      (chosen: number) => context.set({ query: chosen, ...unpaired() }),
+      (chosen: number) => {
+        const back = queries.indexOf(chosen);
+        context.set(back >= 0 ? { query: back, otherQuery: -1 } : { otherQuery: chosen });
+      },
+    ];
+    pair.replaceChildren(...sides.map((side, n) => column(side, choose[n])));
+    const drawn = await Promise.all(sides.map((side, n) => wholeMap(side, choose[n])));
+    if (mine !== turn) return;
+    maps.replaceChildren(...drawn);
+    if (text.attribution || other.attribution) return changes.replaceChildren(); // their numbers are no weights
+    if (!paired)
+      return fill(
+        changes,
+        h("p", { class: "hint few-words" }, "These texts share few words: choose a word in each."),
+      );
+    drawChanges(text, other, others && changed(layers, rows, others, keys), query);
+  }
+  // Another word of the first text chooses its counterpart, but only if words have one.
+  const unpaired = () => (queriesPaired ? { otherQuery: -1 } : {});
+  function drawNone(chosen: number) {
+    drawTools(chosen, null, 0);
+    changes.replaceChildren();
+    maps.replaceChildren();
+    fill(
+      pair,
+      h(
+        "p",
+        { class: "hint" },
+        chosen >= 0
+          ? "These two texts have different layers or heads, so they are not compared. Choose another text."
+          : typed
+            ? "Type a text above and press Read it: both are then side by side."
+            : "There is no second text with the same heads.",
+      ),
+    );
+  }
+  const layersOf = (number: number, query: number, layers: number[]) =>
+    Promise.all(layers.map((layer) => source.rows(number, layer, query)));
+
+  // One text: its words with their weights.
+  function column({ text, query, rows }: Side, choose: (query: number) => void): HTMLElement {
+    const row = query < 0 ? null : rows[context.state.head];
+    const best = row ? strongest(row, 3) : [];
+    const links = best.flatMap((at, n) => [
+      n ? ", " : "",
+      strong(visible(text.tokens[at])),
+      ` ${shown(row![at])}`,
+    ]);
+    return h(
+      "section",
+      { class: "side" },
+      h("h2", { dir: "auto" }, cut(text.title, 90)),
+      wordList(
+        queriesOf(text),
+        query,
+        text.queries ? null : row,
+        choose,
+        new Set(text.queries ? [] : text.special),
+      ),
+      text.queries && h("p", { class: "hint" }, "attends to"),
+      text.queries && wordList(text.tokens, -1, row, null, new Set(text.special)),
+      unknownNote(text),
+      h(
+        "p",
+        { class: "readout", dir: "ltr" },
+        ...(row
+          ? [
+              strong(visible(queriesOf(text)[query])),
+              text.attribution ? " depends on " : " attends to ",
+              ...links,
+              ".",
+            ]
+          : ["This text has no word in the place of the chosen one. Choose one here."]),
+      ),
+    );
+  }
+
+  async function wholeMap(side: Side, choose: (query: number) => void): Promise<HTMLElement> {
+    const { text, number, query } = side;
+    const { source, colors } = context;
+    const sizes = [queriesOf(text).length, text.tokens.length];
+    const width = Math.min(
+      480,
+      maps.clientWidth > 760 ? maps.clientWidth / 2 - 18 : maps.clientWidth,
+    );
+    let level = source.finest(number);
+    while (Math.max(...sizes) > TILE << level) level++;
+    const values = await source.tile({ ...place(context), text: number }, level, 0, 0, "mean");
+    const grid = {
+      values,
+      rows: [0, sizes[0]] as [number, number],
+      cols: [0, sizes[1]] as [number, number],
+      level,
+    };
+    const label = `All weights of ${inText(headName(context))} on this text`;
+    const panel = panelOf(
+      grid,
+      [wordNames(queriesOf(text)), wordNames(text.tokens)],
+      width,
+      (weight) => colors.weight(weight),
+      label,
+      (pair, click) => {
+        if (pair && click) choose(pair[0]);
+      },
+    );
+    panel.mark([query, -1]);
+    return h(
+      "section",
+      { class: "side" },
+      h("h2", {}, `${headName(context)}: all words`),
+      h("div", { class: "scroll" }, panel.figure),
+      h(
+        "p",
+        { class: "hint" },
+        "A row is a query, a column is a key. ",
+        h(
+          "button",
+          {
+            type: "button",
+            class: "quiet",
+            onclick: () =>
+              context.set({
+                view: "map",
+                text: number,
+                query: query < 0 ? text.start.query : query,
+                key: -1,
+                x: -1,
+                y: -1,
+              }),
+          },
+          "Open the map",
+        ),
+      ),
+    );
+  }
+
+  function wordList(
+    tokens: string[],
+    query: number,
+    row: Float32Array | null,
+    choose: ((at: number) => void) | null,
+    special: Set<number>,
+  ): HTMLElement {
+    const [first, last] = interval(Math.max(query, 0), WORDS, tokens.length);
+    const box = h("div", {
+      class: "words",
+      dir: directionOf(tokens, special),
+      ...(choose ? { role: "listbox", tabindex: 0, "aria-label": "Words" } : {}),
+    });
+    for (let at = first; at < last; at++) {
+      if (at > first && !joins(tokens[at], tokens[at - 1])) box.append(" ");
+      const span = h(
+        "span",
+        {
+          class: special.has(at) ? "special" : "word",
+          dir: "auto",
+          title: row ? `${visible(tokens[at])}: ${shown(row[at])}` : visible(tokens[at]),
+        },
+        visible(tokens[at]),
+      );
+      if (choose) {
+        span.setAttribute("role", "option");
+        span.setAttribute("aria-selected", String(at === query));
+        span.addEventListener("click", () => choose(at));
+      }
+      if (row) {
+        span.style.background = context.colors.weight(row[at]);
+        span.style.color = context.colors.textOn(row[at]);
+      }
+      box.append(span);
+    }
+    return box;
+  }
+
+  function drawChanges(text: Text, other: Text, found: Change[] | null, query: number) {
+    if (!found) return changes.replaceChildren();
+    const word = visible(queriesOf(text)[context.state.query]);
+    const now = visible(queriesOf(other)[query]);
+    const best = (weight: number, at: number, side: Text) =>
+      h("td", {}, h("bdi", {}, cut(visible(side.tokens[at]), 16)), ` ${shown(weight)}`);
+    fill(
+      changes,
+      h("h2", {}, `Heads in which “${word}”${now === word ? "" : ` or “${now}”`} changes most`),
+      h(
+        "p",
+        { class: "hint" },
+        "The change is half of the sum of all differences between the two rows " +
+          "of weights: 0 if they are the same, 1 if they share no word. " +
+          "Words are compared with those in their place. The last two columns name the word that has most weight in each text.",
+      ),
+      h(
+        "div",
+        { class: "scroll" },
+        h(
+          "table",
+          { class: "changes" },
+          h(
+            "thead",
+            {},
+            h(
+              "tr",
+              {},
+              ...["head", "change", "most on (first)", "most on (second)"].map((name) =>
+                h("th", { scope: "col" }, name),
+              ),
+            ),
+          ),
+          h(
+            "tbody",
+            {},
+            ...found.map(({ layer, head, change, keys, weights }) =>
+              h(
+                "tr",
+                {},
+                h(
+                  "th",
+                  { scope: "row" },
+                  h(
+                    "button",
+                    {
+                      type: "button",
+                      class: "line",
+                      "aria-pressed": String(
+                        layer === context.state.layer && head === context.state.head,
+                      ),
+                      onclick: () => context.set({ layer, head }),
+                    },
+                    shortName(text.layers[layer], head),
+                  ),
+                ),
+                h("td", { class: "number" }, shown(change)),
+                best(weights[0], keys[0], text),
+                best(weights[1], keys[1], other),
+              ),
+            ),
+          ),
+        ),
+      ),
+    );
+  }
+
+  return {
+    element,
+    update() {
+      void draw();
+    },
+    key(event) {
+      const step = arrowOf(event.key)?.[1];
+      if (!step) return false;
+      const query = context.state.query + step;
+      if (query >= 0 && query < queriesOf(context.text).length)
+        context.set({ query, ...unpaired() }, true);
+      return true;
+    },
+    close() {
+      turn++; // what is being drawn has no place any more
+      typed?.close();
+    },
+  };
+}
+
+// The heads with the largest change of the chosen row, the largest first.
+function changed(
+  layers: number[],
+  rows: Float32Array[][],
+  others: Float32Array[][],
+  keys: number[],
+): Change[] {
+  const most = (row: Float32Array) => strongest(row, 1)[0] ?? 0;
+  return layers
+    .flatMap((layer, at) =>
+      rows[at].map((row, head): Change => {
+        const other = others[at][head];
+        const places: [number, number] = [most(row), most(other)];
+        return {
+          layer,
+          head,
+          change: rowChange(row, other, keys),
+          keys: places,
+          weights: [row[places[0]], other[places[1]]],
+        };
+      }),
+    )
+    .sort((a, b) => b.change - a.change)
+    .slice(0, LISTED);
+}
