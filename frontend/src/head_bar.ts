@@ -65,7 +65,7 @@ export function headBar(context: Context): HeadBar {
     const { state, text, source } = context;
     const isOfHead = !viewOf(state.view).hasNoHead;
     const canType = source.common.live_model && state.view !== "compare";
-    element.hidden = !isOfHead && (state.view === "learn" || !source.common.live_model);
+    element.hidden = !isOfHead && !source.common.live_model;
     if (
       isNew(
         state.text,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,14 +93,60 @@ def test_a_lecture_needs_no_network_and_an_unknown_one_is_refused(tmp_path):
 def test_every_lecture_draws_and_moves(browser, tmp_path):
     for lecture in LECTURES:
         address = write_lecture(tmp_path / f"{lecture}.html", lecture).as_uri()
-        with opened(browser, address, width=390, height=800) as page:
+        with opened(browser, address, width=390, height=800, accept_downloads=True) as page:
             assert page.locator("main h1").count() == 1
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
             before = page.locator("main").inner_html()
             page.locator("input[type=range]").first.press("ArrowRight")
             assert page.locator("main").inner_html() != before, lecture
+            if lecture == "scores":
+                page.get_by_label("Normalizer").select_option("sparsemax")
+                page.get_by_label("Temperature").fill("0.3")
+                assert "sparsemax of the scores over 0.3" in page.locator("main").inner_text()
+                with page.expect_download() as waiting:
+                    page.get_by_role("button", name="SVG", exact=True).first.click()
+                assert Path(waiting.value.path()).read_bytes().startswith(b"<svg")
             if lecture == "steps":
                 page.get_by_label("Mask", exact=True).select_option("padding")
                 page.get_by_label("Size of the mask").fill("2")
                 cells = page.locator("tbody tr td:nth-of-type(4)").all_inner_texts()
                 assert cells[2:6] == ["0.00"] * 4 and cells[6] == "1.00"
+
+
+def drawn_mask(page, call):
+    """The pairs that a picture of a mask shows as allowed."""
+    drawing = page.locator(f"svg[aria-label^={json.dumps(call + ':')}]")
+    size = int(drawing.get_attribute("viewBox").split()[-1])
+    allowed = torch.zeros(size, size, dtype=torch.bool)
+    for first, row, length in re.findall(r"M(\d+) (\d+)h(\d+)v1", drawing.locator(".allowed").get_attribute("d")):
+        allowed[int(row), int(first) : int(first) + int(length)] = True
+    return allowed
+
+
+@pytest.mark.slow
+@NEEDS_CHROMIUM
+def test_the_lecture_on_masks_shows_the_masks_of_the_api(browser, tmp_path):
+    with opened(browser, write_lecture(tmp_path / "masks.html", "masks").as_uri(), width=390, height=800) as page:
+        assert page.locator("h1:visible").count() == 1
+        page.get_by_label("Window", exact=True).fill("4")
+        assert "attends to itself and 3 before it" in page.locator(".effect").first.inner_text()
+        page.get_by_label("Tokens in a block").fill("4")
+        masks = {
+            "causal()": rg.causal(),
+            "window(4)": rg.window(4),
+            "causal() & window(4)": rg.causal() & rg.window(4),
+            "dilated(4, 3)": rg.masks.dilated(4, 3),
+            "block_local(4)": rg.masks.block_local(4),
+            "prefix(12) | causal()": rg.masks.prefix(12) | rg.causal(),
+            "window(4) | global_tokens([0])": rg.window(4) | rg.masks.global_tokens([0]),
+            "documents([28, 21, 15])": rg.documents([28, 21, 15]),
+            "padding([46])": rg.padding([46]),
+        }
+        for call, mask in masks.items():
+            assert torch.equal(drawn_mask(page, call), mask.dense(64).reshape(64, 64)), call
+        for block in range(2, 11):
+            page.get_by_label("Tokens in a block").fill(str(block))
+            bigbird = drawn_mask(page, f"bigbird(64, {block}, num_random=1)")
+            assert torch.equal(bigbird, rg.masks.bigbird(64, block, num_random=1).dense(64).reshape(64, 64)), block
+        page.get_by_label("Tokens in the prefix").fill("0")
+        assert "only causal() is left" in page.locator("main").inner_text()

@@ -155,7 +155,7 @@ def test_the_next_head_by_key(browser, file):
         page.keyboard.press("[")
         page.keyboard.press("}")
         assert page.locator("h1 b").inner_text() == "Layer 1, head 2"
-        for key, view in zip("123456", ["overview", "map", "text", "alignment", "statistics", "learn"], strict=True):
+        for key, view in zip("12345", ["overview", "map", "text", "alignment", "statistics"], strict=True):
             page.keyboard.press(key)
             assert f"#{view}" in page.url
         page.keyboard.press("?")
@@ -214,18 +214,7 @@ def test_statistics(browser, file):
         until(page, "document.body.textContent.includes('BLEU by step')")
 
 
-def test_lessons(browser, file):
-    with opened(browser, file + "#learn") as page:
-        assert page.locator(".charts > figure").count() == 3
-        page.get_by_role("button", name="Masks").click()
-        assert page.locator(".mask").count() >= 12
-        page.get_by_role("button", name="Scores and temperature").click()
-        page.get_by_label("Normalizer").select_option("sparsemax")
-        page.get_by_label("Temperature").fill("0.3")
-        assert "sparsemax of the scores over 0.3" in page.locator(".learn").inner_text()
-
-
-@pytest.mark.parametrize("view", ["overview", "map", "text?way=heads", "statistics", "alignment", "learn"])
+@pytest.mark.parametrize("view", ["overview", "map", "text?way=heads", "statistics", "alignment"])
 def test_figures_are_saved_as_svg_and_png(browser, file, view, tmp_path):
     with opened(browser, file + f"#{view}", accept_downloads=True) as page:
         painted(page)
@@ -254,7 +243,6 @@ def test_dark_and_light(browser, file):
 
 SIZES = {"phone": (390, 800), "400 %": (320, 256), "widest": (2200, 1200)}
 LOOKS = [*VIEWS, "text?way=model", "text?way=neurons", "alignment?text=3", "statistics?table=head"]
-LOOKS += ["learn?learn=masks", "learn?learn=scores"]
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -139,7 +139,7 @@ def test_the_print_of_a_view_is_its_figure(browser, address, request):
             text = pdf_text(content)
             assert text is None or ("attends to" in text and "Overview" not in text)
         page.keyboard.press("6")  # a view without a figure prints in the light theme
-        page.wait_for_selector(".view-learn")
+        page.wait_for_selector(".view-compare, .view-pins")
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
         assert page.locator(".regard").get_attribute("data-theme") == "light"
         page.evaluate("dispatchEvent(new Event('afterprint'))")
@@ -164,7 +164,7 @@ def test_gold_links_and_the_order_of_heads_are_in_the_figure(browser, file):
 def test_every_save_writes_its_figure_with_its_legend(browser, file):
     """What is saved has as many marks as what is shown: the chart, and the legends around it."""
     of_weights = ("overview?sort=down", "map", "text", "alignment?text=3", "pins?pins=0.0.0%2C0.1.1")
-    for view in (*of_weights, "statistics?text=4", "learn?learn=positions", "learn?learn=scores"):
+    for view in (*of_weights, "statistics?text=4"):
         with opened(browser, f"{file}#{view}") as page:
             page.wait_for_selector(".saving button")
             painted(page)
