@@ -1,4 +1,4 @@
-// `make page`: bundles src/ into the package, with every file of src/views/ as a view, and writes the hash of the sources
+// `make page`: bundles src/ into the package, with every file of src/views/ as a view, and src/lecture.ts, and writes the hash of the sources
 // into the bundle, which a test checks. The names of the views are static/views.json, for Python.
 import { createHash } from "node:crypto";
 import { copyFileSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
@@ -55,9 +55,11 @@ const script = await build({
   format: "esm",
   plugins: [everyView],
 });
+const lecture = await build({ ...options, entryPoints: ["src/lecture.ts"], format: "esm" });
 const style = await build({ ...options, entryPoints: ["src/style.css"] });
 for (const [name, made] of [
   ["page.js", script],
+  ["lecture.js", lecture],
   ["page.css", style],
 ])
   writeFileSync(new URL(name, target), `${stamp}\n${made.outputFiles[0].text}`);

@@ -32,12 +32,8 @@ LINKS = {
     "table": "statistics?text=0&table=head&find=it",
     "compare": "compare?text=0&layer=2&head=1&query=10",
     "pins": "compare?pair=heads&text=0&layer=2&head=1&query=10&key=13&pins=0.2.1%2C0.4.3",
-    "learn": "learn?learn=scores",
-    "masks": "learn?learn=masks",
     "picture": "picture?layer=1&head=2&query=215",
 }
-#: Pictures of these are not in the documentation.
-NOT_SHOWN = {"masks"}
 #: The demo has none of these; docs/guides/images.md writes a page that has: `--page portrait.html --only picture`.
 OF_OTHER_PAGES = {"picture"}
 
@@ -55,8 +51,7 @@ def main() -> None:
     address = (options.page or demo_page()).resolve().as_uri()
     looks = [("light", 1440)] if options.docs else [(theme, width) for theme in THEMES for width in WIDTHS]
     for name in take(address, {name: links[name] for name in chosen}, looks):
-        if name not in NOT_SHOWN:
-            shutil.copy(OUT / f"{name}-1440-light.png", IMAGES / f"page-{name}.png")
+        shutil.copy(OUT / f"{name}-1440-light.png", IMAGES / f"page-{name}.png")
     print(f"{len(list(OUT.glob('*.png')))} pictures are in {OUT}; those of the documentation are in {IMAGES}.")
 
 

@@ -65,7 +65,7 @@ export function headBar(context: Context): HeadBar {
     const { state, text, source } = context;
     const isOfHead = !isWithoutHead(state);
     const canType = source.common.live_model && !["compare", "overview"].includes(state.view);
-    element.hidden = !isOfHead && (state.view === "learn" || !source.common.live_model);
+    element.hidden = !isOfHead && !source.common.live_model;
     if (
       isNew(
         state.text,

@@ -3,7 +3,6 @@ import { changeDetector } from "./changes";
 import { legend, scaleOf, SCALES } from "./color";
 import type { Context } from "./context";
 import { fill, h, segments } from "./dom";
-import { LESSON_KEYS } from "./learn_scores";
 
 export interface ScaleRow {
   element: HTMLElement;
@@ -18,10 +17,8 @@ export function scaleRow(context: Context): ScaleRow {
 
   function update() {
     const { state, text, colors } = context;
-    const isLesson = state.view === "learn";
-    const length = isLesson ? LESSON_KEYS : text.tokens.length;
+    const length = text.tokens.length;
     colors.scale = scaleOf(state.scale, length, keys);
-    element.hidden = isLesson && state.learn !== "scores"; // the only lesson with weights
     const isPicture = state.view === "picture"; // its legend ends at the largest weight on a patch
     if (!isNew(isPicture, state.scale, length, keys, colors.css[9])) return;
     fill(

@@ -24,7 +24,6 @@ export interface State {
   side: string; // out, in, both
   pairs: string; // which sentence attends to which: all, AA, AB, BA, BB
   panels: string; // of the alignment: layers, heads
-  learn: string;
   figure: string; // the panels of the figure sheet, with commas; "": closed
   width: string; // of the figure, in cm
   ground: string; // of the figure: light, clear
@@ -63,7 +62,6 @@ export const START: State = {
   side: "both",
   pairs: "all",
   panels: "layers",
-  learn: "positions",
   figure: "",
   width: "8.5",
   ground: "light",

@@ -19,8 +19,6 @@ LOOKS += [
     "map?figure=words%2Cmap",
     "text?heads=0.1%2C1.2&key=3",
     "statistics?table=head&find=it",
-    "learn?learn=masks",
-    "learn?learn=scores",
     "map?layer=1&head=2&query=4&key=6&x=6.5&y=4.5&zoom=5.5",
 ]
 THEMES = {"light": {}, "dark": {"runOnly": ["color-contrast"]}}  # colors differ between themes, and nothing else

@@ -155,7 +155,7 @@ def test_the_next_head_by_key(browser, file):
         page.keyboard.press("[")
         page.keyboard.press("}")
         assert page.locator("h1 b").inner_text() == "Layer 1, head 2"
-        for key, view in zip("123456", ["overview", "map", "text", "alignment", "statistics", "learn"], strict=True):
+        for key, view in zip("12345", ["overview", "map", "text", "alignment", "statistics"], strict=True):
             page.keyboard.press(key)
             assert f"#{view}" in page.url
         page.keyboard.press("?")
@@ -214,17 +214,6 @@ def test_statistics(browser, file):
         until(page, "document.body.textContent.includes('BLEU by step')")
 
 
-def test_lessons(browser, file):
-    with opened(browser, file + "#learn") as page:
-        assert page.locator(".charts > figure").count() == 3
-        page.get_by_role("button", name="Masks").click()
-        assert page.locator(".mask").count() >= 12
-        page.get_by_role("button", name="Scores and temperature").click()
-        page.get_by_label("Normalizer").select_option("sparsemax")
-        page.get_by_label("Temperature").fill("0.3")
-        assert "sparsemax of the scores over 0.3" in page.locator(".learn").inner_text()
-
-
 def test_dark_and_light(browser, file):
     paper = "getComputedStyle(document.querySelector('.regard')).backgroundColor"
     with opened(browser, file, color_scheme="dark") as page:
@@ -244,7 +233,6 @@ LOOKS = [
     "alignment?text=3",
     "statistics?table=head",
 ]
-LOOKS += ["learn?learn=masks", "learn?learn=scores"]
 
 
 @pytest.mark.parametrize("size", SIZES)

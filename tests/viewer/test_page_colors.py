@@ -161,18 +161,17 @@ def legend(page):
 
 
 def test_the_legend_is_that_of_the_switch_in_every_view(browser, file):
-    views = ["overview", "map", "text", "alignment", "statistics", "learn?learn=scores"]
+    views = ["overview", "map", "text", "alignment", "statistics"]
     with opened(browser, file) as page:
         for kind in KINDS:
             page.get_by_role("button", name=KINDS[kind], exact=True).click()
             for view in views:
                 go(page, file, f"{view}{'&' if '?' in view else '?'}scale={kind}")
-                length = 7 if "learn" in view else LENGTH
                 places, values, uniform, zero, said = legend(page)
-                np.testing.assert_allclose(places, shares(values, kind, length), atol=1e-6)
+                np.testing.assert_allclose(places, shares(values, kind, LENGTH), atol=1e-6)
                 assert values[-1] == 1 and zero == "0" and len(values) >= 3
-                assert uniform == pytest.approx(float(shares(1 / length, kind, length)), abs=1e-4)
-                assert said == f"equal weights: 1/{length} each"
+                assert uniform == pytest.approx(float(shares(1 / LENGTH, kind, LENGTH)), abs=1e-4)
+                assert said == f"equal weights: 1/{LENGTH} each"
                 assert page.locator("[aria-pressed=true]", has_text=KINDS[kind]).count() == 1
         go(page, file, "overview?text=1")
         assert legend(page)[-1] == "equal weights: 1/300 each", (
@@ -215,40 +214,3 @@ def test_statistics_go_from_their_lowest_to_their_highest_value(browser, file, t
         go(page, file, "overview?color=entropy")
         gauges = [thumbnail(page, layer, head)[1] for layer in range(2) for head in range(3)]
         close(gauges, expected)
-
-
-def drawn_mask(page, call):
-    """The pairs that a picture of a mask shows as allowed."""
-    drawing = page.locator(f"svg[aria-label^={json.dumps(call + ':')}]")
-    size = int(drawing.get_attribute("viewBox").split()[-1])
-    allowed = torch.zeros(size, size, dtype=torch.bool)
-    for first, row, length in re.findall(r"M(\d+) (\d+)h(\d+)v1", drawing.locator(".allowed").get_attribute("d")):
-        allowed[int(row), int(first) : int(first) + int(length)] = True
-    return allowed
-
-
-def test_lessons_show_the_masks_of_the_api_and_say_what_a_control_does(browser, file):
-    with opened(browser, file + "#learn?learn=masks", width=390, height=800) as page:
-        assert page.locator("h1:visible").count() == 1
-        page.get_by_label("Window", exact=True).fill("4")
-        assert "attends to itself and 3 before it" in page.locator(".effect").first.inner_text()
-        page.get_by_label("Tokens in a block").fill("4")
-        masks = {
-            "causal()": rg.causal(),
-            "window(4)": rg.window(4),
-            "causal() & window(4)": rg.causal() & rg.window(4),
-            "dilated(4, 3)": rg.masks.dilated(4, 3),
-            "block_local(4)": rg.masks.block_local(4),
-            "prefix(12) | causal()": rg.masks.prefix(12) | rg.causal(),
-            "window(4) | global_tokens([0])": rg.window(4) | rg.masks.global_tokens([0]),
-            "documents([28, 21, 15])": rg.documents([28, 21, 15]),
-            "padding([46])": rg.padding([46]),
-        }
-        for call, mask in masks.items():
-            assert torch.equal(drawn_mask(page, call), mask.dense(64).reshape(64, 64)), call
-        for block in range(2, 11):
-            page.get_by_label("Tokens in a block").fill(str(block))
-            bigbird = drawn_mask(page, f"bigbird(64, {block}, num_random=1)")
-            assert torch.equal(bigbird, rg.masks.bigbird(64, block, num_random=1).dense(64).reshape(64, 64)), block
-        page.get_by_label("Tokens in the prefix").fill("0")
-        assert "only causal() is left" in page.locator(".learn").inner_text()

@@ -199,7 +199,7 @@ def test_number_keys_follow_the_tabs_that_are_shown(browser):
         for number, tab in enumerate(tabs, 1):
             page.keyboard.press(str(number))
             until(page, f"location.hash.startsWith('#{tab.lower()}')")
-            assert page.locator(".bar").is_hidden() == (tab in ("Overview", "Learn", "Pins"))
+            assert page.locator(".bar").is_hidden() == (tab in ("Overview", "Pins"))
         page.keyboard.press("?")
         first = page.locator(".help dt, .help dd").all_inner_texts()[:2]
         assert first == [f"1 … {len(tabs)}", ", ".join(tabs).lower()]

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from regard.base.other_libraries import answers_for
 from regard.stats import PatchGrid
+from regard.viewer.lecture import write_lecture
 from regard.viewer.page import write_page
 from regard.viewer.pictures import picture_sheets
 from regard.viewer.saved import load_run, save_run
@@ -19,6 +20,7 @@ __all__ = [
     "page_reductions",
     "picture_sheets",
     "save_run",
+    "write_lecture",
     "write_page",
 ]
 

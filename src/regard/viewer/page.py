@@ -84,9 +84,9 @@ def payload(sheets: list[Sheet], story: Story | None = None) -> dict[str, Any]:
     return COMMON | {"texts": texts} | ({} if story is None else {"story": story.about})
 
 
-def html(data: str, from_: str = "'none'") -> str:
+def html(data: str, from_: str = "'none'", program: str = "page.js") -> str:
     """The page with its data as JSON. `from_` is the source that it may request more data from (connect-src)."""
-    script = bundle("page.js")
+    script = bundle(program)
     digest = hashlib.sha256(script.encode()).digest()
     policy = POLICY.format(hash=base64.b64encode(digest).decode(), from_=from_)
     parts = {"policy": policy, "style": bundle("page.css"), "script": script, "data": data}
