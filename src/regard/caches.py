@@ -160,11 +160,12 @@ def _appended(store: _Store | None, key: Tensor, value: Tensor) -> _Store:
     if store is None:
         return _Store.of(key.clone(), value.clone())  # the caller may overwrite its tensors
     for name, kept, new in (("keys", store.buffer.key, key), ("values", store.buffer.value, value)):
-        (B, G, _, width), (new_B, new_G, _, new_width) = kept.shape, new.shape
-        if B != new_B or G != new_G or width != new_width or kept.dtype != new.dtype:
+        (B, G, _, width), (given_B, given_G, _, given_width) = kept.shape, new.shape
+        is_alike = given_B == B and given_G == G and given_width == width
+        if not is_alike or kept.dtype != new.dtype:
             raise RegardError(
                 f"cache: its {name} have (batch, heads, width) {(B, G, width)} and {kept.dtype}, the new {name} have "
-                f"{(new_B, new_G, new_width)} and {new.dtype}. Use one cache for each layer and batch."
+                f"{(given_B, given_G, given_width)} and {new.dtype}. Use one cache for each layer and batch."
             )
     return store.append(key, value)
 
