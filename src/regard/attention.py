@@ -393,8 +393,12 @@ class Prepared:
         )
 
     def detach(self) -> Prepared:
-        rows, cols = [tuple([t if t is None else t.detach() for t in states]) for states in (self.rows, self.cols)]
+        rows, cols = _detached(self.rows), _detached(self.cols)
         return Prepared(self.query.detach(), self.key.detach(), rows, cols)
+
+
+def _detached(states: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    return tuple([t if t is None else t.detach() for t in states]) if states else states
 
 
 def _state_of(bias: Bias, query: Tensor, key: Tensor, positions: Positions, tensors: CallTensors) -> State:

@@ -38,7 +38,8 @@ class CallOptions(NamedTuple):
 
     def __bool__(self) -> bool:
         """Whether one of them is not its default."""
-        return any(self._given)
+        is_default = self.mask is None and self.is_causal is False and self.scale is None
+        return not (is_default and self._keeps_all)
 
     @property
     def _given(self) -> tuple[bool, ...]:
