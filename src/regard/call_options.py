@@ -64,7 +64,7 @@ class CallOptions(NamedTuple):
         if of_call is None:
             of_call = self._changed(attention, added, bias)
             if key is not None:
-                if len(_of_calls) >= KeptMasks.MOST:
+                if len(_of_calls) >= MOST_OF_CALLS:
                     _of_calls.clear()
                 _of_calls[key] = of_call
         return of_call
@@ -96,6 +96,8 @@ class CallOptions(NamedTuple):
 
 #: The attentions of the latest calls with options, by what they depend on: to make one takes longer than a small call.
 _of_calls: dict[Hashable, Attention] = {}
+#: How many of them are kept.
+MOST_OF_CALLS = 32
 
 
 def _both(mask: Mask | None, added: Mask | None) -> Mask | None:
@@ -215,6 +217,7 @@ class KeptMasks:
             if len(kept) - number <= self.MOST and total <= self.MOST_BYTES:
                 return
             self._kept.pop(shape, None)  # another thread may have done it
+            _of_calls.clear()  # they hold masks
             total -= copy.nbytes
 
     def _may_keep(self, mask: Tensor) -> bool:
