@@ -1,7 +1,8 @@
 """Draws pairs of features and compares them with formulas and laws: `make fuzz`.
 
 Prints each draw that fails, with the command that repeats it, and one line for each pair. The pairs are in
-tests/tools/feature_pairs.py. The first seed is drawn, printed, and may be given.
+tests/tools/feature_pairs.py, and calls of quick paths in tests/tools/drawn_calls.py. The first seed is drawn, printed,
+and may be given.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "tools"))
 import torch
 
+import drawn_calls  # noqa: F401 - its draws are pairs too
 import feature_pairs
 
 

@@ -257,7 +257,9 @@ class Attention(Mechanism):
 
 def checked_mechanism(owner: str, mechanism: object) -> Mechanism:
     """Return a mechanism unchanged; for anything else raise a `RegardError` with the remedy."""
-    return mechanism if isinstance(mechanism, Mechanism) else checked_attention(owner, mechanism)
+    if type(mechanism) is Attention or isinstance(mechanism, Mechanism):  # the class, before the look at abstract ones
+        return mechanism
+    return checked_attention(owner, mechanism)
 
 
 def checked_attention(owner: str, attention: object) -> Attention:
@@ -391,8 +393,12 @@ class Prepared:
         )
 
     def detach(self) -> Prepared:
-        rows, cols = ([None if t is None else t.detach() for t in states] for states in (self.rows, self.cols))
-        return Prepared(self.query.detach(), self.key.detach(), tuple(rows), tuple(cols))
+        rows, cols = _detached(self.rows), _detached(self.cols)
+        return Prepared(self.query.detach(), self.key.detach(), rows, cols)
+
+
+def _detached(states: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    return tuple([t if t is None else t.detach() for t in states]) if states else states
 
 
 def _state_of(bias: Bias, query: Tensor, key: Tensor, positions: Positions, tensors: CallTensors) -> State:

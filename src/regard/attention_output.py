@@ -162,6 +162,8 @@ def attend(
 
 
 def _reductions(statistics: Iterable[Reduction]) -> tuple[Reduction, ...]:
+    if type(statistics) is tuple and not statistics:
+        return ()
     if isinstance(statistics, Reduction):
         raise RegardError(f"attend(statistics={statistics!r}): give a list, statistics=[{statistics!r}].")
     reductions = tuple(statistics) if isinstance(statistics, Iterable) else (statistics,)
@@ -383,7 +385,9 @@ def _decoded(request: Request, cache: GrowingCache) -> AttentionOutput | None:
     num_keys = cache.length + request.key.shape[2]
     longer = cache.extend(request.key, request.value)
     output, logsumexp = step.run(request.query, longer.key, longer.value)
-    prepared, positions = Prepared(request.query, longer.key, (), ()), Positions.aligned_to_end(1, num_keys)
+    prepared, positions = Prepared(request.query, longer.key, (), ()), longer.positions
+    if positions.start != num_keys - 1:  # several new keys: the query has the position of the last
+        positions = Positions(num_keys - 1, positions.keys)
     sizes = step.sizes_of(num_keys)
     weights = ScoredMap(step.attention, prepared, positions, sizes, (logsumexp,), step.originals)
     if attend_listeners:

@@ -159,12 +159,13 @@ class _Store:
 def _appended(store: _Store | None, key: Tensor, value: Tensor) -> _Store:
     if store is None:
         return _Store.of(key.clone(), value.clone())  # the caller may overwrite its tensors
-    for name, kept, new in (("keys", store.key, key), ("values", store.value, value)):
-        sizes = [(*t.shape[:2], t.shape[3]) for t in (kept, new)]
-        if sizes[0] != sizes[1] or kept.dtype != new.dtype:
+    for name, kept, new in (("keys", store.buffer.key, key), ("values", store.buffer.value, value)):
+        (B, G, _, width), (given_B, given_G, _, given_width) = kept.shape, new.shape
+        is_alike = given_B == B and given_G == G and given_width == width
+        if not is_alike or kept.dtype != new.dtype:
             raise RegardError(
-                f"cache: its {name} have (batch, heads, width) {sizes[0]} and {kept.dtype}, the new {name} have "
-                f"{sizes[1]} and {new.dtype}. Use one cache for each layer and batch."
+                f"cache: its {name} have (batch, heads, width) {(B, G, width)} and {kept.dtype}, the new {name} have "
+                f"{(given_B, given_G, given_width)} and {new.dtype}. Use one cache for each layer and batch."
             )
     return store.append(key, value)
 

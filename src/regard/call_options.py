@@ -17,9 +17,11 @@ from regard.attention import Attention
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes, has_numbers
+from regard.engine.kept_plans import constant_key
 from regard.engine.transforms import is_transformed
 from regard.pieces.bias import Bias
 from regard.pieces.data_masks import mask_tensor, padding
+from regard.pieces.fingerprint import NUMBERS, fingerprint, never_changes
 from regard.pieces.mask import Mask, causal, conjuncts
 from regard.pieces.mask_conventions import hides, mask_remedy, means_may_not_attend
 from regard.pieces.score import Dot
@@ -36,7 +38,8 @@ class CallOptions(NamedTuple):
 
     def __bool__(self) -> bool:
         """Whether one of them is not its default."""
-        return any(self._given)
+        is_default = self.mask is None and self.is_causal is False and self.scale is None
+        return not (is_default and self._keeps_all)
 
     @property
     def _given(self) -> tuple[bool, ...]:
@@ -51,14 +54,37 @@ class CallOptions(NamedTuple):
         """The attention with these options. `earlier` keys are in a cache; None without a cache."""
         for name in compress(self._fields, self._given):
             attention.check_option(name)
-        mask, changed = attention.mask, {}
+        added = bias = None
         if self.mask is not None:
             added, bias = read_mask("attend", self.mask, sizes, positions, sizes.J + (earlier or 0))
-            mask = _both(mask, added)
-            if bias is not None:
-                changed["bias"] = (*attention.bias, bias)
         if _checked_flag(self.is_causal):
             _check_alignment(sizes, positions, earlier)
+        key = self._key(attention, added) if bias is None else None
+        of_call = None if key is None else _of_calls.get(key)
+        if of_call is None:
+            of_call = self._changed(attention, added, bias)
+            if key is not None:
+                if len(_of_calls) >= MOST_OF_CALLS:
+                    _of_calls.clear()
+                _of_calls[key] = of_call
+        return of_call
+
+    def _key(self, attention: Any, added: Mask | None) -> Hashable:
+        """What the attention of a call depends on; None if it may differ from call to call."""
+        is_plain = type(attention) is Attention and self._keeps_all and type(self.scale) in NUMBERS
+        if not is_plain or not (added is None or never_changes(added)):
+            return None
+        if (pieces := constant_key(attention)) is None:
+            return None
+        of_options = fingerprint(added, []), self.is_causal, type(self.scale), self.scale
+        return pieces, attention.dropout, attention.training, *of_options
+
+    def _changed(self, attention: Any, added: Mask | None, bias: Bias | None) -> Attention:
+        """The attention with these options, whose mask gave `added` and `bias`."""
+        mask, changed = _both(attention.mask, added), {}
+        if bias is not None:
+            changed["bias"] = (*attention.bias, bias)
+        if self.is_causal:
             mask = mask if mask is not None and causal() in conjuncts(mask) else _both(mask, causal())
         if mask is not attention.mask:
             changed["mask"] = mask
@@ -66,6 +92,12 @@ class CallOptions(NamedTuple):
             changed["score"] = _scaled(attention, self.scale)
         of_call = attention.with_pieces(**changed)
         return of_call if self._keeps_all else _dropping(of_call, self.dropout_p)
+
+
+#: The attentions of the latest calls with options, by what they depend on: to make one takes longer than a small call.
+_of_calls: dict[Hashable, Attention] = {}
+#: How many of them are kept.
+MOST_OF_CALLS = 32
 
 
 def _both(mask: Mask | None, added: Mask | None) -> Mask | None:
@@ -185,6 +217,7 @@ class KeptMasks:
             if len(kept) - number <= self.MOST and total <= self.MOST_BYTES:
                 return
             self._kept.pop(shape, None)  # another thread may have done it
+            _of_calls.clear()  # they hold masks
             total -= copy.nbytes
 
     def _may_keep(self, mask: Tensor) -> bool:

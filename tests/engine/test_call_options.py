@@ -1,5 +1,11 @@
 """The arguments of one call (mask, is_causal, scale, dropout_p, layout) beside the formula in float64 and torch."""
 
+import cProfile
+import functools
+import operator
+import pstats
+import random
+
 import pytest
 import torch
 from hypothesis import given
@@ -283,3 +289,76 @@ def test_in_a_compiled_graph_it_is_torchs():
     )
     tensors = inputs(key_heads=4)
     assert torch.equal(compiled(*tensors), F.scaled_dot_product_attention(*tensors, is_causal=True))
+
+
+#: What may change between two calls with options, of the call or of the attention itself.
+CHANGED_CALLS = {
+    "causal": lambda attention, given: given.update(is_causal=True),
+    "scale": lambda attention, given: given.update(scale=0.3),
+    "an integer scale": lambda attention, given: given.update(scale=2),
+    "a window": lambda attention, given: given.update(mask=rg.window(3)),
+    "another window": lambda attention, given: given.update(mask=rg.window(4)),
+    "a mask tensor": lambda attention, given: given.update(mask=torch.ones(6, 6, dtype=torch.bool).tril(2)),
+    "another mask tensor": lambda attention, given: given.update(mask=torch.ones(6, 6, dtype=torch.bool).tril(1)),
+    "a mask of its own": lambda attention, given: setattr(attention, "mask", rg.window(2)),
+    "a temperature": lambda attention, given: setattr(attention, "normalizer", rg.normalizers.Softmax(2.0)),
+    "a soft cap": lambda attention, given: setattr(attention, "bias", rg.biases.Softcap(0.5)),
+}
+
+
+def test_options_of_calls_in_any_order_agree_with_a_new_attention():
+    """The attention of a call with options is made once, so each call must see what has changed since."""
+    draw, alike = random.Random(3), torch.testing.assert_close
+    attention, tensors = rg.Attention(), torch.randn(3, 1, 2, 6, 4)
+    for _ in range(150):
+        options = {}
+        for name in draw.sample([*CHANGED_CALLS], 2):
+            CHANGED_CALLS[name](attention, options)
+        if draw.random() < 0.1:
+            attention = rg.Attention()
+        seen = rg.attend(*tensors, attention=attention, **options)
+        score = rg.Dot(scale=options["scale"]) if "scale" in options else rg.Dot()
+        masks = [m for m in (attention.mask, options.get("mask"), rg.causal() if "is_causal" in options else None)]
+        masks = [rg.mask_tensor(m) if isinstance(m, torch.Tensor) else m for m in masks if m is not None]
+        fresh = rg.Attention(score, bias=attention.bias, normalizer=attention.normalizer)
+        fresh.mask = functools.reduce(operator.and_, masks) if masks else None
+        alike(seen.output.double(), fresh(*tensors.double(), engine="reference").output, atol=1e-5, rtol=1e-5)
+
+
+def test_a_repeated_call_with_options_makes_no_attention(monkeypatch):
+    made, with_pieces = [], rg.Attention.with_pieces
+    monkeypatch.setattr(
+        rg.Attention, "with_pieces", lambda self, **given: made.append(given) or with_pieces(self, **given)
+    )
+    tensors, mask = torch.randn(3, 1, 2, 7, 4), torch.rand(7, 7) < 0.9
+    for options in ({"is_causal": True}, {"scale": 0.7}, {"mask": mask}, {"mask": rg.window(5)}):
+        for _ in range(5):
+            rg.attend(*tensors, **options)
+        made.clear()
+        for _ in range(3):
+            rg.attend(*tensors, **options)
+        assert not made, options
+
+
+#: Most functions of Regard that a repeated call may call: time differs by machine, their number does not.
+MOST_CALLS = {"causal": 70, "flag": 84, "mask": 94, "token": 95}
+
+
+def test_a_repeated_call_calls_few_functions():
+    tensors, attention, token = torch.randn(3, 1, 2, 192, 8), rg.Attention(mask=rg.causal()), torch.randn(3, 1, 2, 1, 8)
+    mask = torch.rand(192, 192) < 0.9
+    with torch.no_grad():
+        cache = attention(*tensors, cache=rg.GrowingCache()).cache
+        works = {
+            "causal": lambda: attention(*tensors),
+            "flag": lambda: rg.attend(*tensors, is_causal=True),
+            "mask": lambda: rg.attend(*tensors, mask=mask),
+            "token": lambda: attention(*token, cache=cache),
+        }
+        for name, work in works.items():
+            for _ in range(4):
+                work()
+            profile = cProfile.Profile()
+            profile.runcall(work)
+            counts = pstats.Stats(profile).stats.items()  # type: ignore[attr-defined]
+            assert sum(row[1] for (file, *_), row in counts if "/regard/" in file) <= MOST_CALLS[name], name

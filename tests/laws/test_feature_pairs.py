@@ -2,6 +2,7 @@
 
 import pytest
 
+import drawn_calls  # noqa: F401 - its draws are pairs too
 import feature_pairs
 
 DRAWS = 200

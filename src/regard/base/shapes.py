@@ -236,6 +236,9 @@ def widest_float(device: torch.device) -> torch.dtype:
 
 def in_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in their common dtype; inputs and parameters of learned pieces may have different dtypes."""
+    dtype = tensors[0].dtype
+    if all([x.dtype is dtype for x in tensors]):
+        return tensors
     dtype = reduce(torch.promote_types, (x.dtype for x in tensors))
     return tuple(x.to(dtype) for x in tensors)
 

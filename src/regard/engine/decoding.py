@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -50,10 +50,12 @@ def decode(
 
 def _kernel_pays(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether the compiled kernel computes the rows: without gradients, and where it is measured to be faster."""
+    num_numbers = (key.numel() + value.numel()) // AGAINST_NO_PLAN
+    if not few_rows_pay(num_numbers, key.dtype):
+        return False
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     num_rows = query.shape[1] // key.shape[1] * query.shape[2]
-    num_numbers = (key.numel() + value.numel()) // AGAINST_NO_PLAN
-    return is_few(num_rows, learns) and few_rows_pay(num_numbers, key.dtype) and can_run(query, key, value)
+    return is_few(num_rows, learns) and can_run(query, key, value)
 
 
 class NextToken(ABC):
@@ -119,7 +121,8 @@ class DecodingStep(NextToken):
 
     def sizes_of(self, num_keys: int) -> Sizes:
         """The sizes of a call with so many keys."""
-        return replace(self.sizes, J=num_keys)
+        s = self.sizes
+        return Sizes(s.B, s.H, s.G, s.I, num_keys, s.D, s.E)
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from regard.base.shapes import Sizes, has_finite_sum, is_autocast
 from regard.caches import Memory
 from regard.engine.decoding import NextToken
 from regard.engine.kernel.library import SETTING
-from regard.engine.kernel.structures import PLAIN, lies_in_memory
+from regard.engine.kernel.structures import PLAIN
 from regard.engine.plan import ENGINES, ExecutionPlan
 from regard.engine.problem import Problem, Result
 from regard.engine.transforms import is_recorded, is_transformed
@@ -281,7 +281,10 @@ def _is_plain_call(*tensors: Tensor) -> bool:
         return False
     if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
         return False
-    return all([type(t) in PLAIN and t.is_cpu and lies_in_memory(t) for t in tensors])
+    strided = torch.strided
+    return all(
+        [type(t) in PLAIN and t.is_cpu and t.layout is strided and (t.data_ptr() or not t.numel()) for t in tensors]
+    )
 
 
 def _reads_all(attention: Attention) -> bool:

@@ -171,9 +171,11 @@ def weighted_sum(outputs: Sequence[Tensor], factors: Sequence[float | Tensor]) -
         raise RegardError(
             f"combine: the outputs must have one shape, got {shapes}. The parts attend to the same values."
         )
-    dtype = outputs[0].dtype
-    terms = (output * (c.to(dtype) if isinstance(c, Tensor) else c) for output, c in zip(outputs, factors, strict=True))
-    return sum(terms, start=outputs[0].new_zeros(()))
+    dtype, first = outputs[0].dtype, factors[0]
+    total = outputs[0] * (first.to(dtype) if isinstance(first, Tensor) else first)
+    for output, c in zip(outputs[1:], factors[1:], strict=True):
+        total = torch.addcmul(total, output, c.to(dtype)) if isinstance(c, Tensor) else total.add(output, alpha=c)
+    return total
 
 
 # `ProductMap`: the product of maps, W = W_1 W_2 ..., for values that pass through several attentions.

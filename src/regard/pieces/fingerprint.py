@@ -77,6 +77,8 @@ def never_changes(part: Any) -> bool:
         return True
     if type(part) is tuple:
         return all(map(never_changes, part))
+    if isinstance(part, Mask) and part.is_kept:
+        return True
     kind = kind_of(type(part))
     is_fixed = isinstance(kind, Object) and kind.is_frozen and kind.is_ours and not isinstance(kind, Module)
     return is_fixed and all(map(never_changes, kind.parts(part).values()))

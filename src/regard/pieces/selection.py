@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from regard.base.checks import Count, Size, checked
 from regard.base.errors import RegardError
@@ -222,13 +223,13 @@ def best_blocks(
     """The mask of the k best blocks of each query.
 
     `score` gives the scores (B, heads, rows, blocks) of some rows, from the number of keys that each row may attend to
-    in each block. It needs `floats` numbers for each row.
+    in each block. It needs `floats` numbers for each row. They are changed in place: to get new memory takes longer.
     """
     ids = _no_ids(candidates, heads, min(k, blocks.count))
     for rows in candidates.rows(floats) if blocks.count else ():
         visible = candidates.visible_keys(rows, blocks, heads)
         scores = always.first(score(rows, visible), blocks, candidates.grid.query[rows])
-        ids[:, :, rows] = best(scores.masked_fill(visible == 0, -torch.inf), k)
+        ids[:, :, rows] = best(scores.masked_fill_(visible == 0, -torch.inf), k)
     num_heads, start = len(candidates.grid.head), candidates.positions.start
     return chosen_keys.of_sorted(ids, blocks.size, num_heads, start, blocks.irregular)
 
@@ -241,11 +242,11 @@ class Always:
     initial: int = 0
 
     def first(self, scores: Tensor, blocks: KeyBlocks, queries: Tensor) -> Tensor:
-        """The scores (B, heads, rows, blocks) of queries at these positions, infinite for these blocks."""
+        """The scores (B, heads, rows, blocks) of queries at these positions, now infinite for these blocks."""
         block = torch.arange(blocks.count, device=scores.device)
         behind = blocks.of_queries(queries)[:, None, :, None] - block
         is_first = (blocks.place < self.initial)[:, None, None]
-        return scores.masked_fill(((behind >= 0) & (behind < self.local)) | is_first, torch.inf)
+        return scores.masked_fill_(((behind >= 0) & (behind < self.local)) | is_first, torch.inf)
 
 
 def _no_ids(candidates: CandidateKeys, heads: int, count: int) -> Tensor:
@@ -438,11 +439,14 @@ class CompressedBlocks(Selection):
         means, scale = block_means(key, blocks), query.shape[-1] ** -0.5
 
         def score(rows: slice, visible: Tensor) -> Tensor:
-            scores = grouped_scores(at_least_float32(query[:, :, rows]) * scale, means)
-            has_ended = blocks.end[:, None, None] <= candidates.grid.query[rows, None] + 1
-            is_whole = (has_ended & (visible == self.size))[:, :, None]
-            scores = scores.unflatten(1, (heads, -1)).masked_fill(~is_whole, -torch.inf)
-            return scores.softmax(-1).nan_to_num(0.0).sum(2)
+            queries = candidates.grid.query[rows, None]
+            ended = (blocks.end <= queries[-1] + 1).any(0).nonzero()
+            num_blocks = int(ended[-1]) + 1 if len(ended) else 0  # no query compares itself with the blocks after these
+            scores = grouped_scores(at_least_float32(query[:, :, rows]) * scale, means[:, :, :num_blocks])
+            has_ended = blocks.end[:, None, None, :num_blocks] <= queries + 1
+            is_whole = (has_ended & (visible[..., :num_blocks] == self.size))[:, :, None]
+            scores = scores.unflatten(1, (heads, -1)).masked_fill_(~is_whole, -torch.inf)
+            return F.pad(scores.softmax(-1).nan_to_num_(0.0).sum(2), (0, blocks.count - num_blocks))
 
         floats = candidates.floats_of_blocks(query.shape[1], blocks)
         return best_blocks(score, heads, self.k, blocks, candidates, Always(self.local, self.initial), floats)

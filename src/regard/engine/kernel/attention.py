@@ -302,14 +302,14 @@ class RepeatedForward:
         sizes = B, H, G, I, J, D, E
         self._template = setting.forward_template(*sizes, is_additive=inputs.direction is not None)
         self._call = inputs._replace(query=None, key=None, value=None).filled(setting.call(*sizes), setting)  # type: ignore[arg-type]
-        self._library, self._dtype = setting.library, inputs.value.dtype
+        self._library, self._is_float = setting.library, inputs.value.dtype is torch.float32
         self._output_shape, self._rows_shape = (B, H, I, E), (B, H, I)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, tuple[Tensor]]:
         """The output and the row statistic."""
         template, call = self._template, self._call.copy()
-        output = torch.empty(self._output_shape, dtype=self._dtype, device="cpu")
-        logsumexp = torch.empty(self._rows_shape, dtype=torch.float32, device="cpu")
+        output = value.new_empty(self._output_shape)
+        logsumexp = value.new_empty(self._rows_shape) if self._is_float else empty(*self._rows_shape)
         call.point_to_vectors(query.resolve_neg(), key.resolve_neg(), value.resolve_neg(), output)
         call.logsumexp = logsumexp.data_ptr()
         run_in(template.workspace_of(call), self._library, template.function, call)
