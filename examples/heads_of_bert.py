@@ -6,6 +6,7 @@
 line with `load_model`.
 """
 
+import matplotlib.pyplot as plt
 import torch
 
 import regard as rg
@@ -46,5 +47,6 @@ for name in ("previous", "next", "special"):
 
 # %%
 # One head as a picture. `seen.save("page.html")` writes a page with all heads of all layers.
-rg.heatmap(seen[3], tokens, head=1, title="MiniLM, layer 3, head 1")
+figure, ax = plt.subplots(figsize=(7, 6), layout="constrained")
+rg.heatmap(seen[3], tokens, head=1, title="MiniLM, layer 3, head 1", axes=ax)
 rg.drawing.show_or_save("heads_of_bert.png")

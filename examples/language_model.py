@@ -6,6 +6,7 @@ SmolLM2 writes a few words, and `rg.watch` keeps the attention of its 30 layers 
 transformers works in the same way.
 """
 
+import matplotlib.pyplot as plt
 import torch
 
 import regard as rg
@@ -41,5 +42,6 @@ for number in looks.flatten().topk(4).indices.tolist():
 # %%
 # The first of them as a picture. `seen.save("page.html")` writes a page with all 270.
 layer, head = divmod(int(looks.argmax()), looks.shape[1])
-rg.heatmap(maps[layer], tokens, head=head, title=f"SmolLM2, layer {layer}, head {head}")
+figure, ax = plt.subplots(figsize=(7, 6), layout="constrained")
+rg.heatmap(maps[layer], tokens, head=head, title=f"SmolLM2, layer {layer}, head {head}", axes=ax)
 rg.drawing.show_or_save("language_model.png")

@@ -14,7 +14,7 @@ torch.manual_seed(0)
 sentences = [["the", "cat", "sat", "on", "the", "mat"], ["birds", "sing", "now"]]
 lengths = torch.tensor([len(sentence) for sentence in sentences])
 longest = int(lengths.max())
-padded = [sentence + ["<pad>"] * (longest - len(sentence)) for sentence in sentences]
+padded = [sentence + ["pad"] * (longest - len(sentence)) for sentence in sentences]
 q = torch.randn(len(sentences), 1, longest, 8)
 k = torch.randn(len(sentences), 1, longest, 8)
 v = torch.randn(len(sentences), 1, longest, 8)

@@ -6,6 +6,7 @@ Bengio 2015, arXiv:1409.0473). Nobody tells it which words belong together, and 
 "bahdanau" by "luong_general" for the attention of Luong, Pham & Manning (2015, arXiv:1508.04025).
 """
 
+import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -51,6 +52,9 @@ share = right / sum(len(target) for target in targets)
 print(f"largest weight on the word that is translated: {share:.0%}")
 assert share > 0.8
 
+# %%
+# One sentence of the test as a picture.
 longest = max(alignments, key=lambda alignment: len(alignment.source))
-rg.heatmap(longest.weights, (longest.target, longest.source), title="Rows are written, columns are read")
+figure, ax = plt.subplots(figsize=(8, 7), layout="constrained")
+rg.heatmap(longest.weights, (longest.target, longest.source), title="Rows are written, columns are read", axes=ax)
 rg.drawing.show_or_save("translator_alignment.png")
