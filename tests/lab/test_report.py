@@ -14,6 +14,7 @@ import pytest
 
 import regard as rg
 from fabricated import fabricate
+from pages import FLAGS, chromium
 
 sacrebleu = pytest.importorskip("sacrebleu")
 pytest.importorskip("matplotlib")
@@ -336,6 +337,26 @@ def test_every_figure_says_what_to_see_in_it(folder):
     for title, below in shown:
         said = html.unescape(re.fullmatch(r'<p class="look">(.*\.)</p>', below)[1])
         assert said[:20] in text, title
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(chromium() is None, reason="needs a browser: chromium-headless-shell")
+def test_the_slides_are_the_captioned_figures_one_a_screen_and_one_a_printed_page(folder):
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=chromium(), args=FLAGS)
+        page = browser.new_page(viewport={"width": 1200, "height": 700})
+        page.goto((folder / "report.html").as_uri())
+        captioned = page.locator("figcaption").count()
+        assert page.locator("main table:visible").count() > 0
+        page.get_by_role("link", name="Slides").click()
+        assert page.locator("main :is(table, p:not(.look), h2, details):visible").count() == 0
+        heights = page.locator("figure:visible").evaluate_all("all => all.map((one) => one.scrollHeight)")
+        assert heights == [700] * captioned
+        assert len(re.findall(rb"/Type /Page\b(?!s)", page.pdf(landscape=True))) == captioned
+        page.locator("nav a").first.click()
+        assert page.locator("main table:visible").count() > 0, "a link to a section leaves the slides"
+        browser.close()
 
 
 @pytest.mark.parametrize(("count", "is_few"), [(2, True), (29, True), (30, False), (486, False)])
