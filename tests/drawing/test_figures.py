@@ -14,6 +14,7 @@ from regard.viewer.findings import TELLING, lead_of, telling_heads
 from regard.viewer.sheet import Sheet
 
 figures = pytest.importorskip("regard.drawing.figures")
+pyplot = pytest.importorskip("matplotlib.pyplot")
 TOKENS = ["[CLS]", "a", "dog", "[SEP]"]
 
 
@@ -123,3 +124,14 @@ def test_telling_heads_are_those_of_the_links_and_cards_of_the_page(reading):
     places += [place for card in about["cards"] for place in card["heads"] or []]
     telling = telling_heads(reading)
     assert telling and set(telling) <= {tuple(place) for place in places} and len(set(telling)) == len(telling)
+
+
+def test_a_figure_that_pyplot_does_not_know_is_not_saved_as_an_empty_picture(tmp_path):
+    pyplot.close("all")
+    rg.heatmap(torch.eye(3))
+    with pytest.raises(rg.RegardError, match=r"pyplot has no figure\. .*figure\.savefig\("):
+        rg.drawing.show_or_save(tmp_path / "map.png")
+    rg.heatmap(torch.eye(3), axes=pyplot.gca())
+    rg.drawing.show_or_save(tmp_path / "map.png")
+    assert (tmp_path / "map.png").stat().st_size > 1000
+    pyplot.close("all")

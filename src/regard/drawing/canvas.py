@@ -125,6 +125,11 @@ def show_or_save(path: str | os.PathLike[str]) -> None:
     """Show the figures of pyplot. Where there is no window, write the current one to `path` and print its name."""
     from matplotlib import get_backend, pyplot
 
+    if not pyplot.get_fignums():
+        raise RegardError(
+            "show_or_save: pyplot has no figure. A figure of rg.heatmap without axes= is not one of pyplot's: save it by "
+            f"figure.savefig({str(path)!r}), or draw into pyplot's by rg.heatmap(..., axes=pyplot.gca())."
+        )
     if get_backend().lower() in FILES_ONLY:
         write_whole(Path(path), png(pyplot.gcf()))
         print(f"The picture is in {path}: there is no window to show it.", file=sys.stderr)
