@@ -127,8 +127,8 @@ def show_or_save(path: str | os.PathLike[str]) -> None:
 
     if not pyplot.get_fignums():
         raise RegardError(
-            "show_or_save: pyplot has no figure. A figure of rg.heatmap without axes= is not one of pyplot's: save it by "
-            f"figure.savefig({str(path)!r}), or draw into pyplot's by rg.heatmap(..., axes=pyplot.gca())."
+            "show_or_save: pyplot has no figure. A figure of rg.heatmap without axes= is not one of pyplot's: save it "
+            f"by figure.savefig({str(path)!r}), or draw into pyplot's by rg.heatmap(..., axes=pyplot.gca())."
         )
     if get_backend().lower() in FILES_ONLY:
         write_whole(Path(path), png(pyplot.gcf()))
