@@ -1,8 +1,9 @@
-"""The live page on the first screen of the site: two sentences and a translation as one file, in a frame."""
+"""Files of one page that the site shows in frames: the live page on its first screen, and the lectures."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 #: The name of the file beside the home page, and the line of the home page below which its frame stands.
@@ -25,6 +26,16 @@ def content() -> bytes:
 
     with tempfile.TemporaryDirectory() as folder:
         return write_sentences(Path(folder) / NAME).read_bytes()
+
+
+def lectures() -> Iterator[tuple[str, bytes]]:
+    """The place of each lecture in the site, beside docs/guides/lectures.md, and its file."""
+    from regard.viewer.lecture import LECTURES, write_lecture
+
+    with tempfile.TemporaryDirectory() as folder:
+        for lecture in LECTURES:
+            path = write_lecture(Path(folder) / f"{lecture}.html", lecture)
+            yield f"guides/lectures/{path.name}", path.read_bytes()
 
 
 def framed(home: str) -> str:

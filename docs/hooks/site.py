@@ -38,11 +38,13 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of the root, the live page, the catalog, the reference, and the notebook beside the examples."""
+    """Add the pages of the root, the live page, the lectures, the catalog, the reference, and notebooks of examples."""
     for source, page in links.PAGES.items():
         text = (ROOT / source).read_text()
         files.append(File.generated(config, page, content=live_page.framed(text) if page == "index.md" else text))
     files.append(File.generated(config, live_page.NAME, content=live_page.content()))
+    for path, file in live_page.lectures():
+        files.append(File.generated(config, path, content=file))
     for path, content in [*catalog.pages(), *reference.pages()]:
         files.append(File.generated(config, path, content=content))
     for path in (ROOT / "examples").glob("*.ipynb"):
