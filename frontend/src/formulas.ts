@@ -17,6 +17,57 @@ export function softmax(scores: number[]): number[] {
 export const entropy = (weights: number[]) =>
   -sum(weights.map((weight) => (weight > 0 ? weight * Math.log(weight) : 0)));
 
+// Normalizers of a row of scores.
+function sparsemax(scores: number[]) {
+  const ranked = [...scores].sort((a, b) => b - a);
+  let [sum, threshold] = [0, 0];
+  ranked.forEach((score, at) => {
+    sum += score;
+    if (1 + (at + 1) * score > sum) threshold = (sum - 1) / (at + 1);
+  });
+  return scores.map((score) => Math.max(score - threshold, 0));
+}
+function entmax15(scores: number[]) {
+  // by bisection: the threshold at which the row sums to 1
+  const half = scores.map((score) => score / 2);
+  let [low, high] = [Math.max(...half) - 1, Math.max(...half)];
+  for (let step = 0; step < 50; step++) {
+    const middle = (low + high) / 2;
+    if (half.reduce((total, score) => total + Math.max(score - middle, 0) ** 2, 0) > 1)
+      low = middle;
+    else high = middle;
+  }
+  return half.map((score) => Math.max(score - low, 0) ** 2);
+}
+const hardmax = (scores: number[]) =>
+  scores.map((_, at) => (at === scores.indexOf(Math.max(...scores)) ? 1 : 0));
+export const NORMALIZERS: Record<string, (scores: number[]) => number[]> = {
+  softmax,
+  "entmax 1.5": entmax15,
+  sparsemax,
+  hardmax,
+};
+
+// Scores of a query and a key of width 2, each with its formula.
+export const SCORES: Record<string, [string, (q: number[], k: number[]) => number]> = {
+  dot: ["q · k", (q, k) => dot(q, k)],
+  "scaled dot": [
+    "q · k / √D, so that scores keep their variance as D grows (D = 2 here)",
+    (q, k) => dot(q, k) / Math.sqrt(q.length),
+  ],
+  additive: [
+    "v · tanh(W q + U k), Bahdanau; here W = U = 1, v = (1, 1)",
+    (q, k) => Math.tanh(q[0] + k[0]) + Math.tanh(q[1] + k[1]),
+  ],
+  bilinear: [
+    "q W k, Luong's general; here W rotates by 90°: keys to the left of q score highest",
+    (q, k) => -q[1] * k[0] + q[0] * k[1],
+  ],
+  cosine: [
+    "c cos(q, k), c = 4: only the directions matter",
+    (q, k) => (4 * dot(q, k)) / (Math.hypot(...q) * Math.hypot(...k) || 1),
+  ],
+};
 export const MASKS: Record<string, (size: number) => Allowed> = {
   "no mask": () => () => true,
   causal: () => (i, j) => j <= i,

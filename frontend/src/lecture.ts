@@ -3,15 +3,15 @@ import { Colors, scaleOf } from "./color";
 import type { Context } from "./context";
 import { h } from "./dom";
 import { stepLecture } from "./lecture_steps";
-import { maskLesson } from "./learn_masks";
-import { positions } from "./learn_positions";
-import { LESSON_KEYS, scores } from "./learn_scores";
-import type { Lesson } from "./lesson";
+import { maskGallery } from "./lecture_masks";
+import { positions } from "./lecture_positions";
+import { NUM_KEYS, scores } from "./lecture_scores";
+import type { Lecture } from "./lecture_controls";
 
-const LECTURES: Record<string, [string, Lesson]> = {
+const LECTURES: Record<string, [string, Lecture]> = {
   steps: ["One query, step by step", stepLecture],
   scores: ["How scores become weights", scores],
-  masks: ["Which words a word may attend to", maskLesson],
+  masks: ["Which words a word may attend to", maskGallery],
   positions: ["How a model knows the order of the words", positions],
 };
 
@@ -22,8 +22,8 @@ document.title = `${title} · Regard`;
 
 function draw() {
   const colors = new Colors(root);
-  colors.scale = scaleOf("linear", LESSON_KEYS);
-  const context = { root, colors } as unknown as Context; // a lesson uses only these two
+  colors.scale = scaleOf("linear", NUM_KEYS);
+  const context = { root, colors } as unknown as Context; // a lecture uses only these two
   root.replaceChildren(h("main", { class: "learn view" }, h("h1", {}, title), ...make(context)));
 }
 draw();

@@ -2,7 +2,7 @@
 import type { Context } from "./context";
 import { h } from "./dom";
 import { entropy, MASKS, normals, stepsOf, type Steps } from "./formulas";
-import { dial, type Lesson, lesson, list } from "./lesson";
+import { dial, type Lecture, withControls, list } from "./lecture_controls";
 
 const TOKENS = ["The", "cat", "sat", "on", "the", "mat"];
 const CHANNELS = 3; // of a value: few enough that a table shows them
@@ -95,8 +95,8 @@ const effects = {
         : "Only the masks padding and window have a size.",
 };
 
-export const stepLecture: Lesson = (context) =>
-  lesson(
+export const stepLecture: Lecture = (context) =>
+  withControls(
     (changed) => {
       const setting = (name: "query" | "width" | "temperature" | "size") => (value: number) => {
         chosen[name] = value;

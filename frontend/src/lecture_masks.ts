@@ -1,7 +1,7 @@
-// The lesson on masks: a picture of every mask of regard.pieces, by the same rules.
+// The lecture on masks: a picture of every mask of regard.pieces, by the same rules.
 import type { Context } from "./context";
 import { h, s } from "./dom";
-import { dial, lesson, type Lesson } from "./lesson";
+import { dial, withControls, type Lecture } from "./lecture_controls";
 
 type Allowed = (i: number, j: number) => boolean; // may query i attend to key j?
 export interface Mask {
@@ -156,13 +156,13 @@ const effects = {
       : `Prefix ${sizes.prefix}: every token sees the first ${plural(sizes.prefix, "token")}, also those that come later.`,
 };
 
-export const maskLesson: Lesson = (_: Context) => [
+export const maskGallery: Lecture = (_: Context) => [
   h(
     "p",
     { class: "hint" },
     `${N} tokens. A row is a query, a column is a key. Filled: the query may attend to the key. Masks compose with &, | and ~, as in Regard.`,
   ),
-  ...lesson(
+  ...withControls(
     (changed) => [
       dial("Window", sizes.window, [1, 16, 1], effects.window, (value) => {
         sizes.window = value;

@@ -1,10 +1,10 @@
-// The lesson on positions: sin and cos of position / base^(2m / D), as a heatmap, as curves, and their dot products.
+// The lecture on positions: sin and cos of position / base^(2m / D), as a heatmap, as curves, and their dot products.
 import * as Plot from "@observablehq/plot";
 import { interpolateRgb } from "d3-interpolate";
 import { bandCells } from "./chart";
 import { SERIES } from "./color";
 import type { Context } from "./context";
-import { dial, figure, lesson, list, roomOf, STYLE, type Lesson } from "./lesson";
+import { dial, figure, withControls, list, roomOf, STYLE, type Lecture } from "./lecture_controls";
 
 const sizes = { positions: 64, width: 32, base: 10000 };
 const angle = (position: number, channel: number) =>
@@ -90,8 +90,8 @@ function products(context: Context) {
   });
 }
 
-export const positions: Lesson = (context) =>
-  lesson(
+export const positions: Lecture = (context) =>
+  withControls(
     (changed) => [
       dial(
         "Length of the text",
@@ -134,19 +134,16 @@ export const positions: Lesson = (context) =>
     ],
     () => [
       figure(
-        context,
         "Sinusoidal positions",
         "Each row is added to the vector of one token: sines in even channels, cosines in odd channels.",
         heatmap(context),
       ),
       figure(
-        context,
         "The same values as curves",
         "Low channels have short periods, high channels long periods. Together they identify a position, as the hands of a clock show a time.",
         curves(context),
       ),
       figure(
-        context,
         "Their dot products",
         "The dot product of two positions depends only on their distance. RoPE uses this inside the score.",
         products(context),

@@ -1,47 +1,11 @@
-// The lesson on scores: how one query and its keys become scores, and scores become weights.
+// The lecture on scores: how one query and its keys become scores, and scores become weights.
 import * as Plot from "@observablehq/plot";
 import { SERIES } from "./color";
 import type { Context } from "./context";
 import { h } from "./dom";
 import { shown } from "./format";
-import { dial, figure, lesson, list, roomOf, STYLE, type Lesson } from "./lesson";
-
-// Normalizers of a row of scores.
-const softmax = (scores: number[]) => {
-  const top = Math.max(...scores);
-  const all = scores.map((score) => Math.exp(score - top));
-  const sum = all.reduce((a, b) => a + b, 0);
-  return all.map((one) => one / sum);
-};
-function sparsemax(scores: number[]) {
-  const ranked = [...scores].sort((a, b) => b - a);
-  let [sum, threshold] = [0, 0];
-  ranked.forEach((score, at) => {
-    sum += score;
-    if (1 + (at + 1) * score > sum) threshold = (sum - 1) / (at + 1);
-  });
-  return scores.map((score) => Math.max(score - threshold, 0));
-}
-function entmax15(scores: number[]) {
-  // by bisection: the threshold at which the row sums to 1
-  const half = scores.map((score) => score / 2);
-  let [low, high] = [Math.max(...half) - 1, Math.max(...half)];
-  for (let step = 0; step < 50; step++) {
-    const middle = (low + high) / 2;
-    if (half.reduce((total, score) => total + Math.max(score - middle, 0) ** 2, 0) > 1)
-      low = middle;
-    else high = middle;
-  }
-  return half.map((score) => Math.max(score - low, 0) ** 2);
-}
-const hardmax = (scores: number[]) =>
-  scores.map((_, at) => (at === scores.indexOf(Math.max(...scores)) ? 1 : 0));
-const NORMALizERS: Record<string, (scores: number[]) => number[]> = {
-  softmax,
-  "entmax 1.5": entmax15,
-  sparsemax,
-  hardmax,
-};
+import { NORMALIZERS, SCORES } from "./formulas";
+import { dial, figure, withControls, list, roomOf, STYLE, type Lecture } from "./lecture_controls";
 
 const KEYS: [string, number, number][] = [
   ["cat", 1.6, 0.5],
@@ -52,26 +16,7 @@ const KEYS: [string, number, number][] = [
   ["on", -1.3, -0.6],
   ["ran", -1.0, 1.1],
 ];
-export const LESSON_KEYS = KEYS.length;
-const SCORES: Record<string, [string, (q: number[], k: number[]) => number]> = {
-  dot: ["q · k", (q, k) => q[0] * k[0] + q[1] * k[1]],
-  "scaled dot": [
-    "q · k / √D, so that scores keep their variance as D grows (D = 2 here)",
-    (q, k) => (q[0] * k[0] + q[1] * k[1]) / Math.SQRT2,
-  ],
-  additive: [
-    "v · tanh(W q + U k), Bahdanau; here W = U = 1, v = (1, 1)",
-    (q, k) => Math.tanh(q[0] + k[0]) + Math.tanh(q[1] + k[1]),
-  ],
-  bilinear: [
-    "q W k, Luong's general; here W rotates by 90°: keys to the left of q score highest",
-    (q, k) => -q[1] * k[0] + q[0] * k[1],
-  ],
-  cosine: [
-    "c cos(q, k), c = 4: only the directions matter",
-    (q, k) => (4 * (q[0] * k[0] + q[1] * k[1])) / (Math.hypot(...q) * Math.hypot(...k) || 1),
-  ],
-};
+export const NUM_KEYS = KEYS.length;
 const query = { angle: 25, size: 1.6, temperature: 1, normalizer: "softmax", score: "scaled dot" };
 
 interface Row {
@@ -85,7 +30,7 @@ const radians = () => (query.angle * Math.PI) / 180;
 const vector = () => [query.size * Math.cos(radians()), query.size * Math.sin(radians())];
 function rowsOf(): Row[] {
   const raw = KEYS.map(([, x, y]) => SCORES[query.score][1](vector(), [x, y]));
-  const weights = NORMALizERS[query.normalizer](raw.map((value) => value / query.temperature));
+  const weights = NORMALIZERS[query.normalizer](raw.map((value) => value / query.temperature));
   return KEYS.map(([token, x, y], at) => ({ token, x, y, score: raw[at], weight: weights[at] }));
 }
 const best = (rows: Row[], of: (row: Row) => number) =>
@@ -156,7 +101,7 @@ const effects = {
   score: () => `${query.score}: ${SCORES[query.score][0]}.`,
   normalizer: () => {
     const zeros = rowsOf().filter((row) => row.weight === 0).length;
-    return `${query.normalizer}: ${zeros ? `${zeros} of ${LESSON_KEYS} keys have a weight of exactly 0` : "every key has some weight"}.`;
+    return `${query.normalizer}: ${zeros ? `${zeros} of ${NUM_KEYS} keys have a weight of exactly 0` : "every key has some weight"}.`;
   },
   temperature: () => {
     const top = best(rowsOf(), (row) => row.weight);
@@ -178,8 +123,8 @@ const effects = {
   },
 };
 
-export const scores: Lesson = (context) =>
-  lesson(
+export const scores: Lecture = (context) =>
+  withControls(
     (changed) => [
       list(
         "Score",
@@ -194,7 +139,7 @@ export const scores: Lesson = (context) =>
       list(
         "Normalizer",
         query.normalizer,
-        Object.keys(NORMALizERS).map((name) => [name, name]),
+        Object.keys(NORMALIZERS).map((name) => [name, name]),
         effects.normalizer,
         (value) => {
           query.normalizer = value;
@@ -222,7 +167,6 @@ export const scores: Lesson = (context) =>
       );
       return [
         figure(
-          context,
           "A query and its keys",
           "The arrow is the query. A thicker line is a larger weight.",
           plane(context, rows),
@@ -231,13 +175,11 @@ export const scores: Lesson = (context) =>
           "div",
           {},
           figure(
-            context,
             "Scores",
             "How well the query matches each key.",
             bars(context, rows, "score", SERIES[1]),
           ),
           figure(
-            context,
             "Weights",
             `${query.normalizer} of the scores over ${query.temperature}; entropy ${entropy.toFixed(2)} nats.`,
             bars(context, rows, "weight", (row) => context.colors.weight(row.weight), [0, 1]),

@@ -1,9 +1,9 @@
-// What the lessons share: a control with a sentence about its effect, and a figure that can be saved.
+// What the lectures share: a control with a sentence about its effect, and a figure that can be saved.
 import { withGroupRoles } from "./chart_names";
 import type { Context } from "./context";
 import { h } from "./dom";
 
-export type Lesson = (context: Context) => HTMLElement[];
+export type Lecture = (context: Context) => HTMLElement[];
 export interface Control {
   element: HTMLElement;
   tell(): void;
@@ -57,8 +57,8 @@ export function list(
   return control(label, input, effect);
 }
 
-// The controls of a lesson and its figures; `draw` makes the figures again after every change.
-export function lesson(
+// The controls of a lecture and its figures; `draw` makes the figures again after every change.
+export function withControls(
   make: (changed: () => void) => Control[],
   draw: () => HTMLElement[],
   kind: string,
@@ -75,13 +75,7 @@ export function lesson(
   return [h("div", { class: "controls" }, ...controls.map((one) => one.element)), room];
 }
 
-export const figure = (
-  _context: Context,
-  title: string,
-  said: string,
-  drawing: Element,
-  key: Element | null = null,
-) =>
+export const figure = (title: string, said: string, drawing: Element, key: Element | null = null) =>
   h(
     "figure",
     {},
