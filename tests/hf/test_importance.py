@@ -344,3 +344,16 @@ def test_bad_curves_are_refused(options, message):
     fine = {"quality": lambda model: 1, "importance": rg.hf.ImportanceScores({"h.0.attn": torch.ones(4)}, 1)}
     with pytest.raises(rg.RegardError, match=message):
         rg.hf.pruning_curve(model, **fine | options)
+
+
+def test_the_number_of_heads_of_a_module_of_regard_may_be_said():
+    """3 heads of width 4: the number divides the 12 inputs of the output projection, not the width of a head."""
+    model, batches = rg.nn.MultiHeadAttention(12, 3), [torch.randn(1, 5, 12)]
+
+    def loss(model, batch):
+        return model(batch).output.square().sum()
+
+    said, found = (rg.importance(model, loss, batches, num_heads=number) for number in (3, None))
+    assert str(said) == str(found)
+    with pytest.raises(rg.RegardError, match=r"num_heads=2\): .* has 3 heads"):
+        rg.importance(model, loss, batches, num_heads=2)

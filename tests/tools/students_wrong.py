@@ -732,6 +732,18 @@ class NoOutputProjection(nn.Module):
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
+class BiasOfTheOutputAlone(nn.Module):
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, x):
+        linears = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (F.linear(x, one.weight).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for one in linears)
+        return self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
 class SoftmaxAcrossHeads(nn.Module):
     def __init__(self, d_model, num_heads):
         super().__init__()
@@ -1604,6 +1616,11 @@ WRONG = {
         seeded(lambda: KeysByTheQueryProjection(16, 4)),
         "multi_head",
         f"{PROJECTION}|key|scores",
+    ),
+    "multi-head, no bias of queries, keys and values": (
+        seeded(lambda: BiasOfTheOutputAlone(16, 4)),
+        "multi_head",
+        "bias of each input is missing",
     ),
     "multi-head, output projection unused": (
         seeded(lambda: NoOutputProjection(16, 4)),

@@ -19,7 +19,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from regard.base.errors import RegardError, nearest
 from regard.diagnosis import check
 from regard.diagnosis.failures import place_of
-from regard.diagnosis.progress import USUAL_CALLS, mistakes_of
+from regard.diagnosis.progress import USUAL_CALLS, counted_findings
 from regard.diagnosis.report import CheckFinding
 
 #: Exit status of a report by its `ok`; 2 is that of an error, such as a function that cannot be called.
@@ -84,7 +84,7 @@ class _Seen:
         seconds = time.monotonic() - self.started
         return (
             f"Stopped after {seconds:.0f} s and {self.calls} calls, at the check {self.check!r}. Found so far: "
-            f"{mistakes_of(self.findings)}."
+            f"{counted_findings(self.findings)}."
         )
 
 

@@ -95,8 +95,8 @@ class CheckProgress:
             slow = f"a call has not returned for {waited:.0f} s, so it may be endless"
         return (
             f"check: {subject}: stopped after {now - self.started:.0f} s, at the check {self.check!r}: {slow}. About "
-            f"{USUAL_CALLS} calls are needed. Found so far: {mistakes_of(self.findings)}. Make calls faster, or raise "
-            "the limit: regard.check(..., limit=600), or --limit 600 for the command, in seconds."
+            f"{USUAL_CALLS} calls are needed. Found so far: {counted_findings(self.findings)}. Make calls faster, or "
+            "raise the limit: regard.check(..., limit=600), or --limit 600 for the command, in seconds."
         )
 
 
@@ -109,7 +109,7 @@ def _alarm_is_free() -> bool:
     )
 
 
-def mistakes_of(findings: list[CheckFinding] | tuple[CheckFinding, ...]) -> str:
+def counted_findings(findings: list[CheckFinding] | tuple[CheckFinding, ...]) -> str:
     """The mistakes by name, and how many properties are right, in words."""
     wrong = [finding.mistake for finding in findings if finding.verdict == "wrong"]
     right = sum(finding.verdict == "right" for finding in findings)

@@ -94,14 +94,19 @@ class Mistake:
 
 
 def mistakes_of(steps: Iterable[Step]) -> list[Mistake]:
-    """Each mistake of each step; and those of several inputs together, such as a missing bias of all projections."""
+    """Mistakes of several inputs at once, such as a missing bias of all their projections; then each one of each step.
+
+    Mistakes are one if their texts differ only in the name of the matrix: "the bias of the query is missing", and
+    "... of the key ...", are "the bias of each input is missing". They come first: of two that explain the numbers
+    equally well the first is named.
+    """
     steps = list(steps)
     single = [Mistake(mistake, {step.name: mistake}) for step in steps for mistake in step.mistakes]
     together: dict[str, dict[str, str]] = {}
     for step in steps:
-        for mistake in step.mistakes if step.matrix else ():
-            of_all = mistake.replace(f"the {step.matrix}", "each input")
-            together.setdefault(of_all, {})[step.name] = mistake
+        for mistake in step.mistakes if step.matrix and not step.matrix.endswith("output") else ():
+            shared_text = mistake.replace(f"the {step.matrix}", "each input")
+            together.setdefault(shared_text, {})[step.name] = mistake
     return [*(Mistake(text, wrong) for text, wrong in together.items() if len(wrong) > 1), *single]
 
 

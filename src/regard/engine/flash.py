@@ -235,19 +235,25 @@ class FlashRows:
         return for_value, for_query.flip(2) if flipped else for_query, for_key
 
     def attend_run(self, run: BlockRun, prepared: Prepared, value: Tensor) -> tuple[Tensor, RowStatistic]:
-        """Output (B, H, I, E) and statistic of all rows of a run, with one call for each batch entry."""
+        """Output (B, H, I, E) and statistic of the I = count x size rows of a run, with one call for each batch entry.
+
+        A run is `count` blocks of `size` queries that differ only by a shift (`BlockRun`), so mask and biases of the
+        first are those of all. In a call the blocks stand on the batch axis: views (count, heads, size, width).
+        """
         block, causal, dtype = run.first, self.is_causal(run.first), value.dtype
         query, key, value = self._inputs(prepared, value)
         mask = None
         if not causal:
             columns = block.index(key.device)
             mask, flipped = self._mask(block, prepared.tile(block.rows, columns), query.dtype)
+            # one copy of the mask of one block; `attend_block` flips its queries instead
             mask = mask.flip(2) if mask is not None and flipped else mask
         results = []
         for entry in range(query.shape[0])[block.entries]:
             views = run.views(query[entry], key[entry], value[entry])
             output, logsumexp = flash(*views, scale=self._scale, causal=causal, mask=mask)
             assert logsumexp is not None, "the kernel of the blocks returns the log-sum-exp"
+            # (count, H, size, ...) -> (H, I, ...)
             results.append((output.transpose(0, 1).flatten(1, 2), logsumexp.transpose(0, 1).flatten(1, 2)))
         outputs, logsumexps = (torch.stack(parts) for parts in zip(*results, strict=True))
         output, row_statistic = self._finished(outputs, logsumexps, dtype)
@@ -292,7 +298,8 @@ class FlashRows:
     def floats_per_pair(self, block: Block) -> int:
         """Floats that the additive tensor of a block holds for a pair, over all batch entries and heads.
 
-        0 if the block needs none, or only one number for each diagonal.
+        0 if the block needs none, or only one number for each diagonal. An estimate: any bias counts for all heads,
+        and a bias that prepared vectors of queries or keys, (B, H, n, W), counts for all batch entries.
         """
         attention, s = self.problem.attention, self.problem.sizes
         if (block.full and not attention.bias) or self.on_diagonal(block):
@@ -301,8 +308,8 @@ class FlashRows:
         if block.mask is not None:
             of_mask = self._shape(block.mask)
             batch, heads = of_mask[0], max(heads, of_mask[1])
-        states = (*self.problem.prepared.rows, *self.problem.prepared.cols)
-        return (batch if all(state is None for state in states) else s.B) * heads
+        prepared_by_biases = (*self.problem.prepared.rows, *self.problem.prepared.cols)
+        return (batch if all(vectors is None for vectors in prepared_by_biases) else s.B) * heads
 
     def _shape(self, mask: Mask) -> torch.Size:
         """The shape of `mask.allowed` for one pair, evaluated once for each mask: blocks share a few masks."""

@@ -328,7 +328,9 @@ class MassOn(Reduction[Tensor]):
             raise RegardError("mass: the keys are on the meta device, where tensors hold no numbers.")
         given = keys if isinstance(keys, Tensor) else torch.as_tensor(keys, device="cpu")
         selected = given.clone()  # the caller may change its tensor later
-        object.__setattr__(self, "keys", selected if selected.numel() else selected.long())
+        if selected.is_floating_point() and not selected.numel():
+            selected = selected.long()  # an empty list is float32 in torch, and `_flags` refuses floats
+        object.__setattr__(self, "keys", selected)
 
     def init(self, shape: Shape, device: torch.device) -> State:
         return [zeros(device, *shape[:3]), self._flags(shape[0], shape[3], device)]

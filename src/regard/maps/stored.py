@@ -138,6 +138,7 @@ def _from_header(header: dict[str, Any], tensors: dict[str, Tensor]) -> Attentio
     if "dense" in header:
         return DenseMap(_decode(header["dense"], tensors), bool(header["is_signed"]))
     if header["pieces"]["score"] == TABLE:
+        # the normalizer of signed weights was the class UnchangedSigned, which no longer exists
         is_signed = header["pieces"]["normalizer"]["piece"].endswith("Signed")
         return DenseMap(_decode(header["prepared"][0], tensors), is_signed)
     pieces = {slot: _decode(header["pieces"][slot], tensors) for slot in SLOTS}

@@ -129,11 +129,11 @@ class tree(Mask):
         return Spans.union(self._line(self._runs[bisect_right(self._runs, position) - 1], position))
 
     def _line(self, run: int, last: int) -> list[tuple[int, int]]:
-        """Intervals of the token at `last` in the run that begins at `run`, and of its ancestors."""
+        """Position `last` and its ancestors, an interval [first, stop) of each run; its own run begins at `run`."""
         intervals = [(run, last + 1)]
-        while run > 0:  # only the first run begins at 0, and all others begin in the tree
+        while run > 0:  # the first run begins at 0; any other begins with a token whose parent is in another run
             last = self.context + self.parents[run - self.context]
-            if last < 0:
+            if last < 0:  # the parent is the context, which is empty
                 break
             run = self._runs[bisect_right(self._runs, last) - 1]
             intervals.append((run, last + 1))

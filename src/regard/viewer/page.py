@@ -107,7 +107,7 @@ def bundle(name: str) -> str:
 
 #: The most bytes of the maps of all texts of a page, as base64.
 MAP_BYTES = 13_800_000
-#: The fewest cells per side of a map that is embedded in cells.
+#: So many cells per side a map may always have, also if its share of the bytes is smaller.
 FEWEST = 48
 
 
@@ -156,9 +156,12 @@ def _bits(allowed: Tensor, shape: tuple[int, int, int, int]) -> str:
 
 
 def _pooled(weights: AttentionMap, max_bytes: int) -> dict[str, Any]:
-    """Pooled cells whose side is a power of two; about `max_bytes` per head, but at least 48 cells per side."""
+    """The smallest cells (2^level tokens a side) of which a head has at most isqrt(`max_bytes`) per side, or FEWEST.
+
+    A cell is one byte (`quantize`), so a head takes about `max_bytes`.
+    """
     level, longest = 0, max(weights.shape[2:])
     while -(-longest // (1 << level)) > max(math.isqrt(max_bytes), FEWEST):
         level += 1
-    (mean, _) = weights.summarize(Pyramid(level))[0]
+    (mean, _) = weights.summarize(Pyramid(level))[0]  # sums over keys averaged over queries; maxima are left out
     return {"form": "cells", "level": level, "cells": encode(quantize(mean[0]))}

@@ -98,12 +98,13 @@ def _sums(
 ) -> Tensor:
     """Fill `output`: sums over j <= i (reversed: j >= i) of (query_i . key_j) value_j, plus query_i past.
 
+    query (B, H, n, W), key (B, G, n, W), value (B, G, n, E), past (B, G, W, E); the state has the shape of past.
     With `denominators` they are filled too, and the output is divided by them. Returns the state after all tokens.
     """
     (B, H, n, W), G, E = query.shape, key.shape[1], value.shape[3]
     call, state = Sums(B, H, G, n, W, E, denominators is not None), past.clone(memory_format=torch.contiguous_format)
     call.point(query=query, key=key, value=value, output=output, denominators=denominators, state=state)
-    call.count(1)
+    call.count(1)  # the counter from which threads take key heads
     if is_reversed:
         call.reverse_time()
     run(library, "sums", call, 3 * B * H * n * W * E)

@@ -220,7 +220,7 @@ def _heads(model: nn.Module, name: str, module: nn.Module, hints: HeadHints) -> 
         return reason
     if isinstance(module, MultiHeadAttention):
         assert module.output is not None
-        hints.check_num_heads(name, module.num_heads, module.head_dim)
+        hints.check_num_heads(name, module.num_heads, module.num_heads * module.head_dim)
         group = module.num_heads // module.num_key_value_heads
         return Heads(name, module, module.output, module.num_heads, module.head_dim, group)
     kind, output = type(module).__name__, output_projection(model, name, module, hints.output)
@@ -230,8 +230,9 @@ def _heads(model: nn.Module, name: str, module: nn.Module, hints: HeadHints) -> 
         return f"{kind} has no output projection of a known name ({names}). Give its path in {kind}: output='...'"
     adapter = adapter_of(module)
     by_adapter = () if adapter is None or adapter.num_heads is None else (adapter.num_heads,)
-    names = (*by_adapter, *COUNTS, *COUNTS_BY_HAND, HEADS_OR_HEIGHT)
-    known = _number(module, names) or size // (_number(module, WIDTHS) or size + 1)
+    counts = (*by_adapter, *COUNTS, *COUNTS_BY_HAND, HEADS_OR_HEIGHT)  # attributes with the number of heads
+    head_dim = _number(module, WIDTHS)
+    known = _number(module, counts) or (size // head_dim if head_dim else 0)  # 0: the module does not say it
     hints.check_num_heads(name, known, size)
     num_heads = known or hints.num_heads
     if not num_heads or size % num_heads:

@@ -158,6 +158,11 @@ def _telling(tell: Tell) -> Callable[[TrainingProgress], None]:
 
 
 def _look(run: Run, corpus: Corpus, similarities: list[float], tell: Tell) -> None:
+    """Inspect the trained run, once, for the report: attention shares, gradients, alignments of some sentences.
+
+    `similarities` are those of each test source to its nearest training source; they choose these sentences. The
+    peak memory of the training is copied, because the report reads it from this file.
+    """
     if (run.path / LOOKING).exists():
         return
     from regard.base.texts.text_files import read_json
