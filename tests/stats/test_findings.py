@@ -76,7 +76,7 @@ def test_layers_have_the_numbers_of_their_model():
 
 MISTAKES = {
     "no maps": (lambda: rg.findings({}), "there are no maps"),
-    "a tensor": (lambda: rg.findings(torch.ones(2, 2)), "the result of regard.watch or a dict, got Tensor"),
+    "a list": (lambda: rg.findings([torch.ones(2, 2)]), "the result of regard.watch or a dict or a Tensor, got list"),
     "too few tokens": (lambda: rg.findings(sharp(0), ["a"]), "6 queries and 6 keys"),
     "another text": (lambda: rg.findings(sharp(0), batch=1), "batch 1 is out of range"),
 }

@@ -128,7 +128,7 @@ def test_controls_keep_the_focus_when_the_head_changes(browser, address):
             until(page, "part => location.hash.includes(part)", head)
         assert page.evaluate(focused).startswith("Next head")
         assert [page.get_by_label(name, exact=True).input_value() for name in ("Layer", "Head")] == ["3", "0"]
-        page.keyboard.press("7")
+        page.locator(".tabs a", has_text="Compare").click()
         until(page, "document.querySelectorAll('.pin-map').length === 3")
         said = "text => document.querySelector('.pin-panels figcaption').textContent.includes(text)"
         page.get_by_label("Layer of A").focus()
