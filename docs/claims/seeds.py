@@ -1,5 +1,7 @@
 """Run an example with other seeds: `python docs/claims/seeds.py 13` runs examples/studies/13_*.py three times.
 
+`python docs/claims/seeds.py 22 6` runs examples/studies/22_*.py six times.
+
 Every number that differs between the runs is printed as its range. What the example asserts must hold in each run.
 """
 
@@ -45,13 +47,13 @@ def _range(numbers):
     return numbers[0] if numbers[0] == numbers[-1] else f"[{numbers[0]} to {numbers[-1]}]"
 
 
-def main(number):
+def main(number, seeds="3"):
     (script,) = EXAMPLES.glob(f"{number}_*.py")
-    runs = [lines_printed(script, 1000 * run) for run in range(3)]
-    print(f"{script.name}, three seeds:")
+    runs = [lines_printed(script, 1000 * run) for run in range(int(seeds))]
+    print(f"{script.name}, {seeds} seeds:")
     for lines in zip(*runs, strict=True):
         print(merged(lines))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:3])

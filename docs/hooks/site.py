@@ -85,5 +85,5 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         page.meta["hide"] = ["navigation", "toc"]
         markdown = re.sub(r"(?ms)^(\| # .*)", r'<div class="cards claims" markdown>\n\n\1\n\n</div>', markdown)
         markdown = re.sub(r"(`python (examples/[\w/]+)\.py`)", r"[\1](\2.md)", markdown)
-        markdown = re.sub(r"(`python docs/(claims/\w+\.py)(?: \d+)?`)", r"[\1](\2)", markdown)
+        markdown = re.sub(r"(`python docs/(claims/\w+\.py)[ \d]*`)", r"[\1](\2)", markdown)
     return markdown
