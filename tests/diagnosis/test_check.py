@@ -577,3 +577,7 @@ def test_a_state_may_be_wider_than_the_states_of_the_encoder(like):
             return (weights[:, None] @ states)[:, 0], weights
 
     assert rg.check(Additive(), like=like, limit=None).mistakes == ()
+
+
+def test_a_scale_where_none_is_meant_is_named():
+    assert rg.check(by_matmul, scale=1.0, limit=None).mistakes == ("the scores are scaled",)

@@ -179,3 +179,11 @@ def test_statistics_roles_and_checks_have_tables():
     ]
     _, (_, *rows) = read_table(rg.types.RoleTable(roles)._repr_html_())
     assert [row[:4] for row in rows] == [["0", "1", "previous", "0.900"]]
+
+
+def test_a_table_with_a_vector_for_each_head_has_a_form():
+    from regard.stats.profile import HeadTable, LayerTable
+
+    means = {"entropy": torch.ones(2).double(), "offsets": torch.ones(2, 17).double()}
+    shown = HeadTable([LayerTable("layer", means, means, 0)])._repr_html_()
+    assert "entropy" in shown and "offsets" not in shown

@@ -139,6 +139,7 @@ def _scale_mistake(factor: float, width: int, sizes: InputSizes) -> str:
         "the scores are not scaled": 1.0,
         "the scores are divided by d instead of sqrt(d)": 1 / width,
         "the scores are multiplied by sqrt(d)": math.sqrt(width),
+        "the scores are scaled": 1 / math.sqrt(width),  # if another factor is expected
         "the scores are divided by the root of the whole width instead of that of a head": 1 / math.sqrt(sizes.width),
         "the scores are divided by the root of the number of queries": 1 / math.sqrt(sizes.queries),
         "the scores are divided by the root of the number of keys": 1 / math.sqrt(sizes.keys),

@@ -365,7 +365,8 @@ class HeadTable:
     documents: int = 1
 
     def _repr_html_(self) -> str:
-        names = list(self.layers[0].means) if self.layers else []
+        # a mean by offset is a vector for each head, and has no column
+        names = [name for name, means in self.layers[0].means.items() if means.ndim == 1] if self.layers else []
         rows = [
             (layer.number, head, *values)
             for layer in self.layers
