@@ -52,7 +52,7 @@ curve = rg.hf.pruning_curve(model, quality, importance)
 points = {order: curve.qualities(order) for order in bands}
 for order, left in points.items():
     print(f"{order:10}: 20 % of heads cost {whole - left[0.2]:.1f} points, 30 % {whole - left[0.3]:.1f}")
-    assert all(a - 8 < y < b + 8 for y, a, b in zip(left.values(), *bands[order], strict=True))  # 8: another processor
+    assert all(a - 3 < y < b + 3 for y, a, b in zip(left.values(), *bands[order], strict=True))
 
 # %%
 # `prune` removes the rows and columns of heads from the weights. The pruned model is as good as the gated model.

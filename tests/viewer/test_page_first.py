@@ -133,10 +133,10 @@ def test_cards_say_the_sentences_of_the_api_and_lead_to_their_place(browser, sin
 def test_a_key_press_in_the_grid_changes_two_buttons(browser, sink):
     """Whatever the number of heads. Rows are drawn, and their buttons made, when they come near the screen."""
     link, _ = sink
-    with opened(browser, link, width=740, height=500) as page:
+    with opened(browser, link, width=740, height=660) as page:
         assert page.locator("[role=grid] [role=row]").count() == 31, "30 layers, and the names of the heads"
         drawn = "[...document.querySelectorAll('.row-maps')].filter((one) => one.width > 0).length"
-        until(page, f"{drawn} > 1")
+        until(page, f"{drawn} > 3")
         assert page.evaluate(drawn) < 30, "rows far below the screen are not drawn"
         page.locator("[role=gridcell][tabindex='0']").focus()
         page.evaluate("""() => { window.changed = 0; new MutationObserver((all) => { window.changed += all.length; })
