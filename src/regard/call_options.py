@@ -5,6 +5,7 @@ A mask is a piece, or a tensor as torch takes it: booleans (True = may attend), 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable
 from itertools import compress
 from numbers import Real
@@ -16,7 +17,7 @@ from torch import Tensor
 from regard.attention import Attention
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
-from regard.base.shapes import Sizes, has_numbers
+from regard.base.shapes import Sizes, has_numbers, unusual_kind
 from regard.engine.kept_plans import constant_key
 from regard.engine.transforms import is_transformed
 from regard.pieces.bias import Bias
@@ -129,6 +130,8 @@ def _scaled(attention: Attention, scale: object) -> Dot:
     score = attention.score
     if not isinstance(scale, Real | Tensor) or isinstance(scale, bool):
         raise RegardError(f"attend(scale=...): scale is a number, or a tensor, got {type(scale).__name__}.")
+    if isinstance(scale, int) and not -sys.float_info.max <= scale <= sys.float_info.max:
+        raise RegardError("attend(scale=...): scale is too large for a float.")
     if type(score) is not Dot:
         raise RegardError(
             f"attend(scale={scale!r}): scale is the factor of a dot product, and this attention has {score!r}."
@@ -143,7 +146,7 @@ def _scaled(attention: Attention, scale: object) -> Dot:
 
 def _dropping(attention: Attention, share: object) -> Attention:
     """The attention with dropout in this call, as torch's function has it: in eval mode too."""
-    if not isinstance(share, Real) or isinstance(share, bool) or not 0 <= float(share) < 1:
+    if not isinstance(share, Real) or isinstance(share, bool) or not 0 <= share < 1:  # type: ignore[operator]
         raise RegardError(f"attend(dropout_p={share!r}): the share of dropped weights is in [0, 1).")
     if attention.dropout:
         raise RegardError(
@@ -165,6 +168,8 @@ def read_mask(
     if not isinstance(mask, Tensor):
         got = f"the class {mask.__name__}" if isinstance(mask, type) else type(mask).__name__
         raise RegardError(f"{call}(mask=...): expected a mask or a tensor, got {got}. {mask_remedy(mask)}")
+    if kind := unusual_kind(mask):
+        raise RegardError(f"{call}(mask=...): the mask is {kind}. Give a dense tensor of booleans or real numbers.")
     if positions is not None and positions != Positions.aligned_to_end(sizes.I, sizes.J):
         raise RegardError(
             f"{call}(mask=...): a tensor has a row for each query and a column for each key in their order, and this "

@@ -406,3 +406,14 @@ def test_the_heatmap_has_a_panel_for_each_position(llama):
     assert bar.get_ylabel() == "change of the measure, square root scale" and first.get_ylabel() == "layers"
     single = rg.sweep(llama, rg.KnockOut, INPUTS, measure, over=["layers"]).heatmap()
     assert single.axes[0].images[0].get_array().shape == (L, 1)
+
+
+@pytest.mark.parametrize("measure", [lambda output, examples: None, lambda output, examples: "x"])
+def test_a_measure_that_returns_no_numbers_is_named(llama, measure):
+    with pytest.raises(RegardError, match=r"examples\) returns a tensor of numbers, got (NoneType|str)"):
+        rg.sweep(llama, "zero", torch.arange(1, 9).view(2, 4), measure)
+
+
+def test_a_sweep_needs_an_axis(llama):
+    with pytest.raises(RegardError, match=r"sweep\(over=\[\]\): name at least one axis of the table: layers"):
+        rg.sweep(llama, "zero", torch.arange(1, 9).view(2, 4), lambda output, n: output.logits[:, -1, 0], over=[])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import regard as rg
 from regard.base.shapes import as_slice, pick, spread_indices, to_host
 
 
@@ -49,3 +51,32 @@ def test_spread_indices_reach_from_the_first_to_the_last_and_leave_even_gaps(siz
     assert len(indices) == min(size, count) and indices[0] == 0 and (count == 1 or indices[-1] == size - 1)
     gaps = indices.diff()
     assert not len(gaps) or (gaps.min() >= 1 and gaps.max() - gaps.min() <= 1)
+
+
+UNUSUAL = {
+    "sparse": lambda x: x.to_sparse(),
+    "complex": lambda x: x.to(torch.complex64),
+    "of 8-bit floats": lambda x: x.to(torch.float8_e4m3fn),
+    "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_tensors_of_unusual_kinds_are_refused_by_their_kind(kind):
+    unusual, q = UNUSUAL[kind](torch.full((1, 1, 4, 4), 0.25)), torch.randn(1, 1, 4, 8)
+    calls = (lambda: rg.attend(q, q, q, mask=unusual), lambda: rg.maps.DenseMap(unusual), lambda: rg.findings(unusual))
+    for call in calls:
+        with pytest.raises(rg.RegardError, match=f"is {kind}"):
+            call()
+
+
+def test_indices_are_spread_to_the_last_one_of_many():
+    assert spread_indices(30_000_000, 64)[[0, -1]].tolist() == [0, 29_999_999]
+
+
+@pytest.mark.parametrize("options", [{"scale": 10**400}, {"dropout_p": 10**400}])
+def test_numbers_that_no_float_holds_are_refused(options):
+    q = torch.randn(1, 1, 4, 8)
+    with pytest.raises(rg.RegardError, match=f"attend\\({next(iter(options))}"):
+        rg.attend(q, q, q, **options)

@@ -581,3 +581,49 @@ def test_a_state_may_be_wider_than_the_states_of_the_encoder(like):
 
 def test_a_scale_where_none_is_meant_is_named():
     assert rg.check(by_matmul, scale=1.0, limit=None).mistakes == ("the scores are scaled",)
+
+
+def _softmax_by_changes(q, k, v):
+    scores = q @ k.mT
+    scores /= q.shape[-1] ** 0.5
+    scores -= scores.amax(-1, keepdim=True)
+    scores.exp_()
+    scores /= scores.sum(-1, keepdim=True)
+    return scores @ v
+
+
+@pytest.mark.parametrize("part", [lambda o: o[-1:], lambda o: o[0], lambda o: o.mean(0), lambda o: o.sum(-2)])
+def test_an_output_for_some_of_the_queries_is_not_right(part):
+    """One query alone got an output, so the calls with one query were right."""
+
+    def of_some(q, k, v):
+        return part(nn.functional.scaled_dot_product_attention(q, k, v))
+
+    assert rg.check(of_some, like="scaled_dot_product", limit=None).ok is False
+
+
+def test_a_batch_of_one_that_loses_its_axis_is_a_mistake():
+    def squeezed(q, k, v):
+        output = nn.functional.scaled_dot_product_attention(q, k, v)
+        return output.squeeze(0) if len(output) == 1 else output
+
+    assert rg.check(squeezed, limit=None).mistakes == ("sequences of a batch mix",)
+
+
+def test_a_causal_mask_may_align_the_last_query_with_the_last_key():
+    def causal(q, k, v):
+        return rg.attend(q, k, v, mask=rg.causal()).output
+
+    report = rg.check(causal, like="causal_dot_product", limit=None)
+    assert report.ok and "the last query is aligned with the last key" in " ".join(str(report).split())
+
+
+def test_a_gradient_that_torch_refuses_is_a_mistake_and_no_error():
+    assert rg.check(_softmax_by_changes, limit=None).mistakes == ("the gradient cannot be computed",)
+
+
+def test_what_cannot_be_checked_is_refused():
+    with pytest.raises(rg.RegardError, match=r"max.* has no signature that Python can read"):
+        rg.check(max)
+    with pytest.raises(rg.RegardError, match=r"check\(scale=nan\): the factor of the scores is a finite number"):
+        rg.check(by_matmul, scale=float("nan"))

@@ -135,3 +135,13 @@ def test_a_figure_that_pyplot_does_not_know_is_not_saved_as_an_empty_picture(tmp
     rg.drawing.show_or_save(tmp_path / "map.png")
     assert (tmp_path / "map.png").stat().st_size > 1000
     pyplot.close("all")
+
+
+def test_a_picture_has_the_kind_of_its_ending(tmp_path):
+    pyplot.plot([1, 2])
+    for name, start in (("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.svg", b"<?xml"), ("a", b"\x89PNG")):
+        rg.drawing.show_or_save(tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(start)
+    with pytest.raises(rg.RegardError, match=r"show_or_save\(.*a\.xyz.*endings: .*pdf.*png"):
+        rg.drawing.show_or_save(tmp_path / "a.xyz")
+    pyplot.close("all")

@@ -17,6 +17,7 @@ import regard as rg
 from drawn import examples, masks
 from map_kinds import NAMES, map_of, plain
 from regard.base.html_table import ROWS, html_table
+from regard.base.positions import Positions
 from regard.drawing.rich_forms import HEADS, LAYERS, TOKENS, maps_svg
 from regard.nn.module_output import _without_map
 from regard.stats.profile import HeadTable, profile
@@ -187,3 +188,27 @@ def test_a_table_with_a_vector_for_each_head_has_a_form():
     means = {"entropy": torch.ones(2).double(), "offsets": torch.ones(2, 17).double()}
     shown = HeadTable([LayerTable("layer", means, means, 0)])._repr_html_()
     assert "entropy" in shown and "offsets" not in shown
+
+
+@pytest.mark.parametrize("mask", [rg.window(10**12), rg.masks.prefix(10**15), rg.documents([10**9, 10**9])])
+def test_a_mask_of_huge_lengths_is_drawn_small_or_not_at_all(mask, monkeypatch):
+    asked = []
+    of_lengths = Positions.aligned_to_end
+    monkeypatch.setattr(Positions, "aligned_to_end", lambda I, J: asked.append(J) or of_lengths(I, J))
+    picture = mask._repr_svg_()
+    assert picture is None or ET.fromstring(picture) is not None
+    assert max(asked) <= 2**20 + 1
+
+
+def test_a_mask_whose_name_cannot_be_printed_has_no_picture():
+    class Nameless(type(rg.causal())):
+        def __repr__(self):
+            raise ValueError
+
+    assert Nameless()._repr_svg_() is None
+
+
+def test_a_profile_without_queries_is_a_table():
+    e, q = torch.zeros(1, 2, 0, 8), torch.randn(1, 2, 5, 8)
+    profile = rg.profile({"l.0": rg.attend(e, q, q).weights}, list("abcde"), query_tokens=[])
+    assert "strongest link" in profile._repr_html_()

@@ -174,3 +174,9 @@ def test_findings_of_a_tensor_of_weights_are_those_of_its_map(axes):
 def test_findings_refuse_a_tensor_that_is_no_map():
     with pytest.raises(rg.RegardError, match=r"findings: the weights have shape \(8,\). Expected \(I, J\)"):
         rg.findings(torch.ones(8))
+
+
+@pytest.mark.parametrize("weights", [torch.full((2, 2), torch.nan), torch.zeros(1, 0, 4, 4), torch.zeros(4, 0)])
+def test_findings_refuse_a_tensor_without_usable_numbers(weights):
+    with pytest.raises(rg.RegardError, match=r"findings: the weights .* hold (no|NaN)"):
+        rg.findings(weights)

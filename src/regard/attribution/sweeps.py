@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from regard.base.checks import Count, HoldsMaps, Size, checked
 from regard.base.errors import RegardError, first_few, nearest
 from regard.base.html_table import html_table
+from regard.base.shapes import unusual_kind
 from regard.base.whole_files import write_whole
 from regard.drawing.cell_colors import CellColors
 from regard.drawing.panels import Panels
@@ -245,7 +246,15 @@ class _Runner:
     def _measured(self, chunk: slice, copies: int) -> Tensor:
         """The measure of each copy and example, (copies, examples)."""
         numbers = torch.arange(chunk.start, chunk.stop).repeat(copies)
-        result = torch.as_tensor(self.measure(self._outputs(numbers), numbers))
+        measured = self.measure(self._outputs(numbers), numbers)
+        try:
+            result = torch.as_tensor(measured)
+        except (TypeError, ValueError, RuntimeError):
+            raise RegardError(
+                f"sweep: measure(output, examples) returns a tensor of numbers, got {type(measured).__name__}."
+            ) from None
+        if kind := "on the meta device" if result.is_meta else unusual_kind(result):
+            raise RegardError(f"sweep: measure(output, examples) returns a tensor of real numbers; this one is {kind}.")
         if result.shape != numbers.shape:
             raise RegardError(
                 f"sweep: measure(output, examples) returns a number for each of the {len(numbers)} entries of the run, "
@@ -419,6 +428,8 @@ class _Grid:
 
     @classmethod
     def _of_axes(cls, make: Any, over: Any, maps: Mapping[str, AttentionMap]) -> _Grid:
+        if not over:
+            raise RegardError(f"sweep(over={over!r}): name at least one axis of the table: {', '.join(AXES)}.")
         values = {axis: _values(axis, over, maps) for axis in over}
         num_heads = {n: maps[name].shape[1] for name, n in _layers(maps).items()}
         edits, places = [], []

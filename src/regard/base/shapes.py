@@ -160,7 +160,25 @@ def spread_indices(size: int, count: int, device: torch.device | None = None) ->
     >>> spread_indices(9, 3), spread_indices(2, 3)
     (tensor([0, 4, 8]), tensor([0, 1]))
     """
-    return torch.linspace(0, size - 1, min(count, size), device=device).round().long()
+    steps = torch.linspace(0, size - 1, min(count, size), dtype=torch.float64)  # float32 is exact up to 2^24 only
+    return steps.round().long().to(device)
+
+
+def unusual_kind(x: Tensor) -> str:
+    """What a tensor is if its numbers cannot be compared and added as usual; "" for a usual one.
+
+    >>> unusual_kind(torch.zeros(2).to_sparse()), unusual_kind(torch.zeros(2))
+    ('sparse', '')
+    """
+    is_float8 = x.dtype.is_floating_point and x.dtype.itemsize == 1
+    kinds = {
+        "nested": x.is_nested,
+        "sparse": x.layout is not torch.strided,
+        "quantized": x.is_quantized,
+        "complex": x.is_complex(),
+        "of 8-bit floats": is_float8,
+    }
+    return next((kind for kind, is_it in kinds.items() if is_it), "")
 
 
 def as_slice(index: Tensor) -> slice | None:

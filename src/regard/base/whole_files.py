@@ -28,18 +28,22 @@ def write_whole(path: Path, content: bytes | str) -> None:
     data = content.encode() if isinstance(content, str) else content
     draft = None
     try:
+        path = _target(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=DRAFT)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())  # a rename that reaches the disk before its data would leave a truncated file
-        os.chmod(draft, 0o644)
+        os.chmod(draft, path.stat().st_mode & 0o777 if path.exists() else 0o644)
         os.replace(draft, path)
-    except OSError as error:
+    except RegardError:  # it is a ValueError too
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise _not_written(path, len(data), error) from error
+    finally:
         if draft is not None and os.path.exists(draft):
             os.remove(draft)
-        raise _not_written(path, len(data), error) from error
 
 
 @contextmanager
@@ -55,6 +59,7 @@ def whole_file(path: Path, operation: str) -> Iterator[Path]:
     ['facts.json']
     """
     try:
+        path = _target(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=DRAFT) as folder:
             draft = Path(folder) / path.name
@@ -63,6 +68,14 @@ def whole_file(path: Path, operation: str) -> Iterator[Path]:
             os.replace(draft, path)
     except OSError as error:
         raise RegardError(f"{operation}: {path} cannot be written: {error.strerror or error}.") from error
+
+
+def _target(path: Path) -> Path:
+    """The file that is replaced: behind a link, the one that it names. Devices and pipes are refused."""
+    path = path.resolve() if path.is_symlink() else path
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise RegardError(f"{path} cannot be written: it is a device or a pipe, and no file. Give the name of a file.")
+    return path
 
 
 def append(path: Path, text: str) -> None:
@@ -81,8 +94,11 @@ def remove_drafts(folder: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _not_written(path: Path, size: int, error: OSError) -> RegardError:
+def _not_written(path: Path, size: int, error: OSError | ValueError) -> RegardError:
+    if not isinstance(error, OSError):
+        return RegardError(f"{str(path)!r} ({size:,} bytes) cannot be written: no file can have this name.")
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     remedy = " Make room, and run it again (a training continues with --resume)." if full else ""
-    kept = f" The old content of {path.name} is kept." if path.exists() else ""
+    is_old = error.errno != errno.ENAMETOOLONG and path.is_file()
+    kept = f" The old content of {path.name} is kept." if is_old else ""
     return RegardError(f"{path} ({size:,} bytes) cannot be written: {error.strerror or error}.{kept}{remedy}")

@@ -98,6 +98,10 @@ class CallResult:
     changes_inputs: bool = False
 
 
+class NoOutput(ValueError):
+    """A call returned tensors, and none of them has an output for each query."""
+
+
 @dataclass(frozen=True)
 class InputSizes:
     """Sizes of the inputs of one call. Keys and values have `key_heads` and `key_width`, if not those of queries."""
@@ -160,7 +164,7 @@ class Caller:
         inputs = self.sizes.sample(0, self.dtype)
         try:
             self(*inputs)
-        except ValueError:
+        except NoOutput:
             return True
         return False
 
@@ -215,7 +219,7 @@ class Caller:
         outputs.sort(key=lambda x: (x.shape[-1] != value.shape[-1], x.shape[-1] == J))
         if not outputs:
             shapes = ", ".join(str(tuple(x.shape)) for x in returned) or type(result).__name__
-            raise ValueError(f"it returned {shapes}, and no output of {I} tokens")
+            raise NoOutput(f"it returned {shapes}, and no output of {I} tokens")
         axes = _axes_of(outputs[0], self.query_axes, B, H, I)
         output = canonical_tensor(outputs[0], axes, H, self.undone.join)
         if self.undone.residual:
@@ -375,7 +379,10 @@ def _attempts(
     Functions of NumPy take tensors too, as long as these require no gradient: arrays come before such tensors.
     """
     for width, key_width in widths:
+        is_misshapen = False
         for sizes in _sizes(function, roles, query_axes, width, inputs):
+            if is_misshapen and sizes.queries == 1 and len(roles.inputs) == 3:
+                continue  # several queries got no output each, so what one query gets says little
             sizes = sizes if key_width == width else replace(sizes, key_width=key_width)
             without_gradients: list[Caller] = []
             for dtype, numpy in ((torch.float64, False), (torch.float32, False), (torch.float64, True)):
@@ -388,6 +395,7 @@ def _attempts(
                     with torch.no_grad():
                         (caller if needs_output else caller.returned)(query, key, value)
                 except Exception as error:  # of the user's function
+                    is_misshapen |= isinstance(error, NoOutput)
                     if not numpy:
                         tried.append(FailedCall.of(error, caller.shapes(query, key, value)))
                     continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -132,6 +133,8 @@ def check(
     for name, value, expected in options:
         if not fits(value, expected):
             raise RegardError(f"check({name}={value!r}): {name} must be {words(expected)}.")
+    if scale is not None and not math.isfinite(scale):
+        raise RegardError(f"check(scale={scale}): the factor of the scores is a finite number.")
     if limit is not None and not (fits(limit, float) and limit > 0):
         raise RegardError(f"check(limit={limit}): the limit is a number of seconds above 0, or None for no limit.")
     _check_matrices(matrices, like)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.diagnosis.calling import Caller, Inputs
+from regard.diagnosis.calling import Caller, Inputs, NoOutput
 from regard.diagnosis.masks import Response
 from regard.diagnosis.report import CheckFinding
 from regard.diagnosis.weights import close
@@ -30,6 +30,11 @@ def batch_finding(caller: Caller) -> CheckFinding | None:
     try:
         each = zip(query.split(1), key.split(1), value.split(1), strict=True)
         alone = torch.cat([caller(q, k, v).output for q, k, v in each])
+    except NoOutput as error:
+        text = f"The batch changes the shape of an output: for one sequence {error}."
+        return CheckFinding(
+            "batch", "wrong", text, "No .squeeze() without its axis, and no other axis than the batch.", mistake
+        )
     except Exception as error:  # of the user's function
         text = f"A batch of one sequence does not run: {type(error).__name__}: {error}"
         return CheckFinding("batch", "unknown", text, "Read the batch from q.shape[0]; no .squeeze() without its axis.")

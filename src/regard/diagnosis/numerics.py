@@ -60,7 +60,13 @@ def _beside_slopes(leaves: dict[str, list[Tensor]], loss: Callable[[], Tensor]) 
     if not value.isfinite():
         return CheckFinding("gradient", "unknown", "The output itself is not finite.")
     flat = [x for group in leaves.values() for x in group]
-    by_tensor = dict(zip(map(id, flat), torch.autograd.grad(value, flat, allow_unused=True), strict=True))
+    try:
+        found = torch.autograd.grad(value, flat, allow_unused=True)
+    except RuntimeError as error:
+        text = f"torch cannot compute the gradient: {_short(error)}"
+        remedy = "Do not change a tensor in place (x -= y, x.exp_()) that the backward pass needs."
+        return CheckFinding("gradient", "wrong", text, remedy, "the gradient cannot be computed")
+    by_tensor = dict(zip(map(id, flat), found, strict=True))
     gradients = {name: [by_tensor[id(x)] for x in group] for name, group in leaves.items()}
     for name, group in gradients.items():
         if not all(g is None or bool(g.isfinite().all()) for g in group):

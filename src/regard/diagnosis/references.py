@@ -310,7 +310,11 @@ def _blocks(mask: Step, has_memory: bool = False) -> dict[str, _Steps]:
 
 #: A decoder may get its causal mask as an argument.
 _CAUSAL_OR_GIVEN = replace(
-    CAUSAL, others=(replace(ALL_VISIBLE, convention="without the mask that it takes", takes_mask=True),)
+    CAUSAL,
+    others=(
+        *CAUSAL.others,
+        replace(ALL_VISIBLE, convention="without the mask that it takes", takes_mask=True),
+    ),
 )
 _OF_BLOCK = {"query": "D C", "key": "D C", "value": "D C", "output": "C D", "up": "F C", "down": "C F"}
 _OF_BLOCK |= {"first_norm": "C", "second_norm": "C"}

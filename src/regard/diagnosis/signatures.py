@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import re
 from collections.abc import Callable
@@ -62,15 +63,16 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(function.forward if isinstance(function, nn.Module) else function)
     except (TypeError, ValueError):
         written = re.search(r"\w+\((.*?)\) *->", function.__doc__ or "", re.S)
-        if written is None:
-            raise RegardError(
-                f"check: {function!r} has no signature that Python can read. Wrap it: def f(q, k, v): ..."
-            ) from None
-        return _parsed(written[1])
+        with contextlib.suppress(SyntaxError):
+            if written is not None:
+                return _parsed(written[1])
+        raise RegardError(
+            f"check: {function!r} has no signature that Python can read. Wrap it: def f(q, k, v): ..."
+        ) from None
 
 
 def _parsed(text: str) -> inspect.Signature:
-    """The signature of parameters as they are written."""
+    """The signature of parameters as they are written, in Python's own way."""
     (definition,) = ast.parse(f"def f({text}): ...").body
     arguments = definition.args  # type: ignore[attr-defined]
     named = [*arguments.args, *arguments.kwonlyargs]

@@ -259,23 +259,43 @@ ALL_VISIBLE = Step(
     },
     formula="no mask",
 )
-CAUSAL = Step(
-    "mask",
-    "masked",
-    _hiding(lambda x: _distances(x) > 0),
-    {
-        "the causal mask is missing": lambda x: x.scaled,
-        "the causal mask is reversed: it hides earlier keys": _hiding(lambda x: _distances(x) < 0),
-        "the causal mask shows the next token": _hiding(lambda x: _distances(x) > 1),
-        **_all_ways_of_hiding("the causal mask hides the token itself", lambda x: _distances(x) >= 0),
-        "the causal mask is added as 0 and 1": lambda x: x.scaled + (_distances(x) <= 0),
-        "the causal mask multiplies the scores": lambda x: x.scaled * (_distances(x) <= 0),
-        **_all_ways_of_hiding("the causal mask shows the hidden keys alone", lambda x: _distances(x) <= 0),
-        "the causal mask is that of the first head alone": lambda x: x.scaled.masked_fill(
-            (_distances(x) > 0) & (torch.arange(x.scaled.shape[1]) == 0)[:, None, None], -torch.inf
-        ),
-    },
-    formula="scores.masked_fill(j > i, -torch.inf), for query i and key j",
+
+
+def _causal(after: Callable[[Values], Tensor]) -> Step:
+    """A causal mask; `after` is how far a key is behind its query, (I, J)."""
+    return Step(
+        "mask",
+        "masked",
+        _hiding(lambda x: after(x) > 0),
+        {
+            "the causal mask is missing": lambda x: x.scaled,
+            "the causal mask is reversed: it hides earlier keys": _hiding(lambda x: after(x) < 0),
+            "the causal mask shows the next token": _hiding(lambda x: after(x) > 1),
+            **_all_ways_of_hiding("the causal mask hides the token itself", lambda x: after(x) >= 0),
+            "the causal mask is added as 0 and 1": lambda x: x.scaled + (after(x) <= 0),
+            "the causal mask multiplies the scores": lambda x: x.scaled * (after(x) <= 0),
+            **_all_ways_of_hiding("the causal mask shows the hidden keys alone", lambda x: after(x) <= 0),
+            "the causal mask is that of the first head alone": lambda x: x.scaled.masked_fill(
+                (after(x) > 0) & (torch.arange(x.scaled.shape[1]) == 0)[:, None, None], -torch.inf
+            ),
+        },
+        formula="scores.masked_fill(j > i, -torch.inf), for query i and key j",
+    )
+
+
+def _behind_the_end(x: Values) -> Tensor:
+    """How far a key is behind its query if the last query stands at the last key.
+
+    A query alone stands at the first key: at the last one it would see all keys, as without a mask.
+    """
+    I, J = x.scaled.shape[-2:]
+    return _distances(x) - (J - I if I > 1 else 0)
+
+
+#: With fewer queries than keys the first query stands at the first key, as in torch, or the last one at the last key.
+CAUSAL = replace(
+    _causal(_distances),
+    others=(replace(_causal(_behind_the_end), convention="the last query is aligned with the last key"),),
 )
 
 

@@ -130,8 +130,13 @@ def show_or_save(path: str | os.PathLike[str]) -> None:
             "show_or_save: pyplot has no figure. A figure of rg.heatmap without axes= is not one of pyplot's: save it "
             f"by figure.savefig({str(path)!r}), or draw into pyplot's by rg.heatmap(..., axes=pyplot.gca())."
         )
+    figure, kind = pyplot.gcf(), Path(path).suffix[1:].lower() or "png"
+    if kind not in (kinds := figure.canvas.get_supported_filetypes()):
+        raise RegardError(
+            f"show_or_save({str(path)!r}): a picture has one of these endings: {', '.join(sorted(kinds))}."
+        )
     if get_backend().lower() in FILES_ONLY:
-        write_whole(Path(path), png(pyplot.gcf()))
+        write_whole(Path(path), saved(figure, kind, dpi=DPI))
         print(f"The picture is in {path}: there is no window to show it.", file=sys.stderr)
     else:
         pyplot.show()

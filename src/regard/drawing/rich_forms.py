@@ -33,6 +33,8 @@ from regard.pieces.grid import Grid
 TOKENS, LAYERS, HEADS, CHARACTERS = 64, 12, 16, 400
 #: The lengths at which a mask is tried, and the most numbers of its data that suggest others.
 LENGTHS, SUGGESTED = (16, 64, 256, 1024), 12
+#: The greatest length that is tried: the positions of a length take memory.
+LONGEST = 1 << 20
 #: Pixels: the side of a map where there are many, the side where there are at most FEW, and the space between two.
 SIDE, LARGE, FEW, GAP = 72, 144, 4, 6
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -82,15 +84,14 @@ def _left_out(maps: Mapping[str, AttentionMap]) -> list[str]:
 def mask_svg(mask: Mask) -> str | None:
     """The pairs that a mask allows, for the first length at which it is more than causal; None if it has no pairs."""
     try:
-        shown = _best_sample(mask)
+        shown, name = _best_sample(mask), repr(mask)
     except Exception:  # a predicate is a user's code
         return None
     if shown is None:
         return None
     cells, I, J = shown
-    return _svg(
-        [Panel(cells, 0, 0)], [""], f"{mask!r} for {_counted(I, J)}; dark: the query (down) may attend to the key"
-    )
+    said = f"{name} for {_counted(I, J)}; dark: the query (down) may attend to the key"
+    return _svg([Panel(cells, 0, 0)], [""], said)
 
 
 def _best_sample(mask: Mask) -> tuple[Tensor, int, int] | None:
@@ -108,8 +109,8 @@ def _best_sample(mask: Mask) -> tuple[Tensor, int, int] | None:
 
 def _lengths(mask: Mask) -> Iterator[tuple[int, int]]:
     """Numbers of queries and keys that a mask may be for: its greatest length, the usual ones, others of its data."""
-    sizes = sorted(n for n in _sizes(mask) if n > 0)[-SUGGESTED:]
-    own = sorted({*sizes, *map(sum, combinations(sizes, 2))}, reverse=True)
+    sizes = sorted(n for n in _sizes(mask) if 0 < n <= LONGEST)[-SUGGESTED:]
+    own = sorted({n for n in (*sizes, *map(sum, combinations(sizes, 2))) if n <= LONGEST}, reverse=True)
     yield from ((n, n) for n in own if not _accepts(mask, n + 1, n + 1))
     yield from ((n, n) for n in (*LENGTHS, *own))
     yield from combinations(sizes, 2)

@@ -14,7 +14,7 @@ from regard.attention import Attention
 from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
-from regard.base.shapes import at_least_float32, to_device
+from regard.base.shapes import at_least_float32, to_device, unusual_kind
 from regard.maps.attention_map import AttentionMap
 from regard.maps.gradients import LiveRows, Rows
 from regard.maps.indices import Index, indices
@@ -54,6 +54,9 @@ class DenseMap(AttentionMap):
             if not isinstance(source, Tensor) or source.ndim != 4:
                 given = tuple(source.shape) if isinstance(source, Tensor) else type(source).__name__
                 raise RegardError(f"DenseMap: the matrix must be a tensor (B, H, I, J), got {given}.")
+            kind = "without numbers (on the meta device)" if source.is_meta else unusual_kind(source)
+            if kind:
+                raise RegardError(f"DenseMap: the matrix is {kind}. Give a dense tensor of real numbers.")
             B, H, I, J = source.shape
             grid = Grid.whole(Positions.aligned_to_end(I, J), B, H, I, source.device)
             source = source if torch.is_grad_enabled() else source.detach()

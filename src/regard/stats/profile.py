@@ -158,7 +158,7 @@ class ModelProfile:
         """Layer, head, statistics and strongest link of each head."""
         for layer in self.layers:
             for head in range(layer.num_heads):
-                link = self.describe(layer.strongest(head, self.ordinary))
+                link = self.describe(layer.strongest(head, self.ordinary)) if self.query_tokens else ""
                 yield layer.number, head, [float(layer.values[name][head]) for name in self._names], link
 
     def describe(self, link: Link) -> str:

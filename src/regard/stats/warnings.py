@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from regard.base.checks import Count, HoldsMaps, checked
 from regard.base.errors import RegardError
+from regard.base.shapes import unusual_kind
 from regard.maps import AttentionMap, DenseMap, KeyTotals, MassOn, MassWhere
 from regard.pieces import mask
 from regard.stats.numbering import head_name, layer_numbers
@@ -96,11 +97,17 @@ def findings(
 
 
 def _as_map(weights: Tensor) -> AttentionMap:
+    if kind := unusual_kind(weights):
+        raise RegardError(f"findings: the tensor of weights is {kind}. Give a dense tensor of real numbers.")
     if weights.ndim not in (2, 3, 4):
         raise RegardError(
             f"findings: the weights have shape {(*weights.shape,)}. Expected (I, J), (H, I, J) or (B, H, I, J)."
         )
-    return DenseMap(weights[(None,) * (4 - weights.ndim)])
+    found = DenseMap(weights[(None,) * (4 - weights.ndim)])
+    if not weights.numel() or not bool(weights.isfinite().all()):
+        reason = "no numbers" if not weights.numel() else "NaN or infinite numbers"
+        raise RegardError(f"findings: the weights {(*weights.shape,)} hold {reason}.")
+    return found
 
 
 def _measured(

@@ -1,0 +1,34 @@
+"""Files are written whole or not at all, and nothing else is replaced."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+
+import regard as rg
+from regard.base.whole_files import write_whole
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800.html", "n" * 300])
+def test_a_name_that_no_file_can_have_is_refused_and_leaves_nothing(tmp_path, name):
+    with pytest.raises(rg.RegardError, match="cannot be written"):
+        write_whole(tmp_path / name, "text")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_pipe_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(rg.RegardError, match="it is a device or a pipe"):
+        write_whole(tmp_path / "pipe", "text")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode) and os.listdir(tmp_path) == ["pipe"]
+
+
+def test_a_link_stays_a_link_and_the_mode_stays(tmp_path):
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.write_text("old")
+    real.chmod(0o600)
+    link.symlink_to(real)
+    write_whole(link, "new")
+    assert link.is_symlink() and real.read_text() == "new" and stat.S_IMODE(real.stat().st_mode) == 0o600
