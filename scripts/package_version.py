@@ -1,8 +1,9 @@
-"""The version of the package, as its tag says: hatchling asks here, and `python scripts/package_version.py` prints it.
+"""The version of the package, from the git tag.
 
-A commit with the tag v0.2.0 is version 0.2.0. For other commits the first head of CHANGELOG.md says which version
-comes: "0.3.0 (unreleased)", five commits after the last tag, is 0.3.0.dev5. Copies of the source have fewer sources:
-a clone without tags counts no commits, an archive has CHANGELOG.md alone, and the source distribution says its version.
+hatchling calls `package_version`, and `python scripts/package_version.py` prints it. A commit with the tag v0.2.0 is
+version 0.2.0. For other commits the first heading of CHANGELOG.md says which version comes: "0.3.0 (unreleased)", five
+commits after the last tag, is 0.3.0.dev5. A copy may know less: in a clone without tags the number of commits is 0, an
+archive has only CHANGELOG.md, and a source distribution has its version in PKG-INFO.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-HEAD = re.compile(r"^## (\d+\.\d+\.\d+) \((\w[\w-]*)\)$", re.MULTILINE)
+HEADING = re.compile(r"^## (\d+\.\d+\.\d+) \((\w[\w-]*)\)$", re.MULTILINE)
 DESCRIBED = re.compile(r"v(\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?)-(\d+)-g[0-9a-f]+")
 
 
@@ -23,12 +24,12 @@ def package_version(root: Path = ROOT) -> str:
     tag, commits = _last_tag(root)
     if tag and commits == 0:
         return tag
-    head = HEAD.search((root / "CHANGELOG.md").read_text(encoding="utf-8"))
-    if head is None:
+    heading = HEADING.search((root / "CHANGELOG.md").read_text(encoding="utf-8"))
+    if heading is None:
         raise ValueError(
-            f"{root / 'CHANGELOG.md'} has no head such as '## 0.2.0 (unreleased)' or '## 0.2.0 (2027-01-31)'"
+            f"{root / 'CHANGELOG.md'} has no heading such as '## 0.2.0 (unreleased)' or '## 0.2.0 (2027-01-31)'"
         )
-    version, state = head.groups()
+    version, state = heading.groups()
     if state == "unreleased":
         return f"{version}.dev{commits}"
     return f"{version}.post{commits}" if commits else version

@@ -2,7 +2,7 @@
 import { changeDetector } from "./changes";
 import { headName, inText, interval, place, strongest, type Context, type Panel } from "./context";
 import { counterparts, rowChange, shareWords } from "./counterparts";
-import { queriesOf, shortName, type Text } from "./data";
+import { hasSameHeads, queriesOf, shortName, type Text } from "./data";
 import { choice, cut, fill, h, joins, strong, visible } from "./dom";
 import { shown } from "./format";
 import { panelOf } from "./pin_figure";
@@ -33,10 +33,6 @@ interface Change {
 const numbersOf = ({ source }: Context) => source.titles.flatMap((_, at) => [at]);
 export const canCompareTexts = (context: Context) =>
   !!context.source.common.live_model || numbersOf(context).length > 1;
-const sameHeads = (one: Text, other: Text) =>
-  (one.queries === null) === (other.queries === null) &&
-  one.layers.map((layer) => layer.heads.length).join() ===
-    other.layers.map((layer) => layer.heads.length).join();
 
 // The direction of the first word with letters: "auto" would not look into words that have a direction of their own.
 const directionOf = (tokens: string[], special: Set<number>) =>
@@ -72,7 +68,7 @@ export function comparedTexts(context: Context): Panel {
     );
     for (const at of wanted) {
       const other = await source.text(at);
-      if (sameHeads(text, other)) return [at, other];
+      if (hasSameHeads(text, other)) return [at, other];
       if (at === state.other) return null;
     }
     return null;

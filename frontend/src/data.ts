@@ -222,3 +222,9 @@ export function halves(buffer: ArrayBufferLike): Float32Array {
 // The inverse of quantize() in sheet.py. Byte 1 is a positive weight below 4e-6, so it is not 0.
 export const weightOf = (byte: number): number =>
   byte < 2 ? byte * 1e-6 : ((byte - 1) / 254) ** 2;
+
+// Whether the heads of two texts can be compared: the same layers, with as many heads, of the same kind of attention.
+export const hasSameHeads = (one: Text, other: Text): boolean =>
+  (one.queries === null) === (other.queries === null) &&
+  one.layers.map(({ name, heads }) => `${name} ${heads.length}`).join() ===
+    other.layers.map(({ name, heads }) => `${name} ${heads.length}`).join();

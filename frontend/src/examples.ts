@@ -1,15 +1,11 @@
 // The strongest examples of the chosen head: over the documents of a corpus, or in the texts of the page.
 import type { Context } from "./context";
-import type { Example, Text } from "./data";
+import { hasSameHeads, type Example, type Text } from "./data";
 import { cut, fill, h, joins, numberOf, visible } from "./dom";
 import type { Source } from "./source";
 import { toLink, type State } from "./state";
 
 const [AROUND, TEXTS, SHOWN] = [6, 24, 5]; // tokens around an end of a link; texts that are read; examples
-const isSame = (one: Text, other: Text) =>
-  (one.queries === null) === (other.queries === null) &&
-  one.layers.map(({ name, heads }) => `${name} ${heads.length}`).join() ===
-    other.layers.map(({ name, heads }) => `${name} ${heads.length}`).join();
 
 // Null: the page has one text and no corpus.
 export function examplesOf(context: Context): HTMLElement | null {
@@ -51,7 +47,7 @@ function inTexts(context: Context, numbers: number[], texts: Text[]): HTMLElemen
   const { text, state } = context;
   const found = texts
     .map((other, at) => ({ other, number: numbers[at] }))
-    .filter(({ other }) => isSame(text, other) && hasExample(other, state))
+    .filter(({ other }) => hasSameHeads(text, other) && hasExample(other, state))
     .map(({ other, number }) => ({
       number,
       title: other.title,
@@ -84,7 +80,7 @@ function hasExample({ layers, special }: Text, { layer, head }: State): boolean 
   return key >= 0 && !special.includes(query) && !special.includes(key);
 }
 
-// The strongest link of the head in a text, with its place in the text.
+// The strongest link of the head in a text, with its place in the text; as `HeadExample.of` of profiling/examples.py.
 function exampleOf(text: Text, { layer, head }: State): Example & { link: [number, number] } {
   const [query, key, weight] = text.layers[layer].heads[head].strongest;
   const around = [query, key].flatMap((end) =>
@@ -93,8 +89,10 @@ function exampleOf(text: Text, { layer, head }: State): Example & { link: [numbe
   const places = [...new Set(around)]
     .filter((at) => at in text.tokens && !text.special.includes(at))
     .sort((a, b) => a - b);
-  const gap = places.findIndex((at, n) => n > 0 && at > places[n - 1] + 1);
-  if (gap > 0) places.splice(gap, 0, -1);
+  const [first, second] = [Math.min(query, key), Math.max(query, key)];
+  const isApart = second - first > 2 * AROUND + 1;
+  const gap = isApart ? places.filter((at) => at <= first + AROUND).length : -1;
+  if (isApart) places.splice(gap, 0, -1);
   const tokens = places.map((at) => text.tokens[at] ?? "…");
   const [from, to] = [places.indexOf(query), places.indexOf(key)];
   return { weight, tokens, query: from, key: to, left_out: gap, document: 0, link: [query, key] };

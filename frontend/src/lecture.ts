@@ -10,9 +10,9 @@ import type { Lecture } from "./lecture_controls";
 
 const LECTURES: Record<string, [string, Lecture]> = {
   steps: ["One query, step by step", stepLecture],
-  scores: ["How scores become weights", scores],
-  masks: ["Which words a word may attend to", maskGallery],
-  positions: ["How a model knows the order of the words", positions],
+  scores: ["Scores and temperature", scores],
+  masks: ["Masks", maskGallery],
+  positions: ["Sinusoidal positions", positions],
 };
 
 const root = document.getElementById("regard")!;
@@ -24,7 +24,7 @@ function draw() {
   const colors = new Colors(root);
   colors.scale = scaleOf("linear", NUM_KEYS);
   const context = { root, colors } as unknown as Context; // a lecture uses only these two
-  root.replaceChildren(h("main", { class: "learn view" }, h("h1", {}, title), ...make(context)));
+  root.replaceChildren(h("main", { class: "lecture view" }, h("h1", {}, title), ...make(context)));
 }
 draw();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);

@@ -1,9 +1,10 @@
 // The lecture on masks: a picture of every mask of regard.pieces, by the same rules.
 import type { Context } from "./context";
 import { h, s } from "./dom";
+import { plural } from "./format";
+import { MASKS, type Allowed } from "./formulas";
 import { dial, withControls, type Lecture } from "./lecture_controls";
 
-type Allowed = (i: number, j: number) => boolean; // may query i attend to key j?
 export interface Mask {
   call: string;
   meaning: string;
@@ -15,7 +16,8 @@ const sizes = { window: 5, gap: 3, block: 4, prefix: 12 };
 const DOCUMENTS = [28, 21, 15];
 const [REAL, RANDOM] = [46, 1]; // keys that are no padding; random blocks of a row
 
-const near = (i: number, j: number) => Math.abs(i - j) < sizes.window;
+const near: Allowed = (i, j) => MASKS.window(sizes.window)(i, j);
+const causal = MASKS.causal(0);
 const documentOf = (at: number) =>
   at < DOCUMENTS[0] ? 0 : at < DOCUMENTS[0] + DOCUMENTS[1] ? 1 : 2;
 const blockOf = (at: number) => Math.floor(at / sizes.block);
@@ -45,12 +47,12 @@ function masks(): Mask[] {
   const one = (call: string, meaning: string, allowed: Allowed) => ({ call, meaning, allowed });
   return [
     one("no mask", "Every query may attend to every key (encoders).", () => true),
-    one("causal()", "No query may attend to a later key (decoders).", (i, j) => j <= i),
+    one("causal()", "No query may attend to a later key (decoders).", causal),
     one(`window(${w})`, `The token itself and the ${w - 1} nearest keys on each side.`, near),
     one(
       `causal() & window(${w})`,
       `The token itself and the ${w - 1} keys before it (Mistral).`,
-      (i, j) => j <= i && near(i, j),
+      (i, j) => causal(i, j) && near(i, j),
     ),
     one(
       `dilated(${w}, ${gap})`,
@@ -85,12 +87,12 @@ function masks(): Mask[] {
     one(
       `causal() & documents([${DOCUMENTS.join(", ")}])`,
       "The same, and each text is causal.",
-      (i, j) => j <= i && documentOf(i) === documentOf(j),
+      (i, j) => causal(i, j) && documentOf(i) === documentOf(j),
     ),
     one(
       `padding([${REAL}])`,
       "The keys after the end of the text are excluded.",
-      (_, j) => j < REAL,
+      MASKS.padding(REAL),
     ),
   ];
 }
@@ -136,7 +138,6 @@ function card(mask: Mask): HTMLElement {
   );
 }
 
-const plural = (count: number, noun: string) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 const effects = {
   window: () =>
     sizes.window === 1

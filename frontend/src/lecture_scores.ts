@@ -4,7 +4,7 @@ import { SERIES } from "./color";
 import type { Context } from "./context";
 import { h } from "./dom";
 import { shown } from "./format";
-import { NORMALIZERS, SCORES } from "./formulas";
+import { entropy, NORMALIZERS, SCORES } from "./formulas";
 import { dial, figure, withControls, list, roomOf, STYLE, type Lecture } from "./lecture_controls";
 
 const KEYS: [string, number, number][] = [
@@ -161,10 +161,7 @@ export const scores: Lecture = (context) =>
     ],
     () => {
       const rows = rowsOf();
-      const entropy = -rows.reduce(
-        (total, { weight }) => total + (weight > 0 ? weight * Math.log(weight) : 0),
-        0,
-      );
+      const spread = entropy(rows.map((row) => row.weight));
       return [
         figure(
           "A query and its keys",
@@ -181,7 +178,7 @@ export const scores: Lecture = (context) =>
           ),
           figure(
             "Weights",
-            `${query.normalizer} of the scores over ${query.temperature}; entropy ${entropy.toFixed(2)} nats.`,
+            `${query.normalizer} of the scores over ${query.temperature}; entropy ${spread.toFixed(2)} nats.`,
             bars(context, rows, "weight", (row) => context.colors.weight(row.weight), [0, 1]),
           ),
         ),

@@ -2,11 +2,11 @@
 import { queriesOf, type Head, type Text } from "./data";
 import { numberOf, strong, visible } from "./dom";
 
-// What `strongest_link` of findings.py leaves out, as the first sentence of the page does.
+// What `strongest_links` of src/regard/stats/strongest_links.py leaves out, as the first sentence of the page does.
 export const leftOut = (text: Text): string =>
   text.queries
     ? "Left out: special tokens and punctuation."
-    : "Left out: the word itself, its neighbors, the first token, special tokens and punctuation.";
+    : "Left out: the word itself, its neighbors, links over more than 50 tokens, the first token, special tokens and punctuation.";
 
 export function strongestLink(
   text: Text,

@@ -61,13 +61,13 @@ class CallOptions(NamedTuple):
         if _checked_flag(self.is_causal):
             _check_alignment(sizes, positions, earlier)
         key = self._key(attention, added) if bias is None else None
-        of_call = None if key is None else _of_calls.get(key)
+        of_call = None if key is None else _kept_attentions.get(key)
         if of_call is None:
             of_call = self._changed(attention, added, bias)
             if key is not None:
-                if len(_of_calls) >= MOST_OF_CALLS:
-                    _of_calls.clear()
-                _of_calls[key] = of_call
+                if len(_kept_attentions) >= MOST_KEPT:
+                    _kept_attentions.clear()
+                _kept_attentions[key] = of_call
         return of_call
 
     def _key(self, attention: Any, added: Mask | None) -> Hashable:
@@ -95,10 +95,10 @@ class CallOptions(NamedTuple):
         return of_call if self._keeps_all else _dropping(of_call, self.dropout_p)
 
 
-#: The attentions of the latest calls with options, by what they depend on: to make one takes longer than a small call.
-_of_calls: dict[Hashable, Attention] = {}
-#: How many of them are kept.
-MOST_OF_CALLS = 32
+#: Attentions of calls with options, by what they depend on, because making one takes longer than a small call. At
+#: `MOST_KEPT` all are dropped.
+_kept_attentions: dict[Hashable, Attention] = {}
+MOST_KEPT = 32
 
 
 def _both(mask: Mask | None, added: Mask | None) -> Mask | None:
@@ -222,7 +222,7 @@ class KeptMasks:
             if len(kept) - number <= self.MOST and total <= self.MOST_BYTES:
                 return
             self._kept.pop(shape, None)  # another thread may have done it
-            _of_calls.clear()  # they hold masks
+            _kept_attentions.clear()  # they hold masks
             total -= copy.nbytes
 
     def _may_keep(self, mask: Tensor) -> bool:

@@ -63,7 +63,7 @@ def test_a_shallow_clone_and_an_archive_have_a_version(tree, tmp_path_factory):
 
 def test_a_changelog_without_a_version_is_refused(tmp_path):
     (tmp_path / "CHANGELOG.md").write_text("## Unreleased\n")
-    with pytest.raises(ValueError, match="has no head such as"):
+    with pytest.raises(ValueError, match="has no heading such as"):
         package_version(tmp_path)
 
 

@@ -190,7 +190,7 @@ WORDS = {
     "speed": ["benchmarks.html"],
     # the tool
     "API": ["reference/api.html"],
-    "grade submissions": ["guides/check.html"],
+    "grade submissions": ["guides/grade.html"],
     "torch.compile": ["guides/from-torch.html"],
     "TransformerLens": ["guides/from-bertviz.html"],
     "export": ["page.html", "guides/see.html", "guides/heatmap.html"],

@@ -139,7 +139,7 @@ def test_the_print_of_a_view_is_its_figure(browser, address, request):
             text = pdf_text(content)
             assert text is None or ("attends to" in text and "Overview" not in text)
         page.keyboard.press("6")  # a view without a figure prints in the light theme
-        page.wait_for_selector(".view-compare, .view-pins")
+        page.wait_for_selector(".view-compare")
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
         assert page.locator(".regard").get_attribute("data-theme") == "light"
         page.evaluate("dispatchEvent(new Event('afterprint'))")

@@ -185,7 +185,7 @@ def test_pins_show_two_heads_and_their_difference(browser, address, texts):
 def test_pins_of_a_long_text_are_cells_until_a_click(browser, address, texts):
     a, b = texts["long"].maps[0].dense()[0, :2]
     pooled = [weights[248:256].sum(0)[96:104].sum() / 8 for weights in (a, b)]
-    with opened(browser, address + "#pins?text=1&pins=1.0.0,1.0.1&query=250&key=100") as page:
+    with opened(browser, address + "#compare?pair=heads&text=1&pins=1.0.0,1.0.1&query=250&key=100") as page:
         page.wait_for_selector(".pin-readout output")
         assert numbers(page)[:2] == pytest.approx([float(value) for value in pooled], rel=3e-3)
         page.get_by_role("button", name="Show 48 words").click()
@@ -195,14 +195,14 @@ def test_pins_of_a_long_text_are_cells_until_a_click(browser, address, texts):
 
 def test_pins_of_two_texts_have_a_difference_if_they_are_as_long(browser, file, texts):
     a, b = texts["short"].maps[0][0, 1, 9, 3], texts["curves"].maps[1][0, 2, 9, 3]
-    with opened(browser, file + "#pins?pins=0.0.1,4.1.2&query=9&key=3") as page:
+    with opened(browser, file + "#compare?pair=heads&pins=0.0.1,4.1.2&query=9&key=3") as page:
         page.wait_for_selector(".pin-readout output")
         assert numbers(page) == pytest.approx([float(a), float(b), float(a - b)], rel=1e-4)
         assert page.locator("svg.legend.difference").count() == 1
-        page.goto(file + "#pins?pins=0.0.1,0.0.1&query=9&key=3")
+        page.goto(file + "#compare?pair=heads&pins=0.0.1,0.0.1&query=9&key=3")
         until(page, "document.querySelector('.pin-key')?.textContent.includes('every difference is 0')")
         assert page.locator("svg.legend.difference").count() == 0
-        page.goto(file + "#pins?pins=0.0.1,1.0.1&query=9&key=3")
+        page.goto(file + "#compare?pair=heads&pins=0.0.1,1.0.1&query=9&key=3")
         page.wait_for_selector(".no-difference")
         assert page.locator(".pin-map").count() == 2 and len(numbers(page)) == 2
         assert page.locator(".no-difference").inner_text() == (
@@ -215,13 +215,13 @@ def test_each_number_of_a_pin_has_the_words_of_its_own_text(browser, texts, tmp_
     fewer = Sheet.of(reading(["one", "two", "three", "four"], title="Four words"))
     page_file = write_page(tmp_path / "index.html", [texts["short"], other, fewer]).as_uri()
     a, b = float(texts["short"].maps[0][0, 1, 9, 3]), float(other.maps[1][0, 2, 9, 3])
-    with opened(browser, page_file + "#pins?pins=0.0.1,1.1.2&query=9&key=3") as page:
+    with opened(browser, page_file + "#compare?pair=heads&pins=0.0.1,1.1.2&query=9&key=3") as page:
         page.wait_for_selector(".pin-readout output")
         said = page.locator(".pin-readout").inner_text()
         assert re.sub(r"-?[\d.]+(e-\d+)?(?=,|$)", "#", said) == "A it 9 → did 3: #, B w9 9 → w3 3: #, A − B #"
         assert numbers(page) == pytest.approx([a, b, a - b], rel=1e-4)
         assert page.locator(".changes th[scope=row]").first.inner_text().split(" | ")[1].startswith("w")
-        page.goto(page_file + "#pins?pins=0.0.1,2.1.2&query=9&key=3")
+        page.goto(page_file + "#compare?pair=heads&pins=0.0.1,2.1.2&query=9&key=3")
         page.wait_for_selector(".no-difference")
         said = page.locator(".pin-readout").inner_text()
         assert said.startswith("A it 9 → did 3: ") and said.endswith(", B – 9 → four 3: no such words")

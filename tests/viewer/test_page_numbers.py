@@ -272,7 +272,12 @@ def test_no_number_is_written_with_an_exponent(browser, tmp_path):
     file = write_page(tmp_path / "sharp.html", [Sheet.of(x)]).as_uri()
     views = ["overview", "map?query=3&key=8", "text?query=3&key=8", "text?way=heads&query=3&key=8", "map?why=yes"]
     with opened(browser, file) as page:
-        for view in [*views, "statistics", "statistics?table=head&find=t3", "pins?pins=0.0.0&query=3&key=8"]:
+        for view in [
+            *views,
+            "statistics",
+            "statistics?table=head&find=t3",
+            "compare?pair=heads&pins=0.0.0&query=3&key=8",
+        ]:
             page.goto(f"{file}#{view}")
             painted(page)
             page.locator("summary").evaluate_all("all => all.forEach((one) => { one.parentElement.open = true; })")

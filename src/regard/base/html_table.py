@@ -1,4 +1,4 @@
-"""`html_table`: rows of texts and numbers as a plain table for notebooks, which is well-formed XML too."""
+"""`html_table`: a table for notebooks, as HTML that is also well-formed XML."""
 
 from __future__ import annotations
 

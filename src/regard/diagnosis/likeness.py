@@ -57,7 +57,8 @@ class Way:
     """One reading of the user's function: its call, the steps of a reference, heads, and the roles of matrices.
 
     `agreeing` is the number of the last step whose result is among the numbers that the call computed; 0 for none.
-    `smaller` is the same reading of a smaller call, which is right in it: a mistake must not show there.
+    `smaller` is the same reading of a smaller call for which the function is right. A mistake that would change the
+    numbers of that call is not the cause.
     """
 
     case: Case
@@ -111,7 +112,7 @@ def likeness(
     function = with_drawn_parameters(function)
     callers = _callers(function, inputs, seed, progress)
     every: list[Way] = []
-    partly: Way | None = None
+    wrong_in_larger: Way | None = None
     for way in (way for caller in callers for way in ways_of(caller, reference, names)):
         if not _agrees(way, way.case, {}):
             every.append(way)
@@ -119,7 +120,7 @@ def likeness(
         later = next((case for case in _further_cases(way.case.caller) if not _agrees(way, case, {})), None)
         if later is None:
             return _equal(way, reference)
-        partly = _in_case(way, later)
+        wrong_in_larger = _in_case(way, later)
         if not _is_one_query(way):
             every.clear()
             break
@@ -128,10 +129,10 @@ def likeness(
     if every:
         every.sort(key=lambda way: -way.agreeing)
         found = _mistake_of(every[:MOST_TRIED], reference)
-        if partly is None or found.is_explained:
+        if wrong_in_larger is None or found.is_explained:
             return found
-    if partly is not None:
-        return _mistake_of([partly], reference)
+    if wrong_in_larger is not None:
+        return _mistake_of([wrong_in_larger], reference)
     return Likeness(_without_matrices(reference), callers[0], is_explained=False)
 
 

@@ -72,7 +72,7 @@ def _candidates(name: str, measurement: Measurement, product: Product | None) ->
 
 @dataclass(frozen=True)
 class _Numbers:
-    """A tensor that is equal to another one if its numbers are."""
+    """A tensor as a key of a cache: equal shapes and numbers are equal keys."""
 
     shape: tuple[int, ...]
     numbers: bytes = field(repr=False)

@@ -211,7 +211,7 @@ def _lines(text: str, room: int) -> list[str]:
 
 
 def _png_url(places: Tensor) -> str:
-    """Cells as a PNG with a palette: each cell is one byte, four or more pixels wide, so that no program blurs it."""
+    """Cells as a PNG with a palette: a byte a pixel, 2 x 2 pixels a cell or more, so that no program blurs them."""
     palette = _palette()
     cells = (places.clamp(0, 1) * (len(palette) - 1)).round().numpy().astype(np.uint8)
     times = max(1, SIDE * 2 // max(cells.shape))

@@ -223,7 +223,8 @@ def best_blocks(
     """The mask of the k best blocks of each query.
 
     `score` gives the scores (B, heads, rows, blocks) of some rows, from the number of keys that each row may attend to
-    in each block. It needs `floats` numbers for each row. They are changed in place: to get new memory takes longer.
+    in each block. It needs `floats` numbers for each row, and its result is changed in place, which saves an
+    allocation.
     """
     ids = _no_ids(candidates, heads, min(k, blocks.count))
     for rows in candidates.rows(floats) if blocks.count else ():

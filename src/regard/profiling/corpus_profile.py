@@ -79,7 +79,7 @@ class CorpusProfile:
     `done` documents were read. Of these `cut` were truncated, `empty` were empty, and `broken` lists the number
     (from 1) and the reason of each document that could not be read. `table` is None while no document could be read.
     `examples[layer][head]` are the strongest links of a head, from different documents, each with the words around it.
-    They are None for a run that a version without examples began.
+    `examples` is None if a version of Regard without examples began the run.
 
     >>> import regard as rg
     >>> reader = rg.TextReader.load("minilm")

@@ -1,7 +1,4 @@
-"""The strongest examples of every head: the documents of a corpus in which its strongest link is strongest.
-
-Of each document a head has at most one example, so that one document does not fill its list.
-"""
+"""The strongest examples of each head: its strongest link in each of the documents in which this link is strongest."""
 
 from __future__ import annotations
 
@@ -9,18 +6,18 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from regard.stats.profile import Link, ModelProfile
-from regard.stats.strongest_links import leading_links
+from regard.stats.strongest_links import strongest_word_links
 
 #: Examples that a head keeps, tokens around each end of a link, and what stands for tokens that are left out.
-KEPT, AROUND, GAP = 5, 6, "…"
+MOST_EXAMPLES, TOKENS_AROUND, ELLIPSIS = 5, 6, "…"
 
 
 @dataclass(frozen=True)
 class HeadExample:
     """A link in a document: the `tokens` around its ends, where the two stand in them, and the weight.
 
-    Special tokens are left out. `document` counts from 1, as the documents that could not be read do. `left_out` is
-    the place in `tokens` that stands for tokens that are left out, or -1.
+    Special tokens are left out. `document` is the number of the document in the corpus, from 1. `left_out` is the index
+    of "…" in `tokens`, which stands for tokens between the ends, or -1.
     """
 
     weight: float
@@ -34,12 +31,12 @@ class HeadExample:
     def of(profile: ModelProfile, link: Link) -> HeadExample:
         """The example of a link."""
         ends = sorted((link.query, link.key))
-        near = [range(max(0, end - AROUND), min(len(profile.tokens), end + AROUND + 1)) for end in ends]
+        near = [range(max(0, end - TOKENS_AROUND), min(len(profile.tokens), end + TOKENS_AROUND + 1)) for end in ends]
         places = sorted({*near[0], *near[1]} - set(profile.special))
         tokens, left_out = [profile.tokens[place] for place in places], -1
         if near[0].stop < near[1].start:
             left_out = sum(place < near[0].stop for place in places)
-            tokens.insert(left_out, GAP)
+            tokens.insert(left_out, ELLIPSIS)
             places.insert(left_out, -1)
         return HeadExample(
             float(f"{link.weight:.4g}"), tokens, places.index(link.query), places.index(link.key), left_out
@@ -54,7 +51,7 @@ def examples_of(profile: ModelProfile) -> Examples:
     """At most one example of every head of a document; none where queries and keys are different texts."""
     if profile.query_tokens != profile.tokens:
         return [[[] for _ in range(layer.num_heads)] for layer in profile.layers]
-    links = [leading_links(profile, layer) for layer in profile.layers]
+    links = [strongest_word_links(profile, layer) for layer in profile.layers]
     return [[[HeadExample.of(profile, link)] if link else [] for link in layer] for layer in links]
 
 
@@ -62,7 +59,9 @@ def merged_examples(examples: Examples, others: Examples, document: int) -> Exam
     """The strongest of both; `others` are those of a document. Of equal weights the earlier document is first."""
     return [
         [
-            sorted([*mine, *(replace(one, document=document) for one in new)], key=lambda one: -one.weight)[:KEPT]
+            sorted([*mine, *(replace(one, document=document) for one in new)], key=lambda one: -one.weight)[
+                :MOST_EXAMPLES
+            ]
             for mine, new in zip(heads, new_heads, strict=True)
         ]
         for heads, new_heads in zip(examples or [[[]] * len(heads) for heads in others], others, strict=True)

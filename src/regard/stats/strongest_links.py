@@ -1,4 +1,7 @@
-"""The strongest links of heads that may lead: without special tokens, punctuation, neighbors and far words."""
+"""The strongest link of each head between two words.
+
+Left out are special tokens, punctuation, the first token, neighbors and words more than `REACH` tokens apart.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,22 @@ from regard.stats.profile import LayerProfile, Link, ModelProfile
 
 #: Most links of a layer that are tried.
 TRIED = 64
-#: Most tokens between the ends of a link that leads, so that a reader sees both.
+#: Most tokens between the ends of a link, so that a reader sees both.
 REACH = 50
 
 
 def strongest_links(profile: ModelProfile, layer: LayerProfile) -> list[Link]:
-    """The strongest link of each head among those that may lead; without one, the strongest of all."""
-    leading = leading_links(profile, layer)
-    return [link or layer.strongest(head, profile.ordinary) for head, link in enumerate(leading)]
+    """The strongest link of each head between two words; without one, the strongest of all."""
+    links = strongest_word_links(profile, layer)
+    return [link or layer.strongest(head, profile.ordinary) for head, link in enumerate(links)]
 
 
-def leading_links(profile: ModelProfile, layer: LayerProfile) -> list[Link | None]:
-    """The strongest link of each head among those that may lead; None if there is none."""
+def strongest_word_links(profile: ModelProfile, layer: LayerProfile) -> list[Link | None]:
+    """The strongest link of each head between two words; None if there is none."""
     among = torch.tensor(words(profile), dtype=torch.long)
     if not len(among):
         return [None] * layer.num_heads
-    weights, keys = _allowed_links(layer, among, may_lead(profile, -1))
+    weights, keys = _allowed_links(layer, among, is_shown(profile, -1))
     best = weights.flatten(1).max(1)
     queries, found = among[best.indices // weights.shape[2]], keys.flatten(1).gather(1, best.indices[:, None])
     links = map(Link, queries.tolist(), found.flatten().tolist(), best.values.tolist())
@@ -42,18 +45,18 @@ def _is_word(text: str) -> bool:
     return any(letter.isalnum() for letter in text)
 
 
-def may_lead(profile: ModelProfile, without: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """A function of queries and keys: whether a link between them may lead. The key `without` is left out."""
+def is_shown(profile: ModelProfile, without: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """A function of queries and keys: whether a link between them is shown. The key `without` is left out."""
     is_self = profile.is_self_attention
     special = {*profile.special, without, *((0,) if is_self else ())}
     good = torch.tensor([j not in special and _is_word(name) for j, name in enumerate(profile.tokens)] + [False])
     past = len(profile.tokens) - len(profile.query_tokens)  # queries are the last keys
 
-    def leads(query: Tensor, key: Tensor) -> Tensor:
+    def of_pair(query: Tensor, key: Tensor) -> Tensor:
         distance = (key - query - past).abs()
         return good[key] & (distance > 1) & (distance <= REACH) if is_self else good[key]
 
-    return leads
+    return of_pair
 
 
 def links_of_layer(
@@ -72,6 +75,6 @@ def links_of_layer(
 def _allowed_links(
     layer: LayerProfile, among: Tensor, allowed: Callable[[Tensor, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The weights and keys of the strongest links of some queries, (H, queries, links); 0 where they may not lead."""
+    """The weights and keys of the strongest links of some queries, (H, queries, links); 0 where they are left out."""
     weights, keys = layer.links.weights[:, among], layer.links.keys[:, among]
     return weights.where(allowed(among[None, :, None], keys), 0.0), keys

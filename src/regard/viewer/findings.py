@@ -18,7 +18,7 @@ import torch
 from regard.stats.numbering import head_name
 from regard.stats.profile import LayerProfile, Link, ModelProfile
 from regard.stats.roles import CONTENT, KINDS, LABEL, MARGIN, QUERIES, Role
-from regard.stats.strongest_links import REACH, links_of_layer, may_lead, words
+from regard.stats.strongest_links import REACH, is_shown, links_of_layer, words
 from regard.stats.text_reading import NEARBY, HeadValue, TextReading, entropies_outside, nearby_shares, plain
 from regard.stats.warnings import COMMON_TARGETS, COPY
 
@@ -175,7 +175,7 @@ def _strongest(profile: ModelProfile, queries: Sequence[int], without: int = -1)
     """The index of the layer, the head and the strongest link of some queries, among the links of the profile."""
     if not queries:
         return None
-    allowed = may_lead(profile, without)
+    allowed = is_shown(profile, without)
     best = None
     for index, layer in enumerate(profile.layers):
         for head, link in links_of_layer(layer, queries, allowed):

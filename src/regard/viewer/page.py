@@ -107,7 +107,7 @@ def bundle(name: str) -> str:
 
 #: The most bytes of the maps of all texts of a page, as base64.
 MAP_BYTES = 13_800_000
-#: So many cells per side a map may always have, also if its share of the bytes is smaller.
+#: A map may always have this many cells per side, even if its share of the bytes is smaller.
 FEWEST = 48
 
 
