@@ -580,7 +580,8 @@ def test_a_state_may_be_wider_than_the_states_of_the_encoder(like):
 
 
 def test_a_scale_where_none_is_meant_is_named():
-    assert rg.check(by_matmul, scale=1.0, limit=None).mistakes == ("the scores are scaled",)
+    report = rg.check(by_matmul, scale=1.0, limit=None)
+    assert report.mistakes == ("the scores are scaled",) and "Leave the factor out." in str(report)
 
 
 def _softmax_by_changes(q, k, v):

@@ -294,3 +294,9 @@ def test_maps_without_queries_and_keys_say_what_they_are_made_of():
                 getattr(weights, name)
         with pytest.raises(rg.RegardError, match=r"weights\.value: .*keep='qkv'"):
             _ = weights.value
+
+
+def test_a_gradient_map_without_value_heads_is_refused():
+    weights = rg.Attention()(*torch.randn(3, 1, 2, 4, 8)).weights
+    with pytest.raises(rg.RegardError, match=r"GradientMap: weights .* divides H"):
+        rg.maps.GradientMap(weights, torch.randn(1, 2, 4, 8), torch.randn(1, 0, 4, 8))

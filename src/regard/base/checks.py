@@ -146,12 +146,13 @@ def _order(args: tuple[Any, ...], signature: inspect.Signature) -> str:
 
 
 def _mistake(name: str, parameter: str, value: object, expected: Any, signature: inspect.Signature) -> str:
+    """The message: the call, the rule, what was given instead (or which item is wrong), a remedy, the signature."""
     kind = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
     kind = "a number beyond 64 bits" if isinstance(value, int) and abs(value) >= 2**63 else kind
     got = "" if _is_integer(value) and _names(expected, int) else f", got {kind}"  # only its value is wrong
     rule = f"{parameter} must be {words(expected)}{got}"
     inner = _first_misfit(value, expected, parameter)
-    if inner is not None:  # a dict, where a dict is expected: one of its items is wrong
+    if inner is not None:  # a dict or list of the right kind: one of its items is wrong
         place, item, wanted = inner
         rule = f"{parameter} must be {words(expected)}: {place} must be {words(wanted)}, got {_short(item)}"
     return f"{name}({parameter}={_short(value)}): {rule}. {_remedy(value, expected)}{_shown(name, signature)}"

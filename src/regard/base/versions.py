@@ -41,7 +41,8 @@ def shares_key_heads() -> bool:
 def flex_with_logsumexp(function: Callable[..., Any], *tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of FlexAttention. Goes with torch >= 2.13.
 
-    torch 2.8 has no `AuxRequest`, and rounds half-precision scores on CPUs.
+    `function` is `flex_attention`, compiled or not; `tensors` are query, key and value. torch 2.8 has no `AuxRequest`.
+    On CPUs, versions before 2.13 are called in float32, because 2.8 rounds half-precision scores there.
     """
     from torch.nn.attention import flex_attention
 

@@ -123,18 +123,22 @@ def scale_finding(
         return CheckFinding("scale", "right", f"The scores are q . k times {wanted}.")
     text = f"The scores are q . k times {product.factor:.4g}, not {wanted}."
     return CheckFinding(
-        "scale", "wrong", text, _scale_remedy(product.factor), _scale_mistake(product.factor, width, sizes)
+        "scale", "wrong", text, _scale_remedy(product.factor, scale), _scale_mistake(product.factor, width, sizes)
     )
 
 
-def _scale_remedy(factor: float) -> str:
+def _scale_remedy(factor: float, wanted: float | None) -> str:
+    """What to write; `wanted` is the factor that the user names, if there is one."""
     remedy = "Divide the scores by math.sqrt(q.shape[-1]), the width of a head."
+    if wanted is not None:
+        remedy = f"Multiply the products by {wanted:.4g}." if wanted != 1 else "Leave the factor out."
     if math.isclose(factor, 1.0, rel_tol=PRECISION):
         return f"{remedy} If no factor is intended, as in Luong's dot score, say so: like='luong_dot'."
     return f"{remedy} If {factor:.4g} is intended, say so: scale={factor:.4g}."
 
 
 def _scale_mistake(factor: float, width: int, sizes: InputSizes) -> str:
+    """The first usual mistake with this factor. `width` is that of a head, `sizes.width` that of the input."""
     named = {
         "the scores are not scaled": 1.0,
         "the scores are divided by d instead of sqrt(d)": 1 / width,

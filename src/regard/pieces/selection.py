@@ -415,11 +415,12 @@ class BlockMeans(Selection):
 class CompressedBlocks(Selection):
     """The `k` blocks of `size` keys with the greatest compressed weights (NSA's selected branch, arXiv:2502.11089).
 
-    The compressed weights of a query are softmax(q_i . mean(k_j of a block) / sqrt(D)) over the blocks that ended
-    before it or with it, and of which the mask hides no key. Blocks begin anew with each packed document, and padding
-    is in none of them, as in flash-linear-attention. The query heads of a key head choose together, by the sum of their
-    weights. The `initial` first blocks and `local` blocks up to the query's own are always among the k. It is for
-    causal attention. The choice has no gradient: in NSA the compressed branch itself gives one to the same keys.
+    The compressed weights of a query are softmax(q_i . mean(k_j of a block) / sqrt(D)) over the blocks of `size` keys
+    (so not a shorter last one) that ended before it or with it, and of which the mask hides no key. Blocks begin anew
+    with each packed document, and padding is in none of them, as in flash-linear-attention. The query heads of a key
+    head choose together, by the sum of their weights. The `initial` first blocks and `local` blocks up to the query's
+    own are always among the k. It is for causal attention. The choice has no gradient: in NSA the compressed branch
+    itself gives one to the same keys.
 
     >>> import torch, regard as rg
     >>> attention = rg.Attention(mask=rg.causal(), selection=rg.selections.CompressedBlocks(size=4, k=3, local=1))
@@ -446,7 +447,8 @@ class CompressedBlocks(Selection):
             scores = grouped_scores(at_least_float32(query[:, :, rows]) * scale, means[:, :, :num_blocks])
             has_ended = blocks.end[:, None, None, :num_blocks] <= queries + 1
             is_whole = (has_ended & (visible[..., :num_blocks] == self.size))[:, :, None]
-            scores = scores.unflatten(1, (heads, -1)).masked_fill_(~is_whole, -torch.inf)
+            scores = scores.unflatten(1, (heads, -1)).masked_fill_(~is_whole, -torch.inf)  # (B, G, H / G, rows, blocks)
+            # a row without a whole block is NaN after the softmax; the sum is over the query heads of a key head
             return F.pad(scores.softmax(-1).nan_to_num_(0.0).sum(2), (0, blocks.count - num_blocks))
 
         floats = candidates.floats_of_blocks(query.shape[1], blocks)

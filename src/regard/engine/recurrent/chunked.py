@@ -22,7 +22,8 @@ CHUNK = 64
 #: Chunks of all heads in one run. Eight times as many take a third longer: their factors do not fit into the caches.
 RUN = 64
 
-#: query, key, value, log_decay, address, erase: (Z, n, ...) each, or None. Z: batch entries and heads.
+#: query, key, value, log_decay (g), address (w), erase (u; None if it is the key): (Z, n, ...) each, or None.
+#: Z: batch entries and heads.
 Inputs = tuple[Tensor | None, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
 
@@ -77,6 +78,7 @@ class _Run:
         self.Z, self.length = inputs[1].shape[0], part.stop - part.start
         self.value = value
         self.chunks = Chunks(Tokens(query, key, log_decay, address, erase), kind)
+        #: X_v and X_w: a chunk that begins with the state S writes X_v - X_w S. X_w is None if nothing is erased.
         self.solved = self.chunks.solved(value)
 
     def _by_chunk(self, x: Tensor) -> Tensor:

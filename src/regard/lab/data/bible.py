@@ -160,12 +160,13 @@ def _verses(database: Path, key: str) -> dict[tuple[int, int, int], str]:
 def clean(text: str, psalm: bool = False) -> str:
     """The plain text of a verse, without foreign verse numbers, brackets and quotes, with one kind of apostrophe.
 
-    `psalm=True` is for the first verse of a psalm. There some editions have a title that others leave out.
+    Dashes at the edge of a word and soft hyphens go too, an ellipsis becomes a full stop, and no space is before a
+    mark. `psalm=True` is for the first verse of a psalm. There some editions have a title that others leave out.
 
     >>> clean("(3:1) Psaume de David. (3:2) O Éternel !", psalm=True), clean('God`s [own] "word"')
     ('O Éternel!', "God's own word")
     """
-    if psalm:
+    if psalm:  # a title between two foreign verse numbers, or in parentheses before the verse
         text = re.sub(r"^\(\d+:\d+\).*\(\d+:\d+\)|^\s*\([^)]*\)(?=.)", "", text, flags=re.DOTALL)
     text = re.sub(r"\(\d+:\d+\)", " ", text)
     text = re.sub(r"\s*\b(BOOK [IVX]+|Psalm \d+)\b.*$", "", text, flags=re.DOTALL)  # the title of the next psalm

@@ -68,8 +68,12 @@ def _progress(study: Study) -> dict[str, Any]:
 
 
 def _system(study: Study, about: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of one system, over its finished trials; `about` is its entry in `study.about["systems"]`.
+
+    "p" is its whole comparison with the baseline (see `against`). Only the curves include unfinished trials.
+    """
     label = about["label"]
-    done, started = study.of(label), study.of(label, finished=False)
+    done, trials = study.of(label), study.of(label, finished=False)
     return {
         "label": label,
         "title": title(about),
@@ -84,7 +88,7 @@ def _system(study: Study, about: Mapping[str, Any]) -> dict[str, Any]:
         "by_length": _buckets([t.evaluation.by_length for t in done if t.evaluation]),
         "by_similarity": _buckets([t.evaluation.by_similarity for t in done if t.evaluation]),
         "by_frequency": _frequencies(done),
-        "curves": [_curve(trial) for trial in started if trial.started],
+        "curves": [_curve(trial) for trial in trials if trial.started],
         "pruning": [dict(trial.pruning) for trial in done if trial.pruning],
     }
 

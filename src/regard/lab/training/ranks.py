@@ -54,7 +54,7 @@ SLURM = Starter(
 
 
 def process_number(training: Training) -> int:
-    """The number of this process among all that train together.
+    """The number of this process among all that train together, from 0, before they are connected; then `rank` has it.
 
     torchrun and SLURM set it; then the configuration must have the same number of processes. Without them Lightning
     starts the other processes of this machine, and NODE_RANK is the number of the machine.
@@ -117,7 +117,7 @@ def world() -> int:
 
 
 def rank() -> int:
-    """The number of this process among those that train together."""
+    """The number of this process after they are connected; before, `process_number` has it."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
