@@ -1,4 +1,4 @@
-"""The ten tasks of docs/guides/circuits.md beside TransformerLens and nnsight: lines, seconds and largest differences.
+"""Tasks of docs/guides/circuits.md in Regard, TransformerLens and nnsight: lines, seconds and largest differences.
 
 `python -m benchmarks.circuits [ROUNDS [TASK ...]]` runs the blocks of the page, and the same tasks in the other
 libraries where they are installed, in turn: A B C A B C. All of them run SmolLM2-135M with the same weights, in
