@@ -51,8 +51,9 @@ class BenchSettings:
     def dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.device == "cuda" else torch.float32
 
-    def inputs(self, *shapes: tuple[int, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        return partial(random_inputs, shapes, self.device, self.dtype)
+    def inputs(self, *shapes: tuple[int, ...], dtype: torch.dtype | None = None) -> Callable[[], tuple[Tensor, ...]]:
+        """Random tensors of these shapes, made when they are needed."""
+        return partial(random_inputs, shapes, self.device, dtype or self.dtype)
 
     def aims(self, kind: str, avx512: float, avx2: float) -> tuple[Aim, ...]:
         """A goal for the vector width of the compiled kernels that run on this device; none for other widths."""
@@ -73,7 +74,8 @@ UNITS = {
     "faster": ("x faster", False),
     "memory": ("x its memory", True),
     "products": ("% of the matmul rate", False),
-    "copying": ("% of the copy rate", False),
+    "reading": ("% of the reading rate", False),
+    "limit": ("% of the multiply-adds", False),
     "milliseconds": ("ms", True),
     "mebibytes": ("MiB", True),
     "overhead": ("microseconds a call over it", True),

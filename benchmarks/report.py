@@ -126,8 +126,8 @@ def _rates(row: Row) -> str:
         sentences.append(f"{row.multiply_adds:.0f} % of the multiply-adds")
     if row.products is not None:
         sentences.append(f"{row.products:.0f} % of the matmul rate")
-    if row.copying is not None:
-        sentences.append(f"{row.copying:.0f} % of the copy rate")
+    if row.reading is not None:
+        sentences.append(f"{row.reading:.0f} % of the reading rate")
     if row.predicted is not None:
         off = row.misjudged
         sentences.append(

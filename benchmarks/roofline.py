@@ -1,4 +1,4 @@
-"""Measures the limits of this machine, the sides of the roofline: multiply-adds, matrix products and copies."""
+"""Measures the limits of this machine, the sides of the roofline: multiply-adds, matrix products and reading."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from regard.engine.kernel.library import load
 
 #: Rows and columns of the multiplied matrices.
 SIDE = {"cpu": 2048, "cuda": 8192}
-#: The number of copied elements.
-COPIED = {"cpu": 1 << 26, "cuda": 1 << 28}
+#: The number of elements that are read once.
+READ = {"cpu": 1 << 26, "cuda": 1 << 28}
 #: Rounds of multiply-adds in registers of one thread: at most 40 ms.
 ROUNDS = 5_000_000
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The rate of matrix products in FLOP/s, and the bytes per second that a copy reads and writes.
+    """The rate of matrix products in FLOP/s, and the bytes per second of a sum, which only reads.
 
     Both have the threads, the device and the dtype of the measured cases. `name` is that of the processor or the GPU.
     `kernel` is the vector width of the compiled kernels that run (the environment variable REGARD_KERNEL lowers it),
@@ -38,7 +38,7 @@ class Machine:
     dtype: str
     threads: int
     products: float
-    copying: float
+    reading: float
     kernel: str = ""
     multiply_adds: float = 0.0
 
@@ -53,23 +53,22 @@ class Machine:
         limit = f"{self.multiply_adds / 1e9:,.0f} GFLOP/s in multiply-adds of {self.kernel}, " if self.kernel else ""
         return (
             f"{self.name}{threads}{timed}, {self.dtype}: {limit}{self.products / 1e9:,.0f} GFLOP/s in matrix products, "
-            f"{self.copying / 1e9:,.1f} GB/s read and written by a copy"
+            f"{self.reading / 1e9:,.1f} GB/s in a pass that only reads"
         )
 
 
 def measured(device: str = "cpu", dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Machine:
-    """Measure products and copies for about a second. `scale` makes matrices and copies smaller."""
+    """Measure products and a pass that reads for about a second. `scale` makes both smaller."""
     threads = torch.get_num_threads()
     name = torch.cuda.get_device_name() if device == "cuda" else processor()
     machine = Machine(name, device, str(dtype).removeprefix("torch."), threads, 0.0, 0.0)
-    side, count = int(SIDE[device] * scale), int(COPIED[device] * scale)
+    side, count = int(SIDE[device] * scale), int(READ[device] * scale)
     a, b = (torch.rand(side, side, device=device, dtype=dtype) for _ in range(2))
     (product,) = in_turn(waited(lambda: a @ b, device), rounds=5, clock=machine.clock)
     source = torch.rand(count, device=device).to(dtype)
-    target = torch.empty_like(source)
-    (copy,) = in_turn(waited(lambda: target.copy_(source), device), rounds=5, clock=machine.clock)
-    moved = 2 * source.numel() * source.element_size()
-    machine = replace(machine, products=2 * side**3 / product, copying=moved / copy)
+    (passed,) = in_turn(waited(source.sum, device), rounds=5, clock=machine.clock)
+    reading = source.numel() * source.element_size() / passed
+    machine = replace(machine, products=2 * side**3 / product, reading=reading)
     return _with_limit(machine, int(ROUNDS * scale)) if device == "cpu" else machine
 
 

@@ -55,7 +55,7 @@ class Row:
     seconds: float | None = None
     memory: float | None = None
     products: float | None = None
-    copying: float | None = None
+    reading: float | None = None
     predicted: float | None = None
     goals: list[Goal] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
@@ -203,7 +203,7 @@ class Runner:
         assert row.seconds is not None
         now = self.pace(self.setting) if case.flops is not None or case.moved else self.machine
         if case.moved:
-            row.copying = 100 * case.moved / row.seconds / now.copying
+            row.reading = 100 * case.moved / row.seconds / now.reading
         if case.attention is not None and case.ours is None:
             with torch.set_grad_enabled(case.learns):
                 plan = rg.plan(*inputs, attention=case.attention)
@@ -270,7 +270,8 @@ def _goal_of_ours(aim: Aim, row: Row) -> Goal | None:
     assert row.seconds is not None
     measured = {
         "products": row.products,
-        "copying": row.copying,
+        "reading": row.reading,
+        "limit": row.multiply_adds,
         "milliseconds": 1000 * row.seconds,
         "mebibytes": row.memory,
     }[aim.kind]

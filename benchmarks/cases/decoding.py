@@ -26,25 +26,34 @@ def cases(setting: BenchSettings) -> Iterator[Case]:
     if setting.device == "cuda":
         return
     for batch in (1, 8):
-        yield _grouped(setting, batch)
+        yield _grouped(setting, batch, torch.float32)
+        yield _grouped(setting, batch, torch.bfloat16)
     yield _through_cache(setting)
     yield from _ring(setting)
 
 
-def _grouped(setting: BenchSettings, batch: int) -> Case:
+def _grouped(setting: BenchSettings, batch: int, dtype: torch.dtype) -> Case:
     shape = (batch, KEY_HEADS, KEYS, WIDTH)
     kernel = partial(sdpa.sdpa, enable_gqa=True)
     return Case(
         group="decoding",
-        work=f"one query, {HEADS}:{KEY_HEADS} heads of {WIDTH}, {KEYS:,} keys, batch {batch}",
-        inputs=setting.inputs((batch, HEADS, 1, WIDTH), shape, shape),
+        work=f"one query, {HEADS}:{KEY_HEADS} heads of {WIDTH}, {KEYS:,} keys, batch {batch}"
+        + (", bfloat16" if dtype == torch.bfloat16 else ""),
+        inputs=setting.inputs((batch, HEADS, 1, WIDTH), shape, shape, dtype=dtype),
         mechanism="grouped_query",
         example=small_decoding,
         attention=rg.Attention(mask=rg.causal()),
-        peers=(Side("SDPA, enable_gqa", kernel, setting.aims("faster", 6, 5)),),
-        aims=setting.aims("copying", 75, 70),
+        peers=(
+            Side(
+                "SDPA, enable_gqa",
+                kernel,
+                setting.aims("faster", 6, 5),
+                tolerance=1e-4 if dtype.itemsize == 4 else 3e-2,
+            ),
+        ),
+        aims=setting.aims("reading", 85, 85),
         flops=lambda: 4 * batch * HEADS * WIDTH * KEYS,
-        moved=2 * batch * KEY_HEADS * KEYS * WIDTH * 4,
+        moved=2 * batch * KEY_HEADS * KEYS * WIDTH * dtype.itemsize,
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import regard as rg
-from benchmarks.case import Aim, BenchSettings, Case, Side
+from benchmarks.case import Aim, BenchSettings, Case, Computes, Side, random_inputs
 from benchmarks.peers.package import TRANSFORMERS
 from regard.stats import profile
 from regard.stats.profile import ModelProfile
@@ -21,6 +21,26 @@ LENGTH, WINDOW, WORDS = 16_384, 1024, 1000
 LONG = 32_768
 #: Texts of the encoder, and tokens of each.
 TEXTS = (32, 512)
+#: The shape of SmolLM2-135M, with 6 of its 30 layers.
+SMALL: dict[str, Any] = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": WORDS,
+    "max_position_embeddings": 8193,
+}
+#: For each length, how many times as fast as sdpa a text, one token after a cache, and a training step shall be.
+PREFILLS = {
+    torch.float32: {64: 1.0, 512: 1.15, 2048: 1.3, 8192: 1.6},
+    torch.bfloat16: {64: 1.0, 512: 1.36, 2048: 1.67, 8192: 2.12},
+}
+TOKENS = {
+    torch.float32: {128: 1.0, 2048: 1.1, 8192: 1.25},
+    torch.bfloat16: {128: 1.0, 2048: 1.7, 8192: 3.2},
+}
+STEPS = {512: 1.25, 2048: 1.4}
 
 
 def cases(setting: BenchSettings) -> Iterator[Case]:
@@ -44,6 +64,7 @@ def cases(setting: BenchSettings) -> Iterator[Case]:
         peers=(Side("transformers, sdpa", partial(mini_lm, "sdpa"), (Aim("faster", 1.0),), TRANSFORMERS),),
     )
     yield whole_profile(setting)
+    yield from registered(setting)
 
 
 def whole_profile(setting: BenchSettings) -> Case:
@@ -66,6 +87,78 @@ def whole_profile(setting: BenchSettings) -> Case:
         ),
         weighs=False,
     )
+
+
+def registered(setting: BenchSettings) -> Iterator[Case]:
+    """A language model through `rg.register()`: texts, the next token after a cache, and training steps."""
+    for dtype, goals in PREFILLS.items():
+        for n, least in goals.items():
+            yield _beside_sdpa(f"a text of {n:,} tokens", whole_text, (1, n, SMALL["hidden_size"]), dtype, least)
+    for dtype, goals in TOKENS.items():
+        for n, least in goals.items():
+            shape = (1, n + 1, SMALL["hidden_size"])
+            yield _beside_sdpa(f"one token after {n:,}", next_token, shape, dtype, least)
+    for n, least in STEPS.items():
+        yield _beside_sdpa(
+            f"a training step of {n:,} tokens", trained, (1, n, SMALL["hidden_size"]), torch.float32, least
+        )
+
+
+def _beside_sdpa(work: str, run: Callable[..., Any], shape: tuple[int, ...], dtype: torch.dtype, least: float) -> Case:
+    name = str(dtype).removeprefix("torch.")
+    peer = Side(
+        "transformers, sdpa",
+        partial(run, "sdpa"),
+        (Aim("faster", least),),
+        TRANSFORMERS,
+        tolerance=1e-3 if dtype == torch.float32 else 5e-2,
+    )
+    return Case(
+        group="model",
+        work=f"{work}, Llama of 6 layers with the shape of SmolLM2, {name}",
+        inputs=partial(random_inputs, (shape,), "cpu", dtype),
+        mechanism="grouped_query",
+        ours=partial(run, "regard"),
+        peers=(peer,),
+        learns=run is trained,
+        weighs=False,
+    )
+
+
+def small_llama(backend: str, dtype: torch.dtype) -> Any:
+    """Six layers with the shape of SmolLM2-135M and random weights, the same for every backend."""
+    from transformers import LlamaConfig, LlamaModel
+
+    return _drawn(LlamaModel, LlamaConfig(**SMALL), backend).to(dtype)
+
+
+def whole_text(backend: str, embeddings: Tensor) -> Callable[[Tensor], Any]:
+    """All tokens at once, without a cache."""
+    model = small_llama(backend, embeddings.dtype)
+    return lambda embeddings: model(inputs_embeds=embeddings, use_cache=False).last_hidden_state
+
+
+def next_token(backend: str, embeddings: Tensor) -> Callable[[Tensor], Any]:
+    """The last token, after a cache of those before it, which each run leaves as it was."""
+    from transformers import DynamicCache
+
+    model, cache = small_llama(backend, embeddings.dtype), DynamicCache()
+    with torch.no_grad():
+        model(inputs_embeds=embeddings[:, :-1], past_key_values=cache)
+
+    def run(embeddings: Tensor) -> Tensor:
+        output = model(inputs_embeds=embeddings[:, -1:], past_key_values=cache).last_hidden_state
+        cache.crop(-1)
+        return output
+
+    return run
+
+
+def trained(backend: str, embeddings: Tensor) -> Computes:
+    """Forward and backward to all weights."""
+    model = small_llama(backend, embeddings.dtype)
+    weights = tuple(p for name, p in model.named_parameters() if not name.startswith("embed_tokens"))
+    return Computes(lambda embeddings: model(inputs_embeds=embeddings, use_cache=False).last_hidden_state, weights)
 
 
 def token_ids(batch: int, length: int) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import regard as rg
-from benchmarks.case import BenchSettings, Case, Side
+from benchmarks.case import Aim, BenchSettings, Case, Side
 from benchmarks.peers import sdpa
 
 HEADS, WIDTH, TOP, CELLS = 2, 64, 8, 512
@@ -30,6 +30,7 @@ def cases(setting: BenchSettings) -> Iterator[Case]:
         for name, mask in masks:
             yield _with_the_call(setting, name, mask, n)
     yield _loss(setting, 4096)
+    yield from _million(setting)
 
 
 def _case(setting: BenchSettings, name: str, mask: rg.masks.Mask | None, n: int) -> Case:
@@ -82,6 +83,21 @@ def calling(
         return seen.output, *(x.weights if isinstance(x, rg.maps.RowLinks) else x for x in seen.statistics)
 
     return run
+
+
+def _million(setting: BenchSettings) -> Iterator[Case]:
+    """A window over a text that no dense formula can hold: the output, and with it the entropy of every row."""
+    n, heads, size = 1 << 20, 4, 256
+    attention = rg.Attention(mask=rg.causal() & rg.window(size))
+    for work, statistics in (("output", ()), ("output and entropy of every row", (rg.maps.Entropy(),))):
+        yield Case(
+            group="statistics",
+            work=f"{work}, causal & window {size}, n = {n:,}, {heads} heads of {WIDTH}",
+            inputs=setting.inputs(*[(1, heads, n, WIDTH)] * 3),
+            mechanism="sliding_window",
+            ours=partial(calling, attention, statistics),
+            aims=(Aim("milliseconds", 5000), Aim("mebibytes", 4096)),
+        )
 
 
 def _loss(setting: BenchSettings, n: int) -> Case:

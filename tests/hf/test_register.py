@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import subprocess
 import sys
 
@@ -13,7 +15,10 @@ from transformers import masking_utils as theirs
 
 import regard as rg
 from miniatures import BERT, GPT2, LLAMA, MOE, OTHERS, T5, TEXTS, Model, sharpened, tokens
+from regard.hf import backend
+from regard.hf.calls import translate
 from regard.hf.masks.mask_functions import MaskFunctionReader
+from regard.hf.masks.mask_tensors import Recognized
 from regard.hf.masks.span_masks import SpanMask, spans_mask
 from registered import needs_register
 from watching import assert_same_weights, assert_verified, oracle, watched
@@ -135,6 +140,52 @@ def test_masks_and_biases_of_four_axes_are_taken_as_they_are(name, what):
         mask[..., range(9), range(9)] = mask[..., range(9), range(9)] | True if mask.dtype == torch.bool else 0.0
     inputs = {"input_ids": tokens(9), "attention_mask": mask}
     torch.testing.assert_close(ours(**inputs)[0], plain(**inputs)[0], **CLOSE)
+
+
+class Calling(torch.nn.Module):
+    """A module that calls a backend, as one of a decoder or of an encoder."""
+
+    def __init__(self, is_causal):
+        super().__init__()
+        self.is_causal = is_causal
+
+
+#: The rule of a mask that several calls share, as layers do; None: the backend masks as the module asks.
+RULES = {"none": None, "causal": Recognized(rg.causal(), 0), "near": Recognized(rg.causal() & rg.window(3), 0)}
+RULES["late"] = Recognized(rg.causal(), 4)
+#: What calls of one model, or of two that run in turns, differ in.
+CALLS = list(itertools.product(RULES, (None, 0.5), (None, 1.5), (True, False), (None, True, False), (2, 1)))
+
+
+@torch.no_grad()
+def test_calls_in_any_order_are_those_of_the_formula():
+    """Layers whose calls are alike share one attention, and no call gets that of another."""
+    order = random.Random(7).sample(CALLS * 2, 2 * len(CALLS))
+    for rule, scaling, softcap, is_causal, option, key_heads in order:
+        query, key, value = torch.randn(2, 2, 6, 8), *torch.randn(2, 2, key_heads, 6, 8)
+        mask = None if RULES[rule] is None else SpanMask(RULES[rule], (1, 1, 6, 6), "cpu")
+        options = {"scaling": scaling, "softcap": softcap, "is_causal": option, "dropout": 0.0}
+        output, _ = backend.run(Calling(is_causal), query, key, value, mask, **options)
+        scores = query @ key.repeat_interleave(2 // key_heads, 1).mT * (8**-0.5 if scaling is None else scaling)
+        scores = scores if softcap is None else softcap * (scores / softcap).tanh()
+        i, j = torch.arange(6)[:, None], torch.arange(6)
+        causal_alone = (is_causal if option is None else option) | torch.zeros(6, 6, dtype=torch.bool)
+        allowed = {
+            "none": (j <= i) | ~causal_alone,
+            "causal": j <= i,
+            "near": (j <= i) & (i - j < 3),
+            "late": j <= i + 4,
+        }
+        weights = scores.masked_fill(~allowed[rule], -torch.inf).softmax(-1)
+        expected = weights @ value.repeat_interleave(2 // key_heads, 1)
+        torch.testing.assert_close(output, expected.transpose(1, 2), **CLOSE)
+
+
+def test_layers_whose_calls_are_alike_read_their_mask_once(monkeypatch):
+    net, translated = named("Mistral").make("regard"), []
+    monkeypatch.setattr(backend, "translate", lambda call, masks: translated.append(1) or translate(call, masks))
+    net(input_ids=tokens(9), use_cache=False)
+    assert len(translated) == 1 < net.config.num_hidden_layers
 
 
 def test_gradients_reach_a_bias_that_learns():

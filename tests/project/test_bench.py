@@ -33,7 +33,7 @@ from regard.engine.blocked import Blocked
 from regard.engine.dense import Dense
 from regard.engine.kernel import library
 
-MACHINE = Machine("a machine", "cpu", "float32", 1, products=1e11, copying=1e10)
+MACHINE = Machine("a machine", "cpu", "float32", 1, products=1e11, reading=1e10)
 SHAPES = ((1, 2, 12, 8),) * 3
 
 
@@ -71,7 +71,7 @@ def test_a_peer_that_agrees_is_timed_and_judged():
     assert [g.holds for g in line.goals] == [True, False] and row.goals[0].holds
     assert line.goals[1].wanted == "at least 1e+09 x faster"
     assert row.products == pytest.approx(100 * 1000 / row.seconds / 1e11)
-    assert row.copying == pytest.approx(100 * 1000 / row.seconds / 1e10)
+    assert row.reading == pytest.approx(100 * 1000 / row.seconds / 1e10)
     assert row.predicted > 0 and row.misjudged >= 1
 
 
@@ -411,7 +411,7 @@ def test_pictures_need_two_lengths(tmp_path):
 
 def test_the_machine_is_measured():
     machine = measured(scale=0.02)
-    assert machine.products > 0 and machine.copying > 0 and machine.threads == torch.get_num_threads()
+    assert machine.products > 0 and machine.reading > 0 and machine.threads == torch.get_num_threads()
     assert "GFLOP/s" in str(machine)
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.attention import Attention
 from regard.base.checks import checked
 from regard.base.errors import MissingPackage, RegardError
+from regard.base.positions import Positions
 from regard.base.shapes import in_autocast_dtype
 from regard.base.versions import check_register
 from regard.engine.decoding import decode
@@ -20,7 +22,7 @@ from regard.engine.kernel.operator import attention
 from regard.engine.kernel.structures import has_address
 from regard.engine.ring import Ring
 from regard.engine.transforms import is_transformed
-from regard.hf.calls import AttentionCall, MaskCache, Translation, Untranslatable, translate
+from regard.hf.calls import HARMLESS, AttentionCall, MaskCache, Translation, Untranslatable, translate
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.span_masks import OURS, SpanMask, spans_mask
 from regard.hf.operator_calls import call_operator, fits_operator
@@ -28,6 +30,10 @@ from regard.pieces.normalizer import any_coarse
 
 #: Masks and biases that the layers of a model share, read once per forward.
 _masks = MaskCache()
+#: Attentions and positions of the last calls that numbers and a rule decide: layers of a model share them, too.
+_attentions: dict[tuple[Any, ...], tuple[Attention, Positions]] = {}
+#: How many of them are kept: a model has one for each of its kinds of layers.
+KEPT = 8
 
 
 @checked
@@ -76,7 +82,7 @@ def run(
             "`with rg.watch(model) as seen` computes any of them on demand."
         )
     try:
-        translation = translate(call, _masks)
+        translation = _translated(call)
     except Untranslatable as reason:
         raise RegardError(
             f"regard: the attention of {type(module).__name__} cannot be run: {reason}. "
@@ -87,6 +93,28 @@ def run(
     else:
         output = translation.attention(translation.query, key, value, positions=translation.positions).output
     return output.transpose(1, 2).contiguous(), None
+
+
+def _translated(call: AttentionCall) -> Translation:
+    """`translate(call)`, once for the layers of a model whose calls are alike."""
+    kind = _kind(call)
+    if kind in _attentions:
+        return Translation(*_attentions[kind], call.query)
+    translation = translate(call, _masks)
+    if kind is not None and translation.query is call.query:
+        while len(_attentions) >= KEPT:
+            _attentions.pop(next(iter(_attentions), None), None)
+        _attentions[kind] = translation.attention, translation.positions
+    return translation
+
+
+def _kind(call: AttentionCall) -> tuple[Any, ...] | None:
+    """All that decides the attention of a call, if it is numbers and the rule of a mask; None if a tensor does."""
+    mask, options = call.mask, [(n, x) for n, x in call.options.items() if n not in HARMLESS and x is not None]
+    if not (mask is None or isinstance(mask, SpanMask)) or not all(isinstance(x, float | int) for _, x in options):
+        return None
+    masked = None if mask is None else (mask.rule, mask.shape)
+    return masked, call.query.shape, call.key.shape, call.value.shape, call.causal, *options
 
 
 def _decoded(
