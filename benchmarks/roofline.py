@@ -99,12 +99,14 @@ def waited(run: Callable[[], object], device: str) -> Callable[[], object]:
 
 
 def processor() -> str:
-    """The name of the processor."""
+    """The name of the processor, and on Linux the family and model, which tell the generations of one name apart."""
     info = Path("/proc/cpuinfo")
-    for line in info.read_text().splitlines() if info.exists() else ():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    lines = (line.split(":", 1) for line in (info.read_text().splitlines() if info.exists() else ()) if ":" in line)
+    known = {name.strip(): value.strip() for name, value in lines}
+    if "model name" not in known:
+        return platform.processor() or platform.machine()
+    numbers = [f"{name} {known[key]}" for name, key in (("family", "cpu family"), ("model", "model")) if key in known]
+    return f"{known['model name']} ({', '.join(numbers)})" if numbers else known["model name"]
 
 
 def free_memory(device: str = "cpu") -> int:

@@ -113,13 +113,19 @@ def _beside_sdpa(work: str, run: Callable[..., Any], shape: tuple[int, ...], dty
         TRANSFORMERS,
         tolerance=1e-3 if dtype == torch.float32 else 5e-2,
     )
+    bare = Side(
+        "the model without its attention",
+        partial(run, "values"),
+        package=TRANSFORMERS,
+        differs="each token gets its own value: no attention can be faster",
+    )
     return Case(
         group="model",
         work=f"{work}, Llama of 6 layers with the shape of SmolLM2, {name}",
         inputs=partial(random_inputs, (shape,), "cpu", dtype),
         mechanism="grouped_query",
         ours=partial(run, "regard"),
-        peers=(peer,),
+        peers=(peer, bare),
         learns=run is trained,
         weighs=False,
     )
@@ -218,9 +224,20 @@ def profiled(model: Any, ids: Tensor) -> ModelProfile:
     return profile(seen.maps, [str(token) for token in ids[0].tolist()])
 
 
+def values(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> tuple[Tensor, None]:
+    """A backend of transformers that computes nothing: the values of the queries' own tokens, for each head."""
+    own = value[:, :, -query.shape[2] :].transpose(1, 2)
+    return own.repeat_interleave(query.shape[1] // key.shape[1], 2), None
+
+
 def _drawn(kind: Any, config: Any, backend: str) -> Any:
     if backend == "regard":
         rg.register()
+    if backend == "values":
+        from transformers import AttentionInterface, AttentionMaskInterface
+
+        AttentionInterface.register(backend, values)
+        AttentionMaskInterface.register(backend, lambda *args, **options: None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return kind._from_config(config, attn_implementation=backend).eval()

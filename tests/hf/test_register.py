@@ -181,6 +181,35 @@ def test_calls_in_any_order_are_those_of_the_formula():
         torch.testing.assert_close(output, expected.transpose(1, 2), **CLOSE)
 
 
+@pytest.mark.parametrize("num_queries", [1, 2, 6])
+def test_calls_of_the_same_shapes_keep_their_dtype_and_their_gradients(num_queries):
+    """A way that was kept for one call is not taken by one that learns, has another dtype, or runs under autocast."""
+    module, allowed = Calling(True), torch.ones(6, 6, dtype=torch.bool).tril()[-num_queries:]
+    kinds = [("float32", False, False), ("float32", True, False), ("float64", False, False), ("float64", True, False)]
+    kinds += [("bfloat16", False, False), ("float32", False, True)]
+    rules = [Recognized(rg.causal(), 6 - num_queries) for _ in itertools.permutations(kinds, 2)]
+    orders = [
+        (rule, *kind) for rule, pair in zip(rules, itertools.permutations(kinds, 2), strict=True) for kind in pair
+    ]
+    for rule, name, learns, casts in orders:
+        mask = SpanMask(rule, (1, 1, num_queries, 6), "cpu")
+        dtype = getattr(torch, name)
+        query, key, value = (torch.randn(2, 2, n, 8, dtype=dtype, requires_grad=learns) for n in (num_queries, 6, 6))
+        with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+            output, _ = backend.run(module, query, key, value, mask, scaling=8**-0.5, dropout=0.0)
+        assert output.dtype == (torch.bfloat16 if casts else dtype)
+        q, k, v = (t.detach().double().requires_grad_(learns) for t in (query, key, value))
+        expected = ((q @ k.mT * 8**-0.5).masked_fill(~allowed, -torch.inf).softmax(-1) @ v).transpose(1, 2)
+        close = {"rtol": 3e-2, "atol": 3e-2} if output.dtype == torch.bfloat16 else CLOSE
+        torch.testing.assert_close(output.double(), expected, **close)
+        if learns:
+            toward = torch.randn(expected.shape, dtype=torch.float64)
+            mine = torch.autograd.grad(output, (query, key, value), toward.to(dtype))
+            right_ones = torch.autograd.grad(expected, (q, k, v), toward)
+            for got, wanted in zip(mine, right_ones, strict=True):
+                torch.testing.assert_close(got.double(), wanted, **CLOSE)
+
+
 def test_layers_whose_calls_are_alike_read_their_mask_once(monkeypatch):
     net, translated = named("Mistral").make("regard"), []
     monkeypatch.setattr(backend, "translate", lambda call, masks: translated.append(1) or translate(call, masks))

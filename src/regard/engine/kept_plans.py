@@ -171,7 +171,7 @@ class KeptPlans:
         if engine != "auto" or not (positions is seed is None) or type(attention) is not Attention:
             return None
         given = (query, key, value, *tensors.values(), *(() if state is None else (state,)))
-        if not _is_plain_call(*given) or is_autocast(query.device) or query.shape[2:3] != (1,):
+        if not is_plain_call(*given) or is_autocast(query.device) or query.shape[2:3] != (1,):
             return None
         pieces_key = constant_key(attention)
         if pieces_key is None:
@@ -217,7 +217,7 @@ def _key(request: Request, piece_tensors: list[Tensor]) -> Hashable:
     if state is not None and attention.family.applies_mask:
         return None  # a mask depends on positions, which differ at each decoding step
     states = () if state is None else (state,)
-    if not _is_plain_call(query, key, value, *tensors.values(), *states):
+    if not is_plain_call(query, key, value, *tensors.values(), *states):
         return None
     pieces_key = _pieces_key(attention, piece_tensors)
     sink = getattr(attention.normalizer, "sink", None) if piece_tensors else None
@@ -275,7 +275,7 @@ def _tensor_key(tensor: Tensor) -> Hashable:
     return tensor.shape, tensor.dtype, tensor.requires_grad
 
 
-def _is_plain_call(*tensors: Tensor) -> bool:
+def is_plain_call(*tensors: Tensor) -> bool:
     """Whether all tensors are plain ones in the memory of the host, and torch does not trace or transform the call."""
     if is_transformed() or is_recorded() or torch.compiler.is_compiling():
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import wraps
 from importlib.util import find_spec
 from typing import Any
@@ -9,20 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.attention import Attention
 from regard.base.checks import checked
 from regard.base.errors import MissingPackage, RegardError
-from regard.base.positions import Positions
 from regard.base.shapes import in_autocast_dtype
 from regard.base.versions import check_register
 from regard.engine.decoding import decode
+from regard.engine.kept_plans import is_plain_call
 from regard.engine.kernel.attention import is_few
 from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.operator import attention
 from regard.engine.kernel.structures import has_address
 from regard.engine.ring import Ring
 from regard.engine.transforms import is_transformed
-from regard.hf.calls import HARMLESS, AttentionCall, MaskCache, Translation, Untranslatable, translate
+from regard.hf.calls import HARMLESS, UNDERSTOOD, AttentionCall, MaskCache, Translation, Untranslatable, translate
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.span_masks import OURS, SpanMask, spans_mask
 from regard.hf.operator_calls import call_operator, fits_operator
@@ -30,9 +30,11 @@ from regard.pieces.normalizer import any_coarse
 
 #: Masks and biases that the layers of a model share, read once per forward.
 _masks = MaskCache()
-#: Attentions and positions of the last calls that numbers and a rule decide: layers of a model share them, too.
-_attentions: dict[tuple[Any, ...], tuple[Attention, Positions]] = {}
-#: How many of them are kept: a model has one for each of its kinds of layers.
+#: How a call runs: (B, H, I, D), (B, G, J, D), (B, G, J, E) -> (B, I, H, E).
+Way = Callable[[Tensor, Tensor, Tensor], Tensor]
+#: The ways of the last kinds of calls: the layers of a model, and the tokens after a cache of one size, share them.
+_ways: dict[tuple[Any, ...] | None, Way] = {}
+#: How many are kept: a model has one for each of its kinds of layers.
 KEPT = 8
 
 
@@ -72,81 +74,105 @@ def run(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """The backend function of transformers: (B, H, I, D), (B, G, J, D), (B, G, J, E) -> (B, I, H, E), None."""
-    decoded = _decoded(module, query, key, value, attention_mask, options)
-    if decoded is not None:
-        return decoded, None
     call = AttentionCall(module, OURS, run, query, key, value, attention_mask, options, to_run=True)
-    if options.get("output_attentions"):
-        raise RegardError(
-            f"regard: {type(module).__name__} was called with output_attentions, which returns all weights at once. "
-            "`with rg.watch(model) as seen` computes any of them on demand."
-        )
-    try:
-        translation = _translated(call)
-    except Untranslatable as reason:
-        raise RegardError(
-            f"regard: the attention of {type(module).__name__} cannot be run: {reason}. "
-            "Set attn_implementation='sdpa' or 'eager' for this model."
-        ) from None
-    if Ring.default() is not None:
-        output = _run_share(translation, key, value, options.get("position_ids"))
-    else:
-        output = translation.attention(translation.query, key, value, positions=translation.positions).output
-    return output.transpose(1, 2).contiguous(), None
-
-
-def _translated(call: AttentionCall) -> Translation:
-    """`translate(call)`, once for the layers of a model whose calls are alike."""
     kind = _kind(call)
-    if kind in _attentions:
-        return Translation(*_attentions[kind], call.query)
-    translation = translate(call, _masks)
-    if kind is not None and translation.query is call.query:
-        while len(_attentions) >= KEPT:
-            _attentions.pop(next(iter(_attentions), None), None)
-        _attentions[kind] = translation.attention, translation.positions
-    return translation
+    way = _ways.get(kind)
+    if way is None:
+        way = _way(call)
+        if kind is not None:
+            while len(_ways) >= KEPT:
+                _ways.pop(next(iter(_ways), None), None)
+            _ways[kind] = way
+    return way(query, key, value), None
 
 
 def _kind(call: AttentionCall) -> tuple[Any, ...] | None:
-    """All that decides the attention of a call, if it is numbers and the rule of a mask; None if a tensor does."""
+    """All that decides how a call runs, if it is numbers and the rule of a mask; None if anything else decides.
+
+    A tensor among the options decides by its numbers, autocast by what it changes, and a ring by its ranks.
+    """
     mask, options = call.mask, [(n, x) for n, x in call.options.items() if n not in HARMLESS and x is not None]
-    if not (mask is None or isinstance(mask, SpanMask)) or not all(isinstance(x, float | int) for _, x in options):
+    if not (mask is None or isinstance(mask, SpanMask)) or not all([isinstance(x, float | int) for _, x in options]):
+        return None
+    query, key, value = tensors = call.query, call.key, call.value
+    is_usual = Ring.default() is None and not torch._C._is_any_autocast_enabled() and is_plain_call(*tensors)
+    if not is_usual or call.options.get("output_attentions"):
         return None
     masked = None if mask is None else (mask.rule, mask.shape)
-    return masked, call.query.shape, call.key.shape, call.value.shape, call.causal, *options
+    learns = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    dtypes = query.dtype, key.dtype, value.dtype
+    return masked, query.shape, key.shape, value.shape, *dtypes, learns, call.causal, *options
 
 
-def _decoded(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]
-) -> Tensor | None:
-    """The output for the few queries of decoding, by the kernel without a plan; None if it does not run such a call.
+def _way(call: AttentionCall) -> Way:
+    """How a call runs: a function of queries, keys and values that serves all calls of its kind."""
+    decoded = _decoding(call)
+    if decoded is not None:
+        return decoded
+    if call.options.get("output_attentions"):
+        raise RegardError(
+            f"regard: {type(call.module).__name__} was called with output_attentions, which returns all weights at "
+            "once. `with rg.watch(model) as seen` computes any of them on demand."
+        )
+    try:
+        translation = translate(call, _masks)
+    except Untranslatable as reason:
+        raise RegardError(
+            f"regard: the attention of {type(call.module).__name__} cannot be run: {reason}. "
+            "Set attn_implementation='sdpa' or 'eager' for this model."
+        ) from None
+    if Ring.default() is not None:
+        output = _run_share(translation, call.key, call.value, call.options.get("position_ids"))
+        return lambda query, key, value: _heads_last(output)
+    attend, positions = translation.attention, translation.positions
+    if translation.query is call.query:
+        return lambda query, key, value: _heads_last(attend(query, key, value, positions=positions).output)
+    scaled = translation.query  # by a tensor
+    return lambda query, key, value: _heads_last(attend(scaled, key, value, positions=positions).output)
+
+
+def _heads_last(output: Tensor) -> Tensor:
+    """(B, H, I, E) -> (B, I, H, E), contiguous."""
+    return output.transpose(1, 2).contiguous()
+
+
+def _decoding(call: AttentionCall) -> Way | None:
+    """How the few queries of decoding run, by the kernel without a plan; None if it does not run such a call.
 
     Planning takes longer than the arithmetic: with a cache that grows, 0.60 milliseconds a call in place of 0.20.
     """
-    tensors = query, key, value, options.get("s_aux")
-    if not query.ndim == key.ndim == value.ndim == 4:
+    mask, options = call.mask, call.options
+    tensors = call.query, call.key, call.value, options.get("s_aux")
+    if not call.query.ndim == call.key.ndim == call.value.ndim == 4:
         return None
+    num_queries, num_keys = call.query.shape[2], call.key.shape[2]
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    if not is_few(query.shape[1] // key.shape[1] * query.shape[2], learns) or query.shape[2] == key.shape[2]:
+    if not is_few(call.query.shape[1] // call.key.shape[1] * num_queries, learns) or num_queries == num_keys:
         return None
     if Ring.default() is not None or is_transformed():
         return None
     if isinstance(mask, SpanMask):
-        rule = mask.recognized(query.shape[0], query.shape[2], key.shape[2])
-        mask = GraphMask.of(rule, query.shape[2], key.shape[2]) or mask
-    query, key, value = (in_autocast_dtype(t) for t in (query, key, value))
+        rule = mask.recognized(call.query.shape[0], num_queries, num_keys)
+        mask = GraphMask.of(rule, num_queries, num_keys) or mask
+    query, key, value = (in_autocast_dtype(t) for t in tensors[:3])
     if not (mask is None or isinstance(mask, GraphMask)) or not all(map(has_address, (query, key, value))):
         return None
     if options.get("dropout") or not fits_operator(query, key, value, options):
         return None
     if options.get("s_aux") is not None and any_coarse(options["s_aux"]):
         return None
-    if _is_plain(mask, query.shape[2], key.shape[2], options):
-        scale = options.get("scaling")
-        output, _ = decode(query, key, value, query.shape[3] ** -0.5 if scale is None else float(scale))
-        return output.transpose(1, 2).contiguous()
-    return None if load_fast() is None else call_operator(attention, module, query, key, value, mask, options)
+    if _is_plain(mask, num_queries, num_keys, options):
+        scale = query.shape[3] ** -0.5 if options.get("scaling") is None else float(options["scaling"])
+        return lambda *tensors: _heads_last(decode(*map(in_autocast_dtype, tensors), scale=scale)[0])
+    if load_fast() is None:
+        return None
+    options = {name: options.get(name) for name in UNDERSTOOD} | {"is_causal": call.causal}
+
+    def by_operator(*tensors: Tensor) -> Tensor:
+        query, key, value = map(in_autocast_dtype, tensors)
+        return call_operator(attention, None, query, key, value, mask, options)
+
+    return by_operator
 
 
 def _is_plain(mask: GraphMask | None, num_queries: int, num_keys: int, options: dict[str, Any]) -> bool:

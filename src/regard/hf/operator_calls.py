@@ -46,7 +46,7 @@ def _options_fit(query: Tensor, options: dict[str, Any]) -> bool:
 
 def call_operator(
     operator: Callable[..., Any],
-    module: nn.Module,
+    module: nn.Module | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
