@@ -1,4 +1,4 @@
-"""`python -m benchmarks.page FILE.json ...`: one table of all measured goals, written into docs/development/benchmarks.md.
+"""`python -m benchmarks.page FILE.json ...`: all measured goals as one table in docs/development/benchmarks.md.
 
 The files are those of `python -m benchmarks --json FILE`. All are of one commit; each processor and vector width has a
 column of its own. Missed goals come first.

@@ -11,7 +11,7 @@ from importlib.metadata import version
 import pytest
 import torch
 from benchmarks import case as bench_case
-from benchmarks import measure
+from benchmarks import measure, page
 from benchmarks.__main__ import app
 from benchmarks.case import Aim, BenchSettings, Case, Side, allowed_pairs, prepared, random_inputs
 from benchmarks.cases import GROUPS, cases, selected
@@ -564,3 +564,37 @@ def test_a_picture_of_another_kind_or_without_matplotlib_is_refused_before_the_w
     assert "does not end in .png" in refused("--picture", "a.xyz")
     monkeypatch.setattr("regard.cli.outputs.find_spec", lambda name: None)
     assert "matplotlib is not installed. pip install" in refused("--picture", "a.png")
+
+
+def report_of(name, commit, measured):
+    """A report of one row with a goal of at least 2, one peer without a goal, and a row that was not timed."""
+    goal = measure.Goal("plain, against SDPA", measured, 2.0, "x faster", at_most=False)
+    lines = [Line("SDPA", "torch 2", 1.0, measured, goals=[goal]), Line("eager", "torch 2", 1.0, 5.0)]
+    rows = [
+        Row("softmax", "plain", "kernel", 1.0, lines=lines, multiply_adds=61.0),
+        Row("bias", "T5", broken="refused"),
+    ]
+    machine = dataclasses.replace(MACHINE, name=name, kernel="avx2")
+    return Report(machine, "python -m benchmarks --only softmax,bias", commit, rows, {"torch": "2"})
+
+
+def test_the_page_has_a_column_for_each_machine_and_missed_goals_first():
+    text = page.table([report_of("Zen 3", "abc", 1.5), report_of("Zen 4", "abc", 2.5)])
+    head, _, *lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert head.startswith("| work | against | Zen 3, avx2 | Zen 4, avx2 | goal |")
+    assert lines[0] == "| plain | SDPA | **1.5** | 2.5 | at least 2 x faster | 61 % of multiply-adds |"
+    assert [line.split(" | ")[1] for line in lines[1:]] == ["eager", ""] and "refused" in lines[2]
+    assert "0 of 1 goals hold on Zen 3, avx2; 1 of 1 goals hold on Zen 4, avx2" in text and "commit abc" in text
+
+
+def test_the_page_is_of_one_commit_and_three_machines():
+    with pytest.raises(rg.RegardError, match="commits abc, def"):
+        page.table([report_of("Zen 3", "abc", 1.5), report_of("Zen 4", "def", 1.5)])
+    with pytest.raises(rg.RegardError, match="4 machines"):
+        page.table([report_of(name, "abc", 1.5) for name in "abcd"])
+
+
+def test_what_stands_around_the_table_stays():
+    before, after = page.MARKS
+    assert page.written(f"head\n{before}\nold\n{after}\nfoot", "new") == f"head\n{before}\nnew\n{after}\nfoot"
+    assert page.written(page.PAGE.read_text(), "new").count("new\n" + after) == 1

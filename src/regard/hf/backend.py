@@ -89,14 +89,13 @@ def run(
 def _kind(call: AttentionCall) -> tuple[Any, ...] | None:
     """All that decides how a call runs, if it is numbers and the rule of a mask; None if anything else decides.
 
-    A tensor among the options decides by its numbers, autocast by what it changes, and a ring by its ranks.
+    A tensor among the options decides by its numbers, and a ring by its ranks.
     """
     mask, options = call.mask, [(n, x) for n, x in call.options.items() if n not in HARMLESS and x is not None]
     if not (mask is None or isinstance(mask, SpanMask)) or not all([isinstance(x, float | int) for _, x in options]):
         return None
-    query, key, value = tensors = call.query, call.key, call.value
-    is_usual = Ring.default() is None and not torch._C._is_any_autocast_enabled() and is_plain_call(*tensors)
-    if not is_usual or call.options.get("output_attentions"):
+    query, key, value = call.query, call.key, call.value
+    if Ring.default() is not None or call.options.get("output_attentions") or not is_plain_call(query, key, value):
         return None
     masked = None if mask is None else (mask.rule, mask.shape)
     learns = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
