@@ -46,9 +46,13 @@ def column_of(report: Report) -> str:
 def entries(reports: Iterable[Report]) -> list[Entry]:
     """The lines of all reports, those with a missed goal first, then those with a goal."""
     found: dict[tuple[str, str, str], Entry] = {}
+    reports = list(reports)
+    measured = {(column_of(report), row.work) for report in reports for row in report.rows if not row.broken}
     for report in reports:
         column = column_of(report)
         for row in report.rows:
+            if row.broken and (column, row.work) in measured:
+                continue  # no time was left for it in this file, and another file has it
             for against, goal, text, memory in _results(row):
                 entry = found.setdefault(
                     (row.work, against, goal.unit if goal else memory), Entry(row.work, against, "")

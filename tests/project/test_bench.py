@@ -587,6 +587,12 @@ def test_the_page_has_a_column_for_each_machine_and_missed_goals_first():
     assert "0 of 1 goals hold on Zen 3, avx2; 1 of 1 goals hold on Zen 4, avx2" in text and "commit abc" in text
 
 
+def test_a_row_for_which_no_time_was_left_is_taken_from_another_file():
+    measured, late = report_of("Zen 3", "abc", 1.5), report_of("Zen 3", "abc", 1.5)
+    late.rows = [Row("softmax", "plain", broken="not measured: no time was left")]
+    assert "no time was left" not in page.table([late, measured]) and "no time was left" in page.table([late])
+
+
 def test_the_page_is_of_one_commit_and_three_machines():
     with pytest.raises(rg.RegardError, match="commits abc, def"):
         page.table([report_of("Zen 3", "abc", 1.5), report_of("Zen 4", "def", 1.5)])
