@@ -49,8 +49,11 @@ class LinearEngine(Engine):
         parts = split(attention.mask)
         if parts is None:
             return "its mask does more than forbid later keys and certain keys, so queries cannot share sums over keys"
-        if parts[0] and not _ends_aligned(problem):
+        is_causal, key_mask = parts
+        if is_causal and not _ends_aligned(problem):
             return "a causal sum needs consecutive keys that end where the queries end"
+        if key_mask is not None and problem.sizes.R > 1 and _shown_keys(key_mask, problem).shape[1] > 1:
+            return "its mask differs between query heads that share a key head, so they cannot share sums over keys"
         return None
 
     def run(self, problem: Problem) -> Result:
@@ -58,8 +61,7 @@ class LinearEngine(Engine):
         prepared = problem.prepared
         query, key, value = in_one_dtype(*map(at_least_float32, (prepared.query, prepared.key, problem.value)))
         if key_mask is not None:
-            allowed = key_mask.allowed(problem.grid.tile(slice(0, 1), slice(None)))[:, :, 0]  # (B or 1, 1, J)
-            key = key * allowed[..., None].to(key.dtype)
+            key = key * _shown_keys(key_mask, problem)[..., None].to(key.dtype)
         past = key.new_zeros(*key.shape[:2], key.shape[-1], problem.sizes.E + 1)
         if problem.state is not None:
             past = past + problem.state
@@ -78,6 +80,11 @@ class LinearEngine(Engine):
         states = s.B * s.G * W * (s.E + 1) * (s.I // CHUNK + 1 if is_causal else 1)
         flops = 2 * s.B * (s.H * s.I + s.G * s.J) * W * (s.E + 1) + pairs * 2 * (W + s.E + 1)
         return Cost(pairs, flops, 4 * (states + pairs))
+
+
+def _shown_keys(key_mask: Mask, problem: Problem) -> Tensor:
+    """The keys that a mask of keys allows, (B or 1, H or 1, J): its answer for the first query is that for all."""
+    return key_mask.allowed(problem.grid.tile(slice(0, 1), slice(None)))[:, :, 0]
 
 
 def _in_lanes(x: Tensor) -> Tensor:

@@ -120,9 +120,9 @@ def _(bias: LearnedBias, problem: Problem, rows: Tensor | None, cols: Tensor | N
 def pairs_of(mask: Mask, problem: Problem) -> PairMask:
     """A mask as a function of one pair; `NoLowering` if there is none."""
     if mask.keys_only:
-        flags = mask.allowed(problem.grid.tile(slice(0, 1), slice(None)))
-        real = flags[:, 0, 0].expand(problem.sizes.B, -1).contiguous()
-        return lambda b, h, q, k: real[b, k]
+        of_first_query = mask.allowed(problem.grid.tile(slice(0, 1), slice(None)))[:, :, 0]  # (B or 1, H or 1, J)
+        is_shown = of_first_query.expand(problem.sizes.B, problem.sizes.H, -1).contiguous()
+        return lambda b, h, q, k: is_shown[b, h, k]
     if mask.relative:
         line, place = diagonals(problem)
         allowed = mask.allowed(line)[0, 0, 0]
