@@ -91,6 +91,15 @@ def test_no_block_holds_more_than_it_may_unless_it_is_one_row(problem):
         blocked.BLOCK_BYTES = limit
 
 
+def test_blocks_that_read_two_intervals_of_keys_hold_no_more(monkeypatch):
+    """All pairs of a relative mask are a view of their diagonals, but those of a block around a gap are not."""
+    monkeypatch.setattr(blocked, "BLOCK_BYTES", 1 << 19)
+    x = torch.zeros(1, 1, 2000, 8)
+    work = Work(problem(rg.Attention(mask=~rg.window(400)), x, x, x))
+    assert max(len(block.columns.intervals) for block in work.blocks) == 2
+    assert max(block.pairs * work.bytes_per_pair(block) for block in work.blocks) <= 1 << 19
+
+
 def test_what_the_kernel_takes_whole_is_one_block_of_any_length():
     """Cutting an unmasked or causal problem would save no pair; without the kernel it saves memory."""
     x = torch.randn(1, 1, 5000, 4)

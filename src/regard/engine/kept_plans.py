@@ -26,7 +26,7 @@ from regard.engine.decoding import NextToken
 from regard.engine.kernel.library import SETTING
 from regard.engine.kernel.structures import PLAIN
 from regard.engine.plan import ENGINES, ExecutionPlan
-from regard.engine.problem import Problem, Result
+from regard.engine.problem import FACTS, Problem, Result
 from regard.engine.transforms import is_recorded, is_transformed
 from regard.pieces.call_tensors import CallTensors
 from regard.pieces.contents import Originals, split_tensors
@@ -35,8 +35,6 @@ from regard.pieces.normalizer import any_coarse
 
 #: Most plans that are kept. The masks of 32 more layouts are kept in `kernel/mask_layout.py`.
 MOST_PLANS = 128
-#: What a problem has besides its tensors. `template` holds the pieces without their tensors.
-FACTS = ("positions", "sizes", "template", "learns", "learns_bias", "scale", "hides_gradients")
 
 Step = TypeVar("Step", bound=NextToken)
 
