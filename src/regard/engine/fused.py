@@ -30,6 +30,7 @@ class Fused(Engine):
             return refusal
         s = problem.sizes
         most_bytes = s.B * s.H * s.I * s.J * max(problem.query.element_size(), 4)
+        # only large problems read their mask, to count the heads and entries for which it differs
         if most_bytes > MASK_BYTES and (num_bytes := mask_bytes(problem, block_of(problem))) > MASK_BYTES:
             return f"its mask and biases would take {num_bytes / 2**20:,.0f} MiB as one tensor"
         return None

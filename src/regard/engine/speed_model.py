@@ -47,6 +47,7 @@ def forget() -> None:
 @lru_cache(maxsize=4)
 @torch.no_grad()
 def _measured(device: torch.device, _threads: int) -> MachineRates:
+    """The rates, kept for each device and number of threads."""
     side = 512 if device.type == "cpu" else 4096
     a, b = torch.rand(2, side, side, device=device)
     x = torch.rand(1 << 18, device=device)

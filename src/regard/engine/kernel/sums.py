@@ -62,7 +62,7 @@ class CompiledAverages(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, past, output, denominators = ctx.saved_tensors
-        grad, with_ones = _sum_gradients(grad, output, denominators), F.pad(value, (0, 1), value=1.0)
+        grad, with_ones = sum_gradients(grad, output, denominators[..., None]), F.pad(value, (0, 1), value=1.0)
         grad_query = empty(*query.shape)
         _sums(ctx.library, grad, with_ones, key, past.mT, grad_query)
         num_shared, later, totals = query.shape[1] // key.shape[1], grad_state, None
@@ -78,11 +78,14 @@ class CompiledAverages(torch.autograd.Function):
         return None, grad_query, totals[0], totals[1][..., : value.shape[3]], totals[2]
 
 
-def _sum_gradients(grad: Tensor, output: Tensor, denominators: Tensor) -> Tensor:
-    """Gradients of the sums of values and of ones, (B, H, n, E + 1), from those of their quotients."""
-    is_zero = (denominators == 0)[..., None]
-    of_values = grad / denominators[..., None].masked_fill(is_zero, 1.0)
-    of_ones = -(of_values * output).sum(-1, keepdim=True).masked_fill(is_zero, 0.0)
+def sum_gradients(grad: Tensor, averages: Tensor, denominators: Tensor) -> Tensor:
+    """Gradients (..., E + 1) of the sums of values and, last, of the sum of ones, from that of their quotients.
+
+    `grad` and `averages` are (..., E), `denominators` (..., 1). An average over nothing is 0 for any sums.
+    """
+    is_zero = denominators == 0
+    of_values = grad / denominators.masked_fill(is_zero, 1.0)
+    of_ones = -(of_values * averages).sum(-1, keepdim=True).masked_fill(is_zero, 0.0)
     return torch.cat((of_values, of_ones), -1)
 
 
