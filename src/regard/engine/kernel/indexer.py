@@ -41,7 +41,10 @@ class GreatestFields(Pointers):
 
 
 def greatest(scores: Tensor, k: int) -> Tensor | None:
-    """The columns of the k greatest scores of each row, as `best` of regard.pieces.selection gives them, or None."""
+    """The columns (..., k) of the k greatest scores of each row, as `best` of regard.pieces.selection gives them.
+
+    None where the kernels cannot run. k is at most the length of a row.
+    """
     library = load()
     if library is None or is_transformed() or torch.compiler.is_compiling():
         return None
@@ -79,7 +82,7 @@ def indexed(
     if layout.num_bytes > MASK_BYTES:
         return None
     ids = torch.empty(B, I, k, dtype=torch.int32, device="cpu")
-    setting = CallSettings(library, layout, 1.0, 0.0, False)
+    setting = CallSettings(library, layout, 1.0, 0.0, False)  # scale 1, no soft cap, no backward pass
     inputs = Inputs(query.detach(), key.detach(), key.detach()[..., :0], None, _distances(layout, positions), None)
     call, fields = inputs.call(setting), Index(k=k, no_id=NO_ID)
     pack_keys(call, setting)
@@ -95,7 +98,10 @@ def _heads_of(mask: Mask, positions: Positions, sizes: Sizes) -> int:
 
 
 def _distances(layout: Layout, positions: Positions) -> Tensor | None:
-    """-inf at the distances that the mask forbids, if a range does not say which."""
+    """Numbers (1, I + J - 1) that are added to scores: -inf at the distances that the mask forbids, else 0.
+
+    None if the allowed distances are a range, which the layout has.
+    """
     if layout.distances is None:
         return None
     line = layout.grid.line(positions.distances(layout.sizes.I))

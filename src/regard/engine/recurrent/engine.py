@@ -49,7 +49,8 @@ class RecurrentEngine(Engine):
 def recur(steps: Steps, value: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Outputs (B, H, I, E) of the last I of J tokens, and the state (B, H, D, E) after all.
 
-    `value` is (B, H, J, E). `state` is that before the first token, zeros by default. Any gradient is exact.
+    `value` is (B, H, J, E). `state` is that before the first token, or broadcasts to it; zeros by default. Gradients
+    reach the tensors of `steps`, the values and the state.
     """
     B, H, I, D = steps.query.shape
     J, E = value.shape[2:]
@@ -58,7 +59,7 @@ def recur(steps: Steps, value: Tensor, state: Tensor | None = None) -> tuple[Ten
         return value.new_zeros(B, H, I, E), at_least_float32(last)
     compiled = _compiled(steps, value, state)
     output, last = _in_torch(steps, value, state) if compiled is None else compiled
-    if steps.own is not None:
+    if steps.own is not None:  # a weight of its own on the query's token, which no state holds
         output = output + steps.own[..., None] * value[:, :, J - I :]
     return output, last
 
@@ -79,17 +80,17 @@ def _compiled(steps: Steps, value: Tensor, state: Tensor | None) -> tuple[Tensor
     learns = torch.is_grad_enabled() and any([x.requires_grad for x in inputs])
     run: Any = CompiledRecurrence.apply if learns else run_recurrence
     query, key, value, log_decay, last, *address = differentiable_once("recurrent", *inputs)
-    on_cols = key, value, log_decay, address[0] if address else None
+    of_tokens = key, value, log_decay, address[0] if address else None
     if J == I:
-        return run(library, query, *on_cols, last)
+        return run(library, query, *of_tokens, last)
     parts = slice(0, J - I), slice(J - I, None)  # tokens without a query, and those with one
-    early, late = ([None if x is None else x[:, :, part] for x in on_cols] for part in parts)
+    early, late = ([None if x is None else x[:, :, part] for x in of_tokens] for part in parts)
     _, last = run(library, None, *early, last)
     return run(library, query, *late, last) if I else (value.new_empty(B, H, 0, E), last)
 
 
 def _in_torch(steps: Steps, value: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Outputs and the last state by torch's operations."""
+    """Outputs and the last state by torch's operations, on one axis Z of batch entries and heads."""
     B, H, I, D = steps.query.shape
     J, E = value.shape[2:]
     flat = {name: _flat(getattr(steps, name)) for name in ("query", *Steps.ON_COLS)}
@@ -111,7 +112,10 @@ def _flat(x: Tensor | None) -> Tensor | None:
 
 
 def _in_parts(flat: dict[str, Tensor | None], value: Tensor, state: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
-    """Earlier tokens without a query, then those with one."""
+    """Earlier tokens without a query, then those with one: outputs (Z, I, E) and the last state (Z, D, E).
+
+    `flat` has the tensors of `Steps` by name, (Z, n, ...).
+    """
     query = flat["query"]
     assert query is not None
     num_earlier = value.shape[1] - query.shape[1]
@@ -125,6 +129,7 @@ def _in_parts(flat: dict[str, Tensor | None], value: Tensor, state: Tensor, kind
 
 
 def _inputs(flat: dict[str, Tensor | None], value: Tensor, part: slice, query: Tensor | None) -> Inputs:
+    """`Inputs` of some tokens, with their queries or without."""
     key, log_decay, address, erase = (None if (x := flat[name]) is None else x[:, part] for name in Steps.ON_COLS)
     assert key is not None and log_decay is not None
     return query, key, value[:, part], log_decay, address, erase
@@ -146,7 +151,11 @@ def stepwise(inputs: Inputs, state: Tensor, kind: Kind) -> tuple[Tensor | None, 
 
 
 def _step(token: tuple[Tensor | None, ...], state: Tensor, kind: Kind) -> tuple[Tensor | None, Tensor]:
-    """The output (Z, 1, E) of one token, and the state after it."""
+    """The output (Z, 1, E) of one token, and the state after it; `token` has `Inputs` of this token alone.
+
+    One product reads the state for address and query. A query that reads after its token gets what the token writes
+    besides.
+    """
     query, key, value, log_decay, address, erase = token
     assert key is not None and value is not None and log_decay is not None
     decay = log_decay.exp()
