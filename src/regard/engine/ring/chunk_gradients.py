@@ -28,7 +28,10 @@ from regard.pieces.normalizer import Normalizer, RowStatistic, any_coarse
 
 @dataclass(frozen=True, eq=False)
 class OutputGrads:
-    """Finished rows: `grad` of the output, the output, `dot` = rowsum(grad * output), and the row statistic."""
+    """Finished rows: `grad` of the output, the output, `dot` = rowsum(grad * output), and the row statistic.
+
+    The first two are (B, H, I, E), `dot` is (B, H, I).
+    """
 
     grad: Tensor
     output: Tensor
@@ -119,6 +122,7 @@ class ChunkGradients:
         return [*self._if_wanted(*sums.sums), *(None for _ in self.wanted[3:])]
 
     def _if_wanted(self, *grads: Tensor | None) -> Gradients:
+        """Gradients of the value, query and key; None for those that are not wanted."""
         return [grad if want else None for grad, want in zip(grads, self.wanted, strict=False)]
 
     def _from_scores(self) -> Gradients:
@@ -132,7 +136,11 @@ class ChunkGradients:
         return sums.sums
 
     def _weighted_sums(self, block: Block, tile: Prepared, value: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Weights times values of a block, and the sum of its weights, each with the gradient of the loss."""
+        """Weights times values of a block, and the sum of its weights, each with the gradient of the loss.
+
+        The weights of a row are divided by the sum over all keys, also those of other chunks. So a greater sum here
+        makes the whole output smaller: d loss / d sum = -dot. If weights are independent, nothing is divided.
+        """
         chunk, rows = self.chunk, self.output_grads.rows(block.rows, block.entries)
         columns = block.columns.tensor(value.device)
         grid = chunk.grid.tile(block.rows, block.columns).entries(block.entries)
