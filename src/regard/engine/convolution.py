@@ -68,6 +68,7 @@ class ConvolutionEngine(Engine):
         return Result(output.to(problem.value.dtype), row_statistic)
 
     def cost(self, problem: Problem) -> Cost:
+        """Each of the D E products of channels is convolved: directly, or by three Fourier transforms."""
         s, num_taps = problem.sizes, _num_taps(problem)
         length, channels = s.I + num_taps - 1, s.B * s.H * s.E * problem.prepared.query.shape[-1]
         operations = 2 * s.I * num_taps if num_taps <= MANY else 10 * length * length.bit_length()

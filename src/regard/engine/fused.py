@@ -48,6 +48,8 @@ class Fused(Engine):
         causal, scale = rows.is_causal(block), problem.scale
         softmax = problem.attention.normalizer.as_softmax
         assert softmax is not None, "the kernel computes no other normalizer"
+        # such a call is the kernel alone: nothing before it makes a mask, and nothing after it adds a sink or looks for
+        # coarse rows
         is_plain = not problem.attention.bias and softmax.sink is None and not problem.learns
         if not (is_plain and rows.returns_row_statistic and (causal or block.full)) or scale is None:
             return None

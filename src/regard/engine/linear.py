@@ -76,7 +76,7 @@ class LinearEngine(Engine):
     def cost(self, problem: Problem) -> Cost:
         s, W = problem.sizes, problem.prepared.query.shape[-1]
         is_causal = (split(problem.attention.mask) or (False,))[0]
-        pairs = s.B * s.H * s.I * CHUNK if is_causal else 0
+        pairs = s.B * s.H * s.I * CHUNK if is_causal else 0  # those of a chunk
         states = s.B * s.G * W * (s.E + 1) * (s.I // CHUNK + 1 if is_causal else 1)
         flops = 2 * s.B * (s.H * s.I + s.G * s.J) * W * (s.E + 1) + pairs * 2 * (W + s.E + 1)
         return Cost(pairs, flops, 4 * (states + pairs))

@@ -270,10 +270,12 @@ class Engine(ABC):
         return None
 
     @abstractmethod
-    def run(self, problem: Problem) -> Result: ...
+    def run(self, problem: Problem) -> Result:
+        """Compute a problem that the engine does not refuse."""
 
     @abstractmethod
-    def cost(self, problem: Problem) -> Cost: ...
+    def cost(self, problem: Problem) -> Cost:
+        """The predicted cost of the forward pass of a problem that the engine does not refuse."""
 
     def kept_facts(self, problem: Problem) -> dict[str, Any]:
         """The entries of `plan_cache` for later problems that differ only in the numbers of tensors."""

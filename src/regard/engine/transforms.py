@@ -44,6 +44,7 @@ def is_recorded() -> bool:
 
 
 def _is_traced() -> bool:
+    """Whether torch.jit.trace records."""
     return torch._C._get_tracing_state() is not None
 
 

@@ -136,7 +136,10 @@ def load_vectors(pointer, strides, entry, head, tokens, is_token, width, WIDTH: 
 
 @triton.jit
 def scores_of(scores, pattern, sizes, tile, query, segment, queries, keys, is_query, end):
-    """The scores (queries, keys) of the keys before `end`; -inf where a query may not attend."""
+    """The scores (queries, keys) of the keys before `end`; -inf where a query may not attend.
+
+    `query` has the vectors (queries, WIDTH), `queries` and `keys` the indices. `segment` points to the segment of keys.
+    """
     entry, head, _unit, _first_query = tile
     key_head, is_key = head // sizes.heads_per_key_head, keys < sizes.num_keys
     key = load_vectors(scores.key, scores.key_strides, entry, key_head, keys, is_key, sizes.width, query.shape[1])

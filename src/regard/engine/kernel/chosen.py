@@ -66,6 +66,7 @@ class Chosen(Engine):
     def cost(self, problem: Problem) -> Cost:
         s, terms = problem.sizes, ChosenProblem.of(problem)
         pairs, width = s.B * s.H * terms.pairs_of_head, problem.prepared.key.shape[-1]
+        # packed keys and values, the log-sum-exp, and the flags of the rest of the mask
         num_bytes = 4 * s.B * (s.G * s.J * (width + s.E) + s.H * s.I) + terms.layout.num_bytes
         return Cost(pairs, pairs * flops_per_pair(problem), num_bytes)
 

@@ -84,8 +84,8 @@ class Kernel(Engine):
         pairs = layout.num_pairs * s.H
         rows = s.B * s.H * s.I
         if terms.direction is None and is_few(s.R * s.I, problem.learns):
-            buffers = 4 * rows * -(-s.J // PART_KEYS) * (s.E + 2)
-        else:
+            buffers = 4 * rows * -(-s.J // PART_KEYS) * (s.E + 2)  # rows of each part of the keys
+        else:  # packed keys and values
             buffers = 4 * s.B * s.G * s.J * (width + s.E)
         return Cost(pairs, pairs * flops_per_pair(problem), buffers + layout.num_bytes + 4 * rows)
 
@@ -100,7 +100,7 @@ class Kernel(Engine):
         terms = KernelProblem.of(problem)
         inputs, setting = terms.inputs(), terms.setting()
         if inputs.clipped is not None or terms.layout.num_bytes > PLANNED_BYTES:
-            return None
+            return None  # the terms of a ShawBias depend on the queries
         if not problem.learns:
             repeat = RepeatedForward(setting, inputs)
             return lambda query, key, value: Result(*repeat(query, key, value))
@@ -256,6 +256,7 @@ class KernelProblem:
 
     @property
     def _softmax(self) -> LogSumExpNormalizer:
+        """The softmax: its temperature and sink."""
         softmax = self.problem.attention.normalizer.as_softmax
         assert softmax is not None, "there is a scale"
         return softmax

@@ -60,11 +60,12 @@ def greatest(scores: Tensor, k: int) -> Tensor | None:
 
 
 def indexed(
-    query: Tensor, key: Tensor, weights: Tensor, k: int, positions: Positions, mask: Mask | None
+    query: Tensor, key: Tensor, weights: Tensor, k: int, positions: Positions, mask: Mask | None, num_heads: int
 ) -> Tensor | None:
     """The indices of the k keys with the greatest index scores, (B, I, k), or None where the kernels cannot.
 
-    `query` is (B, N, I, W), `key` (B, 1, J, W), `weights` (B, I, N). Behind the last key of a row stands `NO_ID`.
+    `query` is (B, N, I, W), `key` (B, 1, J, W), `weights` (B, I, N). Behind the last key of a row stands `NO_ID`. The
+    mask is that of `num_heads` query heads, which share the keys: the kernels read one that is the same for all.
     """
     library, tensors = load(), (query, key, weights)
     if library is None or is_transformed() or torch.compiler.is_compiling():
@@ -76,7 +77,7 @@ def indexed(
     if 0 in (B, N, I, J, W, k):
         return None
     sizes = Sizes(B, 1, 1, I, J, W, 0)
-    if mask is not None and _heads_of(mask, positions, sizes) != 1:
+    if mask is not None and _differs_by_head(mask, Grid.whole(positions, B, num_heads, I)):
         return None
     layout = Layout.of(mask, positions, sizes)
     if layout.num_bytes > MASK_BYTES:
@@ -91,10 +92,10 @@ def indexed(
     return ids
 
 
-def _heads_of(mask: Mask, positions: Positions, sizes: Sizes) -> int:
-    """The number of heads for which the mask differs."""
+def _differs_by_head(mask: Mask, grid: Grid) -> bool:
+    """Whether the mask may have different answers for the heads of a grid; one pair tells."""
     first = slice(0, 1)
-    return mask.allowed(Grid.whole(positions, sizes.B, sizes.H, sizes.I).tile(first, first)).shape[1]
+    return mask.allowed(grid.tile(first, first)).shape[1] != 1
 
 
 def _distances(layout: Layout, positions: Positions) -> Tensor | None:

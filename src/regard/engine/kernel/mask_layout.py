@@ -108,7 +108,7 @@ class Layout:
 
     @cached_property
     def num_bytes(self) -> int:
-        """Bytes of `allowed`, for one head."""
+        """Bytes of the flags of all pairs, for one head: one for each pair of a segment that needs them."""
         return sum((t.stop - t.first) * (s.stop - s.first) for t in self.tiles for s in t.segments if not s.is_full)
 
     def tables(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -230,7 +230,10 @@ def _keys_of_tile(
 
 
 def _segments(candidates: Spans, full: Spans) -> tuple[Segment, ...]:
-    """Segments of the keys that some query may attend to; without bytes where they are `full`: every query may."""
+    """Segments, in order, of the keys that some query may attend to; without bytes where every query may: `full`.
+
+    A short interval of full keys gets bytes, since one more segment costs more.
+    """
     if candidates and full.covers(candidates):
         return tuple(Segment(*interval, True) for interval in candidates)
     long = Spans(tuple(ends for ends in candidates & full if ends[1] - ends[0] >= LEAST_FULL)) if full else EMPTY

@@ -163,20 +163,23 @@ def _received(setting: CallSettings, call: KernelCall, fields: StatisticsFields,
 
 
 def _cells(setting: CallSettings, call: KernelCall, fields: StatisticsFields, wanted: Parts) -> Callable[[], None]:
-    """Allocate sums and maxima of cells for each part of the work. Cells of queries and keys ascend without gaps."""
-    total, most = wanted.pop("cells"), wanted.pop("cell_maxima", None)
+    """Allocate sums and maxima of cells (rows, columns) for each part of the work.
+
+    `row_cells` (I,) has the row of each query, `column_cells` (J,) the column of each key; both ascend without gaps.
+    """
+    total, total_maxima = wanted.pop("cells"), wanted.pop("cell_maxima", None)
     rows, columns = wanted.pop("row_cells"), wanted.pop("column_cells")
     shape = call.B, call.H, fields.num_parts, *total.shape[2:]
-    sums, maxima = zeros(*shape), None if most is None else zeros(*shape)
-    starts = torch.searchsorted(columns, torch.arange(shape[-1] + 1, device="cpu"))
+    sums, maxima = zeros(*shape), None if total_maxima is None else zeros(*shape)
+    starts = torch.searchsorted(columns, torch.arange(shape[-1] + 1, device="cpu"))  # the first key of each column
     fields.point(cells=sums, cell_maxima=maxima, column_starts=starts)
     fields.point(row_cells=rows.contiguous(), column_cells=columns.contiguous())
     fields.cell_rows, fields.cell_columns = shape[3:]
 
     def add() -> None:
         total.add_(sums.sum(2))
-        if most is not None and maxima is not None:
-            most.add_(maxima.amax(2))
+        if total_maxima is not None and maxima is not None:
+            total_maxima.add_(maxima.amax(2))  # to zeros
 
     return add
 

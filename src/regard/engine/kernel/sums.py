@@ -61,6 +61,11 @@ class CompiledAverages(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
+        """From the gradients of the averages and of the last state.
+
+        With g the gradient of the sums: dq_i = sum_{j <= i} (g_i . v_j) k_j, dk_j = sum_{i >= j} (v_j . g_i) q_i,
+        dv_j = sum_{i >= j} (k_j . q_i) g_i; and the state before or the gradient of the state after adds its part.
+        """
         query, key, value, past, output, denominators = ctx.saved_tensors
         grad, with_ones = sum_gradients(grad, output, denominators[..., None]), F.pad(value, (0, 1), value=1.0)
         grad_query = empty(*query.shape)

@@ -30,7 +30,7 @@ class RecurrentEngine(Engine):
     def run(self, problem: Problem) -> Result:
         steps, state, value, memory = problem.prepared.steps, problem.state, problem.value, problem.memory
         assert steps is not None
-        if memory is not None:
+        if memory is not None:  # the tokens that it has read are not read again
             steps, value, state = steps.after(memory.num_tokens), value[:, :, memory.num_tokens :], memory.state
         output, last = recur(steps, with_heads(value, problem.sizes.H), state)
         return Result(output.to(problem.value.dtype), None, last)
@@ -42,6 +42,7 @@ class RecurrentEngine(Engine):
         products = 2 if steps.address is None else 4  # of pairs, and of states
         pairs = s.B * s.H * s.I * (chunk + 1) // 2
         flops = products * (pairs * (s.D + s.E) // 2 + 2 * s.B * s.H * s.J * s.D * s.E)
+        # tokens whose factors are in memory at once: those of a run, at least one chunk of each head
         held = min(s.J, RUN * chunk // max(1, s.B * s.H) + chunk) * s.B * s.H
         return Cost(pairs, flops, 4 * held * (4 * (s.D + s.E) + 2 * chunk + s.D * s.E // chunk))
 

@@ -126,7 +126,7 @@ class RingPlan:
         )
 
     def _received_at_once(self, rank: int) -> int:
-        """Keys in both buffers: those of the current step, and those of the next."""
+        """Keys that both buffers hold: one is as long as the longest odd step, the other as the longest even step."""
         counts = [len(self.route.needs(rank, (rank - step) % self.ranks)) for step in range(1, self.ranks)]
         return max(counts[0::2], default=0) + max(counts[1::2], default=0)
 

@@ -39,7 +39,7 @@ class RankShare:
         return Sizes.of(self.query, self.key, self.value)
 
     def checked(self) -> RankShare:
-        """The share with all axes of its tensors, after checks of both."""
+        """The share after checks of its pieces and tensors, with all axes of the tensors of the call."""
         pieces = checked_attention("attend: the first argument", self.attention).pieces()
         if (reason := _unsent(self.attention)) is not None:
             raise RegardError(f"attend: the ring engine cannot run {self.attention!r}: {reason}. Use another engine.")

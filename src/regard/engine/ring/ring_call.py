@@ -182,7 +182,9 @@ class _RingCall(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         (output, *saved), num = ctx.saved_tensors, ctx.num_statistics
+        # the statistics before and after the sink was added
         sinkless_statistic, row_statistic, tensors = saved[:num], saved[num : 2 * num], saved[2 * num :]
+        # before any message: all ranks must be in the backward pass of the same call
         ctx.ring_call.exchange.agree("backward", {"attend": f"number {ctx.ring_call.number}"})
         wanted, count = ctx.needs_input_grad[1:], len(ctx.outline.on_rows)
         leaves = [t.detach().requires_grad_(w) for t, w in zip(tensors[count:], wanted[count:], strict=True)]
