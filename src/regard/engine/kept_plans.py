@@ -86,6 +86,7 @@ class KeptPlan:
     def plan(self, request: Request, piece_tensors: list[Tensor]) -> ExecutionPlan:
         """The plan of a call with an equal key."""
         attention, query, key, value, positions, state, seed, _, tensors, *_ = request
+        # with a state the key has no positions, which move on with each decoding step
         facts = self.facts if state is None else {**self.facts, "positions": positions}
         prepared = Prepared.of(attention, query, key, facts["positions"], tensors)
         own = {"query": query, "key": key, "value": value, "prepared": prepared, "seed": seed, "state": state}

@@ -260,7 +260,7 @@ def _query_gradients(block: _Block, outputs: list[Tensor], inputs: list[Tensor],
     """Gradients of the queries of a block; `state` is that before the block, and becomes that after it.
 
     `outputs` are the gradient of the averages, the averages and the denominators; `inputs` query, key and value; all of
-    the whole sequence (B * G, R, n, ...).
+    the whole sequence (B * G, R, n, ...). The gradient of the sums is g, and dq_i = sum_{j <= i} (g_i . v_j) k_j.
     """
     g, k, v = _in_lanes(sum_gradients(*map(block.cut, outputs))), block.cut(inputs[1]), _with_ones(block.cut(inputs[2]))
     before = block.running(state, torch.bmm(k.transpose(1, 2), v))

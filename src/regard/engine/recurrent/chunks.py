@@ -130,11 +130,11 @@ def gradients(
         x_value, x_state = solved
         assert x_state is not None and grads.of_state is not None
         C = value.shape[1]
-        if tokens.erase is None:
+        if tokens.erase is None:  # u = k: N = (I + A)^-1 (V - W S)
             back = solve(chunks.erased[0], torch.cat((grads.written, grads.of_state), 2), transposed=True)
             pair_grads.append([torch.bmm(back, torch.cat((x_value, x_state), 2).mT).neg_().tril_(-1)])
             grad_value = back[..., :E]
-        else:
+        else:  # the second half of N is -R, with (I + B) R = A V + W S
             of_read = torch.cat((grads.written[:, C:].neg(), grads.of_state[:, C:]), 2)
             back = solve(chunks.erased[1], of_read, transposed=True)
             solution = torch.cat((x_value[:, C:].neg(), x_state[:, C:]), 2)

@@ -89,7 +89,7 @@ class ChunkGradients:
     def _of_kernel(self) -> Gradients:
         """By the compiled kernels, which also sum the gradients of biases along the diagonals."""
         terms, rows = KernelProblem.of(self.chunk), self.output_grads
-        with torch.enable_grad():
+        with torch.enable_grad():  # biases compute their numbers from parameters: autograd continues there
             inputs = terms.inputs()
         wants = Inputs(*(t is not None and t.requires_grad for t in inputs))  # type: ignore[arg-type]
         detached = Inputs(*(None if t is None else t.detach() for t in inputs))  # type: ignore[arg-type]

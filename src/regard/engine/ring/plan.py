@@ -105,6 +105,7 @@ class RingPlan:
 
     @cached_property
     def _work_of_ranks(self) -> dict[int, list[tuple[Cost, float | None]]]:
+        """The results of `_work` so far."""
         return {}
 
     def memory(self, rank: int) -> int:
