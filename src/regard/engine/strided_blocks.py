@@ -66,7 +66,10 @@ def runs(blocks: Iterable[Block], most: int) -> Iterator[BlockRun]:
 
 
 def _follows(run: BlockRun, block: Block) -> bool:
-    """Whether the block is the next one of the run."""
+    """Whether the block is the next one of the run: its queries and keys are shifted, and its mask is the same.
+
+    Only a relative mask has the same answers for shifted queries and keys.
+    """
     first, shift = run.first, run.count * run.size
     if (block.start, block.stop, block.batch) != (first.start + shift, first.stop + shift, first.batch):
         return False

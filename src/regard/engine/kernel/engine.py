@@ -243,7 +243,7 @@ class KernelProblem:
     @cached_property
     def direction(self) -> Tensor | None:
         """v of additive scores v . tanh(q + k); None for all other scores."""
-        score = self.problem.attention.score
+        score = self.problem.attention.score  # of a subclass that scores in another way, the kernels know nothing
         return score.direction if isinstance(score, TanhScore) and type(score).tile is TanhScore.tile else None
 
     @cached_property

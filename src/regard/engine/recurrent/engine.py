@@ -95,15 +95,14 @@ def _in_torch(steps: Steps, value: Tensor, state: Tensor | None) -> tuple[Tensor
     B, H, I, D = steps.query.shape
     J, E = value.shape[2:]
     flat = {name: _flat(getattr(steps, name)) for name in ("query", *Steps.ON_COLS)}
-    value_ = _flat(value)
-    assert value_ is not None and flat["key"] is not None
-    start = value_.new_zeros(B * H, D, E) if state is None else state.expand(B, H, D, E).reshape(B * H, D, E)
+    values, first = value.flatten(0, 1), value.new_zeros(B, H, D, E) if state is None else state.expand(B, H, D, E)
+    first = at_least_float32(first.flatten(0, 1))  # the state before the first token
     if flat["log_decay"] is None:
-        flat["log_decay"] = value_.new_zeros(B * H, J, 1)
+        flat["log_decay"] = values.new_zeros(B * H, J, 1)
     names = [name for name, x in flat.items() if x is not None]
-    *tensors, value_, start = in_one_dtype(*(flat[name] for name in names), value_, at_least_float32(start))  # type: ignore[arg-type]
+    *tensors, values, first = in_one_dtype(*(flat[name] for name in names), values, first)  # type: ignore[arg-type]
     flat.update(zip(names, differentiable_once("recurrent", *tensors), strict=True))
-    output, last = _in_parts(flat, value_, start, Kind(steps.reads_before, steps.erases_before))
+    output, last = _in_parts(flat, values, first, Kind(steps.reads_before, steps.erases_before))
     return output.view(B, H, I, E), last.view(B, H, D, E)
 
 

@@ -160,9 +160,10 @@ def of_all_keys(
     for name, letters in share.axes():
         if name in names and "J" in letters:
             x = share.tensors[name].movedim(letters.index("J"), -1)
-            lead = x.shape[:-1]
+            others = x.shape[:-1]
+            # `Gathered` joins axis 2: the axis of keys is moved there, and back after
             (flat,) = differentiable_once("ring", x.reshape(-1, 1, x.shape[-1]))
             gathered = Gathered.apply(exchange, number, held, flat)
             assert isinstance(gathered, Tensor)
-            whole[name] = gathered.reshape(*lead, -1).movedim(-1, letters.index("J"))
+            whole[name] = gathered.reshape(*others, -1).movedim(-1, letters.index("J"))
     return whole
