@@ -73,7 +73,7 @@ def add_statistics(terms: KernelProblem, logsumexp: Tensor, wanted: Parts, queri
     queries = range(terms.problem.sizes.I) if queries is None else queries
     scores = _scores(terms, logsumexp.float().masked_fill(logsumexp.isneginf(), torch.inf).contiguous())
     _launch("statistics_kernel", terms, queries, scores, _sums(wanted), blocks_of(terms, wanted))
-    if "top_weights" in wanted:
+    if "top_weights" in wanted:  # the kernel leaves them in no order
         order = wanted["top_weights"].sort(-1, descending=True)
         wanted["top_weights"].copy_(order.values)
         wanted["top_keys"].copy_(wanted["top_keys"].gather(-1, order.indices))

@@ -333,6 +333,7 @@ class RepeatedForward:
         logsumexp = value.new_empty(self._rows_shape) if self._is_float else empty(*self._rows_shape)
         call.point_to_vectors(query.resolve_neg(), key.resolve_neg(), value.resolve_neg(), output)
         call.logsumexp = logsumexp.data_ptr()
+        call.tensors.append(logsumexp)
         run_in(template.workspace_of(call), self._library, template.function, call)
         return output, (logsumexp,)
 
