@@ -233,7 +233,7 @@ class _Blocked(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors  # read once: checkpointing computes them again at each reading
+        saved = ctx.saved_tensors  # read once: checkpointing refuses a second reading
         tensors, saved_output = saved[: ctx.count], saved[ctx.count :]
         wanted, on_rows = ctx.needs_input_grad[1:], ctx.outline.on_rows
         leaves = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted, strict=True)][len(on_rows) :]

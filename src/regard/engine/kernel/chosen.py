@@ -197,10 +197,9 @@ class ChosenProblem(KernelProblem):
         blocks = keys[None] // chosen.size if chosen.blocks is None else chosen.blocks[:, keys]
         numbers = torch.arange(int(blocks[:, -1].max()) + 2, device="cpu").expand(len(blocks), -1).contiguous()
         starts = torch.searchsorted(blocks.contiguous(), numbers, out_int32=True)
-        ids_are_keys = (
-            self.gathers and chosen.size == 1 and positions.keys.intervals[0][0] == 0 and chosen.blocks is None
-        )
-        return ChosenKeys(ids, starts, self.gathers, self.shared, ids_are_keys and len(positions.keys.intervals) == 1)
+        indices_are_positions = len(positions.keys.intervals) == 1 and positions.keys.intervals[0][0] == 0
+        ids_are_keys = self.gathers and indices_are_positions and chosen.size == 1 and chosen.blocks is None
+        return ChosenKeys(ids, starts, self.gathers, self.shared, ids_are_keys)
 
 
 class ChosenAttention(torch.autograd.Function):

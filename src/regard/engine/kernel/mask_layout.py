@@ -75,6 +75,7 @@ class Layout:
 
     @staticmethod
     def _new(mask: Mask | None, positions: Positions, sizes: Sizes, tile_queries: int) -> Layout:
+        """The layout of a mask: its relative part as a range, and of the rest the tiles of each batch entry."""
         grid = Grid.whole(positions, sizes.B, sizes.H, sizes.I)
         relative, rest = _parts(mask, len(positions.keys.intervals) == 1)
         low, high, distances = _range(relative, positions)
@@ -200,7 +201,11 @@ def _range(relative: Mask | None, positions: Positions) -> tuple[int, int, Mask 
 
 
 def _entry_masks(rest: Mask | None, grid: Grid, num_entries: int) -> dict[int | None, Mask | None]:
-    """The rest of the mask for each batch entry; one mask under None if it is the same for all entries."""
+    """The rest of the mask for each batch entry; one mask under None if it is the same for all entries.
+
+    The mask of an entry has narrower spans than that of all entries. Only a mask with one answer for all has no axis of
+    entries.
+    """
     if rest is None:
         return {None: None}
     by_entry = [rest.of_entry(entry) for entry in range(num_entries)]

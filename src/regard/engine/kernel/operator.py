@@ -200,8 +200,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of query, key, value and sink, and None for the fields of `OperatorTerms`."""
-    grads = torch.ops.regard.attention_backward(grad, *ctx.saved_tensors, *ctx.numbers)
-    has_sink = ctx.saved_tensors[5] is not None  # after output, log-sum-exp, query, key and value
+    saved = ctx.saved_tensors  # read once: checkpointing refuses a second reading
+    grads = torch.ops.regard.attention_backward(grad, *saved, *ctx.numbers)
+    has_sink = saved[5] is not None  # after output, log-sum-exp, query, key and value
     return *grads[:3], grads[3] if has_sink else None, *[None] * (len(OperatorTerms._fields))
 
 

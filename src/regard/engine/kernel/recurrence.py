@@ -100,6 +100,7 @@ class CompiledRecurrence(torch.autograd.Function):
         before: Tensor,
     ) -> tuple[Tensor, Tensor]:
         B, H, n, E = value.shape
+        # if nothing is erased, the values are what tokens write
         decay, written = log_decay.exp(), value if address is None else empty(B, H, n, E)
         states = empty(B, H, -(-n // CHUNK), key.shape[3], E)
         output, state = _run_forward(
@@ -116,10 +117,10 @@ class CompiledRecurrence(torch.autograd.Function):
         (B, H, n, W), E = key.shape, written.shape[3]
         call = Recurrence(B, H, n, W, E)
         call.point(query=query, key=key, address=address, decay=decay, written=written, states=states, state=state)
-        saved = (query, key, written, decay, address)
+        like = (query, key, written, decay, address)  # the shapes of the gradients, in the order of the arguments
         names = ("grad_query", "grad_key", "grad_value", "grad_decay", "grad_address")
         needed = ctx.needs_input_grad[1:6]
-        grads = [empty(*t.shape) if needs else None for t, needs in zip(saved, needed, strict=True)]
+        grads = [empty(*t.shape) if needs else None for t, needs in zip(like, needed, strict=True)]
         later = grad_state.clone(memory_format=torch.contiguous_format)
         call.point(**dict(zip(names, grads, strict=True)), grad_state=later)
         call.count(1)

@@ -52,7 +52,8 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor, grad_state: Tensor) -> tuple[Any, ...]:
-        inputs, states = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
+        saved = ctx.saved_tensors  # read once: checkpointing refuses a second reading
+        inputs, states = saved[:6], saved[6:]
         grads = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
         later = grad_state.clone()
         for part, state in zip(reversed(_runs(inputs[2])), reversed(states), strict=True):
