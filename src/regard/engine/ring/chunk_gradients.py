@@ -99,7 +99,7 @@ class ChunkGradients:
 
     def _of_parameters(self, numbers: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> Gradients:
         """The gradients of biases by distance and of directions, continued to the tensors of the pieces."""
-        wanted = self.wanted[3:]
+        wanted = self.wanted[3:]  # after value, query and key: in this way biases prepared no tensors that learn
         pairs = [(n, g) for n, g in zip(numbers, grads, strict=True) if n is not None and g is not None]
         if not pairs:
             return [None] * len(wanted)

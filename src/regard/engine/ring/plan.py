@@ -122,9 +122,9 @@ class RingPlan:
         (B, H), E, item = self.prepared.query.shape[:2], self.value.shape[3], self.value.element_size()
         whole, copies = max(item, 4), item < 4
         statistics = 6  # two numbers of the rows, of a chunk, and of both merged
-        return (
-            B * H * (rows * ((E + statistics) * whole + E * item * copies) + longest * E * (2 * item + whole * copies))
-        )
+        merged = rows * ((E + statistics) * whole + E * item * copies)
+        chunk = longest * E * (2 * item + whole * copies)
+        return B * H * (merged + chunk)
 
     def _received_at_once(self, rank: int) -> int:
         """Keys that both buffers hold: one is as long as the longest odd step, the other as the longest even step."""
