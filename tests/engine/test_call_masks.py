@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,6 +12,7 @@ import regard as rg
 from drawn import examples
 from regard import call_options
 from regard.call_options import kept_masks
+from regard.engine import ENGINES
 from regard.engine.kept_plans import kept_plans
 
 
@@ -143,3 +145,31 @@ def test_a_plan_in_words_counts_the_pairs_of_all_heads_and_entries():
     query, key = torch.zeros(2, 6, 5, 4), torch.zeros(2, 3, 7, 4)
     assert "of 420 pairs are scored" in str(rg.plan(query, key, key, engine="dense"))
     assert "420 of 420 pairs are scored (100.00%)" in str(rg.plan(query, key, key, engine="dense"))
+
+
+class KeysOfHeads(rg.masks.Mask):
+    """Head h may attend to the keys of its parity."""
+
+    keys_only = True
+
+    def allowed(self, grid):
+        return (grid.j + grid.h) % 2 == 0
+
+
+@rg.reference.attends.register
+def _(mask: KeysOfHeads, place):
+    return np.broadcast_to((place.j + place.h) % 2 == 0, np.broadcast_shapes(place.i.shape, place.j.shape))
+
+
+@pytest.mark.parametrize("num_key_heads", [1, 2, 4])
+@pytest.mark.parametrize("mask", [KeysOfHeads(), rg.causal() & KeysOfHeads()], ids=["keys", "earlier keys"])
+@pytest.mark.parametrize("pieces", ["softmax", "sums"])
+@torch.no_grad()
+def test_a_mask_of_keys_may_differ_between_heads(pieces, mask, num_key_heads):
+    sums = {"score": rg.scores.FeatureScore(), "normalizer": rg.normalizers.SumNormalizer()}
+    attention = rg.Attention(**(sums if pieces == "sums" else {}), mask=mask)
+    query, key, value = torch.randn(2, 4, 6, 3), *torch.randn(2, 2, num_key_heads, 7, 3)
+    expected = attention(query, key, value, engine="reference").output
+    refused = rg.plan(query, key, value, attention=attention).refused
+    for engine in {"auto", *ENGINES} - {*refused}:
+        torch.testing.assert_close(attention(query, key, value, engine=engine).output, expected)

@@ -187,11 +187,27 @@ def test_the_indexer_chooses_the_greatest_scores_and_of_equal_ones_the_first(dra
         scores = scores.masked_fill(~mask.allowed(grid)[:, 0], -torch.inf)
     for level in LEVELS:
         with at_level(level):
-            found = indexed(query, key, weights, k, positions, mask)
+            found = indexed(query, key, weights, k, positions, mask, 1)
         assert found.shape == (B, I, min(k, J))
         for entry, i in np.ndindex(B, I):
             chosen = [j for j in found[entry, i].tolist() if j != NO_ID]
             assert chosen == first_best(scores[entry, i].numpy(), k)
+
+
+def test_the_keys_of_every_head_are_candidates_of_the_indexer():
+    """Scores of index vectors choose among the keys that some query head may attend to."""
+    torch.manual_seed(0)
+    query, key, weights = (torch.randint(-9, 10, s).float() for s in ((1, 2, 20, 4), (1, 1, 20, 4), (1, 20, 2)))
+    allowed = torch.rand(1, 3, 20, 20) > 0.7
+    attention = rg.Attention(mask=rg.mask_tensor(allowed), selection=rg.selections.TokenIndexer(4))
+    index = {"index_query": query, "index_key": key, "index_weights": weights}
+    weights_of_heads = attention(*torch.randn(3, 1, 3, 20, 8), **index).weights.dense()
+    scores = ((query @ key.mT).relu() * weights.transpose(1, 2)[..., None]).sum(1)[0]
+    scores = scores.masked_fill(~allowed[0].any(0), -torch.inf)
+    for i in range(20):
+        chosen = torch.zeros(20, dtype=torch.bool)
+        chosen[first_best(scores[i].numpy(), 4)] = True
+        assert torch.equal(weights_of_heads[0, :, i] > 0, chosen & allowed[0, :, i])
 
 
 @every_level
@@ -200,7 +216,7 @@ def test_the_indexer_of_random_numbers_leaves_out_no_key_with_a_clearly_greater_
     query, key, weights = torch.randn(1, 4, 400, 32), torch.randn(1, 1, 400, 32), torch.randn(1, 400, 4)
     positions = Positions.aligned_to_end(400, 400)
     with at_level(level):
-        found = indexed(query, key, weights, 50, positions, rg.causal())
+        found = indexed(query, key, weights, 50, positions, rg.causal(), 1)
     scores = ((query.double() @ key.double().mT).relu() * weights.double().mT[..., None]).sum(1)[0]
     for i, row in enumerate(found[0].tolist()):
         chosen = [j for j in row if j != NO_ID]
@@ -215,5 +231,5 @@ def test_the_indexer_of_random_numbers_leaves_out_no_key_with_a_clearly_greater_
 def test_a_key_of_nan_is_the_first_choice_and_a_hidden_one_is_not_chosen():
     query, key, weights = torch.ones(1, 2, 6, 4), torch.ones(1, 1, 6, 4), torch.ones(1, 6, 2)
     key[:, :, 3] = torch.nan
-    found = indexed(query, key, weights, 1, Positions.aligned_to_end(6, 6), rg.causal())
+    found = indexed(query, key, weights, 1, Positions.aligned_to_end(6, 6), rg.causal(), 1)
     assert found[0, :, 0].tolist() == [0, 0, 0, 3, 3, 3]

@@ -204,9 +204,9 @@ def test_attention_to_chosen_keys_is_that_of_float64(harness, monkeypatch, size)
 def test_an_indexer_chooses_the_same_keys(harness, monkeypatch):
     query, key, weights = (torch.randint(-3, 4, s).float() for s in ((2, 3, 40, 7), (2, 1, 90, 7), (2, 40, 3)))
     positions, scores = rg.types.Positions.aligned_to_end(40, 90), torch.randint(0, 9, (50, 37)).float()
-    expected = indexer.indexed(query, key, weights, 11, positions, rg.causal()), indexer.greatest(scores, 5)
+    expected = indexer.indexed(query, key, weights, 11, positions, rg.causal(), 1), indexer.greatest(scores, 5)
     monkeypatch.setattr(indexer, "run", harness)
-    found = indexer.indexed(query, key, weights, 11, positions, rg.causal()), indexer.greatest(scores, 5)
+    found = indexer.indexed(query, key, weights, 11, positions, rg.causal(), 1), indexer.greatest(scores, 5)
     assert harness.num_calls == 2
     assert all(map(torch.equal, found, expected))
 

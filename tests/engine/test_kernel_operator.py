@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.library import opcheck
+from torch.utils.checkpoint import checkpoint
 
 import regard as rg
 from kernels import REASON, at_level, every_level, needs_kernel
@@ -158,6 +159,18 @@ def test_a_second_derivative_is_refused():
     (grad,) = torch.autograd.grad(output.square().sum(), tensors[:1], create_graph=True)
     with pytest.raises(RegardError, match="no gradient"):
         grad.sum().backward()
+
+
+def test_activation_checkpointing_gives_the_same_gradients():
+    tensors = drawn()
+
+    def layer(*tensors):
+        return OPERATOR(*arguments(tensors, is_causal=True))[0]
+
+    output = layer(*tensors)
+    along = torch.randn_like(output)
+    found = torch.autograd.grad(checkpoint(layer, *tensors, use_reentrant=False), tensors, along)
+    assert all(map(torch.equal, found, torch.autograd.grad(output, tensors, along)))
 
 
 def test_without_the_library_the_error_says_why(monkeypatch):

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import regard as rg
 from drawn import examples, problems
 from regard.base.shapes import Sizes
-from regard.engine import blocked
+from regard.engine import blocked, speed_model
 from regard.engine.blocked import Work
 from regard.engine.blocks import blocks
 from regard.engine.flash import FlashRows
@@ -89,6 +89,15 @@ def test_no_block_holds_more_than_it_may_unless_it_is_one_row(problem):
             assert block.stop - block.start == 1 or block.pairs * work.bytes_per_pair(block) <= 2000
     finally:
         blocked.BLOCK_BYTES = limit
+
+
+def test_blocks_that_read_two_intervals_of_keys_hold_no_more(monkeypatch):
+    """All pairs of a relative mask are a view of their diagonals, but those of a block around a gap are not."""
+    monkeypatch.setattr(blocked, "BLOCK_BYTES", 1 << 19)
+    x = torch.zeros(1, 1, 2000, 8)
+    work = Work(problem(rg.Attention(mask=~rg.window(400)), x, x, x))
+    assert max(len(block.columns.intervals) for block in work.blocks) == 2
+    assert max(block.pairs * work.bytes_per_pair(block) for block in work.blocks) <= 1 << 19
 
 
 def test_what_the_kernel_takes_whole_is_one_block_of_any_length():
@@ -214,3 +223,21 @@ def test_our_kernels_are_chosen_for_dropout_where_they_are_faster():
         q, k = torch.randn(1, heads, queries, 4, requires_grad=True), torch.randn(1, heads, keys, 4)
         planned = rg.plan(q, k, k, attention=rg.Attention(dropout=0.1))
         assert planned.engine == ("kernel" if fast and wins else "dense")
+
+
+@pytest.mark.parametrize("is_autocast", [False, True])
+def test_the_speed_of_the_machine_is_measured_in_float32_and_draws_no_number(is_autocast, monkeypatch):
+    """Whatever the caller's dtypes are, and without a trace in the numbers that the caller draws next."""
+    timed = []
+    monkeypatch.setattr(speed_model, "_seconds", lambda work, device: timed.append(work()) or 1.0)
+    speed_model.forget()
+    before = torch.get_rng_state()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.autocast("cpu", enabled=is_autocast):
+            assert rg.plan(Q, K, V, attention=rg.Attention()).seconds is not None
+    finally:
+        torch.set_default_dtype(torch.float32)
+        speed_model.forget()
+    assert [result.dtype for result in timed] == [torch.float32] * 2
+    assert torch.equal(before, torch.get_rng_state())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from extras import needs_transformers
 from regard.engine.recurrent import Transport, recur
@@ -112,6 +113,20 @@ def test_every_form_of_a_transition(width, reads_before, erasing):
     )
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
+
+
+@every_transition
+def test_activation_checkpointing_gives_the_same_gradients(name):
+    transition, q, k, v, tensors = drawn(name, 21)
+    leaves = [t.requires_grad_() for t in (q, k, v, *tensors.values())]
+
+    def layer(q, k, v, *others):
+        return recur(steps_of(transition, q, k, dict(zip(tensors, others, strict=True))), v)[0]
+
+    along = torch.randn_like(v)
+    found = torch.autograd.grad(checkpoint(layer, *leaves, use_reentrant=False), leaves, along)
+    for one, other in zip(found, torch.autograd.grad(layer(*leaves), leaves, along), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def token_by_token(steps, v, state):

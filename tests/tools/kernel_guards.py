@@ -157,7 +157,7 @@ def indexed(query, key, value):
     """The keys that an indexer chooses, by the same queries, and the greatest numbers of rows."""
     positions = rg.types.Positions.aligned_to_end(query.shape[2], key.shape[2])
     weights = query[..., 0].transpose(1, 2)
-    return indexer.indexed(query, key[:, :1], weights, 5, positions, rg.causal()), indexer.greatest(key.float(), 3)
+    return indexer.indexed(query, key[:, :1], weights, 5, positions, rg.causal(), 1), indexer.greatest(key.float(), 3)
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from regard.attention import Prepared
 from regard.base.shapes import known_none
-from regard.engine.blocks import Block, blocks, cheapest_size, whole
+from regard.engine.blocks import Block, blocks, cheapest_size
 from regard.engine.dense import flops_per_pair
 from regard.engine.flash import FlashRows
 from regard.engine.gradients import Gradients, GradientSums, block_gradients
@@ -88,7 +88,10 @@ class Work:
         return work
 
     def bytes_per_pair(self, block: Block) -> int:
-        """Bytes that one pair of a block needs, over all batch entries and heads, forward and backward."""
+        """Bytes that one pair of a block needs, over all batch entries and heads, forward and backward.
+
+        An estimate: the numbers are how many tensors of the size of the scores are in memory at once.
+        """
         p, s = self.problem, self.problem.sizes
         if self.flash is not None:
             return 3 * 4 * self.flash.floats_per_pair(block)
@@ -101,9 +104,11 @@ class Work:
 
     @cached_property
     def block_size(self) -> int:
+        """The number of queries of a block, for the mask of all batch entries."""
         return self._size_for(self.problem.attention.mask)
 
     def _size_for(self, mask: Mask | None) -> int:
+        """The power of 2 that is predicted to be the fastest block size for a mask."""
         s, positions = self.problem.sizes, self.problem.positions
         smallest = SMALLEST_FUSED_BLOCK if self.flash is not None else 1
         sizes = [size for size in (1 << n for n in range(11)) if smallest <= size <= LARGEST_BLOCK]
@@ -123,6 +128,10 @@ class Work:
 
     @cached_property
     def blocks(self) -> list[Block]:
+        """The blocks of all queries. Batch entries whose masks differ get blocks of their own with the fused kernel.
+
+        Without it, a block computes all batch entries at once: their scores are one tensor.
+        """
         s, mask = self.problem.sizes, self.problem.attention.mask
         entry_masks = [] if mask is None or self.flash is None or s.B == 1 else [mask.of_entry(b) for b in range(s.B)]
         if all(entry_mask is mask for entry_mask in entry_masks):
@@ -134,12 +143,12 @@ class Work:
         ]
 
     def _cut(self, mask: Mask | None, size: int) -> list[Block]:
+        """The blocks of one mask, about `size` queries each, none with more than BLOCK_BYTES unless it is one row."""
         p = self.problem
-        most_bytes = self.bytes_per_pair(replace(whole(p.attention.mask, p.positions, p.sizes.I), full=False))
         keep_large = self.flash is not None and not p.attention.bias
 
         def too_large(block: Block) -> bool:
-            return block.pairs * most_bytes > BLOCK_BYTES < block.pairs * self.bytes_per_pair(block)
+            return block.pairs * self.bytes_per_pair(block) > BLOCK_BYTES
 
         return list(blocks(mask, p.positions, p.sizes.I, size, too_large, keep_large))
 
@@ -157,7 +166,7 @@ class Work:
         return self.flash is not None and self.flash.has_gradients
 
     def attend_run(self, run: BlockRun, prepared: Prepared, value: Tensor) -> tuple[Tensor, RowStatistic]:
-        """Output and statistic of all rows of a run."""
+        """Output (B or 1, H, rows, E) and statistic of all rows of a run, from all queries, keys and values."""
         if run.count > 1:
             assert self.flash is not None, "only the fused kernel computes several blocks of an entry in one call"
             return self.flash.attend_run(run, prepared, value)
@@ -168,6 +177,7 @@ class Work:
         )
 
     def attend_block(self, block: Block, tile: Prepared, value: Tensor) -> tuple[Tensor, RowStatistic]:
+        """Output and statistic of a block, from its own queries, keys and values."""
         if self.flash is not None:
             output, row_statistic = self.flash.attend_block(block, tile, value)
             assert row_statistic is not None, "the kernel of the blocks returns the row statistic"
@@ -200,7 +210,7 @@ class _Blocked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, work: Work, *tensors: Tensor) -> tuple[Tensor, ...]:
         problem, outline = work.problem, work.problem.outline()
-        # the tensors of the pieces follow; they are named for autograd only
+        # the tensors of the pieces follow: they are arguments only so that autograd asks for their gradients
         inputs = tensors[: len(outline.on_rows)]
         value, *prepared_tensors = inputs
         sizes, prepared = problem.sizes, problem.prepared.with_tensors(prepared_tensors)
@@ -223,11 +233,11 @@ class _Blocked(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors  # read once: checkpointing computes them again at each reading
+        saved = ctx.saved_tensors  # read once: checkpointing refuses a second reading
         tensors, saved_output = saved[: ctx.count], saved[ctx.count :]
         wanted, on_rows = ctx.needs_input_grad[1:], ctx.outline.on_rows
-        pieces = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted, strict=True)][len(on_rows) :]
-        problem = ctx.outline.around([*tensors[: len(on_rows)], *pieces])
+        leaves = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted, strict=True)][len(on_rows) :]
+        problem = ctx.outline.around([*tensors[: len(on_rows)], *leaves])
         work = Work.with_blocks(problem, ctx.blocks)
         sums = GradientSums.zeros(tensors, wanted, on_rows)
         for block, gradients in _gradients(work, saved_output, grad, wanted):
@@ -241,7 +251,9 @@ def _gradients(
     """The gradients of every block, from the saved output and log-sum-exp if they are precise enough.
 
     The kernel computes weights as exp(score - log-sum-exp). The rounding of a coarse log-sum-exp would scale the
-    gradients of its row. So the kernel treats such rows as empty, and their blocks are computed again.
+    gradients of its row. So such rows get the log-sum-exp inf, which makes their weights 0, and their blocks are
+    computed again. A block may come twice: with the gradients of its precise rows, then with those of its coarse rows.
+    `wanted` says of each input whether it needs its gradient.
     """
     if not saved_output:
         for block in work.blocks:
@@ -272,7 +284,7 @@ def _kernel_gradients(work: Work, block: Block, saved_output: Sequence[Tensor], 
 
 
 def _recomputed_gradients(work: Work, block: Block, grad: Tensor, wanted: Sequence[bool]) -> Gradients:
-    """Gradients of one block, computed again."""
+    """Gradients of one block, whose output is computed again in the graph of autograd."""
 
     def forward(tile: Prepared, value: Tensor) -> list[tuple[Tensor, Tensor]]:
         return [(work.attend_block(block, tile, value)[0], grad[block.entries, :, block.rows])]

@@ -79,8 +79,9 @@ def blocks(
     these rows. A block that is `too_large` is cut too, down to a single row. `keep_large` does not split blocks without
     a mask, or that the kernel's causal flag masks: no pair would be saved.
     """
+    # a window moves with the queries, so a block needs at most `size` keys more than a small block
     usual = size + usual_width(mask, positions, num_queries, min(size, SAMPLE))
-    known: dict[int, Block] = {}
+    known: dict[int, Block] = {}  # by the number of queries: see `_shifted`
     for first, last in pairwise(query_edges(mask, positions, num_queries)):
         if keep_large and last - first > size:
             block = _block(mask, positions, first, last)
@@ -111,10 +112,11 @@ def query_edges(mask: Mask | None, positions: Positions, num_queries: int) -> li
 
 
 def _cut(
-    mask: Mask | None, positions: Positions, block: Block, usual: float, too_large: Callable[[Block], bool]
+    mask: Mask | None, positions: Positions, block: Block, most_keys: float, too_large: Callable[[Block], bool]
 ) -> Iterator[Block]:
+    """The block; or its halves, cut again, if it is too large, or has more than `most_keys` and halves save pairs."""
     rows, large = block.stop - block.start, too_large(block)
-    if rows == 1 or not (large or len(block.columns) > usual):
+    if rows == 1 or not (large or len(block.columns) > most_keys):
         yield block
         return
     middle = block.start + rows // 2
@@ -123,11 +125,11 @@ def _cut(
         yield block
         return
     for half in halves:
-        yield from _cut(mask, positions, half, usual, too_large)
+        yield from _cut(mask, positions, half, most_keys, too_large)
 
 
 def whole(mask: Mask | None, positions: Positions, num_queries: int) -> Block:
-    """All queries against all keys, as one block."""
+    """All queries against all keys, as one block, also if the mask needs fewer keys."""
     block = _block(mask, positions, 0, num_queries)
     everything = Spans(((0, len(positions.keys)),))
     full = block.full and block.columns == everything
@@ -135,6 +137,10 @@ def whole(mask: Mask | None, positions: Positions, num_queries: int) -> Block:
 
 
 def _block(mask: Mask | None, positions: Positions, start: int, stop: int) -> Block:
+    """The block of queries [start, stop), from the answers of the mask.
+
+    Indices of keys are shifted positions only if the positions are consecutive. With gaps the whole mask remains.
+    """
     everything = Spans(((0, len(positions.keys)),))
     if mask is None:
         return Block(start, stop, everything, True)
@@ -146,14 +152,15 @@ def _block(mask: Mask | None, positions: Positions, start: int, stop: int) -> Bl
     if len(positions.keys.intervals) != 1:
         full = positions.columns(mask.all_allowed(first, last)).covers(columns)
         return Block(start, stop, columns, full, None if full else mask)
-    left = mask.remaining(first, last, columns.shift(positions.keys.intervals[0][0]))
-    return Block(start, stop, columns, left is None, left)
+    remaining = mask.remaining(first, last, columns.shift(positions.keys.intervals[0][0]))
+    return Block(start, stop, columns, remaining is None, remaining)
 
 
 def _shifted(mask: Mask | None, positions: Positions, start: int, stop: int, known: dict[int, Block]) -> Block:
     """The block of queries [start, stop).
 
-    For a relative mask, reuse an earlier block, shifted, if its keys stay inside the sequence.
+    For a relative mask, reuse an earlier block, shifted, if its keys stay inside the sequence. `known` holds the last
+    block of each size whose keys the ends of the sequence do not cut off: such a block is no pattern for others.
     """
     if mask is None or not mask.relative or len(positions.keys.intervals) != 1:
         return _block(mask, positions, start, stop)
@@ -203,6 +210,6 @@ def _samples(mask: Mask | None, positions: Positions, edges: list[int], size: in
         place = (2 * number + 1) * edges[-1] // (2 * count)
         at = bisect_right(edges, place) - 1
         first = edges[at] + (place - edges[at]) // size * size
-        ends.add((first, min(first + size, edges[at + 1])))
+        ends.add((first, min(first + size, edges[at + 1])))  # the block that holds the query `place`
     for start, stop in sorted(ends):
         yield _block(mask, positions, start, stop)

@@ -43,15 +43,17 @@ class ConvolutionEngine(Engine):
 
     def run(self, problem: Problem) -> Result:
         s, prepared = problem.sizes, problem.prepared
+        # every product of a key channel and a value channel is convolved; then each query weights the sums
         first, num_taps = _first_query(problem), _num_taps(problem)
-        if first + s.I <= 0 or first - num_taps + 1 >= s.J:
+        if first + s.I <= 0 or first - num_taps + 1 >= s.J:  # all keys are later, or further away than the filter
             return empty_result(problem)
         query, key, value = (at_least_float32(t) for t in (prepared.query, prepared.key, problem.value))
-        products = with_heads((key[..., None] * value[..., None, :]).flatten(3), s.H)
+        products = with_heads((key[..., None] * value[..., None, :]).flatten(3), s.H)  # (B, H, J, D E)
         taps = _taps(problem, num_taps).to(products.dtype)
         if num_taps <= FEW:
             convolved = _by_distances(products, taps, first, s.I)
         else:
+            # the tokens from K - 1 before the first query to the last one; a negative padding cuts
             reached = F.pad(products, (0, 0, num_taps - 1 - first, first + s.I - s.J))
             convolved = (_by_channels if num_taps <= MANY else _by_transforms)(reached, taps)
         scale = scale_of_heads(problem.attention.score, query, problem.grid)
@@ -61,10 +63,12 @@ class ConvolutionEngine(Engine):
             output = query * convolved
         else:
             output = (query[..., None] * convolved.unflatten(3, (width, s.E))).sum(3)
+        # `Unnormalized` reads no number of its scores, only their shape: any (B, H, I, ...) will do
         row_statistic = problem.attention.normalizer.row_statistic(query.detach(), problem.grid.key)
         return Result(output.to(problem.value.dtype), row_statistic)
 
     def cost(self, problem: Problem) -> Cost:
+        """Each of the D E products of channels is convolved: directly, or by three Fourier transforms."""
         s, num_taps = problem.sizes, _num_taps(problem)
         length, channels = s.I + num_taps - 1, s.B * s.H * s.E * problem.prepared.query.shape[-1]
         operations = 2 * s.I * num_taps if num_taps <= MANY else 10 * length * length.bit_length()
@@ -72,7 +76,7 @@ class ConvolutionEngine(Engine):
 
 
 def _first_query(problem: Problem) -> int:
-    """The index of the key with the position of the first query."""
+    """The index of the key with the position of the first query; below 0 or beyond the keys if no key has it."""
     return problem.positions.start - problem.positions.keys.intervals[0][0]
 
 
@@ -84,16 +88,16 @@ def _num_taps(problem: Problem) -> int:
 
 
 def _taps(problem: Problem, num_taps: int) -> Tensor:
-    """The numbers of the filter, 0 where the mask forbids the distance."""
+    """The numbers of the filter (H, K), 0 where the mask forbids the distance."""
     taps, mask = problem.attention.bias[0].taps()[:, :num_taps], problem.attention.mask
     if mask is None:
         return taps
-    allowed = mask.allowed(problem.grid.line(range(1 - num_taps, 1)))[0, :, 0]
+    allowed = mask.allowed(problem.grid.line(range(1 - num_taps, 1)))[0, :, 0]  # j - i from 1 - K to 0
     return taps * allowed.flip(-1)
 
 
 def _by_distances(x: Tensor, taps: Tensor, first: int, num_queries: int) -> Tensor:
-    """sum_r h_r x_(i-r) for the tokens i from `first` on: (B, H, J, C) and (H, K) -> (B, H, I, C)."""
+    """sum_r h_r x_(i-r) for I tokens i from `first` on: (B, H, J, C) and (H, K) -> (B, H, I, C); x is 0 outside."""
     out = x.new_zeros(*x.shape[:2], num_queries, x.shape[3])
     for r in range(taps.shape[1]):
         start, stop = max(0, r - first), min(num_queries, x.shape[2] + r - first)

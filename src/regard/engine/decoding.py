@@ -38,8 +38,9 @@ def decode(
 ) -> tuple[Tensor, Tensor | None]:
     """The output (B, H, I, E) and the log-sum-exp of queries that attend to all real keys, by the faster kernel.
 
-    `real` (B, n) says which keys are real. `added` returns the same as a tensor that is added to scores, (B, 1, 1, J).
-    The log-sum-exp is None where torch's kernel does not return it.
+    `real` (B, n) says which of the first n keys are real, and no other key is; None: all keys. `added` returns the same
+    as a tensor that is added to scores, (B, 1, 1, J), or None; only torch's kernel needs it. The log-sum-exp is None
+    where torch's kernel does not return it.
     """
     query, key, value = in_one_dtype(query, key, value)
     if _kernel_pays(query, key, value):
@@ -59,7 +60,7 @@ def _kernel_pays(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 class NextToken(ABC):
-    """What one query after a cache needs besides its tensors. It is kept for all later tokens."""
+    """What a call of one query after a cache needs besides its tensors. It is kept for the calls of later tokens."""
 
     @staticmethod
     @abstractmethod
@@ -99,17 +100,17 @@ class DecodingStep(NextToken):
         scale = attention.score.scale(query.shape[3])
         prepared = attention.score.prepare(query, key)
         if not isinstance(scale, float | int) or prepared[0] is not query or prepared[1] is not key:
-            return None
+            return None  # `run` compares queries and keys as they are
         if not (mask is None or mask.relative) or not returns_row_statistic(query):
             return None
         low, high, is_whole = (-INFINITY, 1, True) if mask is None else distance_range(mask)
-        if not is_whole or not low <= 0 < high:
+        if not is_whole or not low <= 0 < high:  # `run` has all keys from the first on, so also the last, at distance 0
             return None
         sizes = Sizes.of(query, key, value)
         attention.check(sizes, Positions.aligned_to_end(1, sizes.J), key.shape[3])
         assert isinstance(softmax.temperature, float | int), "the pieces hold no tensor"
-        none, template = split_tensors(attention)
-        pieces, originals = snapshot_around(none, template), Originals.of(none, template)
+        no_tensors, template = split_tensors(attention)
+        pieces, originals = snapshot_around(no_tensors, template), Originals.of(no_tensors, template)
         return DecodingStep(pieces, originals, scale / softmax.temperature, low, high, sizes)
 
     def run(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,7 +148,7 @@ class RecurrentStep(NextToken):
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, tensors: CallTensors, state: Tensor
     ) -> tuple[Tensor, Tensor, Steps]:
-        """The output, the state after the token, and the steps that the map is made of."""
+        """The output (B, H, 1, E), the state (B, H, D, E) after the token, and the steps that the map is made of."""
         attention = self.attention
         assert attention.transition is not None, "`of` has looked"
         steps = scaled_steps(attention.transition, attention.score, query, key, tensors)

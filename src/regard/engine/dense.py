@@ -31,6 +31,7 @@ class Dense(Engine):
     def cost(self, problem: Problem) -> Cost:
         s = problem.sizes
         pairs = s.B * s.H * s.I * s.J
+        # what computes the scores, the scores, and two tensors of their size
         num_bytes = pairs * (problem.attention.score.floats_per_score + 3) * 4
         return Cost(pairs, pairs * flops_per_pair(problem), num_bytes)
 

@@ -73,7 +73,10 @@ def flash_gradients(
     causal: bool = False,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value from the output and log-sum-exp of `flash`; those of shared heads are sums."""
+    """Gradients of query, key and value from the output and log-sum-exp of `flash`; those of shared heads are sums.
+
+    `grad` (B, H, I, E) is the gradient of the output. Rows of -inf have gradients of 0, and so have rows of inf.
+    """
     if _folds(query, key, causal, mask):
         G = key.shape[1]
         grad, grouped_query, output = (group(x, G) for x in (grad, query, output))
@@ -93,7 +96,7 @@ def flash_gradients(
 
 
 def _for_all_heads(x: Tensor, query: Tensor) -> Tensor:
-    """Keys or values, repeated for each query head where the private kernel cannot share them."""
+    """Keys or values (B, G, ...), repeated for each query head where torch's CPU kernel cannot share them."""
     return x if shares_key_heads() else x.repeat_interleave(query.shape[1] // x.shape[1], 1)
 
 
@@ -103,6 +106,7 @@ def _folds(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None) -> boo
 
 
 def _pad(x: Tensor, width: int) -> Tensor:
+    """Vectors with zeros up to a width."""
     return F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
 
 
@@ -142,10 +146,11 @@ def _with_empty_rows(
 ) -> tuple[Tensor, Tensor]:
     """Set the log-sum-exp to -inf in empty rows; set it and the output to NaN in rows of NaN scores.
 
-    For both the kernel returns a log-sum-exp and an output of 0, so only rows with 0 are checked.
+    For both the kernel returns a log-sum-exp and an output of 0, so only rows with 0 are checked. Scores are NaN only
+    with a query or a key that is not finite.
     """
-    is_known = has_numbers(logsumexp)
-    if is_known and logsumexp.all():
+    is_known = has_numbers(logsumexp)  # not while torch exports: then nothing may depend on numbers
+    if is_known and logsumexp.all():  # no row has 0
         return output, logsumexp
     suspects = logsumexp == 0
     if mask is not None:
@@ -160,7 +165,10 @@ def _with_empty_rows(
 
 
 def _mark_empty(logsumexp: Tensor, suspects: Tensor, mask: Tensor) -> Tensor:
-    """Set the log-sum-exp to -inf in those of the suspected rows that may attend to no key."""
+    """Set the log-sum-exp to -inf in those of the `suspects` (B, H, I) that may attend to no key.
+
+    The mask of a few rows is read at a time, for all batch entries and heads.
+    """
     suspected_rows = suspects.flatten(0, 1).any(0).nonzero().flatten()
     logsumexp = logsumexp.clone()  # autograd saved the tensor of the kernel for the backward pass
     for rows in suspected_rows.split(FEW_ROWS):
@@ -202,7 +210,11 @@ class FlashRows:
         return None
 
     def attend_block(self, block: Block, tile: Prepared, value: Tensor) -> tuple[Tensor, RowStatistic | None]:
-        """Output and statistic of the rows of a block; the statistic is None if the kernel does not return it."""
+        """Output and statistic of the rows of a block; the statistic is None if the kernel does not return it.
+
+        `tile` and `value` have the queries and keys of the block. A mask with its rows in reverse order (`_mask`) gets
+        its queries in reverse order, and so come the results.
+        """
         causal = self.is_causal(block)
         query, key, value, dtype = *self._inputs(tile, value), value.dtype
         mask, flipped = (None, False) if causal else self._mask(block, tile, query.dtype)
@@ -262,6 +274,7 @@ class FlashRows:
 
     @property
     def _scale(self) -> float:
+        """The factor of q . k, divided by the temperature."""
         assert self.problem.scale is not None
         return self.problem.scale
 
@@ -275,6 +288,7 @@ class FlashRows:
         return is_positive and not p.attention.bias and starts_causal(block, p.positions)
 
     def _inputs(self, tile: Prepared, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value in one dtype. Biases are added in this dtype, so with them it is float32 at least."""
         inputs = tile.query, tile.key, value
         if self.problem.attention.bias or tile.query.dtype != value.dtype:
             query, key, value = in_one_dtype(*map(at_least_float32, inputs))
@@ -284,6 +298,7 @@ class FlashRows:
     def _finished(
         self, output: Tensor, logsumexp: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor, RowStatistic | None]:
+        """The output in a dtype, and the statistic, after the sink is added."""
         if logsumexp is None:
             return output.to(dtype), None
         output, row_statistic = finished_rows(self._normalizer, output, (logsumexp,))
@@ -291,6 +306,7 @@ class FlashRows:
 
     @property
     def _normalizer(self) -> LogSumExpNormalizer:
+        """The softmax: its temperature and sink."""
         normalizer = self.problem.attention.normalizer.as_softmax
         assert normalizer is not None
         return normalizer
@@ -319,10 +335,9 @@ class FlashRows:
         return shapes[id(mask)][1]
 
     def on_diagonal(self, block: Block) -> bool:
-        """Whether mask and biases depend on j - i alone, and queries and keys are contiguous."""
-        attention, keys = self.problem.attention, self.problem.positions.keys
-        relative = all(bias.relative for bias in attention.bias)
-        relative &= block.mask is None or block.mask.relative
+        """Whether mask and biases depend on j - i alone, and keys have consecutive positions, as queries have."""
+        keys, pieces = self.problem.positions.keys, self.problem.attention.bias
+        relative = all(bias.relative for bias in pieces) and (block.mask is None or block.mask.relative)
         return relative and len(keys.intervals) == len(block.columns.intervals) == 1
 
     def _mask(self, block: Block, tile: Prepared, dtype: torch.dtype) -> tuple[Tensor | None, bool]:
@@ -341,6 +356,10 @@ class FlashRows:
         return along_diagonals(by_distance[:, :, 0], len(grid.query)), True
 
     def _additive(self, block: Block, tile: Prepared, grid: Grid) -> Tensor:
+        """What is added to the scores of the pairs of `grid`, (B or 1, H or 1, I, J), in float32 at least.
+
+        -inf where the mask forbids a pair. Biases are divided by the temperature, as `_scale` is.
+        """
         attention = self.problem.attention
         precision = torch.promote_types(tile.query.dtype, torch.float32)
         total = torch.zeros(1, 1, len(grid.query), len(grid.key), device=grid.device, dtype=precision)

@@ -69,7 +69,7 @@ class Flex(Engine):
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """A problem as the arguments of `flex_attention`."""
+    """A problem as the arguments of `flex_attention`. `change` applies the biases to a score; None: there are none."""
 
     tensors: tuple[Tensor, Tensor, Tensor]
     change: PairScore | None
@@ -98,7 +98,11 @@ def _lowered(problem: Problem) -> Lowered | str:
 
 
 def lower(problem: Problem) -> Lowered:
-    """The pieces as functions of one pair, and the blocks of the mask; `NoLowering` names the piece that has none."""
+    """The pieces as functions of one pair, and the blocks of the mask; `NoLowering` names the piece that has none.
+
+    `Problem.scale` is divided by the temperature. Biases act on scores before this division, so with biases the scores
+    are divided in a last change instead.
+    """
     attention, prepared = problem.attention, problem.prepared
     query, key, value = prepared.query, prepared.key, problem.value
     if not query.dtype == key.dtype == value.dtype:
@@ -138,9 +142,9 @@ def block_mask(problem: Problem, allowed: PairMask) -> BlockMask:
     """
     mask, positions, s = problem.attention.mask, problem.positions, problem.sizes
     assert mask is not None
-    rows, columns = -(-s.I // BLOCK), -(-s.J // BLOCK)
-    needed, unmasked = (torch.zeros(rows, columns, dtype=torch.bool, device="cpu") for _ in range(2))
-    for row in range(rows):
+    num_rows, num_columns = -(-s.I // BLOCK), -(-s.J // BLOCK)  # of blocks
+    needed, unmasked = (torch.zeros(num_rows, num_columns, dtype=torch.bool, device="cpu") for _ in range(2))
+    for row in range(num_rows):
         ends = positions.start + row * BLOCK, positions.start + min((row + 1) * BLOCK, s.I)
         for start, stop in positions.columns(mask.any_allowed(*ends)):
             needed[row, start // BLOCK : -(-stop // BLOCK)] = True
@@ -177,10 +181,12 @@ def call(device: torch.device) -> Callable[..., Any]:
 
 @cache
 def _compiled() -> Callable[..., Any]:
+    """One function for all calls, which torch compiles once for each kind of arguments."""
     return torch.compile(flex_attention)
 
 
 def _plain(*args: Any, **options: Any) -> Any:
+    """FlexAttention by torch's own operations, also inside torch.compile, without its warning that this is slow."""
     with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
         return flex_attention(*args, **options)

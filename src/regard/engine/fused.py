@@ -30,6 +30,7 @@ class Fused(Engine):
             return refusal
         s = problem.sizes
         most_bytes = s.B * s.H * s.I * s.J * max(problem.query.element_size(), 4)
+        # only large problems read their mask, to count the heads and entries for which it differs
         if most_bytes > MASK_BYTES and (num_bytes := mask_bytes(problem, block_of(problem))) > MASK_BYTES:
             return f"its mask and biases would take {num_bytes / 2**20:,.0f} MiB as one tensor"
         return None
@@ -47,6 +48,8 @@ class Fused(Engine):
         causal, scale = rows.is_causal(block), problem.scale
         softmax = problem.attention.normalizer.as_softmax
         assert softmax is not None, "the kernel computes no other normalizer"
+        # such a call is the kernel alone: nothing before it makes a mask, and nothing after it adds a sink or looks for
+        # coarse rows
         is_plain = not problem.attention.bias and softmax.sink is None and not problem.learns
         if not (is_plain and rows.returns_row_statistic and (causal or block.full)) or scale is None:
             return None

@@ -21,7 +21,10 @@ Forward = Callable[[Prepared, Tensor], Sequence[tuple[Tensor, Tensor]]]
 def block_gradients(
     problem: Problem, block: Block, piece_tensors: Sequence[Tensor], wanted: Sequence[bool], forward: Forward
 ) -> Gradients:
-    """Gradients of one block with respect to its slices of the value and prepared tensors, and to `piece_tensors`."""
+    """Gradients of one block with respect to its slices of the value and prepared tensors, and to `piece_tensors`.
+
+    `problem.attention` is made of `piece_tensors`. `wanted` says of each input whether its gradient is needed.
+    """
     columns = block.index(problem.value.device)
     with torch.enable_grad():
         tile = problem.prepared.tile(block.rows, columns).entries(block.entries)
@@ -55,7 +58,10 @@ class GradientSums:
         return GradientSums([zeros_like(t) if want else None for t, want in zip(inputs, wanted, strict=True)], on_rows)
 
     def add(self, gradients: Gradients, rows: slice, columns: slice | Tensor, entries: slice = slice(None)) -> None:
-        """Add the gradients of a block of these rows, columns and batch entries."""
+        """Add the gradients of a block of these rows, columns and batch entries, in the order of `sums`.
+
+        `gradients` may leave out the last ones.
+        """
         for number, (total, gradient) in enumerate(zip(self.sums, gradients, strict=False)):
             if total is None or gradient is None:
                 continue
@@ -71,7 +77,7 @@ def zeros_like(tensor: Tensor) -> Tensor:
 
 
 def _add_at(total: Tensor, gradient: Tensor, place: slice | Tensor) -> None:
-    """Add to the given places of axis 2."""
+    """Add to the given places of axis 2, in place."""
     if isinstance(place, slice):
         total[:, :, place] += gradient
     else:

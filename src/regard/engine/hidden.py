@@ -37,7 +37,7 @@ def may_be_spoiled(problem: Problem, output: Tensor) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """A call with zeros in place of keys and values that are not finite.
+    """A call that is shown zeros in place of keys and values that are not finite.
 
     `rows_of_keys` (B, H, I, 1) are the rows that may attend to such a key, `rows_of_values` (B, H, I, E) the rows and
     channels that may read such a value. `marked` sets them to NaN.
@@ -48,13 +48,17 @@ class Shown:
     rows_of_values: Tensor
 
     def marked(self, problem: Problem, result: Result) -> Result:
-        """NaN in the outputs of these rows and, where a key is not finite, in queries and statistics of the map."""
+        """NaN in the outputs of these rows and, where a key is not finite, in queries and statistics of the map.
+
+        `problem` is that of `request`, which made `result`; its map is made of its prepared queries.
+        """
         query = problem.prepared.query.masked_fill(self.rows_of_keys, torch.nan)
         vars(problem).update(prepared=replace(problem.prepared, query=query))
         output = result.output.masked_fill(self.rows_of_keys | self.rows_of_values, torch.nan)
         return replace(result, output=output, row_statistic=self._statistic(result.row_statistic))
 
     def _statistic(self, row_statistic: RowStatistic | None) -> RowStatistic | None:
+        """NaN in the numbers (B, H, I, ...) of these rows; indices of kept keys, which are integers, stay."""
         if row_statistic is None:
             return None
         rows = self.rows_of_keys[..., 0]

@@ -26,7 +26,7 @@ from regard.engine.decoding import NextToken
 from regard.engine.kernel.library import SETTING
 from regard.engine.kernel.structures import PLAIN
 from regard.engine.plan import ENGINES, ExecutionPlan
-from regard.engine.problem import Problem, Result
+from regard.engine.problem import FACTS, Problem, Result
 from regard.engine.transforms import is_recorded, is_transformed
 from regard.pieces.call_tensors import CallTensors
 from regard.pieces.contents import Originals, split_tensors
@@ -35,8 +35,6 @@ from regard.pieces.normalizer import any_coarse
 
 #: Most plans that are kept. The masks of 32 more layouts are kept in `kernel/mask_layout.py`.
 MOST_PLANS = 128
-#: What a problem has besides its tensors. `template` holds the pieces without their tensors.
-FACTS = ("positions", "sizes", "template", "learns", "learns_bias", "scale", "hides_gradients")
 
 Step = TypeVar("Step", bound=NextToken)
 
@@ -65,7 +63,8 @@ class Request(NamedTuple):
 class KeptPlan:
     """A plan without its tensors. `repeat` runs it in one function, if nothing is left to decide.
 
-    `used` grows with each use of any plan, so the latest ones have the largest.
+    `facts` are the attributes of its problem by name (`FACTS` of problem.py), and `of_engine` the entries of its
+    `plan_cache` that serve later calls. `used` is the time of the last use, on a clock that counts uses of all plans.
     """
 
     engine: str
@@ -87,6 +86,7 @@ class KeptPlan:
     def plan(self, request: Request, piece_tensors: list[Tensor]) -> ExecutionPlan:
         """The plan of a call with an equal key."""
         attention, query, key, value, positions, state, seed, _, tensors, *_ = request
+        # with a state the key has no positions, which move on with each decoding step
         facts = self.facts if state is None else {**self.facts, "positions": positions}
         prepared = Prepared.of(attention, query, key, facts["positions"], tensors)
         own = {"query": query, "key": key, "value": value, "prepared": prepared, "seed": seed, "state": state}
@@ -97,8 +97,10 @@ class KeptPlan:
 
 @dataclass(frozen=True, eq=False)
 class Repeat:
-    """A call of pieces without tensors, which compare queries and keys as they are: `compute` computes it, and this is
-    what its map needs. `may_hide`: a mask may hide keys that are not finite.
+    """A call of pieces without tensors, which compare queries and keys as they are: `compute` computes it.
+
+    The other fields are what its map needs. `empty_states` are the prepared tensors of its biases, which prepare none.
+    `may_hide`: a mask may hide keys that are not finite. `learns`: a backward pass may follow.
     """
 
     compute: Callable[[Tensor, Tensor, Tensor], Result | None]
@@ -153,7 +155,7 @@ class KeptPlans:
     def find(self, request: Request) -> tuple[KeptPlan | None, Hashable, list[Tensor]]:
         """The plan of a call, if one is kept; the key to keep a new plan by; the tensors of the pieces.
 
-        The key is None if a plan must not be kept.
+        The key is None if a plan must not be kept. The tensors are complete only if there is a key.
         """
         tensors: list[Tensor] = []
         try:
@@ -166,7 +168,11 @@ class KeptPlans:
         return kept, key, tensors
 
     def next_token(self, kind: type[Step], request: Request, state: Tensor | None) -> Step | None:
-        """The step of a single query after a cache, whose state is given; None if the call needs a plan."""
+        """The step of a single query after a cache; None if the call needs a plan.
+
+        `kind` is the class of the step. `state` is what the cache keeps in place of keys, None if it keeps keys. A None
+        of `kind.of` is kept too, so that it is asked once.
+        """
         attention, query, key, value, positions, _, seed, engine, tensors, *_ = request
         if engine != "auto" or not (positions is seed is None) or type(attention) is not Attention:
             return None
@@ -186,7 +192,7 @@ class KeptPlans:
         return self._steps[call_key]  # type: ignore[return-value]
 
     def keep(self, key: Hashable, planned: ExecutionPlan, attention: Attention) -> None:
-        """Keep a plan that has run, unless there is nothing to compute, or its run warns."""
+        """Keep a plan that has run, unless there is nothing to compute, its run warns, or its tensors are not known."""
         if key is None or planned.problem.is_empty or planned.quadratic or not _reads_all(attention):
             return
         with self._lock:
@@ -196,8 +202,8 @@ class KeptPlans:
             kept.used = next(self._clock)
 
     def _forget_older_half(self) -> None:
-        by_age = sorted(self._plans.items(), key=lambda item: item[1].used, reverse=True)
-        self._plans = dict(by_age[: MOST_PLANS // 2])
+        latest_first = sorted(self._plans.items(), key=lambda item: item[1].used, reverse=True)
+        self._plans = dict(latest_first[: MOST_PLANS // 2])  # a new dictionary: other threads read the old one unlocked
 
 
 #: The plans of this process.
@@ -271,12 +277,15 @@ def _slots(attention: Attention) -> tuple[Any, ...]:
 
 
 def _tensor_key(tensor: Tensor) -> Hashable:
-    """No engine chooses by strides: each reads any, or copies."""
+    """What a plan reads of a tensor. No strides: each engine reads any, or copies."""
     return tensor.shape, tensor.dtype, tensor.requires_grad
 
 
 def is_plain_call(*tensors: Tensor) -> bool:
-    """Whether all tensors are plain ones in the memory of the host, and torch does not trace or transform the call."""
+    """Whether all tensors are plain ones in the memory of the host, and torch does not trace or transform the call.
+
+    A mode of the user on torch's stacks may change any operation. An address of 0 means that numbers lie elsewhere.
+    """
     if is_transformed() or is_recorded() or torch.compiler.is_compiling():
         return False
     if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():

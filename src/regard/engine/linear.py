@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from regard.base.shapes import at_least_float32, group, in_one_dtype
-from regard.engine.kernel.sums import CompiledAverages, compiled_sums
+from regard.engine.kernel.sums import CompiledAverages, compiled_sums, sum_gradients
 from regard.engine.problem import Cost, Engine, Problem, Result, empty_result
 from regard.engine.transforms import differentiable_once
 from regard.pieces.mask import Mask, conjuncts
@@ -49,8 +49,11 @@ class LinearEngine(Engine):
         parts = split(attention.mask)
         if parts is None:
             return "its mask does more than forbid later keys and certain keys, so queries cannot share sums over keys"
-        if parts[0] and not _ends_aligned(problem):
+        is_causal, key_mask = parts
+        if is_causal and not _ends_aligned(problem):
             return "a causal sum needs consecutive keys that end where the queries end"
+        if key_mask is not None and problem.sizes.R > 1 and _shown_keys(key_mask, problem).shape[1] > 1:
+            return "its mask differs between query heads that share a key head, so they cannot share sums over keys"
         return None
 
     def run(self, problem: Problem) -> Result:
@@ -58,8 +61,7 @@ class LinearEngine(Engine):
         prepared = problem.prepared
         query, key, value = in_one_dtype(*map(at_least_float32, (prepared.query, prepared.key, problem.value)))
         if key_mask is not None:
-            allowed = key_mask.allowed(problem.grid.tile(slice(0, 1), slice(None)))[:, :, 0]  # (B or 1, 1, J)
-            key = key * allowed[..., None].to(key.dtype)
+            key = key * _shown_keys(key_mask, problem)[..., None].to(key.dtype)
         past = key.new_zeros(*key.shape[:2], key.shape[-1], problem.sizes.E + 1)
         if problem.state is not None:
             past = past + problem.state
@@ -74,10 +76,15 @@ class LinearEngine(Engine):
     def cost(self, problem: Problem) -> Cost:
         s, W = problem.sizes, problem.prepared.query.shape[-1]
         is_causal = (split(problem.attention.mask) or (False,))[0]
-        pairs = s.B * s.H * s.I * CHUNK if is_causal else 0
+        pairs = s.B * s.H * s.I * CHUNK if is_causal else 0  # those of a chunk
         states = s.B * s.G * W * (s.E + 1) * (s.I // CHUNK + 1 if is_causal else 1)
         flops = 2 * s.B * (s.H * s.I + s.G * s.J) * W * (s.E + 1) + pairs * 2 * (W + s.E + 1)
         return Cost(pairs, flops, 4 * (states + pairs))
+
+
+def _shown_keys(key_mask: Mask, problem: Problem) -> Tensor:
+    """The keys that a mask of keys allows, (B or 1, H or 1, J): its answer for the first query is that for all."""
+    return key_mask.allowed(problem.grid.tile(slice(0, 1), slice(None)))[:, :, 0]
 
 
 def _in_lanes(x: Tensor) -> Tensor:
@@ -104,6 +111,7 @@ def _sum_of(key: Tensor, value: Tensor) -> Tensor:
 def _all_averages(query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """As `causal_averages`, but every query attends to all keys."""
     state = past + _sum_of(key, value)
+    # padded to fast widths: the averages read the first channels alone
     total = (group(query, key.shape[1]) @ _in_lanes(state)).reshape(*query.shape[:3], -1)
     return *_averages(total, value.shape[-1]), state
 
@@ -122,9 +130,10 @@ def split(mask: Mask | None) -> tuple[bool, Mask | None] | None:
 
 
 def _ends_aligned(problem: Problem) -> bool:
+    """Whether the keys have consecutive positions and end where the queries end, and are no fewer."""
     positions, s = problem.positions, problem.sizes
-    ends = [stop for _, stop in positions.keys]
-    return ends == [positions.start + s.I] and s.J >= s.I
+    stops = [stop for _, stop in positions.keys]
+    return stops == [positions.start + s.I] and s.J >= s.I
 
 
 def causal_averages(query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -190,13 +199,15 @@ class _Block:
     def running(self, state: Tensor, chunk_states: Tensor, backwards: bool = False) -> Tensor:
         """For each chunk `state` plus the states of the chunks before it (backwards: after it).
 
-        `state` is overwritten: all chunks of this block are added to it.
+        `state` (B * G, W, E) is overwritten: all chunks of this block are added to it. So blocks are visited in order.
+        `chunk_states` and the result are (heads * chunks, W, E).
         """
         by_chunk = chunk_states.unflatten(0, (-1, self.chunks)).flatten(2)
         earlier = torch.ones(self.chunks, self.chunks, dtype=by_chunk.dtype, device=by_chunk.device).tril_(-1)
         earlier = (earlier.T if backwards else earlier).expand(by_chunk.shape[0], -1, -1)
         before = torch.baddbmm(state[self.heads].flatten(1)[:, None], earlier, by_chunk)
         last = 0 if backwards else -1
+        # the last of these sums, with its own chunk, has all chunks
         state[self.heads] = (before[:, last] + by_chunk[:, last]).view_as(state[self.heads])
         return before.view_as(chunk_states)
 
@@ -245,27 +256,26 @@ class _CausalAverages(torch.autograd.Function):
         return *grads, later[..., : past.shape[-1]].view(past.shape)
 
 
-def _sum_gradients(block: _Block, outputs: list[Tensor]) -> Tensor:
-    """Gradients of the sums of values and of ones, from the gradient of averages, averages and denominators."""
-    grad, average, denominator = (block.cut(x) for x in outputs)
-    empty = denominator == 0
-    of_values = grad / denominator.masked_fill(empty, 1.0)
-    of_ones = -(of_values * average).sum(-1, keepdim=True).masked_fill(empty, 0.0)
-    return _in_lanes(torch.cat((of_values, of_ones), -1))
-
-
 def _query_gradients(block: _Block, outputs: list[Tensor], inputs: list[Tensor], state: Tensor) -> Tensor:
-    """Gradients of the queries of a block; `state` runs from the first block to the last."""
-    g, k, v = _sum_gradients(block, outputs), block.cut(inputs[1]), _with_ones(block.cut(inputs[2]))
+    """Gradients of the queries of a block; `state` is that before the block, and becomes that after it.
+
+    `outputs` are the gradient of the averages, the averages and the denominators; `inputs` query, key and value; all of
+    the whole sequence (B * G, R, n, ...). The gradient of the sums is g, and dq_i = sum_{j <= i} (g_i . v_j) k_j.
+    """
+    g, k, v = _in_lanes(sum_gradients(*map(block.cut, outputs))), block.cut(inputs[1]), _with_ones(block.cut(inputs[2]))
     before = block.running(state, torch.bmm(k.transpose(1, 2), v))
     pairs = torch.bmm(g, v.transpose(1, 2)).mul_(block.triangle(g))
     return torch.bmm(g, before.transpose(1, 2)).baddbmm_(pairs, k)
 
 
 def _key_gradients(block: _Block, outputs: list[Tensor], inputs: list[Tensor], later: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of the keys and values of a block; `later` is the gradient of the state from all later chunks."""
+    """Gradients of the keys and values of a block, with `outputs` and `inputs` as in `_query_gradients`.
+
+    `later` is the gradient of the state after the block, and becomes that before it. The gradient of the values has a
+    channel of ones and padding beside them.
+    """
     q, k, v = (block.cut(x) for x in inputs)
-    g, v, triangle = _sum_gradients(block, outputs), _with_ones(v), block.triangle(q)
+    g, v, triangle = _in_lanes(sum_gradients(*map(block.cut, outputs))), _with_ones(v), block.triangle(q)
     after = block.running(later, torch.bmm(q.transpose(1, 2), g), backwards=True)
     pairs = torch.bmm(g, v.transpose(1, 2)).mul_(triangle)
     weights = torch.bmm(q, k.transpose(1, 2)).mul_(triangle)

@@ -29,6 +29,7 @@ from regard.pieces.trees import tree
 PairMask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 #: The changed score, from the score and the same indices.
 PairScore = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+#: The position of a token, from its index.
 Place = Callable[[Tensor], Tensor]
 
 
@@ -58,7 +59,7 @@ def key_position(problem: Problem) -> Place:
 
 
 def diagonals(problem: Problem) -> tuple[Grid, Callable[[Tensor, Tensor], Tensor]]:
-    """A grid with one pair for each j - i, and the function from a pair of indices to its place in this grid."""
+    """A grid with one pair for each j - i, the least first, and a function: query and key indices -> place in it."""
     distances = problem.positions.distances(problem.sizes.I)
     of_query, of_key, offset = query_position(problem), key_position(problem), number(distances.start, problem)
     return problem.grid.line(distances), lambda q, k: of_key(k) - of_query(q) - offset
@@ -69,7 +70,10 @@ def diagonals(problem: Problem) -> tuple[Grid, Callable[[Tensor, Tensor], Tensor
 
 @singledispatch
 def change_of(bias: Bias, problem: Problem, rows: Tensor | None, cols: Tensor | None) -> PairScore:
-    """A bias as a function of one score; `NoLowering` if there is none."""
+    """A bias as a function of one score; `NoLowering` if there is none.
+
+    `rows` and `cols` are what the bias prepared for queries (B, H, I, ...) and keys, as in `Prepared`.
+    """
     if not (isinstance(bias, AdditiveBias) and bias.relative):
         raise NoLowering(f"{type(bias).__name__} has no form for single pairs")
     line, place = diagonals(problem)
@@ -89,7 +93,7 @@ def _(bias: Softcap, problem: Problem, rows: Tensor | None, cols: Tensor | None)
 
 @change_of.register
 def _(bias: ShawBias, problem: Problem, rows: Tensor | None, cols: Tensor | None) -> PairScore:
-    assert rows is not None
+    assert rows is not None  # (B, H, I, 2 reach + 1), the terms of the distances -reach to reach
     of_query, of_key, reach = query_position(problem), key_position(problem), number(bias.reach, problem)
 
     def add(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -108,7 +112,7 @@ def _(bias: TensorBias, problem: Problem, rows: Tensor | None, cols: Tensor | No
 
 @change_of.register
 def _(bias: LearnedBias, problem: Problem, rows: Tensor | None, cols: Tensor | None) -> PairScore:
-    assert rows is not None
+    assert rows is not None  # (B or 1, H, I, J)
     added = rows.expand(problem.sizes.B, -1, -1, -1)
     return lambda score, b, h, q, k: score + added[b, h, q, k]
 
@@ -120,9 +124,9 @@ def _(bias: LearnedBias, problem: Problem, rows: Tensor | None, cols: Tensor | N
 def pairs_of(mask: Mask, problem: Problem) -> PairMask:
     """A mask as a function of one pair; `NoLowering` if there is none."""
     if mask.keys_only:
-        flags = mask.allowed(problem.grid.tile(slice(0, 1), slice(None)))
-        real = flags[:, 0, 0].expand(problem.sizes.B, -1).contiguous()
-        return lambda b, h, q, k: real[b, k]
+        of_first_query = mask.allowed(problem.grid.tile(slice(0, 1), slice(None)))[:, :, 0]  # (B or 1, H or 1, J)
+        is_shown = of_first_query.expand(problem.sizes.B, problem.sizes.H, -1).contiguous()
+        return lambda b, h, q, k: is_shown[b, h, k]
     if mask.relative:
         line, place = diagonals(problem)
         allowed = mask.allowed(line)[0, 0, 0]
@@ -169,7 +173,7 @@ def _(mask: window, problem: Problem) -> PairMask:
 
 @pairs_of.register
 def _(mask: block_local, problem: Problem) -> PairMask:
-    query_blocks, key_blocks = problem.grid.query // mask.size, problem.grid.key // mask.size
+    query_blocks, key_blocks = problem.grid.query // mask.size, problem.grid.key // mask.size  # numbers of blocks
     before, after = number(mask.before, problem), number(mask.after, problem)
 
     def near(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -208,6 +212,7 @@ def _(mask: global_tokens, problem: Problem) -> PairMask:
 @pairs_of.register
 def _(mask: random_blocks, problem: Problem) -> PairMask:
     table = to_device(mask.table, problem.query.device)
+    # row n of the table has the numbers of the blocks of keys that were drawn for block n of queries
     drawn = torch.zeros(len(table), len(table), dtype=torch.bool, device=table.device).scatter_(1, table, True)
     query_blocks, key_blocks = problem.grid.query // mask.size, problem.grid.key // mask.size
     return lambda b, h, q, k: drawn[query_blocks[q], key_blocks[k]]
@@ -215,8 +220,9 @@ def _(mask: random_blocks, problem: Problem) -> PairMask:
 
 @pairs_of.register
 def _(mask: tree, problem: Problem) -> PairMask:
-    first, stop = (to_device(order, problem.query.device) for order in mask.intervals)
-    at, first, stop = first[problem.grid.query], first[problem.grid.key], stop[problem.grid.key]
+    # where a walk through the tree enters and leaves each token: it enters a descendant in between
+    entered, left = (to_device(steps, problem.query.device) for steps in mask.intervals)
+    at, first, stop = entered[problem.grid.query], entered[problem.grid.key], left[problem.grid.key]
     return lambda b, h, q, k: (first[k] <= at[q]) & (at[q] < stop[k])
 
 
@@ -231,9 +237,13 @@ def _(mask: sliding_tiles, problem: Problem) -> PairMask:
 
 
 def _near(mask: neighborhood, queries: Tensor, keys: Tensor, problem: Problem) -> PairMask:
-    """Allow pairs whose coordinates are near along every axis."""
+    """Allow pairs of points of a grid where the key is in the window of the query along every axis.
+
+    `queries` (I,) and `keys` (J,) are the numbers of the points, row by row. A window has every `dilation`-th key from
+    its first to its last.
+    """
     windows = zip(mask.windows, mask.places(queries), strict=True)
-    ends = [to_device(ends, queries.device)[place].unbind(1) for ends, place in windows]
+    ends = [to_device(window, queries.device)[coordinate].unbind(1) for window, coordinate in windows]
     gaps = [number(gap, problem) for gap in mask.dilation]
     axes = list(zip(ends, mask.places(keys), gaps, strict=True))
 

@@ -55,6 +55,8 @@ WORTH_SKIPPING = 0.3
 class ExecutionPlan:
     """How `attend` will run a call: engine, cost and predicted time. `print(plan)` gives it in words.
 
+    `requested`: the caller named the engine. `why` is a sentence that gives the reason of a choice, else "".
+
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 2, 100, 8)
     >>> plan = rg.plan(x, x, x, attention=rg.Attention(), engine="dense")
@@ -118,6 +120,7 @@ class ExecutionPlan:
         return "\n".join(lines)
 
     def _amounts(self) -> str:
+        """Pairs, operations, bytes and seconds as sentences."""
         s = self.problem.sizes
         all_pairs = s.B * s.H * s.I * s.J
         share = f"{self.cost.pairs:,} of {all_pairs:,} pairs are scored ({self.cost.pairs / max(all_pairs, 1):.2%})"
@@ -194,14 +197,14 @@ def _choose(problem: Problem) -> tuple[str, bool, str]:
         if (reason := ENGINES[only].refusal(problem)) is not None:
             raise RegardError(f"attend: a transition needs the {only} engine, which cannot run this: {reason}.")
         return only, False, family.purpose
-    not_linear = ENGINES["linear"].refusal(problem)
-    if not_linear is None:
+    linear_refusal = ENGINES["linear"].refusal(problem)
+    if linear_refusal is None:
         return "linear", False, "It sums feature scores over keys, and scores pairs only inside chunks."
     if ENGINES["convolution"].refusal(problem) is None:
         return "convolution", False, "It computes no single weights, and sums over distances once."
     if problem.state is not None:
         raise RegardError(
-            f"attend: a RecurrentCache needs the linear engine, which cannot run this: {not_linear}. GrowingCache "
+            f"attend: a RecurrentCache needs the linear engine, which cannot run this: {linear_refusal}. GrowingCache "
             "keeps all keys, and RingCache(size) those of a window or a short convolution."
         )
     if choosing_pays(problem):
@@ -228,10 +231,14 @@ def _choose(problem: Problem) -> tuple[str, bool, str]:
 
 
 def _quadratic(planned: ExecutionPlan) -> Iterator[str]:
-    """The reasons of `ExecutionPlan.quadratic`."""
+    """The reasons of `ExecutionPlan.quadratic`: feature scores that no sum computes, flex on a CPU, unknown masks.
+
+    Such a normalizer divides by a sum of scores, so its users expect linear time. A mask without spans of its own
+    answers "every key may be needed".
+    """
     problem, attention = planned.problem, planned.problem.attention
-    summed = attention.normalizer.needs_nonnegative and planned.engine != "linear"
-    if summed and (reason := ENGINES["linear"].refusal(problem)) is not None:
+    is_sum = attention.normalizer.needs_nonnegative and planned.engine != "linear"
+    if is_sum and (reason := ENGINES["linear"].refusal(problem)) is not None:
         piece = attention.bias or (f"dropout={attention.dropout}" if problem.dropout else attention.mask)
         yield f"all pairs are scored because of {piece!r}, and sums over keys would take linear time: {reason}"
     if planned.engine == "flex" and not on_gpu(problem):
@@ -247,7 +254,10 @@ def on_gpu(problem: Problem) -> bool:
 
 
 def _worth_skipping(problem: Problem) -> bool:
-    """Whether blocks save enough pairs to be chosen instead of one fused call."""
+    """Whether blocks save enough pairs to be chosen instead of one fused call.
+
+    They save none if the kernel's causal flag is the mask, or if the mask allows every pair.
+    """
     s = problem.sizes
     if is_top_left(problem) or whole_block(problem).full or s.I * s.J <= SMALL_PAIRS:
         return False

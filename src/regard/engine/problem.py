@@ -28,13 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """The pieces, the tensors and their positions.
+    """The pieces, the tensors and their positions: query (B, H, I, D), key (B, G, J, D), value (B, G, J, E).
 
-    `seed` decides which weights dropout drops, None for no dropout. `state` is the sum of the keys of earlier calls
-    (recurrent decoding of feature scores). `call_tensors` are those that pieces need beside queries, keys and values.
-    `memory` is what a transition made of the first keys, before the first query: an engine may begin with it.
-    `folds` are statistics that an engine may compute with the output. `plan_cache` holds what engines compute while
-    planning and use again while running.
+    `attention` becomes a snapshot whose selection has chosen its keys. `seed` decides which weights dropout drops, None
+    for no dropout. `state` is what a `RecurrentCache` keeps of earlier calls: sums over keys (B, G, W, E + 1) for W
+    features, or the memory (B, H, D, E) of a transition. `call_tensors` are those that pieces need beside queries, keys
+    and values, by name. `memory` is what a transition made of the first keys, before the first query: an engine may
+    begin with it. `folds` are statistics that an engine may compute with the output. `plan_cache` holds what engines
+    compute while planning and use again while running.
+
+    Fields are set through `vars` here, because the dataclass is frozen for everybody else.
     """
 
     attention: Attention
@@ -64,15 +67,22 @@ class Problem:
         _ = self.learns, self.learns_bias
 
     def _read(self, tensors: list[Tensor]) -> None:
-        """Take a snapshot of the pieces. Tensors that need gradients stay the same, for autograd."""
-        live = [is_transformed() or self.needs_gradient(t) for t in tensors]
-        piece_tensors = [t if is_live else tensor_snapshot(t) for t, is_live in zip(tensors, live, strict=True)]
-        around = self.template.around if any(live) else partial(snapshot_around, template=self.template)
+        """Rebuild the pieces around snapshots of their tensors. Tensors that need gradients stay, for autograd.
+
+        `snapshot_around` marks the pieces as a snapshot, which is not copied again. With a tensor that stays they are
+        none.
+        """
+        stays = [is_transformed() or self.needs_gradient(t) for t in tensors]
+        piece_tensors = [t if stay else tensor_snapshot(t) for t, stay in zip(tensors, stays, strict=True)]
+        around = self.template.around if any(stays) else partial(snapshot_around, template=self.template)
         vars(self).update(attention=around(piece_tensors), piece_tensors=piece_tensors)
 
     @classmethod
     def repeated(cls, facts: dict[str, Any], tensors: list[Tensor], **own: Any) -> Self:
-        """A problem with the facts of an earlier one, the tensors of its pieces, and tensors of its own."""
+        """A problem that differs from an earlier one in the numbers of its tensors only.
+
+        `facts` has what is equal, by attribute: `FACTS`. `tensors` are those of the pieces. `own` has the other fields.
+        """
         problem = object.__new__(cls)
         vars(problem).update(facts, plan_cache={}, memory=None, **own)
         problem._read(tensors)
@@ -80,14 +90,16 @@ class Problem:
 
     @classmethod
     def from_prepared(cls, *, prepared: Prepared, **facts: Any) -> Self:
-        """A problem of prepared queries and keys, and of pieces whose tensors are known."""
+        """A problem of prepared queries and keys. `facts` has the other attributes; these may be left out: `seed`,
+        `state` and `call_tensors`.
+        """
         problem = object.__new__(cls)
         defaults = {"seed": None, "state": None, "call_tensors": EMPTY, "plan_cache": {}, "prepared": prepared}
         vars(problem).update(defaults, query=prepared.query, key=prepared.key, **facts)
         return problem
 
     def planned(self, name: str, make: Callable[[Problem], Any]) -> Any:
-        """What `make` computes of this problem: the first time, and the same again after that."""
+        """The result of `make` for this problem: computed at the first call, then read from `plan_cache`."""
         if name not in self.plan_cache:
             self.plan_cache[name] = make(self)
         return self.plan_cache[name]
@@ -103,10 +115,12 @@ class Problem:
 
     @cached_property
     def grid(self) -> Grid:
+        """The coordinates of all pairs."""
         return Grid.whole(self.positions, self.sizes.B, self.sizes.H, self.sizes.I, self.query.device)
 
     @property
     def dropout(self) -> float:
+        """The share of weights that this call drops."""
         return 0.0 if self.seed is None else self.attention.dropout
 
     @cached_property
@@ -121,6 +135,7 @@ class Problem:
         return scale / softmax.temperature
 
     def needs_gradient(self, *tensors: Tensor | None) -> bool:
+        """Whether autograd records what is computed with one of these tensors."""
         is_recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         return is_recorded and any(t is not None and t.requires_grad for t in tensors)
 
@@ -132,6 +147,7 @@ class Problem:
 
     @cached_property
     def learns(self) -> bool:
+        """Whether a backward pass may follow."""
         return self.needs_gradient(self.query, self.key, self.value, *self.piece_tensors)
 
     @cached_property
@@ -159,7 +175,9 @@ class Problem:
         return Originals.of(self.piece_tensors, self.template)
 
     def snapshot(self) -> Problem:
-        """The problem as it is now, without gradients."""
+        """The problem as it is now, without gradients. Its pieces name the large tensors that they share, so that a map
+        can refuse to answer after one of them has changed.
+        """
         tensors = [t.detach() for t in (self.value, *self.prepared.tensors())]
         problem = self.outline().around([*tensors, *map(tensor_snapshot, self.piece_tensors)])
         problem.attention.shared = [t for t in problem.piece_tensors if not is_small(t)]
@@ -170,14 +188,20 @@ class Problem:
         return Outline(self)
 
 
+#: What a problem has besides its tensors and the seed. `template` holds the pieces without their tensors.
+FACTS = ("positions", "sizes", "template", "learns", "learns_bias", "scale", "hides_gradients")
+
+
 class Outline:
-    """A problem without its tensors. A backward pass rebuilds the problem around the tensors that autograd saved."""
+    """A problem without its tensors. A backward pass rebuilds the problem around the tensors that autograd saved.
+
+    `on_rows` says of the value and of each prepared tensor whether it has a vector for each query (else for each key).
+    """
 
     def __init__(self, problem: Problem) -> None:
-        facts = ("positions", "sizes", "seed", "template", "learns", "learns_bias", "scale", "hides_gradients")
-        self._facts = {name: getattr(problem, name) for name in facts}
-        self._prepared = problem.prepared.with_tensors(repeat(torch.empty(0)))
-        self.on_rows = [False, *problem.prepared.on_rows()]  # of value and prepared: one vector a query?
+        self._facts = {name: getattr(problem, name) for name in ("seed", *FACTS)}
+        self._prepared = problem.prepared.with_tensors(repeat(torch.empty(0)))  # placeholders: `around` replaces them
+        self.on_rows = [False, *problem.prepared.on_rows()]
 
     def around(self, tensors: Sequence[Tensor]) -> Problem:
         """The problem around tensors in the order of `Problem.tensors`."""
@@ -192,7 +216,9 @@ class Outline:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """The output (B, H, I, E), the row statistic (None if the kernel does not return it), and the new state."""
+    """The output (B, H, I, E), the row statistic (None if the kernel does not return it), and the state after this call
+    (`Problem.state`; None if the engine carries none).
+    """
 
     output: Tensor
     row_statistic: RowStatistic | None
@@ -200,7 +226,10 @@ class Result:
 
 
 def empty_result(problem: Problem) -> Result:
-    """The result without any pair: no rows, or rows of zeros, with gradients of zero."""
+    """The result without any pair: no rows, or rows of zeros, with gradients of zero.
+
+    Vectors of width 0 have products of 0, through which autograd reaches query, key and value.
+    """
     weights = grouped_scores(problem.query[..., :0], problem.key[..., :0])
     return Result(grouped_values(weights, problem.value), None)
 
@@ -241,18 +270,21 @@ class Engine(ABC):
         return None
 
     @abstractmethod
-    def run(self, problem: Problem) -> Result: ...
+    def run(self, problem: Problem) -> Result:
+        """Compute a problem that the engine does not refuse."""
 
     @abstractmethod
-    def cost(self, problem: Problem) -> Cost: ...
+    def cost(self, problem: Problem) -> Cost:
+        """The predicted cost of the forward pass of a problem that the engine does not refuse."""
 
     def kept_facts(self, problem: Problem) -> dict[str, Any]:
         """The entries of `plan_cache` for later problems that differ only in the numbers of tensors."""
         return {}
 
     def repeated(self, problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Result | None] | None:
-        """A function of query, key and value for later problems that differ only in their numbers; None if there is
-        none. The pieces have no tensors, and the scores compare the queries and keys given. It returns None for numbers
-        that need a plan.
+        """A function of query, key and value that computes later problems, which differ only in these numbers.
+
+        None if the engine has no such function. It is asked for only if the pieces hold no tensors and the scores
+        compare the queries and keys as they are given. The function returns None for numbers that need a plan.
         """
         return None

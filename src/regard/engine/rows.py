@@ -28,7 +28,11 @@ def attend_rows(
     dropout: float = 0.0,
     seed: int = 0,
 ) -> tuple[Tensor, RowStatistic]:
-    """Output and statistic of whole rows. `tile` holds every key they may attend to, at key indices `columns`."""
+    """Output (B, H, I, E) and statistic of whole rows. `tile` and `value` hold every key they may attend to.
+
+    `columns` are the indices of these keys among all, which a statistic may keep (top-k does). `grid` has the
+    coordinates of the tile. Without `masked` the mask allows all its pairs.
+    """
     s = scores(attention, tile, grid, masked)
     weights, row_statistic = attention.normalizer.normalize_rows(s, columns)
     if dropout:
@@ -52,8 +56,8 @@ def with_remainder(
 ) -> RowStatistic:
     """The log-sum-exp and its rounding error (the remainder) in place of a log-sum-exp alone; other statistics as is.
 
-    If a row is coarse in any batch entry or head, its numbers in all of them are computed from scores; else the
-    remainder is 0. If the numbers of the tensor cannot be read, all remainders are 0.
+    A row whose log-sum-exp is coarse in some batch entry or head is computed again from its scores, in all of them. All
+    other rows have a remainder of 0, and so have all rows if the numbers of the tensor cannot be read.
     """
     if len(row_statistic) != 1 or attention.normalizer.as_softmax is None:
         return row_statistic
@@ -108,7 +112,7 @@ class StatisticBuffer:
             self._tensors = [self._unfilled(t, t.shape[3:]) for t in row_statistic]
         for number, part in enumerate(row_statistic):
             total = self._tensors[number]
-            if part.ndim == 4 and part.shape[3] > total.shape[3]:
+            if part.ndim == 4 and part.shape[3] > total.shape[3]:  # kept keys, of a block with more keys than before
                 wider = self._unfilled(part, part.shape[3:])
                 wider[..., : total.shape[3]] = total
                 self._tensors[number] = total = wider
@@ -116,7 +120,7 @@ class StatisticBuffer:
             place.copy_(part)
 
     def _unfilled(self, like: Tensor, width: tuple[int, ...]) -> Tensor:
-        """A tensor of all rows, filled with -1: blocks with few keys write fewer than `width` indices."""
+        """A tensor of all rows, filled with -1, which is no index: blocks with few keys write fewer kept keys."""
         return like.new_full((self.num_entries, like.shape[1], self.num_rows, *width), -1)
 
     def tensors(self) -> RowStatistic:

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import torch
 
+from regard.base.shapes import without_autocast
 from regard.engine.blocked import Work
 from regard.engine.kernel.attention import PER_HIDDEN_UNIT, is_few, reading_factor
 from regard.engine.problem import Cost, Problem
@@ -47,13 +48,15 @@ def forget() -> None:
 @lru_cache(maxsize=4)
 @torch.no_grad()
 def _measured(device: torch.device, _threads: int) -> MachineRates:
+    """The rates, kept for each device and number of threads. No number is drawn: the caller's next ones stay."""
     side = 512 if device.type == "cpu" else 4096
-    a, b = torch.rand(2, side, side, device=device)
-    x = torch.rand(1 << 18, device=device)
+    a, b = torch.full((2, side, side), 0.5, dtype=torch.float32, device=device)
+    x = torch.full((1 << 18,), 0.5, dtype=torch.float32, device=device)
     out = torch.empty_like(x)
-    return MachineRates(
-        2 * side**3 / _seconds(lambda: a @ b, device), len(x) / _seconds(lambda: torch.exp(x, out=out), device)
-    )
+    with without_autocast(device):
+        return MachineRates(
+            2 * side**3 / _seconds(lambda: a @ b, device), len(x) / _seconds(lambda: torch.exp(x, out=out), device)
+        )
 
 
 def _seconds(work: Callable[[], object], device: torch.device, times: int = 15) -> float:

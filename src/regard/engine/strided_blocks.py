@@ -22,14 +22,19 @@ class BlockRun:
 
     @property
     def rows(self) -> slice:
+        """The queries of all blocks."""
         return slice(self.first.start, self.first.start + self.count * self.size)
 
     @property
     def size(self) -> int:
+        """The queries of one block."""
         return self.first.stop - self.first.start
 
     def views(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Views of one batch entry: queries, keys and values (heads, n, width) -> (count, heads, ..., width)."""
+        """Views of one batch entry: queries, keys and values (heads, n, width) -> (count, heads, ..., width).
+
+        The keys of a block overlap those of the next one. They are one interval (`_follows`).
+        """
         ((left, right),) = self.first.columns
         keys = (left, right - left)
         return (
@@ -39,6 +44,7 @@ class BlockRun:
         )
 
     def _view(self, x: Tensor, start: int, length: int) -> Tensor:
+        """For each block `length` tokens, from `start` on and `size` further for each next block, without a copy."""
         head_stride, token_stride, channel_stride = x.stride()
         shape = (self.count, x.shape[0], length, x.shape[2])
         strides = (self.size * token_stride, head_stride, token_stride, channel_stride)
@@ -60,7 +66,10 @@ def runs(blocks: Iterable[Block], most: int) -> Iterator[BlockRun]:
 
 
 def _follows(run: BlockRun, block: Block) -> bool:
-    """Whether the block is the next one of the run."""
+    """Whether the block is the next one of the run: its queries and keys are shifted, and its mask is the same.
+
+    Only a relative mask has the same answers for shifted queries and keys.
+    """
     first, shift = run.first, run.count * run.size
     if (block.start, block.stop, block.batch) != (first.start + shift, first.stop + shift, first.batch):
         return False

@@ -44,6 +44,7 @@ def is_recorded() -> bool:
 
 
 def _is_traced() -> bool:
+    """Whether torch.jit.trace records."""
     return torch._C._get_tracing_state() is not None
 
 
@@ -61,18 +62,18 @@ def uncompiled(function: Function, reason: str = GRAPH) -> Function:
 
     torch's compiler takes seconds to load, so it is used only if the caller has loaded it.
     """
-    runs: list[Any] = []
+    disabled: list[Any] = []  # the function that torch does not compile, after the first call that needs it
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         if "torch._dynamo" not in sys.modules:
             return function(*args, **kwargs)
-        if not runs:
+        if not disabled:
             if torch.compiler.is_dynamo_compiling():
                 torch._dynamo.graph_break(msg=reason)
-            disabled = torch.compiler.disable(function, reason=reason)  # torch 2.8 warns if this breaks inside append
-            runs.append(disabled)
-        return runs[0](*args, **kwargs)
+            uncompiled_function = torch.compiler.disable(function, reason=reason)  # torch 2.8 warns inside of append
+            disabled.append(uncompiled_function)
+        return disabled[0](*args, **kwargs)
 
     return run  # type: ignore[return-value]
 
@@ -93,7 +94,7 @@ def numbers_needed(query: Tensor) -> Iterator[None]:
 
 
 def differentiable_once(engine: str, *tensors: Tensor) -> list[Tensor]:
-    """The same tensors, through which a second derivative raises a `RegardError`.
+    """The tensors again, through which a second derivative raises a `RegardError` that names the engine.
 
     Gradients that an engine computes outside autograd have no gradient themselves; torch would treat them as constants.
     """
@@ -105,7 +106,10 @@ def differentiable_once(engine: str, *tensors: Tensor) -> list[Tensor]:
 
 
 def gradients_once(engine: str, gradients: Iterable[Tensor | None], *tensors: Tensor | None) -> list[Tensor | None]:
-    """For a backward pass: its gradients, which depend on `tensors`; their own derivative raises a `RegardError`."""
+    """For a backward pass: its gradients, which depend on `tensors`; their own derivative raises a `RegardError`.
+
+    Grad mode is on in a backward pass only with create_graph=True; otherwise nobody can differentiate the gradients.
+    """
     gradients = list(gradients)
     if not torch.is_grad_enabled():
         return gradients

@@ -31,8 +31,9 @@ from regard.pieces.piece import Piece
 #: Bytes that the scores of one block of rows may take.
 BLOCK_BYTES = 24 << 20
 
-#: The k best keys of each query by index queries, keys and weights, as indices (B, I, k); None where it cannot.
-Indexer = Callable[[Tensor, Tensor, Tensor, int, Positions, Mask | None], Tensor | None]
+#: The k best keys of each query by index queries, keys and weights, as indices (B, I, k); None where it cannot. The
+#: last arguments are positions, the mask, and its number of query heads.
+Indexer = Callable[[Tensor, Tensor, Tensor, int, Positions, Mask | None, int], Tensor | None]
 _indexer: Indexer | None = None
 
 
@@ -305,8 +306,9 @@ class TokenIndexer(Selection):
                 f"{index_weights.shape[2]} on axis 2. Give one weight for each index head."
             )
         candidates, tensors = CandidateKeys.of(query, positions, mask), (index_query, index_key, index_weights)
-        if _indexer is not None and (found := _indexer(*tensors, self.k, positions, mask)) is not None:
-            return chosen_keys.of_sorted(candidates.keys_at(found[:, None]), 1, query.shape[1], positions.start)
+        num_heads = query.shape[1]
+        if _indexer is not None and (found := _indexer(*tensors, self.k, positions, mask, num_heads)) is not None:
+            return chosen_keys.of_sorted(candidates.keys_at(found[:, None]), 1, num_heads, positions.start)
         weights = at_least_float32(index_weights).transpose(1, 2)[..., None]  # (B, N, I, 1)
 
         def score(rows: slice, columns: slice) -> Tensor:

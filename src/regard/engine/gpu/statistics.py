@@ -33,8 +33,10 @@ SCORE_BLOCKS = {"QUERIES", "KEYS", "WIDTH"}
 
 
 def terms_of(problem: Problem) -> KernelProblem | None:
-    """The problem as the kernel computes it, or None if it cannot: softmax of scaled dot products in float32 or less,
-    with masks of this package, and a number for each distance j - i before and after one soft cap.
+    """The problem as the kernel computes it, or None if it cannot.
+
+    It can if the weights are a softmax of scaled dot products in float32 or less, with masks of this package, and a
+    number for each distance j - i before and after one soft cap.
     """
     attention, query, key = problem.attention, problem.prepared.query, problem.prepared.key
     if problem.scale is None:
@@ -59,16 +61,19 @@ def is_installed() -> bool:
 
 
 def kernels() -> ModuleType:
-    """The kernels, which import Triton."""
+    """The module of the kernels, which imports Triton."""
     return import_module("regard.engine.gpu.statistics_kernel")
 
 
 def add_statistics(terms: KernelProblem, logsumexp: Tensor, wanted: Parts, queries: range | None = None) -> None:
-    """Fill the tensors of `wanted` with the statistics of all weights, or of those of some queries."""
+    """Fill the tensors of `wanted` with the statistics of all weights, or of those of some queries.
+
+    `logsumexp` (B, H, I) is that of the rows; the kernel reads inf for a row without keys, so that its weights are 0.
+    """
     queries = range(terms.problem.sizes.I) if queries is None else queries
     scores = _scores(terms, logsumexp.float().masked_fill(logsumexp.isneginf(), torch.inf).contiguous())
     _launch("statistics_kernel", terms, queries, scores, _sums(wanted), blocks_of(terms, wanted))
-    if "top_weights" in wanted:
+    if "top_weights" in wanted:  # the kernel leaves them in no order
         order = wanted["top_weights"].sort(-1, descending=True)
         wanted["top_weights"].copy_(order.values)
         wanted["top_keys"].copy_(wanted["top_keys"].gather(-1, order.indices))
@@ -86,7 +91,10 @@ def logsumexp_of(terms: KernelProblem) -> Tensor:
 def _launch(
     name: str, terms: KernelProblem, queries: range, scores: tuple, result: tuple | Tensor, blocks: dict[str, int]
 ) -> None:
-    """Run a kernel on the tiles of these queries: one program for each tile, head and batch entry."""
+    """Run a kernel on the tiles of these queries: one program for each tile, head and batch entry.
+
+    `name` is that of a function of statistics_kernel.py; `scores` and `result` are its first and its last argument.
+    """
     s = terms.problem.sizes
     tiles = [n for n, tile in enumerate(terms.layout.tiles) if tile.first < queries.stop and tile.stop > queries.start]
     programs = len(tiles) * s.H * (1 if terms.layout.has_entries else s.B)
@@ -98,7 +106,7 @@ def _launch(
 
 
 def _scores(terms: KernelProblem, logsumexp: Tensor | None) -> tuple:
-    """What the kernel computes scores from, and the log-sum-exp of the rows if it computes weights."""
+    """What the kernel computes scores from (`Scores`), and the log-sum-exp of the rows if it computes weights."""
     inputs, problem = terms.inputs(), terms.problem
     unknown = [name for name, t in inputs._asdict().items() if t is not None and name not in KNOWN_INPUTS]
     assert not unknown, f"the Triton kernel computes nothing with {unknown}"
@@ -123,13 +131,16 @@ def _pattern(terms: KernelProblem, tiles: list[int]) -> tuple:
 
 
 def _sums(wanted: Parts) -> tuple:
-    """The tensors that the kernel adds to, None for those that are not wanted, and the sizes that belong to them."""
+    """The tensors that the kernel adds to (`Sums`), None for those that are not wanted, and their sizes.
+
+    Of `numbers`, the kernel takes one pair: numbers of keys that all heads share (B, 1, J), and their weighted sums.
+    """
     rows, columns = wanted["cells"].shape[2:] if "cells" in wanted else (0, 0)
     numbers, mass = wanted["numbers"][0] if "numbers" in wanted else (None, None)
     flags = None if numbers is None else numbers[:, 0].float().contiguous()
-    rows_sums = wanted.get("entropy"), wanted.get("distance"), mass, flags
-    key_sums = (wanted.get(name) for name in ("received", "cells", "top_weights", "top_keys"))
-    return kernels().Sums(*rows_sums, *key_sums, rows, columns, _num_links(wanted), wanted["shift"])
+    row_sums = wanted.get("entropy"), wanted.get("distance"), mass, flags
+    others = (wanted.get(name) for name in ("received", "cells", "top_weights", "top_keys"))
+    return kernels().Sums(*row_sums, *others, rows, columns, _num_links(wanted), wanted["shift"])
 
 
 def _num_links(wanted: Parts) -> int:

@@ -19,7 +19,10 @@ NEARLY_ZERO = tl.constexpr(-1e30)
 
 
 class Scores(NamedTuple):
-    """What scores and weights are computed from. `before` and `after` the soft cap, a number is added, or None."""
+    """What scores and weights are computed from. `before` and `after` the soft cap, a number is added, or None.
+
+    Index 0 of `before` and `after` is the distance j - i = 1 - I.
+    """
 
     query: Any  # (B, H, I, D)
     query_strides: Any
@@ -33,12 +36,15 @@ class Scores(NamedTuple):
 
 
 class Pattern(NamedTuple):
-    """The tables of `Layout`, and the allowed distances of indices, [low, high)."""
+    """The tables of `Layout`, and the allowed distances of indices, [low, high).
 
-    tiles: Any
-    segments: Any
+    Rows of the tables have the fields of `Tile` and `Segment` of kernels/regard.h.
+    """
+
+    tiles: Any  # (n, 5): batch entry (-1: every one), first and stop query, first and stop segment
+    segments: Any  # (n, 4): first and stop key, the place of its bytes (-1: none), bytes of a query
     allowed: Any  # None: no segment has bytes
-    head_stride: Any
+    head_stride: Any  # of `allowed`, 0 if all heads share the bytes
     low: Any
     high: Any
 
@@ -57,15 +63,18 @@ class KernelSizes(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """The statistics by their names in `regard.engine.kernel.statistics.Parts`; None leaves one out."""
+    """The statistics by their names in `regard.engine.kernel.statistics.Parts`; None leaves one out.
 
-    entropy: Any
+    `mass` is the weight of each row on keys, each times its number in `flags`.
+    """
+
+    entropy: Any  # (B, H, I), and so are `distance` and `mass`
     distance: Any
     mass: Any
-    flags: Any
-    received: Any
-    cells: Any
-    top_weights: Any
+    flags: Any  # (B, J)
+    received: Any  # (B, H, J)
+    cells: Any  # (B, H, cell_rows, cell_columns)
+    top_weights: Any  # (B, H, I, k)
     top_keys: Any
     cell_rows: Any
     cell_columns: Any
@@ -88,7 +97,7 @@ def tanh_of(x):
 
 @triton.jit
 def final_scores(scores, sizes, products, head, queries, keys, is_valid):
-    """after(cap(scale q.k + before)) of the valid pairs."""
+    """after(cap(scale q.k + before)) of the valid pairs: (queries, keys), from the products q.k."""
     s = products * scores.scale
     first = head * (sizes.num_queries + sizes.num_keys - 1) + sizes.num_queries - 1
     places = first + keys[None, :] - queries[:, None]
@@ -103,7 +112,7 @@ def final_scores(scores, sizes, products, head, queries, keys, is_valid):
 
 @triton.jit
 def is_allowed(pattern, segment, tile, queries, keys, is_valid):
-    """The pairs of a segment that the mask allows."""
+    """The valid pairs that the mask allows. `segment` points to the segment of `keys`, `tile` is that of `tile_of`."""
     _entry, head, _unit, first_query = tile
     steps = keys[None, :] - queries[:, None]
     is_valid = is_valid & (steps >= pattern.low) & (steps < pattern.high)
@@ -118,7 +127,7 @@ def is_allowed(pattern, segment, tile, queries, keys, is_valid):
 
 @triton.jit
 def load_vectors(pointer, strides, entry, head, tokens, is_token, width, WIDTH: tl.constexpr):
-    """Queries or keys of some tokens, (tokens, WIDTH), padded with zeros."""
+    """Queries or keys of some tokens, (tokens, WIDTH), padded with zeros. Places are 64-bit: tensors may be large."""
     channels = tl.arange(0, WIDTH)
     first = pointer + entry.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[1]
     places = tokens.to(tl.int64)[:, None] * strides[2] + channels[None, :] * strides[3]
@@ -127,11 +136,14 @@ def load_vectors(pointer, strides, entry, head, tokens, is_token, width, WIDTH: 
 
 @triton.jit
 def scores_of(scores, pattern, sizes, tile, query, segment, queries, keys, is_query, end):
-    """The scores of queries and the keys before `end`; -inf where a query may not attend."""
+    """The scores (queries, keys) of the keys before `end`; -inf where a query may not attend.
+
+    `query` has the vectors (queries, WIDTH), `queries` and `keys` the indices. `segment` points to the segment of keys.
+    """
     entry, head, _unit, _first_query = tile
     key_head, is_key = head // sizes.heads_per_key_head, keys < sizes.num_keys
     key = load_vectors(scores.key, scores.key_strides, entry, key_head, keys, is_key, sizes.width, query.shape[1])
-    products = tl.dot(query, tl.trans(key), input_precision="ieee")
+    products = tl.dot(query, tl.trans(key), input_precision="ieee")  # the default rounds float32 to TF32
     is_valid = is_query[:, None] & (keys < end)[None, :]
     is_valid = is_allowed(pattern, segment, tile, queries, keys, is_valid)
     s = final_scores(scores, sizes, products, head, queries, keys, is_valid)
@@ -140,7 +152,7 @@ def scores_of(scores, pattern, sizes, tile, query, segment, queries, keys, is_qu
 
 @triton.jit
 def weights_of(s, logsumexp):
-    """Weights, and their logarithms."""
+    """Weights, and their natural logarithms, from scores (queries, keys) and the log-sum-exp (queries,)."""
     difference = s - logsumexp[:, None]
     log_weights = tl.where(difference > 0, 0.0, difference)  # the log-sum-exp is rounded, but no weight is above 1
     return tl.exp2(log_weights * LOG2_E), log_weights
@@ -148,7 +160,7 @@ def weights_of(s, logsumexp):
 
 @triton.jit
 def add_to_rows(sums, sizes, tile, weights, log_weights, queries, keys, entropy, distance, mass):
-    """The sums over keys, with those of a tile."""
+    """The sums over keys (queries,), `entropy`, `distance` and `mass`, with the weights of more keys."""
     if sums.entropy is not None:
         entropy -= tl.sum(weights * tl.maximum(log_weights, NEARLY_ZERO), 1)
     if sums.distance is not None:
@@ -163,7 +175,10 @@ def add_to_rows(sums, sizes, tile, weights, log_weights, queries, keys, entropy,
 
 @triton.jit
 def add_cells(sums, sizes, tile, weights, queries, keys, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Adds a tile to its cells. Query i belongs to row i rows / I, key j to column j columns / J, rounded down."""
+    """Adds weights to their cells. Query i belongs to row i rows / I, key j to column j columns / J, rounded down.
+
+    The sums are two products with matrices of 0 and 1, for ROWS x COLUMNS cells from the first cell of the block on.
+    """
     row_of = (queries.to(tl.int64) * sums.cell_rows // sizes.num_queries).to(tl.int32)
     column_of = (keys.to(tl.int64) * sums.cell_columns // sizes.num_keys).to(tl.int32)
     rows = tl.min(row_of, 0) + tl.arange(0, ROWS)
@@ -178,7 +193,10 @@ def add_cells(sums, sizes, tile, weights, queries, keys, ROWS: tl.constexpr, COL
 
 @triton.jit
 def keep_largest(weights, keys, top_weights, top_keys):
-    """Replaces the least of the largest weights of each row, as long as a weight of the tile is larger."""
+    """Replaces the least of the largest weights of each row, as long as a new weight of a row is larger.
+
+    `top_weights` and `top_keys` are (queries, TOP). A weight that was taken is no candidate any more.
+    """
     slots = tl.arange(0, top_weights.shape[1])[None, :]
     columns = tl.arange(0, weights.shape[1])[None, :]
     least = tl.min(top_weights, 1)
@@ -197,7 +215,10 @@ def keep_largest(weights, keys, top_weights, top_keys):
 
 @triton.jit
 def tile_of(pattern, sizes):
-    """The batch entry, head, row of (B, H) and first query of this program, then its last query + 1 and segments."""
+    """The tile of this program: (batch entry, head, entry * H + head, first query); then its stop query and segments.
+
+    A tile of every entry has the entry -1; then the number of the program says which entry it computes.
+    """
     row = pattern.tiles + 5 * (tl.program_id(0) % sizes.num_tiles)
     place = tl.program_id(0) // sizes.num_tiles
     head, entry = place % sizes.num_heads, tl.load(row).to(tl.int32)
@@ -216,7 +237,7 @@ def keys_of(pattern, segment, first_query, stop):
 
 @triton.jit
 def store_rows(sums, rows, is_query, entropy, distance, mass, top_weights, top_keys):
-    """Writes the statistics of rows."""
+    """Writes the statistics of rows, whose places in (B, H, I) are `rows`."""
     if sums.entropy is not None:
         tl.store(sums.entropy + rows, entropy, mask=is_query)
     if sums.distance is not None:
@@ -249,6 +270,7 @@ def statistics_kernel(
         tl.zeros([QUERIES], tl.float32),
         tl.zeros([QUERIES], tl.float32),
     )
+    # slots beyond k hold inf, so nothing replaces them
     top_weights = (
         tl.zeros([QUERIES, TOP], tl.float32) + tl.where(tl.arange(0, TOP) < sums.k, 0.0, float("inf"))[None, :]
     )
@@ -289,7 +311,7 @@ def logsumexp_kernel(scores, pattern, sizes, logsumexp, QUERIES: tl.constexpr, K
             keys = key + tl.arange(0, KEYS)
             s = scores_of(scores, pattern, sizes, tile, query, segment, queries, keys, is_query, end)
             now = tl.maximum(greatest, tl.max(s, 1))
-            base = tl.where(now == float("-inf"), 0.0, now)
+            base = tl.where(now == float("-inf"), 0.0, now)  # -inf - -inf would be NaN
             weights = tl.exp2((s - base[:, None]) * LOG2_E)
             total = total * tl.exp2((greatest - base) * LOG2_E) + tl.sum(weights, 1)
             greatest = now

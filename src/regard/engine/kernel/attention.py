@@ -36,7 +36,10 @@ PARTS = 8
 
 @dataclass(frozen=True)
 class Dropout:
-    """The share of weights that are dropped, and what their hash depends on: see regard.pieces.dropout."""
+    """The share of weights that are dropped, and what their hash depends on: see regard.pieces.dropout.
+
+    `query_position` and `key_position` are those of the first query and the first key.
+    """
 
     rate: float
     seed: int
@@ -44,7 +47,7 @@ class Dropout:
     key_position: int
 
     def fill(self, call: KernelCall) -> None:
-        """The fields of a call. Hashes are sums of 32-bit words, so larger numbers count modulo 2^32."""
+        """Set the fields of a call. Hashes are sums of 32-bit words, so larger numbers count modulo 2^32."""
         words = (number & 0xFFFFFFFF for number in (self.seed, self.query_position, self.key_position))
         call.seed, call.query_position, call.key_position = words
         call.dropped_words, call.kept_factor = dropped_words(self.rate), 1 / (1 - self.rate)
@@ -52,11 +55,12 @@ class Dropout:
 
 @dataclass(eq=False)
 class RowFolds:
-    """Statistics of rows that a forward call is asked to compute beside the output, by the fields of `KernelCall`.
+    """Statistics of rows that a forward call is asked to compute beside the output; for `backward`, their gradients.
 
-    `entropy`, `distance`, `top_weights` and `top_keys` hold a number for each row: they are the tensors of `states`, by
-    reduction. `shift` is the position of the first key minus that of the first query. The call of few rows, as in
-    decoding, computes no statistics.
+    `tensors` have a number for each row, by the fields of `KernelCall`: `entropy`, `distance`, `top_weights` and
+    `top_keys`, which the call fills, or `grad_entropy` and `grad_distance`. `states` holds the first four again, by the
+    reduction (maps/reductions.py) that they are the state of. `shift` is the position of the first key minus that of
+    the first query. The call of few rows, as in decoding, computes no statistics.
     """
 
     tensors: dict[str, Tensor]
@@ -65,11 +69,12 @@ class RowFolds:
     _logsumexp: Tensor | None = None
 
     def fill(self, call: KernelCall, logsumexp: Tensor) -> None:
+        """Set the fields of a call, which computes the log-sum-exp too: `computed` reads it after the call."""
         call.point(**self.tensors)
         call.shift, self._logsumexp = self.shift, logsumexp
 
     def computed(self) -> dict[Any, list[Tensor]]:
-        """The states after the call; none if it did not compute them, or if a row is NaN or coarse."""
+        """The states after the call; none if no call computed them, or if a row is NaN or coarse."""
         rows = self._logsumexp
         return {} if rows is None or any_coarse(rows) or bool(rows.isnan().any()) else self.states
 
@@ -78,6 +83,8 @@ class RowFolds:
 class CallSettings:
     """What a call has besides its tensors: library, mask, scale of the scores, soft cap (0: none), whether a
     backward pass may follow, dropout, and the statistics that are computed with the output.
+
+    Calls of the same sizes are copies of one template, since setting every field takes longer than a copy.
     """
 
     library: Library
@@ -114,6 +121,7 @@ class CallSettings:
         return call
 
     def _template(self, *sizes: int) -> KernelCall:
+        """A call of these sizes with the fields that no tensor of the caller and no dropout changes."""
         layout, (tiles, segments, allowed), (_, _, _, I, J, _, _) = self.layout, self.tables, sizes
         call = KernelCall(*sizes, self.scale, self.cap, layout.low, layout.high)
         call.diagonals_stride = I + J - 1 + 2 * MARGIN
@@ -140,7 +148,10 @@ class CallSettings:
 
 
 class Inputs(NamedTuple):
-    """The tensors of a call. `before` and `after` the soft cap, a number is added for each head and distance."""
+    """The tensors of a call. `before` and `after` the soft cap, a number is added for each head and distance.
+
+    Distances are those of indices, j - i, in ascending order from 1 - I.
+    """
 
     query: Tensor
     key: Tensor
@@ -152,12 +163,15 @@ class Inputs(NamedTuple):
     clipped: Tensor | None = None  # (B, H, I, n): before the soft cap, a number for each row and clipped distance
 
     def call(self, setting: CallSettings) -> KernelCall:
-        """The fields of both directions."""
+        """A call with the fields that the forward and the backward pass share."""
         (B, H, I, D), (_, G, J, E) = self.query.shape, self.value.shape
         return self.filled(setting.call(B, H, G, I, J, D, E), setting)
 
     def filled(self, call: KernelCall, setting: CallSettings) -> KernelCall:
-        """A call of these sizes with the fields of all inputs that are given."""
+        """A call of these sizes with the fields of all inputs that are given.
+
+        Whole vectors of `before` and `after` are read, so there are numbers before the first and behind the last.
+        """
         call.point(query=self.query, key=self.key, value=self.value)
         if self.before is not None:
             call.point(before=F.pad(self.before.float(), (MARGIN, MARGIN))[:, MARGIN:])
@@ -174,7 +188,10 @@ class Inputs(NamedTuple):
 
 
 class KernelAttention(torch.autograd.Function):
-    """softmax(after + cap(scale s + before + clipped)) v, s dot products or additive scores, and its log-sum-exp."""
+    """softmax(after + cap(scale s + before + clipped)) v, s dot products or additive scores, and its log-sum-exp.
+
+    The arguments after the settings are the fields of `Inputs`.
+    """
 
     @staticmethod
     def forward(ctx: Any, setting: CallSettings, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -209,13 +226,16 @@ def gradients(
 
 
 def sink_gradient(sink: Tensor, logsumexp: Tensor, delta: Tensor) -> Tensor:
-    """The gradient of the sinks (H,); `delta` (B, H, I) is the gradient of the output times the output."""
+    """The gradient of the sinks (H,); `delta` (B, H, I) is the gradient of the output times the output, over channels.
+
+    A sink takes the share exp(sink - log-sum-exp) of a row from all its weights.
+    """
     share = torch.exp(sink.float()[:, None] - logsumexp)
     return -(share * delta).sum((0, 2))
 
 
 def multiply_adds(D: int, E: int, is_additive: bool) -> tuple[int, int]:
-    """Multiply-adds of a pair, forward and backward."""
+    """Multiply-adds of a pair, forward and backward. Of additive scores, a hidden unit counts for several."""
     if is_additive:
         return PER_HIDDEN_UNIT[0] * D + E, PER_HIDDEN_UNIT[1] * D + 2 * E
     return D + E, 3 * D + 2 * E
@@ -226,8 +246,8 @@ class ForwardTemplate:
     """What forward calls of the same sizes share: the function, its time in multiply-adds, the places of its buffers.
 
     "decode" reads keys and values where they are, for few rows of a key head, as in decoding. "forward" packs them.
-    All buffers of a call are one block of memory, of `num_floats`. `places` has the offset of each field in bytes.
-    Counters are zeros of their own. `workspace` are the floats of the scratch memory of a thread.
+    All buffers of a call are one block of memory, of `num_floats`; the scratch memory of its threads follows, with
+    `workspace` floats each. `places` has the offset of each field in bytes. Counters are zeros of their own.
     """
 
     function: str
@@ -239,6 +259,7 @@ class ForwardTemplate:
 
     @staticmethod
     def of(setting: CallSettings, call: KernelCall, is_additive: bool) -> ForwardTemplate:
+        """The template of calls with the sizes of `call`."""
         B, H, G, I, J, D, E = call.B, call.H, call.G, call.I, call.J, call.D, call.E
         library, work = setting.library, setting.layout.num_pairs * H * multiply_adds(D, E, is_additive)[0]
         if not is_additive and is_few(H // G * I, setting.learns):
@@ -256,9 +277,9 @@ class ForwardTemplate:
         return ForwardTemplate(function, work, tuple(places), used, num_counters, workspace)
 
     def workspace_of(self, call: KernelCall) -> Workspace:
-        """Memory for the buffers of a call and for its threads."""
+        """Give a call its buffers and counters, and return the scratch memory of its threads."""
         num_threads = threads_for(self.multiply_adds)
-        # an interrupted call leaves other threads that still compute, so their memory is not used again
+        # an interrupted call leaves other threads that still compute: only a call of one thread reuses memory
         memory = (scratch if num_threads == 1 else empty)(self.num_floats + num_threads * self.workspace)
         address = call.place(memory, self.places)
         call.count(self.num_counters)
@@ -312,6 +333,7 @@ class RepeatedForward:
         logsumexp = value.new_empty(self._rows_shape) if self._is_float else empty(*self._rows_shape)
         call.point_to_vectors(query.resolve_neg(), key.resolve_neg(), value.resolve_neg(), output)
         call.logsumexp = logsumexp.data_ptr()
+        call.tensors.append(logsumexp)
         run_in(template.workspace_of(call), self._library, template.function, call)
         return output, (logsumexp,)
 
@@ -330,7 +352,7 @@ def reading_factor(num_rows: int) -> float:
 
 
 def pack_keys(call: KernelCall, setting: CallSettings) -> None:
-    """Give a call room for packed keys, and the counters of packing and of tiles."""
+    """Give a call room for packed keys, and three counters of work: of packing, of packed blocks, of tiles."""
     call.point(packed_keys=empty(call.B * call.G, setting.padded(call.J), call.D))
     call.count(3)
 
@@ -347,7 +369,8 @@ def backward(
     """Gradients of all but the sink, in float32; `wanted` as in `gradients`, and `delta` (B, H, I) is grad . output.
 
     `folds` are gradients of statistics, whose part of `delta` kernels/folds.h defines. The keys may be a part of those
-    of the rows, if `delta` and `logsumexp` are those of the whole rows.
+    of the rows, if `delta` and `logsumexp` are those of the whole rows. Each part of the work has its own sums for
+    keys, distances and the direction, in whole registers; they are added up after the call.
     """
     (B, H, I, D), (G, J, E) = inputs.query.shape, inputs.value.shape[1:]
     length, lanes, num_parts = setting.padded(J), setting.lanes, -(-PARTS // (B * G))
@@ -377,7 +400,7 @@ def backward(
 
 
 def _count(library: Library, name: str, call: KernelCall) -> int:
-    """The length of a buffer, from a function of the library."""
+    """The length of a buffer for the sizes of a call: the function `name` of the library knows it."""
     function = library.function(name)
     function.restype = c_int64
     return function(byref(call))

@@ -66,6 +66,7 @@ class Chosen(Engine):
     def cost(self, problem: Problem) -> Cost:
         s, terms = problem.sizes, ChosenProblem.of(problem)
         pairs, width = s.B * s.H * terms.pairs_of_head, problem.prepared.key.shape[-1]
+        # packed keys and values, the log-sum-exp, and the flags of the rest of the mask
         num_bytes = 4 * s.B * (s.G * s.J * (width + s.E) + s.H * s.I) + terms.layout.num_bytes
         return Cost(pairs, pairs * flops_per_pair(problem), num_bytes)
 
@@ -83,7 +84,11 @@ def pays(problem: Problem) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class ChosenKeys:
-    """The ids of each query (B or 1, heads, I, K), and the first key of each block (B or 1, blocks + 1)."""
+    """The ids of each query (B or 1, heads, I, K), and the first key of each block (B or 1, blocks + 1).
+
+    An id is the number of a block, which is one key if its size is 1. `gathers`: each query reads its keys one by one.
+    `shared` query heads have the same keys and ids. `ids_are_keys`: id n is the key with the index n.
+    """
 
     ids: Tensor
     starts: Tensor
@@ -92,7 +97,7 @@ class ChosenKeys:
     ids_are_keys: bool
 
     def num_pairs(self, inputs: Inputs) -> int:
-        """About as many pairs as a call computes."""
+        """About as many pairs as a call computes: K blocks of the average length for each query."""
         (B, H, I, _), J = inputs.query.shape, inputs.key.shape[2]
         return B * H * I * min(J, self.ids.shape[3] * J // max(1, self.starts.shape[1] - 1))
 
@@ -117,16 +122,19 @@ class ChosenProblem(KernelProblem):
 
     @cached_property
     def _parts(self) -> tuple[chosen_keys | None, Mask | None]:
+        """The choice, and the rest of the mask."""
         return chosen_and_rest(self.problem.attention.mask)
 
     @property
     def chosen(self) -> chosen_keys:
+        """The mask of the chosen keys."""
         chosen = self._parts[0]
         assert chosen is not None, "the refusal is None"
         return chosen
 
     @property
     def mask(self) -> Mask | None:
+        """The rest of the mask, which the layout describes."""
         return self._parts[1]
 
     @cached_property
@@ -155,20 +163,26 @@ class ChosenProblem(KernelProblem):
 
     @cached_property
     def shared(self) -> int:
-        """Query heads that have the same keys and ids, and are computed together: rows of one tile."""
-        sizes, heads = self.problem.sizes, self.chosen.ids.shape[1]
-        shared = math.gcd(sizes.H // sizes.G, sizes.H // heads)
-        return max(n for n in range(1, shared + 1) if shared % n == 0 and n <= BLOCK_ROWS)
+        """Query heads that have the same keys and ids, and are computed together: rows of one tile.
+
+        The greatest divisor of their number that fits into a tile.
+        """
+        sizes, num_id_heads = self.problem.sizes, self.chosen.ids.shape[1]
+        alike = math.gcd(sizes.R, sizes.H // num_id_heads)
+        return max(n for n in range(1, alike + 1) if alike % n == 0 and n <= BLOCK_ROWS)
 
     @cached_property
     def layout(self) -> Layout:
+        """The rest of the mask. A tile has as many queries as fit with `shared` rows each."""
         p, rows = self.problem, min(MOST_ROWS, GATHERING_ROWS if self.gathers else BLOCK_ROWS)
         return Layout.of(self.mask, p.positions, p.sizes, max(1, rows // self.shared))
 
     def setting(self) -> CallSettings:
+        """The settings without dropout and statistics, which this engine does not compute."""
         return self._setting()
 
     def inputs(self) -> Inputs:
+        """The tensors of the call. There are no biases; distances that the mask forbids may be -inf in `after`."""
         prepared, (_, after, sink) = self.problem.prepared, self._vectors()
         return Inputs(prepared.query, prepared.key, self.problem.value, None, after, sink)
 
@@ -179,17 +193,17 @@ class ChosenProblem(KernelProblem):
         first = positions.start - chosen.start
         ids = chosen.ids[:, :, first : first + self.problem.sizes.I]
         keys = positions.keys.tensor("cpu")
+        # the block of each key, which ascends with the key; then the index of the first key of each block, and the end
         blocks = keys[None] // chosen.size if chosen.blocks is None else chosen.blocks[:, keys]
         numbers = torch.arange(int(blocks[:, -1].max()) + 2, device="cpu").expand(len(blocks), -1).contiguous()
         starts = torch.searchsorted(blocks.contiguous(), numbers, out_int32=True)
-        ids_are_keys = (
-            self.gathers and chosen.size == 1 and positions.keys.intervals[0][0] == 0 and chosen.blocks is None
-        )
-        return ChosenKeys(ids, starts, self.gathers, self.shared, ids_are_keys and len(positions.keys.intervals) == 1)
+        indices_are_positions = len(positions.keys.intervals) == 1 and positions.keys.intervals[0][0] == 0
+        ids_are_keys = self.gathers and indices_are_positions and chosen.size == 1 and chosen.blocks is None
+        return ChosenKeys(ids, starts, self.gathers, self.shared, ids_are_keys)
 
 
 class ChosenAttention(torch.autograd.Function):
-    """softmax(scale q.k) v over chosen keys, and its log-sum-exp."""
+    """softmax(scale q.k) v over chosen keys, and its log-sum-exp. The last arguments are the fields of `Inputs`."""
 
     @staticmethod
     def forward(ctx: Any, setting: CallSettings, choice: ChosenKeys, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -206,7 +220,7 @@ class ChosenAttention(torch.autograd.Function):
         inputs, delta = Inputs(*tensors), (grad.float() * output.float()).sum(-1)
         with torch.no_grad():
             grads = [*backward(ctx.setting, ctx.choice, inputs, grad, delta, logsumexp), *[None] * 5]
-            if ctx.needs_input_grad[7] and inputs.sink is not None:
+            if ctx.needs_input_grad[7] and inputs.sink is not None:  # field 5, after two arguments
                 grads[5] = sink_gradient(inputs.sink, logsumexp, delta)
             cast = [None if g is None or t is None else g.to(t.dtype) for g, t in zip(grads, inputs, strict=True)]
         return None, None, *gradients_once("chosen", cast, grad, *tensors)

@@ -84,8 +84,8 @@ class Kernel(Engine):
         pairs = layout.num_pairs * s.H
         rows = s.B * s.H * s.I
         if terms.direction is None and is_few(s.R * s.I, problem.learns):
-            buffers = 4 * rows * -(-s.J // PART_KEYS) * (s.E + 2)
-        else:
+            buffers = 4 * rows * -(-s.J // PART_KEYS) * (s.E + 2)  # rows of each part of the keys
+        else:  # packed keys and values
             buffers = 4 * s.B * s.G * s.J * (width + s.E)
         return Cost(pairs, pairs * flops_per_pair(problem), buffers + layout.num_bytes + 4 * rows)
 
@@ -100,7 +100,7 @@ class Kernel(Engine):
         terms = KernelProblem.of(problem)
         inputs, setting = terms.inputs(), terms.setting()
         if inputs.clipped is not None or terms.layout.num_bytes > PLANNED_BYTES:
-            return None
+            return None  # the terms of a ShawBias depend on the queries
         if not problem.learns:
             repeat = RepeatedForward(setting, inputs)
             return lambda query, key, value: Result(*repeat(query, key, value))
@@ -179,6 +179,7 @@ class KernelProblem:
         return None if load() is not None else reason().rstrip(".")
 
     def _unfit_tensors(self) -> str | None:
+        """Why the kernels cannot read the queries, keys and values; None if they can."""
         p = self.problem
         query, value = p.prepared.query, p.value
         if query.device.type != "cpu":
@@ -194,7 +195,7 @@ class KernelProblem:
         return None
 
     def unfit_bias(self) -> str | None:
-        """Why the biases are no numbers for each distance around one soft cap; None if they are."""
+        """Why the biases are not numbers for each distance, before and after one soft cap; None if they are."""
         biases = self.problem.attention.bias
         caps = [bias.cap for bias in biases if isinstance(bias, Softcap)]
         if len(caps) > 1:
@@ -211,6 +212,7 @@ class KernelProblem:
         return None
 
     def _unfit_shaw(self) -> str | None:
+        """Why the kernels cannot add the terms of `ShawBias`, one for each row and distance; None if they can."""
         kinds = [type(bias) for bias in self.problem.attention.bias]
         shaw = [n for n, kind in enumerate(kinds) if issubclass(kind, ShawBias)]
         if len(shaw) > 1:
@@ -234,13 +236,14 @@ class KernelProblem:
 
     @cached_property
     def layout(self) -> Layout:
+        """The mask as tiles of queries with their keys."""
         p = self.problem
         return Layout.of(self.mask, p.positions, p.sizes, self.tile_queries)
 
     @cached_property
     def direction(self) -> Tensor | None:
         """v of additive scores v . tanh(q + k); None for all other scores."""
-        score = self.problem.attention.score
+        score = self.problem.attention.score  # of a subclass that scores in another way, the kernels know nothing
         return score.direction if isinstance(score, TanhScore) and type(score).tile is TanhScore.tile else None
 
     @cached_property
@@ -253,6 +256,7 @@ class KernelProblem:
 
     @property
     def _softmax(self) -> LogSumExpNormalizer:
+        """The softmax: its temperature and sink."""
         softmax = self.problem.attention.normalizer.as_softmax
         assert softmax is not None, "there is a scale"
         return softmax
@@ -267,6 +271,7 @@ class KernelProblem:
         return kept.of_call(Dropout(p.dropout, p.seed or 0, p.positions.start, first_key), p.folds)
 
     def _setting(self) -> CallSettings:
+        """The settings without dropout and statistics, which may be kept for later calls."""
         library, scale = load(), self.scale
         assert library is not None and scale is not None, "the refusal is None"
         cap, first_clipped = self.cap or 0.0, self._first_clipped()
@@ -274,12 +279,13 @@ class KernelProblem:
 
     @property
     def cap(self) -> float | None:
-        """The soft cap of scores that are divided by the temperature; None: no soft cap."""
+        """The soft cap divided by the temperature, since the scores are divided before it; None: no soft cap."""
         caps = [bias.cap for bias in self.problem.attention.bias if isinstance(bias, Softcap)]
         return caps[0] / self._temperature if caps else None
 
     @property
     def _temperature(self) -> float:
+        """What all scores, caps and biases are divided by."""
         temperature = self._softmax.temperature
         assert not isinstance(temperature, Tensor), "the scale is a number"
         return temperature
@@ -292,11 +298,14 @@ class KernelProblem:
         return Inputs(*vectors, before, after, sink, self.direction, self._clipped())
 
     def _vectors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The numbers that are added before and after the soft cap for each head and distance, and the sinks."""
+        """The numbers that are added before and after the soft cap for each head and distance, and the sinks.
+
+        The first two are (H, I + J - 1), the sinks (H,); None for what there is not. If the allowed distances are no
+        range (`Layout.distances`), the numbers after the cap are -inf at the others.
+        """
         biases = self.problem.attention.bias
-        at = next((n for n, bias in enumerate(biases) if isinstance(bias, Softcap)), len(biases))
-        parts = (biases, ()) if at == len(biases) else (biases[:at], biases[at + 1 :])
-        before, after = (self._by_distance(part) for part in parts)
+        cap = next((n for n, bias in enumerate(biases) if isinstance(bias, Softcap)), len(biases))
+        before, after = self._by_distance(biases[:cap]), self._by_distance(biases[cap + 1 :])
         if self.layout.distances is not None:
             allowed = self.layout.distances.allowed(self._line)[:, :, 0].expand(1, self.problem.sizes.H, -1)[0]
             after = torch.zeros_like(allowed, dtype=torch.float32) if after is None else after
@@ -307,7 +316,7 @@ class KernelProblem:
         return before, after, sink
 
     def _clipped(self) -> Tensor | None:
-        """The terms of a ShawBias, each row with a margin at both ends."""
+        """The terms of a ShawBias, (B, H, I, 2 reach + 1 and a margin at both ends); None if there is none."""
         for bias, rows in zip(self.problem.attention.bias, self.problem.prepared.rows, strict=True):
             if isinstance(bias, ShawBias) and rows is not None:
                 return bias.by_distance(rows, CLIPPED_MARGIN).float() / self._temperature
@@ -321,10 +330,12 @@ class KernelProblem:
 
     @property
     def _line(self) -> Grid:
+        """One pair for each distance j - i."""
         p = self.problem
         return p.grid.line(p.positions.distances(p.sizes.I))
 
     def _by_distance(self, biases: tuple[Bias, ...]) -> Tensor | None:
+        """The sum of biases for each head and distance, (H, I + J - 1), without ShawBias: `_clipped` has its terms."""
         biases = tuple(bias for bias in biases if not isinstance(bias, ShawBias))
         if not biases:
             return None

@@ -41,7 +41,10 @@ class GreatestFields(Pointers):
 
 
 def greatest(scores: Tensor, k: int) -> Tensor | None:
-    """The columns of the k greatest scores of each row, as `best` of regard.pieces.selection gives them, or None."""
+    """The columns (..., k) of the k greatest scores of each row, as `best` of regard.pieces.selection gives them.
+
+    None where the kernels cannot run. k is at most the length of a row.
+    """
     library = load()
     if library is None or is_transformed() or torch.compiler.is_compiling():
         return None
@@ -57,11 +60,12 @@ def greatest(scores: Tensor, k: int) -> Tensor | None:
 
 
 def indexed(
-    query: Tensor, key: Tensor, weights: Tensor, k: int, positions: Positions, mask: Mask | None
+    query: Tensor, key: Tensor, weights: Tensor, k: int, positions: Positions, mask: Mask | None, num_heads: int
 ) -> Tensor | None:
     """The indices of the k keys with the greatest index scores, (B, I, k), or None where the kernels cannot.
 
-    `query` is (B, N, I, W), `key` (B, 1, J, W), `weights` (B, I, N). Behind the last key of a row stands `NO_ID`.
+    `query` is (B, N, I, W), `key` (B, 1, J, W), `weights` (B, I, N). Behind the last key of a row stands `NO_ID`. The
+    mask is that of `num_heads` query heads, which share the keys: the kernels read one that is the same for all.
     """
     library, tensors = load(), (query, key, weights)
     if library is None or is_transformed() or torch.compiler.is_compiling():
@@ -73,13 +77,13 @@ def indexed(
     if 0 in (B, N, I, J, W, k):
         return None
     sizes = Sizes(B, 1, 1, I, J, W, 0)
-    if mask is not None and _heads_of(mask, positions, sizes) != 1:
+    if mask is not None and _differs_by_head(mask, Grid.whole(positions, B, num_heads, I)):
         return None
     layout = Layout.of(mask, positions, sizes)
     if layout.num_bytes > MASK_BYTES:
         return None
     ids = torch.empty(B, I, k, dtype=torch.int32, device="cpu")
-    setting = CallSettings(library, layout, 1.0, 0.0, False)
+    setting = CallSettings(library, layout, 1.0, 0.0, False)  # scale 1, no soft cap, no backward pass
     inputs = Inputs(query.detach(), key.detach(), key.detach()[..., :0], None, _distances(layout, positions), None)
     call, fields = inputs.call(setting), Index(k=k, no_id=NO_ID)
     pack_keys(call, setting)
@@ -88,14 +92,17 @@ def indexed(
     return ids
 
 
-def _heads_of(mask: Mask, positions: Positions, sizes: Sizes) -> int:
-    """The number of heads for which the mask differs."""
+def _differs_by_head(mask: Mask, grid: Grid) -> bool:
+    """Whether the mask may have different answers for the heads of a grid; one pair tells."""
     first = slice(0, 1)
-    return mask.allowed(Grid.whole(positions, sizes.B, sizes.H, sizes.I).tile(first, first)).shape[1]
+    return mask.allowed(grid.tile(first, first)).shape[1] != 1
 
 
 def _distances(layout: Layout, positions: Positions) -> Tensor | None:
-    """-inf at the distances that the mask forbids, if a range does not say which."""
+    """Numbers (1, I + J - 1) that are added to scores: -inf at the distances that the mask forbids, else 0.
+
+    None if the allowed distances are a range, which the layout has.
+    """
     if layout.distances is None:
         return None
     line = layout.grid.line(positions.distances(layout.sizes.I))

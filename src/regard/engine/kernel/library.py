@@ -51,7 +51,7 @@ class Library:
         return getattr(self._functions, f"regard_{name}_{self.level_name}")
 
     def has(self, name: str) -> bool:
-        """Whether the library has this function; one that was built before the function was written has not."""
+        """Whether the library has this function; a library that was built before has not all of them."""
         return hasattr(self._functions, f"regard_{name}_{self.level_name}")
 
 

@@ -55,7 +55,8 @@ class Tile:
 class Layout:
     """Tiles of all queries, and the distances j - i of indices, [low, high), that the mask allows.
 
-    `distances` is the relative part of the mask if a range does not express it, `rest` the other part.
+    `distances` is the relative part of the mask if a range does not express it, else None. `rest` is the other part by
+    batch entry, under None if all entries have the same; empty if there is no other part.
     """
 
     sizes: Sizes
@@ -74,6 +75,7 @@ class Layout:
 
     @staticmethod
     def _new(mask: Mask | None, positions: Positions, sizes: Sizes, tile_queries: int) -> Layout:
+        """The layout of a mask: its relative part as a range, and of the rest the tiles of each batch entry."""
         grid = Grid.whole(positions, sizes.B, sizes.H, sizes.I)
         relative, rest = _parts(mask, len(positions.keys.intervals) == 1)
         low, high, distances = _range(relative, positions)
@@ -88,15 +90,17 @@ class Layout:
 
     @property
     def has_entries(self) -> bool:
+        """Whether each batch entry has tiles of its own."""
         return None not in self.rest and bool(self.rest)
 
     @cached_property
     def num_pairs(self) -> int:
-        """Pairs of one head, in all batch entries, that are scored."""
+        """Pairs of one head, in all batch entries, that are scored: an estimate from the middle of each tile."""
         pairs = sum(self._tile_pairs(tile) for tile in self.tiles)
         return pairs if self.has_entries else pairs * self.sizes.B
 
     def _tile_pairs(self, tile: Tile) -> int:
+        """The pairs of a tile, as if all its queries had the keys of the query in the middle."""
         middle = (tile.first + tile.stop) // 2
         widths = (
             min(segment.stop, middle + self.high) - max(segment.first, middle + self.low) for segment in tile.segments
@@ -105,11 +109,14 @@ class Layout:
 
     @cached_property
     def num_bytes(self) -> int:
-        """Bytes of `allowed`, for one head."""
+        """Bytes of the flags of all pairs, for one head: one for each pair of a segment that needs them."""
         return sum((t.stop - t.first) * (s.stop - s.first) for t in self.tiles for s in t.segments if not s.is_full)
 
     def tables(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The tiles and segments as rows of integers, and the bytes of all segments that need them, (H or 1, ...)."""
+        """The tiles and segments as rows of integers, and the bytes of all segments that need them, (H or 1, ...).
+
+        The rows have the fields of `Tile` and `Segment` of kernels/regard.h.
+        """
         return self._kept_tables if self.num_bytes <= KEPT_BYTES else self._new_tables()
 
     @cached_property
@@ -117,7 +124,7 @@ class Layout:
         return self._new_tables()
 
     def _new_tables(self) -> tuple[Tensor, Tensor, Tensor]:
-        tiles, segments, parts, used = [], [], [], MARGIN
+        tiles, segments, parts, used = [], [], [], MARGIN  # the bytes begin after a margin, which kernels may read
         for tile in self.tiles:
             start = len(segments)
             for segment in tile.segments:
@@ -133,7 +140,7 @@ class Layout:
         return _integers(tiles, 5), _integers(segments, 4), _joined(parts)
 
     def _allowed(self, tile: Tile, segment: Segment) -> Tensor:
-        """(H or 1, pairs of the segment)."""
+        """Whether the rest of the mask allows each pair, as bytes (H or 1, pairs of the segment), query by query."""
         keys = Spans(((segment.first, segment.stop),))
         grid = self.grid.tile(slice(tile.first, tile.stop), keys)
         if tile.entry is not None:
@@ -156,17 +163,22 @@ def _is_value(mask: Mask | None) -> bool:
 
 
 def _integers(rows: list[tuple[int, ...]], width: int) -> Tensor:
+    """Rows of `width` integers as a table, which may have no row."""
     return torch.tensor(rows, dtype=torch.int64, device="cpu").reshape(-1, width)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
+    """The bytes of all segments side by side, (H or 1, ...), between two margins."""
     num_heads = max((len(part) for part in parts), default=1)
     margin = torch.zeros(num_heads, MARGIN, dtype=torch.uint8, device="cpu")
     return torch.cat([margin, *(part.expand(num_heads, -1) for part in parts), margin], 1)
 
 
 def _parts(mask: Mask | None, splits: bool) -> tuple[Mask | None, Mask | None]:
-    """The mask as a conjunction of a part that depends on j - i alone, and the rest."""
+    """The mask as a conjunction of a part that depends on j - i alone, and the rest; without `splits` all is the rest.
+
+    With gaps between keys, a difference of positions is no difference of indices, so nothing is split off.
+    """
     relative: list[Mask] = []
     rest: list[Mask] = []
     for part in () if mask is None else conjuncts(mask):
@@ -175,7 +187,10 @@ def _parts(mask: Mask | None, splits: bool) -> tuple[Mask | None, Mask | None]:
 
 
 def _range(relative: Mask | None, positions: Positions) -> tuple[int, int, Mask | None]:
-    """The allowed distances of indices as a range, and the mask itself if a range does not express it."""
+    """The allowed distances of indices as a range, and the mask itself if a range does not express it.
+
+    Masks compare positions: j - i of indices is that of positions plus `shift`.
+    """
     if relative is None:
         return -FAR, FAR, None
     low, high, is_whole = distance_range(relative)
@@ -186,7 +201,11 @@ def _range(relative: Mask | None, positions: Positions) -> tuple[int, int, Mask 
 
 
 def _entry_masks(rest: Mask | None, grid: Grid, num_entries: int) -> dict[int | None, Mask | None]:
-    """The rest of the mask for each batch entry; one mask under None if it is the same for all entries."""
+    """The rest of the mask for each batch entry; one mask under None if it is the same for all entries.
+
+    The mask of an entry has narrower spans than that of all entries. Only a mask with one answer for all has no axis of
+    entries.
+    """
     if rest is None:
         return {None: None}
     by_entry = [rest.of_entry(entry) for entry in range(num_entries)]
@@ -216,7 +235,10 @@ def _keys_of_tile(
 
 
 def _segments(candidates: Spans, full: Spans) -> tuple[Segment, ...]:
-    """Segments of the keys that some query may attend to; without bytes where they are `full`: every query may."""
+    """Segments, in order, of the keys that some query may attend to; without bytes where every query may: `full`.
+
+    A short interval of full keys gets bytes, since one more segment costs more.
+    """
     if candidates and full.covers(candidates):
         return tuple(Segment(*interval, True) for interval in candidates)
     long = Spans(tuple(ends for ends in candidates & full if ends[1] - ends[0] >= LEAST_FULL)) if full else EMPTY

@@ -63,6 +63,7 @@ class OperatorTerms(NamedTuple):
     dropout: float
 
     def setting(self, sizes: Sizes) -> CallSettings:
+        """The settings of a call of these sizes, with the layout of its mask."""
         library = load()
         if library is None:
             raise RegardError(f"regard::attention: this graph needs the compiled kernels. {reason()}")
@@ -83,7 +84,7 @@ class OperatorTerms(NamedTuple):
 
 
 class OperatorObserver(Protocol):
-    """Is called after every call of the operator, which may overwrite its tensors when it returns."""
+    """Is called after every call of the operator. It must copy what it keeps: the caller may overwrite the tensors."""
 
     def operator_called(self, inputs: Inputs, terms: OperatorTerms, output: Tensor, logsumexp: Tensor) -> None: ...
 
@@ -116,7 +117,7 @@ def _layout(
     real: HashableMatrix | None,
     groups: HashableMatrix | None,
 ) -> Layout:
-    """Layers of a model have the same mask, so all of them find the layout of the first."""
+    """The layout of a mask; layers of a model have the same one, so all of them find the layout of the first."""
     parts: list[Mask] = [causal()] if is_causal else []
     if window_size:
         parts.append(window(window_size))
@@ -158,7 +159,10 @@ def attention_backward(
     sink: Tensor | None,
     *terms: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of query, key, value and sink; the last has no element without a sink."""
+    """The gradients of query, key, value and sink; the last has no element without a sink: operators return no None.
+
+    `terms` are the fields of `OperatorTerms`, in their order.
+    """
     sizes = Sizes.of(query, key, value)
     inputs, wanted = Inputs(query, key, value, None, None, sink), Inputs(True, True, True, None, None, sink is not None)  # type: ignore[arg-type]
     if sizes.is_empty:
@@ -175,29 +179,35 @@ def attention_backward(
 
 
 def _fake_attention(query: Tensor, key: Tensor, value: Tensor, *terms: Any) -> tuple[Tensor, Tensor]:
+    """Tensors of the shapes, strides and dtypes that `attention` returns, for the tracing of graphs."""
     (B, H, I, _), E = query.shape, value.shape[3]
     return value.new_empty(B, I, H, E).transpose(1, 2), query.new_empty(B, H, I, dtype=torch.float32)
 
 
 def _fake_gradients(query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None) -> tuple[Tensor, ...]:
+    """The same for `attention_backward`."""
     like = [t.new_empty(t.shape) for t in (query, key, value)]
     like.append(query.new_empty(0) if sink is None else sink.new_empty(sink.shape))
     return tuple(like)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """Keep what the backward pass reads: output, log-sum-exp and the nine arguments of TENSORS; then NUMBERS."""
     ctx.save_for_backward(*output, *inputs[:9])
     ctx.numbers = inputs[9:]
     ctx.mark_non_differentiable(output[1])
 
 
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    grads = torch.ops.regard.attention_backward(grad, *ctx.saved_tensors, *ctx.numbers)
-    has_sink = ctx.saved_tensors[5] is not None
+    """Gradients of query, key, value and sink, and None for the fields of `OperatorTerms`."""
+    saved = ctx.saved_tensors  # read once: checkpointing refuses a second reading
+    grads = torch.ops.regard.attention_backward(grad, *saved, *ctx.numbers)
+    has_sink = saved[5] is not None  # after output, log-sum-exp, query, key and value
     return *grads[:3], grads[3] if has_sink else None, *[None] * (len(OperatorTerms._fields))
 
 
 def _refuse(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+    """The backward pass of the backward pass: an error."""
     raise RegardError(
         "regard::attention: the kernels compute gradients themselves, so these gradients have no gradient "
         "(create_graph=True). Use attn_implementation='eager'."
@@ -205,7 +215,10 @@ def _refuse(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
 
 
 def _define() -> torch.library.Library:
-    """`Library.define` costs 14 microseconds a call without gradients, `torch.library.custom_op` 18."""
+    """Register the two operators in torch, until the library that is returned is freed.
+
+    `Library.define` costs 14 microseconds a call without gradients, `torch.library.custom_op` 18.
+    """
     library = torch.library.Library("regard", "DEF")
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
     library.define(f"attention({TENSORS}, {NUMBERS}) -> (Tensor, Tensor)", tags=tags)

@@ -25,7 +25,10 @@ class Recurrence(Pointers):
 
 
 def compiled_recurrence(value: Tensor, *tensors: Tensor | None) -> Library | None:
-    """The library, if it computes a recurrence of these tensors (B, H, n, ...) faster than torch; else None."""
+    """The library, if it computes a recurrence of these tensors (B, H, n, ...) faster than torch; else None.
+
+    One thread computes a head, so with few heads for many threads torch is faster, but not up to FEW tokens.
+    """
     known, (B, H, n, _) = [value, *(t for t in tensors if t is not None)], value.shape
     if is_transformed() or (n > FEW and torch.get_num_threads() > MOST_THREADS_PER_HEAD * B * H):
         return None
@@ -61,7 +64,9 @@ def _run_forward(
     before: Tensor,
     **kept: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs and the last state. `kept` are filled for the backward pass."""
+    """Outputs and the last state, as `run_recurrence`. `kept` has `written` and `states` of kernels/recurrence.h, which
+    are filled for the backward pass.
+    """
     (B, H, n, W), E = key.shape, value.shape[3]
     output, state = empty(B, H, 0 if query is None else n, E), empty(B, H, W, E)
     call = Recurrence(B, H, n, W, E)
@@ -73,14 +78,14 @@ def _run_forward(
 
 
 def _products(query: Tensor | None, address: Tensor | None) -> int:
-    """Multiply-adds of a token for each number of the state."""
+    """Multiply-adds of a token for each number of the state: of reading, of erasing (two), of writing."""
     return (query is not None) + 2 * (address is not None) + 1
 
 
 class CompiledRecurrence(torch.autograd.Function):
     """As `run_recurrence`, with gradients.
 
-    What tokens wrote and the states before chunks are kept: E and D E / 48 numbers a token.
+    What tokens wrote and the states before chunks are kept: E and D E / CHUNK numbers a token.
     """
 
     @staticmethod
@@ -95,6 +100,7 @@ class CompiledRecurrence(torch.autograd.Function):
         before: Tensor,
     ) -> tuple[Tensor, Tensor]:
         B, H, n, E = value.shape
+        # if nothing is erased, the values are what tokens write
         decay, written = log_decay.exp(), value if address is None else empty(B, H, n, E)
         states = empty(B, H, -(-n // CHUNK), key.shape[3], E)
         output, state = _run_forward(
@@ -111,10 +117,10 @@ class CompiledRecurrence(torch.autograd.Function):
         (B, H, n, W), E = key.shape, written.shape[3]
         call = Recurrence(B, H, n, W, E)
         call.point(query=query, key=key, address=address, decay=decay, written=written, states=states, state=state)
-        saved = (query, key, written, decay, address)
+        like = (query, key, written, decay, address)  # the shapes of the gradients, in the order of the arguments
         names = ("grad_query", "grad_key", "grad_value", "grad_decay", "grad_address")
         needed = ctx.needs_input_grad[1:6]
-        grads = [empty(*t.shape) if needs else None for t, needs in zip(saved, needed, strict=True)]
+        grads = [empty(*t.shape) if needs else None for t, needs in zip(like, needed, strict=True)]
         later = grad_state.clone(memory_format=torch.contiguous_format)
         call.point(**dict(zip(names, grads, strict=True)), grad_state=later)
         call.count(1)

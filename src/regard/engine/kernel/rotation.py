@@ -29,7 +29,11 @@ class Rotation(Pointers):
 
 
 class Rotated(torch.autograd.Function):
-    """Vectors (B, H, n, D) turned by their positions; `direction` -1 turns backwards."""
+    """Vectors (B, H, n, D) turned by their positions (n,); `direction` -1 turns backwards.
+
+    `frequencies` are in units of 2^-64 of a turn. Channels 2 d and 2 d + 1 turn together if `interleaved`, else the
+    channels d and d + the number of frequencies; channels beyond all pairs stay.
+    """
 
     @staticmethod
     def forward(

@@ -31,6 +31,7 @@ WORTH_A_THREAD = 1 << 22
 #: Most floats of scratch memory that a thread keeps.
 MOST_KEPT_FLOATS = 1 << 20
 
+#: Each thread's `scratch`.
 _kept = local()
 _pools: dict[int, ThreadPoolExecutor] = {}
 _is_forked = False
@@ -47,7 +48,10 @@ class Team(Structure):
 
 
 def _begin_forked() -> None:
-    """The threads of the parent do not exist in a forked process, and its OpenMP runtime would wait for them."""
+    """Forget the threads of the parent, which do not exist in a forked process.
+
+    The OpenMP runtime would wait for its own, so a pool of Python runs in its place.
+    """
     global _is_forked
     _is_forked = True
     _pools.clear()
@@ -96,7 +100,8 @@ def threads_for(multiply_adds: int) -> int:
 def run(library: Library, name: str, call: Pointers, multiply_adds: int, fields: Pointers | None = None) -> None:
     """Call `regard_NAME` on as many threads as the work is worth.
 
-    `call` is its first argument, and `fields` the one after the scratch memory, if it has one.
+    `call` is its first argument, which has counters of work at 0, and `fields` the one after the scratch memory, if it
+    has one. Returns when all work is done.
     """
     num_threads, num_floats = threads_for(multiply_adds), workspace_floats(library, name, call)
     memory = scratch(num_floats) if num_threads == 1 else empty(num_threads, num_floats)
@@ -105,7 +110,7 @@ def run(library: Library, name: str, call: Pointers, multiply_adds: int, fields:
 
 
 def run_in(workspace: Workspace, library: Library, name: str, call: Pointers, fields: Pointers | None = None) -> None:
-    """The same as `run` in memory that is there."""
+    """`run` with the scratch memory and the number of threads that the caller chose."""
     function, more = library.function(name), () if fields is None else (fields,)
     if workspace.num_threads == 1:
         _share(function, call, workspace.address, more)
@@ -117,7 +122,7 @@ def run_in(workspace: Workspace, library: Library, name: str, call: Pointers, fi
 
 
 def _in_pool(workspace: Workspace, function: object, call: Pointers, more: tuple[Pointers, ...]) -> None:
-    """This thread and those of a pool of Python compute the shares."""
+    """This thread and those of a pool of Python compute the shares, each in scratch memory of its own."""
     others, num_threads = [], workspace.num_threads
     for number in range(1, num_threads):
         address = workspace.address + number * workspace.num_bytes
@@ -129,7 +134,10 @@ def _in_pool(workspace: Workspace, function: object, call: Pointers, more: tuple
 
 
 def _in_team(runtime: tuple[Callable[..., None], int], library: Library, team: Team, workspace: Workspace) -> None:
-    """The threads of torch's OpenMP runtime compute the shares, this thread among them."""
+    """The threads of torch's OpenMP runtime compute the shares, this thread among them.
+
+    `runtime` is the result of `_openmp`. The number of a thread in its team says which scratch memory is its own.
+    """
     start, team.thread_number = runtime
     team.scratch, team.scratch_bytes = workspace.address, workspace.num_bytes
     start(library.run_member, byref(team), workspace.num_threads, 0)
@@ -160,6 +168,7 @@ def workspace_floats(library: Library, name: str, call: Pointers) -> int:
 
 
 def _share(function: object, call: Pointers, scratch_address: int, more: tuple[Pointers, ...]) -> None:
+    """Let this thread take units of work from the counters of the call until none is left."""
     function(byref(call), c_void_p(scratch_address), *map(byref, more))  # type: ignore[operator]
 
 

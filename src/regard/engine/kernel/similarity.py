@@ -27,7 +27,10 @@ class SimilarityFields(Pointers):
 
 @dataclass(eq=False)
 class HeadProducts:
-    """Sums over chosen queries and keys that a pass fills; they hold 0 before it. `keys` None: all keys."""
+    """Sums over chosen queries and keys that a pass fills; they hold 0 before it. `keys` None: all keys.
+
+    `products` are sum_ij w_aij w_bij for every two heads a and b.
+    """
 
     queries: Tensor  # (I,), boolean
     keys: Tensor | None  # (J,), boolean
@@ -42,20 +45,27 @@ class HeadProducts:
 def add_products(
     setting: CallSettings, inputs: Inputs, logsumexp: Tensor, whole: HeadProducts | None, part: HeadProducts
 ) -> None:
-    """Add the products of `part`, and of `whole`, which contains it."""
+    """Add the products of `part`, and of `whole`, which contains it; None: of `part` alone.
+
+    A query of both is ordinary, one of `whole` alone special, and a key of `part` is ordinary. The pass sums three
+    kinds of products, of heads a <= b: of blocks where everything is ordinary, which count for both; of all weights of
+    the other blocks; and of their ordinary weights.
+    """
     call = statistics_call(setting, inputs, logsumexp)
     num_parts, length = -(-PARTS // call.B), setting.padded(call.J)
     queries = part.queries.to(torch.uint8) * ORDINARY
     if whole is not None:
         queries = torch.where(part.queries, ORDINARY, whole.queries.to(torch.uint8) * SPECIAL).to(torch.uint8)
+    # keys that fill the last panel have weights of 0; as ordinary ones they leave its block ordinary
     keys = None if part.keys is None else F.pad(part.keys.float(), (0, length - call.J), value=1.0).contiguous()
     products = torch.zeros(call.B, num_parts, NUM_PRODUCTS, call.H, call.H, dtype=torch.float64, device="cpu")
     received = None if part.received is None else zeros(call.B, call.H, num_parts, length)
     fields = SimilarityFields(num_parts=num_parts)
     fields.point(queries=queries.contiguous(), ordinary=keys, products=products, received=received)
-    share = float((queries > 0).float().mean())
-    work = setting.layout.num_pairs * call.H * (call.D + call.H) * share
+    share_of_queries = float((queries > 0).float().mean())
+    work = setting.layout.num_pairs * call.H * (call.D + call.H) * share_of_queries
     run(setting.library, "similarity", call, int(work), fields)
+    # the other half of each matrix is its transpose
     shared, in_all, in_ordinary = (products + products.triu(1).mT).sum(1).unbind(1)
     part.products += (shared + in_ordinary).float()
     if whole is not None:

@@ -29,7 +29,10 @@ Parts = dict[str, Any]
 
 
 class DifferentiableStatistics(torch.autograd.Function):
-    """Entropies and distances of rows that are known already, by the name of their field, with gradients."""
+    """Entropies and distances of rows that are known already, (B, H, I) by the name of their field, with gradients.
+
+    The last arguments are the fields of `Inputs`, which receive the gradients.
+    """
 
     @staticmethod
     def forward(
@@ -42,7 +45,7 @@ class DifferentiableStatistics(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.setting, ctx.names, ctx.shift = setting, list(known), shift
         ctx.save_for_backward(logsumexp, *known.values(), *tensors)
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # None for a statistic that nothing depends on
         return tuple(values.clone() for values in known.values())
 
     @staticmethod
@@ -52,8 +55,8 @@ class DifferentiableStatistics(torch.autograd.Function):
         given = {name: g.float() for name, g in zip(ctx.names, grads, strict=True) if g is not None}
         values = dict(zip(ctx.names, known, strict=True))
         with torch.no_grad():
-            found = statistic_gradients(ctx.setting, inputs, wanted, logsumexp, values, given, ctx.shift)
-        return None, None, None, None, *found
+            grads_of_inputs = statistic_gradients(ctx.setting, inputs, wanted, logsumexp, values, given, ctx.shift)
+        return None, None, None, None, *grads_of_inputs
 
 
 def statistic_gradients(
@@ -67,20 +70,22 @@ def statistic_gradients(
 ) -> list[Tensor | None]:
     """Gradients of the inputs in their dtypes, from statistics of rows and their gradients; `wanted` as in `gradients`.
 
-    With the weights w_j of the keys of a row and that of the sink, w_s: the gradient of the entropy by a score is
-    w_j (-log w_j - H - w_s), and by the sink w_s (1 - w_s - H).
+    `values` and `grads` have the statistics and their gradients, (B, H, I), by the name of their field: "entropy" and
+    "distance". With the weights w_j of the keys of a row and that of the sink, w_s: the gradient of the entropy H by a
+    score is w_j (-log w_j - H - w_s), and by the sink w_s (1 - w_s - H). That of the distance d is w_j (|j - i| - d),
+    and by the sink -w_s d. Statistics do not depend on the values, so `backward` gets values of width 0.
     """
-    sink = 0.0 if inputs.sink is None else torch.exp(inputs.sink.float()[:, None] - logsumexp)
-    along = torch.zeros_like(logsumexp)
+    sink_weight = 0.0 if inputs.sink is None else torch.exp(inputs.sink.float()[:, None] - logsumexp)
+    of_statistics = torch.zeros_like(logsumexp)
     for name, grad in grads.items():
-        along += grad * values[name]
-    by_entropy = grads.get("entropy", torch.zeros_like(logsumexp))
+        of_statistics += grad * values[name]
+    of_entropy = grads.get("entropy", torch.zeros_like(logsumexp))
     folds = RowFolds({f"grad_{name}": grad.contiguous() for name, grad in grads.items()}, {}, shift)
-    nothing = inputs.query[..., :0]
-    inputs = inputs._replace(value=inputs.key[..., :0])
-    found = backward(setting, inputs, wanted, nothing, along + by_entropy * sink, logsumexp, folds)
+    inputs, no_grad = inputs._replace(value=inputs.key[..., :0]), inputs.query[..., :0]
+    delta = of_statistics + of_entropy * sink_weight
+    found = backward(setting, inputs, wanted, no_grad, delta, logsumexp, folds)
     if wanted.sink and inputs.sink is not None:
-        found = found._replace(sink=(sink * (by_entropy * (1 - sink) - along)).sum((0, 2)))
+        found = found._replace(sink=(sink_weight * (of_entropy * (1 - sink_weight) - of_statistics)).sum((0, 2)))
     found = found._replace(value=None)  # type: ignore[arg-type]
     return [None if g is None or t is None else g.to(t.dtype) for g, t in zip(found, inputs, strict=True)]
 
@@ -92,7 +97,7 @@ class StatisticsFields(Pointers):
 
 
 def add_statistics(setting: CallSettings, inputs: Inputs, logsumexp: Tensor, wanted: Parts) -> None:
-    """Add the statistics of all weights to the tensors of `wanted`."""
+    """Add the statistics of all weights to the tensors of `wanted`. `logsumexp` (B, H, I) is that of the rows."""
     call, wanted = statistics_call(setting, inputs, logsumexp), dict(wanted)
     fields = StatisticsFields(num_parts=-(-PARTS // (call.B * call.H)), shift=wanted.pop("shift"))
     adds = [prepare(setting, call, fields, wanted) for name, prepare in PREPARED.items() if name in wanted]
@@ -104,7 +109,7 @@ def add_statistics(setting: CallSettings, inputs: Inputs, logsumexp: Tensor, wan
 
 
 def statistics_call(setting: CallSettings, inputs: Inputs, logsumexp: Tensor) -> KernelCall:
-    """A call that computes weights from their log-sum-exp."""
+    """A call that computes weights from the log-sum-exp (B, H, I) of their rows."""
     call = inputs.call(setting)
     pack_keys(call, setting)
     call.point(logsumexp=logsumexp.float().contiguous())
@@ -116,7 +121,7 @@ def statistics_call(setting: CallSettings, inputs: Inputs, logsumexp: Tensor) ->
 
 
 def _strongest(setting: CallSettings, call: KernelCall, fields: StatisticsFields, wanted: Parts) -> Callable[[], None]:
-    """Set the number of strongest links of a row; the pass writes them to the tensors of the caller."""
+    """Set the number k of strongest links of a row; the pass writes them to the tensors of the caller."""
     fields.k = wanted["top_weights"].shape[-1]
     return _nothing
 
@@ -128,6 +133,7 @@ def _chosen(setting: CallSettings, call: KernelCall, fields: StatisticsFields, w
 
 
 def _add_each(totals: Sequence[Tensor], sums: Tensor) -> None:
+    """Add sums (B, H, count, I) to as many tensors (B, H, I)."""
     for total, part in zip(totals, sums.unbind(2), strict=True):
         total += part
 
@@ -137,7 +143,10 @@ def _nothing() -> None:
 
 
 def _tokens(setting: CallSettings, call: KernelCall, fields: StatisticsFields, wanted: Parts) -> Callable[[], None]:
-    """Number the different tokens from 0 on, because the fields of C are 32-bit integers."""
+    """Number the different tokens from 0 on, because the fields of C are 32-bit integers.
+
+    The keys that fill the last panel get the token 0: their weights are 0.
+    """
     given = wanted.pop("key_tokens"), wanted.pop("query_tokens")
     tokens = torch.cat(given, -1).unique(return_inverse=True)[1].int()
     keys, queries = tokens.split([call.J, call.I], -1)
@@ -147,27 +156,30 @@ def _tokens(setting: CallSettings, call: KernelCall, fields: StatisticsFields, w
 
 
 def _received(setting: CallSettings, call: KernelCall, fields: StatisticsFields, wanted: Parts) -> Callable[[], None]:
-    """Allocate one sum for each part of the work; they are added up after the pass."""
+    """Allocate one sum of each key for each part of the work; they are added up after the pass."""
     total, sums = wanted.pop("received"), zeros(call.B, call.H, fields.num_parts, setting.padded(call.J))
     fields.point(received=sums)
     return lambda: total.add_(sums.sum(2)[..., : call.J])
 
 
 def _cells(setting: CallSettings, call: KernelCall, fields: StatisticsFields, wanted: Parts) -> Callable[[], None]:
-    """Allocate sums and maxima of cells for each part of the work. Cells of queries and keys ascend without gaps."""
-    total, most = wanted.pop("cells"), wanted.pop("cell_maxima", None)
+    """Allocate sums and maxima of cells (rows, columns) for each part of the work.
+
+    `row_cells` (I,) has the row of each query, `column_cells` (J,) the column of each key; both ascend without gaps.
+    """
+    total, total_maxima = wanted.pop("cells"), wanted.pop("cell_maxima", None)
     rows, columns = wanted.pop("row_cells"), wanted.pop("column_cells")
     shape = call.B, call.H, fields.num_parts, *total.shape[2:]
-    sums, maxima = zeros(*shape), None if most is None else zeros(*shape)
-    starts = torch.searchsorted(columns, torch.arange(shape[-1] + 1, device="cpu"))
+    sums, maxima = zeros(*shape), None if total_maxima is None else zeros(*shape)
+    starts = torch.searchsorted(columns, torch.arange(shape[-1] + 1, device="cpu"))  # the first key of each column
     fields.point(cells=sums, cell_maxima=maxima, column_starts=starts)
     fields.point(row_cells=rows.contiguous(), column_cells=columns.contiguous())
     fields.cell_rows, fields.cell_columns = shape[3:]
 
     def add() -> None:
         total.add_(sums.sum(2))
-        if most is not None and maxima is not None:
-            most.add_(maxima.amax(2))
+        if total_maxima is not None and maxima is not None:
+            total_maxima.add_(maxima.amax(2))  # to zeros
 
     return add
 

@@ -16,6 +16,7 @@ from regard.engine.transforms import is_recorded
 
 #: Types of tensors that are nothing but numbers.
 PLAIN = (torch.Tensor, torch.nn.Parameter)
+#: The dtypes that the kernels read, by their numbers in kernels/regard.h.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
@@ -64,7 +65,7 @@ def fields_of(structure: str) -> tuple[tuple[str, Any], ...]:
     return tuple((name, TYPES[kind]) for kind, names in LAYOUTS[structure] for name in names.split())
 
 
-#: `TensorFields` in one step, which takes a third of the time of its fields one by one.
+#: `TensorFields` in one step, which takes a third of the time of its fields one by one: an address, strides, a dtype.
 TENSOR_FIELDS = Packing("@P4qq")
 #: The same for four of them.
 VECTOR_FIELDS = Packing("@" + 4 * "P4qq")
@@ -103,12 +104,16 @@ class Pointers(Structure):
         return address
 
     def point(self, **tensors: torch.Tensor | None) -> None:
-        """Point fields to tensors (None: null), which then live as long as the call."""
+        """Point fields to tensors (None: null), which then live as long as the call.
+
+        Fields that describe a tensor take any strides. For all others the kernel expects the layout that it documents,
+        most often contiguous.
+        """
         for name, value in tensors.items():
             if value is not None:
                 tensor = value.resolve_neg()  # torch may store the sign of a whole tensor beside its numbers
                 place = _described(type(self)).get(name)
-                if place is None:  # contiguous
+                if place is None:  # a pointer alone
                     setattr(self, name, tensor.data_ptr())
                 else:
                     TENSOR_FIELDS.pack_into(self, place, tensor.data_ptr(), *tensor.stride(), DTYPES[tensor.dtype])

@@ -28,7 +28,7 @@ class Sums(Pointers):
     _fields_ = fields_of("Sums")
 
     def reverse_time(self) -> None:
-        """Read and write the last token first."""
+        """Read and write the last token first, in 4-byte numbers: point to the last token, with negative strides."""
         for name in ("query", "key", "value", "output"):
             tensor = getattr(self, name)
             tensor.data = (tensor.data or 0) + 4 * (self.n - 1) * tensor.strides[2]
@@ -36,7 +36,7 @@ class Sums(Pointers):
 
 
 def compiled_sums(query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> Library | None:
-    """The library, if it computes these averages faster than torch; else None."""
+    """The library, if it computes these averages faster than torch; else None. Shapes as in `causal_averages`."""
     tensors = query, key, value, past
     if is_transformed() or torch.get_num_threads() > MOST_THREADS_PER_HEAD * key.shape[0] * key.shape[1]:
         return None
@@ -61,8 +61,13 @@ class CompiledAverages(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
+        """From the gradients of the averages and of the last state.
+
+        With g the gradient of the sums: dq_i = sum_{j <= i} (g_i . v_j) k_j, dk_j = sum_{i >= j} (v_j . g_i) q_i,
+        dv_j = sum_{i >= j} (k_j . q_i) g_i; and the state before or the gradient of the state after adds its part.
+        """
         query, key, value, past, output, denominators = ctx.saved_tensors
-        grad, with_ones = _sum_gradients(grad, output, denominators), F.pad(value, (0, 1), value=1.0)
+        grad, with_ones = sum_gradients(grad, output, denominators[..., None]), F.pad(value, (0, 1), value=1.0)
         grad_query = empty(*query.shape)
         _sums(ctx.library, grad, with_ones, key, past.mT, grad_query)
         num_shared, later, totals = query.shape[1] // key.shape[1], grad_state, None
@@ -73,16 +78,19 @@ class CompiledAverages(torch.autograd.Function):
             grad_past = _sums(ctx.library, key, queries, grads, later, grad_value, is_reversed=True)
             parts = [grad_key, grad_value, grad_past]
             totals = parts if totals is None else [t.add_(part) for t, part in zip(totals, parts, strict=True)]
-            later = torch.zeros_like(grad_state)  # it counts once
+            later = torch.zeros_like(grad_state)  # the gradient of the state after all tokens counts once
         assert totals is not None, "there is a query head"
         return None, grad_query, totals[0], totals[1][..., : value.shape[3]], totals[2]
 
 
-def _sum_gradients(grad: Tensor, output: Tensor, denominators: Tensor) -> Tensor:
-    """Gradients of the sums of values and of ones, (B, H, n, E + 1), from those of their quotients."""
-    is_zero = (denominators == 0)[..., None]
-    of_values = grad / denominators[..., None].masked_fill(is_zero, 1.0)
-    of_ones = -(of_values * output).sum(-1, keepdim=True).masked_fill(is_zero, 0.0)
+def sum_gradients(grad: Tensor, averages: Tensor, denominators: Tensor) -> Tensor:
+    """Gradients (..., E + 1) of the sums of values and, last, of the sum of ones, from that of their quotients.
+
+    `grad` and `averages` are (..., E), `denominators` (..., 1). An average over nothing is 0 for any sums.
+    """
+    is_zero = denominators == 0
+    of_values = grad / denominators.masked_fill(is_zero, 1.0)
+    of_ones = -(of_values * averages).sum(-1, keepdim=True).masked_fill(is_zero, 0.0)
     return torch.cat((of_values, of_ones), -1)
 
 
@@ -98,8 +106,9 @@ def _sums(
 ) -> Tensor:
     """Fill `output`: sums over j <= i (reversed: j >= i) of (query_i . key_j) value_j, plus query_i past.
 
-    query (B, H, n, W), key (B, G, n, W), value (B, G, n, E), past (B, G, W, E); the state has the shape of past.
-    With `denominators` they are filled too, and the output is divided by them. Returns the state after all tokens.
+    query (B, H, n, W), key (B, G, n, W), value (B, G, n, E), past (B, G, W, E), output (B, H, n, E).
+    With `denominators` (B, H, n) the kernel gives values one more channel, of ones: its sums fill the denominators, the
+    output is divided by them, and `past` is (B, G, W, E + 1). Returns the state after all tokens, shaped as `past`.
     """
     (B, H, n, W), G, E = query.shape, key.shape[1], value.shape[3]
     call, state = Sums(B, H, G, n, W, E, denominators is not None), past.clone(memory_format=torch.contiguous_format)

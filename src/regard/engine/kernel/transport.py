@@ -22,9 +22,10 @@ class Transport(Pointers):
 def compiled_weights(
     query: Tensor, key: Tensor, decay: Tensor, address: Tensor | None, tokens: Tensor, until: int
 ) -> Tensor | None:
-    """Weights (B, H, R, n) of queries (B, H, R, D) that belong to these tokens, in ascending order; else None.
+    """Weights (B, H, R, n) of queries (B, H, R, D) that stand at these tokens; None where the kernel cannot run.
 
-    `decay` is (B, H, n, 1). Those on tokens before `until` are not computed.
+    `tokens` (R,) ascend. `key` and `address` (None: nothing is erased) are (B, H, n, D), `decay` is (B, H, n, 1).
+    Weights on tokens before `until` are not computed: they are 0.
     """
     library: Library | None = load()
     tensors = [t for t in (query, key, decay, address) if t is not None]

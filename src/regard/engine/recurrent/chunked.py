@@ -34,6 +34,8 @@ def chunked(inputs: Inputs, state: Tensor, kind: Kind) -> tuple[Tensor | None, T
 
 
 class _Chunked(torch.autograd.Function):
+    """Run after run. Backward goes through the runs in reverse, from the states that forward kept."""
+
     @staticmethod
     def forward(ctx: Any, kind: Kind, state: Tensor, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
         value = inputs[2]
@@ -45,12 +47,13 @@ class _Chunked(torch.autograd.Function):
             states.append(state)
             state = _Run(inputs, part, kind).forward(state, None if inputs[0] is None else output[:, part])[0]
         ctx.save_for_backward(*inputs, *states)
-        return output, state.clone() if not states else state
+        return output, state.clone() if not states else state  # without a token the state is an input still
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor, grad_state: Tensor) -> tuple[Any, ...]:
-        inputs, states = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
+        saved = ctx.saved_tensors  # read once: checkpointing refuses a second reading
+        inputs, states = saved[:6], saved[6:]
         grads = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
         later = grad_state.clone()
         for part, state in zip(reversed(_runs(inputs[2])), reversed(states), strict=True):
@@ -63,7 +66,7 @@ class _Chunked(torch.autograd.Function):
 
 
 def _runs(value: Tensor) -> list[slice]:
-    """The tokens of each run."""
+    """The tokens of each run: whole chunks, but for the last."""
     Z, n = value.shape[:2]
     step = max(1, RUN // max(1, Z)) * CHUNK
     return [slice(first, min(first + step, n)) for first in range(0, n, step)]
@@ -90,17 +93,21 @@ class _Run:
         return x.reshape(self.Z, -1, x.shape[2])[:, : self.length]
 
     def forward(self, state: Tensor, output: Tensor | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The state after the run, what is written, and the states before each chunk; fills `output`."""
+        """The state after the run, what is written (N), and the states before each chunk (Z * c, D, E).
+
+        `output` (Z, n, E) is filled; None: it is not needed.
+        """
         of_value, of_state = self.solved
         written = of_value if of_state is None else torch.empty_like(of_value)
         states = state.new_empty(written.shape[0], *state.shape[1:])
-        by_chunk = [None if x is None else self._by_chunk(x) for x in (of_value, of_state)]
-        writes, total, out, before = map(self._by_chunk, (self.chunks.writes, self.chunks.total, written, states))
-        for c in range(len(out)):
+        x_values, x_states = (None if x is None else self._by_chunk(x) for x in (of_value, of_state))
+        # views: what is assigned to a chunk of `new` and `before` is in `written` and `states`
+        writes, total, new, before = map(self._by_chunk, (self.chunks.writes, self.chunks.total, written, states))
+        for c in range(len(new)):
             before[c] = state
-            if by_chunk[1] is not None:
-                torch.baddbmm(by_chunk[0][c], by_chunk[1][c], state, alpha=-1, out=out[c])  # type: ignore[index]
-            state = torch.baddbmm(total[c] * state, writes[c].mT, out[c])
+            if x_states is not None:
+                torch.baddbmm(x_values[c], x_states[c], state, alpha=-1, out=new[c])  # type: ignore[index]
+            state = torch.baddbmm(total[c] * state, writes[c].mT, new[c])
         if output is not None:
             assert self.chunks.read is not None and self.chunks.queries is not None
             read_states = torch.bmm(self.chunks.read, written).baddbmm_(self.chunks.queries, states)
@@ -110,7 +117,11 @@ class _Run:
     def backward(
         self, state: Tensor, grad_output: Tensor | None, later: Tensor
     ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-        """The gradient of the state before the run, and the gradients of its tokens."""
+        """The gradient of the state before the run, and the gradients of its tokens, in the order of `Inputs`.
+
+        `later` is the gradient of the state after the run. The outputs give a part of the gradients of what is written
+        and of the states; the loop from the last chunk to the first adds what later chunks give.
+        """
         chunks, (_, of_state) = self.chunks, self.solved
         _, (written, states) = self.forward(state, None)
         grad = None if grad_output is None else _in_chunks(grad_output)
@@ -120,23 +131,23 @@ class _Run:
             assert chunks.read is not None and chunks.queries is not None
             grad_written = torch.bmm(chunks.read.mT, grad)
             grad_states = torch.bmm(chunks.queries.mT, grad)
-        ends = torch.empty_like(states)
-        outs, befores, after = map(self._by_chunk, (grad_written, grad_states, ends))
+        grad_ends = torch.empty_like(states)  # of the states after each chunk
+        new, before, after = map(self._by_chunk, (grad_written, grad_states, grad_ends))
         writes, total = self._by_chunk(chunks.writes), self._by_chunk(chunks.total)
-        by_state = None if of_state is None else self._by_chunk(of_state)
-        for c in reversed(range(len(outs))):
+        x_states = None if of_state is None else self._by_chunk(of_state)
+        for c in reversed(range(len(new))):
             after[c] = later
-            outs[c].baddbmm_(writes[c], later)
-            later = befores[c].addcmul_(total[c], later)
-            if by_state is not None:
-                later = later.baddbmm_(by_state[c].mT, outs[c], alpha=-1)
-        of_total = ends * states
+            new[c].baddbmm_(writes[c], later)
+            later = before[c].addcmul_(total[c], later)
+            if x_states is not None:
+                later = later.baddbmm_(x_states[c].mT, new[c], alpha=-1)
+        of_total = grad_ends * states
         grads = WriteGradients(
             written=grad_written,
             of_state=None if of_state is None else torch.bmm(grad_written, states.mT).neg_(),
             read=None if grad is None else torch.bmm(grad, written.mT),
             queries=None if grad is None else torch.bmm(grad, states.mT),
-            writes=torch.bmm(written, ends.mT),
+            writes=torch.bmm(written, grad_ends.mT),
             total=of_total.sum(2, keepdim=True) if chunks.total.shape[1] > 1 else of_total.sum((1, 2))[:, None, None],
         )
         token_gradients = gradients(chunks, self.value, self.solved, grads)

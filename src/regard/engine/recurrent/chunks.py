@@ -56,28 +56,30 @@ class Chunks:
         readers = (tokens.address, kind.erases_before), (tokens.query, kind.reads_before)
         self._rows = [ReadVectors(x, before) for x, before in readers if x is not None]
         pairs = self.decays.pairs(self._rows, self._written)
+        #: A, and B if u is not k: pairs of addresses with what is written, (N, C, C) each.
         self.erased = pairs.pop(0) if tokens.address is not None else []
+        #: P: pairs of queries with what is written, (N, C, C or 2C); None without queries.
         self.read = torch.cat(pairs[0], 2) if pairs else None
 
     @property
     def _written(self) -> list[Tensor]:
-        """What is added to the state: k, and u if it is not k."""
+        """The vectors whose products are added to the state: k, and u if it is not k."""
         return [self.tokens.key] if self.tokens.erase is None else [self.tokens.key, self.tokens.erase]
 
     @cached_property
     def writes(self) -> Tensor:
-        """What is written, decayed to the end of the chunk: (N, C or 2C, D)."""
+        """K: what is written, decayed to the end of the chunk, (N, C or 2C, D)."""
         return torch.cat([x * self.decays.rest for x in self._written], 1)
 
     @cached_property
     def queries(self) -> Tensor | None:
-        """The queries, decayed since the start of the chunk."""
+        """Q: the queries, decayed since the start of the chunk."""
         query = self.tokens.query
         return None if query is None else query * self.decays.since_start(self.kind.reads_before)
 
     @cached_property
     def addresses(self) -> Tensor | None:
-        """The addresses of what is erased, decayed since the start of the chunk."""
+        """W: the addresses of what is erased, decayed since the start of the chunk."""
         address = self.tokens.address
         return None if address is None else address * self.decays.since_start(self.kind.erases_before)
 
@@ -87,7 +89,7 @@ class Chunks:
         return self.decays.total[..., None]
 
     def solved(self, value: Tensor) -> tuple[Tensor, Tensor | None]:
-        """X_v and X_w of these values: N = X_v - X_w S. X_w is None if nothing is erased.
+        """X_v (N, C or 2C, E) and X_w (N, C or 2C, D) of these values: N = X_v - X_w S. X_w None: nothing is erased.
 
         From R = (I + B)^-1 (W S + A V) follow, if u = k (then A = B), V - R = (I + B)^-1 (V - W S), and else -R.
         """
@@ -104,7 +106,10 @@ class Chunks:
 
 
 def solve(system: Tensor, right: Tensor, transposed: bool = False) -> Tensor:
-    """(I + the part of `system` below the diagonal)^-1 right, or with the transposed matrix."""
+    """(I + the part of `system` below the diagonal)^-1 right, or with the transposed matrix.
+
+    `unitriangular` reads neither the diagonal, which it takes for 1, nor the other triangle.
+    """
     matrix = system.mT if transposed else system
     return torch.linalg.solve_triangular(matrix, right, upper=transposed, unitriangular=True)
 
@@ -112,7 +117,11 @@ def solve(system: Tensor, right: Tensor, transposed: bool = False) -> Tensor:
 def gradients(
     chunks: Chunks, value: Tensor, solved: tuple[Tensor, Tensor | None], grads: WriteGradients
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of query, key, value, log_decay, address and erase, from those of what a run of chunks computes."""
+    """Gradients of query, key, value, log_decay, address and erase, from those of what a run of chunks computes.
+
+    `solved` is the result of `Chunks.solved`. The gradient of y = M^-1 x is M^-T dy for x, and -(M^-T dy) y^T for M, of
+    which only the part below the diagonal is not constant.
+    """
     tokens, E = chunks.tokens, value.shape[2]
     pair_grads: list[list[Tensor]] = []
     decayed_address = None
@@ -121,11 +130,11 @@ def gradients(
         x_value, x_state = solved
         assert x_state is not None and grads.of_state is not None
         C = value.shape[1]
-        if tokens.erase is None:
+        if tokens.erase is None:  # u = k: N = (I + A)^-1 (V - W S)
             back = solve(chunks.erased[0], torch.cat((grads.written, grads.of_state), 2), transposed=True)
             pair_grads.append([torch.bmm(back, torch.cat((x_value, x_state), 2).mT).neg_().tril_(-1)])
             grad_value = back[..., :E]
-        else:
+        else:  # the second half of N is -R, with (I + B) R = A V + W S
             of_read = torch.cat((grads.written[:, C:].neg(), grads.of_state[:, C:]), 2)
             back = solve(chunks.erased[1], of_read, transposed=True)
             solution = torch.cat((x_value[:, C:].neg(), x_state[:, C:]), 2)
@@ -140,7 +149,10 @@ def gradients(
 
 @dataclass(frozen=True)
 class WriteGradients:
-    """Gradients of: what is written (N), X_w, P, the decayed queries, K, and the total decay."""
+    """Gradients of: what is written (N), X_w, P, the decayed queries, K, and the total decay; None: there is none.
+
+    The head of this file defines the letters. X_v has the gradient of N.
+    """
 
     written: Tensor
     of_state: Tensor | None
@@ -157,7 +169,12 @@ def _of_tokens(
     grads: WriteGradients,
     grad_value: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the tokens. A factor is linear in its vector, so the gradient of its exponent is x . dx."""
+    """Gradients of the tokens: query, key, value, log_decay, address and erase.
+
+    `pair_grads` are those of the pairs of addresses and of queries, for each vector that is written. A factor is its
+    vector x times exp(e), so the gradient of the exponent e is x . dx. The exponents are differences of sums of
+    log-decays up to a token: plus the sum at the token that reads, minus that at the token that writes.
+    """
     tokens, kind, decays = chunks.tokens, chunks.kind, chunks.decays
     row_grads, col_grads = decays.pair_gradients(chunks._rows, chunks._written, pair_grads)
     if decayed_address is not None:
@@ -165,7 +182,7 @@ def _of_tokens(
     if grads.queries is not None:
         row_grads[-1].addcmul_(grads.queries, decays.since_start(kind.reads_before))
     writes = grads.writes.split(tokens.key.shape[1], 1)
-    at_end = grads.total[..., 0] * decays.total
+    at_end = grads.total[..., 0] * decays.total  # the gradient of the sum over the whole chunk
     exponent = torch.zeros_like(tokens.log_decay)  # the gradient of the sum of log-decays up to each token
     for y, col_grad, write in zip(chunks._written, col_grads, writes, strict=True):
         of_write = write * decays.rest
@@ -173,12 +190,12 @@ def _of_tokens(
         exponent -= _sum_to((col_grad := col_grad.add_(of_write)) * y, exponent.shape[-1])
     for x, row_grad in zip(chunks._rows, row_grads, strict=True):
         of_row = _sum_to(row_grad * x.vectors, exponent.shape[-1])
-        if x.before:
+        if x.before:  # it reads before its own decay, so at the sum up to the token before
             exponent[:, :-1] += of_row[:, 1:]
         else:
             exponent += of_row
     exponent[:, -1] += at_end
-    log_decay = exponent.flip(1).cumsum(1).flip(1)
+    log_decay = exponent.flip(1).cumsum(1).flip(1)  # a log-decay is a part of its own sum and of all later ones
     row = iter(row_grads)
     address = None if tokens.address is None else next(row)
     query = None if tokens.query is None else next(row)
@@ -186,5 +203,5 @@ def _of_tokens(
 
 
 def _sum_to(x: Tensor, width: int) -> Tensor:
-    """The sum over channels if the decay has one number a token."""
+    """The sum over channels, (N, C, 1), if the decay has one number a token (`width` 1)."""
     return x.sum(-1, keepdim=True) if width == 1 else x

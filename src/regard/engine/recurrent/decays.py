@@ -40,6 +40,7 @@ class Decays(ABC):
 
     @staticmethod
     def of(log_decay: Tensor) -> Decays:
+        """The decays of g: one number a token, or one a channel."""
         return _ScalarDecays(log_decay) if log_decay.shape[-1] == 1 else _ChannelDecays(log_decay)
 
     @abstractmethod
@@ -69,7 +70,7 @@ class _ScalarDecays(Decays):
         self.sums = self.log_decay.cumsum(-1)
         self.total = self.sums[:, -1:].exp()
         from_token = self.log_decay.flip(1).cumsum(1).flip(1)
-        self.rest = torch.nn.functional.pad(from_token[:, 1:], (0, 1)).exp()[..., None]
+        self.rest = torch.nn.functional.pad(from_token[:, 1:], (0, 1)).exp()[..., None]  # 1 after the last token
         self._between: dict[bool, Tensor] = {}
 
     def since_start(self, before: bool) -> Tensor:
@@ -77,10 +78,13 @@ class _ScalarDecays(Decays):
         return sums.exp()[..., None]
 
     def between(self, before: bool) -> Tensor:
-        """The decays of all pairs, (N, C, C), and 0 where there is no pair."""
+        """The decays from token s to token t, (N, C, C); 0 for later s, and if `before` also for t itself.
+
+        Column s of the exponents sums g of the tokens after s, down to t; if `before`, down to the token before t.
+        """
         if before not in self._between:
-            columns = self.log_decay[:, :, None].expand(-1, -1, self.log_decay.shape[1])
-            exponents = columns.tril(-1).cumsum(1)
+            of_rows = self.log_decay[:, :, None].expand(-1, -1, self.log_decay.shape[1])
+            exponents = of_rows.tril(-1).cumsum(1)
             exponents = torch.nn.functional.pad(exponents[:, :-1], (0, 0, 1, 0)) if before else exponents
             self._between[before] = exponents.exp().tril(-1 if before else 0)
         return self._between[before]
@@ -105,7 +109,7 @@ class _ChannelDecays(Decays):
 
     def __init__(self, log_decay: Tensor) -> None:
         self.decay = log_decay.exp()
-        for _, *products in self._levels():
+        for _, *products in self._levels():  # the last level is the whole chunk
             self._through, self.rest, self._before = products
         self.total = self._through[:, -1]
 
@@ -123,6 +127,7 @@ class _ChannelDecays(Decays):
         size = 1
         yield size, through, rest, before
         while size < C:
+            # two blocks become one: what crosses a whole half is multiplied by the decay of this half
             halves = [x.view(N, C // (2 * size), 2, size, D) for x in (through, rest, before)]
             right_total, left_total = (halves[0][:, :, half, -1:].clone() for half in (1, 0))
             halves[0][:, :, 1] *= left_total
@@ -140,7 +145,7 @@ class _ChannelDecays(Decays):
                     matrix.diagonal(dim1=1, dim2=2).copy_((x.vectors * y).sum(-1))
         for size, through, rest, before in self._levels():
             if size == C:
-                break
+                break  # a whole chunk is the half of nothing
             left = [_half(y, size, 0) * _half(rest, size, 0) for y in cols]
             for x, matrices in zip(rows, pairs, strict=True):
                 right = _half(x.vectors, size, 1) * _half(before if x.before else through, size, 1)

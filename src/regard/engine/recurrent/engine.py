@@ -30,7 +30,7 @@ class RecurrentEngine(Engine):
     def run(self, problem: Problem) -> Result:
         steps, state, value, memory = problem.prepared.steps, problem.state, problem.value, problem.memory
         assert steps is not None
-        if memory is not None:
+        if memory is not None:  # the tokens that it has read are not read again
             steps, value, state = steps.after(memory.num_tokens), value[:, :, memory.num_tokens :], memory.state
         output, last = recur(steps, with_heads(value, problem.sizes.H), state)
         return Result(output.to(problem.value.dtype), None, last)
@@ -42,6 +42,7 @@ class RecurrentEngine(Engine):
         products = 2 if steps.address is None else 4  # of pairs, and of states
         pairs = s.B * s.H * s.I * (chunk + 1) // 2
         flops = products * (pairs * (s.D + s.E) // 2 + 2 * s.B * s.H * s.J * s.D * s.E)
+        # tokens whose factors are in memory at once: those of a run, at least one chunk of each head
         held = min(s.J, RUN * chunk // max(1, s.B * s.H) + chunk) * s.B * s.H
         return Cost(pairs, flops, 4 * held * (4 * (s.D + s.E) + 2 * chunk + s.D * s.E // chunk))
 
@@ -49,7 +50,8 @@ class RecurrentEngine(Engine):
 def recur(steps: Steps, value: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Outputs (B, H, I, E) of the last I of J tokens, and the state (B, H, D, E) after all.
 
-    `value` is (B, H, J, E). `state` is that before the first token, zeros by default. Any gradient is exact.
+    `value` is (B, H, J, E). `state` is that before the first token, or broadcasts to it; zeros by default. Gradients
+    reach the tensors of `steps`, the values and the state.
     """
     B, H, I, D = steps.query.shape
     J, E = value.shape[2:]
@@ -58,7 +60,7 @@ def recur(steps: Steps, value: Tensor, state: Tensor | None = None) -> tuple[Ten
         return value.new_zeros(B, H, I, E), at_least_float32(last)
     compiled = _compiled(steps, value, state)
     output, last = _in_torch(steps, value, state) if compiled is None else compiled
-    if steps.own is not None:
+    if steps.own is not None:  # a weight of its own on the query's token, which no state holds
         output = output + steps.own[..., None] * value[:, :, J - I :]
     return output, last
 
@@ -79,29 +81,28 @@ def _compiled(steps: Steps, value: Tensor, state: Tensor | None) -> tuple[Tensor
     learns = torch.is_grad_enabled() and any([x.requires_grad for x in inputs])
     run: Any = CompiledRecurrence.apply if learns else run_recurrence
     query, key, value, log_decay, last, *address = differentiable_once("recurrent", *inputs)
-    on_cols = key, value, log_decay, address[0] if address else None
+    of_tokens = key, value, log_decay, address[0] if address else None
     if J == I:
-        return run(library, query, *on_cols, last)
+        return run(library, query, *of_tokens, last)
     parts = slice(0, J - I), slice(J - I, None)  # tokens without a query, and those with one
-    early, late = ([None if x is None else x[:, :, part] for x in on_cols] for part in parts)
+    early, late = ([None if x is None else x[:, :, part] for x in of_tokens] for part in parts)
     _, last = run(library, None, *early, last)
     return run(library, query, *late, last) if I else (value.new_empty(B, H, 0, E), last)
 
 
 def _in_torch(steps: Steps, value: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Outputs and the last state by torch's operations."""
+    """Outputs and the last state by torch's operations, on one axis Z of batch entries and heads."""
     B, H, I, D = steps.query.shape
     J, E = value.shape[2:]
     flat = {name: _flat(getattr(steps, name)) for name in ("query", *Steps.ON_COLS)}
-    value_ = _flat(value)
-    assert value_ is not None and flat["key"] is not None
-    start = value_.new_zeros(B * H, D, E) if state is None else state.expand(B, H, D, E).reshape(B * H, D, E)
+    values, first = value.flatten(0, 1), value.new_zeros(B, H, D, E) if state is None else state.expand(B, H, D, E)
+    first = at_least_float32(first.flatten(0, 1))  # the state before the first token
     if flat["log_decay"] is None:
-        flat["log_decay"] = value_.new_zeros(B * H, J, 1)
+        flat["log_decay"] = values.new_zeros(B * H, J, 1)
     names = [name for name, x in flat.items() if x is not None]
-    *tensors, value_, start = in_one_dtype(*(flat[name] for name in names), value_, at_least_float32(start))  # type: ignore[arg-type]
+    *tensors, values, first = in_one_dtype(*(flat[name] for name in names), values, first)  # type: ignore[arg-type]
     flat.update(zip(names, differentiable_once("recurrent", *tensors), strict=True))
-    output, last = _in_parts(flat, value_, start, Kind(steps.reads_before, steps.erases_before))
+    output, last = _in_parts(flat, values, first, Kind(steps.reads_before, steps.erases_before))
     return output.view(B, H, I, E), last.view(B, H, D, E)
 
 
@@ -111,7 +112,10 @@ def _flat(x: Tensor | None) -> Tensor | None:
 
 
 def _in_parts(flat: dict[str, Tensor | None], value: Tensor, state: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
-    """Earlier tokens without a query, then those with one."""
+    """Earlier tokens without a query, then those with one: outputs (Z, I, E) and the last state (Z, D, E).
+
+    `flat` has the tensors of `Steps` by name, (Z, n, ...).
+    """
     query = flat["query"]
     assert query is not None
     num_earlier = value.shape[1] - query.shape[1]
@@ -125,6 +129,7 @@ def _in_parts(flat: dict[str, Tensor | None], value: Tensor, state: Tensor, kind
 
 
 def _inputs(flat: dict[str, Tensor | None], value: Tensor, part: slice, query: Tensor | None) -> Inputs:
+    """`Inputs` of some tokens, with their queries or without."""
     key, log_decay, address, erase = (None if (x := flat[name]) is None else x[:, part] for name in Steps.ON_COLS)
     assert key is not None and log_decay is not None
     return query, key, value[:, part], log_decay, address, erase
@@ -146,7 +151,11 @@ def stepwise(inputs: Inputs, state: Tensor, kind: Kind) -> tuple[Tensor | None, 
 
 
 def _step(token: tuple[Tensor | None, ...], state: Tensor, kind: Kind) -> tuple[Tensor | None, Tensor]:
-    """The output (Z, 1, E) of one token, and the state after it."""
+    """The output (Z, 1, E) of one token, and the state after it; `token` has `Inputs` of this token alone.
+
+    One product reads the state for address and query. A query that reads after its token gets what the token writes
+    besides.
+    """
     query, key, value, log_decay, address, erase = token
     assert key is not None and value is not None and log_decay is not None
     decay = log_decay.exp()

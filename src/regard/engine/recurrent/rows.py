@@ -21,16 +21,17 @@ from regard.pieces.transition import Steps
 
 
 def rows_of_steps(steps: Steps, queries: slice | Tensor, keys: Spans) -> Tensor:
-    """The weights (B, H, I', J') of some queries (a slice, or indices on the host), in the autograd graph."""
+    """The weights (B, H, I', J') of some queries (a slice, or indices on the host) and keys, in the autograd graph."""
     if isinstance(queries, Tensor) and (consecutive := as_slice(queries)) is None:
         return torch.cat([rows_of_steps(steps, slice(i, i + 1), keys) for i in queries.tolist()], 2)
     rows = consecutive if isinstance(queries, Tensor) else queries  # type: ignore[possibly-undefined]
     cut = _until(steps, rows)
     weights = _Rows.apply(cut, *cut.tensors())
-    missing = steps.key.shape[2] - weights.shape[3]  # type: ignore[union-attr]
+    num_later = steps.key.shape[2] - weights.shape[3]  # type: ignore[union-attr]  # keys with weights of 0
     columns = keys.tensor("cpu")
-    near = as_slice(columns)
-    return F.pad(weights, (0, missing))[..., to_device(columns, weights.device) if near is None else near]  # type: ignore[arg-type]
+    column_slice = as_slice(columns)
+    index = to_device(columns, weights.device) if column_slice is None else column_slice  # type: ignore[union-attr]
+    return F.pad(weights, (0, num_later))[..., index]  # type: ignore[arg-type]
 
 
 def _until(steps: Steps, rows: slice) -> Steps:
@@ -41,14 +42,14 @@ def _until(steps: Steps, rows: slice) -> Steps:
 
 
 class _Rows(torch.autograd.Function):
-    """All rows of weights of some steps."""
+    """All rows of weights of some steps, (B, H, I, J). The head of this file derives the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, steps: Steps, *tensors: Tensor) -> Tensor:
         ctx.steps = steps.detach()
         ctx.save_for_backward(*tensors)
         B, H, I, _ = steps.query.shape
-        parts = [part for _, part in Transport(steps).sweep(torch.arange(I), 0)]
+        parts = [part for _, part in Transport(steps).sweep(torch.arange(I), 0)]  # from the last chunk to the first
         return torch.cat(parts[::-1], 2)[..., : steps.key.shape[2]].unflatten(0, (B, H))
 
     @staticmethod

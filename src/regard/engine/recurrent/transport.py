@@ -66,11 +66,14 @@ class Transport:
         return at_least_float32(self.steps.query).dtype
 
     def _tokens(self, chunks: range, with_queries: bool) -> Chunks:
-        """The factors of some chunks, (Z * c, C, ...); zeros fill the last chunk."""
+        """The `Chunks` of some chunks, whose tensors are (Z * c, C, ...); zeros fill the last chunk.
+
+        Without queries only what keys and states need is computed.
+        """
         part = slice(chunks.start * self.size, chunks.stop * self.size)
         of_keys = [getattr(self.steps, name) for name in Steps.ON_COLS]
         if of_keys[1] is None:
-            of_keys[1] = of_keys[0].new_zeros(()).expand(*of_keys[0].shape[:3], 1)
+            of_keys[1] = of_keys[0].new_zeros(()).expand(*of_keys[0].shape[:3], 1)  # no decay: g = 0
         key, log_decay, address, erase = (None if x is None else self._in_chunks(x, part, 0) for x in of_keys)
         assert key is not None and log_decay is not None
         query = self._in_chunks(self.steps.query, part, self.first) if with_queries else None
@@ -79,10 +82,13 @@ class Transport:
         return Chunks(Tokens(*(None if x is None else next(present) for x in tensors)), self.kind)  # type: ignore[arg-type]
 
     def _in_chunks(self, x: Tensor, part: slice, first: int) -> Tensor:
-        """Tokens of `part` of (B, H, n, W), whose first entry is token `first`, as (Z * c, C, W)."""
+        """The tokens of `part` from x (B, H, n, W), whose first entry is token `first`, as (Z * c, C, W).
+
+        Tokens that x has not are zeros: those before the first query, and those that fill the last chunk.
+        """
         start, stop = max(part.start - first, 0), max(min(part.stop - first, x.shape[2]), 0)
         inside = x[:, :, start:stop].reshape(self.Z, stop - start, x.shape[3])
-        before = max(first - part.start, 0) if stop > start else part.stop - part.start
+        before = max(first - part.start, 0) if stop > start else part.stop - part.start  # without a token: all zeros
         after = part.stop - part.start - before - (stop - start)
         inside = torch.nn.functional.pad(at_least_float32(inside), (0, 0, before, after))
         return inside.reshape(-1, self.size, x.shape[3])
@@ -99,6 +105,11 @@ class Transport:
         return Factors(*(None if part[0] is None else torch.cat(part, 1) for part in parts))  # type: ignore[arg-type]
 
     def _factors_of(self, part: range) -> Factors:
+        """The factors of some chunks.
+
+        A query x past a chunk reads x K^T - x U^T (I + B)^-1 A of the values (`Chunks.solved` has the letters), so
+        the factor K is K - A^T (I + B)^-T U, and the factor U is (I + B)^-T U. If u is k, both are (I + A)^-T K.
+        """
         chunks = self._tokens(part, with_queries=False)
         keys, erase = chunks.writes, None
         if chunks.addresses is not None and chunks.tokens.erase is None:
@@ -111,7 +122,10 @@ class Transport:
         return Factors(*(None if x is None else x.view(self.Z, len(part), *x.shape[1:]) for x in factors))  # type: ignore[arg-type]
 
     def _own_chunk(self, chunk: int) -> tuple[Tensor, Tensor]:
-        """For the queries of a chunk: weights on its keys (Z, C, C), and queries before the chunk (Z, C, D)."""
+        """For the queries of a chunk: weights on its keys (Z, C, C), and queries before the chunk (Z, C, D).
+
+        As in `_factors_of`, with what each query reads of its chunk in place of K and U. Later keys have weights of 0.
+        """
         chunks = self._tokens(range(chunk, chunk + 1), with_queries=True)
         read, query = chunks.read, chunks.queries
         assert read is not None and query is not None
@@ -150,10 +164,12 @@ class Transport:
         chunk_of_row = tokens // self.size
         query = torch.zeros(self.Z, len(rows), self.width, dtype=self.dtype, device=self.steps.query.device)
         first = int(chunk_of_row[0])
+        # row r is 0 until the scan reaches its chunk, and then the query transported before all visited chunks
         for chunk in reversed(range(until // self.size, int(chunk_of_row[-1]) + 1)):
             if chunk < first:
                 weights, query = self.factors.before(query, chunk)
             else:
+                # rows from `here` on stand in this chunk, and rows from `later` on in later ones
                 here, later = (int(n) for n in torch.searchsorted(chunk_of_row, torch.tensor([chunk, chunk + 1])))
                 weights = query.new_zeros(self.Z, len(rows), self.size)
                 weights[:, later:], query[:, later:] = self.factors.before(query[:, later:], chunk)
@@ -164,7 +180,7 @@ class Transport:
             yield chunk * self.size, weights
 
     def _add_own(self, weights: Tensor, rows: Tensor, at: Tensor) -> None:
-        """Add what each query adds to the weight on its own token."""
+        """Add what each query adds to the weight on its own token, `Steps.own`. `at`: this token in its chunk."""
         if self.steps.own is not None:
             own = self.steps.own[:, :, to_device(rows, weights.device)].reshape(self.Z, len(rows), 1).to(weights.dtype)
             weights.scatter_add_(2, at[None, :, None].expand(self.Z, -1, -1), own)

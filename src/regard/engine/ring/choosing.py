@@ -38,8 +38,8 @@ def with_chosen_keys(
         part = slice(num_done, num_done := num_done + stop - start)
         query, query_tensors = share.query[:, :, part], of_queries(selection, whole, part)
         part_positions = Positions(positions.start + start, positions.keys)
-        keys_of_shape = unread_keys(share.key, J)
-        masks.append(selection.choose(query, keys_of_shape, part_positions, attention.mask, **query_tensors))
+        stand_in = unread_keys(share.key, J)
+        masks.append(selection.choose(query, stand_in, part_positions, attention.mask, **query_tensors))
     chosen = _of_all_ranks(masks, selection, exchange, queries, positions.start)
     resolved = attention.with_mask_too(chosen)
     resolved.selection = None
@@ -50,7 +50,10 @@ def with_chosen_keys(
 def _of_all_ranks(
     masks: Sequence[object], selection: object, exchange: Exchange, queries: Sequence[Spans], start: int
 ) -> chosen_keys:
-    """The mask of the choices of all ranks."""
+    """The mask of the choices of all ranks, from those of this rank: one for each interval of its queries. Collective.
+
+    Ranks gather in their order. `order` brings the rows into that of the queries, the first at position `start`.
+    """
     own: list[Tensor] = []
     for mask in masks:
         if not isinstance(mask, chosen_keys):

@@ -28,7 +28,10 @@ from regard.pieces.normalizer import Normalizer, RowStatistic, any_coarse
 
 @dataclass(frozen=True, eq=False)
 class OutputGrads:
-    """Finished rows: `grad` of the output, the output, `dot` = rowsum(grad * output), and the row statistic."""
+    """Finished rows: `grad` of the output, the output, `dot` = rowsum(grad * output), and the row statistic.
+
+    The first two are (B, H, I, E), `dot` is (B, H, I).
+    """
 
     grad: Tensor
     output: Tensor
@@ -86,7 +89,7 @@ class ChunkGradients:
     def _of_kernel(self) -> Gradients:
         """By the compiled kernels, which also sum the gradients of biases along the diagonals."""
         terms, rows = KernelProblem.of(self.chunk), self.output_grads
-        with torch.enable_grad():
+        with torch.enable_grad():  # biases compute their numbers from parameters: autograd continues there
             inputs = terms.inputs()
         wants = Inputs(*(t is not None and t.requires_grad for t in inputs))  # type: ignore[arg-type]
         detached = Inputs(*(None if t is None else t.detach() for t in inputs))  # type: ignore[arg-type]
@@ -96,7 +99,7 @@ class ChunkGradients:
 
     def _of_parameters(self, numbers: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> Gradients:
         """The gradients of biases by distance and of directions, continued to the tensors of the pieces."""
-        wanted = self.wanted[3:]
+        wanted = self.wanted[3:]  # after value, query and key: in this way biases prepared no tensors that learn
         pairs = [(n, g) for n, g in zip(numbers, grads, strict=True) if n is not None and g is not None]
         if not pairs:
             return [None] * len(wanted)
@@ -119,6 +122,7 @@ class ChunkGradients:
         return [*self._if_wanted(*sums.sums), *(None for _ in self.wanted[3:])]
 
     def _if_wanted(self, *grads: Tensor | None) -> Gradients:
+        """Gradients of the value, query and key; None for those that are not wanted."""
         return [grad if want else None for grad, want in zip(grads, self.wanted, strict=False)]
 
     def _from_scores(self) -> Gradients:
@@ -132,7 +136,11 @@ class ChunkGradients:
         return sums.sums
 
     def _weighted_sums(self, block: Block, tile: Prepared, value: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Weights times values of a block, and the sum of its weights, each with the gradient of the loss."""
+        """Weights times values of a block, and the sum of its weights, each with the gradient of the loss.
+
+        The weights of a row are divided by the sum over all keys, also those of other chunks. So a greater sum here
+        makes the whole output smaller: d loss / d sum = -dot. If weights are independent, nothing is divided.
+        """
         chunk, rows = self.chunk, self.output_grads.rows(block.rows, block.entries)
         columns = block.columns.tensor(value.device)
         grid = chunk.grid.tile(block.rows, block.columns).entries(block.entries)

@@ -65,6 +65,7 @@ class Contents:
 
     @staticmethod
     def of(thing: Any) -> Contents:
+        """The contents of an object and of everything in it."""
         contents = Contents()
         contents.read(thing)
         return contents
@@ -76,6 +77,7 @@ class Contents:
 
     @property
     def learned_digest(self) -> str:
+        """The digest of the numbers of the learned tensors."""
         return digest(" ".join(str(tensor_digest(t)) for t in self.learned))
 
     def read(self, thing: Any) -> None:
@@ -135,6 +137,7 @@ class Contents:
             self.read(thing)
 
     def _read_tensor(self, tensor: Tensor) -> None:
+        """Read the shape and dtype of a tensor, and the digest of its numbers; a learned tensor is only listed."""
         self.text.append(f"{tuple(tensor.shape)} {tensor.dtype}")
         if tensor.is_meta or hasattr(tensor, "full_tensor"):  # no values, or those of one rank alone
             return
@@ -150,6 +153,7 @@ class Contents:
             self._read_all((function.co_code, function.co_names, function.co_consts))
         else:
             code = function.__code__
+            # while the function is read, objects show the fields that it, or a function around it, names
             before, self._names = self._names, (self._names or frozenset()) | {*global_names(code)}
             named = {name: _near(function.__globals__.get(name), function) for name in code.co_names}
             cells = [_near(value, function) for value in closure_values(function).values()]
@@ -186,14 +190,17 @@ class Contents:
 
 
 def _near(thing: Any, function: FunctionType) -> Any:
-    """A value that a function uses; for a function of another module its name."""
+    """A value that a function uses; for a function of another module its name, since all ranks import the same one."""
     if isinstance(thing, FunctionType) and thing.__module__ != function.__module__:
         return f"{thing.__module__}.{thing.__qualname__}"
     return thing
 
 
 def _remembered(tensor: Tensor) -> int:
-    """The digest of a constant tensor, computed again only after a change."""
+    """The digest of a constant tensor, computed again only after a change.
+
+    Each change in place counts up the version of a tensor. Inference tensors have none, and are always read.
+    """
     state = (0 if tensor.is_inference() else tensor._version, tensor.data_ptr())
     before = _known.get(tensor)
     if before is None or before[0] != state or tensor.is_inference():
@@ -204,6 +211,8 @@ def _remembered(tensor: Tensor) -> int:
 @torch.no_grad()
 def tensor_digest(tensor: Tensor) -> int:
     """A hash of 64 bits over all bytes and their positions, computed on the device of the tensor.
+
+    Each word of 8 bytes is mixed with its place, so the sum of all words depends on their order.
 
     >>> one, other = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])
     >>> tensor_digest(one) == tensor_digest(one.clone()), tensor_digest(one) == tensor_digest(other)

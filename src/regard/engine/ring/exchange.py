@@ -120,7 +120,8 @@ class Exchange:
     def swap(self, to: int, sent: Sequence[Tensor], source: int, buffers: list[Tensor]) -> Transfer:
         """Start to send tensors to one rank and to receive tensors of another into `buffers`.
 
-        Empty messages are skipped.
+        Empty messages are skipped. Rank `to` must expect tensors of these sizes from this rank, and `source` must send
+        tensors of the sizes of `buffers`.
         """
         sent = [t.contiguous() for t in sent]
         calls = [dist.P2POp(dist.isend, t, group=self.group, group_peer=to) for t in sent]
@@ -150,13 +151,14 @@ class Exchange:
         """
         if isinstance(request, Mapping):
             request = {"operation": operation, **request}
-        own_hash, count = _hash(request), _counts.get(self.group, 0)
+        own_hash, count = _hash(request), _counts.get(self.group, 0)  # a hash of 0 says that this rank refuses
         message = torch.tensor([own_hash, _hash(learned or {}), count, seed, *lengths], device="cpu")
         messages = [torch.zeros_like(message) for _ in range(self.ranks)]
         with self.answers("comparing requests", operation):
             dist.all_gather(messages, message, group=self._host_group)
         hashes, learned_hashes, counts, seeds, *num_tokens = zip(*(m.tolist() for m in messages), strict=True)
         _counts[self.group] = number = 1 + max(counts)
+        # learned values have a hash of 0 on ranks that have nothing to compare
         if {*hashes} != {own_hash} or own_hash == 0 or len({*learned_hashes} - {0}) > 1:
             self._differ(operation, request, learned or {})
         return Agreement(number, list(zip(*num_tokens, strict=True)), seeds[0])
@@ -167,7 +169,10 @@ class Exchange:
         return _compared.setdefault(self.group, WeakTensorKeyDictionary())
 
     def _differ(self, operation: str, request: Mapping[str, str] | RegardError, learned: Mapping[str, str]) -> NoReturn:
-        """Raise the error of the handshake: a refusal, or the first difference between the requests."""
+        """Raise the error of the handshake: a refusal, or the first difference between the requests. Collective.
+
+        A rank that refuses raises its own error, all others the refusal of the first rank that refuses.
+        """
         requests = self.collected({**request, **learned} if isinstance(request, Mapping) else str(request))
         if isinstance(request, RegardError):
             raise request
@@ -180,14 +185,17 @@ class Exchange:
         )
 
     def collected(self, value: Any) -> list[Any]:
-        """A small object of every rank."""
+        """A small object of every rank, in the order of the ranks. Collective."""
         objects: list[Any] = [None] * self.ranks
         with self.answers("collecting"):
             dist.all_gather_object(objects, value, group=self._host_group)
         return objects
 
     def gathered(self, x: Tensor, counts: Sequence[int]) -> Tensor:
-        """The shares of all ranks, of lengths `counts`, concatenated on axis 2."""
+        """The shares of all ranks, of lengths `counts`, concatenated on axis 2. Collective.
+
+        Ranks can gather only tensors of one size, so all are padded to the longest.
+        """
         padded = x.new_zeros(*x.shape[:2], max(counts), *x.shape[3:])
         padded[:, :, : x.shape[2]] = x.detach()
         sent = padded.flatten().view(torch.uint8)  # bytes, which every backend can carry
@@ -204,7 +212,7 @@ def _backends(group: Any) -> dict[str, str]:
 
 
 def _hash(request: Mapping[str, str] | RegardError) -> int:
-    """A hash of 60 bits; 0 for an empty request and for a refusal."""
+    """A hash of 60 bits, which an int64 holds; 0 for an empty request and for a refusal."""
     if isinstance(request, RegardError) or not request:
         return 0
     return int(hashlib.sha256(repr(dict(request)).encode()).hexdigest()[:15], 16)

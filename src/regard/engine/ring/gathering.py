@@ -15,7 +15,11 @@ from regard.engine.ring.exchange import Exchange
 
 
 class Gathered(torch.autograd.Function):
-    """The tokens of all ranks in order. Backward sends each rank the gradients of its tokens, which it adds up."""
+    """The tokens of all ranks in order. Backward sends each rank the gradients of its tokens, which it adds up.
+
+    `x` (B, H, n, ...) has the tokens of this rank, `held` those of each rank by their numbers. `number` is that of the
+    operation, so that the backward passes of two operations cannot be mistaken for each other. Both are collective.
+    """
 
     @staticmethod
     def forward(ctx: Any, exchange: Exchange, number: int, held: Sequence[Spans], x: Tensor) -> Tensor:

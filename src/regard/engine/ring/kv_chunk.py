@@ -40,7 +40,10 @@ class KVChunk(Problem):
     def of(
         attention: Attention, prepared: Prepared, value: Tensor, queries: Spans, keys: Spans, seed: int | None = None
     ) -> KVChunk:
-        """Prepared queries at consecutive positions, and prepared keys with values at any positions."""
+        """Prepared queries at consecutive positions, and prepared keys with values at any positions.
+
+        `attention` is that of `chunk_attention`. The ring has refused pieces that hide gradients (`ring._checked`).
+        """
         (B, H, I, D), (_, G, J, E) = prepared.query.shape, value.shape
         positions = Positions(queries.intervals[0][0], keys)
         piece_tensors, template = split_tensors(attention)
@@ -51,7 +54,7 @@ class KVChunk(Problem):
         )
 
     def attend(self) -> Rows:
-        """The output over these keys alone, in float32 at least, and its row statistic."""
+        """The output over these keys alone, in float32 at least, and its row statistic, without gradients."""
         if self.runs_kernel:
             terms = KernelProblem.of(self)
             output, logsumexp = forward(terms.setting(), terms.inputs(), torch.float32)
@@ -76,7 +79,10 @@ class KVChunk(Problem):
 
 
 def merge(normalizer: Normalizer, rows: Rows, new_rows: Rows) -> None:
-    """Add to `rows`, in place, the results of the same queries for other keys."""
+    """Add to `rows`, in place, the results of the same queries for other keys.
+
+    Each of the two outputs is an average over its own keys; `share` is the part that these keys have of all.
+    """
     (output, statistic), (new_output, new_statistic) = rows, new_rows
     merged = normalizer.merge(statistic, new_statistic)
     factors = normalizer.share(statistic, merged), normalizer.share(new_statistic, merged)

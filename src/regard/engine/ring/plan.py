@@ -43,6 +43,7 @@ class RingPlan:
 
     @property
     def value(self) -> Tensor:
+        """One value, (B, G, 1, E)."""
         return self.inputs[2]
 
     @property
@@ -104,14 +105,15 @@ class RingPlan:
 
     @cached_property
     def _work_of_ranks(self) -> dict[int, list[tuple[Cost, float | None]]]:
+        """The results of `_work` so far."""
         return {}
 
     def memory(self, rank: int) -> int:
         """Bytes of a rank in a forward pass: inputs, prepared tensors, received and sent keys, rows, and a block."""
         rows, keys = len(self.route.queries[rank]), len(self.route.keys[rank])
         traveling = self.key_bytes * (self._received_at_once(rank) + self._copied_to_send(rank))
-        shared = zip([*self.inputs, *self._copies], [True, False, False, *self._copies_on_rows], strict=True)
-        own = sum(t.numel() * t.element_size() * (rows if is_row else keys) for t, is_row in shared)
+        held = zip([*self.inputs, *self._copies], [True, False, False, *self._copies_on_rows], strict=True)
+        own = sum(t.numel() * t.element_size() * (rows if is_row else keys) for t, is_row in held)
         return own + traveling + self._row_bytes(rank) + self.cost(rank).bytes
 
     def _row_bytes(self, rank: int) -> int:
@@ -120,12 +122,12 @@ class RingPlan:
         (B, H), E, item = self.prepared.query.shape[:2], self.value.shape[3], self.value.element_size()
         whole, copies = max(item, 4), item < 4
         statistics = 6  # two numbers of the rows, of a chunk, and of both merged
-        return (
-            B * H * (rows * ((E + statistics) * whole + E * item * copies) + longest * E * (2 * item + whole * copies))
-        )
+        merged = rows * ((E + statistics) * whole + E * item * copies)
+        chunk = longest * E * (2 * item + whole * copies)
+        return B * H * (merged + chunk)
 
     def _received_at_once(self, rank: int) -> int:
-        """Keys in both buffers: those of the current step, and those of the next."""
+        """Keys that both buffers hold: one is as long as the longest odd step, the other as the longest even step."""
         counts = [len(self.route.needs(rank, (rank - step) % self.ranks)) for step in range(1, self.ranks)]
         return max(counts[0::2], default=0) + max(counts[1::2], default=0)
 
@@ -143,11 +145,12 @@ class RingPlan:
 
     @cached_property
     def _copies_on_rows(self) -> list[bool]:
+        """For each of `_copies`, whether it has a vector for each query (else for each key)."""
         ids = {id(t) for t in self._copies}
         return [r for t, r in zip(self.prepared.tensors(), self.prepared.on_rows(), strict=True) if id(t) in ids]
 
     def _chunks(self, rank: int) -> Iterator[KVChunk]:
-        """The chunks of a rank, around expanded tensors that take no memory."""
+        """The chunks of a rank, around expanded tensors that take no memory: for their cost, not to run."""
         attention = chunk_attention(self.attention)
         seed = 0 if self.attention.training and self.attention.dropout else None
         for owner in range(self.ranks):
@@ -175,7 +178,7 @@ WIDTHS = (13, 10, 10, 10, 9, 9)
 
 
 def words(plan: RingPlan) -> Iterator[str]:
-    """The plan in words, with a line for each rank."""
+    """The plan in words, line by line, with a line for each rank."""
     queries, keys = (sum(map(len, held)) for held in (plan.route.queries, plan.route.keys))
     yield f"{plan.attention!r}"
     yield (
@@ -203,6 +206,7 @@ def _listed(plan: RingPlan) -> list[int]:
 
 
 def _line(plan: RingPlan, rank: int) -> str:
+    """The line of a rank in the table; a star marks the rank of this process."""
     seconds, backward = plan.seconds(rank), plan.sent(rank) + plan.returned(rank)
     cells = [rough(plan.cost(rank).pairs)]
     cells += [size(count) for count in (plan.sent(rank), plan.gathered(rank), backward, plan.memory(rank))]

@@ -39,7 +39,7 @@ class RankShare:
         return Sizes.of(self.query, self.key, self.value)
 
     def checked(self) -> RankShare:
-        """The share with all axes of its tensors, after checks of both."""
+        """The share after checks of its pieces and tensors, with all axes of the tensors of the call."""
         pieces = checked_attention("attend: the first argument", self.attention).pieces()
         if (reason := _unsent(self.attention)) is not None:
             raise RegardError(f"attend: the ring engine cannot run {self.attention!r}: {reason}. Use another engine.")
@@ -101,6 +101,10 @@ class ShareProblem(Problem):
         return Prepared.of(self.attention, self.query, self.key, self.positions, self.call_tensors, self._state_of)
 
     def _state_of(self, bias: Bias, query: Tensor, key: Tensor, positions: Positions, tensors: CallTensors) -> State:
+        """What a bias prepares for the own queries and keys (`Prepared.of` asks).
+
+        A bias that needs tensors of the call prepares each interval of the own queries together with all keys.
+        """
         if not needs_of(bias):
             return bias.prepare(query, key, positions)
         rows: list[Tensor | None] = []
@@ -115,7 +119,7 @@ class ShareProblem(Problem):
         return torch.cat(filled, 2) if filled else None, self._own(bias, cols)
 
     def _own(self, bias: Bias, cols: Tensor | None) -> Tensor | None:
-        """The vectors of the own keys."""
+        """The vectors of the own keys, out of those of all keys. A bias that read the stand-in has made a NaN."""
         if cols is None:
             return None
         ((first, _),) = self.all_keys
@@ -131,7 +135,7 @@ class ShareProblem(Problem):
 
 
 def of_queries(piece: object, whole: CallTensors, part: slice) -> dict[str, Tensor]:
-    """The tensors of a piece for all keys, and for some of the own queries."""
+    """The tensors that a piece needs: for all keys, and for the own queries of `part`, by their indices."""
     tensors = {}
     for name, words in needs_of(piece).items():
         tensors[name] = whole[name][tuple(part if letter == "I" else slice(None) for letter in words.split())]
@@ -146,15 +150,20 @@ def unread_keys(key: Tensor, count: int) -> Tensor:
 def of_all_keys(
     share: RankShare, pieces: Iterable[object], exchange: Exchange, number: int, held: Sequence[Spans]
 ) -> CallTensors:
-    """The tensors of pieces for the keys of all ranks. Gradients return to the rank that gave them. Collective."""
+    """The tensors of pieces for the keys of all ranks. Gradients return to the rank that gave them. Collective.
+
+    `held` are the tokens of each rank. `number` is that of the operation. Tensors without an axis of keys stay as they
+    are.
+    """
     names = {name for piece in pieces for name in needs_of(piece)}
     whole = {name: share.tensors[name] for name in names}
     for name, letters in share.axes():
         if name in names and "J" in letters:
             x = share.tensors[name].movedim(letters.index("J"), -1)
-            lead = x.shape[:-1]
+            others = x.shape[:-1]
+            # `Gathered` joins axis 2: the axis of keys is moved there, and back after
             (flat,) = differentiable_once("ring", x.reshape(-1, 1, x.shape[-1]))
             gathered = Gathered.apply(exchange, number, held, flat)
             assert isinstance(gathered, Tensor)
-            whole[name] = gathered.reshape(*lead, -1).movedim(-1, letters.index("J"))
+            whole[name] = gathered.reshape(*others, -1).movedim(-1, letters.index("J"))
     return whole

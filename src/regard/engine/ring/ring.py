@@ -288,6 +288,7 @@ def _checked(share: RankShare) -> RankShare:
 
 
 def _hides_gradients(share: RankShare) -> bool:
+    """`Problem.hides_gradients` of the first token. Pieces of this package alone hide none."""
     if not split_tensors(share.attention)[1].is_foreign:
         return False
     first, positions = share.first_token(), Positions.aligned_to_end(1, 1)
@@ -296,7 +297,10 @@ def _hides_gradients(share: RankShare) -> bool:
 
 
 def _route(share: RankShare, held: Sequence[Sequence[Spans]]) -> Route:
-    """The positions of all queries and keys, once the pieces accept the sizes of the whole call."""
+    """The route between the positions of all queries and keys, once the pieces accept the sizes of the whole call.
+
+    `held` are the tokens of each rank, counted from 0: those of queries, and those of keys.
+    """
     attention, sizes, positions = share.attention, share.sizes, share.positions
     I, J = (sum(map(len, shares)) for shares in held)
     positions = positions or Positions.aligned_to_end(I, J)

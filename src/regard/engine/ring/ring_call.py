@@ -44,6 +44,7 @@ class RingCall:
     unplanned: ClassVar[str | None] = None
 
     def run(self) -> Result:
+        """The output of the own queries, and their statistic. Collective."""
         output, *row_statistic = _RingCall.apply(self, *differentiable_once("ring", *self.own.tensors()))  # type: ignore[misc]
         return Result(output, tuple(row_statistic))
 
@@ -72,7 +73,7 @@ class RingCall:
         Yielded buffers are reused; copy to keep. Two sets are used in turn: gloo keeps a buffer for some time after its
         last byte arrived, so new buffers would accumulate.
         """
-        buffers = [self._buffers(keys, range(first, self.route.ranks, 2)) for first in (2, 1)]
+        buffers = [self._buffers(keys, range(first, self.route.ranks, 2)) for first in (2, 1)]  # of even and odd steps
         transfer = self._start(keys, 1, buffers)
         yield 0, list(keys)
         for step in range(1, self.route.ranks):
@@ -82,7 +83,10 @@ class RingCall:
             yield step, received
 
     def chunks(self, step: int, shared: Sequence[Tensor]) -> Iterator[tuple[slice, slice | Tensor, KVChunk]]:
-        """The chunks of a step, each with its rows and columns in the shared tensors."""
+        """The chunks of a step, each with its rows and columns in the shared tensors.
+
+        `shared` has the own queries, and the keys of this step: at step 0 all own keys, later those that were received.
+        """
         rank, owner = self.exchange.rank, self._source(step)
         held = self.route.needs(rank, owner) if step else self.route.keys[rank]
         value, prepared = shared[0], self.own.prepared.with_tensors(shared[1:])
@@ -94,13 +98,16 @@ class RingCall:
             yield slice(first, last), columns, KVChunk.of(self.attention, tile, own_values, queries, keys, seed)
 
     def send_gradients(self, own_keys: Sequence[Tensor], step: int, gradients: Sequence[Tensor]) -> Transfer:
-        """Send the gradients of the keys received at this step, and receive those of `own_keys` sent at this step."""
+        """Send the gradients of the keys received at this step, and receive those of the own keys sent at this step.
+
+        `gradients` are the wanted ones, none if no key was received. `own_keys` give the shapes of what is received.
+        """
         count = len(self.route.needs(self._target(step), self.exchange.rank))
         buffers = [t.new_empty(*t.shape[:2], count, *t.shape[3:]) for t in own_keys] if count else []
         return self.exchange.swap(self._source(step), gradients, self._target(step), buffers)
 
     def add_received(self, transfer: Transfer, step: int, sums: Sequence[Tensor]) -> None:
-        """Add the gradients that another rank returns to those of the own keys."""
+        """Add the gradients that another rank returns for the keys of a step to `sums`, those of all own keys."""
         index = self._sent_keys(step)
         for total, gradient in zip(sums, transfer.wait(), strict=False):
             total.index_add_(2, index, gradient)
@@ -138,7 +145,7 @@ class RingCall:
 
 
 def _places(held: Spans, positions: Spans) -> Spans:
-    """Positions -> indices among the held positions."""
+    """Positions -> their indices among the held positions, which ascend."""
     places, before = [], 0
     for start, stop in held:
         places += (positions & Spans(((start, stop),))).shift(before - start).intervals
@@ -175,7 +182,9 @@ class _RingCall(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         (output, *saved), num = ctx.saved_tensors, ctx.num_statistics
+        # the statistics before and after the sink was added
         sinkless_statistic, row_statistic, tensors = saved[:num], saved[num : 2 * num], saved[2 * num :]
+        # before any message: all ranks must be in the backward pass of the same call
         ctx.ring_call.exchange.agree("backward", {"attend": f"number {ctx.ring_call.number}"})
         wanted, count = ctx.needs_input_grad[1:], len(ctx.outline.on_rows)
         leaves = [t.detach().requires_grad_(w) for t, w in zip(tensors[count:], wanted[count:], strict=True)]
@@ -195,7 +204,7 @@ def _merge_step(ring_call: RingCall, rows: Rows, step: int, shared: Sequence[Ten
 
 
 def _empty_rows(ring_call: RingCall) -> Rows:
-    """The output (B, H, I, E), 0, and the statistic (B, H, I) of rows without keys, before the first merge."""
+    """Rows before the first merge: the output (B, H, I, E) is 0, and the statistic that of rows without keys."""
     s, value = ring_call.own.sizes, ring_call.own.value
     precision = torch.promote_types(value.dtype, torch.float32)
     output = torch.zeros(s.B, s.H, s.I, s.E, dtype=precision, device=value.device)
@@ -227,11 +236,11 @@ class _Backward:
             ring_call.add_received(transfer, ring_call.route.ranks - 1, own)
 
     def _of_keys(self, totals: Sequence[Tensor | None]) -> list[Tensor]:
-        """The wanted gradients of keys."""
+        """The wanted ones of the gradients of shared tensors that belong to keys."""
         return [t for t, travels in zip(totals, self.ring_call.travels, strict=False) if travels and t is not None]
 
     def _add_step(self, step: int, received: Sequence[Tensor], output_grads: OutputGrads) -> list[Tensor]:
-        """Add the gradients of one step, and return those of the received keys."""
+        """Add the gradients of one step, and return those of the received keys, which other ranks own."""
         ring_call, whole = self.ring_call, self.ring_call.own.attention.normalizer
         shared = ring_call.with_keys(self.shared, received)
         sums = list(self.sums.sums)

@@ -35,7 +35,10 @@ def shares(length: int, ranks: int, layout: str) -> list[Spans]:
 
 
 def shares_of(lengths: Sequence[int], layout: str, what: str) -> list[Spans]:
-    """The tokens of ranks that hold these numbers of tokens. Zigzag shares must have the lengths of `shares`."""
+    """The tokens of ranks that hold these numbers of tokens. Zigzag shares must have the lengths of `shares`.
+
+    `what` names the tokens in the error: "queries" or "keys".
+    """
     if layout == "contiguous":
         return [Spans.of(ends) for ends in pairwise([0, *accumulate(lengths)])]
     held = shares(sum(lengths), len(lengths), layout)

@@ -36,7 +36,10 @@ class Part:
 
     @staticmethod
     def of(steps: Steps, value: Tensor) -> Part:
-        """Run the tokens with D more channels, whose values are 0 and whose memory begins with the identity."""
+        """Run the tokens with D more channels, whose values are 0 and whose memory begins with the identity.
+
+        The memory of these channels becomes P, and what the queries read from them R. `value` is (B, H, n, E).
+        """
         value = at_least_float32(value)
         width, num_values = steps.query.shape[3], value.shape[3]
         wider = torch.cat((value, value.new_zeros(()).expand(*value.shape[:3], width)), 3)
@@ -57,6 +60,7 @@ class StatePassing:
     unplanned: ClassVar[str] = "there is no cost model of a transition in a ring. attend(...) runs it."
 
     def run(self) -> Result:
+        """The output of the own queries. Collective."""
         steps, value = self.own.prepared.steps, with_heads(self.own.value, self.own.sizes.H)
         assert steps is not None
         parts, before = [], 0
@@ -70,12 +74,14 @@ class StatePassing:
     def _memories(self, parts: Sequence[Part]) -> list[Tensor]:
         """The memory (B, H, D, E) before each own part, from those of all ranks. Collective, and so is its backward."""
         held = _parts_of_ranks(self.route)
+        # parts take the place of tokens: (B, H, parts, D (E + D))
         flat = torch.stack([part.states.flatten(2) for part in parts], 2)
         whole = Gathered.apply(self.exchange, self.number, held, *differentiable_once("ring", flat))
         assert isinstance(whole, Tensor)
         states = whole.unflatten(3, parts[0].states.shape[2:])
         num_values = parts[0].output.shape[3]
-        # Zeros that depend on what all ranks gave: the backward pass of the first rank, too, is collective.
+        # Zeros that depend on what all ranks gave. Else the first rank would not take part in the backward pass, which
+        # is collective.
         memory = torch.zeros_like(states[:, :, 0, :, :num_values]) + whole[:, :, :0].sum()
         before = []
         for number in range(states.shape[2]):
@@ -86,6 +92,6 @@ class StatePassing:
 
 
 def _parts_of_ranks(route: Route) -> list[Spans]:
-    """The parts of each rank, numbered in the order of their tokens."""
+    """The parts of each rank, numbered through all ranks in the order of their tokens."""
     starts = sorted(start for keys in route.keys for start, _ in keys)
     return [Spans.union((n, n + 1) for n in (starts.index(start) for start, _ in keys)) for keys in route.keys]
