@@ -69,6 +69,7 @@ class Kind:
         self.of = of
 
     def parts(self, value: Any) -> dict[Any, Any]:
+        """The objects inside an object, by name."""
         return {}
 
     def frame(self, value: Any) -> Any:
@@ -179,6 +180,7 @@ class Object(Kind):
         return own | self._class_parts(attributes)
 
     def _class_parts(self, attributes: dict[str, Any]) -> dict[Member, Any]:
+        """What the class holds, without the methods that an attribute of the object hides."""
         members = self.members.items()
         return {Member(name): part for name, part in members if name not in attributes or not _is_method(name, part)}
 
@@ -186,6 +188,10 @@ class Object(Kind):
         return None
 
     def start(self, members: dict[str, Any]) -> Any:
+        """An empty object. Methods around other tensors become its attributes; other members need a class of its own.
+
+        An object with slots may have no attributes, so there methods are in its class too.
+        """
         methods = {name: part for name, part in members.items() if _is_method(name, part) and not self.slots}
         if others := {name: part for name, part in members.items() if name not in methods}:
             # Python looks up properties and special methods in the class only
@@ -240,6 +246,7 @@ class Module(Object):
         return internal, owned
 
     def build(self, new: Any, frame: Any, parts: dict[Any, Any]) -> Any:
+        """The module: first the attributes that every module has, then its tensors and submodules, then all others."""
         internal, owned = frame
         attributes = new.__dict__
         attributes.update(internal)
@@ -275,7 +282,10 @@ def _class_members(of: type) -> dict[str, Any]:
 
 @cache
 def kind_of(of: type) -> Kind:
-    """How objects of a type come apart."""
+    """How objects of a type come apart. The order matters: a module, a tuple or a mask may be of two of these kinds.
+
+    Objects that torch or a `__new__` of their own makes cannot be built from their attributes, so they have no parts.
+    """
     if issubclass(of, nn.Module):
         return Module(of)
     if issubclass(of, FunctionType):
@@ -366,6 +376,7 @@ class _Splitter:
         return self._nodes[id(value)]
 
     def _node(self, value: Any) -> Any:
+        """The `Place` of a tensor, the `Node` of an object that is built again, or the value itself."""
         if isinstance(value, Tensor):
             self.tensors.append(value)
             return Place(len(self.tensors) - 1)
@@ -373,6 +384,7 @@ class _Splitter:
         if kind.is_constant or (isinstance(kind, Container) and len(value) > LONG and not _may_hold_tensors(value)):
             return value
         self.is_foreign |= kind.is_foreign(value)
+        # before the parts are read, because an open object may be a part of itself
         node = self._nodes[id(value)] = Node(kind) if kind.is_open else value
         parts, built = {}, []
         for name, part in kind.parts(value).items():
@@ -380,7 +392,7 @@ class _Splitter:
             if type(read) in (Node, Place):
                 built.append(name)
             elif type(name) is Member:
-                continue
+                continue  # without tensors it stays in the class
             parts[name] = read
         if not (built or kind.is_exchanged):
             return value
@@ -390,6 +402,7 @@ class _Splitter:
 
 
 def _may_hold_tensors(container: Any) -> bool:
+    """Whether the first item of a container that is not empty is a tensor, a module or a piece."""
     first = next(iter(container.values() if isinstance(container, dict) else container))
     return isinstance(first, Tensor | nn.Module | Piece)
 
@@ -438,6 +451,7 @@ def learned_parts(name: str, piece: Any) -> dict[str, nn.Parameter | nn.Module]:
 
 
 def _learned(name: str, part: Any, visited: list[Any]) -> Iterator[tuple[str, nn.Parameter | nn.Module]]:
+    """Each parameter and module inside the part called `name`, with its path; objects in `visited` are left out."""
     if type(part) in PLAIN or any(part is known for known in visited):
         return
     visited.append(part)

@@ -36,7 +36,8 @@ class FeatureMap(Piece):
     """
 
     @abstractmethod
-    def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]: ...
+    def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """The features of queries (B, H, I, D) and of keys (B, G, J, D), both of width W."""
 
 
 @dataclass(frozen=True)

@@ -82,23 +82,30 @@ class SameGroup(Mask):
 
     @cached_property
     def _ends(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """For each position: ends of its group (widest over the entries) and of its unbroken run (narrowest)."""
+        """Four tensors (n,), for each position: the first and last place of its group, and those of its unbroken run.
+
+        Groups are as wide as in the entry where they are widest, for `any_allowed`. Runs are as narrow as in the entry
+        where they are narrowest, for `all_allowed`. A position without a group has an empty interval in both.
+        """
         groups = self.groups.cpu()
         batch, length = groups.shape
         place = torch.arange(length, device="cpu").expand(batch, -1)
         numbers, number = torch.unique(groups, return_inverse=True)
-        start = place.new_full((batch, len(numbers)), length)
-        first = start.scatter_reduce(1, number, place, "amin").gather(1, number)
-        last = torch.zeros_like(start).scatter_reduce(1, number, place, "amax").gather(1, number)
-        none = groups < 0
-        new = F.pad(groups.diff() != 0, (1, 0), value=True)
-        begun = place.masked_fill(~new, 0).cummax(1).values
-        ended = place.masked_fill(~new.roll(-1, 1), length).flip(1).cummin(1).values.flip(1)
+        greatest = place.new_full((batch, len(numbers)), length)
+        first = greatest.scatter_reduce(1, number, place, "amin").gather(1, number)
+        last = torch.zeros_like(greatest).scatter_reduce(1, number, place, "amax").gather(1, number)
+        has_none = groups < 0
+        begins = F.pad(groups.diff() != 0, (1, 0), value=True)
+        run_first = place.masked_fill(~begins, 0).cummax(1).values
+        ends = begins.roll(
+            -1, 1
+        )  # a run ends before the next begins; the first position begins one, so the last ends one
+        run_last = place.masked_fill(~ends, length).flip(1).cummin(1).values.flip(1)
         return (
-            first.masked_fill(none, length).amin(0),
-            last.masked_fill(none, 0).amax(0),
-            begun.masked_fill(none, length).amax(0),
-            ended.amin(0),
+            first.masked_fill(has_none, length).amin(0),
+            last.masked_fill(has_none, 0).amax(0),
+            run_first.masked_fill(has_none, length).amax(0),
+            run_last.amin(0),
         )
 
     def __repr__(self) -> str:

@@ -340,6 +340,7 @@ def additive_scores(query: Tensor, key: Tensor, direction: Tensor) -> Tensor:
 
 
 def _check_widths(score: str, expected: tuple[int, ...], got: tuple[int, int]) -> None:
+    """Refuse other widths (query, key) than those that the score was made for."""
     if expected != got:
         raise RegardError(
             f"{score}: made for query width {expected[0]} and key width {expected[1]}, got {got[0]} and {got[1]}. "

@@ -27,7 +27,10 @@ class DiagonalBias(AdditiveBias):
 
 @dataclass(frozen=True, eq=False)
 class TensorBias(AdditiveBias):
-    """A tensor (B or 1, H or 1, I or 1, J or 1), kept whole."""
+    """A tensor (B or 1, H or 1, I or 1, J or 1), kept whole.
+
+    `start` is the position of its first query, `first` that of its first key.
+    """
 
     tensor: Tensor = field(repr=False)
     start: int
@@ -42,7 +45,10 @@ class TensorBias(AdditiveBias):
 
 @dataclass(frozen=True, eq=False)
 class LearnedBias(AdditiveBias):
-    """A tensor (B or 1, H or 1, I, J) that receives gradients: engines slice its rows together with the queries."""
+    """A tensor (B or 1, H or 1, I, J) that receives gradients: engines slice its rows together with the queries.
+
+    `positions` are those of its rows and columns. Keys are consecutive.
+    """
 
     tensor: Tensor = field(repr=False)
     positions: Positions
