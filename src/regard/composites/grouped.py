@@ -38,6 +38,7 @@ class Grouped(Composite):
 
     @property
     def mask(self) -> Mask | None:  # type: ignore[override]
+        """Causal if no query attends to a later token, else None. `attention.mask` decides about whole groups."""
         return causal() if sees_no_later_key(self.attention.mask) else None
 
     def prepare(self, call: CompositeCall) -> PreparedParts:

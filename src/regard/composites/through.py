@@ -108,7 +108,10 @@ class Nystrom(Composite):
         return means.mT.unflatten(0, x.shape[:2]).to(x.dtype)
 
     def _inverse(self, query: Tensor, key: Tensor) -> Tensor:
-        """The approximate pseudo-inverse of the weights of landmarks on landmarks, (B, H, M, M)."""
+        """The approximate pseudo-inverse of the weights of landmarks on landmarks, (B, H, M, M).
+
+        The first matrix is A^T / (|A|_1 |A|_inf), where the rows of A sum to 1. Each step is eq. 11 of the paper.
+        """
         query, key = at_least_float32(query), at_least_float32(key)
         key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
         weights = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1)

@@ -109,6 +109,7 @@ class ShareMap(ChangedMap):
         return mapped_rows(self.source.live_rows(), _shares_of_rows)
 
     def _shares(self, weights: Tensor, rows: Tensor | slice) -> Tensor:
+        """The shares of some weights (B, H, I', J') of these rows."""
         rows = rows if isinstance(rows, slice) else to_device(rows, self.device)
         totals = self.totals[:, :, rows, None].to(weights.dtype)
         return weights.abs() / totals.masked_fill(totals == 0, 1.0)
@@ -160,7 +161,7 @@ class GradientMap(OfSource, RecomputedMap):
     )
 
     def __init__(self, source: AttentionMap, gradient: Tensor, value: Tensor) -> None:
-        _check(source, gradient, value)
+        _check_tensors(source, gradient, value)
         super().__init__(source)
         self.gradient, self._value = gradient.detach(), value.detach()
         inputs = (gradient, value)
@@ -195,6 +196,7 @@ class GradientMap(OfSource, RecomputedMap):
 
     @property
     def _tensors(self) -> tuple[Tensor, Tensor]:
+        """The gradient and the values, with their graphs if the map was made in grad mode."""
         return self._live or (self.gradient, self.value)
 
     @property
@@ -226,7 +228,8 @@ class GradientMap(OfSource, RecomputedMap):
             yield replace(tile, weights=weights, log_weights=None)
 
 
-def _check(source: AttentionMap, gradient: Tensor, value: Tensor) -> None:
+def _check_tensors(source: AttentionMap, gradient: Tensor, value: Tensor) -> None:
+    """Refuse gradients and values that do not fit the map of the weights."""
     B, H, I, J = source.shape
     shapes = f"weights {source.shape}, gradient {tuple(gradient.shape)}, values {tuple(value.shape)}"
     fits = gradient.ndim == value.ndim == 4 and gradient.shape[:3] == (B, H, I)
@@ -327,7 +330,7 @@ class ValueWeightedMap(ChangedMap):
         """sum_j ||w_ij v_j W_O||: how much every query receives from all keys; (B, H, I)."""
         if self.source.is_signed or self.norms.requires_grad:
             return self.summarize(Carried(torch.ones_like(self.norms)))[0]
-        return self.source.summarize(Carried(self.norms))[0]
+        return self.source.summarize(Carried(self.norms))[0]  # |w| = w: kernels may compute it
 
     def received(self) -> Tensor:
         """sum_i ||w_ij v_j W_O||: how much all queries receive from each key; (B, H, J)."""
@@ -338,6 +341,7 @@ class ValueWeightedMap(ChangedMap):
         return self.carried().mean(-1)
 
     def _scaled(self, weights: Tensor, cols: Tensor | slice, norms: Tensor | None = None) -> Tensor:
+        """|w_ij| c_j of some weights on these keys, with `norms` c (by default those of the map, without a graph)."""
         cols = cols if isinstance(cols, slice) else to_device(cols, self.device)
         norms = self.norms.detach() if norms is None else norms
         return (weights.abs() if self.source.is_signed else weights) * norms[:, :, None, cols]

@@ -92,6 +92,7 @@ class SumMap(AttentionMap):
         return self._summed(self.factors, (part._weights(rows, cols) for part in self.parts), rows)
 
     def _summed(self, factors: Sequence[Tensor], weights: Iterable[Tensor], rows: Tensor | slice) -> Tensor:
+        """sum_m c_m W_m of the weights of each part, (B, H, I', J'), on these rows."""
         terms = (_of_rows(c, rows).to(self._dtype) * w for c, w in zip(factors, weights, strict=True))
         return reduce(torch.add, terms)
 
@@ -105,11 +106,11 @@ class SumMap(AttentionMap):
             return LiveRows.refused(CHANGED)
 
         def combine(parts: list[Any]) -> Rows:
-            *parts, tensors = parts
+            *rows_of_parts, tensors = parts  # in the order of `joined_rows` below
             factors = originals.template.around(tensors)
 
             def rows(queries: Tensor | slice, keys: Spans) -> tuple[Tensor, None]:
-                return self._summed(factors, (part(queries, keys)[0] for part in parts), queries), None
+                return self._summed(factors, (part(queries, keys)[0] for part in rows_of_parts), queries), None
 
             return rows
 
@@ -117,6 +118,7 @@ class SumMap(AttentionMap):
 
 
 def _check_parts(parts: list[AttentionMap], factors: Sequence[float | Tensor]) -> None:
+    """Refuse no maps, another number of factors, and maps of other queries or keys."""
     if not parts or len(parts) != len(factors):
         raise RegardError(
             f"SumMap: {len(parts)} maps and {len(factors)} factors were given. Give one factor for each map, and at "
@@ -131,7 +133,7 @@ def _check_parts(parts: list[AttentionMap], factors: Sequence[float | Tensor]) -
 
 
 def _factor(number: int, factor: float | Tensor, part: AttentionMap) -> Tensor:
-    """The factor as a tensor with four axes, each of size 1 or of the size of the map."""
+    """The factor as a tensor (B or 1, H or 1, I or 1, 1) of the map `part`. `number` is its place, for the error."""
     B, H, I, _ = part.shape
     tensor = to_device(torch.as_tensor(factor), part.device)
     tensor = tensor.reshape(*[1] * (4 - tensor.ndim), *tensor.shape) if tensor.ndim < 4 else tensor
@@ -147,10 +149,12 @@ def _factor(number: int, factor: float | Tensor, part: AttentionMap) -> Tensor:
 
 
 def _selected(factor: Tensor, axis: int, index: Tensor) -> Tensor:
+    """The factor of some batch entries (axis 0) or heads (axis 1); an axis of size 1 is the same for all."""
     return factor if factor.shape[axis] == 1 else factor.index_select(axis, to_device(index, factor.device))
 
 
 def _of_rows(factor: Tensor, rows: Tensor | slice) -> Tensor:
+    """The factor of some queries."""
     if factor.shape[2] == 1:
         return factor
     return factor[:, :, rows if isinstance(rows, slice) else to_device(rows, factor.device)]
@@ -165,7 +169,7 @@ def union(masks: Sequence[Mask | None]) -> Mask | None:
 
 
 def weighted_sum(outputs: Sequence[Tensor], factors: Sequence[float | Tensor]) -> Tensor:
-    """sum_m c_m output_m, in the dtype of the outputs."""
+    """sum_m c_m output_m, in the dtype of the outputs; without a temporary tensor for each product."""
     shapes = [tuple(output.shape) for output in outputs]
     if any(shape != shapes[0] for shape in shapes):
         raise RegardError(
@@ -249,6 +253,7 @@ class ProductMap(AttentionMap):
         return any(factor.requires_grad for factor in self.factors)
 
     def live_rows(self) -> LiveRows:
+        """The wanted rows of the first map, times all rows of each other; then the wanted columns of the product."""
         sizes = [factor.shape[2:] for factor in self.factors]
 
         def combine(parts: list[Any]) -> Rows:
@@ -267,6 +272,7 @@ class ProductMap(AttentionMap):
 
 
 def _check_factors(factors: list[AttentionMap]) -> None:
+    """Refuse maps that cannot be multiplied in this order."""
     shapes = [factor.shape for factor in factors]
     if not factors:
         raise RegardError("ProductMap: give at least one map.")

@@ -116,5 +116,6 @@ class DenseMap(AttentionMap):
         return self._tile_of(self._whole, rows, cols)
 
     def _tile_of(self, whole: Tensor, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        """These rows and columns of the matrix `whole`, for the batch entries and heads of this map."""
         rows, cols = (x if isinstance(x, slice) else to_device(x, self.device) for x in (rows, cols))
         return at_least_float32(whole[:, :, rows][..., cols][self.grid.batch][:, self.grid.head])

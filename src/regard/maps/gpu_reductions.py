@@ -116,12 +116,13 @@ def _is_right(program: tuple, fault: Callable[[], str | None]) -> bool:
 
 
 def _few_rows(terms: KernelProblem) -> Iterator[slice]:
+    """The ranges of queries that are verified."""
     I = terms.problem.sizes.I
     return (slice(first, min(first + ROWS, I)) for first in sorted({0, I // 2, max(0, I - ROWS)}))
 
 
 def _wrong_reduction(terms: KernelProblem, logsumexp: Tensor, reductions: set[Reduction]) -> str | None:
-    """A reduction of a few rows that is not that of the dense formula."""
+    """Which reduction of a few rows is not that of the dense formula, in words; None if all are right."""
     problem, s = terms.problem, terms.problem.sizes
     shape = s.B, s.H, s.I, s.J
     for rows in _few_rows(terms):
@@ -140,7 +141,7 @@ def _wrong_reduction(terms: KernelProblem, logsumexp: Tensor, reductions: set[Re
 
 
 def _wrong_rows(terms: KernelProblem) -> str | None:
-    """A few rows whose log-sum-exp is not that of the dense formula."""
+    """Which of a few rows have a log-sum-exp that is not that of the dense formula, in words; None if all are right."""
     logsumexp = logsumexp_of(terms)
     for rows in _few_rows(terms):
         exact = terms.problem.attention.normalizer.row_statistic(*_dense_scores(terms, rows))
@@ -168,6 +169,10 @@ def _dense_tile(terms: KernelProblem, logsumexp: Tensor, rows: slice) -> Tile:
 
 
 def _agree(reduction: Reduction, mine: State, exact: State, tile: Tile) -> bool:
+    """Whether two states of a reduction have the same result. `exact` is that of the tile.
+
+    Of nearly equal weights either key may be the strongest link, so keys are compared by their weights.
+    """
     ours, theirs = reduction.finish(mine), reduction.finish(exact)
     if isinstance(ours, RowLinks):
         links = RowLinks(*(part[:, :, tile.rows] for part in ours))
@@ -177,5 +182,6 @@ def _agree(reduction: Reduction, mine: State, exact: State, tile: Tile) -> bool:
 
 
 def _is_close(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether no two numbers differ by more than TOLERANCE."""
     limit = TOLERANCE * theirs.abs().amax().clamp(min=1.0)
     return bool(((ours - theirs).abs() <= limit).all())

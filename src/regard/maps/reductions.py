@@ -89,7 +89,7 @@ class Reduction(ABC, Generic[ReductionResult]):
 
     @abstractmethod
     def init(self, shape: Shape, device: torch.device) -> State:
-        """The state before any tile."""
+        """The state of a map of this shape before any tile."""
 
     @abstractmethod
     def add(self, state: State, tile: Tile) -> None:
@@ -336,6 +336,7 @@ class MassOn(Reduction[Tensor]):
         return [zeros(device, *shape[:3]), self._flags(shape[0], shape[3], device)]
 
     def _flags(self, B: int, J: int, device: torch.device) -> Tensor:
+        """1.0 for each selected key, else 0.0: (B, J)."""
         keys = self.keys.cpu()
         if keys.dtype == torch.bool:
             if keys.shape not in ((J,), (B, J)):
@@ -377,7 +378,7 @@ class MassWhere(Reduction[Tensor]):
 
     def add(self, state: State, tile: Tile) -> None:
         positions = tile.grid.positions
-        if positions is not None:
+        if positions is not None:  # skip a tile in which the mask allows no pair
             start, stop = positions.start, positions.start + len(tile.grid.query)
             if not self.mask.any_allowed(start, stop) & positions.keys:
                 return
@@ -456,7 +457,7 @@ class Similarity(Reduction[Tensor]):
         return [zeros(device, shape[0], shape[1], shape[1])]
 
     def add(self, state: State, tile: Tile) -> None:
-        first = -tile.rows.start % self.every
+        first = -tile.rows.start % self.every  # the first row of the tile whose index is a multiple of `every`
         flat = tile.weights[:, :, first :: self.every].flatten(2)
         state[0] += flat @ flat.transpose(-1, -2)
 
