@@ -66,7 +66,7 @@ class SameGroup(Mask):
         return self if len(self.groups) == 1 else groups_mask(self.groups[entry : entry + 1])
 
     def select(self, index: Tensor) -> Mask:
-        return self if len(self.groups) == 1 else SameGroup(self.groups.index_select(0, index))
+        return self if len(self.groups) == 1 else SameGroup(self.groups.index_select(0, index.to(self.groups.device)))
 
     def own_sizes(self) -> tuple[int | None, None]:
         return None if len(self.groups) == 1 else len(self.groups), None
