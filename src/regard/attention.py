@@ -405,6 +405,7 @@ class Prepared:
 
 
 def _detached(states: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """What biases prepared, without graphs."""
     return tuple([t if t is None else t.detach() for t in states]) if states else states
 
 
@@ -480,6 +481,7 @@ class Transported(Family):
 
     @staticmethod
     def prepared(attention: Attention, prepared: Prepared, tensors: CallTensors) -> Prepared:
+        """The queries and keys that the score prepared, and the steps that the transition computes from them."""
         transition, score = attention.transition, attention.score
         assert transition is not None
         given = tensors_for(transition, tensors)
@@ -488,6 +490,7 @@ class Transported(Family):
 
     @staticmethod
     def memory_pieces(attention: Attention) -> tuple[Any, ...]:
+        """The pieces that make the memory of a transition from the keys."""
         return attention.score, attention.position, attention.transition
 
 

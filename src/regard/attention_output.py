@@ -427,7 +427,7 @@ def plan_pieces(request: Request, cache: Cache | None) -> ExecutionPlan | RingPl
     seed = 0 if _has_dropout(request.attention) else None  # any seed costs the same; none is drawn from torch
     problem = _problem(extended(request, cache, seed)[0])
     planned = engine_plan(problem, request.engine)
-    problem.plan_cache.clear()
+    problem.plan_cache.clear()  # as in `_run`
     return planned
 
 

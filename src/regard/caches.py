@@ -68,7 +68,7 @@ class Cache(ABC):
 
     @abstractmethod
     def extend(self, key: Tensor, value: Tensor) -> Extended:
-        """Append new keys (B, G, n, D) and values (B, G, n, E)."""
+        """Append new keys (B, G, n, D) and values (B, G, n, E): what this call attends to, and the next cache."""
 
     def extend_tensors(self, tensors: CallTensors, axes: Mapping[str, int]) -> CallTensors:
         """The tensors of the pieces for all keys that `extend` attends to. `axes`: the axis of the keys of each."""
@@ -265,6 +265,10 @@ class RingCache(Cache):
         return window(self.size) | prefix(self.sinks) if self.sinks else window(self.size)
 
     def extend(self, key: Tensor, value: Tensor) -> Extended:
+        """This call attends to all new tokens, the ring before them, and the sinks before the ring.
+
+        The next cache keeps the last `size` of the tokens, and the sinks.
+        """
         store = _appended(self.store, key, value)
         length = self.length + key.shape[2]
         first = self._sinks(key, value)
@@ -348,6 +352,7 @@ class LatentCache(Cache):
     length: int = 0
 
     def extend(self, key: Tensor, value: Tensor) -> Extended:
+        """Store the keys, with values of width 0. The values that this call reads are a view of the keys."""
         self._check(key, value)
         store = _appended(self.store, key, value[..., :0])
         length, all_keys = self.length + key.shape[2], store.key

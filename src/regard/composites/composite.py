@@ -130,6 +130,7 @@ class Composite(Mechanism):
         return AttentionOutput(output, weights, next_cache)
 
     def plan_request(self, request: Request, cache: Cache | None) -> CompositePlan:
+        """The plans of all parts; of a part that is a composite, those of its parts."""
         request = _extended(request, cache)[0]
         plans: list[ExecutionPlan] = []
         for part, value in _with_values(self._prepared(request).parts):

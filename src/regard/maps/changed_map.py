@@ -204,6 +204,8 @@ class GradientMap(OfSource, RecomputedMap):
         return self.source.requires_grad or self._live is not None
 
     def live_rows(self) -> LiveRows:
+        """The live rows of the weights, times their derivatives from the gradient and the values with their graphs."""
+
         def combine(parts: list[Any]) -> Rows:
             rows, tensors = parts
             return lambda i, keys: (rows(i, keys)[0] * self._slopes(i, keys.tensor("cpu"), *tensors), None)
@@ -355,6 +357,8 @@ class ValueWeightedMap(ChangedMap):
         return self.source.requires_grad or self.norms.requires_grad
 
     def live_rows(self) -> LiveRows:
+        """The live rows of the other map, times the norms with their graph."""
+
         def combine(parts: list[Any]) -> Rows:
             rows, (norms,) = parts
             return lambda queries, keys: (self._scaled(rows(queries, keys)[0], keys.tensor("cpu"), norms), None)
@@ -492,8 +496,11 @@ class QuerySample(ChangedMap):
         return QuerySample(self.source.select(batch, head), self.queries)
 
     def live_rows(self) -> LiveRows:
+        """Some of the live rows of the other map: `queries` count here, `self.queries` there."""
+
         def combine(parts: list[Any]) -> Rows:
-            return lambda queries, keys: parts[0](self.queries[queries], keys)
+            (rows,) = parts
+            return lambda queries, keys: rows(self.queries[queries], keys)
 
         return joined_rows([self.source.live_rows()], combine)
 

@@ -63,6 +63,7 @@ class SumMap(AttentionMap):
 
     @cached_property
     def has_shares(self) -> bool:  # type: ignore[override]
+        """Whether the parts have shares, and the factors of each row are not negative and sum to 1."""
         if not all(part.has_shares for part in self.parts):
             return False
         return are_shares(torch.stack(torch.broadcast_tensors(*(factor.float() for factor in self.factors)), -1))
@@ -101,6 +102,7 @@ class SumMap(AttentionMap):
         return any(part.requires_grad for part in self.parts) or self._live is not None
 
     def live_rows(self) -> LiveRows:
+        """Sums of the live rows of the parts, with the factors that have graphs (or the snapshot of them)."""
         originals = self._live or Originals.of(*split_tensors(self.factors))
         if originals.are_changed:
             return LiveRows.refused(CHANGED)
@@ -209,7 +211,7 @@ class ProductMap(AttentionMap):
         self.positions = positions or Positions(first.positions.start, last.positions.keys)
         queries, keys = self.positions.query(slice(0, first.shape[2]), first.device), self.positions.key(first.device)
         self.grid = Grid(first.grid.batch, first.grid.head, queries, keys, self.positions)
-        self.attention = Attention()
+        self.attention = Attention()  # without a mask: any pair may have a weight
 
     @cached_property
     def is_signed(self) -> bool:  # type: ignore[override]
@@ -239,6 +241,7 @@ class ProductMap(AttentionMap):
         return ProductMap([factor.select(b, h) for factor in self.factors], self.positions)
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        """The wanted rows of the first map times all of the maps between, and the wanted columns of the last."""
         product: Tensor | None = None
         for number, factor in enumerate(self.factors):
             i = rows if number == 0 else torch.arange(factor.shape[2])
@@ -378,6 +381,7 @@ class KeyGroupMap(RecomputedMap):
         return joined_rows([self.by_group.live_rows(), extra_tensors(originals.tensors)], combine)
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        """The wanted rows of W on all groups, times the wanted columns of C."""
         self._check_unchanged()
         by_group = self.by_group._weights(rows, torch.arange(self.by_group.shape[3]))
         columns = torch.arange(self.shape[3])[cols] if isinstance(cols, slice) else cols

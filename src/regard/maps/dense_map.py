@@ -107,6 +107,8 @@ class DenseMap(AttentionMap):
         return isinstance(self._source, Tensor) and self._source.requires_grad
 
     def live_rows(self) -> LiveRows:
+        """Rows of the whole matrix, which is the only tensor."""
+
         def around(tensors: Sequence[Tensor]) -> Rows:
             return lambda queries, keys: (self._tile_of(tensors[0], queries, keys.tensor(self.device)), None)
 

@@ -89,7 +89,7 @@ class Divergence(Reduction[Tensor]):
                 f"Divergence: the map has (batch, heads, queries, keys) = {tuple(shape)}, and the target {given}. They "
                 "need the same queries and keys; batch and heads of the target are those of the map, or 1."
             )
-        return [zeros(device, B, H, I), zeros(device, B, H, I)]
+        return [zeros(device, B, H, I), zeros(device, B, H, I)]  # -sum_j p_ij log w_ij and sum_j p_ij over all tiles
 
     def _target(self, tile: Tile) -> Tensor:
         """The target rows of a tile, (B or 1, H or 1, i, j)."""

@@ -96,7 +96,10 @@ def _is_small(parts: Parts) -> bool:
 
 
 def _program(terms: KernelProblem, *more: Hashable | dict[str, int]) -> tuple:
-    """What Triton compiles a program for."""
+    """The key of a program in FAULTS: Triton compiles one for each device, dtype, biases and kind of mask.
+
+    `more` are the statistics that it computes, and the sizes of its blocks.
+    """
     query, attention = terms.problem.query, terms.problem.attention
     pieces = tuple(type(bias) for bias in attention.bias), terms.layout.num_bytes > 0, terms.layout.distances is None
     return query.device, query.dtype, pieces, *(tuple(x.items()) if isinstance(x, dict) else x for x in more)
@@ -163,6 +166,7 @@ def _dense_scores(terms: KernelProblem, rows: slice) -> tuple[Tensor, Tensor]:
 def _dense_tile(terms: KernelProblem, logsumexp: Tensor, rows: slice) -> Tile:
     """All weights of some queries by the formula, in float64 before they are rounded."""
     statistic, columns = logsumexp[:, :, rows, None].double(), slice(0, terms.problem.sizes.J)
+    # an empty row has the log-sum-exp -inf; minus inf, its scores become -inf and its weights 0
     logs = _dense_scores(terms, rows)[0] - statistic.masked_fill(statistic.isneginf(), torch.inf)
     grid = terms.problem.grid.tile(rows, columns)
     return Tile(logs.clamp(max=0).exp().float(), None, rows, columns, grid, Spans.of((0, columns.stop)))

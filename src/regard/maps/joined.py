@@ -120,6 +120,7 @@ class JoinedMap(AttentionMap):
         return detached
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        """Zeros, filled part by part with the rows, columns and batch entries that the part has."""
         i, j = (_on_host(part, size) for part, size in zip((rows, cols), self.shape[2:], strict=True))
         weights = torch.zeros(*self.shape[:2], len(i), len(j), dtype=self._dtype, device=self.device)
         for part in _overlapping(self.parts, i):

@@ -207,6 +207,7 @@ class TopLinks(Reduction[RowLinks]):
         return [zeros(device, *kept), torch.zeros(kept, dtype=torch.int64, device=device)]
 
     def add(self, state: State, tile: Tile) -> None:
+        """Merge the strongest links of the tile with those of the same rows so far."""
         mine = [part[:, :, tile.rows] for part in state]
         weights, keys = greatest(tile.weights, min(self.k, tile.weights.shape[-1]))
         for part, new in zip(mine, self.merge(mine, [weights, keys + tile.cols.start]), strict=True):
@@ -509,6 +510,7 @@ class Pyramid(Reduction):
         return [*(zeros(device, B, H, rows, cols) for _ in range(2)), torch.tensor(I, device="cpu")]
 
     def add(self, state: State, tile: Tile) -> None:
+        """A tile may begin and end inside a cell, so its cells are added to those of the map that they are part of."""
         size = 1 << self.level
         row, col = tile.rows.start // size, tile.cols.start // size
         sums, greatest = cells(tile.weights, size, tile.rows.start % size, tile.cols.start % size)

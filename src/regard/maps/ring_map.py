@@ -53,6 +53,7 @@ class RingMap(ScoredMap):
     """
 
     def __init__(self, ring_call: RingCall, result: Result) -> None:
+        """The map of a call that has run, with this rank's `result`. It keeps a snapshot of this rank's part."""
         own = ring_call.own.snapshot()
         super().__init__(own.attention, own.prepared, own.positions, own.grid, result.row_statistic)
         self._ring_call = replace(ring_call, own=own)
@@ -95,6 +96,7 @@ class RingMap(ScoredMap):
         return refusing(self._refusal, [weights])[0]
 
     def _selection(self, index: Any) -> Selection:
+        """As in every map; but other ranks wait in the handshake of `tile`, so they must learn of an error here."""
         try:
             return super()._selection(index)
         except RegardError as error:
@@ -154,6 +156,7 @@ class RingMap(ScoredMap):
         states: dict[Reduction, Any] = {}
 
         def ask() -> str:
+            """The reductions in words, with a digest of each, because two ranks may call different ones by one name."""
             states.update(
                 (reduction, reduction.init(self.shape, self.device)) for reduction in check_reductions(reductions, self)
             )
@@ -285,6 +288,7 @@ class RingTransportedMap(AttentionMap):
     _made_of: ClassVar[str] = "a product of transitions whose tensors lie on several ranks"
 
     def __init__(self, call: StatePassing) -> None:
+        """The map of a call that has run; it keeps the steps of this rank's tokens."""
         own, steps = call.own, call.own.prepared.steps
         assert steps is not None
         self.attention, self._route = own.pieces_snapshot(), call.route

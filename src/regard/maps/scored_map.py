@@ -224,6 +224,7 @@ class ScoredMap(RecomputedMap):
             return hides_gradients(originals.template, originals.tensors, self._prepared, self.grid)
 
     def live_rows(self) -> LiveRows:
+        """Rows by the scores of the queries, keys and pieces with their graphs; kernels may know their gradients."""
         self._check_unchanged()
         if self._refusal is not None:
             return super().live_rows()
@@ -265,6 +266,7 @@ class ScoredMap(RecomputedMap):
         self._check_unchanged()
         i, j = _on_device(rows, self.device), _on_device(cols, self.device)
         columns = torch.arange(self.shape[3], device=self.device)[j]
+        # the keys as spans too, which tell the grid their positions on the host
         single_keys = cols.tolist() if isinstance(cols, Tensor) and isinstance(j, Tensor) else []
         keys = Spans.of((j.start, j.stop)) if isinstance(j, slice) else Spans.union((n, n + 1) for n in single_keys)
         row_statistic = tuple(t[:, :, i] for t in self.row_statistic)

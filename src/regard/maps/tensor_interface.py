@@ -193,6 +193,7 @@ class TensorInterface:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
+            """A method of tensors that this class has not, of the dense weights; not those that change a tensor."""
             method = getattr(Tensor, name, None) if not name.startswith("_") and not name.endswith("_") else None
             if not callable(method):
                 in_place = {name: f"weights.dense().{name}(...)"} if callable(getattr(Tensor, name, None)) else {}

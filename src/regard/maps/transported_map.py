@@ -145,6 +145,7 @@ class TransportedMap(RecomputedMap):
         return recur(self.steps, value)[0]
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        """A few rows by the compiled kernels, where they can; else by a scan."""
         i, j = (_indices(part, size) for part, size in zip((rows, cols), self.shape[2:], strict=True))
         unique_rows, place = i.unique(return_inverse=True)  # a scan needs ascending rows
         few = self.transport.few_rows(unique_rows, int(j[0]))

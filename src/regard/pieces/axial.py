@@ -123,6 +123,7 @@ class AxialRoPE(Encoding):
     def encode_both(
         self, query: Tensor, key: Tensor, positions: Positions, coordinates: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
+        """With `coordinates` of the call, those of its keys, each query has those of the key at its position."""
         if coordinates is None:
             return super().encode_both(query, key, positions)
         self._check_coordinates(coordinates)

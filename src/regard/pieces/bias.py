@@ -106,6 +106,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
     """
 
     def geometric(n: int) -> list[float]:
+        """The slopes of n heads, n a power of two."""
         return [2.0 ** (-8.0 * (h + 1) / n) for h in range(n)]
 
     power = 1 << (num_heads.bit_length() - 1)
@@ -188,6 +189,7 @@ class T5Bias(nn.Module, AdditiveBias):
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         def number(distance: Tensor) -> Tensor:
+            """The learned numbers of distances (...) for the heads of the tile: (H, ...)."""
             bucket = t5_bucket(distance, self.num_buckets, self.max_distance, self.bidirectional)
             return self.table[bucket][..., grid.head].movedim(-1, 0)
 
@@ -227,6 +229,10 @@ class ShawBias(nn.Module, AdditiveBias):
             return query @ (self.keys.to(query.dtype) * self.scale).T, None
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
+        """The product of each query that belongs to its distance to each key.
+
+        If positions have gaps, or the host does not know them, products are gathered; else a view puts them in place.
+        """
         assert rows is not None
         distances = grid.distances()
         if distances is None:

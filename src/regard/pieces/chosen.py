@@ -72,7 +72,7 @@ class chosen_keys(Mask):
 
     @staticmethod
     def of_sorted(ids: Tensor, size: int, num_heads: int, start: int, blocks: Tensor | None = None) -> chosen_keys:
-        """The mask of new ids, int32, that are sorted and hold `NO_ID` at the end: without a copy."""
+        """The mask of new ids (B or 1, heads, I, K), int32, sorted and each once, then `NO_ID`: no check, no copy."""
         mask = object.__new__(chosen_keys)
         vars(mask).update(ids=ids, size=size, num_heads=num_heads, start=start, blocks=blocks)
         return mask
@@ -106,10 +106,12 @@ class chosen_keys(Mask):
         return flags[..., :count].gather(3, of_keys.expand(*flags.shape[:3], -1))
 
     def any_allowed(self, start: int, stop: int) -> Spans:
+        """The keys that a query of some entry and head has chosen, and those in short gaps between them."""
         ids = self._on_host[:, :, max(start - self.start, 0) : max(stop - self.start, 0)]
         return self._keys(self._counts(ids) > 0).gaps_up_to(SHORT_GAP)
 
     def all_allowed(self, start: int, stop: int) -> Spans:
+        """The keys whose id every row has: as often as there are rows, because a row names an id once."""
         if start < self.start or stop - self.start > self.ids.shape[2]:
             return EMPTY
         ids = self._on_host[:, :, start - self.start : stop - self.start]

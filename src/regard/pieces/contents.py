@@ -95,6 +95,7 @@ class Container(Kind):
         return dict(value) if isinstance(value, dict) else dict(enumerate(value))
 
     def frame(self, value: Any) -> Any:
+        """An empty copy, which keeps what a container has besides its items; of tuples and sets their type."""
         if isinstance(value, tuple | set | frozenset):
             return type(value)
         (empty := copy(value)).clear()
@@ -121,6 +122,7 @@ class Wrapper(Kind):
         return cache if self.of is _lru_cache_wrapper else self.of
 
     def build(self, new: Any, frame: Any, parts: dict[Any, Any]) -> Any:
+        """Call the type again: parts with a number are arguments, and those with a name keywords of a partial."""
         arguments = [part for name, part in parts.items() if not isinstance(name, str)]
         return frame(*arguments, **{name: part for name, part in parts.items() if isinstance(name, str)})
 
@@ -143,6 +145,7 @@ class Function(Kind):
         }
 
     def build(self, new: Any, frame: Any, parts: dict[Any, Any]) -> Any:
+        """A function of the same code. If it reads exchanged globals, it gets a dictionary of globals of its own."""
         variables = {**frame.__globals__, **parts["globals"]} if parts["globals"] else frame.__globals__
         cells = tuple(map(CellType, parts["cells"]))
         function = FunctionType(frame.__code__, variables, frame.__name__, parts["defaults"], cells)
@@ -155,7 +158,11 @@ class Function(Kind):
 
 
 class Object(Kind):
-    """Any other object: its attributes, and what its class holds if the class is the user's."""
+    """Any other object: its attributes, and what its class holds if the class is the user's.
+
+    `slots`, `names` and `members` are the names of its `__slots__`, of the fields of a dataclass, and what the class
+    holds. Objects of this package that are frozen dataclasses have no parts but their fields.
+    """
 
     def __init__(self, of: type) -> None:
         self.of = of
@@ -227,6 +234,11 @@ class Module(Object):
         self.is_open = self.is_exchanged = True
 
     def parts(self, value: Any) -> dict[Any, Any]:
+        """Parameters, buffers and submodules by their own names, then other attributes, then what the class holds.
+
+        A `HoldsPieces` also registers the parameters inside its pieces. They are found in the piece, so they are left
+        out here.
+        """
         attributes = vars(value)
         owned = {name: part for names in OWNED for name, part in attributes[names].items()}
         own = {name: part for name, part in attributes.items() if name not in INTERNAL and name not in OWNED}
@@ -238,6 +250,7 @@ class Module(Object):
         return owned
 
     def frame(self, value: Any) -> Any:
+        """The attributes that every module has, and the names of its parameters, buffers and submodules, by kind."""
         attributes = vars(value)
         internal = {name: part for name, part in attributes.items() if name in INTERNAL}
         owned = {names: tuple(attributes[names]) for names in OWNED}

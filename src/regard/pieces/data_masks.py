@@ -191,9 +191,10 @@ class documents(Mask):
         return of_queries, self._num_begun(grid.key, self._key_edges) - 1
 
     def any_allowed(self, start: int, stop: int) -> Spans:
+        """The keys of all documents from that of the first query to that of the last."""
         first, last = self._documents_of(start, stop)
         edges = self._key_edges
-        first, last = max(first, 1), min(last, len(edges) - 1)
+        first, last = max(first, 1), min(last, len(edges) - 1)  # a query outside all documents has no keys
         return Spans.of((edges[first - 1], edges[last])) if first <= last else EMPTY
 
     def all_allowed(self, start: int, stop: int) -> Spans:
@@ -201,6 +202,7 @@ class documents(Mask):
         return self.any_allowed(start, stop) if first == last else EMPTY
 
     def edges(self, start: int, stop: int) -> Sequence[int]:
+        """Where documents begin."""
         first, last = (bisect_right(self._edges, position - self._start) for position in (start, stop - 1))
         return [edge + self._start for edge in self._edges[first:last]]
 

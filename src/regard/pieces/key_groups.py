@@ -108,6 +108,7 @@ class MeanGroups(KeyGroups):
         return at_least_float32(x).unfold(2, self.size, self.step).mean(-1).to(x.dtype)
 
     def unfolded(self, weights: Tensor, columns: Tensor, num_keys: int) -> Tensor:
+        """The weights of all groups of a token, divided by `size`. With overlap a token is in several groups."""
         tokens = weights.new_zeros(*weights.shape[:3], len(columns))
         columns, num_groups = to_device(columns, weights.device), weights.shape[3]
         for earlier in range(-(-self.size // self.step)):  # the groups of a token, from the last to the first
@@ -118,11 +119,12 @@ class MeanGroups(KeyGroups):
         return tokens / self.size
 
     def positions(self, positions: Positions, num_groups: int) -> Positions:
+        """Each group has the position of its last token."""
         last = positions.keys.tensor()[self.size - 1 :: self.step][:num_groups].tolist()
         return Positions(positions.start, Spans.union((j, j + 1) for j in last) if last else EMPTY)
 
     def visible(self, mask: Mask | None, sizes: Sizes, grid: Grid) -> tuple[KeyGroups, Mask | None]:
-        """These groups, if the mask is causal or missing; else groups each of which has real tokens of one document."""
+        """These groups, if the mask is causal or missing; else groups of real tokens of one document, and a mask."""
         if mask is None or mask.is_lower_triangular:
             return self, mask
         assert grid.positions is not None
@@ -149,6 +151,7 @@ class TokenGroups(KeyGroups):
         return at_least_float32(x).gather(2, index).unflatten(2, self.tokens.shape[1:]).mean(3).to(x.dtype)
 
     def unfolded(self, weights: Tensor, columns: Tensor, num_keys: int) -> Tensor:
+        """Add a share of each group's weight to each of its tokens, then take the columns."""
         index = to_device(self.tokens, weights.device).flatten(1)[:, None, None].expand(*weights.shape[:3], -1)
         size = self.tokens.shape[2]
         tokens = weights.new_zeros(*weights.shape[:3], num_keys)

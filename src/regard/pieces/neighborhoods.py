@@ -70,6 +70,7 @@ class neighborhood(Mask):
                 )
 
     def allowed(self, grid: Grid) -> Tensor:
+        """Whether the key is in the window of the query, and not in a gap of it, on every axis."""
         allowed = torch.ones(1, 1, dtype=torch.bool, device=grid.device)
         for axis, (query, key) in enumerate(zip(self.places(grid.query), self.places(grid.key), strict=True)):
             first, last = to_device(self.windows[axis], grid.device).T
@@ -79,10 +80,12 @@ class neighborhood(Mask):
         return allowed[None, None]
 
     def any_allowed(self, start: int, stop: int) -> Spans:
+        """The union over boxes of queries, in which each axis is asked by itself."""
         boxes = (self._product([self._some(*ends) for ends in enumerate(box)]) for box in self._boxes(start, stop))
         return Spans.union(interval for box in boxes for interval in box)
 
     def all_allowed(self, start: int, stop: int) -> Spans:
+        """The keys that every box of queries allows."""
         common: Spans | None = None
         for box in self._boxes(start, stop):
             keys = self._product([self._every(*ends) for ends in enumerate(box)])

@@ -278,6 +278,7 @@ def rotated_pairs(x: Tensor, angle: Tensor, interleaved: bool) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _kept_turns(rope: RoPE) -> Tensor:
+    """`turns_of` the frequencies of a RoPE, computed once for all equal ones."""
     with without_transforms():
         return turns_of(rope.frequencies())
 

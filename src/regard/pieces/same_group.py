@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
-from regard.base.shapes import Sizes
+from regard.base.shapes import Sizes, to_device
 from regard.base.spans import EMPTY, Spans
 from regard.pieces.data_masks import documents
 from regard.pieces.grid import Grid
@@ -47,16 +47,18 @@ class SameGroup(Mask):
 
     def numbers(self, grid: Grid) -> tuple[Tensor, Tensor]:
         """The group of each query and of each key of a tile, (B or 1, I) and (B or 1, J)."""
-        groups = self.groups.to(grid.device)
+        groups = to_device(self.groups, grid.device)
         groups = groups if len(groups) == 1 else groups[grid.batch]
         return groups[:, grid.query], groups[:, grid.key]
 
     def any_allowed(self, start: int, stop: int) -> Spans:
+        """From the first place of a group of these queries to the last one, with all groups between."""
         first, last, _, _ = self._ends
         rows = slice(max(start, 0), stop)
         return Spans.of((int(first[rows].min()), int(last[rows].max()) + 1)) if len(first[rows]) else EMPTY
 
     def all_allowed(self, start: int, stop: int) -> Spans:
+        """The run of the first query, if it has all these queries; a group may have more keys in other runs."""
         _, _, first, last = self._ends
         if start < 0 or stop > len(first) or int(last[start]) < stop - 1:
             return EMPTY

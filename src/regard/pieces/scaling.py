@@ -49,6 +49,7 @@ class YaRNScaling(Scaling):
         return 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
 
     def __call__(self, frequencies: Tensor) -> Tensor:
+        """A share `ramp` of each frequency is divided by the factor: 0 up to the pair `first`, 1 from `last` on."""
         n = len(frequencies)
         if n < 2:
             return frequencies

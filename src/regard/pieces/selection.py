@@ -94,6 +94,7 @@ class CandidateKeys:
 
     @staticmethod
     def of(query: Tensor, positions: Positions, mask: Mask | None) -> CandidateKeys:
+        """The candidates of a call with queries (B, H, I, D)."""
         B, H, I, _ = query.shape
         return CandidateKeys(Grid.whole(positions, B, H, I, query.device), positions, mask)
 
@@ -143,7 +144,11 @@ class CandidateKeys:
         return counts + blocks.sums(self.allowed(rows, columns, heads).int(), 3, columns)
 
     def _keys_in_range(self, rows: slice, blocks: KeyBlocks) -> Tensor | None:
-        """`visible_keys` if the mask is a range of distances and no position of a key is missing, else None."""
+        """`visible_keys` if the mask is a range of distances and no position of a key is missing, else None.
+
+        A block has the keys [first, stop), and a query may attend to [query + low, query + high): the count is the
+        length of what both have. Such a mask has no documents and no padding, so blocks have no gaps.
+        """
         intervals = self.positions.keys.intervals
         if self.mask is None or not self.mask.relative or len(intervals) != 1:
             return None
@@ -367,6 +372,7 @@ class BlockIndexer(Selection):
         blocks = KeyBlocks.of(self.size, mask, candidates.grid)
 
         def score(rows: slice, visible: Tensor) -> Tensor:
+            """The greatest score of an allowed key of each block; -inf without one."""
             pairs = grouped_scores(at_least_float32(index_query[:, :, rows]), at_least_float32(index_key))
             allowed = candidates.allowed(rows, slice(None), heads)
             pairs.masked_fill_(~allowed, -torch.inf)
@@ -453,6 +459,7 @@ class CompressedBlocks(Selection):
         means, scale = block_means(key, blocks), query.shape[-1] ** -0.5
 
         def score(rows: slice, visible: Tensor) -> Tensor:
+            """The compressed weights, summed over the query heads of each key head; 0 for a block that is not whole."""
             queries = candidates.grid.query[rows, None]
             ended = (blocks.end <= queries[-1] + 1).any(0).nonzero()
             num_blocks = int(ended[-1]) + 1 if len(ended) else 0  # no query compares itself with the blocks after these

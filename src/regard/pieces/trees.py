@@ -84,6 +84,7 @@ class tree(Mask):
         return common
 
     def edges(self, start: int, stop: int) -> Sequence[int]:
+        """Where runs begin: the ancestors of a run are those of its first token, and more in each step."""
         runs = self._runs
         return runs[bisect_right(runs, start) : bisect_right(runs, stop - 1)]
 

@@ -104,6 +104,7 @@ def _(piece: data_masks.mask_mod, place: Place) -> Array:
 
 @attends.register
 def _(piece: data_masks.mask_tensor, place: Place) -> Array:
+    """The last row is that of the last query; a batch or heads of size 1 serve all."""
     t = piece.tensor[(None,) * (4 - piece.tensor.ndim)]
     full = np.asarray(t[place.b % len(t), place.h % t.shape[1]].cpu())
     return full[place.i - (full.shape[1] - full.shape[0]), place.j]
@@ -161,6 +162,7 @@ def _(piece: neighborhoods.sliding_tiles, place: Place) -> Array:
 
 @attends.register
 def _(piece: chosen.chosen_keys, place: Place) -> Array:
+    """Whether the block of the key is among the ids of the query's row; a head of ids serves query heads in a row."""
     ids = piece.ids.cpu().numpy()
     heads = ids.shape[1] if piece.num_heads is None else piece.num_heads
     head = place.h // (heads // ids.shape[1]) if ids.shape[1] > 1 else 0

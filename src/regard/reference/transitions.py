@@ -86,6 +86,7 @@ def _(piece: transition.KimiDelta, q: Array, k: Array, h: int, log_decay: Array,
 
 @transit.register
 def _(piece: transition.RWKV7, q: Array, k: Array, h: int, log_decay: Array, address: Array, rate: Array) -> Written:
+    """A = diag(exp g) - (a * c) c^T: what is erased is read before the decay."""
     erased = (rate * address)[:, :, None] * address[:, None, :]
     own = None if piece.bonus is None else (q * array(piece.bonus[h]) * k[len(k) - len(q) :]).sum(1)
     return Written(_decays(log_decay, k) - erased, k, own)
