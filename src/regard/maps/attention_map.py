@@ -142,6 +142,11 @@ class AttentionMap(TensorInterface, ABC):
     def select(self, batch: Index, head: Index) -> AttentionMap:
         """The map of some batch entries and heads (indices), still lazy."""
 
+    def _selected_indices(self, batch: Index, head: Index) -> tuple[Tensor, Tensor]:
+        """The arguments of `select` as indices on the host."""
+        (B, H), owner = self.shape[:2], "weights.select"
+        return indices(owner, "batch", batch, B), indices(owner, "head", head, H)
+
     @abstractmethod
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         """Weights of a tile (B, H, I', J'): slices, or indices on the host; the indices of keys ascend."""

@@ -101,8 +101,7 @@ class ShareMap(ChangedMap):
     @checked
     def select(self, batch: Index, head: Index) -> ShareMap:
         """The map of some batch entries and heads (indices), still lazy."""
-        b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
-        h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
+        b, h = (to_device(index, self.device) for index in self._selected_indices(batch, head))
         return ShareMap(self.source.select(batch, head), Signs(*(part[b][:, h] for part in self.signs)))
 
     def live_rows(self) -> LiveRows:
@@ -188,8 +187,7 @@ class GradientMap(OfSource, RecomputedMap):
     def select(self, batch: Index, head: Index) -> GradientMap:
         """The map of some batch entries and heads (indices), still lazy."""
         self._check_unchanged()
-        b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
-        h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
+        b, h = (to_device(index, self.device) for index in self._selected_indices(batch, head))
         groups = h // (self.shape[1] // self.value.shape[1])
         gradient, value = self._tensors
         return GradientMap(self.source.select(batch, head), gradient[b][:, h], value[b][:, groups])
@@ -324,8 +322,7 @@ class ValueWeightedMap(ChangedMap):
     @checked
     def select(self, batch: Index, head: Index) -> ValueWeightedMap:
         """The map of some batch entries and heads (indices), still lazy."""
-        b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
-        h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
+        b, h = (to_device(index, self.device) for index in self._selected_indices(batch, head))
         return ValueWeightedMap(self.source.select(batch, head), self.norms[b][:, h])
 
     def carried(self) -> Tensor:

@@ -83,8 +83,7 @@ class SumMap(AttentionMap):
     @checked
     def select(self, batch: Index, head: Index) -> SumMap:
         """The map of some batch entries and heads (indices), still lazy."""
-        b = indices("weights.select", "batch", batch, self.shape[0])
-        h = indices("weights.select", "head", head, self.shape[1])
+        b, h = self._selected_indices(batch, head)
         live = self.factors if self._live is None else self._live.template.around(self._live.tensors)
         factors = [_selected(_selected(factor, 0, b), 1, h) for factor in live]
         return SumMap([part.select(b, h) for part in self.parts], factors)
@@ -236,20 +235,20 @@ class ProductMap(AttentionMap):
     @checked
     def select(self, batch: Index, head: Index) -> ProductMap:
         """The map of some batch entries and heads (indices), still lazy."""
-        b = indices("weights.select", "batch", batch, self.shape[0])
-        h = indices("weights.select", "head", head, self.shape[1])
+        b, h = self._selected_indices(batch, head)
         return ProductMap([factor.select(b, h) for factor in self.factors], self.positions)
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         """The wanted rows of the first map times all of the maps between, and the wanted columns of the last."""
-        product: Tensor | None = None
-        for number, factor in enumerate(self.factors):
-            i = rows if number == 0 else torch.arange(factor.shape[2])
-            j = cols if number == len(self.factors) - 1 else torch.arange(factor.shape[3])
-            weights = factor._weights(i, j).to(self._dtype)
-            product = weights if product is None else product @ weights
-        assert product is not None
-        return product
+        last = len(self.factors) - 1
+        tiles = (
+            factor._weights(
+                rows if number == 0 else torch.arange(factor.shape[2]),
+                cols if number == last else torch.arange(factor.shape[3]),
+            )
+            for number, factor in enumerate(self.factors)
+        )
+        return reduce(torch.matmul, (tile.to(self._dtype) for tile in tiles))
 
     @property
     def requires_grad(self) -> bool:
@@ -261,12 +260,11 @@ class ProductMap(AttentionMap):
 
         def combine(parts: list[Any]) -> Rows:
             def rows(queries: Tensor | slice, keys: Spans) -> tuple[Tensor, None]:
-                product: Tensor | None = None
-                for number, (part, (I, J)) in enumerate(zip(parts, sizes, strict=True)):
-                    i = queries if number == 0 else slice(0, I)
-                    weights = part(i, Spans.of((0, J)))[0].to(self._dtype)
-                    product = weights if product is None else product @ weights
-                assert product is not None
+                tiles = (
+                    part(queries if number == 0 else slice(0, I), Spans.of((0, J)))[0]
+                    for number, (part, (I, J)) in enumerate(zip(parts, sizes, strict=True))
+                )
+                product = reduce(torch.matmul, (tile.to(self._dtype) for tile in tiles))
                 return product[..., keys.tensor(product.device)], None
 
             return rows

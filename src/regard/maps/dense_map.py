@@ -17,7 +17,7 @@ from regard.base.positions import Positions
 from regard.base.shapes import at_least_float32, to_device, unusual_kind
 from regard.maps.attention_map import AttentionMap
 from regard.maps.gradients import LiveRows, Rows
-from regard.maps.indices import Index, indices
+from regard.maps.indices import Index
 from regard.maps.reductions import are_shares
 from regard.pieces.grid import Grid
 
@@ -97,8 +97,7 @@ class DenseMap(AttentionMap):
     @checked
     def select(self, batch: Index, head: Index) -> DenseMap:
         """The map of some batch entries and heads (indices)."""
-        b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
-        h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
+        b, h = (to_device(index, self.device) for index in self._selected_indices(batch, head))
         grid = replace(self.grid, batch=self.grid.batch[b], head=self.grid.head[h])
         return DenseMap(self._source, self._is_signed, grid, self._rule)
 

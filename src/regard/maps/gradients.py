@@ -402,7 +402,7 @@ class _Read(torch.autograd.Function):
     def forward(ctx: Any, reading: _Reading, live: LiveRows, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.reading, ctx.live = reading, live
         ctx.save_for_backward(*tensors)
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # None in place of zeros for a result that a loss does not read
         results = reading.results()
         constants = getattr(reading, "constants", [False] * len(results))
         pairs = zip(results, constants, strict=True)

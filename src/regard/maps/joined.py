@@ -17,7 +17,7 @@ from regard.base.positions import Positions
 from regard.base.shapes import to_device
 from regard.base.spans import EMPTY, EVERYTHING, Spans
 from regard.maps.attention_map import AttentionMap
-from regard.maps.indices import Index, indices
+from regard.maps.indices import Index
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
@@ -100,8 +100,7 @@ class JoinedMap(AttentionMap):
     @checked
     def select(self, batch: Index, head: Index) -> JoinedMap:
         """The map of some batch entries and heads (indices), still lazy."""
-        b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
-        h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
+        b, h = (to_device(index, self.device) for index in self._selected_indices(batch, head))
         chosen = JoinedMap(self.parts, *self.shape[2:])
         chosen.grid = replace(self.grid, batch=self.grid.batch[b], head=self.grid.head[h])
         return chosen
@@ -188,6 +187,7 @@ class JoinedMask(Mask):
             if top >= bottom:
                 continue
             source = part.source()
+            # `shift` leads from a row of the joined map to the position of the query in the source
             mask, shift = source.attention.mask, source.positions.start + part.rows.start - part.start
             keys = EVERYTHING if mask is None else getattr(mask, question)(top + shift, bottom + shift)
             yield part, source.positions.columns(keys)

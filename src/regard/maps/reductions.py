@@ -534,6 +534,7 @@ def coarser(
     """
     mean, greatest = pooled
     starts = torch.arange(first, first + mean.shape[-2], device=mean.device) * (1 << level)
+    # means times their numbers of queries: the last row of cells may have fewer
     sums = mean * (num_rows - starts).clamp(1, 1 << level)[:, None]
     total = cells(sums, 1 << steps)[0]
     return averaged(total, 1 << (level + steps), num_rows, first >> steps), cells(greatest, 1 << steps)[1]

@@ -24,7 +24,7 @@ from regard.engine.transforms import HIDDEN_GRADIENTS
 from regard.maps import attention_map, passes
 from regard.maps.attention_map import AttentionMap, RecomputedMap, TileKeys
 from regard.maps.gradients import LiveRows, Rows
-from regard.maps.indices import Index, indices
+from regard.maps.indices import Index
 from regard.maps.reductions import Reduction, State, Tile, check_reductions
 from regard.pieces.contents import Originals, split_tensors, tensor_snapshot, versions_of
 from regard.pieces.convolution import Taps
@@ -191,8 +191,7 @@ class ScoredMap(RecomputedMap):
     def select(self, batch: Index, head: Index) -> AttentionMap:
         """The map of some batch entries and heads (indices), still lazy."""
         self._check_unchanged()
-        batch = indices("weights.select", "batch", batch, self.shape[0])
-        head = indices("weights.select", "head", head, self.shape[1])
+        batch, head = self._selected_indices(batch, head)
         near = to_device(batch, self.device), to_device(head, self.device)
         grid = replace(self.grid, batch=self.grid.batch[near[0]], head=self.grid.head[near[1]])
         row_statistic = tuple(t[near[0]][:, near[1]] for t in self.row_statistic)
@@ -282,9 +281,7 @@ class ScoredMap(RecomputedMap):
         return is_relative and self.device.type == "cpu" and any_coarse(self.row_statistic[0])
 
     def _are_coarse(self, row_statistic: RowStatistic) -> bool:
-        """Whether one of these rows is coarse: its scores are so large that a tile of another shape rounds them to
-        other numbers, whose statistic is another one.
-        """
+        """Whether one of these rows is coarse: a tile of another shape rounds its scores to quite other numbers."""
         return self._has_coarse_rows and any_coarse(row_statistic[0])
 
     def _parts_of(self, rows: Tensor | slice) -> Sequence[Tensor]:

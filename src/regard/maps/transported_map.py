@@ -19,7 +19,7 @@ from regard.base.spans import Spans
 from regard.engine.recurrent import Transport, recur, rows_of_steps
 from regard.maps.attention_map import TILE, WORKSPACE, RecomputedMap
 from regard.maps.gradients import LiveRows, Rows
-from regard.maps.indices import Index, indices
+from regard.maps.indices import Index
 from regard.maps.reductions import Tile
 from regard.pieces.contents import versions_of
 from regard.pieces.grid import Grid
@@ -100,8 +100,7 @@ class TransportedMap(RecomputedMap):
     def select(self, batch: Index, head: Index) -> TransportedMap:
         """The map of some batch entries and heads (indices), still lazy."""
         self._check_unchanged()
-        b = indices("weights.select", "batch", batch, self.shape[0])
-        h = indices("weights.select", "head", head, self.shape[1])
+        b, h = self._selected_indices(batch, head)
         if (len(b), len(h)) != (1, 1) or self._is_read_live:
             return self._selected(b, h)
         if (place := (int(b), int(h))) not in self._of_heads:
