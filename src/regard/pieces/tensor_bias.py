@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.base.positions import Positions
+from regard.base.shapes import has_numbers
 from regard.pieces.bias import AdditiveBias, State
 from regard.pieces.grid import Grid
 
@@ -68,8 +69,8 @@ def bias_of(tensor: Tensor, positions: Positions, num_queries: int, num_keys: in
     TensorBias(start=0)
     """
     tensor = tensor.detach()
-    whole = tensor.shape[2:] == (num_queries, num_keys)
-    if whole and tensor.shape[0] == 1 and torch.equal(tensor[:, :, 1:, 1:], tensor[:, :, :-1, :-1]):
+    may_be_diagonal = tensor.shape[2:] == (num_queries, num_keys) and tensor.shape[0] == 1 and has_numbers(tensor)
+    if may_be_diagonal and torch.equal(tensor[:, :, 1:, 1:], tensor[:, :, :-1, :-1]):
         table = torch.cat((tensor[0, :, :, 0].flip(-1), tensor[0, :, 0, 1:]), -1)
         return DiagonalBias(table, positions.keys.intervals[0][0] - positions.start - num_queries + 1)
     return TensorBias(tensor, positions.start, positions.keys.intervals[0][0])
