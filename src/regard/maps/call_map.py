@@ -82,7 +82,7 @@ def map_of_tensors(
     positions: Positions | None,
     tensors: dict[str, Any],
 ) -> AttentionMap:
-    """`AttentionMap.of`."""
+    """`AttentionMap.of`, which says what the arguments are. Errors of `attend` name it in place of `attend`."""
     with errors_named("attend", "AttentionMap.of"):
         checked_attention("attend: the first argument", attention)
         if isinstance(key, PagedKeys):

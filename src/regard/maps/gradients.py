@@ -245,9 +245,9 @@ class _ReductionReading:
         of_reduction = self._grads_of(grads)
         known = {reduction: state for reduction, state in self._states.items() if reduction in of_reduction}
         states = live.compiled(tensors, known) if known and live.compiled is not None else {}
-        pairs = [pair for f, state in states.items() for pair in _in_graph(state, of_reduction[f])]
-        names = [reduction for reduction, count in self.counts.items() for _ in range(count)]
-        return pairs, [None if f in states else grad for f, grad in zip(names, grads, strict=True)]
+        pairs = [pair for reduction, state in states.items() for pair in _in_graph(state, of_reduction[reduction])]
+        of_results = [reduction for reduction, count in self.counts.items() for _ in range(count)]
+        return pairs, [None if f in states else grad for f, grad in zip(of_results, grads, strict=True)]
 
     def _grads_of(self, grads: Sequence[Tensor | None]) -> dict[Reduction, list[Tensor | None]]:
         """The gradients of all results as those of each state, by reduction; without states that have none."""

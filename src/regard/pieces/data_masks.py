@@ -467,6 +467,7 @@ class mask_tensor(Mask):
                 "which looks "
                 "like (batch, keys). For real tokens of each batch entry use regard.padding(tensor)."
             )
+        # keys with gaps, of a cache that forgets, are fewer than the columns
         if I < sizes.I or (J != sizes.J and len(positions.keys.intervals) == 1):
             raise RegardError(
                 f"mask_tensor: the mask is for {I} queries and {J} keys, this call has {sizes.I} queries and "

@@ -246,6 +246,7 @@ class PoPE(nn.Module, TwoSidedPosition):
         return self._polar(x, self._angles(positions, x))
 
     def encode_key(self, x: Tensor, positions: Tensor) -> Tensor:
+        """With the phase added to the angle of the position, so that it is subtracted in the score."""
         phase = self.phase.clamp(-2 * math.pi, 0)
         if len(phase) not in (1, x.shape[1]):
             raise RegardError(

@@ -99,9 +99,7 @@ class SameGroup(Mask):
         has_none = groups < 0
         begins = F.pad(groups.diff() != 0, (1, 0), value=True)
         run_first = place.masked_fill(~begins, 0).cummax(1).values
-        ends = begins.roll(
-            -1, 1
-        )  # a run ends before the next begins; the first position begins one, so the last ends one
+        ends = begins.roll(-1, 1)  # before a begin; the last position too, since the first begins a run
         run_last = place.masked_fill(~ends, length).flip(1).cummin(1).values.flip(1)
         return (
             first.masked_fill(has_none, length).amin(0),

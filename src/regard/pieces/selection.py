@@ -411,9 +411,9 @@ class BlockMeans(Selection):
         means, block_numbers = block_means(key, blocks), torch.arange(blocks.count, device=key.device)
 
         def score(rows: slice, visible: Tensor) -> Tensor:
-            """The products with the means of blocks; of a block that is in part hidden, the mean of the other keys."""
+            """Products with the means of blocks; if a block is hidden in part, with the mean of its visible keys."""
             scores = grouped_scores(query[:, :, rows], means)
-            own = blocks.of_queries(candidates.grid.query[rows])[:, None, :, None]  # always chosen, so never scored
+            own = blocks.of_queries(candidates.grid.query[rows])[:, None, :, None]  # chosen whatever its score
             is_cut = (visible > 0) & (visible != blocks.num_keys[:, None, None]) & (block_numbers != own)
             if not bool(is_cut.any()):
                 return scores

@@ -71,6 +71,7 @@ def bias_of(tensor: Tensor, positions: Positions, num_queries: int, num_keys: in
     tensor = tensor.detach()
     may_be_diagonal = tensor.shape[2:] == (num_queries, num_keys) and tensor.shape[0] == 1 and has_numbers(tensor)
     if may_be_diagonal and torch.equal(tensor[:, :, 1:, 1:], tensor[:, :, :-1, :-1]):
+        # the first column from the last query to the first, then the rest of the first row: ascending j - i
         table = torch.cat((tensor[0, :, :, 0].flip(-1), tensor[0, :, 0, 1:]), -1)
         return DiagonalBias(table, positions.keys.intervals[0][0] - positions.start - num_queries + 1)
     return TensorBias(tensor, positions.start, positions.keys.intervals[0][0])

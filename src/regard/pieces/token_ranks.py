@@ -39,9 +39,8 @@ class TokenRanks:
                 of_keys = numbers[1].view(-1, len(grid.key))
                 begins = begins | F.pad(of_keys.diff() != 0, (1, 0))
         num_before = real.cumsum(1) - real.long()  # real keys of the whole sequence before each key
-        at_begin = torch.where(
-            begins, num_before, 0
-        )  # the same number where a document begins; it grows, so use cummax
+        # the same number where the document of the key begins: it never falls, so it is the greatest so far
+        at_begin = torch.where(begins, num_before, 0)
         return TokenRanks(real, num_before - (at_begin.cummax(1).values if at_begin.numel() else at_begin))
 
     def groups(self, size: int, step: int) -> tuple[Tensor, Tensor, Tensor]:
