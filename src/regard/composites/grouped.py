@@ -42,6 +42,7 @@ class Grouped(Composite):
         return causal() if sees_no_later_key(self.attention.mask) else None
 
     def prepare(self, call: CompositeCall) -> PreparedParts:
+        """One part: the attention, with a mask of groups, to the keys and values of the groups."""
         sizes, mask = Sizes.of(call.query, call.key, call.value), self.attention.mask
         self.groups.check(sizes.J, mask)
         grid = Grid.whole(call.positions, sizes.B, sizes.H, sizes.I, call.key.device)

@@ -84,6 +84,7 @@ class Extreme(Reduction[Tensor]):
         return -torch.inf if self.is_largest else torch.inf
 
     def add(self, state: State, tile: Tile) -> None:
+        """The extreme of the weights other than 0 of the tile, and their number."""
         kept, is_zero = _kept(tile, self.axis), tile.weights == 0
         weights = tile.weights.masked_fill(is_zero, self._worst)
         best = weights.amax(self.axis) if self.is_largest else weights.amin(self.axis)

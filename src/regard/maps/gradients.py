@@ -411,6 +411,10 @@ class _Read(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradients of `tensors`, from those of the results: sums over the parts of the reading.
+
+        Each part has a graph of its own, which begins at leaves, so it is freed before the next one is built.
+        """
         live: LiveRows = ctx.live
         if live.refusal is not None:
             raise RegardError(live.refusal)

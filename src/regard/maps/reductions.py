@@ -407,13 +407,12 @@ class Pool(Reduction[Tensor]):
     def init(self, shape: Shape, device: torch.device) -> State:
         B, H, I, J = shape
         rows, cols = min(self.rows, I), min(self.cols, J)
-        row_of, col_of = (
-            torch.arange(I, device="cpu") * rows // I,
-            torch.arange(J, device="cpu") * cols // J,
-        )  # on the host, because `add` reads numbers
+        row_of = torch.arange(I, device="cpu") * rows // I  # the cell of each query, on the host: `add` reads numbers
+        col_of = torch.arange(J, device="cpu") * cols // J
         return [zeros(device, B, H, rows, cols), row_of, col_of]
 
     def add(self, state: State, tile: Tile) -> None:
+        """Add the sums of cells: R^T W C, where R and C say which query and which key of the tile is in which cell."""
         total, row_of, col_of = state
         of_row, top = _membership(row_of.cpu()[tile.rows], tile.weights)
         of_col, left = _membership(col_of.cpu()[tile.cols], tile.weights)

@@ -126,6 +126,7 @@ class TransportedMap(RecomputedMap):
         return self._live is not None or self._refusal is not None
 
     def live_rows(self) -> LiveRows:
+        """Rows by a scan over the steps with their graphs."""
         self._check_unchanged()
         if self._refusal is not None:
             return super().live_rows()

@@ -102,6 +102,7 @@ class Container(Kind):
         return empty
 
     def build(self, new: Any, frame: Any, parts: dict[Any, Any]) -> Any:
+        """Fill a copy of the empty container, or call the type of a tuple or a set (a named tuple with single items)."""
         if isinstance(frame, type):
             return frame(*parts.values()) if hasattr(frame, "_fields") else frame(parts.values())
         new = copy(frame)
@@ -134,6 +135,7 @@ class Function(Kind):
     """
 
     def parts(self, value: Any) -> dict[Any, Any]:
+        """Nothing for functions of this package and of torch: only code of the user is taken apart."""
         if not self.is_foreign(value):
             return {}
         used = {name: value.__globals__.get(name) for name in global_names(value.__code__)}
@@ -179,6 +181,7 @@ class Object(Kind):
         self.is_constant = self.is_ours and not getattr(of, "holds_parts", True)
 
     def parts(self, value: Any) -> dict[Any, Any]:
+        """The attributes of an object that are not derived from others, by name, then what its class holds."""
         if self.is_ours and self.is_frozen:
             return {name: getattr(value, name) for name in self.names}
         attributes = getattr(value, "__dict__", {})
@@ -212,6 +215,7 @@ class Object(Kind):
         return new
 
     def build(self, new: Any, frame: Any, parts: dict[Any, Any]) -> Any:
+        """Set the attributes past `__setattr__`, which a frozen class refuses."""
         if not self.slots:
             new.__dict__.update(parts)
             return new

@@ -229,6 +229,7 @@ class LatentDot(nn.Module, Score):
         nn.init.normal_(self.weight, std=latent_dim**-0.5)
 
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries (r_i, W_h^T q_i), as wide as the keys, which stay as they are: (B, H, I, R + C)."""
         query = query.to(self.weight.dtype)
         rotated, content = query[..., : self.rotary_dim], query[..., self.rotary_dim :]
         absorbed = content @ self.weight

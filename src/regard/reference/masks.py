@@ -77,6 +77,7 @@ def _(piece: data_masks.RealKeys, place: Place) -> Array:
 
 @attends.register
 def _(piece: data_masks.documents, place: Place) -> Array:
+    """Equal numbers of documents; a position outside all documents attends to nothing. The last tokens are aligned."""
     keys = np.repeat(np.arange(len(piece.lengths)), piece.key_lengths or piece.lengths)
     queries = np.repeat(np.arange(len(piece.lengths)), piece.lengths)
     i = place.i - (len(keys) - len(queries))

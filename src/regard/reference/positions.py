@@ -175,6 +175,7 @@ def _(piece: encodings.PositionTemperature, x: Array, place: Place, is_query: bo
 
 @encode_heads.register
 def _(piece: encodings.PoPE, x: Array, place: Place, is_query: bool, given: Given) -> Array:
+    """Complex numbers of length softplus(x) = log(1 + exp(x)); their product with the conjugate is the score."""
     angle = (place.i if is_query else place.j.T) / piece.base ** (np.arange(piece.head_dim) / piece.head_dim)
     if not is_query:
         angle = angle + np.clip(array(piece.phase), -2 * math.pi, 0)
