@@ -102,7 +102,7 @@ class Container(Kind):
         return empty
 
     def build(self, new: Any, frame: Any, parts: dict[Any, Any]) -> Any:
-        """Fill a copy of the empty container, or call the type of a tuple or a set (a named tuple with single items)."""
+        """Fill a copy of the empty container, or call the type of a tuple or a set; named tuples take single items."""
         if isinstance(frame, type):
             return frame(*parts.values()) if hasattr(frame, "_fields") else frame(parts.values())
         new = copy(frame)
