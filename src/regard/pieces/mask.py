@@ -366,7 +366,7 @@ def distance_range(relative: Mask) -> tuple[int, int, bool]:
 
 
 def leaves(mask: Mask | None) -> Iterator[Mask]:
-    """The masks that `&`, `|` and `~` combine; all other masks as they are."""
+    """The masks at the ends of a tree of `&`, `|` and `~`: the mask itself if it is none of these."""
     if isinstance(mask, Both | Either):
         yield from leaves(mask.left)
         yield from leaves(mask.right)
