@@ -207,7 +207,7 @@ class RingMap(ScoredMap):
         route = self._ring_call.route
         for place, keys in _key_ranges(chunk.positions.keys):
             of_keys = self._of_part(chunk.prepared.tile(slice(None), place), chunk.positions.start, rows, keys)
-            row, col = chunk.positions.start - self._first(route.queries), keys.intervals[0][0]
+            row, col = chunk.positions.start - self._first(route.queries), keys.intervals[0][0]  # in the whole map
             yield from (_moved(tile, row, col - self._first(route.keys)) for tile in of_keys.tiles())
 
     def _of_part(self, prepared: Prepared, start: int, rows: slice | Tensor, keys: Spans) -> ScoredMap:
