@@ -83,9 +83,9 @@ class Mechanism(HoldsPieces, ABC):
         return ()
 
     def key_axes(self) -> dict[str, int]:
-        """The tensors that the pieces need for each key, and the axis of the keys."""
+        """The tensors that the pieces need for each key, by name, and which axis of each runs over the keys."""
         needs = [item for piece in self.pieces() for item in needs_of(piece).items()]
-        return {name: words.split().index("J") for name, words in needs if "J" in words.split()}
+        return {name: axes.split().index("J") for name, axes in needs if "J" in axes.split()}
 
     @staticmethod
     def remedy(value: object) -> str:
@@ -201,10 +201,10 @@ class Attention(Mechanism):
         """An `Attention` with some other pieces, by the names of their slots; the rest is shared, not copied."""
         other, own = object.__new__(Attention), vars(self)
         nn.Module.__init__(other)
-        for name in self.piece_order:
+        for name in self.piece_order:  # `HoldsPieces` keeps pieces with parameters in HELD, not among the attributes
             if name in pieces or name not in own or name in own.get(HELD, ()):
                 setattr(other, name, pieces[name] if name in pieces else getattr(self, name))
-            else:  # already checked, and holds no parameters to register
+            else:  # checked by this attention, and without parameters to register
                 vars(other)[name] = own[name]
         # set here only: the pieces belong to other modules too
         vars(other).update(dropout=self.dropout, training=self.training)
@@ -224,7 +224,7 @@ class Attention(Mechanism):
         if normalizer is self.normalizer:
             return self
         other = self.with_pieces(normalizer=normalizer)
-        vars(other)["shared"] = self.shared
+        vars(other)["shared"] = self.shared  # with this, the pieces of a snapshot are a snapshot too
         return other
 
     def pieces(self) -> list[Any]:
@@ -257,7 +257,7 @@ class Attention(Mechanism):
 
 def checked_mechanism(owner: str, mechanism: object) -> Mechanism:
     """Return a mechanism unchanged; for anything else raise a `RegardError` with the remedy."""
-    if type(mechanism) is Attention or isinstance(mechanism, Mechanism):  # the class, before the look at abstract ones
+    if type(mechanism) is Attention or isinstance(mechanism, Mechanism):  # `isinstance` of an abstract class is slow
         return mechanism
     return checked_attention(owner, mechanism)
 
@@ -307,6 +307,7 @@ EXAMPLES = {
 
 
 def _slot(name: str, piece: object, kind: type[P], optional: bool = False) -> P:
+    """The piece, if it is of the kind of the slot `name`; None too if the slot is optional. Others are refused."""
     if isinstance(piece, kind) or (optional and piece is None):
         return piece  # type: ignore[return-value]
     if isinstance(piece, type):
@@ -344,22 +345,24 @@ class Prepared:
     ) -> Prepared:
         """The prepared tensors. `tensors` are those that pieces need beside queries and keys.
 
-        `state_of` prepares each bias, in place of its own `prepare`.
+        `state_of` prepares each bias, in place of its own `prepare`. The order matters: biases and the score receive
+        encoded queries and keys, and biases receive them before the score projects them.
         """
         score, position = attention.score, attention.position
         if position is not None:
             query, key = position.encode_both(query, key, positions, **tensors_for(position, tensors))
-        prepare = _state_of if state_of is None else state_of
+        prepare = _prepared_bias if state_of is None else state_of
         states = [prepare(bias, query, key, positions, tensors) for bias in attention.bias]
         query, key = score.prepare(query, key, **tensors_for(score, tensors))
         prepared = Prepared(query, key, tuple(r for r, _ in states), tuple(c for _, c in states))
         return attention.family.prepared(attention, prepared, tensors)
 
     def tensors(self) -> list[Tensor]:
+        """All tensors but those of the steps: the queries, the keys, and what the biases prepared."""
         return [t for t in (self.query, self.key, *self.rows, *self.cols) if t is not None]
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> Prepared:
-        """The same structure with other tensors, in the order of `tensors()`."""
+        """The same structure with other tensors, in the order of `tensors()`, and without steps."""
         source = iter(tensors)
         query, key = next(source), next(source)
         rows = tuple(None if r is None else next(source) for r in self.rows)
@@ -371,6 +374,7 @@ class Prepared:
         return flags + [False for c in self.cols if c is not None]
 
     def tile(self, rows: slice | Tensor, cols: slice | Tensor) -> Prepared:
+        """The queries `rows` and the keys `cols`, which are slices or indices of axis -2."""
         return Prepared(
             self.query[:, :, rows],
             self.key[:, :, cols],
@@ -383,7 +387,10 @@ class Prepared:
         return self.with_tensors(t[entries] for t in self.tensors())
 
     def select(self, batch: Tensor, head: Tensor) -> Prepared:
-        """Some batch entries and query heads, by indices on the host. Every query head gets its own key head."""
+        """Some batch entries (b,) and query heads (h,), by indices on the host: tensors (b, h, n, W).
+
+        Each query head gets a key head of its own, so the result has as many key heads as query heads.
+        """
         key_head = head // (self.query.shape[1] // self.key.shape[1])
         return Prepared(
             pick(self.query, batch, head),
@@ -398,10 +405,12 @@ class Prepared:
 
 
 def _detached(states: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """What biases prepared, without graphs."""
     return tuple([t if t is None else t.detach() for t in states]) if states else states
 
 
-def _state_of(bias: Bias, query: Tensor, key: Tensor, positions: Positions, tensors: CallTensors) -> State:
+def _prepared_bias(bias: Bias, query: Tensor, key: Tensor, positions: Positions, tensors: CallTensors) -> State:
+    """What a bias computes for the queries and for the keys, from those of the tensors of the call that it needs."""
     return bias.prepare(query, key, positions, **tensors_for(bias, tensors))
 
 
@@ -472,6 +481,7 @@ class Transported(Family):
 
     @staticmethod
     def prepared(attention: Attention, prepared: Prepared, tensors: CallTensors) -> Prepared:
+        """The queries and keys that the score prepared, and the steps that the transition computes from them."""
         transition, score = attention.transition, attention.score
         assert transition is not None
         given = tensors_for(transition, tensors)
@@ -480,6 +490,7 @@ class Transported(Family):
 
     @staticmethod
     def memory_pieces(attention: Attention) -> tuple[Any, ...]:
+        """The pieces that make the memory of a transition from the keys."""
         return attention.score, attention.position, attention.transition
 
 
@@ -487,7 +498,10 @@ class Transported(Family):
 def choose_keys(
     attention: Attention, query: Tensor, key: Tensor, positions: Positions, tensors: CallTensors = EMPTY
 ) -> Attention:
-    """The attention with the chosen keys as a part of its mask, in place of its selection."""
+    """The attention with the keys that its selection chooses as a part of its mask, in place of the selection.
+
+    `query` and `key` are those of the call: the encoding is applied here, because a selection compares encoded ones.
+    """
     selection, mask = attention.selection, attention.mask
     if selection is None:
         return attention
@@ -528,7 +542,8 @@ def scores(attention: Attention, tile: Prepared, grid: Grid, masked: bool = True
 def hides_gradients(pieces: PieceTemplate, tensors: Sequence[Tensor], prepared: Prepared, grid: Grid) -> bool:
     """Whether a piece depends on a tensor that requires gradients but is not stored in the piece.
 
-    One pair is scored around tensors without gradients. If its weight still requires one, a tensor was missed.
+    `tensors` are those that were found in the pieces. One pair is scored with all of them detached. If its weight still
+    requires a gradient, a tensor was not found. Pieces of this package store all of theirs, so they are not tested.
     """
     if not (pieces.is_foreign and torch.is_grad_enabled()):
         return False
@@ -540,7 +555,8 @@ def hides_gradients(pieces: PieceTemplate, tensors: Sequence[Tensor], prepared: 
 def makes_new_scores(attention: Attention) -> bool:
     """Whether `scores` without a mask returns a new tensor, which may be overwritten.
 
-    A piece that a user wrote may return a tensor that it keeps: the scores of a Synthesizer are a parameter.
+    A piece that a user wrote may return a tensor that it keeps: the scores of a Synthesizer are a parameter. The pieces
+    of this package return new tensors, and only the piece that is applied last counts.
     """
     last = type(attention.bias[-1]).transform if attention.bias else type(attention.score).tile
     return (last.__module__ or "").startswith("regard.")

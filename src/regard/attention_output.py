@@ -47,7 +47,7 @@ attend_editors: ContextItems[Callable[..., AttentionOutput | None]] = ContextIte
 
 #: The attention of a call that names none.
 PLAIN = Attention()
-#: What to write in place of `attend(attention, query, key, value)`.
+#: The error of `attend(attention, query, key, value)`.
 TENSORS_FIRST = (
     "attend: the tensors come first: attention(query, key, value), or attend(query, key, value, attention=attention)."
 )
@@ -162,6 +162,7 @@ def attend(
 
 
 def _reductions(statistics: Iterable[Reduction]) -> tuple[Reduction, ...]:
+    """The argument `statistics` of a call, after checks."""
     if type(statistics) is tuple and not statistics:
         return ()
     if isinstance(statistics, Reduction):
@@ -182,14 +183,17 @@ def _completed(seen: AttentionOutput, order: Order, statistics: tuple[Reduction,
 
 
 class Order(NamedTuple):
-    """The axes of the tensors of a call: the length before the heads, or without heads, or without a batch too."""
+    """Which axes the tensors of a call have, if not (batch, heads, length, width).
+
+    `length_first`: the length is before the heads. `num_missing`: 1 without heads, 2 without a batch too.
+    """
 
     length_first: bool = False
     num_missing: int = 0
 
     @staticmethod
     def of(layout: str, tensors: Iterable[Tensor]) -> Order:
-        """The order of the tensors of a call. Without heads there is no order of lengths and heads."""
+        """The order of the tensors of a call. Without an axis of heads, both layouts are the same."""
         if not isinstance(layout, str) or layout not in ("bhld", "blhd"):
             raise RegardError(
                 f'attend(layout={layout!r}): the axes are "bhld" (batch, heads, length, width), as in torch, or "blhd" '
@@ -222,7 +226,7 @@ class Order(NamedTuple):
 PLAIN_ORDER = Order()
 
 
-def _is_plain(value: Any) -> bool:
+def _has_four_axes(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim == 4
 
 
@@ -248,9 +252,8 @@ def _request(
 ) -> tuple[Request, Order]:
     """The `Request` of a call: heads first, and the options of the call applied to the attention. And its `Order`."""
     (query, key, value), order = inputs, PLAIN_ORDER
-    if not (
-        _is_plain(query) and _is_plain(key) and _is_plain(value) and isinstance(layout, str) and layout == "bhld"
-    ):  # a step has no time to lose
+    is_plain = _has_four_axes(query) and _has_four_axes(key) and _has_four_axes(value)
+    if not (is_plain and isinstance(layout, str) and layout == "bhld"):  # a decoding step must not wait for this
         tensors_given = [*map(_as_tensor, inputs)]
         order = Order.of(layout, tensors_given)
         query, key, value = map(order.four_axes, tensors_given)
@@ -322,7 +325,7 @@ def plan(
 
 
 def attend_pieces(request: Request, cache: Cache | None, check: bool) -> AttentionOutput:
-    """`attend` with one `Attention`."""
+    """`attend` with one `Attention`: as an earlier call or a decoding step without a plan, else by a plan."""
     attention: Attention = request.attention
     if (ring := Ring.of(request.engine)) is not None:
         return _attend_ring(ring, request, cache, check)
@@ -330,16 +333,17 @@ def attend_pieces(request: Request, cache: Cache | None, check: bool) -> Attenti
     if seed is None and not check and not request.statistics:
         found = kept_plans.find(request) if _is_whole(request, cache) else None
         if found is not None:
-            again = None if found[0] is None else _repeated(found[0].repeat, request)
+            unplanned = None if found[0] is None else _repeated(found[0].repeat, request)
         else:
-            again = NEXT_TOKEN[type(cache)](request, cache) if type(cache) in NEXT_TOKEN else None
-        if again is not None:
-            return again
+            unplanned = NEXT_TOKEN[type(cache)](request, cache) if type(cache) in NEXT_TOKEN else None
+        if unplanned is not None:
+            return unplanned
     with numbers_needed(request.query):
         request, next_cache = extended(request, cache, seed)
         kept, plan_key, piece_tensors = found or kept_plans.find(request)
         planned = None if kept is None else kept.plan(request, piece_tensors)
         problem = _problem(request) if planned is None else planned.problem
+        # statistics that the kernel may compute together with the output
         folds = folds_of(request.statistics, problem) if request.statistics else None
         if folds is not None:
             vars(problem).update(folds=folds)
@@ -347,7 +351,7 @@ def attend_pieces(request: Request, cache: Cache | None, check: bool) -> Attenti
             check_finite(query=request.query, key=request.key, value=request.value)
         result = _run(problem, planned, request, plan_key)
         if may_be_spoiled(problem, result.output) and (shown := without_hidden(request, problem)) is not None:
-            request = shown.request
+            request = shown.request  # zeros in place of keys and values that are not finite, and run again
             problem, folds = _problem(request), None
             result = shown.marked(problem, _run(problem, None, request, None))
         if next_cache is not None:
@@ -360,7 +364,7 @@ def attend_pieces(request: Request, cache: Cache | None, check: bool) -> Attenti
 
 
 def _is_whole(request: Request, cache: Cache | None) -> bool:
-    """Whether `extended` would change nothing in a call without dropout."""
+    """Whether `extended` would return this call unchanged, if it has no dropout."""
     return cache is None and not request.tensors and not torch._C._is_any_autocast_enabled()
 
 
@@ -370,8 +374,8 @@ def _repeated(repeat: Repeat | None, request: Request) -> AttentionOutput | None
     if repeat is None or result is None:
         return None
     prepared = Prepared(request.query, request.key, repeat.empty_states, repeat.empty_states)
-    about = repeat.positions, repeat.sizes, result.row_statistic, repeat.originals
-    weights = ScoredMap(repeat.attention, prepared, *about)
+    facts = repeat.positions, repeat.sizes, result.row_statistic, repeat.originals
+    weights = ScoredMap(repeat.attention, prepared, *facts)
     if attend_listeners:
         attend_listeners.tell(None, lambda: weights, lambda: request.value)
     return AttentionOutput(result.output, weights)
@@ -420,15 +424,15 @@ def plan_pieces(request: Request, cache: Cache | None) -> ExecutionPlan | RingPl
     """`plan` with one `Attention`."""
     if (ring := Ring.of(request.engine)) is not None:
         return ring.plan(_share(request))
-    seed = 0 if _drops(request.attention) else None
+    seed = 0 if _has_dropout(request.attention) else None  # any seed costs the same; none is drawn from torch
     problem = _problem(extended(request, cache, seed)[0])
     planned = engine_plan(problem, request.engine)
-    problem.plan_cache.clear()
+    problem.plan_cache.clear()  # as in `_run`
     return planned
 
 
 def _share(request: Request) -> RankShare:
-    """The share of the tokens that this rank gives to a call."""
+    """The pieces and the tokens with which this rank takes part in a call of the ring engine."""
     query, key, value = (in_autocast_dtype(t) for t in (request.query, request.key, request.value))
     return RankShare(request.attention, query, key, value, request.positions, request.tensors)
 
@@ -438,6 +442,7 @@ def _attend_ring(ring: Ring, request: Request, cache: Cache | None, check: bool)
     share = _share(request)
 
     def check_own() -> None:
+        """Refuse arguments of this rank. The ring calls it in its handshake, so that all ranks raise the error."""
         if cache is not None:
             raise RegardError(
                 "attend: the ring engine takes no cache: a decoding step has only one query. Use the blocked engine."
@@ -454,7 +459,10 @@ def _attend_ring(ring: Ring, request: Request, cache: Cache | None, check: bool)
 
 
 def extended(request: Request, cache: Cache | None, seed: int | None = None) -> tuple[Request, Cache | None]:
-    """The checked call with the keys of the cache before its own, and the next cache. `seed` is the seed of dropout."""
+    """The call with the keys of the cache before its own, and the next cache; both inputs as they are without a cache.
+
+    The tensors have the dtype of autocast if it is on, and those that pieces need are checked. `seed` is of dropout.
+    """
     if seed is not None or torch._C._is_any_autocast_enabled():
         query, key, value = (in_autocast_dtype(t) for t in (request.query, request.key, request.value))
         request = request._replace(query=query, key=key, value=value, seed=seed)
@@ -488,6 +496,7 @@ def _with_cache(request: Request, cache: Cache, sizes: Sizes) -> tuple[Request, 
     if axes := attention.key_axes():
         of_keys = cache.extend_tensors({name: tensors[name] for name in axes}, axes)
         tensors, next_cache = {**tensors, **of_keys}, next_cache.with_tensors(of_keys)
+    # what a transition made of all earlier keys; with more queries than new keys, some queries stand before its end
     memory = cache.memory_of(attention.memory_pieces()) if sizes.I <= sizes.J else None
     if cache.mask is not None:
         attention = attention.with_mask_too(cache.mask)
@@ -513,10 +522,14 @@ def _problem(request: Request) -> Problem:
 
 
 def _run(problem: Problem, kept: ExecutionPlan | None, request: Request, plan_key: Hashable) -> Result:
-    """Plan and run, without autocast: it has rounded the inputs, and it must not round sums."""
+    """Plan, unless a kept plan is given, run, and keep a new plan by its key.
+
+    Autocast is off here: it has already rounded the inputs, and it must not round sums.
+    """
     with attend_listeners.computing(), without_autocast(problem.query.device):
         chosen = engine_plan(problem, request.engine) if kept is None else kept
         for reason in chosen.quadratic if kept is None else ():
+            # the line that calls `attend`, which two decorators wrap
             warnings.warn(f"attend: {reason}. regard.plan(...) shows the whole plan.", stacklevel=7)
         result = chosen.run()
         if kept is None:
@@ -525,17 +538,21 @@ def _run(problem: Problem, kept: ExecutionPlan | None, request: Request, plan_ke
     return result
 
 
-def _drops(attention: Attention) -> bool:
+def _has_dropout(attention: Attention) -> bool:
     return attention.training and attention.dropout > 0
 
 
 def _seed(attention: Attention) -> int | None:
-    """The seed of dropout; None without dropout."""
-    return int(torch.randint(2**31, ())) if _drops(attention) else None
+    """A new seed of dropout, drawn by torch's generator; None without dropout."""
+    return int(torch.randint(2**31, ())) if _has_dropout(attention) else None
 
 
 def _positions_of(sizes: Sizes, longer: Extended, cache: Cache) -> Positions:
-    """The positions of a call with a cache, for `sizes.I` queries and `sizes.J` new keys, aligned to the end."""
+    """The positions of a call with a cache, for `sizes.I` queries and `sizes.J` new keys, aligned to the end.
+
+    With more queries than new keys the first queries have positions of earlier keys. A cache that has forgotten keys
+    which these queries may attend to is refused.
+    """
     keys, length = longer.positions.keys, longer.positions.start + sizes.J
     start = length - sizes.I
     if (
@@ -552,4 +569,4 @@ def _positions_of(sizes: Sizes, longer: Extended, cache: Cache) -> Positions:
 
 
 _THIS = sys.modules[__name__]
-importers["attention"] = lambda: _THIS  # what is imported already, torch's compiler can follow
+importers["attention"] = lambda: _THIS  # torch's compiler cannot follow an import, but it can follow a module

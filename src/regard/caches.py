@@ -43,7 +43,10 @@ class Extended:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """The memory of a transition after the tokens of a cache, and the pieces that made it."""
+    """The memory of a transition after the first `num_tokens` tokens, and the pieces that made it.
+
+    `state` is (B, H, D, E), as the recurrent engine returns it. It is used again only with these same pieces.
+    """
 
     state: Tensor
     num_tokens: int
@@ -65,7 +68,7 @@ class Cache(ABC):
 
     @abstractmethod
     def extend(self, key: Tensor, value: Tensor) -> Extended:
-        """Append new keys (B, G, n, D) and values (B, G, n, E)."""
+        """Append new keys (B, G, n, D) and values (B, G, n, E): what this call attends to, and the next cache."""
 
     def extend_tensors(self, tensors: CallTensors, axes: Mapping[str, int]) -> CallTensors:
         """The tensors of the pieces for all keys that `extend` attends to. `axes`: the axis of the keys of each."""
@@ -109,6 +112,7 @@ class _Buffer:
         self.filled = 0
 
     def write(self, key: Tensor, value: Tensor) -> None:
+        """Write new keys and values after the filled entries, where there must be room for them."""
         stop = self.filled + key.shape[2]
         self.key.data[:, :, self.filled : stop] = key
         self.value.data[:, :, self.filled : stop] = value
@@ -132,10 +136,12 @@ class _Store:
         return self.buffer.value[:, :, self.start : self.stop]
 
     def append(self, key: Tensor, value: Tensor) -> _Store:
+        """These entries and new ones: in the same buffer if that is possible, else in one of twice the needed size."""
         num_new, num_kept = key.shape[2], self.stop - self.start
         if torch.is_grad_enabled():  # a later backward pass may need tensors that a write in place would change
             return _Store.of(torch.cat((self.key, key), 2), torch.cat((self.value, value), 2))
         may_write = self.buffer.filled == self.stop
+        # a buffer of inference tensors is used in inference mode only, because autograd refuses such tensors
         may_write &= self.buffer.key.is_inference() == torch.is_inference_mode_enabled()
         if may_write and self.stop + num_new <= self.buffer.key.shape[2]:
             self.buffer.write(key, value)
@@ -152,11 +158,12 @@ class _Store:
         buffer.key, buffer.value, buffer.filled = key, value, key.shape[2]
         return _Store(buffer, 0, key.shape[2])
 
-    def keep_last(self, count: int) -> _Store:
+    def last(self, count: int) -> _Store:
         return _Store(self.buffer, max(self.start, self.stop - count), self.stop)
 
 
 def _appended(store: _Store | None, key: Tensor, value: Tensor) -> _Store:
+    """The entries of a store (None: none) and new ones, which must have the same heads, widths and dtypes."""
     if store is None:
         return _Store.of(key.clone(), value.clone())  # the caller may overwrite its tensors
     for name, kept, new in (("keys", store.buffer.key, key), ("values", store.buffer.value, value)):
@@ -226,6 +233,7 @@ class GrowingCache(Cache):
         return cache
 
     def memory_of(self, pieces: tuple[Any, ...]) -> Memory | None:
+        """The memory, if exactly these objects made it; () is an attention without a transition."""
         memory = self.memory if pieces else None
         return memory if memory is not None and all(map(operator.is_, memory.pieces, pieces)) else None
 
@@ -257,21 +265,24 @@ class RingCache(Cache):
         return window(self.size) | prefix(self.sinks) if self.sinks else window(self.size)
 
     def extend(self, key: Tensor, value: Tensor) -> Extended:
+        """This call attends to all new tokens, the ring before them, and the sinks before the ring.
+
+        The next cache keeps the last `size` of the tokens, and the sinks.
+        """
         store = _appended(self.store, key, value)
         length = self.length + key.shape[2]
-        first = self._first(key, value)
-        ring_start = length - (store.stop - store.start)
+        first = self._sinks(key, value)
+        ring_start = length - (store.stop - store.start)  # the position of the first key that the store holds
         positions = Positions(self.length, Spans(((ring_start, length),)))
         keys, values = store.key, store.value
         num_sinks = min(ring_start, self.sinks)  # the other sinks are still in the ring
         if num_sinks and first is not None:
             positions = Positions(self.length, Spans.of((0, num_sinks), (ring_start, length)))
             keys, values = (torch.cat((f[:, :, :num_sinks], x), 2) for f, x in zip(first, (keys, values), strict=True))
-        return Extended(
-            keys, values, positions, RingCache(self.size, self.sinks, store.keep_last(self.size), first, length)
-        )
+        return Extended(keys, values, positions, RingCache(self.size, self.sinks, store.last(self.size), first, length))
 
-    def _first(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _sinks(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The keys and values of the sinks so far, those among the new tokens included; None if there are no sinks."""
         missing = self.sinks - (0 if self.first is None else self.first[0].shape[2])
         if missing <= 0:
             return self.first
@@ -341,6 +352,7 @@ class LatentCache(Cache):
     length: int = 0
 
     def extend(self, key: Tensor, value: Tensor) -> Extended:
+        """Store the keys, with values of width 0. The values that this call reads are a view of the keys."""
         self._check(key, value)
         store = _appended(self.store, key, value[..., :0])
         length, all_keys = self.length + key.shape[2], store.key
@@ -349,6 +361,7 @@ class LatentCache(Cache):
         return Extended(all_keys, values, positions, LatentCache(store, length))
 
     def _check(self, key: Tensor, value: Tensor) -> None:
+        """Refuse values that are not the last channels of the keys. A view of these channels needs no comparison."""
         fits = key.shape[:3] == value.shape[:3] and value.shape[-1] <= key.shape[-1] and key.dtype == value.dtype
         last = key[..., max(0, key.shape[-1] - value.shape[-1]) :]
         is_view = fits and last.data_ptr() == value.data_ptr() and last.stride() == value.stride()

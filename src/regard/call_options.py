@@ -49,10 +49,14 @@ class CallOptions(NamedTuple):
 
     @property
     def _keeps_all(self) -> bool:
+        """Whether the call drops no weights: `dropout_p` is the number 0."""
         return (type(self.dropout_p) is float or isinstance(self.dropout_p, Real)) and self.dropout_p == 0
 
     def applied(self, attention: Any, sizes: Sizes, positions: Positions | None, earlier: int | None) -> Attention:
-        """The attention with these options. `earlier` keys are in a cache; None without a cache."""
+        """The attention with these options; the one of an earlier call, if both have the same pieces and options.
+
+        `earlier` is the number of keys in a cache; None without a cache.
+        """
         for name in compress(self._fields, self._given):
             attention.check_option(name)
         added = bias = None
@@ -81,12 +85,12 @@ class CallOptions(NamedTuple):
         return pieces, attention.dropout, attention.training, *of_options
 
     def _changed(self, attention: Any, added: Mask | None, bias: Bias | None) -> Attention:
-        """The attention with these options, whose mask gave `added` and `bias`."""
-        mask, changed = _both(attention.mask, added), {}
+        """A new attention with these options. `read_mask` read `added` and `bias` from the argument `mask`."""
+        mask, changed = _joined(attention.mask, added), {}
         if bias is not None:
             changed["bias"] = (*attention.bias, bias)
         if self.is_causal:
-            mask = mask if mask is not None and causal() in conjuncts(mask) else _both(mask, causal())
+            mask = mask if mask is not None and causal() in conjuncts(mask) else _joined(mask, causal())
         if mask is not attention.mask:
             changed["mask"] = mask
         if self.scale is not None:
@@ -101,7 +105,8 @@ _kept_attentions: dict[Hashable, Attention] = {}
 MOST_KEPT = 32
 
 
-def _both(mask: Mask | None, added: Mask | None) -> Mask | None:
+def _joined(mask: Mask | None, added: Mask | None) -> Mask | None:
+    """What both masks allow; None hides nothing."""
     if mask is None or added is None:
         return added if mask is None else mask
     return mask & added
@@ -162,7 +167,10 @@ def _dropping(attention: Attention, share: object) -> Attention:
 def read_mask(
     call: str, mask: object, sizes: Sizes, positions: Positions | None, num_keys: int
 ) -> tuple[Mask | None, Bias | None]:
-    """The mask of a call of `call`: which pairs it allows (None: all), and what it adds to scores (None: nothing)."""
+    """The argument `mask` of a call: which pairs it allows (None: all), and what it adds to scores (None: nothing).
+
+    `call` is the name of the function for errors. `num_keys` counts the keys of a cache too.
+    """
     if isinstance(mask, Mask):
         return mask, None
     if not isinstance(mask, Tensor):
@@ -179,6 +187,7 @@ def read_mask(
 
 
 def _read(call: str, mask: Tensor, sizes: Sizes, num_keys: int) -> tuple[Mask | None, Bias | None]:
+    """`read_mask` for a tensor, which is not compared with earlier ones."""
     tensor = _four_axes(call, mask, sizes, num_keys)
     if 0 in (sizes.B, sizes.I, num_keys):
         return None, None
@@ -200,6 +209,7 @@ class KeptMasks:
         self._kept: dict[Hashable, tuple[Tensor, tuple[Mask | None, Bias | None]]] = {}
 
     def read(self, call: str, mask: Tensor, sizes: Sizes, num_keys: int) -> tuple[Mask | None, Bias | None]:
+        """`read_mask` for a tensor: what the latest call with such sizes read, if its tensor was equal."""
         if not self._may_keep(mask):
             return _read(call, mask, sizes, num_keys)
         shape = mask.shape, mask.dtype, sizes.B, sizes.H, sizes.I, num_keys
@@ -207,7 +217,8 @@ class KeptMasks:
         if earlier is not None and torch.equal(earlier[0], mask):
             read = earlier[1]
             if read[0] is not None:
-                vars(read[0])["is_kept"] = True  # from the second call on: other tensors may come once only
+                # a kept mask may be part of a kept plan: not at its first call, because many tensors come only once
+                vars(read[0])["is_kept"] = True
             return read
         copy = mask.clone()
         read = _read(call, copy, sizes, num_keys)
@@ -216,6 +227,7 @@ class KeptMasks:
         return read
 
     def _forget_oldest(self) -> None:
+        """Drop the oldest tensors until both limits hold."""
         kept = list(self._kept.items())
         total = sum(copy.nbytes for _, (copy, _) in kept)
         for number, (shape, (copy, _)) in enumerate(kept):
@@ -226,6 +238,7 @@ class KeptMasks:
             total -= copy.nbytes
 
     def _may_keep(self, mask: Tensor) -> bool:
+        """Whether the numbers of a mask can be compared now, and its copy is not too large."""
         is_plain = type(mask) is Tensor and mask.is_cpu and not mask.requires_grad and not is_transformed()
         return is_plain and has_numbers(mask) and mask.numel() * mask.element_size() <= self.MOST_BYTES
 
@@ -270,14 +283,17 @@ def _of_booleans(call: str, allowed: Tensor, sizes: Sizes, num_keys: int) -> Mas
 
 
 def _of_numbers(call: str, mask: Tensor, added: Tensor, sizes: Sizes, num_keys: int) -> tuple[Mask | None, Bias | None]:
-    """A tensor of numbers that are added to the scores: those that hide their key are a mask, the others a bias."""
+    """A tensor of numbers that are added to the scores: those that hide their key are a mask, the others a bias.
+
+    `mask` is the tensor of the caller, and `added` the same with four axes.
+    """
     whole = added.expand(-1, -1, sizes.I, num_keys)
     positions = Positions.aligned_to_end(sizes.I, num_keys)
     if mask.requires_grad and mask.is_floating_point():
         return None, LearnedBias(whole, positions)
     if not mask.is_floating_point() or _is_doubtful(mask):
         raise RegardError(f"{call}(mask=...): got a tensor of {mask.dtype}. {mask_remedy(mask)}")
-    if not has_numbers(mask):
+    if not has_numbers(mask):  # traced: which of them hide a key is unknown, and as a bias they hide it too
         return None, bias_of(added, positions, sizes.I, num_keys)
     hidden = hides(added)
     rest = added.masked_fill(hidden, 0)
@@ -286,7 +302,7 @@ def _of_numbers(call: str, mask: Tensor, added: Tensor, sizes: Sizes, num_keys: 
 
 
 def _is_doubtful(mask: Tensor) -> bool:
-    """Whether numbers are 1 and 0, which torch adds to the scores, or hold NaN."""
+    """Whether the caller may mean a boolean mask, with numbers that are all 1 and 0, or the numbers hold NaN."""
     if not has_numbers(mask) or not mask.numel():
         return False
     return bool(mask.isnan().any()) or bool((mask == 1).any() & ((mask == 0) | (mask == 1)).all())

@@ -109,6 +109,20 @@ def test_few_masks_are_kept_and_the_latest_stay(monkeypatch):
     assert kept_masks._kept == before and len(kept_plans) <= 128
 
 
+@pytest.mark.parametrize("low", [-1.0, -1e9])
+def test_additive_masks_may_be_mapped(low):
+    """Inside torch.vmap no number can be read, so a number that hides its key is added as any other."""
+    q, k, v = torch.randn(3, 1, 2, 5, 4).double()
+    masks = torch.where(torch.rand(3, 5, 5) < 0.5, low, 0.25).double()
+    found = torch.vmap(lambda mask: rg.attend(q, k, v, mask=mask, engine="dense").output)(masks)
+    torch.testing.assert_close(found, torch.stack([exact(q, k, v, mask)[0] for mask in masks]))
+
+
+def test_additive_masks_may_be_on_the_meta_device():
+    q, k, v = torch.empty(3, 1, 2, 5, 4, device="meta")
+    assert rg.attend(q, k, v, mask=torch.empty(5, 5, device="meta")).output.shape == q.shape
+
+
 def test_a_mask_with_gradients_is_not_kept():
     q, k, v = torch.randn(3, 1, 2, 5, 8)
     table = torch.zeros(5, 5, requires_grad=True)

@@ -70,6 +70,16 @@ def test_one_rank_is_one_process_with_tensors_of_the_call(name):
     torch.testing.assert_close(seen.weights.dense(), alone.weights.dense(), **CLOSE)
 
 
+@pytest.mark.parametrize(
+    "attention", [rg.Attention(mask=rg.causal()), rg.Attention(transition=rg.transitions.Decay(-0.1))]
+)
+@pytest.mark.parametrize("name", ["query", "key"])
+def test_vectors_of_all_tokens_are_refused_by_name(attention, name):
+    x = torch.randn(1, 2, 5, 4)
+    with pytest.raises(rg.RegardError, match=rf"weights\.{name}.* rank"):
+        getattr(attention(x, x, x, engine="ring").weights, name)
+
+
 def test_a_request_is_told_in_intervals():
     """What a rank asks for stands in the error of all ranks; neighbors are one interval."""
     x = torch.randn(1, 2, 9, 4)

@@ -58,6 +58,15 @@ def test_a_long_map_is_read_in_blocks_and_within_no_budget_of_all(monkeypatch):
     torch.testing.assert_close(weights.at_offset(-2)[..., 2:], weights.dense().diagonal(-2, 2, 3))
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_without_keys_every_query_has_weight_zero(requires_grad):
+    q, k = torch.randn(B, H, I, D, requires_grad=requires_grad), torch.randn(B, H, 0, D)
+    weights = rg.Attention()(q, k, k).weights
+    for found in (weights.at_keys([-1] * I), weights.at_offset(-1)):
+        torch.testing.assert_close(found.detach(), torch.zeros(B, H, I))
+        assert found.requires_grad == requires_grad
+
+
 def test_gradients_pass():
     q, k = (torch.randn(1, 2, 5, D, dtype=torch.float64, requires_grad=True) for _ in range(2))
     weights = rg.Attention(mask=rg.causal())(q, k, k).weights

@@ -15,6 +15,7 @@ from regard.catalog import mechanisms
 from regard.catalog.entry import call_tensors
 from regard.diagnosis.laws import runs
 from regard.engine import ENGINES
+from regard.pieces.same_group import SameGroup
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 every_mechanism = pytest.mark.parametrize("name", sorted(mechanisms()))
@@ -164,6 +165,23 @@ def test_masks_made_on_the_host_serve_the_device(mask, dtype):
         close(seen.output, expected.output)
     close(seen.weights.dense(), expected.weights.dense())
     close(seen.weights.entropy(), expected.weights.entropy())
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda place: SameGroup(place(torch.tensor([[0, 0, 1], [0, 1, 1]]))),
+        lambda place: rg.mask_tensor(
+            place(torch.ones(2, 1, 3, 3).tril().bool() & torch.eye(2).bool()[:, :1, None, None])
+        ),
+        lambda place: rg.masks.chosen_keys(place(torch.tensor([[[[0], [1], [2]]], [[[2], [0], [0]]]]))),
+        lambda place: rg.padding(place(torch.tensor([3, 1]))),
+    ],
+)
+def test_indices_on_the_host_select_entries_of_masks_made_on_the_device(mask):
+    index = torch.tensor([1, 0, 1])
+    expected = mask(lambda tensor: tensor).dense(3)[index]
+    torch.testing.assert_close(mask(moved).select(index).dense(3), expected)
 
 
 def test_dropout_drops_what_it_drops_on_the_cpu(dtype):

@@ -115,6 +115,7 @@ class Composite(Mechanism):
         )
 
     def attend_request(self, request: Request, cache: Cache | None, check: bool) -> AttentionOutput:
+        """Run the parts in their order and join them. Listeners get the joined map only, not those of the parts."""
         request, next_cache = _extended(request, cache)
         if check:
             check_finite(query=request.query, key=request.key, value=request.value)
@@ -129,19 +130,21 @@ class Composite(Mechanism):
         return AttentionOutput(output, weights, next_cache)
 
     def plan_request(self, request: Request, cache: Cache | None) -> CompositePlan:
+        """The plans of all parts; of a part that is a composite, those of its parts."""
         request = _extended(request, cache)[0]
         plans: list[ExecutionPlan] = []
-        for part, value in _planned(self._prepared(request).parts):
+        for part, value in _with_values(self._prepared(request).parts):
             plans += plan(part.query, part.key, value, **_options(part, request)).parts
         return CompositePlan(self, tuple(plans), Sizes.of(request.query, request.key, request.value))
 
     def _prepared(self, request: Request) -> PreparedParts:
+        """The parts of a call that `_extended` returned."""
         assert request.positions is not None
         return self.prepare(CompositeCall(*request[1:5], request.tensors))  # type: ignore[arg-type]
 
 
-def _planned(parts: Sequence[Part]) -> Iterator[tuple[Part, Tensor]]:
-    """The parts with their values. Zeros replace the outputs of earlier parts, because a plan depends on sizes only."""
+def _with_values(parts: Sequence[Part]) -> Iterator[tuple[Part, Tensor]]:
+    """The parts with their values, for a plan. It depends on sizes only, so outputs of earlier parts are zeros."""
     output: Tensor | None = None
     for part in parts:
         value = part.value
@@ -153,7 +156,7 @@ def _planned(parts: Sequence[Part]) -> Iterator[tuple[Part, Tensor]]:
 
 
 def _options(part: Part, request: Request) -> dict[str, Any]:
-    """The arguments of a part: its own, and those tensors of the call that it needs."""
+    """The arguments of `attend` for a part: its own, the engine, and those tensors of the call that it needs."""
     needed = {name: request.tensors[name] for piece in part.attention.pieces() for name in needs_of(piece)}
     return {"attention": part.attention, "positions": part.positions, "engine": request.engine, **needed}
 

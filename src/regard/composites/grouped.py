@@ -38,9 +38,11 @@ class Grouped(Composite):
 
     @property
     def mask(self) -> Mask | None:  # type: ignore[override]
+        """Causal if no query attends to a later token, else None. `attention.mask` decides about whole groups."""
         return causal() if sees_no_later_key(self.attention.mask) else None
 
     def prepare(self, call: CompositeCall) -> PreparedParts:
+        """One part: the attention, with a mask of groups, to the keys and values of the groups."""
         sizes, mask = Sizes.of(call.query, call.key, call.value), self.attention.mask
         self.groups.check(sizes.J, mask)
         grid = Grid.whole(call.positions, sizes.B, sizes.H, sizes.I, call.key.device)

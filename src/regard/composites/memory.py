@@ -49,6 +49,7 @@ class SegmentMemory(Composite):
         return self.attention.mask
 
     def prepare(self, call: CompositeCall) -> PreparedParts:
+        """No parts: `join` sums over segments. If the keys are not those from position 0 on, one part with the mask."""
         sizes, positions = Sizes.of(call.query, call.key, call.value), call.positions
         is_aligned = 0 <= positions.start <= sizes.J - sizes.I and positions.keys.intervals == ((0, sizes.J),)
         if sizes.is_empty or not is_aligned:
@@ -57,7 +58,7 @@ class SegmentMemory(Composite):
         return PreparedParts([], lambda _: self._summed(call, sizes))
 
     def _summed(self, call: CompositeCall, sizes: Sizes) -> tuple[Tensor, AttentionMap]:
-        """The output and the map by sums over segments."""
+        """The output and the map by sums over segments. A column of ones in the values gives the sum of each row."""
         prepared = Prepared.of(self.attention, call.query, call.key, call.positions)
         query, key, value = map(at_least_float32, (prepared.query, prepared.key, call.value))
         state = self._states(key, torch.cat((value, torch.ones_like(value[..., :1])), -1))
@@ -68,13 +69,19 @@ class SegmentMemory(Composite):
         return output.to(call.value.dtype), weights
 
     def _states(self, key: Tensor, value: Tensor) -> Tensor:
-        """sum_j phi(k_j) v_j^T over all segments before each segment, and before the next: (B, G, n + 1, W, E)."""
+        """What each of the n segments reads, and the next one: sums of phi(k_j) v_j^T over the segments before it.
+
+        Features of keys (B, G, J, W), values (B, G, J, E) -> (B, G, n + 1, W, E).
+        """
         missing = -key.shape[2] % self.size
         key, value = (F.pad(x, (0, 0, 0, missing)).unflatten(2, (-1, self.size)) for x in (key, value))
         return F.pad((key.mT @ value).cumsum(2), (0, 0, 0, 0, 1, 0))
 
     def _read(self, query: Tensor, state: Tensor, start: int) -> Tensor:
-        """phi(q_i) times the state of its segment: (B, G, R, I, W) -> (B, G, R, I, E)."""
+        """phi(q_i) times the state of its segment: (B, G, R, I, W) -> (B, G, R, I, E). `start`: of the first query.
+
+        Zeros before and after the queries fill the first and the last segment.
+        """
         num_queries, before = query.shape[3], start % self.size
         after = -(before + num_queries) % self.size
         segments = F.pad(query, (0, 0, before, after)).unflatten(3, (-1, self.size))

@@ -202,16 +202,16 @@ class Sum(Composite):
 
     def _channels(self, call: CompositeCall) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """The queries and the keys of each part."""
-        count = len(self.parts)
+        num_parts = len(self.parts)
         if not self.splits_channels:
-            return [call.query] * count, [call.key] * count
+            return [call.query] * num_parts, [call.key] * num_parts
         widths = call.query.shape[-1], call.key.shape[-1]
-        if any(width % count for width in widths):
+        if any(width % num_parts for width in widths):
             raise RegardError(
                 f"Sum(splits_channels=True): queries of width {widths[0]} and keys of width {widths[1]} cannot be cut "
-                f"into {count} equal parts. Join the channels of the parts: torch.cat((q_1, q_2), -1)."
+                f"into {num_parts} equal parts. Join the channels of the parts: torch.cat((q_1, q_2), -1)."
             )
-        return call.query.chunk(count, -1), call.key.chunk(count, -1)
+        return call.query.chunk(num_parts, -1), call.key.chunk(num_parts, -1)
 
     def extra_repr(self) -> str:
         return "splits_channels=True" if self.splits_channels else ""

@@ -83,6 +83,7 @@ class Nystrom(Composite):
         self.num_landmarks, self.iterations = num_landmarks, iterations
 
     def prepare(self, call: CompositeCall) -> PreparedParts:
+        """Landmarks read the tokens, A^+ mixes what they read, and the tokens read the landmarks."""
         I, J, M = call.query.shape[2], call.key.shape[2], self.num_landmarks
         plain = Attention()
         if max(I, J) <= M:
@@ -91,7 +92,8 @@ class Nystrom(Composite):
         inverse = self._inverse(query, key)
         head_keys = key.repeat_interleave(query.shape[1] // key.shape[1], 1)  # landmark values differ by query head
 
-        def landmark_values(output: Tensor) -> Tensor:  # of the first part, times A^+: the values of the second
+        def landmark_values(output: Tensor) -> Tensor:
+            """The values of the second part: the output of the first, times A^+."""
             return (inverse @ at_least_float32(output)).to(call.value.dtype)
 
         def join(seen: list[AttentionOutput]) -> tuple[Tensor, AttentionMap]:
@@ -108,7 +110,10 @@ class Nystrom(Composite):
         return means.mT.unflatten(0, x.shape[:2]).to(x.dtype)
 
     def _inverse(self, query: Tensor, key: Tensor) -> Tensor:
-        """The approximate pseudo-inverse of the weights of landmarks on landmarks, (B, H, M, M)."""
+        """The approximate pseudo-inverse of the weights of landmarks on landmarks, (B, H, M, M).
+
+        The first matrix is A^T / (|A|_1 |A|_inf), where the rows of A sum to 1. Each step is eq. 11 of the paper.
+        """
         query, key = at_least_float32(query), at_least_float32(key)
         key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
         weights = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1)

@@ -142,6 +142,11 @@ class AttentionMap(TensorInterface, ABC):
     def select(self, batch: Index, head: Index) -> AttentionMap:
         """The map of some batch entries and heads (indices), still lazy."""
 
+    def _selected_indices(self, batch: Index, head: Index) -> tuple[Tensor, Tensor]:
+        """The arguments of `select` as indices on the host."""
+        (B, H), owner = self.shape[:2], "weights.select"
+        return indices(owner, "batch", batch, B), indices(owner, "head", head, H)
+
     @abstractmethod
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         """Weights of a tile (B, H, I', J'): slices, or indices on the host; the indices of keys ascend."""
@@ -204,6 +209,7 @@ class AttentionMap(TensorInterface, ABC):
         raise RegardError(f"weights.key: {self._without_scores()}")
 
     def _without_scores(self) -> str:
+        """The end of the error for a map without queries and keys."""
         return f"this map has no queries and keys. It is {self._made_of}."
 
     @property
@@ -297,13 +303,15 @@ class AttentionMap(TensorInterface, ABC):
                 f"weights.at_keys: keys are indices from 0 to {J - 1}, or -1 for none, of shape ({I},) or ({B}, {I}), "
                 f"one for each query; got {keys.dtype} of shape {tuple(keys.shape)}."
             )
+        if not J:
+            return self.tile().sum(3)  # zeros, in the graph of the map
         keys = (keys[None] if keys.ndim == 1 else keys).long()
-        parts = [torch.zeros(B, H, 0, dtype=self._dtype, device=self.device)]
-        for rows in torch.arange(I).split(TILE[0]) if J else ():
+        parts = []
+        for rows in torch.arange(I).split(TILE[0]):
             columns, place = keys[:, rows].clamp_min(0).unique(return_inverse=True)
-            index, is_there = (to_device(x, self.device)[:, None, :, None] for x in (place, keys[:, rows] >= 0))
+            index, has_key = (to_device(x, self.device)[:, None, :, None] for x in (place, keys[:, rows] >= 0))
             tile = self.tile(rows=rows, cols=columns)
-            parts.append(tile.gather(3, index.expand(B, H, -1, 1)).where(is_there, 0.0)[..., 0])
+            parts.append(tile.gather(3, index.expand(B, H, -1, 1)).where(has_key, 0.0)[..., 0])
         return torch.cat(parts, 2)
 
     @checked
@@ -345,6 +353,7 @@ class AttentionMap(TensorInterface, ABC):
         return True  # an empty batch is a map too
 
     def _within_budget(self, size: int, budget: int = BUDGET) -> None:
+        """Refuse a result of more bytes than the budget."""
         if size > budget:
             raise RegardError(
                 f"weights: this tensor takes {size / 2**20:,.0f} MiB, "
@@ -518,25 +527,27 @@ class AttentionMap(TensorInterface, ABC):
         """Ranges of queries, the keys that some of them may attend to (and short gaps), and those that all may.
 
         A range has at most TILE[0] queries, and fewer if one of its tiles would not fit in the workspace. If `whole` is
-        given, all tiles of a range must fit at once, with that number of times the memory.
+        given, all tiles of a range must fit at once, with that number of times the memory. A mask may allow each range
+        another number of keys, so the height is halved until a range fits, and doubled again for the next one.
         """
         B, H, I, J = self.shape
-        size = WORKSPACE // (B * H * self._bytes_per_weight * max(1, whole))
+        most_pairs = WORKSPACE // (B * H * self._bytes_per_weight * max(1, whole))
         top, height, widest = 0, TILE[0], J if whole else TILE[1]
         while top < I:
             rows, any_allowed = self._range_of_rows(top, height)
-            while height > 1 and height * min(len(any_allowed), widest) > size:
+            while height > 1 and height * min(len(any_allowed), widest) > most_pairs:
                 height //= 2
                 rows, any_allowed = self._range_of_rows(top, height)
             yield rows, any_allowed, self._spans("all_allowed", rows)
             top, height = rows.stop, min(2 * height, TILE[0])
 
     def _range_of_rows(self, top: int, height: int) -> tuple[slice, Spans]:
+        """At most `height` queries from `top` on, and the keys that some of them may attend to (and short gaps)."""
         rows = slice(top, min(top + height, self.shape[2]))
         return rows, self._spans("any_allowed", rows).gaps_up_to(GAP)
 
     def _spans(self, question: str, rows: slice) -> Spans:
-        """The mask's answer for a range of queries, as indices of keys."""
+        """The answer of the mask to "any_allowed" or "all_allowed" for a range of queries, as indices of keys."""
         mask, positions = self.attention.mask, self.positions
         if mask is None:
             return Spans.of((0, self.shape[3]))
@@ -599,6 +610,7 @@ class RecomputedMap(AttentionMap):
     A subclass sets `_versions` to `versions_of(self._shared_tensors())`.
     """
 
+    #: The error for a look after such a change.
     _stale: ClassVar[str]
     _versions: list[int]
 

@@ -50,6 +50,7 @@ class Sum(Reduction[Tensor]):
 
 
 def _compiled_sum(reduction: Sum, state: State, sizes: Sizes) -> Parts | None:
+    """The sums as parts of a compiled pass: the weight that keys receive, or sums of weights times keys that are 1."""
     if reduction.dtype != torch.float32:
         return None
     if reduction.axis == QUERY:
@@ -74,21 +75,24 @@ class Extreme(Reduction[Tensor]):
 
     def init(self, shape: Shape, device: torch.device) -> State:
         kept, size = _without(shape, self.axis), torch.tensor(shape[self.axis], device=device)
-        best = torch.full(kept, -self._far, dtype=self.dtype, device=device)
+        best = torch.full(kept, self._worst, dtype=self.dtype, device=device)
         return [best, torch.zeros(kept, dtype=torch.int64, device=device), size]
 
     @property
-    def _far(self) -> float:
-        return torch.inf if self.is_largest else -torch.inf
+    def _worst(self) -> float:
+        """A number that every weight is better than."""
+        return -torch.inf if self.is_largest else torch.inf
 
     def add(self, state: State, tile: Tile) -> None:
+        """The extreme of the weights other than 0 of the tile, and their number."""
         kept, is_zero = _kept(tile, self.axis), tile.weights == 0
-        weights = tile.weights.masked_fill(is_zero, -self._far)
+        weights = tile.weights.masked_fill(is_zero, self._worst)
         best = weights.amax(self.axis) if self.is_largest else weights.amin(self.axis)
         state[0][:, :, kept] = self._better(state[0][:, :, kept], best)
         state[1][:, :, kept] += is_zero.logical_not().sum(self.axis)
 
     def _better(self, old: Tensor, new: Tensor) -> Tensor:
+        """The better of two numbers at each place; NaN where one of them is NaN."""
         is_better = (new > old if self.is_largest else new < old) | new.isnan()
         return torch.where(is_better, new, old)
 
@@ -96,6 +100,7 @@ class Extreme(Reduction[Tensor]):
         return [self._better(state[0], other[0]), state[1] + other[1], state[2]]
 
     def finish(self, state: State) -> Tensor:
+        """The extreme, among which is 0 where fewer weights were counted than the axis has."""
         best, counts, size = state
         return torch.where(counts < size, self._better(best, torch.zeros_like(best)), best)
 
@@ -120,10 +125,12 @@ class Product(Reduction[Tensor]):
 
 
 def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
+    """The shape without this axis."""
     return (*shape[:axis], *shape[axis + 1 :])
 
 
 def _kept(tile: Tile, axis: int) -> slice:
+    """The queries of the tile, or its keys: those of the axis that a reduction over the other one keeps."""
     return tile.rows if axis == KEY else tile.cols
 
 
@@ -150,12 +157,14 @@ def extreme(weights: Reducible, axes: tuple[int, ...], is_largest: bool) -> Tens
 def _reduced(
     weights: Reducible, axes: tuple[int, ...], along: Callable[[int], Reduction[Tensor]], operation: AxisOperation
 ) -> Tensor:
-    """A reduction over keys or queries leaves O(n) numbers, which torch reduces; tiles are reduced over batch and
-    heads.
+    """A reduction over these axes, which keep the size 1.
+
+    With the keys or the queries among them, `along(axis)` is a reduction over the last of the axes. It leaves O(n)
+    numbers, which `operation` reduces over the others. Over batch and heads alone, `operation` reduces tiles.
     """
     axis = max(axes)
     if axis >= QUERY:
-        return operation(weights.summarize(along(axis))[0].unsqueeze(axis), axes)
+        return operation(weights.summarize(along(axis))[0].unsqueeze(axis), axes)  # `axis` has the size 1 already
     return _by_parts(weights, axes, QUERY, lambda tile: [operation(tile, axes)])[0]
 
 
@@ -171,7 +180,11 @@ def extreme_places(weights: Reducible, axis: int, is_largest: bool) -> list[Tens
 def _by_parts(
     weights: Reducible, axes: tuple[int, ...], along: int, operation: Callable[[Tensor], Sequence[Tensor]]
 ) -> list[Tensor]:
-    """The results of a reduction over these axes, for a part of the queries or keys (`along`) at a time."""
+    """The results of `operation`, which reduces tiles over these axes and keeps them with the size 1.
+
+    It gets all weights of a part of the queries (`along` is QUERY) or of the keys (KEY) at a time. `along` is none of
+    the axes, so that the results of the parts are joined on it.
+    """
     kept = [1 if axis in axes else size for axis, size in enumerate(weights.shape)]
     weights._within_budget(torch.Size(kept).numel() * weights.dtype.itemsize)
     name = "rows" if along == QUERY else "cols"
@@ -203,7 +216,10 @@ def product(weights: Reducible, matrix: Tensor) -> Tensor:
 
 
 class _WithValues(torch.autograd.Function):
-    """The output of a product, with gradients with respect to the values, by a second pass over the tiles."""
+    """The output of a product, with gradients with respect to the values, by a second pass over the tiles.
+
+    `output` may be in the graph of the weights, whose gradient it passes on.
+    """
 
     @staticmethod
     def forward(ctx: Any, weights: Reducible, values: Tensor, output: Tensor) -> Tensor:

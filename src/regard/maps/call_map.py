@@ -42,7 +42,7 @@ def problem_of(
     tensors: CallTensors = EMPTY,
     memory: Memory | None = None,
 ) -> Problem:
-    """The problem of a call, after checks of all sizes."""
+    """The problem of a call (`Problem` says what each argument is), after checks of all sizes."""
     sizes = Sizes.of(query, key, value)
     check_positions(positions)
     positions = positions or Positions.aligned_to_end(sizes.I, sizes.J)
@@ -66,7 +66,7 @@ def _transported(problem: Problem, row_statistic: RowStatistic | None) -> Attent
     return TransportedMap(problem.prepared.steps, problem.pieces_snapshot(), problem.positions)
 
 
-#: Family of weights -> the class of the map of a call; the same for a call of a ring.
+#: Family of weights -> what makes the map of a call, and of a call of a ring.
 MAPS = {Scored: _scored, Transported: _transported}
 RING_MAPS: dict[type[Family], Callable[[Any, Result], AttentionMap]] = {
     Scored: RingMap,
@@ -82,14 +82,14 @@ def map_of_tensors(
     positions: Positions | None,
     tensors: dict[str, Any],
 ) -> AttentionMap:
-    """`AttentionMap.of`."""
+    """`AttentionMap.of`, which says what the arguments are. Errors of `attend` name it in place of `attend`."""
     with errors_named("attend", "AttentionMap.of"):
         checked_attention("attend: the first argument", attention)
         if isinstance(key, PagedKeys):
             attention, key = _gathered(attention, key, positions)
         query, key = in_autocast_dtype(query), in_autocast_dtype(key)
         given = check_call_tensors("attend", attention.pieces(), Sizes.of(query, key, key), tensors)
-        problem = problem_of(attention, query, key, key[..., :1], positions, tensors=given)
+        problem = problem_of(attention, query, key, key[..., :1], positions, tensors=given)  # weights need no values
     return map_of(problem, None if statistic is None else _checked_statistic(problem, statistic))
 
 
@@ -128,12 +128,12 @@ def _compare(problem: Problem, given: Tensor) -> None:
     rows = spread_indices(problem.sizes.I, COMPARED_ROWS)
     parts = problem.attention, problem.prepared, problem.positions, problem.grid, rows
     exact = recomputed_statistic(*parts)[0]
-    found = given[:, :, rows.to(given.device)].to(exact.dtype)
-    wrong = ~torch.isclose(found, exact, rtol=1e-2, atol=STATISTIC_TOLERANCE) & ~(found.isneginf() & exact.isneginf())
+    some = given[:, :, rows.to(given.device)].to(exact.dtype)
+    wrong = ~torch.isclose(some, exact, rtol=1e-2, atol=STATISTIC_TOLERANCE) & ~(some.isneginf() & exact.isneginf())
     if not wrong.any():
         return
     b, h, row = wrong.nonzero()[0].tolist()
-    is_base_2 = torch.isclose(found * math.log(2), exact, rtol=1e-2, atol=STATISTIC_TOLERANCE)[wrong].all()
+    is_base_2 = torch.isclose(some * math.log(2), exact, rtol=1e-2, atol=STATISTIC_TOLERANCE)[wrong].all()
     remedy = (
         "The numbers are logarithms of base 2, as FlashInfer returns them: give statistic * math.log(2)."
         if bool(is_base_2)
@@ -142,7 +142,7 @@ def _compare(problem: Problem, given: Tensor) -> None:
     )
     raise RegardError(
         f"AttentionMap.of: the statistic of batch entry {b}, head {h}, query {int(rows[row])} is "
-        f"{float(found[b, h, row]):.4g}, but the log-sum-exp of its scores is {float(exact[b, h, row]):.4g}. {remedy}"
+        f"{float(some[b, h, row]):.4g}, but the log-sum-exp of its scores is {float(exact[b, h, row]):.4g}. {remedy}"
     )
 
 

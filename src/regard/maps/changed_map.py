@@ -101,14 +101,14 @@ class ShareMap(ChangedMap):
     @checked
     def select(self, batch: Index, head: Index) -> ShareMap:
         """The map of some batch entries and heads (indices), still lazy."""
-        b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
-        h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
+        b, h = (to_device(index, self.device) for index in self._selected_indices(batch, head))
         return ShareMap(self.source.select(batch, head), Signs(*(part[b][:, h] for part in self.signs)))
 
     def live_rows(self) -> LiveRows:
         return mapped_rows(self.source.live_rows(), _shares_of_rows)
 
     def _shares(self, weights: Tensor, rows: Tensor | slice) -> Tensor:
+        """The shares of some weights (B, H, I', J') of these rows."""
         rows = rows if isinstance(rows, slice) else to_device(rows, self.device)
         totals = self.totals[:, :, rows, None].to(weights.dtype)
         return weights.abs() / totals.masked_fill(totals == 0, 1.0)
@@ -160,7 +160,7 @@ class GradientMap(OfSource, RecomputedMap):
     )
 
     def __init__(self, source: AttentionMap, gradient: Tensor, value: Tensor) -> None:
-        _check(source, gradient, value)
+        _check_tensors(source, gradient, value)
         super().__init__(source)
         self.gradient, self._value = gradient.detach(), value.detach()
         inputs = (gradient, value)
@@ -187,14 +187,14 @@ class GradientMap(OfSource, RecomputedMap):
     def select(self, batch: Index, head: Index) -> GradientMap:
         """The map of some batch entries and heads (indices), still lazy."""
         self._check_unchanged()
-        b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
-        h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
+        b, h = (to_device(index, self.device) for index in self._selected_indices(batch, head))
         groups = h // (self.shape[1] // self.value.shape[1])
         gradient, value = self._tensors
         return GradientMap(self.source.select(batch, head), gradient[b][:, h], value[b][:, groups])
 
     @property
     def _tensors(self) -> tuple[Tensor, Tensor]:
+        """The gradient and the values, with their graphs if the map was made in grad mode."""
         return self._live or (self.gradient, self.value)
 
     @property
@@ -202,6 +202,8 @@ class GradientMap(OfSource, RecomputedMap):
         return self.source.requires_grad or self._live is not None
 
     def live_rows(self) -> LiveRows:
+        """The live rows of the weights, times their derivatives from the gradient and the values with their graphs."""
+
         def combine(parts: list[Any]) -> Rows:
             rows, tensors = parts
             return lambda i, keys: (rows(i, keys)[0] * self._slopes(i, keys.tensor("cpu"), *tensors), None)
@@ -226,7 +228,8 @@ class GradientMap(OfSource, RecomputedMap):
             yield replace(tile, weights=weights, log_weights=None)
 
 
-def _check(source: AttentionMap, gradient: Tensor, value: Tensor) -> None:
+def _check_tensors(source: AttentionMap, gradient: Tensor, value: Tensor) -> None:
+    """Refuse gradients and values that do not fit the map of the weights."""
     B, H, I, J = source.shape
     shapes = f"weights {source.shape}, gradient {tuple(gradient.shape)}, values {tuple(value.shape)}"
     fits = gradient.ndim == value.ndim == 4 and gradient.shape[:3] == (B, H, I)
@@ -319,15 +322,14 @@ class ValueWeightedMap(ChangedMap):
     @checked
     def select(self, batch: Index, head: Index) -> ValueWeightedMap:
         """The map of some batch entries and heads (indices), still lazy."""
-        b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
-        h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
+        b, h = (to_device(index, self.device) for index in self._selected_indices(batch, head))
         return ValueWeightedMap(self.source.select(batch, head), self.norms[b][:, h])
 
     def carried(self) -> Tensor:
         """sum_j ||w_ij v_j W_O||: how much every query receives from all keys; (B, H, I)."""
         if self.source.is_signed or self.norms.requires_grad:
             return self.summarize(Carried(torch.ones_like(self.norms)))[0]
-        return self.source.summarize(Carried(self.norms))[0]
+        return self.source.summarize(Carried(self.norms))[0]  # |w| = w: kernels may compute it
 
     def received(self) -> Tensor:
         """sum_i ||w_ij v_j W_O||: how much all queries receive from each key; (B, H, J)."""
@@ -338,6 +340,7 @@ class ValueWeightedMap(ChangedMap):
         return self.carried().mean(-1)
 
     def _scaled(self, weights: Tensor, cols: Tensor | slice, norms: Tensor | None = None) -> Tensor:
+        """|w_ij| c_j of some weights on these keys, with `norms` c (by default those of the map, without a graph)."""
         cols = cols if isinstance(cols, slice) else to_device(cols, self.device)
         norms = self.norms.detach() if norms is None else norms
         return (weights.abs() if self.source.is_signed else weights) * norms[:, :, None, cols]
@@ -351,6 +354,8 @@ class ValueWeightedMap(ChangedMap):
         return self.source.requires_grad or self.norms.requires_grad
 
     def live_rows(self) -> LiveRows:
+        """The live rows of the other map, times the norms with their graph."""
+
         def combine(parts: list[Any]) -> Rows:
             rows, (norms,) = parts
             return lambda queries, keys: (self._scaled(rows(queries, keys)[0], keys.tensor("cpu"), norms), None)
@@ -488,8 +493,11 @@ class QuerySample(ChangedMap):
         return QuerySample(self.source.select(batch, head), self.queries)
 
     def live_rows(self) -> LiveRows:
+        """Some of the live rows of the other map: `queries` count here, `self.queries` there."""
+
         def combine(parts: list[Any]) -> Rows:
-            return lambda queries, keys: parts[0](self.queries[queries], keys)
+            (rows,) = parts
+            return lambda queries, keys: rows(self.queries[queries], keys)
 
         return joined_rows([self.source.live_rows()], combine)
 

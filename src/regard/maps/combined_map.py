@@ -63,6 +63,7 @@ class SumMap(AttentionMap):
 
     @cached_property
     def has_shares(self) -> bool:  # type: ignore[override]
+        """Whether the parts have shares, and the factors of each row are not negative and sum to 1."""
         if not all(part.has_shares for part in self.parts):
             return False
         return are_shares(torch.stack(torch.broadcast_tensors(*(factor.float() for factor in self.factors)), -1))
@@ -82,8 +83,7 @@ class SumMap(AttentionMap):
     @checked
     def select(self, batch: Index, head: Index) -> SumMap:
         """The map of some batch entries and heads (indices), still lazy."""
-        b = indices("weights.select", "batch", batch, self.shape[0])
-        h = indices("weights.select", "head", head, self.shape[1])
+        b, h = self._selected_indices(batch, head)
         live = self.factors if self._live is None else self._live.template.around(self._live.tensors)
         factors = [_selected(_selected(factor, 0, b), 1, h) for factor in live]
         return SumMap([part.select(b, h) for part in self.parts], factors)
@@ -92,6 +92,7 @@ class SumMap(AttentionMap):
         return self._summed(self.factors, (part._weights(rows, cols) for part in self.parts), rows)
 
     def _summed(self, factors: Sequence[Tensor], weights: Iterable[Tensor], rows: Tensor | slice) -> Tensor:
+        """sum_m c_m W_m of the weights of each part, (B, H, I', J'), on these rows."""
         terms = (_of_rows(c, rows).to(self._dtype) * w for c, w in zip(factors, weights, strict=True))
         return reduce(torch.add, terms)
 
@@ -100,16 +101,17 @@ class SumMap(AttentionMap):
         return any(part.requires_grad for part in self.parts) or self._live is not None
 
     def live_rows(self) -> LiveRows:
+        """Sums of the live rows of the parts, with the factors that have graphs (or the snapshot of them)."""
         originals = self._live or Originals.of(*split_tensors(self.factors))
         if originals.are_changed:
             return LiveRows.refused(CHANGED)
 
         def combine(parts: list[Any]) -> Rows:
-            *parts, tensors = parts
+            *rows_of_parts, tensors = parts  # in the order of `joined_rows` below
             factors = originals.template.around(tensors)
 
             def rows(queries: Tensor | slice, keys: Spans) -> tuple[Tensor, None]:
-                return self._summed(factors, (part(queries, keys)[0] for part in parts), queries), None
+                return self._summed(factors, (part(queries, keys)[0] for part in rows_of_parts), queries), None
 
             return rows
 
@@ -117,6 +119,7 @@ class SumMap(AttentionMap):
 
 
 def _check_parts(parts: list[AttentionMap], factors: Sequence[float | Tensor]) -> None:
+    """Refuse no maps, another number of factors, and maps of other queries or keys."""
     if not parts or len(parts) != len(factors):
         raise RegardError(
             f"SumMap: {len(parts)} maps and {len(factors)} factors were given. Give one factor for each map, and at "
@@ -131,7 +134,7 @@ def _check_parts(parts: list[AttentionMap], factors: Sequence[float | Tensor]) -
 
 
 def _factor(number: int, factor: float | Tensor, part: AttentionMap) -> Tensor:
-    """The factor as a tensor with four axes, each of size 1 or of the size of the map."""
+    """The factor as a tensor (B or 1, H or 1, I or 1, 1) of the map `part`. `number` is its place, for the error."""
     B, H, I, _ = part.shape
     tensor = to_device(torch.as_tensor(factor), part.device)
     tensor = tensor.reshape(*[1] * (4 - tensor.ndim), *tensor.shape) if tensor.ndim < 4 else tensor
@@ -147,10 +150,12 @@ def _factor(number: int, factor: float | Tensor, part: AttentionMap) -> Tensor:
 
 
 def _selected(factor: Tensor, axis: int, index: Tensor) -> Tensor:
+    """The factor of some batch entries (axis 0) or heads (axis 1); an axis of size 1 is the same for all."""
     return factor if factor.shape[axis] == 1 else factor.index_select(axis, to_device(index, factor.device))
 
 
 def _of_rows(factor: Tensor, rows: Tensor | slice) -> Tensor:
+    """The factor of some queries."""
     if factor.shape[2] == 1:
         return factor
     return factor[:, :, rows if isinstance(rows, slice) else to_device(rows, factor.device)]
@@ -165,7 +170,7 @@ def union(masks: Sequence[Mask | None]) -> Mask | None:
 
 
 def weighted_sum(outputs: Sequence[Tensor], factors: Sequence[float | Tensor]) -> Tensor:
-    """sum_m c_m output_m, in the dtype of the outputs."""
+    """sum_m c_m output_m, in the dtype of the outputs; without a temporary tensor for each product."""
     shapes = [tuple(output.shape) for output in outputs]
     if any(shape != shapes[0] for shape in shapes):
         raise RegardError(
@@ -205,7 +210,7 @@ class ProductMap(AttentionMap):
         self.positions = positions or Positions(first.positions.start, last.positions.keys)
         queries, keys = self.positions.query(slice(0, first.shape[2]), first.device), self.positions.key(first.device)
         self.grid = Grid(first.grid.batch, first.grid.head, queries, keys, self.positions)
-        self.attention = Attention()
+        self.attention = Attention()  # without a mask: any pair may have a weight
 
     @cached_property
     def is_signed(self) -> bool:  # type: ignore[override]
@@ -230,35 +235,36 @@ class ProductMap(AttentionMap):
     @checked
     def select(self, batch: Index, head: Index) -> ProductMap:
         """The map of some batch entries and heads (indices), still lazy."""
-        b = indices("weights.select", "batch", batch, self.shape[0])
-        h = indices("weights.select", "head", head, self.shape[1])
+        b, h = self._selected_indices(batch, head)
         return ProductMap([factor.select(b, h) for factor in self.factors], self.positions)
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
-        product: Tensor | None = None
-        for number, factor in enumerate(self.factors):
-            i = rows if number == 0 else torch.arange(factor.shape[2])
-            j = cols if number == len(self.factors) - 1 else torch.arange(factor.shape[3])
-            weights = factor._weights(i, j).to(self._dtype)
-            product = weights if product is None else product @ weights
-        assert product is not None
-        return product
+        """The wanted rows of the first map times all of the maps between, and the wanted columns of the last."""
+        last = len(self.factors) - 1
+        tiles = (
+            factor._weights(
+                rows if number == 0 else torch.arange(factor.shape[2]),
+                cols if number == last else torch.arange(factor.shape[3]),
+            )
+            for number, factor in enumerate(self.factors)
+        )
+        return reduce(torch.matmul, (tile.to(self._dtype) for tile in tiles))
 
     @property
     def requires_grad(self) -> bool:
         return any(factor.requires_grad for factor in self.factors)
 
     def live_rows(self) -> LiveRows:
+        """The wanted rows of the first map, times all rows of each other; then the wanted columns of the product."""
         sizes = [factor.shape[2:] for factor in self.factors]
 
         def combine(parts: list[Any]) -> Rows:
             def rows(queries: Tensor | slice, keys: Spans) -> tuple[Tensor, None]:
-                product: Tensor | None = None
-                for number, (part, (I, J)) in enumerate(zip(parts, sizes, strict=True)):
-                    i = queries if number == 0 else slice(0, I)
-                    weights = part(i, Spans.of((0, J)))[0].to(self._dtype)
-                    product = weights if product is None else product @ weights
-                assert product is not None
+                tiles = (
+                    part(queries if number == 0 else slice(0, I), Spans.of((0, J)))[0]
+                    for number, (part, (I, J)) in enumerate(zip(parts, sizes, strict=True))
+                )
+                product = reduce(torch.matmul, (tile.to(self._dtype) for tile in tiles))
                 return product[..., keys.tensor(product.device)], None
 
             return rows
@@ -267,6 +273,7 @@ class ProductMap(AttentionMap):
 
 
 def _check_factors(factors: list[AttentionMap]) -> None:
+    """Refuse maps that cannot be multiplied in this order."""
     shapes = [factor.shape for factor in factors]
     if not factors:
         raise RegardError("ProductMap: give at least one map.")
@@ -372,6 +379,7 @@ class KeyGroupMap(RecomputedMap):
         return joined_rows([self.by_group.live_rows(), extra_tensors(originals.tensors)], combine)
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        """The wanted rows of W on all groups, times the wanted columns of C."""
         self._check_unchanged()
         by_group = self.by_group._weights(rows, torch.arange(self.by_group.shape[3]))
         columns = torch.arange(self.shape[3])[cols] if isinstance(cols, slice) else cols

@@ -111,6 +111,7 @@ def folds_of(reductions: Iterable[Reduction], problem: Problem) -> RowFolds | No
             continue
         state = reduction.init((s.B, s.H, s.I, s.J), problem.query.device)
         parts = parts_of(reduction, state, problem)
+        # with the output, a kernel computes one link of each row, and each part once
         is_single = not isinstance(reduction, TopLinks) or state[0].shape[-1] == 1
         if parts is not None and is_single and not parts.keys() & tensors.keys():
             tensors, states = tensors | parts, states | {reduction: state}
@@ -120,10 +121,13 @@ def folds_of(reductions: Iterable[Reduction], problem: Problem) -> RowFolds | No
 def differentiable(
     terms: KernelProblem, logsumexp: Tensor, states: Mapping[Reduction, State]
 ) -> dict[Reduction, State]:
-    """Those of the known states whose gradients the kernels compute, in the graph of the tensors of `terms`."""
+    """Those of the known states whose gradients the kernels compute, in the graph of the tensors of `terms`.
+
+    {} for maps with NaN or a coarse row (`pieces/normalizer.py`), whose log-sum-exp alone is not precise enough.
+    """
     if any_coarse(logsumexp) or logsumexp.isnan().any():
         return {}
-    all_parts = {f: parts_of(f, state, terms.problem) for f, state in states.items()}
+    all_parts = {reduction: parts_of(reduction, state, terms.problem) for reduction, state in states.items()}
     parts = {reduction: part for reduction, part in all_parts.items() if part is not None}
     known = {name: tensor for part in parts.values() for name, tensor in part.items()}
     if not known:
@@ -139,7 +143,10 @@ def first_shift(positions: Positions) -> int:
 
 
 def fill_compiled(terms: KernelProblem, logsumexp: Tensor, states: Mapping[Reduction, State]) -> set[Reduction]:
-    """Add the whole map to the states of the reductions that the kernels know, and return these reductions."""
+    """Add the whole map to the states of the reductions that the kernels know, and return these reductions.
+
+    None of them for maps with NaN or a coarse row, as in `differentiable`.
+    """
     if any_coarse(logsumexp) or logsumexp.isnan().any():
         return set()
     all_parts = {reduction: parts_of(reduction, state, terms.problem) for reduction, state in states.items()}
@@ -168,7 +175,7 @@ def _joined(waiting: dict[Reduction, Parts]) -> Parts:
 
 
 def _pass(terms: KernelProblem, logsumexp: Tensor, parts: Parts) -> None:
-    """Compute these parts: one pass for each pair of heads' products, and one for everything else."""
+    """Compute these parts: one pass for each one or two products of heads (`_pairs`), and one for everything else."""
     setting, inputs = terms.setting(), terms.inputs()
     for whole, part in _pairs(parts.pop("products", [])):
         add_products(setting, inputs, logsumexp, whole, part)
@@ -177,24 +184,30 @@ def _pass(terms: KernelProblem, logsumexp: Tensor, parts: Parts) -> None:
 
 
 def _pairs(wanted: list[HeadProducts]) -> Iterator[tuple[HeadProducts | None, HeadProducts]]:
-    """Products in pairs that one pass computes: the second is a part of the first."""
-    left = list(wanted)
-    while left:
-        part = left.pop(next((n for n, products in enumerate(left) if products.keys is not None), 0))
-        at = next((n for n, products in enumerate(left) if products.contains(part)), None)
-        yield None if at is None else left.pop(at), part
+    """Products that one pass computes: one, and another that contains it (None if there is none).
+
+    Those of chosen keys come first, because they contain no others.
+    """
+    waiting = list(wanted)
+    while waiting:
+        part = waiting.pop(next((n for n, products in enumerate(waiting) if products.keys is not None), 0))
+        whole = next((n for n, products in enumerate(waiting) if products.contains(part)), None)
+        yield None if whole is None else waiting.pop(whole), part
 
 
 def _similarity(reduction: Similarity, state: State, sizes: Sizes) -> Parts:
+    """The products of every two heads, over all keys of every n-th query."""
     return {"products": [HeadProducts(torch.arange(sizes.I, device="cpu") % reduction.every == 0, None, state[0])]}
 
 
 def _pyramid(reduction: Pyramid, state: State, sizes: Sizes) -> Parts:
+    """The sums and maxima of cells, and the cell of each query and key."""
     rows, columns = (torch.arange(length, device="cpu") >> reduction.level for length in (sizes.I, sizes.J))
     return {"cells": state[0], "cell_maxima": state[1], "row_cells": rows, "column_cells": columns}
 
 
 def _mass_where(reduction: MassWhere, state: State, _sizes: Sizes) -> Parts | None:
+    """The weight on later keys, if the mask allows exactly these; the kernels know no other mask."""
     mask, after = reduction.mask, Spans(((1, INFINITY),))
     is_later = mask.relative and mask.any_allowed(0, 1) == after == mask.all_allowed(0, 1)
     return {"later": state[0]} if is_later else None

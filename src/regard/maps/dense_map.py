@@ -17,7 +17,7 @@ from regard.base.positions import Positions
 from regard.base.shapes import at_least_float32, to_device, unusual_kind
 from regard.maps.attention_map import AttentionMap
 from regard.maps.gradients import LiveRows, Rows
-from regard.maps.indices import Index, indices
+from regard.maps.indices import Index
 from regard.maps.reductions import are_shares
 from regard.pieces.grid import Grid
 
@@ -97,8 +97,7 @@ class DenseMap(AttentionMap):
     @checked
     def select(self, batch: Index, head: Index) -> DenseMap:
         """The map of some batch entries and heads (indices)."""
-        b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
-        h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
+        b, h = (to_device(index, self.device) for index in self._selected_indices(batch, head))
         grid = replace(self.grid, batch=self.grid.batch[b], head=self.grid.head[h])
         return DenseMap(self._source, self._is_signed, grid, self._rule)
 
@@ -107,6 +106,8 @@ class DenseMap(AttentionMap):
         return isinstance(self._source, Tensor) and self._source.requires_grad
 
     def live_rows(self) -> LiveRows:
+        """Rows of the whole matrix, which is the only tensor."""
+
         def around(tensors: Sequence[Tensor]) -> Rows:
             return lambda queries, keys: (self._tile_of(tensors[0], queries, keys.tensor(self.device)), None)
 
@@ -116,5 +117,6 @@ class DenseMap(AttentionMap):
         return self._tile_of(self._whole, rows, cols)
 
     def _tile_of(self, whole: Tensor, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        """These rows and columns of the matrix `whole`, for the batch entries and heads of this map."""
         rows, cols = (x if isinstance(x, slice) else to_device(x, self.device) for x in (rows, cols))
         return at_least_float32(whole[:, :, rows][..., cols][self.grid.batch][:, self.grid.head])

@@ -89,15 +89,17 @@ class Divergence(Reduction[Tensor]):
                 f"Divergence: the map has (batch, heads, queries, keys) = {tuple(shape)}, and the target {given}. They "
                 "need the same queries and keys; batch and heads of the target are those of the map, or 1."
             )
-        return [zeros(device, B, H, I), zeros(device, B, H, I)]
+        return [zeros(device, B, H, I), zeros(device, B, H, I)]  # -sum_j p_ij log w_ij and sum_j p_ij over all tiles
 
     def _target(self, tile: Tile) -> Tensor:
+        """The target rows of a tile, (B or 1, H or 1, i, j)."""
         with torch.no_grad():
             if isinstance(self.to, AttentionMap):
                 return self.to._weights(tile.rows, tile.cols)
             return to_device(self.to[:, :, tile.rows, tile.cols], tile.weights.device)
 
     def add(self, state: State, tile: Tile) -> None:
+        """Add -sum_j p_ij log w_ij and sum_j p_ij of the keys of the tile."""
         target = self._target(tile).to(tile.weights.dtype)
         if (logs := tile.log_weights) is None:
             logs = tile.weights.clamp_min(LEAST).log()

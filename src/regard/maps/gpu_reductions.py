@@ -96,7 +96,10 @@ def _is_small(parts: Parts) -> bool:
 
 
 def _program(terms: KernelProblem, *more: Hashable | dict[str, int]) -> tuple:
-    """What Triton compiles a program for."""
+    """The key of a program in FAULTS: Triton compiles one for each device, dtype, biases and kind of mask.
+
+    `more` are the statistics that it computes, and the sizes of its blocks.
+    """
     query, attention = terms.problem.query, terms.problem.attention
     pieces = tuple(type(bias) for bias in attention.bias), terms.layout.num_bytes > 0, terms.layout.distances is None
     return query.device, query.dtype, pieces, *(tuple(x.items()) if isinstance(x, dict) else x for x in more)
@@ -116,12 +119,13 @@ def _is_right(program: tuple, fault: Callable[[], str | None]) -> bool:
 
 
 def _few_rows(terms: KernelProblem) -> Iterator[slice]:
+    """The ranges of queries that are verified."""
     I = terms.problem.sizes.I
     return (slice(first, min(first + ROWS, I)) for first in sorted({0, I // 2, max(0, I - ROWS)}))
 
 
 def _wrong_reduction(terms: KernelProblem, logsumexp: Tensor, reductions: set[Reduction]) -> str | None:
-    """A reduction of a few rows that is not that of the dense formula."""
+    """Which reduction of a few rows is not that of the dense formula, in words; None if all are right."""
     problem, s = terms.problem, terms.problem.sizes
     shape = s.B, s.H, s.I, s.J
     for rows in _few_rows(terms):
@@ -140,7 +144,7 @@ def _wrong_reduction(terms: KernelProblem, logsumexp: Tensor, reductions: set[Re
 
 
 def _wrong_rows(terms: KernelProblem) -> str | None:
-    """A few rows whose log-sum-exp is not that of the dense formula."""
+    """Which of a few rows have a log-sum-exp that is not that of the dense formula, in words; None if all are right."""
     logsumexp = logsumexp_of(terms)
     for rows in _few_rows(terms):
         exact = terms.problem.attention.normalizer.row_statistic(*_dense_scores(terms, rows))
@@ -162,12 +166,17 @@ def _dense_scores(terms: KernelProblem, rows: slice) -> tuple[Tensor, Tensor]:
 def _dense_tile(terms: KernelProblem, logsumexp: Tensor, rows: slice) -> Tile:
     """All weights of some queries by the formula, in float64 before they are rounded."""
     statistic, columns = logsumexp[:, :, rows, None].double(), slice(0, terms.problem.sizes.J)
+    # an empty row has the log-sum-exp -inf; minus inf, its scores become -inf and its weights 0
     logs = _dense_scores(terms, rows)[0] - statistic.masked_fill(statistic.isneginf(), torch.inf)
     grid = terms.problem.grid.tile(rows, columns)
     return Tile(logs.clamp(max=0).exp().float(), None, rows, columns, grid, Spans.of((0, columns.stop)))
 
 
 def _agree(reduction: Reduction, mine: State, exact: State, tile: Tile) -> bool:
+    """Whether two states of a reduction have the same result. `exact` is that of the tile.
+
+    Of nearly equal weights either key may be the strongest link, so keys are compared by their weights.
+    """
     ours, theirs = reduction.finish(mine), reduction.finish(exact)
     if isinstance(ours, RowLinks):
         links = RowLinks(*(part[:, :, tile.rows] for part in ours))
@@ -177,5 +186,6 @@ def _agree(reduction: Reduction, mine: State, exact: State, tile: Tile) -> bool:
 
 
 def _is_close(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether no two numbers differ by more than TOLERANCE."""
     limit = TOLERANCE * theirs.abs().amax().clamp(min=1.0)
     return bool(((ours - theirs).abs() <= limit).all())

@@ -117,7 +117,10 @@ def live_states(weights: Readable, reductions: Iterable[Reduction]) -> dict[Redu
 
 
 def joined_rows(parts: Sequence[LiveRows], combine: Callable[[list[Any]], Rows]) -> LiveRows:
-    """Rows that `combine` computes from the rows of several maps."""
+    """Rows that `combine` computes from the rows of several maps.
+
+    `combine` gets one entry for each part, in their order: its `Rows`, or the tensors of an `extra_tensors`.
+    """
     counts = [len(part.tensors) for part in parts]
 
     def around(tensors: Sequence[Tensor]) -> Rows:
@@ -133,7 +136,8 @@ def mapped_rows(source: LiveRows, change: Callable[[Tensor, slice | Tensor, Span
     """The rows of one map, changed: `change` gets the weights, the queries and the keys."""
 
     def combine(parts: list[Rows]) -> Rows:
-        return lambda queries, keys: (change(parts[0](queries, keys)[0], queries, keys), None)
+        (rows,) = parts
+        return lambda queries, keys: (change(rows(queries, keys)[0], queries, keys), None)
 
     return joined_rows([source], combine)
 
@@ -152,7 +156,10 @@ class _Reading(Protocol):
 
     weights: Readable
 
-    def results(self) -> list[Tensor]: ...
+    def results(self) -> list[Tensor]:
+        """What is read, without a graph."""
+        ...
+
     def parts(self, rows: Rows, grads: Sequence[Tensor | None]) -> Iterator[Part]:
         """The parts of the results that depend on weights, each with its gradient; together they are the results."""
         ...
@@ -179,19 +186,20 @@ class _TileReading:
 
     def results(self) -> list[Tensor]:
         tile = self.weights._indexed(self.rows, self.cols)
-        return [tile.clone() if tile._is_view() else tile]
+        return [tile.clone() if tile._is_view() else tile]  # a view from a function cannot be changed in place
 
     def parts(self, rows: Rows, grads: Sequence[Tensor | None]) -> Iterator[Part]:
+        """Some of the queries at a time, as many as fit in the workspace with their graph."""
         (grad,) = grads
         if grad is None:
             return
         height = max(1, self.workspace // (GRAPH * self.weights._row_bytes))
         for places in torch.arange(len(self.rows)).split(height):
-            index = self.rows[places]
-            keys = self.weights._spans("any_allowed", slice(int(index.min()), int(index.max()) + 1))
+            queries = self.rows[places]
+            keys = self.weights._spans("any_allowed", slice(int(queries.min()), int(queries.max()) + 1))
             if keys:
-                here = as_slice(index)
-                tile, _ = rows(index if here is None else here, keys)
+                consecutive = as_slice(queries)
+                tile, _ = rows(queries if consecutive is None else consecutive, keys)
                 yield [(self._columns(tile, keys), grad[:, :, places.to(grad.device)])]
 
     def compiled(
@@ -237,9 +245,9 @@ class _ReductionReading:
         of_reduction = self._grads_of(grads)
         known = {reduction: state for reduction, state in self._states.items() if reduction in of_reduction}
         states = live.compiled(tensors, known) if known and live.compiled is not None else {}
-        pairs = [pair for f, state in states.items() for pair in _in_graph(state, of_reduction[f])]
-        names = [reduction for reduction, count in self.counts.items() for _ in range(count)]
-        return pairs, [None if f in states else grad for f, grad in zip(names, grads, strict=True)]
+        pairs = [pair for reduction, state in states.items() for pair in _in_graph(state, of_reduction[reduction])]
+        of_results = [reduction for reduction, count in self.counts.items() for _ in range(count)]
+        return pairs, [None if f in states else grad for f, grad in zip(of_results, grads, strict=True)]
 
     def _grads_of(self, grads: Sequence[Tensor | None]) -> dict[Reduction, list[Tensor | None]]:
         """The gradients of all results as those of each state, by reduction; without states that have none."""
@@ -251,6 +259,7 @@ class _ReductionReading:
         return reduction.init(self.weights.shape, self.weights.device)
 
     def _blocks(self) -> list[tuple[slice, Spans, Spans]]:
+        """The ranges of queries with keys, as `AttentionMap._row_blocks` gives them, which fit with their graph."""
         blocks = self.weights._row_blocks(whole=GRAPH) if 0 not in self.weights.shape else ()
         return [block for block in blocks if block[1]]
 
@@ -258,7 +267,7 @@ class _ReductionReading:
         """The tiles of a range of queries, one for each interval of their keys."""
         queries, keys, all_allowed = block
         weights, logs = rows(queries, keys)
-        tiles, first = [], 0
+        tiles, first = [], 0  # `first`: the column of `weights` at which the interval begins
         for start, stop in keys:
             cols, part = slice(start, stop), slice(first, first + stop - start)
             undecided = Spans.of((start, stop)) & ~all_allowed
@@ -338,10 +347,12 @@ def _add(reduction: Reduction, state: State, tiles: Sequence[Tile]) -> None:
 
 
 def _adds_up(reduction: Reduction) -> bool:
+    """Whether states of disjoint queries add up: see `Reduction.adds_rows`."""
     return type(reduction).merge is Reduction.merge if reduction.adds_rows is None else reduction.adds_rows
 
 
 def _leaf(tensor: Tensor) -> Tensor:
+    """The tensor, as an input of a graph if it can have a gradient."""
     return tensor.requires_grad_() if tensor.is_floating_point() else tensor
 
 
@@ -382,13 +393,16 @@ def _read(reading: _Reading) -> tuple[Tensor, ...]:
 
 
 class _Read(torch.autograd.Function):
-    """Reads a map; backward computes the weights again, range by range."""
+    """Reads a map; backward computes the weights again, range by range.
+
+    `tensors` are those of `live`, as arguments, so that autograd passes their gradients on.
+    """
 
     @staticmethod
     def forward(ctx: Any, reading: _Reading, live: LiveRows, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.reading, ctx.live = reading, live
         ctx.save_for_backward(*tensors)
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # None in place of zeros for a result that a loss does not read
         results = reading.results()
         constants = getattr(reading, "constants", [False] * len(results))
         pairs = zip(results, constants, strict=True)
@@ -397,6 +411,10 @@ class _Read(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradients of `tensors`, from those of the results: sums over the parts of the reading.
+
+        Each part has a graph of its own, which begins at leaves, so it is freed before the next one is built.
+        """
         live: LiveRows = ctx.live
         if live.refusal is not None:
             raise RegardError(live.refusal)

@@ -58,6 +58,7 @@ def indices(owner: str, axis: str, index: Index, size: int) -> Tensor:
 
 
 def _range(owner: str, axis: str, index: slice, size: int) -> range:
+    """The indices of a slice of an axis of this size."""
     try:
         return range(size)[index]
     except (TypeError, ValueError) as error:
@@ -69,9 +70,12 @@ class Selection:
     """What an index expression such as [0, :, rows, None] reads of a map.
 
     `axes` has the indices of each axis of the map, and `spread` those of the axes with a tensor, which are broadcast:
-    a place of these tensors names one weight. A block of the selected weights has one axis for each axis of the map;
-    the places of the tensors are flattened on the first of their axes, and the others have the size 1. `of_block` is
-    the index expression that makes the result from the block.
+    a place of these tensors names one weight. `parts` has an entry for each axis of the map, and for each new axis of
+    the result: a slice that keeps the axis, 0 for an integer or a tensor, None for a new axis.
+
+    A block of the selected weights has one axis for each axis of the map; the places of the tensors are flattened on
+    the first of their axes, and the others have the size 1. `of_block` is the index expression that makes the result
+    from the block.
     """
 
     axes: list[Tensor]
@@ -91,7 +95,7 @@ class Selection:
         for part in _whole_index(index, shape):
             places = [] if part is None else _places(part, len(axes), shape)
             parts += [None] if part is None else [slice(None) if isinstance(part, slice) else 0] * len(places)
-            if not isinstance(part, slice):
+            if not isinstance(part, slice):  # the indices of an integer have no axes
                 tensors |= {len(axes) + n: each for n, each in enumerate(places) if each.ndim}
             axes += [each.reshape(-1) for each in places]
         return Selection(axes, dict(zip(tensors, _broadcast(list(tensors.values())), strict=True)), parts)
@@ -104,6 +108,7 @@ class Selection:
 
     @property
     def of_block(self) -> tuple[Any, ...]:
+        """`parts`, with places in the block for each axis with a tensor: 0, 1, ... on the first, 0 on the others."""
         result, axis = list(self.parts), 0
         for n, part in enumerate(self.parts):
             if part is None:
@@ -122,18 +127,23 @@ class Selection:
         return self._of_pairs(weights, pairs, workspace)
 
     def _of_pairs(self, weights: Readable, pairs: Tensor, workspace: int) -> Tensor:
-        """The block of some places: of every row of theirs with every key, and if these are too many, of each half."""
-        axes, own = list(self.axes), [slice(None)] * len(self.axes)
+        """The block of some places, `pairs` (axes with a tensor, places).
+
+        A tile has every different index of one axis with every one of the others. If that is too much for the
+        workspace, each half of the places is read by itself.
+        """
+        axes, in_tile = list(self.axes), [slice(None)] * len(self.axes)
         for axis, places in zip(self.spread, pairs, strict=True):
-            axes[axis], own[axis] = places.unique(return_inverse=True)
+            axes[axis], in_tile[axis] = places.unique(return_inverse=True)
         first, count = min(self.spread), pairs.shape[1]
         if math.prod(map(len, axes)) > workspace and count > 1:
             halves = pairs.tensor_split(2, 1)
             return torch.cat([self._of_pairs(weights, half, workspace) for half in halves], first)
         tile = weights.tile(*axes)
-        block = tile[tuple(place if isinstance(place, slice) else to_device(place, tile.device) for place in own)]
+        block = tile[tuple(place if isinstance(place, slice) else to_device(place, tile.device) for place in in_tile)]
         if max(self.spread) - first >= len(self.spread):  # torch puts the places of axes that are apart first
             block = block.movedim(0, first)
+        # axes of size 1 in place of all but the first axis with a tensor
         return block[tuple(None if axis in list(self.spread)[1:] else slice(None) for axis in range(len(axes)))]
 
 
@@ -189,6 +199,7 @@ def _places(part: Any, first: int, shape: Sequence[int]) -> list[Tensor]:
 
 
 def _broadcast(tensors: list[Tensor]) -> Sequence[Tensor]:
+    """The indices of several axes, broadcast to one shape."""
     try:
         return torch.broadcast_tensors(*tensors) if tensors else ()
     except RuntimeError:

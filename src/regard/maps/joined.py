@@ -17,7 +17,7 @@ from regard.base.positions import Positions
 from regard.base.shapes import to_device
 from regard.base.spans import EMPTY, EVERYTHING, Spans
 from regard.maps.attention_map import AttentionMap
-from regard.maps.indices import Index, indices
+from regard.maps.indices import Index
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
@@ -42,10 +42,10 @@ class MapRows:
         return self.start + len(self.rows)
 
     def inside(self, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of these rows and columns of the joined map (indices on the host) this part has."""
+        """Which of these rows and columns of the joined map (indices on the host) this part has: their places."""
         first, size = self.offset, self.source().shape[3]
-        here = ((rows >= self.start) & (rows < self.stop)).nonzero().flatten()
-        return here, ((cols >= first) & (cols < first + size)).nonzero().flatten()
+        own_rows = ((rows >= self.start) & (rows < self.stop)).nonzero().flatten()
+        return own_rows, ((cols >= first) & (cols < first + size)).nonzero().flatten()
 
 
 class JoinedMap(AttentionMap):
@@ -100,8 +100,7 @@ class JoinedMap(AttentionMap):
     @checked
     def select(self, batch: Index, head: Index) -> JoinedMap:
         """The map of some batch entries and heads (indices), still lazy."""
-        b = to_device(indices("weights.select", "batch", batch, self.shape[0]), self.device)
-        h = to_device(indices("weights.select", "head", head, self.shape[1]), self.device)
+        b, h = (to_device(index, self.device) for index in self._selected_indices(batch, head))
         chosen = JoinedMap(self.parts, *self.shape[2:])
         chosen.grid = replace(self.grid, batch=self.grid.batch[b], head=self.grid.head[h])
         return chosen
@@ -120,18 +119,19 @@ class JoinedMap(AttentionMap):
         return detached
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        """Zeros, filled part by part with the rows, columns and batch entries that the part has."""
         i, j = (_on_host(part, size) for part, size in zip((rows, cols), self.shape[2:], strict=True))
         weights = torch.zeros(*self.shape[:2], len(i), len(j), dtype=self._dtype, device=self.device)
         for part in _overlapping(self.parts, i):
-            here, there = part.inside(i, j)
+            own_rows, own_cols = part.inside(i, j)
             entries, sources, places = _entries(part, self.grid.batch)
-            if not (len(here) and len(there) and len(entries)):
+            if not (len(own_rows) and len(own_cols) and len(entries)):
                 continue
             tile = self._of_heads(part.source(), sources)._weights(
-                i[here] - part.start + part.rows.start, j[there] - part.offset
+                i[own_rows] - part.start + part.rows.start, j[own_cols] - part.offset
             )
-            place = (n.to(self.device) for n in (entries, torch.arange(self.shape[1]), here, there))
-            weights[torch.meshgrid(*place, indexing="ij")] = tile[places.to(tile.device)].to(self._dtype)
+            where = (n.to(self.device) for n in (entries, torch.arange(self.shape[1]), own_rows, own_cols))
+            weights[torch.meshgrid(*where, indexing="ij")] = tile[places.to(tile.device)].to(self._dtype)
         return weights
 
     def _of_heads(self, source: AttentionMap, entries: Tensor) -> AttentionMap:
@@ -152,16 +152,16 @@ class JoinedMask(Mask):
         i, j = grid.query.cpu() - self.positions.start, grid.key.cpu()
         result = torch.zeros(len(grid.batch), 1, len(i), len(j), dtype=torch.bool, device=grid.device)
         for part in _overlapping(self.parts, i):
-            here, there = part.inside(i, j)
+            own_rows, own_cols = part.inside(i, j)
             entries, sources, places = _entries(part, grid.batch)
-            if not (len(here) and len(there) and len(entries)):
+            if not (len(own_rows) and len(own_cols) and len(entries)):
                 continue
-            pairs = _allowed(part, sources[places], grid.head, i[here], j[there])
-            if pairs.shape[1] > result.shape[1]:
+            pairs = _allowed(part, sources[places], grid.head, i[own_rows], j[own_cols])
+            if pairs.shape[1] > result.shape[1]:  # the first part whose mask differs between heads
                 result = result.expand(-1, pairs.shape[1], -1, -1).clone()
-            place = (n.to(grid.device) for n in (entries, torch.arange(result.shape[1]), here, there))
-            place = torch.meshgrid(*place, indexing="ij")
-            result[place] = pairs.expand(place[0].shape)
+            where = (n.to(grid.device) for n in (entries, torch.arange(result.shape[1]), own_rows, own_cols))
+            where = torch.meshgrid(*where, indexing="ij")
+            result[where] = pairs.expand(where[0].shape)
         return result
 
     def any_allowed(self, start: int, stop: int) -> Spans:
@@ -171,24 +171,23 @@ class JoinedMask(Mask):
         return spans & self.positions.keys
 
     def all_allowed(self, start: int, stop: int) -> Spans:
+        """The keys that every part with such queries allows; none if a query, or a batch entry, is in no part."""
         spans, rows = EVERYTHING, EMPTY
         for part, keys in self._keys("all_allowed", start, stop):
-            complete = bool((part.entries >= 0).all())
-            rows, spans = (
-                rows | Spans.of((part.start, part.stop)),
-                spans & (keys.shift(part.offset) if complete else EMPTY),
-            )
+            rows |= Spans.of((part.start, part.stop))
+            spans &= keys.shift(part.offset) if bool((part.entries >= 0).all()) else EMPTY
         first = self.positions.start
         return spans & self.positions.keys if rows.covers(Spans.of((start - first, stop - first))) else EMPTY
 
     def _keys(self, question: str, start: int, stop: int) -> Iterator[tuple[MapRows, Spans]]:
-        """Each part with some of these queries, and the answer of its own mask, as indices of its keys."""
+        """Each part with some of the queries [start, stop), and the answer of its own mask, as indices of its keys."""
         first, last = start - self.positions.start, stop - self.positions.start
         for part in self.parts:
             top, bottom = max(first, part.start), min(last, part.stop)
             if top >= bottom:
                 continue
             source = part.source()
+            # `shift` leads from a row of the joined map to the position of the query in the source
             mask, shift = source.attention.mask, source.positions.start + part.rows.start - part.start
             keys = EVERYTHING if mask is None else getattr(mask, question)(top + shift, bottom + shift)
             yield part, source.positions.columns(keys)
@@ -216,13 +215,17 @@ def _overlapping(parts: Sequence[MapRows], rows: Tensor) -> list[MapRows]:
 
 
 def _entries(part: MapRows, batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch entries that a part has, the different entries of its source, and the place among these of each."""
+    """Which of these entries of the joined map a part has (their places in `batch`), and where its source has them.
+
+    The second tensor has each needed entry of the source once, and the third the place of each entry in the second.
+    """
     of_source = part.entries[batch.cpu()]
     entries = (of_source >= 0).nonzero().flatten()
     return entries, *of_source[entries].unique(return_inverse=True)
 
 
 def _on_host(part: Tensor | slice, size: int) -> Tensor:
+    """Rows or columns of a map as indices on the host; `size` is that of the axis."""
     return torch.arange(*part.indices(size)) if isinstance(part, slice) else part.cpu()
 
 
@@ -263,6 +266,7 @@ def _one_scored_map(maps: Sequence[ScoredMap]) -> ScoredMap:
 
 
 def _of_any_family(maps: Sequence[AttentionMap]) -> JoinedMap:
+    """One map of the rows of each map, with the columns of the last one."""
     entries, parts, start = torch.arange(maps[0].shape[0]), [], 0
     first_key = maps[-1].positions.keys.intervals[0][0]
     for part in maps:

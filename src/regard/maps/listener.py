@@ -94,6 +94,7 @@ class Listeners:
 
     @contextmanager
     def _paused(self) -> Iterator[None]:
+        """Be busy, and pause the listeners that observe other calls."""
         with ExitStack() as stack:
             stack.enter_context(self._busy.on())
             for following in self._following:

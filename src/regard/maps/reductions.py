@@ -89,7 +89,7 @@ class Reduction(ABC, Generic[ReductionResult]):
 
     @abstractmethod
     def init(self, shape: Shape, device: torch.device) -> State:
-        """The state before any tile."""
+        """The state of a map of this shape before any tile."""
 
     @abstractmethod
     def add(self, state: State, tile: Tile) -> None:
@@ -207,6 +207,7 @@ class TopLinks(Reduction[RowLinks]):
         return [zeros(device, *kept), torch.zeros(kept, dtype=torch.int64, device=device)]
 
     def add(self, state: State, tile: Tile) -> None:
+        """Merge the strongest links of the tile with those of the same rows so far."""
         mine = [part[:, :, tile.rows] for part in state]
         weights, keys = greatest(tile.weights, min(self.k, tile.weights.shape[-1]))
         for part, new in zip(mine, self.merge(mine, [weights, keys + tile.cols.start]), strict=True):
@@ -336,6 +337,7 @@ class MassOn(Reduction[Tensor]):
         return [zeros(device, *shape[:3]), self._flags(shape[0], shape[3], device)]
 
     def _flags(self, B: int, J: int, device: torch.device) -> Tensor:
+        """1.0 for each selected key, else 0.0: (B, J)."""
         keys = self.keys.cpu()
         if keys.dtype == torch.bool:
             if keys.shape not in ((J,), (B, J)):
@@ -377,7 +379,7 @@ class MassWhere(Reduction[Tensor]):
 
     def add(self, state: State, tile: Tile) -> None:
         positions = tile.grid.positions
-        if positions is not None:
+        if positions is not None:  # skip a tile in which the mask allows no pair
             start, stop = positions.start, positions.start + len(tile.grid.query)
             if not self.mask.any_allowed(start, stop) & positions.keys:
                 return
@@ -405,13 +407,12 @@ class Pool(Reduction[Tensor]):
     def init(self, shape: Shape, device: torch.device) -> State:
         B, H, I, J = shape
         rows, cols = min(self.rows, I), min(self.cols, J)
-        row_of, col_of = (
-            torch.arange(I, device="cpu") * rows // I,
-            torch.arange(J, device="cpu") * cols // J,
-        )  # on the host, because `add` reads numbers
+        row_of = torch.arange(I, device="cpu") * rows // I  # the cell of each query, on the host: `add` reads numbers
+        col_of = torch.arange(J, device="cpu") * cols // J
         return [zeros(device, B, H, rows, cols), row_of, col_of]
 
     def add(self, state: State, tile: Tile) -> None:
+        """Add the sums of cells: R^T W C, where R and C say which query and which key of the tile is in which cell."""
         total, row_of, col_of = state
         of_row, top = _membership(row_of.cpu()[tile.rows], tile.weights)
         of_col, left = _membership(col_of.cpu()[tile.cols], tile.weights)
@@ -456,7 +457,7 @@ class Similarity(Reduction[Tensor]):
         return [zeros(device, shape[0], shape[1], shape[1])]
 
     def add(self, state: State, tile: Tile) -> None:
-        first = -tile.rows.start % self.every
+        first = -tile.rows.start % self.every  # the first row of the tile whose index is a multiple of `every`
         flat = tile.weights[:, :, first :: self.every].flatten(2)
         state[0] += flat @ flat.transpose(-1, -2)
 
@@ -508,6 +509,7 @@ class Pyramid(Reduction):
         return [*(zeros(device, B, H, rows, cols) for _ in range(2)), torch.tensor(I, device="cpu")]
 
     def add(self, state: State, tile: Tile) -> None:
+        """A tile may begin and end inside a cell, so its cells are added to those of the map that they are part of."""
         size = 1 << self.level
         row, col = tile.rows.start // size, tile.cols.start // size
         sums, greatest = cells(tile.weights, size, tile.rows.start % size, tile.cols.start % size)
@@ -531,6 +533,7 @@ def coarser(
     """
     mean, greatest = pooled
     starts = torch.arange(first, first + mean.shape[-2], device=mean.device) * (1 << level)
+    # means times their numbers of queries: the last row of cells may have fewer
     sums = mean * (num_rows - starts).clamp(1, 1 << level)[:, None]
     total = cells(sums, 1 << steps)[0]
     return averaged(total, 1 << (level + steps), num_rows, first >> steps), cells(greatest, 1 << steps)[1]

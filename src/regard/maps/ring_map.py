@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, reduce
 from math import prod
@@ -53,13 +53,16 @@ class RingMap(ScoredMap):
     """
 
     def __init__(self, ring_call: RingCall, result: Result) -> None:
+        """The map of a call that has run, with this rank's `result`. It keeps a snapshot of this rank's part."""
         own = ring_call.own.snapshot()
         super().__init__(own.attention, own.prepared, own.positions, own.grid, result.row_statistic)
         self._ring_call = replace(ring_call, own=own)
         self._refusal = NO_GRADIENTS.format("map over ranks") if ring_call.own.scores_need_gradient else None
 
-    def _compared(self, name: str) -> Prepared:
-        raise RegardError(f"weights.{name}: this map has no tensor of all {name} vectors. Each rank has its own part.")
+    def _compared(self) -> Prepared:
+        raise RegardError(
+            "weights.query, weights.key: this map has the vectors of no other rank. Keep those that you give to attend."
+        )
 
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
@@ -77,6 +80,7 @@ class RingMap(ScoredMap):
         """Exact weights (B', H', I', J') on every rank; all ranks pass the same indices. Collective."""
 
         def ask() -> str:
+            """The request of this rank in words, for the handshake; sets `places`, or refuses."""
             places.extend(
                 indices("weights[...]", name, part, size)
                 for name, part, size in zip(AXES, (batch, head, rows, cols), self.shape, strict=True)
@@ -92,6 +96,7 @@ class RingMap(ScoredMap):
         return refusing(self._refusal, [weights])[0]
 
     def _selection(self, index: Any) -> Selection:
+        """As in every map; but other ranks wait in the handshake of `tile`, so they must learn of an error here."""
         try:
             return super()._selection(index)
         except RegardError as error:
@@ -99,7 +104,10 @@ class RingMap(ScoredMap):
             raise
 
     def _agree(self, look: str, ask: Callable[[], str]) -> None:
-        """The handshake before weights are read: if one rank refuses, all ranks raise its error. Collective."""
+        """The handshake before weights are read: if one rank refuses, all ranks raise its error. Collective.
+
+        `ask` returns the rest of the request in words, or raises the error of this rank.
+        """
         request: Mapping[str, str] | RegardError
         try:
             request = {"map": f"that of attend number {self._ring_call.number}", "look": f"{look} {ask()}"}
@@ -109,9 +117,9 @@ class RingMap(ScoredMap):
         self._ring_call.exchange.agree("weights", request)
 
     def _fetched(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> ScoredMap:
-        """The map of these queries and keys, sent by the ranks that hold them."""
+        """The map of these batch entries, heads, queries and keys (indices), sent by the ranks that hold them."""
         prepared, route = self._prepared.select(b, h), self._ring_call.route
-        i, j = i + self._first(route.queries), j + self._first(route.keys)
+        i, j = i + self._first(route.queries), j + self._first(route.keys)  # now positions
         on_rows = prepared.on_rows()
         tensors = [
             self._sent(t, i, route.queries) if is_row else self._sent(t, j, route.keys)
@@ -122,11 +130,15 @@ class RingMap(ScoredMap):
         return _part(self.attention, prepared.with_tensors(tensors), self.positions, grid, row_statistic)
 
     @staticmethod
-    def _first(held: Any) -> int:
+    def _first(held: Sequence[Spans]) -> int:
+        """The first position that a rank holds; `held` has those of each rank."""
         return min(share.intervals[0][0] for share in held)
 
-    def _sent(self, own: Tensor, wanted: Tensor, held: Any) -> Tensor:
-        """Slices of axis 2 at the wanted positions, from the ranks that hold them."""
+    def _sent(self, own: Tensor, wanted: Tensor, held: Sequence[Spans]) -> Tensor:
+        """Slices of axis 2 at the wanted positions, from the ranks that hold them. `own` has those of this rank.
+
+        The slices arrive rank by rank, so they are put into the order of `wanted` at the end.
+        """
         exchange = self._ring_call.exchange
         by_rank = [torch.isin(wanted, share.tensor(self.device)).nonzero().flatten() for share in held]
         places = torch.searchsorted(held[exchange.rank].tensor(self.device), wanted[by_rank[exchange.rank]])
@@ -144,6 +156,7 @@ class RingMap(ScoredMap):
         states: dict[Reduction, Any] = {}
 
         def ask() -> str:
+            """The reductions in words, with a digest of each, because two ranks may call different ones by one name."""
             states.update(
                 (reduction, reduction.init(self.shape, self.device)) for reduction in check_reductions(reductions, self)
             )
@@ -173,8 +186,12 @@ class RingMap(ScoredMap):
         yield from self._own_tiles()
 
     def _own_tiles(self) -> Iterator[Tile]:
+        """The tiles of this rank's queries with the keys of all ranks, in the order in which keys arrive.
+
+        If the caller stops early, the remaining visits still pass on the keys that other ranks wait for.
+        """
         ring_call = self._ring_call
-        shared = [ring_call.own.value[..., :0], *self._prepared.tensors()]
+        shared = [ring_call.own.value[..., :0], *self._prepared.tensors()]  # no values: weights do not need them
         visits = ring_call.visits(ring_call.keys(shared))
         try:
             for step, received in visits:
@@ -190,7 +207,7 @@ class RingMap(ScoredMap):
         route = self._ring_call.route
         for place, keys in _key_ranges(chunk.positions.keys):
             of_keys = self._of_part(chunk.prepared.tile(slice(None), place), chunk.positions.start, rows, keys)
-            row, col = chunk.positions.start - self._first(route.queries), keys.intervals[0][0]
+            row, col = chunk.positions.start - self._first(route.queries), keys.intervals[0][0]  # in the whole map
             yield from (_moved(tile, row, col - self._first(route.keys)) for tile in of_keys.tiles())
 
     def _of_part(self, prepared: Prepared, start: int, rows: slice | Tensor, keys: Spans) -> ScoredMap:
@@ -208,7 +225,7 @@ class RingMap(ScoredMap):
 
 
 def _part(*contents: Any) -> ScoredMap:
-    """A map of some keys of its rows."""
+    """A `ScoredMap` of these arguments that has only some keys of its rows."""
     part = ScoredMap(*contents)
     part._has_whole_rows = False
     return part
@@ -271,6 +288,7 @@ class RingTransportedMap(AttentionMap):
     _made_of: ClassVar[str] = "a product of transitions whose tensors lie on several ranks"
 
     def __init__(self, call: StatePassing) -> None:
+        """The map of a call that has run; it keeps the steps of this rank's tokens."""
         own, steps = call.own, call.own.prepared.steps
         assert steps is not None
         self.attention, self._route = own.pieces_snapshot(), call.route

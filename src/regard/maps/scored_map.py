@@ -24,7 +24,7 @@ from regard.engine.transforms import HIDDEN_GRADIENTS
 from regard.maps import attention_map, passes
 from regard.maps.attention_map import AttentionMap, RecomputedMap, TileKeys
 from regard.maps.gradients import LiveRows, Rows
-from regard.maps.indices import Index, indices
+from regard.maps.indices import Index
 from regard.maps.reductions import Reduction, State, Tile, check_reductions
 from regard.pieces.contents import Originals, split_tensors, tensor_snapshot, versions_of
 from regard.pieces.convolution import Taps
@@ -147,6 +147,7 @@ class ScoredMap(RecomputedMap):
         return self.attention.normalizer.merge_refusal is None
 
     def _empty_statistic(self, normalizer: Normalizer, num_rows: int) -> RowStatistic:
+        """The statistic of so many rows without keys."""
         like = self._prepared.query.new_empty((*self.shape[:2], num_rows), dtype=self._dtype)
         return normalizer.empty_statistic(like)
 
@@ -166,9 +167,9 @@ class ScoredMap(RecomputedMap):
     def _merged_statistic(self, rows: slice, parts: list[TileKeys], scores: Iterable[Tensor]) -> RowStatistic:
         """The row statistic of some queries, merged from the statistics of their tiles."""
         normalizer, part_normalizer = self.attention.normalizer, self.attention.normalizer.of_part()
-        none = self._empty_statistic(part_normalizer, rows.stop - rows.start)
+        of_no_key = self._empty_statistic(part_normalizer, rows.stop - rows.start)
         statistics = map(part_normalizer.row_statistic, scores, map(self._columns, parts))
-        return normalizer.finish(reduce(part_normalizer.merge, statistics, none))
+        return normalizer.finish(reduce(part_normalizer.merge, statistics, of_no_key))
 
     def _statistic_of_whole_rows(self) -> RowStatistic:
         """A statistic that needs all scores of a row at once, such as a threshold."""
@@ -190,8 +191,7 @@ class ScoredMap(RecomputedMap):
     def select(self, batch: Index, head: Index) -> AttentionMap:
         """The map of some batch entries and heads (indices), still lazy."""
         self._check_unchanged()
-        batch = indices("weights.select", "batch", batch, self.shape[0])
-        head = indices("weights.select", "head", head, self.shape[1])
+        batch, head = self._selected_indices(batch, head)
         near = to_device(batch, self.device), to_device(head, self.device)
         grid = replace(self.grid, batch=self.grid.batch[near[0]], head=self.grid.head[near[1]])
         row_statistic = tuple(t[near[0]][:, near[1]] for t in self.row_statistic)
@@ -223,6 +223,7 @@ class ScoredMap(RecomputedMap):
             return hides_gradients(originals.template, originals.tensors, self._prepared, self.grid)
 
     def live_rows(self) -> LiveRows:
+        """Rows by the scores of the queries, keys and pieces with their graphs; kernels may know their gradients."""
         self._check_unchanged()
         if self._refusal is not None:
             return super().live_rows()
@@ -251,6 +252,7 @@ class ScoredMap(RecomputedMap):
             return rows
 
         def compiled(tensors: Sequence[Tensor], states: dict[Reduction, State]) -> dict[Reduction, State]:
+            """Those of the states whose gradients the kernels compute, in the graph of these tensors."""
             attention, inputs = originals.template.around(tensors[count:]), prepared.with_tensors(tensors[:count])
             terms = None if 0 in self.shape else passes.terms_of_map(attention, inputs, self.positions, self.grid)
             return {} if terms is None else passes.differentiable(terms, self.row_statistic[0], states)
@@ -263,8 +265,9 @@ class ScoredMap(RecomputedMap):
         self._check_unchanged()
         i, j = _on_device(rows, self.device), _on_device(cols, self.device)
         columns = torch.arange(self.shape[3], device=self.device)[j]
-        single = cols.tolist() if isinstance(cols, Tensor) and isinstance(j, Tensor) else []
-        keys = Spans.of((j.start, j.stop)) if isinstance(j, slice) else Spans.union((n, n + 1) for n in single)
+        # the keys as spans too, which tell the grid their positions on the host
+        single_keys = cols.tolist() if isinstance(cols, Tensor) and isinstance(j, Tensor) else []
+        keys = Spans.of((j.start, j.stop)) if isinstance(j, slice) else Spans.union((n, n + 1) for n in single_keys)
         row_statistic = tuple(t[:, :, i] for t in self.row_statistic)
         if self._are_coarse(row_statistic):
             return torch.cat([self._weights_of_whole_rows(part)[..., j] for part in self._parts_of(rows)], 2)
@@ -273,12 +276,12 @@ class ScoredMap(RecomputedMap):
 
     @cached_property
     def _has_coarse_rows(self) -> bool:
-        """Asked on the host alone: for the answer of a device it would wait."""
+        """Whether a row is coarse; False for tensors on a device, for whose answer the host would wait."""
         is_relative = self._has_whole_rows and self.attention.normalizer.is_relative
         return is_relative and self.device.type == "cpu" and any_coarse(self.row_statistic[0])
 
     def _are_coarse(self, row_statistic: RowStatistic) -> bool:
-        """Whether a row has scores so large that those of another tile, rounded otherwise, have another statistic."""
+        """Whether one of these rows is coarse: a tile of another shape rounds its scores to quite other numbers."""
         return self._has_coarse_rows and any_coarse(row_statistic[0])
 
     def _parts_of(self, rows: Tensor | slice) -> Sequence[Tensor]:
@@ -313,6 +316,7 @@ class ScoredMap(RecomputedMap):
         self.known_states = states
 
     def _known(self, reduction: Reduction) -> State:
+        """A copy of a state in `known_states`, which the caller may change."""
         self._check_unchanged()
         return [tensor.clone() for tensor in self.known_states[reduction]]
 
@@ -325,6 +329,7 @@ class ScoredMap(RecomputedMap):
                 reduction.add(state, tile)
 
     def _zeros_of_strip(self, rows: slice, parts: list[TileKeys]) -> Iterator[tuple[Tensor, None]]:
+        """Zeros in place of the weights of each tile, as views of one number."""
         zero = torch.zeros((), dtype=torch.float32, device=self.device)
         for cols, _ in parts:
             yield zero.expand(*self.shape[:2], rows.stop - rows.start, cols.stop - cols.start), None
@@ -385,6 +390,7 @@ class ScoredMap(RecomputedMap):
             yield self.attention.normalizer.tile_weights(scores_of_part, row_statistic, self._columns(part))
 
     def _columns(self, part: TileKeys) -> Tensor:
+        """The key indices of a tile, (j,)."""
         return torch.arange(part[0].start, part[0].stop, device=self.device)
 
     def _tile_scores(self, rows: slice, cols: slice, undecided: Spans) -> Tensor:
@@ -483,11 +489,11 @@ def is_dot(weights: AttentionMap) -> TypeGuard[ScoredMap]:
         return False
     attention = weights.attention
     scale = attention.score.scale(weights.score_width)
-    plain = attention.normalizer.as_softmax is not None and not attention.bias
-    one_mask = (
+    is_plain = attention.normalizer.as_softmax is not None and not attention.bias
+    has_one_mask = (
         attention.mask is None or attention.mask.allowed(weights.grid.tile(slice(0, 1), slice(0, 1))).shape[1] == 1
     )
-    return scale is not None and plain and one_mask and not any_coarse(weights.row_statistic[0])
+    return scale is not None and is_plain and has_one_mask and not any_coarse(weights.row_statistic[0])
 
 
 def dot_tensors(weights: ScoredMap) -> tuple[Tensor, Tensor, Tensor]:

@@ -135,6 +135,7 @@ def _to_header(weights: AttentionMap) -> tuple[dict[str, Any], dict[str, Tensor]
 
 
 def _from_header(header: dict[str, Any], tensors: dict[str, Tensor]) -> AttentionMap:
+    """The map of a file, from what `_to_header` or `_of_weights` wrote in this or an earlier version."""
     if "dense" in header:
         return DenseMap(_decode(header["dense"], tensors), bool(header["is_signed"]))
     if header["pieces"]["score"] == TABLE:

@@ -121,11 +121,13 @@ class TensorInterface:
         return self._place("argmin", dim, keepdim, False)
 
     def _extreme(self, name: str, dim: Any, keepdim: bool, is_largest: bool) -> Tensor:
+        """The largest or smallest weight over one axis, several or all (`dim` None). Errors name the method `name`."""
         axes = axes_of(name, dim)
         check_not_empty(name, self.shape, axes)
         return _shown(extreme(self, axes, is_largest), axes, keepdim)
 
     def _extreme_at(self, name: str, dim: Any, keepdim: bool, is_largest: bool) -> Any:
+        """What torch.max or torch.min returns for this `dim`: (values, indices), one number, or a tensor."""
         if isinstance(dim, Tensor | TensorInterface):  # the larger of two tensors, number by number
             return getattr(torch, name)(self.dense(), dim)
         if dim is None:
@@ -134,6 +136,7 @@ class TensorInterface:
         return kind(tuple(self._with_places(name, dim, keepdim, is_largest)))  # type: ignore[arg-type]
 
     def _place(self, name: str, dim: int | None, keepdim: bool, is_largest: bool) -> Tensor:
+        """The index of the extreme weight on axis `dim`; without `dim` its place among all weights in a row."""
         if dim is not None:
             return self._with_places(name, dim, keepdim, is_largest)[1]
         check_not_empty(name, self.shape, range(4))
@@ -143,6 +146,7 @@ class TensorInterface:
         return place.reshape(1, 1, 1, 1) if keepdim else place
 
     def _with_places(self, name: str, dim: int, keepdim: bool, is_largest: bool) -> list[Tensor]:
+        """The extreme weights over one axis, and their indices on it."""
         axis, *others = axes_of(name, dim)
         if others or isinstance(dim, list | tuple):
             raise RegardError(f"weights.{name}: dim={dim!r} must be one axis; amax and amin take several.")
@@ -189,6 +193,7 @@ class TensorInterface:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
+            """A method of tensors that this class has not, of the dense weights; not those that change a tensor."""
             method = getattr(Tensor, name, None) if not name.startswith("_") and not name.endswith("_") else None
             if not callable(method):
                 in_place = {name: f"weights.dense().{name}(...)"} if callable(getattr(Tensor, name, None)) else {}
@@ -220,4 +225,5 @@ OVER_TILES = frozenset({"sum", "mean", "amax", "amin", "max", "min", "argmax", "
 
 
 def _shown(reduced: Tensor, axes: tuple[int, ...], keepdim: bool) -> Tensor:
+    """A result whose reduced axes have the size 1, with these axes if `keepdim`, else without."""
     return reduced if keepdim else reduced.squeeze(axes)

@@ -19,7 +19,7 @@ from regard.base.spans import Spans
 from regard.engine.recurrent import Transport, recur, rows_of_steps
 from regard.maps.attention_map import TILE, WORKSPACE, RecomputedMap
 from regard.maps.gradients import LiveRows, Rows
-from regard.maps.indices import Index, indices
+from regard.maps.indices import Index
 from regard.maps.reductions import Tile
 from regard.pieces.contents import versions_of
 from regard.pieces.grid import Grid
@@ -100,8 +100,7 @@ class TransportedMap(RecomputedMap):
     def select(self, batch: Index, head: Index) -> TransportedMap:
         """The map of some batch entries and heads (indices), still lazy."""
         self._check_unchanged()
-        b = indices("weights.select", "batch", batch, self.shape[0])
-        h = indices("weights.select", "head", head, self.shape[1])
+        b, h = self._selected_indices(batch, head)
         if (len(b), len(h)) != (1, 1) or self._is_read_live:
             return self._selected(b, h)
         if (place := (int(b), int(h))) not in self._of_heads:
@@ -109,6 +108,7 @@ class TransportedMap(RecomputedMap):
         return self._of_heads[place]
 
     def _selected(self, batch: Tensor, head: Tensor) -> TransportedMap:
+        """The map of some batch entries and heads, by indices on the host."""
         b, h = to_device(batch, self.device), to_device(head, self.device)
         grid = replace(self.grid, batch=self.grid.batch[b], head=self.grid.head[h])
         steps = self.live_steps.select(batch, head)
@@ -126,6 +126,7 @@ class TransportedMap(RecomputedMap):
         return self._live is not None or self._refusal is not None
 
     def live_rows(self) -> LiveRows:
+        """Rows by a scan over the steps with their graphs."""
         self._check_unchanged()
         if self._refusal is not None:
             return super().live_rows()
@@ -144,14 +145,15 @@ class TransportedMap(RecomputedMap):
         return recur(self.steps, value)[0]
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        """A few rows by the compiled kernels, where they can; else by a scan."""
         i, j = (_indices(part, size) for part, size in zip((rows, cols), self.shape[2:], strict=True))
-        unique_rows, place = i.unique(return_inverse=True)
+        unique_rows, place = i.unique(return_inverse=True)  # a scan needs ascending rows
         few = self.transport.few_rows(unique_rows, int(j[0]))
         weights = self._swept(unique_rows, j) if few is None else few[..., j]
         return weights if torch.equal(unique_rows, i) else weights[:, :, to_device(place, self.device)]
 
     def _swept(self, rows: Tensor, cols: Tensor) -> Tensor:
-        """Weights of ascending rows and columns by a scan of chunks."""
+        """Weights (B, H, rows, cols) of ascending rows and columns (indices), by a scan from late to early chunks."""
         num_maps = self.shape[0] * self.shape[1]
         weights = torch.zeros(num_maps, len(rows), len(cols), dtype=self._dtype, device=self.device)
         for start, part in self.transport.sweep(rows, int(cols[0])):
@@ -165,7 +167,7 @@ class TransportedMap(RecomputedMap):
         for rows in self._ranges() if 0 not in self.shape else ():
             parts: list[Tensor] = []
             for start, part in self.transport.sweep(torch.arange(rows.start, rows.stop), 0):
-                parts.insert(0, part)
+                parts.insert(0, part)  # chunks come from the last to the first
                 if start == 0 or sum(part.shape[2] for part in parts) >= TILE[1]:
                     yield self._tile(rows, start, torch.cat(parts, 2))
                     parts.clear()
@@ -178,7 +180,11 @@ class TransportedMap(RecomputedMap):
             yield slice(top, min(top + height, I))
 
     def _tile(self, rows: slice, start: int, weights: Tensor) -> Tile:
-        first = self.shape[3] - self.shape[2]
+        """The tile of these rows and the keys from `start` on, from weights (B * H, rows, keys) of whole chunks.
+
+        Keys after the last of these rows are cut off. Those after the first of them are undecided.
+        """
+        first = self.shape[3] - self.shape[2]  # the token of the first query
         cols = slice(start, min(start + weights.shape[2], rows.stop + first))
         weights = weights[..., : cols.stop - start].view(*self.shape[:2], -1, cols.stop - start)
         undecided = Spans.of((cols.start, cols.stop)) & Spans.of((rows.start + first + 1, self.shape[3]))
@@ -186,5 +192,5 @@ class TransportedMap(RecomputedMap):
 
 
 def _indices(part: Tensor | slice, size: int) -> Tensor:
-    """Indices on the host."""
+    """Rows or columns as indices on the host; `size` is that of the axis."""
     return torch.arange(*part.indices(size)) if isinstance(part, slice) else part

@@ -123,6 +123,7 @@ class AxialRoPE(Encoding):
     def encode_both(
         self, query: Tensor, key: Tensor, positions: Positions, coordinates: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
+        """With `coordinates` of the call, those of its keys, each query has those of the key at its position."""
         if coordinates is None:
             return super().encode_both(query, key, positions)
         self._check_coordinates(coordinates)
@@ -137,26 +138,26 @@ class AxialRoPE(Encoding):
 
     def _turned(self, x: Tensor, coordinates: Tensor) -> Tensor:
         """Vectors (B, heads, n, D) rotated by their coordinates, (A, n) or (B, A, n)."""
-        head_dim, entries = 2 * len(self.axes), coordinates.shape[0] if coordinates.ndim == 3 else 1
-        if x.shape[-1] < head_dim or entries not in (1, x.shape[0]):
+        head_dim, num_entries = 2 * len(self.axes), coordinates.shape[0] if coordinates.ndim == 3 else 1
+        if x.shape[-1] < head_dim or num_entries not in (1, x.shape[0]):
             raise RegardError(
-                f"AxialRoPE: for {head_dim} channels and {entries} batch entries, got vectors of shape "
+                f"AxialRoPE: for {head_dim} channels and {num_entries} batch entries, got vectors of shape "
                 f"{tuple(x.shape)}. "
                 "Give coordinates (axes, tokens) for all entries, or (batch, axes, tokens)."
             )
         axes = to_device(torch.tensor(self.axes, dtype=torch.int64, device="cpu"), coordinates.device)
-        each = coordinates.index_select(-2, axes).transpose(-1, -2)
+        of_pairs = coordinates.index_select(-2, axes).transpose(-1, -2)  # ((B,) n, pairs)
         wide = at_least_float32(x)
-        angle = angles_of_pairs(each, torch.tensor(self.rates, dtype=torch.float64, device="cpu"), wide.dtype)
-        angle = angle[:, None] if angle.ndim == 3 else angle
+        angle = angles_of_pairs(of_pairs, torch.tensor(self.rates, dtype=torch.float64, device="cpu"), wide.dtype)
+        angle = angle[:, None] if angle.ndim == 3 else angle  # all heads have the same angles
         rotated = rotated_pairs(wide[..., :head_dim], angle, self.interleaved).to(x.dtype)
         return torch.cat((rotated, x[..., head_dim:]), -1) if head_dim < x.shape[-1] else rotated
 
     def _check_coordinates(self, coordinates: Tensor) -> None:
-        shape, number = tuple(coordinates.shape), coordinates.dtype
-        if coordinates.ndim not in (2, 3) or number.is_floating_point or number == torch.bool:
+        shape, dtype = tuple(coordinates.shape), coordinates.dtype
+        if coordinates.ndim not in (2, 3) or dtype.is_floating_point or dtype == torch.bool:
             raise RegardError(
-                f"AxialRoPE: coordinates are integers (axes, tokens) or (batch, axes, tokens), got {number} of shape "
+                f"AxialRoPE: coordinates are integers (axes, tokens) or (batch, axes, tokens), got {dtype} of shape "
                 f"{shape}."
             )
         if max(self.axes, default=0) >= shape[-2]:

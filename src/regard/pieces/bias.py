@@ -23,6 +23,7 @@ from regard.pieces.grid import Grid, along_diagonals
 from regard.pieces.piece import Piece
 from regard.pieces.position import angles
 
+#: What a bias prepares: a tensor of the queries and one of the keys, each (B, H, n, W); None if it needs none.
 State = tuple[Tensor | None, Tensor | None]
 
 
@@ -46,11 +47,15 @@ class Bias(Piece):
     relative: bool = False
 
     def prepare(self, query: Tensor, key: Tensor, positions: Positions) -> State:
+        """All O(n) work, from queries (B, H, I, D) and keys (B, G, J, D) after the positional encoding."""
         return None, None
 
     @abstractmethod
     def transform(self, score: Tensor, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
-        """(B, H, I, J) -> (B, H, I, J)."""
+        """The new scores of a tile: (B, H, I, J) -> (B, H, I, J).
+
+        `rows` (B, H, I, W) and `cols` (B, H, J, W) are the slices of the two tensors of `prepare`.
+        """
 
     def check(self, sizes: Sizes) -> None:
         """Refuse sizes that do not fit the bias."""
@@ -101,6 +106,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
     """
 
     def geometric(n: int) -> list[float]:
+        """The slopes of n heads, n a power of two."""
         return [2.0 ** (-8.0 * (h + 1) / n) for h in range(n)]
 
     power = 1 << (num_heads.bit_length() - 1)
@@ -134,18 +140,21 @@ class ALiBi(AdditiveBias):
 
 
 def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
-    """The bucket of j - i: one for each short distance, then logarithmic to `max_distance`, one for all longer ones."""
-    ahead = torch.zeros_like(distance)
+    """The bucket of j - i: one for each short distance, then logarithmic to `max_distance`, one for all longer ones.
+
+    With `bidirectional`, later keys have the second half of the buckets; else they share the bucket of distance 0.
+    """
+    side = torch.zeros_like(distance)
     if bidirectional:
         num_buckets //= 2
-        ahead = (distance > 0) * num_buckets
-        behind = distance.abs()
+        side = (distance > 0) * num_buckets
+        apart = distance.abs()
     else:
-        behind = (-distance).clamp_min(0)
-    exact = num_buckets // 2
-    ratio = (behind.clamp_min(1).float() / exact).log() / math.log(max_distance / exact)
+        apart = (-distance).clamp_min(0)
+    exact = num_buckets // 2  # so many buckets have one distance each
+    ratio = (apart.clamp_min(1).float() / exact).log() / math.log(max_distance / exact)
     far = (exact + (ratio * (num_buckets - exact)).long()).clamp_max(num_buckets - 1)
-    return ahead + torch.where(behind < exact, behind, far)
+    return side + torch.where(apart < exact, apart, far)
 
 
 @checked
@@ -180,6 +189,7 @@ class T5Bias(nn.Module, AdditiveBias):
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         def number(distance: Tensor) -> Tensor:
+            """The learned numbers of distances (...) for the heads of the tile: (H, ...)."""
             bucket = t5_bucket(distance, self.num_buckets, self.max_distance, self.bidirectional)
             return self.table[bucket][..., grid.head].movedim(-1, 0)
 
@@ -213,11 +223,16 @@ class ShawBias(nn.Module, AdditiveBias):
         self.keys = nn.Parameter(torch.randn(2 * reach + 1, head_dim) * head_dim**-0.5)
 
     def prepare(self, query: Tensor, key: Tensor, positions: Positions) -> State:
+        """The product of each query with the vector of each distance -reach ... reach: (B, H, I, 2 reach + 1)."""
         query = at_least_float32(query)
         with without_autocast(query.device):  # terms are parts of scores, which are never in half precision
             return query @ (self.keys.to(query.dtype) * self.scale).T, None
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
+        """The product of each query that belongs to its distance to each key.
+
+        If positions have gaps, or the host does not know them, products are gathered; else a view puts them in place.
+        """
         assert rows is not None
         distances = grid.distances()
         if distances is None:
@@ -263,6 +278,7 @@ class TransformerXLBias(nn.Module, AdditiveBias):
         self.projection = nn.Parameter(torch.randn(num_heads, head_dim, head_dim) * head_dim**-0.5)  # W
 
     def prepare(self, query: Tensor, key: Tensor, positions: Positions) -> State:
+        """(q + v) W / sqrt(D) of the queries, (B, H, I, D), and u.k / sqrt(D) of the keys, (B, H, J, 1)."""
         query, scale = at_least_float32(query), self.head_dim**-0.5
         repeated = at_least_float32(key).repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         with without_autocast(query.device):
@@ -271,10 +287,10 @@ class TransformerXLBias(nn.Module, AdditiveBias):
             return compared @ self.projection.to(compared.dtype), by_content
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
-        """`rows` are (q + v) W / sqrt(D), (B, H, I, D); `cols` are u.k / sqrt(D), (B, H, J, 1).
+        """Each query is multiplied once with the wave of each distance, and once more for its place in the tile.
 
-        Each query is multiplied once with the wave of each distance. Consecutive positions: a view puts the products in
-        place. Keys with gaps: one run of keys at a time. Positions that the host does not know: products are gathered.
+        Consecutive positions: a view puts the products in place. Keys with gaps: one run of keys at a time. Positions
+        that the host does not know: products are gathered.
         """
         assert rows is not None and cols is not None
         if grid.positions is not None and len(grid.positions.keys.intervals) > 1:
@@ -302,7 +318,10 @@ class TransformerXLBias(nn.Module, AdditiveBias):
 
 
 def by_distance(grid: Grid, number: Callable[[Tensor], Tensor]) -> Tensor:
-    """`number(j - i)`, (H, ...) of (...), for all pairs: (1, H, I, J); asked once a distance where that is all."""
+    """`number(j - i)` for all pairs of a tile: (1, H, I, J). `number` turns distances (...) into numbers (H, ...).
+
+    If both queries and keys have consecutive positions, it is called with each distance once, else with each pair.
+    """
     distances = grid.distances()
     if distances is None:
         return number(grid.distance[0, 0])[None]
@@ -313,7 +332,8 @@ def by_distance(grid: Grid, number: Callable[[Tensor], Tensor]) -> Tensor:
 class _Diagonals(torch.autograd.Function):
     """A number for each j - i, (H, I + J - 1), along the diagonals of (H, I, J).
 
-    Backward sums along them: with one more column a row, diagonals stand below each other.
+    Backward sums along the diagonals. The rows are reversed, padded to I + J columns and joined. Cut into rows of
+    I + J - 1 numbers, each row is moved by one column more than the row before it, so diagonals become columns.
     """
 
     generate_vmap_rule = True
@@ -348,7 +368,10 @@ def _key_runs(grid: Grid) -> Iterator[tuple[slice, Grid]]:
 
 
 def _clipped(rows: Tensor, distances: range, reach: int) -> Tensor:
-    """From a column for each of -reach ... reach to one for each of `distances`; the outermost repeat: (B, H, I, n)."""
+    """The columns of `rows`, which are for the distances -reach ... reach, for these distances: (B, H, I, n).
+
+    Distances beyond `reach` repeat the outermost column.
+    """
     first, last = (min(max(d, -reach), reach) for d in (distances[0], distances[-1]))
     before, after = max(first - distances[0], 0), max(distances[-1] - last, 0)
     middle = rows[..., first + reach : last + reach + 1]
@@ -357,7 +380,11 @@ def _clipped(rows: Tensor, distances: range, reach: int) -> Tensor:
 
 
 def _skewed(by_distance: Tensor, num_keys: int) -> Tensor:
-    """(B, H, I, I + J - 1), a column for each j - i -> (B, H, I, J), by a view: each row begins one column earlier."""
+    """(B, H, I, I + J - 1), a column for each j - i -> (B, H, I, J): a view whose rows each begin one column earlier.
+
+    The first query has the smallest position, so its row begins last, at column I - 1. Rows of memory have I + J - 1
+    numbers, so a step of one number less is one row down and one column back.
+    """
     x = by_distance.contiguous()
     (B, H, I, count), (b, h, _, _) = x.shape, x.stride()
     return x.as_strided((B, H, I, num_keys), (b, h, max(count - 1, 1), 1), x.storage_offset() + I - 1)

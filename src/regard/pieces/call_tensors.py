@@ -86,7 +86,10 @@ def _size(letter: str, sizes: Sizes) -> int | None:
 
 
 def _fitted(operation: str, name: str, tensor: Any, piece: object, words: str, sizes: Sizes) -> Tensor:
-    """A tensor with all batch entries and heads of the call."""
+    """The tensor `name` of a piece, after checks, with all batch entries and heads of the call.
+
+    `words` are its axes, such as "B H J". One entry or head is expanded, a head of keys repeated for its query heads.
+    """
     letters = words.split()
     if not isinstance(tensor, Tensor):
         raise RegardError(f"{operation}({name}=...): {name} must be a torch.Tensor, got {type(tensor).__name__}.")
@@ -108,7 +111,10 @@ def _fitted(operation: str, name: str, tensor: Any, piece: object, words: str, s
 
 
 def _allowed(letter: str, sizes: Sizes, have: int) -> tuple[int, ...]:
-    """The sizes that an axis may have."""
+    """The sizes that an axis may have; its own size `have`, if the piece itself checks it.
+
+    B may be 1 for all batch entries; H may be 1 for all heads, or the number of key heads.
+    """
     size = _size(letter, sizes)
     if size is None:
         return (have,)

@@ -51,7 +51,7 @@ class chosen_keys(Mask):
 
     def __post_init__(self) -> None:
         ids = self.ids
-        if not isinstance(ids, Tensor) or ids.dtype in (torch.bool,) or ids.is_floating_point() or ids.is_complex():
+        if not isinstance(ids, Tensor) or ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
             kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
             raise RegardError(f"chosen_keys: expected integers, the positions of the chosen keys, got {kind}.")
         if ids.ndim != 4 or 0 in ids.shape[:2]:
@@ -68,11 +68,11 @@ class chosen_keys(Mask):
             raise RegardError(f"chosen_keys: {int(ids.max())} is no position of a key. A negative number is no key.")
         ids = own_copy(torch.where(ids < 0, NO_ID, ids).int()).sort(-1).values
         ids[..., 1:].masked_fill_(ids.diff() == 0, NO_ID)  # a key that is named twice counts once
-        object.__setattr__(self, "ids", ids.sort(-1).values)
+        object.__setattr__(self, "ids", ids.sort(-1).values)  # sorted again, now with these at the end
 
     @staticmethod
     def of_sorted(ids: Tensor, size: int, num_heads: int, start: int, blocks: Tensor | None = None) -> chosen_keys:
-        """The mask of new ids, int32, that are sorted and hold `NO_ID` at the end: without a copy."""
+        """The mask of new ids (B or 1, heads, I, K), int32, sorted and each once, then `NO_ID`: no check, no copy."""
         mask = object.__new__(chosen_keys)
         vars(mask).update(ids=ids, size=size, num_heads=num_heads, start=start, blocks=blocks)
         return mask
@@ -82,6 +82,7 @@ class chosen_keys(Mask):
         return len(self.ids) != 1
 
     def allowed(self, grid: Grid) -> Tensor:
+        """A flag for each block of the tile, set at the ids of each row, and then copied to the keys of the block."""
         ids = self._rows(grid)
         if self.blocks is not None:
             return self._in_blocks(ids, to_device(self.blocks, grid.device), grid)
@@ -89,7 +90,7 @@ class chosen_keys(Mask):
         if not len(blocks):
             return torch.zeros(*ids.shape[:3], 0, dtype=torch.bool, device=grid.device)
         place = torch.searchsorted(blocks, ids.long()).clamp_(max=len(blocks) - 1)
-        place.masked_fill_(blocks[place] != ids, len(blocks))
+        place.masked_fill_(blocks[place] != ids, len(blocks))  # ids of other tiles set a last flag, which is dropped
         flags = torch.zeros(*ids.shape[:3], len(blocks) + 1, dtype=torch.bool, device=grid.device)
         flags = flags.scatter_(3, place, True)[..., :-1]
         is_every_block = len(blocks) == len(inverse) and bool((grid.key.diff() > 0).all())
@@ -97,7 +98,7 @@ class chosen_keys(Mask):
 
     @staticmethod
     def _in_blocks(ids: Tensor, blocks: Tensor, grid: Grid) -> Tensor:
-        """The same for blocks that are given for each position."""
+        """`allowed` if `blocks` (B or 1, n) gives the block of each position. `NO_ID` sets a flag that is not read."""
         count = int(blocks.max()) + 1 if blocks.numel() else 0
         flags = torch.zeros(*ids.shape[:3], count + 1, dtype=torch.bool, device=grid.device)
         flags.scatter_(3, ids.long().clamp_(max=count), True)
@@ -105,10 +106,12 @@ class chosen_keys(Mask):
         return flags[..., :count].gather(3, of_keys.expand(*flags.shape[:3], -1))
 
     def any_allowed(self, start: int, stop: int) -> Spans:
+        """The keys that a query of some entry and head has chosen, and those in short gaps between them."""
         ids = self._on_host[:, :, max(start - self.start, 0) : max(stop - self.start, 0)]
         return self._keys(self._counts(ids) > 0).gaps_up_to(SHORT_GAP)
 
     def all_allowed(self, start: int, stop: int) -> Spans:
+        """The keys whose id every row has: as often as there are rows, because a row names an id once."""
         if start < self.start or stop - self.start > self.ids.shape[2]:
             return EMPTY
         ids = self._on_host[:, :, start - self.start : stop - self.start]
@@ -126,8 +129,8 @@ class chosen_keys(Mask):
         return chosen_keys.of_sorted(ids, self.size, self.num_heads, self.start, blocks)  # type: ignore[arg-type]
 
     def own_sizes(self) -> tuple[int | None, int | None]:
-        heads = self.ids.shape[1]
-        return len(self.ids) if self.batched else None, None if heads == 1 else self.num_heads or heads
+        num_id_heads = self.ids.shape[1]
+        return len(self.ids) if self.batched else None, None if num_id_heads == 1 else self.num_heads or num_id_heads
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
         if self.batched:
@@ -155,12 +158,15 @@ class chosen_keys(Mask):
         return ids[:, grid.head // ((self.num_heads or ids.shape[1]) // ids.shape[1])]
 
     def _counts(self, ids: Tensor) -> Tensor:
-        """How many rows have each id: the place is the id. Given blocks are all counted, also those without rows."""
-        least = 0 if self.blocks is None else int(self.blocks.max()) + 1
-        return torch.bincount(ids[ids != NO_ID], minlength=least)
+        """How many rows have each id: element n counts the rows with id n. It has an element for each given block."""
+        num_blocks = 0 if self.blocks is None else int(self.blocks.max()) + 1
+        return torch.bincount(ids[ids != NO_ID], minlength=num_blocks)
 
     def _keys(self, flags: Tensor, for_all: bool = False) -> Spans:
-        """Key positions of the blocks that are flagged, by number: in some entry, or in all."""
+        """Positions of the keys in the blocks n with `flags[n]`.
+
+        Given blocks may differ between batch entries: a key must be in such a block in one entry, or in all.
+        """
         if self.blocks is not None:
             flagged = flags[self.blocks.cpu()]
             return Spans.where(flagged.all(0) if for_all else flagged.any(0))
@@ -173,7 +179,7 @@ class chosen_keys(Mask):
 
 
 def chosen_and_rest(mask: Mask | None) -> tuple[chosen_keys | None, Mask | None]:
-    """A mask as chosen keys & a rest; None for the chosen keys if it has none of them, or for the rest.
+    """The first `chosen_keys` among the masks that `&` joins, and all others; None for each that is missing.
 
     >>> import torch, regard as rg
     >>> chosen, rest = chosen_and_rest(rg.causal() & rg.masks.chosen_keys(torch.zeros(1, 1, 3, 1, dtype=int)))

@@ -69,6 +69,7 @@ class Kind:
         self.of = of
 
     def parts(self, value: Any) -> dict[Any, Any]:
+        """The objects inside an object, by name."""
         return {}
 
     def frame(self, value: Any) -> Any:
@@ -94,12 +95,14 @@ class Container(Kind):
         return dict(value) if isinstance(value, dict) else dict(enumerate(value))
 
     def frame(self, value: Any) -> Any:
+        """An empty copy, which keeps what a container has besides its items; of tuples and sets their type."""
         if isinstance(value, tuple | set | frozenset):
             return type(value)
         (empty := copy(value)).clear()
         return empty
 
     def build(self, new: Any, frame: Any, parts: dict[Any, Any]) -> Any:
+        """Fill a copy of the empty container, or call the type of a tuple or a set; named tuples take single items."""
         if isinstance(frame, type):
             return frame(*parts.values()) if hasattr(frame, "_fields") else frame(parts.values())
         new = copy(frame)
@@ -120,6 +123,7 @@ class Wrapper(Kind):
         return cache if self.of is _lru_cache_wrapper else self.of
 
     def build(self, new: Any, frame: Any, parts: dict[Any, Any]) -> Any:
+        """Call the type again: parts with a number are arguments, and those with a name keywords of a partial."""
         arguments = [part for name, part in parts.items() if not isinstance(name, str)]
         return frame(*arguments, **{name: part for name, part in parts.items() if isinstance(name, str)})
 
@@ -131,6 +135,7 @@ class Function(Kind):
     """
 
     def parts(self, value: Any) -> dict[Any, Any]:
+        """Nothing for functions of this package and of torch: only code of the user is taken apart."""
         if not self.is_foreign(value):
             return {}
         used = {name: value.__globals__.get(name) for name in global_names(value.__code__)}
@@ -142,6 +147,7 @@ class Function(Kind):
         }
 
     def build(self, new: Any, frame: Any, parts: dict[Any, Any]) -> Any:
+        """A function of the same code. If it reads exchanged globals, it gets a dictionary of globals of its own."""
         variables = {**frame.__globals__, **parts["globals"]} if parts["globals"] else frame.__globals__
         cells = tuple(map(CellType, parts["cells"]))
         function = FunctionType(frame.__code__, variables, frame.__name__, parts["defaults"], cells)
@@ -154,7 +160,11 @@ class Function(Kind):
 
 
 class Object(Kind):
-    """Any other object: its attributes, and what its class holds if the class is the user's."""
+    """Any other object: its attributes, and what its class holds if the class is the user's.
+
+    `slots`, `names` and `members` are the names of its `__slots__`, of the fields of a dataclass, and what the class
+    holds. Objects of this package that are frozen dataclasses have no parts but their fields.
+    """
 
     def __init__(self, of: type) -> None:
         self.of = of
@@ -171,6 +181,7 @@ class Object(Kind):
         self.is_constant = self.is_ours and not getattr(of, "holds_parts", True)
 
     def parts(self, value: Any) -> dict[Any, Any]:
+        """The attributes of an object that are not derived from others, by name, then what its class holds."""
         if self.is_ours and self.is_frozen:
             return {name: getattr(value, name) for name in self.names}
         attributes = getattr(value, "__dict__", {})
@@ -179,6 +190,7 @@ class Object(Kind):
         return own | self._class_parts(attributes)
 
     def _class_parts(self, attributes: dict[str, Any]) -> dict[Member, Any]:
+        """What the class holds, without the methods that an attribute of the object hides."""
         members = self.members.items()
         return {Member(name): part for name, part in members if name not in attributes or not _is_method(name, part)}
 
@@ -186,6 +198,10 @@ class Object(Kind):
         return None
 
     def start(self, members: dict[str, Any]) -> Any:
+        """An empty object. Methods around other tensors become its attributes; other members need a class of its own.
+
+        An object with slots may have no attributes, so there methods are in its class too.
+        """
         methods = {name: part for name, part in members.items() if _is_method(name, part) and not self.slots}
         if others := {name: part for name, part in members.items() if name not in methods}:
             # Python looks up properties and special methods in the class only
@@ -199,6 +215,7 @@ class Object(Kind):
         return new
 
     def build(self, new: Any, frame: Any, parts: dict[Any, Any]) -> Any:
+        """Set the attributes past `__setattr__`, which a frozen class refuses."""
         if not self.slots:
             new.__dict__.update(parts)
             return new
@@ -221,6 +238,11 @@ class Module(Object):
         self.is_open = self.is_exchanged = True
 
     def parts(self, value: Any) -> dict[Any, Any]:
+        """Parameters, buffers and submodules by their own names, then other attributes, then what the class holds.
+
+        A `HoldsPieces` also registers the parameters inside its pieces. They are found in the piece, so they are left
+        out here.
+        """
         attributes = vars(value)
         owned = {name: part for names in OWNED for name, part in attributes[names].items()}
         own = {name: part for name, part in attributes.items() if name not in INTERNAL and name not in OWNED}
@@ -232,6 +254,7 @@ class Module(Object):
         return owned
 
     def frame(self, value: Any) -> Any:
+        """The attributes that every module has, and the names of its parameters, buffers and submodules, by kind."""
         attributes = vars(value)
         internal = {name: part for name, part in attributes.items() if name in INTERNAL}
         owned = {names: tuple(attributes[names]) for names in OWNED}
@@ -240,6 +263,7 @@ class Module(Object):
         return internal, owned
 
     def build(self, new: Any, frame: Any, parts: dict[Any, Any]) -> Any:
+        """The module: first the attributes that every module has, then its tensors and submodules, then all others."""
         internal, owned = frame
         attributes = new.__dict__
         attributes.update(internal)
@@ -275,7 +299,10 @@ def _class_members(of: type) -> dict[str, Any]:
 
 @cache
 def kind_of(of: type) -> Kind:
-    """How objects of a type come apart."""
+    """How objects of a type come apart. The order matters: a module, a tuple or a mask may be of two of these kinds.
+
+    Objects that torch or a `__new__` of their own makes cannot be built from their attributes, so they have no parts.
+    """
     if issubclass(of, nn.Module):
         return Module(of)
     if issubclass(of, FunctionType):
@@ -366,6 +393,7 @@ class _Splitter:
         return self._nodes[id(value)]
 
     def _node(self, value: Any) -> Any:
+        """The `Place` of a tensor, the `Node` of an object that is built again, or the value itself."""
         if isinstance(value, Tensor):
             self.tensors.append(value)
             return Place(len(self.tensors) - 1)
@@ -373,6 +401,7 @@ class _Splitter:
         if kind.is_constant or (isinstance(kind, Container) and len(value) > LONG and not _may_hold_tensors(value)):
             return value
         self.is_foreign |= kind.is_foreign(value)
+        # before the parts are read, because an open object may be a part of itself
         node = self._nodes[id(value)] = Node(kind) if kind.is_open else value
         parts, built = {}, []
         for name, part in kind.parts(value).items():
@@ -380,7 +409,7 @@ class _Splitter:
             if type(read) in (Node, Place):
                 built.append(name)
             elif type(name) is Member:
-                continue
+                continue  # without tensors it stays in the class
             parts[name] = read
         if not (built or kind.is_exchanged):
             return value
@@ -390,6 +419,7 @@ class _Splitter:
 
 
 def _may_hold_tensors(container: Any) -> bool:
+    """Whether the first item of a container that is not empty is a tensor, a module or a piece."""
     first = next(iter(container.values() if isinstance(container, dict) else container))
     return isinstance(first, Tensor | nn.Module | Piece)
 
@@ -438,6 +468,7 @@ def learned_parts(name: str, piece: Any) -> dict[str, nn.Parameter | nn.Module]:
 
 
 def _learned(name: str, part: Any, visited: list[Any]) -> Iterator[tuple[str, nn.Parameter | nn.Module]]:
+    """Each parameter and module inside the part called `name`, with its path; objects in `visited` are left out."""
     if type(part) in PLAIN or any(part is known for known in visited):
         return
     visited.append(part)

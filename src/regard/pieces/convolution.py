@@ -46,7 +46,7 @@ class ConvolutionFilter(nn.Module, Bias):
 
 
 def _at(taps: Tensor, behind: Tensor) -> Tensor:
-    """(H, K), and distances i - j (...) -> (H, ...); 0 where there is no tap."""
+    """The number of each distance i - j: taps (H, K) and distances (...) -> (H, ...); 0 below 0 and above K - 1."""
     last = taps.shape[1] - 1
     return taps[:, behind.clamp(0, last)] * ((behind >= 0) & (behind <= last))
 

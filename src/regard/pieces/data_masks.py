@@ -92,6 +92,7 @@ class Lengths(Mask):
 
     @cached_property
     def _ends(self) -> tuple[int, int]:
+        """The shortest and the longest length."""
         return (int(self.lengths.min()), int(self.lengths.max())) if len(self.lengths) else (0, 0)
 
 
@@ -126,6 +127,7 @@ class RealKeys(Mask):
         return self._runs[0]
 
     def of_entry(self, entry: int) -> Mask:
+        """The entry repeated, so that `check` and `allowed` accept the whole batch."""
         return RealKeys(self.real[entry : entry + 1].expand(self.real.shape))
 
     def select(self, index: Tensor) -> Mask:
@@ -136,6 +138,7 @@ class RealKeys(Mask):
 
     @cached_property
     def _runs(self) -> tuple[Spans, Spans]:
+        """The keys that are real in all batch entries, and those that are real in one of them."""
         return Spans.where(self.real.all(0)), Spans.where(self.real.any(0))
 
 
@@ -179,22 +182,27 @@ class documents(Mask):
         return ((of_queries[:, None] == of_keys) & (of_queries >= 0)[:, None])[None, None]
 
     def numbers(self, grid: Grid) -> tuple[Tensor, Tensor]:
-        """The document of each query and of each key of a tile, (I,) and (J,); negative outside all documents."""
-        of_queries = self._number(grid.query - self._start, self._edges)
+        """The document of each query and of each key of a tile, (I,) and (J,).
+
+        A query outside all documents has -1. A key after the last document has a number that no query has.
+        """
+        of_queries = self._num_begun(grid.query - self._start, self._edges)
         of_queries = of_queries.masked_fill(of_queries >= len(self._edges), 0) - 1
-        return of_queries, self._number(grid.key, self._key_edges) - 1
+        return of_queries, self._num_begun(grid.key, self._key_edges) - 1
 
     def any_allowed(self, start: int, stop: int) -> Spans:
-        first, last = self._range(start, stop)
+        """The keys of all documents from that of the first query to that of the last."""
+        first, last = self._documents_of(start, stop)
         edges = self._key_edges
-        first, last = max(first, 1), min(last, len(edges) - 1)
+        first, last = max(first, 1), min(last, len(edges) - 1)  # a query outside all documents has no keys
         return Spans.of((edges[first - 1], edges[last])) if first <= last else EMPTY
 
     def all_allowed(self, start: int, stop: int) -> Spans:
-        first, last = self._range(start, stop)
+        first, last = self._documents_of(start, stop)
         return self.any_allowed(start, stop) if first == last else EMPTY
 
     def edges(self, start: int, stop: int) -> Sequence[int]:
+        """Where documents begin."""
         first, last = (bisect_right(self._edges, position - self._start) for position in (start, stop - 1))
         return [edge + self._start for edge in self._edges[first:last]]
 
@@ -203,11 +211,13 @@ class documents(Mask):
         check_covers("documents", "queries", queries, self._edges[-1])
         check_covers("documents", "keys", positions.keys, self._key_edges[-1])
 
-    def _range(self, start: int, stop: int) -> tuple[int, int]:
+    def _documents_of(self, start: int, stop: int) -> tuple[int, int]:
+        """The documents of the first and the last query of [start, stop), counted from 1; 0 before all documents."""
         return bisect_right(self._edges, start - self._start), bisect_right(self._edges, stop - 1 - self._start)
 
     @staticmethod
-    def _number(positions: Tensor, edges: list[int]) -> Tensor:
+    def _num_begun(positions: Tensor, edges: list[int]) -> Tensor:
+        """How many of the edges are at or before each position."""
         return torch.bucketize(positions, to_device(torch.tensor(edges, device="cpu"), positions.device), right=True)
 
     def __repr__(self) -> str:
@@ -216,6 +226,7 @@ class documents(Mask):
 
     @cached_property
     def _edges(self) -> list[int]:
+        """Where each document begins among the queries, and the number of all queries."""
         return [0, *accumulate(self.lengths)]
 
     @cached_property
@@ -224,6 +235,7 @@ class documents(Mask):
 
     @cached_property
     def _start(self) -> int:
+        """The position of the first query: the last query has the position of the last key."""
         return self._key_edges[-1] - self._edges[-1]
 
 
@@ -306,8 +318,8 @@ class random_blocks(Mask):
         return rows[0] if len(rows) == 1 else Spans.union(interval for row in rows for interval in row)
 
     def all_allowed(self, start: int, stop: int) -> Spans:
-        one_block = start // self.size == (stop - 1) // self.size
-        return self.any_allowed(start, stop) if one_block else EMPTY
+        is_one_block = start // self.size == (stop - 1) // self.size
+        return self.any_allowed(start, stop) if is_one_block else EMPTY
 
     def edges(self, start: int, stop: int) -> Sequence[int]:
         return range((start // self.size + 1) * self.size, stop, self.size)
@@ -324,6 +336,7 @@ class random_blocks(Mask):
 
     @cached_property
     def table(self) -> Tensor:
+        """The numbers of the blocks of keys of each block of queries, (blocks, count): the `count` lowest of a draw."""
         blocks = -(-self.length // self.size)
         generator = torch.Generator().manual_seed(self.seed)
         with without_transforms():
@@ -343,8 +356,9 @@ def bigbird(
     """Window + global + seeded random blocks (Zaheer et al. 2020, arXiv:2007.14062).
 
     Each block of queries attends to the `window_blocks` blocks around it, to the first `global_blocks` blocks of the
-    sequence, and to `num_random` random blocks. Queries of the global blocks attend to all keys. In Hugging Face the
-    last block is global too, and in eval mode every random block is block 0.
+    sequence, and to `num_random` random blocks. The window has as many blocks on each side, so an even number counts as
+    the next odd one. Queries of the global blocks attend to all keys. In Hugging Face the last block is global too, and
+    in eval mode every random block is block 0.
 
     >>> import regard as rg
     >>> grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(80, 80), 1, 1, 80)
@@ -453,6 +467,7 @@ class mask_tensor(Mask):
                 "which looks "
                 "like (batch, keys). For real tokens of each batch entry use regard.padding(tensor)."
             )
+        # keys with gaps, of a cache that forgets, are fewer than the columns
         if I < sizes.I or (J != sizes.J and len(positions.keys.intervals) == 1):
             raise RegardError(
                 f"mask_tensor: the mask is for {I} queries and {J} keys, this call has {sizes.I} queries and "
@@ -475,10 +490,12 @@ class mask_tensor(Mask):
 
     @property
     def _full(self) -> Tensor:
+        """The tensor with four axes."""
         return self.tensor[(None,) * (4 - self.tensor.ndim)]
 
     @cached_property
     def _offset(self) -> int:
+        """The position of the first row; the first column has position 0."""
         return self._full.shape[3] - self._full.shape[2]
 
     @cached_property
@@ -488,6 +505,7 @@ class mask_tensor(Mask):
             return self._full.cpu()
 
     def _rows(self, start: int, stop: int) -> Tensor:
+        """The rows of the queries [start, stop) of all batch entries and heads, on the host: (their number, J)."""
         rows = self._full if self.tensor.device.type == "cpu" else self._on_host
         return rows[:, :, start - self._offset : stop - self._offset].flatten(0, 2)
 

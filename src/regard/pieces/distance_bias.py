@@ -84,23 +84,24 @@ class FIREBias(nn.Module, AdditiveBias):
         self.inner, self.outer = nn.Linear(1, hidden), nn.Linear(hidden, num_heads)
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
+        """A number for each distance if the length is fixed, else for each pair, some queries at a time."""
         if self.fixed_length is not None or self.share is None:
             length = torch.tensor(self.fixed_length, device=grid.device)
             return by_distance(grid, lambda distance: self._network(-distance, length)[grid.head])
-        length = torch.maximum(grid.query.to(self.rate.dtype), (self.share * self.threshold).abs())[:, None]
+        lengths = torch.maximum(grid.query.to(self.rate.dtype), (self.share * self.threshold).abs())[:, None]
         step = max(HIDDEN_NUMBERS // max(len(grid.key) * self.inner.out_features, 1), 1)
         parts = [
-            self._network(behind, each)[grid.head]
-            for behind, each in zip((-grid.distance[0, 0]).split(step), length.split(step), strict=True)
+            self._network(behind, length)[grid.head]
+            for behind, length in zip((-grid.distance[0, 0]).split(step), lengths.split(step), strict=True)
         ]
         return torch.cat(parts, -2)[None]
 
     def _network(self, behind: Tensor, length: Tensor) -> Tensor:
-        """The numbers of all heads for i - j: (...) -> (H, ...)."""
-        ratio = self._log(behind) / (self._log(length) + 1e-6)
+        """f of all heads at psi(i - j) / psi(length): distances (...) and lengths that broadcast -> (H, ...)."""
+        ratio = self._psi(behind) / (self._psi(length) + 1e-6)  # psi of a length of 0 is 0
         return self.outer(torch.relu(self.inner(ratio[..., None]))).movedim(-1, 0)
 
-    def _log(self, x: Tensor) -> Tensor:
+    def _psi(self, x: Tensor) -> Tensor:
         return torch.log1p((self.rate * x.to(self.rate.dtype)).abs())
 
     def check(self, sizes: Sizes) -> None:

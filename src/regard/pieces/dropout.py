@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regard.pieces.grid import Grid
 
+#: The greatest word of 32 bits; `& _WORD` keeps the lowest 32 bits of a number.
 _WORD = 0xFFFFFFFF
 #: Added before mixing, since mixing maps 0 to 0.
 _STEP = 0x9E3779B9

@@ -44,10 +44,12 @@ class TwoSidedPosition(Encoding):
         )
 
     @abstractmethod
-    def encode_query(self, x: Tensor, positions: Tensor) -> Tensor: ...
+    def encode_query(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Queries (B, H, n, D) and their positions (n,) -> (B, H, n, D')."""
 
     @abstractmethod
-    def encode_key(self, x: Tensor, positions: Tensor) -> Tensor: ...
+    def encode_key(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Keys (B, G, n, D) and their positions (n,) -> (B, G, n, D')."""
 
 
 class Chain(HoldsPieces, TwoSidedPosition):
@@ -142,6 +144,7 @@ class QKNorm(nn.Module, TwoSidedPosition):
         return self._normed(x, self.key_scale, "num_key_value_heads")
 
     def _normed(self, x: Tensor, scale: Tensor | None, argument: str) -> Tensor:
+        """x / rms(x) * scale, for x (B, heads, n, D) and a scale (heads or 1, 1, D). Errors name the `argument`."""
         if x.shape[-1] != self.head_dim or (scale is not None and len(scale) not in (1, x.shape[1])):
             raise RegardError(
                 f"QKNorm: made for width {self.head_dim} and {argument}={1 if scale is None else len(scale)}, got "
@@ -243,6 +246,7 @@ class PoPE(nn.Module, TwoSidedPosition):
         return self._polar(x, self._angles(positions, x))
 
     def encode_key(self, x: Tensor, positions: Tensor) -> Tensor:
+        """With the phase added to the angle of the position, so that it is subtracted in the score."""
         phase = self.phase.clamp(-2 * math.pi, 0)
         if len(phase) not in (1, x.shape[1]):
             raise RegardError(
@@ -251,10 +255,12 @@ class PoPE(nn.Module, TwoSidedPosition):
         return self._polar(x, self._angles(positions, x) + phase)
 
     def _angles(self, positions: Tensor, x: Tensor) -> Tensor:
+        """The angle of each channel at each position, (n, D)."""
         exponents = torch.arange(self.head_dim, dtype=torch.float64, device="cpu") / self.head_dim
         return angles(positions, self.base**-exponents, at_least_float32(x).dtype)
 
     def _polar(self, x: Tensor, angle: Tensor) -> Tensor:
+        """Channels of length softplus(x) at their angles: the D first coordinates, then the D second ones."""
         if x.shape[-1] != self.head_dim:
             raise RegardError(f"PoPE: made for width {self.head_dim}, got {x.shape[-1]}. Create it for {x.shape[-1]}.")
         length = F.softplus(at_least_float32(x))

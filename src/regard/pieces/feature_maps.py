@@ -36,7 +36,8 @@ class FeatureMap(Piece):
     """
 
     @abstractmethod
-    def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]: ...
+    def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """The features of queries (B, H, I, D) and of keys (B, G, J, D), both of width W."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class RandomFeatures(nn.Module, FeatureMap):
         self.frequencies.copy_(orthogonal_gaussian(self.num_features, self.head_dim, seed))
 
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries are scaled, so that the greatest feature of each is 1. Both factors 1 / sqrt(m) are in the keys."""
         scaled = self.frequencies.to(query.dtype) * self.head_dim**-0.25
         for_query, for_key = F.linear(query, scaled), F.linear(key, scaled)
         norms = key.square().sum(-1, keepdim=True) * (self.head_dim**-0.5 / 2) + math.log(self.num_features)

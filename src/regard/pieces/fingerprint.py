@@ -52,7 +52,7 @@ def fingerprint(part: Any, tensors: list[Tensor]) -> Hashable:
         return tuple([fingerprint(each, tensors) for each in part])
     if of is Tensor or of is nn.Parameter:
         return _of_tensor(part, tensors)
-    is_module, is_mask = _known(of)
+    is_module, is_mask = _is_module_or_mask(of)
     if is_mask and part.is_kept:
         return Same(part)
     parts, num_earlier = kind_of(of).parts(part), len(tensors)
@@ -60,10 +60,10 @@ def fingerprint(part: Any, tensors: list[Tensor]) -> Hashable:
     if is_mask and len(tensors) > num_earlier:
         raise NoFingerprint  # the numbers of a mask's tensors decide its spans
     if is_module and any([vars(part)[name] for name in HOOKS]):
-        raise NoFingerprint
+        raise NoFingerprint  # a hook may do anything
     if is_module:
         return *values, *parts, part.training
-    return (*values, *parts) if of is dict else values
+    return (*values, *parts) if of is dict else values  # the keys of a dictionary, the names of a module's attributes
 
 
 def never_changes(part: Any) -> bool:
@@ -85,8 +85,8 @@ def never_changes(part: Any) -> bool:
 
 
 @cache
-def _known(of: type) -> tuple[bool, bool]:
-    """Whether objects of a type are modules, and whether they are masks; an error if they have no fingerprint."""
+def _is_module_or_mask(of: type) -> tuple[bool, bool]:
+    """Whether objects of a type are modules, and whether they are masks; `NoFingerprint` if they have none."""
     kind, is_ours = kind_of(of), of.__module__.partition(".")[0] == "regard"
     is_module = isinstance(kind, Module)
     if of is nn.Linear or of is dict or (is_ours and (is_module or (isinstance(kind, Object) and kind.is_frozen))):
@@ -95,6 +95,7 @@ def _known(of: type) -> tuple[bool, bool]:
 
 
 def _of_tensor(tensor: Tensor, tensors: list[Tensor]) -> Hashable:
+    """All of a tensor but its numbers; of one that is in the list already, its place there."""
     for number, earlier in enumerate(tensors):
         if earlier is tensor:
             return Tensor, number

@@ -38,7 +38,10 @@ class ForgettingBias(AdditiveBias):
     needs: ClassVar[Mapping[str, str]] = {"log_forget": "B H J"}
 
     def prepare(self, query: Tensor, key: Tensor, positions: Positions, log_forget: Tensor | None = None) -> State:
-        """The sums of the gates up to each query and key, as pairs of numbers: (B, H, n, 2)."""
+        """The sums of the log gates from the first key up to each query and key, as pairs of numbers: (B, H, n, 2).
+
+        A query may have a position before the first key, where the sum is 0, or after the last one.
+        """
         assert log_forget is not None, "the call checks it"
         if len(positions.keys.intervals) > 1:
             raise RegardError(
@@ -48,17 +51,17 @@ class ForgettingBias(AdditiveBias):
         dtype = at_least_float32(query).dtype
         sums = log_forget.to(widest_float(log_forget.device)).clamp_min(LEAST).cumsum(-1)
         first, count = next((start for start, _ in positions.keys), 0), log_forget.shape[-1]
-        numbers = positions.query(slice(0, query.shape[2]), query.device) - first
-        at_queries = torch.nn.functional.pad(sums, (1, 0))[..., (numbers + 1).clamp(0, count)]
+        key_indices = positions.query(slice(0, query.shape[2]), query.device) - first
+        at_queries = torch.nn.functional.pad(sums, (1, 0))[..., (key_indices + 1).clamp(0, count)]
         return _pairs(at_queries, dtype), _pairs(sums, dtype)
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         assert rows is not None and cols is not None
-        great, small = (rows[..., n, None] - cols[..., None, :, n] for n in (0, 1))
-        return great + small
+        rounded, errors = (rows[..., n, None] - cols[..., None, :, n] for n in (0, 1))
+        return rounded + errors
 
 
 def _pairs(sums: Tensor, dtype: torch.dtype) -> Tensor:
     """Each sum as a number of `dtype` and its rounding error. Differences of large sums then keep their digits."""
-    great = sums.to(dtype)
-    return torch.stack((great, (sums - great).to(dtype)), -1)
+    rounded = sums.to(dtype)
+    return torch.stack((rounded, (sums - rounded).to(dtype)), -1)

@@ -45,6 +45,7 @@ class Grid:
 
     @staticmethod
     def whole(positions: Positions, B: int, H: int, I: int, device: torch.device | str = "cpu") -> Grid:
+        """The coordinates of a whole call: B entries, H heads, I queries and all keys of the positions."""
         return Grid(
             torch.arange(B, device=device),
             torch.arange(H, device=device),

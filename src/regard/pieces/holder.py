@@ -37,6 +37,10 @@ class HoldsPieces(nn.Module):
     piece_order: tuple[str, ...] = ()
 
     def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, and register the parameters and modules inside a piece or a tuple of pieces.
+
+        A piece with parameters is no plain attribute: it is kept in HELD, and `__getattr__` returns it.
+        """
         self._release(name)
         is_piece = isinstance(value, Piece | tuple) and not isinstance(value, nn.Module)
         if not is_piece and value is not None:

@@ -108,21 +108,23 @@ class MeanGroups(KeyGroups):
         return at_least_float32(x).unfold(2, self.size, self.step).mean(-1).to(x.dtype)
 
     def unfolded(self, weights: Tensor, columns: Tensor, num_keys: int) -> Tensor:
+        """The weights of all groups of a token, divided by `size`. With overlap a token is in several groups."""
         tokens = weights.new_zeros(*weights.shape[:3], len(columns))
         columns, num_groups = to_device(columns, weights.device), weights.shape[3]
-        for number in range(-(-self.size // self.step)):  # the groups of a token, from the last to the first
-            group = columns // self.step - number
-            inside = (group >= 0) & (group < num_groups) & (columns < group * self.step + self.size)
+        for earlier in range(-(-self.size // self.step)):  # the groups of a token, from the last to the first
+            group = columns // self.step - earlier
+            is_inside = (group >= 0) & (group < num_groups) & (columns < group * self.step + self.size)
             if num_groups:
-                tokens += weights[..., group.clamp(0, num_groups - 1)] * inside
+                tokens += weights[..., group.clamp(0, num_groups - 1)] * is_inside
         return tokens / self.size
 
     def positions(self, positions: Positions, num_groups: int) -> Positions:
+        """Each group has the position of its last token."""
         last = positions.keys.tensor()[self.size - 1 :: self.step][:num_groups].tolist()
         return Positions(positions.start, Spans.union((j, j + 1) for j in last) if last else EMPTY)
 
     def visible(self, mask: Mask | None, sizes: Sizes, grid: Grid) -> tuple[KeyGroups, Mask | None]:
-        """These groups, if the mask has no documents and no padding; else groups of the tokens of one document."""
+        """These groups, if the mask is causal or missing; else groups of real tokens of one document, and a mask."""
         if mask is None or mask.is_lower_triangular:
             return self, mask
         assert grid.positions is not None
@@ -136,7 +138,10 @@ class MeanGroups(KeyGroups):
 
 @dataclass(frozen=True, eq=False)
 class TokenGroups(KeyGroups):
-    """Group m is the mean of the keys `tokens`, indices (B or 1, M, size); `last` has the last of all entries, (M,)."""
+    """Group m is the mean of the keys `tokens[:, m]`, indices (B or 1, M, size).
+
+    `last` (M,) is the index of the last key of each group, which is the same in all batch entries.
+    """
 
     tokens: Tensor
     last: Tensor
@@ -146,6 +151,7 @@ class TokenGroups(KeyGroups):
         return at_least_float32(x).gather(2, index).unflatten(2, self.tokens.shape[1:]).mean(3).to(x.dtype)
 
     def unfolded(self, weights: Tensor, columns: Tensor, num_keys: int) -> Tensor:
+        """Add a share of each group's weight to each of its tokens, then take the columns."""
         index = to_device(self.tokens, weights.device).flatten(1)[:, None, None].expand(*weights.shape[:3], -1)
         size = self.tokens.shape[2]
         tokens = weights.new_zeros(*weights.shape[:3], num_keys)
@@ -184,6 +190,7 @@ class GroupMask(Composed):
         return len(self.tokens) != 1 or self.mask.batched
 
     def allowed(self, grid: Grid) -> Tensor:
+        """Ask `mask` for each token of the groups once, and gather the answers: the keys of `grid` are groups."""
         last, tokens, is_own = (to_device(x, grid.device) for x in (self.last, self.tokens, self.is_own))
         groups, entries = torch.searchsorted(last, grid.key), grid.batch if len(tokens) > 1 else slice(None)
         tokens, is_own = tokens[entries][:, groups], is_own[entries][:, groups]
@@ -202,10 +209,11 @@ class GroupMask(Composed):
     def _inside(self, tokens: Spans) -> Tensor:
         """The groups of each entry all of whose tokens are in the spans, (B or 1, M)."""
         edges = torch.tensor(tokens.intervals, dtype=torch.int64, device=self.tokens.device).flatten()
-        return (torch.bucketize(self.tokens, edges, right=True) % 2 == 1).all(2) & self.is_own
+        is_in_span = torch.bucketize(self.tokens, edges, right=True) % 2 == 1  # after a start and before its stop
+        return is_in_span.all(2) & self.is_own
 
     def _groups(self, flags: Tensor) -> Spans:
-        """One interval for each run of groups."""
+        """The positions of flagged groups (M,), as one interval for each run of them."""
         last = self.last.tolist()
         return Spans(tuple((last[first], last[stop - 1] + 1) for first, stop in Spans.where(flags)))
 
@@ -213,6 +221,7 @@ class GroupMask(Composed):
         """The mask was checked with the tokens."""
 
     def of_entry(self, entry: int) -> Mask:
+        """This mask, which is right for every entry; its spans are those of all entries."""
         return self
 
     def select(self, index: Tensor) -> Mask:

@@ -156,7 +156,10 @@ class Mask(Piece):
         return (allowed[0, 0] if B is None and H is None else allowed).contiguous()
 
     def _check_axes(self, positions: Positions, B: int | None, H: int | None) -> None:
-        """Refuse an unknown number of entries or heads if the mask reads their index, which the shape tells."""
+        """Refuse an unknown number of entries or heads if the mask reads their index.
+
+        One pair is asked for two entries and two heads: where the mask reads the index, its answer has an axis of 2.
+        """
         pair = Grid.whole(positions, 1, 1, 1).tile(slice(0, 1), slice(0, 1))
         twice = replace(pair, batch=pair.batch.repeat(2), head=pair.head.repeat(2))
         shape = (1,) * 4 + tuple(self.allowed(twice).shape)
@@ -174,22 +177,23 @@ class Mask(Piece):
         )
 
     def __and__(self, other: Mask) -> Mask:
-        return Both(self, _mask(other, "&"))
+        return Both(self, _checked(other, "&"))
 
     def __or__(self, other: Mask) -> Mask:
-        return Either(self, _mask(other, "|"))
+        return Either(self, _checked(other, "|"))
 
     def __rand__(self, other: object) -> Mask:
-        return Both(_mask(other, "&"), self)
+        return Both(_checked(other, "&"), self)
 
     def __ror__(self, other: object) -> Mask:
-        return Either(_mask(other, "|"), self)
+        return Either(_checked(other, "|"), self)
 
     def __invert__(self) -> Mask:
         return Not(self)
 
 
-def _mask(other: object, sign: str) -> Mask:
+def _checked(other: object, sign: str) -> Mask:
+    """The other side of `mask & other` or `mask | other`, which must be a mask."""
     if isinstance(other, Mask):
         return other
     raise RegardError(f"mask {sign} {type(other).__name__}: both sides must be masks. {mask_remedy(other)}")
@@ -234,6 +238,7 @@ class Composed(Mask):
         return _joined(entries), _joined(heads)
 
     def _with_parts(self, parts: list[Mask]) -> Mask:
+        """The same mask of other parts; this object itself if they are its own."""
         return self if all(map(is_, parts, self.parts)) else type(self)(*parts)
 
 
@@ -283,6 +288,7 @@ class Both(Pair):
     join = staticmethod(and_)
 
     def remaining(self, start: int, stop: int, keys: Spans) -> Mask | None:
+        """Without each side that allows all pairs here."""
         left, right = (part.remaining(start, stop, keys) for part in self.parts)
         if left is None or right is None:
             return right if left is None else left
@@ -298,6 +304,7 @@ class Either(Pair):
     join = staticmethod(or_)
 
     def remaining(self, start: int, stop: int, keys: Spans) -> Mask | None:
+        """Without a side all of whose keys the other side allows to every query here."""
         if super().remaining(start, stop, keys) is None:
             return None
         for narrow, wide in ((self.left, self.right), (self.right, self.left)):
@@ -345,13 +352,13 @@ def conjuncts(mask: Mask) -> Iterator[Mask]:
 
 
 def distance_range(relative: Mask) -> tuple[int, int, bool]:
-    """The range [low, high) of the distances j - i that a mask of distances allows, and whether it allows all in it.
+    """The range [low, high) of the distances j - i that a `relative` mask allows, and whether it allows all in it.
 
     >>> from regard.masks import causal, dilated, window
     >>> distance_range(causal() & window(3)), distance_range(causal() & dilated(2, 2))
     ((-2, 1, True), (-2, 1, False))
     """
-    allowed, always_allowed = relative.any_allowed(0, 1), relative.all_allowed(0, 1)
+    allowed, always_allowed = relative.any_allowed(0, 1), relative.all_allowed(0, 1)  # position 0, so j is j - i
     if not allowed:
         return 0, 0, True
     ((low, high),) = allowed.hull().intervals
@@ -359,7 +366,7 @@ def distance_range(relative: Mask) -> tuple[int, int, bool]:
 
 
 def leaves(mask: Mask | None) -> Iterator[Mask]:
-    """The masks that a combined mask consists of."""
+    """The masks at the ends of a tree of `&`, `|` and `~`: the mask itself if it is none of these."""
     if isinstance(mask, Both | Either):
         yield from leaves(mask.left)
         yield from leaves(mask.right)
@@ -497,6 +504,7 @@ class dilated(Mask):
 
     @property
     def _reach(self) -> int:
+        """The size of the window without gaps that has the same first and last key."""
         return (self.size - 1) * self.dilation + 1
 
     def allowed(self, grid: Grid) -> Tensor:

@@ -74,6 +74,7 @@ def is_of_keys(value: Tensor) -> bool:
 
 
 def _of_booleans(value: Tensor, mask: str) -> str:
+    """The code for both senses of True; "" if the sense is known."""
     if mask == "padding" and value.ndim < 3:
         return ""  # only its shape is wrong
     return (
@@ -86,10 +87,10 @@ def _of_ones_and_zeros(value: Tensor, mask: str) -> str:
     """Both conventions, the one that the numbers show first."""
     allowed = f"1 = {KEPT[mask]}: {_code(value, value != 0, mask, 'mask.bool()')}"
     masked = f"1 = {EXCLUDED[mask]}: {_code(value, value == 0, mask, 'mask == 0')}"
-    found = _evidence(value, has_pairs=mask == "mask_tensor")
-    if found is None:
+    evidence = _evidence(value, has_pairs=mask == "mask_tensor")
+    if evidence is None:
         return f"It holds 1 and 0, and nothing shows which of them is {KEPT[mask]!r}. If {allowed}. If {masked}."
-    reason, one_is_allowed = found
+    reason, one_is_allowed = evidence
     first, other = (allowed, masked) if one_is_allowed else (masked, allowed)
     return f"It holds 1 and 0. {reason}, so {first}. If {other}."
 
@@ -107,7 +108,7 @@ def _evidence(value: Tensor, has_pairs: bool) -> tuple[str, bool] | None:
         pairs = torch.ones(value.shape[-2:], dtype=torch.bool, device=value.device)
         diagonal = _common(value[..., pairs.triu() & pairs.tril()])
         later, earlier = _common(value[..., pairs.triu(1)]), _common(value[..., pairs.tril(-1)])
-        if later is not None and later != earlier:
+        if later is not None and later != earlier:  # a causal mask, unless the diagonal is like the future
             return None if later == diagonal else (f"All keys after their query are {later}", later == 0)
         if diagonal is not None and later is None:
             return f"The diagonal is {diagonal}", diagonal == 1

@@ -70,21 +70,22 @@ class neighborhood(Mask):
                 )
 
     def allowed(self, grid: Grid) -> Tensor:
-        found = None
-        for number, (query, key) in enumerate(zip(self.places(grid.query), self.places(grid.key), strict=True)):
-            first, last = to_device(self.windows[number], grid.device).T
+        """Whether the key is in the window of the query, and not in a gap of it, on every axis."""
+        allowed = torch.ones(1, 1, dtype=torch.bool, device=grid.device)
+        for axis, (query, key) in enumerate(zip(self.places(grid.query), self.places(grid.key), strict=True)):
+            first, last = to_device(self.windows[axis], grid.device).T
             near = (key >= first[query][:, None]) & (key <= last[query][:, None])
-            gap = self.dilation[number]
-            near = near if gap == 1 else near & ((key - query[:, None]) % gap == 0)
-            found = near if found is None else found & near
-        assert found is not None, "a grid has an axis"
-        return found[None, None]
+            gap = self.dilation[axis]
+            allowed = allowed & (near if gap == 1 else near & ((key - query[:, None]) % gap == 0))
+        return allowed[None, None]
 
     def any_allowed(self, start: int, stop: int) -> Spans:
+        """The union over boxes of queries, in which each axis is asked by itself."""
         boxes = (self._product([self._some(*ends) for ends in enumerate(box)]) for box in self._boxes(start, stop))
         return Spans.union(interval for box in boxes for interval in box)
 
     def all_allowed(self, start: int, stop: int) -> Spans:
+        """The keys that every box of queries allows."""
         common: Spans | None = None
         for box in self._boxes(start, stop):
             keys = self._product([self._every(*ends) for ends in enumerate(box)])
@@ -113,18 +114,22 @@ class neighborhood(Mask):
 
     def places(self, positions: Tensor) -> list[Tensor]:
         """The coordinates of positions along each axis."""
-        found = []
+        places = []
         for length in reversed(self.shape):
-            found.append(positions % length)
+            places.append(positions % length)
             positions = positions // length
-        return found[::-1]
+        return places[::-1]
 
     @cached_property
     def _ends(self) -> list[list[list[int]]]:
+        """`windows` as numbers of Python."""
         return [windows.tolist() for windows in self.windows]
 
     def _some(self, axis: int, ends: tuple[int, int]) -> Spans:
-        """Keys of some query at [first, last] of an axis. With gaps: exact for one query, else without the gaps."""
+        """Keys of at least one query from `ends[0]` to `ends[1]` of an axis.
+
+        With a dilation: exact for one query; for more, all keys from the first to the last, which may be too many.
+        """
         windows = self._ends[axis][ends[0] : ends[1] + 1]
         if self.dilation[axis] > 1 and len(windows) == 1:
             ((first, last),) = windows
@@ -132,23 +137,26 @@ class neighborhood(Mask):
         return Spans.of((min(first for first, _ in windows), max(last for _, last in windows) + 1))
 
     def _every(self, axis: int, ends: tuple[int, int]) -> Spans:
-        """Keys of every query at [first, last] of an axis. With gaps: exact for one query, else none."""
+        """Keys of every query from `ends[0]` to `ends[1]` of an axis. With a dilation: of one query; of more, none."""
         windows = self._ends[axis][ends[0] : ends[1] + 1]
         if self.dilation[axis] > 1:
             return self._some(axis, ends) if len(windows) == 1 else EMPTY
         return Spans.of((max(first for first, _ in windows), min(last for _, last in windows) + 1))
 
     def _boxes(self, start: int, stop: int) -> Iterator[list[tuple[int, int]]]:
-        """Boxes of the grid that the positions [start, stop) consist of: the ends of each axis, both included."""
+        """The boxes of `_boxes`, without positions outside the grid."""
         start, stop = max(start, 0), min(stop, math.prod(self.shape))
         if start < stop:
             yield from _boxes(start, stop, self.shape)
 
     def _product(self, axes: list[Spans]) -> Spans:
-        """Positions whose coordinates are in the sets of all axes."""
+        """Positions whose coordinates are in the sets of all axes, from the last axis to the first.
+
+        `keys` are the positions inside a slab of the axes so far, which has `below` points.
+        """
         keys, below = axes[-1], self.shape[-1]
         for length, spans in zip(self.shape[-2::-1], axes[-2::-1], strict=True):
-            if keys.intervals == ((0, below),):
+            if keys.intervals == ((0, below),):  # whole slabs touch each other
                 keys = Spans(tuple((first * below, last * below) for first, last in spans))
             else:
                 places = (place for ends in spans for place in range(*ends))
@@ -201,8 +209,9 @@ class sliding_tiles(Mask):
         """The place in the grid, row by row, of each token of the sequence: `x[:, :, order]` is in tile order."""
         sides = [size for pair in zip(self.near.shape, self.tile, strict=True) for size in pair]
         places = torch.arange(math.prod(self.shape), device="cpu").view(sides)
-        count = len(self.shape)
-        return places.permute(*range(0, 2 * count, 2), *range(1, 2 * count, 2)).flatten()
+        num_axes = len(self.shape)
+        tile_axes, axes_in_tile = range(0, 2 * num_axes, 2), range(1, 2 * num_axes, 2)
+        return places.permute(*tile_axes, *axes_in_tile).flatten()
 
     def allowed(self, grid: Grid) -> Tensor:
         return self.near.allowed(Grid(grid.batch, grid.head, grid.query // self.area, grid.key // self.area))
@@ -222,6 +231,7 @@ class sliding_tiles(Mask):
         check_covers(f"sliding_tiles of {self.shape}", "keys", positions.keys, length)
 
     def _tokens(self, tiles: Spans) -> Spans:
+        """The positions of the tokens of some tiles."""
         return Spans(tuple((first * self.area, last * self.area) for first, last in tiles))
 
     @cached_property
@@ -251,22 +261,30 @@ def _flags(given: object, count: int) -> tuple[bool, ...]:
 
 
 def _windows(length: int, size: int, dilation: int, stride: int, is_causal: bool) -> Tensor:
-    """First and last key of each query of one axis, (length, 2). Queries that are `dilation` apart form a line."""
+    """First and last key of each query of one axis, (length, 2).
+
+    Places that are `dilation` apart form a line: place `line` + `dilation` * `on_line`. Windows are computed on each
+    line, without gaps. The leader of a query is the one in the middle of its `stride` queries, whose window they share;
+    on a causal axis it is their last.
+    """
     place = torch.arange(length, device="cpu")
-    rest, on_line = place % dilation, place // dilation
-    last_of_line = (length - 1 - rest) // dilation
-    shared = on_line // stride * stride + (stride - 1 if is_causal else stride // 2)
-    leader = torch.minimum(shared, last_of_line)
+    line, on_line = place % dilation, place // dilation
+    last_of_line = (length - 1 - line) // dilation
+    leader = on_line // stride * stride + (stride - 1 if is_causal else stride // 2)
+    leader = torch.minimum(leader, last_of_line)
     if is_causal:
         first, last = (leader - size + 1).clamp(min=0), on_line
     else:
         first = torch.minimum((leader - size // 2).clamp(min=0), last_of_line - size + 1)
         last = first + size - 1
-    return torch.stack((first * dilation + rest, last * dilation + rest), 1)
+    return torch.stack((first * dilation + line, last * dilation + line), 1)
 
 
 def _boxes(start: int, stop: int, shape: tuple[int, ...]) -> Iterator[list[tuple[int, int]]]:
-    """Boxes that [start, stop) of a grid consists of: part of a first slab, whole slabs, part of a last slab."""
+    """Boxes that the positions [start, stop) of a grid consist of: the ends of each axis, both included.
+
+    A slab has one place on the first axis. There is part of a first slab, whole slabs, and part of a last slab.
+    """
     if len(shape) == 1:
         yield [(start, stop - 1)]
         return

@@ -147,7 +147,7 @@ class Normalizer(Piece):
 
 
 def log_sum_exp(scores: Tensor) -> RowStatistic:
-    """log sum_j exp(s_ij) and its remainder; -inf for an empty row, with finite gradients there."""
+    """log sum_j exp(s_ij) and its remainder, both (B, H, I); -inf for an empty row, with finite gradients there."""
     greatest = scores.detach().amax(-1, keepdim=True)
     greatest = greatest.masked_fill(greatest.isneginf(), 0.0)
     total = (scores - greatest).exp().sum(-1)
@@ -215,6 +215,7 @@ def _at_most_one(weights: Tensor) -> Tensor:
 
 
 def _finite(logsumexp: Tensor) -> Tensor:
+    """The log-sum-exps, with 0 for an empty row in place of -inf: -inf - -inf would be NaN."""
     return logsumexp.masked_fill(logsumexp.isneginf(), 0.0)
 
 
@@ -271,6 +272,7 @@ class LogSumExpNormalizer(Normalizer):
         return logs.exp(), logs
 
     def tempered(self, scores: Tensor) -> Tensor:
+        """The scores divided by the temperature; masked ones stay -inf."""
         if isinstance(self.temperature, Tensor):
             masked = scores.isneginf()  # the gradient of -inf / temperature is NaN
             return (scores.masked_fill(masked, 0.0) / self.temperature).masked_fill(masked, -torch.inf)
@@ -278,6 +280,7 @@ class LogSumExpNormalizer(Normalizer):
 
 
 def _log_softmax(scores: Tensor) -> Tensor:
+    """log softmax of whole rows; -inf in an empty row, with gradients of 0."""
     empty = scores.detach().amax(-1, keepdim=True).isneginf()
     return torch.log_softmax(scores.masked_fill(empty, 0.0), -1).masked_fill(empty, -torch.inf)
 
@@ -322,10 +325,11 @@ class Softmax(LogSumExpNormalizer):
         s = self.tempered(scores)
         greatest = s.detach().amax(-1)
         empty = greatest.isneginf()
-        if may_be_empty := not known_none(empty):
+        if may_be_empty := not known_none(empty):  # softmax of -inf alone is NaN
             s = s.masked_fill(empty.unsqueeze(-1), 0.0)
         weights = torch.softmax(s, -1)
-        log_sum = -weights.detach().amax(-1).log()  # the greatest weight is exp(its score - r) >= 1 / J
+        # the greatest weight is exp(greatest - r) and at least 1 / J, so its logarithm gives r - greatest precisely
+        log_sum = -weights.detach().amax(-1).log()
         if may_be_empty:
             weights = weights.masked_fill(empty.unsqueeze(-1), 0.0)
         return weights, sum_and_remainder(greatest, log_sum)
@@ -371,20 +375,24 @@ class LearnedSink(nn.Module, LogSumExpNormalizer):
         return str(self.sink.shape[0])
 
 
-def _with_sink(logsumexp: RowStatistic, sink: float | Tensor) -> RowStatistic:
-    """The statistic after a sink is added to each row: one number, or one for each head."""
-    sink = torch.as_tensor(sink, dtype=logsumexp[0].dtype, device=logsumexp[0].device)
-    sink = sink.view(1, -1, 1).expand_as(logsumexp[0])
-    if len(logsumexp) == 1:
-        return (torch.logaddexp(logsumexp[0], sink),)
-    return add_log_sums(logsumexp, (sink, torch.zeros_like(sink)))
+def _with_sink(row_statistic: RowStatistic, sink: float | Tensor) -> RowStatistic:
+    """The statistic of rows with one more score, the sink: one number, or one for each head (H,).
+
+    A fused kernel returns no remainders, so the statistic may be the log-sum-exps alone.
+    """
+    logsumexp = row_statistic[0]
+    sink = torch.as_tensor(sink, dtype=logsumexp.dtype, device=logsumexp.device).view(1, -1, 1).expand_as(logsumexp)
+    if len(row_statistic) == 1:
+        return (torch.logaddexp(logsumexp, sink),)
+    return add_log_sums(row_statistic, (sink, torch.zeros_like(sink)))
 
 
 @dataclass(frozen=True)
 class Sparsemax(Normalizer):
     """w_ij = max(s_ij - t_i, 0) with t_i such that the row sums to 1 (Martins & Astudillo 2016, arXiv:1602.02068).
 
-    The Euclidean projection of the scores on the simplex: low scores get weight exactly 0.
+    The Euclidean projection of the scores on the simplex: low scores get weight exactly 0. The statistic is the
+    greatest score of the row, and t_i minus it.
 
     >>> import torch, regard as rg
     >>> rg.normalizers.Sparsemax().normalize_rows(torch.tensor([[[[0.0, 0.5, -1.0]]]]), torch.arange(3))[0]  # t = -0.25
@@ -395,6 +403,7 @@ class Sparsemax(Normalizer):
     cost = SORTING
 
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
+        """If the n greatest scores have weights, t = (their sum - 1) / n; n is the last that leaves score n above t."""
         greatest = _greatest(scores)
         ranked = _from_greatest(scores, greatest).sort(-1, descending=True).values
         counts = torch.arange(1, ranked.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
@@ -412,7 +421,8 @@ class Sparsemax(Normalizer):
 class Entmax15(Normalizer):
     """w_ij = max(s_ij / 2 - t_i, 0)^2 with t_i such that the row sums to 1 (Peters et al. 2019, arXiv:1905.05702).
 
-    Halfway between softmax and sparsemax: alpha-entmax with alpha = 1.5.
+    Halfway between softmax and sparsemax: alpha-entmax with alpha = 1.5. The statistic is the greatest score of the
+    row, and t_i minus half of it.
 
     >>> import torch, regard as rg
     >>> rg.normalizers.Entmax15().normalize_rows(torch.tensor([[[[0.0, 0.4, -2.0]]]]), torch.arange(3))[0]  # t = -0.6
@@ -423,6 +433,7 @@ class Entmax15(Normalizer):
     cost = SORTING
 
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
+        """If the n greatest halves h have weights, sum (h - t)^2 = 1, so t = mean - sqrt(1 / n - variance)."""
         greatest = _greatest(scores)
         ranked = _from_greatest(scores, greatest).sort(-1, descending=True).values / 2
         counts = torch.arange(1, ranked.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
@@ -470,6 +481,7 @@ class TopK(Normalizer):
         return *log_sum_exp(top.values), indices
 
     def restated(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> RowStatistic:
+        """With the same keys as before: rounding must not exchange two of nearly equal scores."""
         kept = row_statistic[-1]
         return *log_sum_exp(scores.masked_fill(~_kept(kept, columns), -torch.inf)), kept
 
@@ -502,7 +514,10 @@ class Hardmax(Normalizer):
 
 
 def _kept(kept: Tensor, columns: Tensor) -> Tensor:
-    """Which of the ascending `columns` (J,) are among `kept` (..., k): (..., J) boolean."""
+    """Which of the ascending `columns` (J,) are among `kept` (..., k): (..., J) boolean.
+
+    Keys that are not among the columns set one more flag, which is dropped.
+    """
     if not len(columns):
         return kept[..., :0] >= 0
     index = torch.searchsorted(columns, kept.contiguous()).clamp_max(len(columns) - 1)

@@ -88,10 +88,11 @@ def angles_of_pairs(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) 
 def turns_of(frequencies: Tensor) -> Tensor:
     """Frequencies as integers in units of 2^-64 of a turn; whole turns are left out."""
     turns = frequencies.to(torch.float64) / (2 * math.pi)
-    return ((turns - turns.round()) * 2.0**64).clamp_max(2.0**63 - 1024).long()
+    return ((turns - turns.round()) * 2.0**64).clamp_max(2.0**63 - 1024).long()  # the greatest double below 2^63
 
 
-#: Rotates vectors (B, heads, n, D) by positions (n,) and by what returns `turns_of`; None where it cannot.
+#: Rotates vectors (B, heads, n, D) by positions (n,); None where it cannot. The third argument returns `turns_of` the
+#: frequencies, the fourth is `interleaved`.
 Rotation = Callable[[Tensor, Tensor, Callable[[], Tensor], bool], Tensor | None]
 _rotation: Rotation | None = None
 
@@ -118,7 +119,8 @@ class Scaling(Piece):
     magnitude: float = 1.0
 
     @abstractmethod
-    def __call__(self, frequencies: Tensor) -> Tensor: ...
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        """The angles of each pair of channels for one position, (D / 2,), from those without a scaling."""
 
 
 @checked
@@ -252,10 +254,12 @@ class RoPE(Encoding):
         return torch.cat((rotated[..., : self.head_dim] * magnitude, rotated[..., self.head_dim :]), -1)
 
     def _turns(self) -> Tensor:
+        """`turns_of` the frequencies; kept for later calls if no code of the user computes them."""
         is_kept = self.scaling is None or type(self.scaling).__module__.startswith("regard.")  # others may change
         return _kept_turns(self) if is_kept else turns_of(self.frequencies())
 
     def _encoded(self, x: Tensor, positions: Tensor) -> Tensor:
+        """The first `head_dim` channels rotated, by operations of torch; without the magnitude of a scaling."""
         wide = at_least_float32(x)
         angle = angles(positions, self.frequencies(), wide.dtype)
         rotated = rotated_pairs(wide[..., : self.head_dim], angle, self.interleaved).to(x.dtype)
@@ -274,6 +278,7 @@ def rotated_pairs(x: Tensor, angle: Tensor, interleaved: bool) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _kept_turns(rope: RoPE) -> Tensor:
+    """`turns_of` the frequencies of a RoPE, computed once for all equal ones."""
     with without_transforms():
         return turns_of(rope.frequencies())
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
-from regard.base.shapes import Sizes
+from regard.base.shapes import Sizes, to_device
 from regard.base.spans import EMPTY, Spans
 from regard.pieces.data_masks import documents
 from regard.pieces.grid import Grid
@@ -47,16 +47,18 @@ class SameGroup(Mask):
 
     def numbers(self, grid: Grid) -> tuple[Tensor, Tensor]:
         """The group of each query and of each key of a tile, (B or 1, I) and (B or 1, J)."""
-        groups = self.groups.to(grid.device)
+        groups = to_device(self.groups, grid.device)
         groups = groups if len(groups) == 1 else groups[grid.batch]
         return groups[:, grid.query], groups[:, grid.key]
 
     def any_allowed(self, start: int, stop: int) -> Spans:
+        """From the first place of a group of these queries to the last one, with all groups between."""
         first, last, _, _ = self._ends
         rows = slice(max(start, 0), stop)
         return Spans.of((int(first[rows].min()), int(last[rows].max()) + 1)) if len(first[rows]) else EMPTY
 
     def all_allowed(self, start: int, stop: int) -> Spans:
+        """The run of the first query, if it has all these queries; a group may have more keys in other runs."""
         _, _, first, last = self._ends
         if start < 0 or stop > len(first) or int(last[start]) < stop - 1:
             return EMPTY
@@ -66,7 +68,7 @@ class SameGroup(Mask):
         return self if len(self.groups) == 1 else groups_mask(self.groups[entry : entry + 1])
 
     def select(self, index: Tensor) -> Mask:
-        return self if len(self.groups) == 1 else SameGroup(self.groups.index_select(0, index))
+        return self if len(self.groups) == 1 else SameGroup(self.groups.index_select(0, index.to(self.groups.device)))
 
     def own_sizes(self) -> tuple[int | None, None]:
         return None if len(self.groups) == 1 else len(self.groups), None
@@ -82,23 +84,28 @@ class SameGroup(Mask):
 
     @cached_property
     def _ends(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """For each position: ends of its group (widest over the entries) and of its unbroken run (narrowest)."""
+        """Four tensors (n,), for each position: the first and last place of its group, and those of its unbroken run.
+
+        Groups are as wide as in the entry where they are widest, for `any_allowed`. Runs are as narrow as in the entry
+        where they are narrowest, for `all_allowed`. A position without a group has an empty interval in both.
+        """
         groups = self.groups.cpu()
         batch, length = groups.shape
         place = torch.arange(length, device="cpu").expand(batch, -1)
         numbers, number = torch.unique(groups, return_inverse=True)
-        start = place.new_full((batch, len(numbers)), length)
-        first = start.scatter_reduce(1, number, place, "amin").gather(1, number)
-        last = torch.zeros_like(start).scatter_reduce(1, number, place, "amax").gather(1, number)
-        none = groups < 0
-        new = F.pad(groups.diff() != 0, (1, 0), value=True)
-        begun = place.masked_fill(~new, 0).cummax(1).values
-        ended = place.masked_fill(~new.roll(-1, 1), length).flip(1).cummin(1).values.flip(1)
+        greatest = place.new_full((batch, len(numbers)), length)
+        first = greatest.scatter_reduce(1, number, place, "amin").gather(1, number)
+        last = torch.zeros_like(greatest).scatter_reduce(1, number, place, "amax").gather(1, number)
+        has_none = groups < 0
+        begins = F.pad(groups.diff() != 0, (1, 0), value=True)
+        run_first = place.masked_fill(~begins, 0).cummax(1).values
+        ends = begins.roll(-1, 1)  # before a begin; the last position too, since the first begins a run
+        run_last = place.masked_fill(~ends, length).flip(1).cummin(1).values.flip(1)
         return (
-            first.masked_fill(none, length).amin(0),
-            last.masked_fill(none, 0).amax(0),
-            begun.masked_fill(none, length).amax(0),
-            ended.amin(0),
+            first.masked_fill(has_none, length).amin(0),
+            last.masked_fill(has_none, 0).amax(0),
+            run_first.masked_fill(has_none, length).amax(0),
+            run_last.amin(0),
         )
 
     def __repr__(self) -> str:

@@ -49,19 +49,20 @@ class YaRNScaling(Scaling):
         return 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
 
     def __call__(self, frequencies: Tensor) -> Tensor:
+        """A share `ramp` of each frequency is divided by the factor: 0 up to the pair `first`, 1 from `last` on."""
         n = len(frequencies)
         if n < 2:
             return frequencies
         step = math.log(float(frequencies[0] / frequencies[1]))
 
-        def pair(turns: float) -> float:
+        def pair_of(turns: float) -> float:
             """The number of the pair, as a fraction, that makes so many turns in the trained length."""
             return math.log(self.trained_length * float(frequencies[0]) / (2 * math.pi * turns)) / step
 
-        first, last = pair(self.fast), pair(self.slow)
+        first, last = pair_of(self.fast), pair_of(self.slow)
         if self.is_rounded:
             first, last = math.floor(first), math.ceil(last)
-        first, last = max(first, 0), min(last, 2 * n - 1)
+        first, last = max(first, 0), min(last, 2 * n - 1)  # the authors' code bounds it by the width, not the pairs
         numbers = torch.arange(n, dtype=frequencies.dtype, device=frequencies.device)
         ramp = ((numbers - first) / max(last - first, 0.001)).clamp(0, 1)
         return frequencies * (1 - ramp) + frequencies / self.factor * ramp

@@ -229,6 +229,7 @@ class LatentDot(nn.Module, Score):
         nn.init.normal_(self.weight, std=latent_dim**-0.5)
 
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries (r_i, W_h^T q_i), as wide as the keys, which stay as they are: (B, H, I, R + C)."""
         query = query.to(self.weight.dtype)
         rotated, content = query[..., : self.rotary_dim], query[..., self.rotary_dim :]
         absorbed = content @ self.weight
@@ -340,6 +341,7 @@ def additive_scores(query: Tensor, key: Tensor, direction: Tensor) -> Tensor:
 
 
 def _check_widths(score: str, expected: tuple[int, ...], got: tuple[int, int]) -> None:
+    """Refuse other widths (query, key) than those that the score was made for."""
     if expected != got:
         raise RegardError(
             f"{score}: made for query width {expected[0]} and key width {expected[1]}, got {got[0]} and {got[1]}. "

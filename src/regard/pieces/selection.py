@@ -31,8 +31,8 @@ from regard.pieces.piece import Piece
 #: Bytes that the scores of one block of rows may take.
 BLOCK_BYTES = 24 << 20
 
-#: The k best keys of each query by index queries, keys and weights, as indices (B, I, k); None where it cannot. The
-#: last arguments are positions, the mask, and its number of query heads.
+#: The k best keys of each query as indices (B, I, k), from index queries, keys and weights, k, the positions, the mask,
+#: and its number of query heads; None where it cannot.
 Indexer = Callable[[Tensor, Tensor, Tensor, int, Positions, Mask | None, int], Tensor | None]
 _indexer: Indexer | None = None
 
@@ -94,6 +94,7 @@ class CandidateKeys:
 
     @staticmethod
     def of(query: Tensor, positions: Positions, mask: Mask | None) -> CandidateKeys:
+        """The candidates of a call with queries (B, H, I, D)."""
         B, H, I, _ = query.shape
         return CandidateKeys(Grid.whole(positions, B, H, I, query.device), positions, mask)
 
@@ -104,7 +105,7 @@ class CandidateKeys:
         return [slice(start, min(start + size, I)) for start in range(0, I, size)]
 
     def floats_of_blocks(self, heads: int, blocks: KeyBlocks) -> int:
-        """Numbers for each row, with some scores of each block and head, and one flag a key."""
+        """The numbers in memory for each row (`rows`): up to 4 for each block and head, and a flag for each key."""
         return 4 * heads * blocks.count + len(self.grid.key)
 
     def columns(self, rows: slice) -> slice:
@@ -115,7 +116,10 @@ class CandidateKeys:
         return slice(*keys.hull().intervals[0]) if keys else slice(0, 0)
 
     def allowed(self, rows: slice, columns: slice | Tensor, heads: int) -> Tensor:
-        """Which keys some query head of a head of scores may attend to: (B or 1, heads or 1, rows, columns)."""
+        """Which keys a head of scores may choose: (B or 1, heads or 1, rows, columns).
+
+        `heads` divides the number of query heads. A key may be chosen if one of the query heads may attend to it.
+        """
         tile = self.grid.tile(rows, columns)
         if self.mask is None:
             return torch.ones(1, 1, len(tile.query), len(tile.key), dtype=torch.bool, device=tile.device)
@@ -123,7 +127,10 @@ class CandidateKeys:
         return allowed if allowed.shape[1] in (1, heads) else allowed.unflatten(1, (heads, -1)).any(2)
 
     def visible_keys(self, rows: slice, blocks: KeyBlocks, heads: int) -> Tensor:
-        """How many keys of each block a row may attend to: (B or 1, heads or 1, rows, blocks). Spans need no pairs."""
+        """How many keys of each block a row may attend to: (B or 1, heads or 1, rows, blocks).
+
+        The spans of the mask count the keys that all rows or none may attend to. Only the others are tested in pairs.
+        """
         if (counts := self._keys_in_range(rows, blocks)) is not None:
             return counts
         keys, (first, stop) = self.positions.keys, self._ends(rows)
@@ -137,7 +144,11 @@ class CandidateKeys:
         return counts + blocks.sums(self.allowed(rows, columns, heads).int(), 3, columns)
 
     def _keys_in_range(self, rows: slice, blocks: KeyBlocks) -> Tensor | None:
-        """`visible_keys` if the mask is a range of distances and no position of a key is missing, else None."""
+        """`visible_keys` if the mask is a range of distances and no position of a key is missing, else None.
+
+        A block has the keys [first, stop), and a query may attend to [query + low, query + high): the count is the
+        length of what both have. Such a mask has no documents and no padding, so blocks have no gaps.
+        """
         intervals = self.positions.keys.intervals
         if self.mask is None or not self.mask.relative or len(intervals) != 1:
             return None
@@ -157,6 +168,7 @@ class CandidateKeys:
         return torch.where(indices == NO_ID, NO_ID, keys[indices.clamp(max=len(keys) - 1)].int())
 
     def _ends(self, rows: slice) -> tuple[int, int]:
+        """The position of the first of these queries, and that after the last."""
         return self.positions.start + rows.start, self.positions.start + rows.stop
 
 
@@ -174,7 +186,7 @@ def best(scores: Tensor, k: int) -> Tensor:
     if _ranking is not None and (ids := _ranking(scores, k)) is not None:
         return ids
     top = scores.topk(k)
-    least = top.values[..., -1:]
+    least = top.values[..., -1:]  # if more columns have this score than there is room for, topk may take any of them
     is_tied = ((scores >= least).sum(-1, keepdim=True) > k) & (least > -torch.inf)
     ids = top.indices.int().masked_fill(top.values == -torch.inf, NO_ID)
     if bool(is_tied.any()):
@@ -196,7 +208,8 @@ def best_keys(
 ) -> Mask:
     """The mask of the k best keys of each query.
 
-    `score` gives the scores of `heads` heads for some rows and columns, with `floats` numbers for each pair.
+    `score` gives the scores (B, heads, rows, columns) of some rows and columns. It needs `floats` numbers for each pair
+    in memory. `heads` divides the number of query heads.
     """
     keys = candidates.grid.key
     ids = _no_ids(candidates, heads, min(k, len(keys)))
@@ -252,6 +265,7 @@ class Always:
 
 
 def _no_ids(candidates: CandidateKeys, heads: int, count: int) -> Tensor:
+    """`NO_ID` in place of `count` ids for each query: (B, heads, I, count), to be filled."""
     grid = candidates.grid
     return torch.full((len(grid.batch), heads, len(grid.query), count), NO_ID, dtype=torch.int32, device=grid.device)
 
@@ -315,7 +329,8 @@ class TokenIndexer(Selection):
             pairs = grouped_scores(*map(at_least_float32, (index_query[:, :, rows], index_key[:, :, columns])))
             return (pairs.relu_() * weights[:, :, rows]).sum(1, keepdim=True)
 
-        return best_keys(score, 1, self.k, candidates, 2 * index_query.shape[1] + 4)
+        num_index_heads = index_query.shape[1]  # `score` has two numbers for each of them, and a few for their sum
+        return best_keys(score, 1, self.k, candidates, 2 * num_index_heads + 4)
 
 
 @checked
@@ -358,6 +373,7 @@ class BlockIndexer(Selection):
         blocks = KeyBlocks.of(self.size, mask, candidates.grid)
 
         def score(rows: slice, visible: Tensor) -> Tensor:
+            """The greatest score of an allowed key of each block; -inf without one."""
             pairs = grouped_scores(at_least_float32(index_query[:, :, rows]), at_least_float32(index_key))
             allowed = candidates.allowed(rows, slice(None), heads)
             pairs.masked_fill_(~allowed, -torch.inf)
@@ -393,12 +409,13 @@ class BlockMeans(Selection):
         candidates, heads = CandidateKeys.of(query, positions, mask), query.shape[1]
         blocks = KeyBlocks.of(self.size, mask, candidates.grid)
         query, key = at_least_float32(query), at_least_float32(key)
-        means, numbers = block_means(key, blocks), torch.arange(blocks.count, device=key.device)
+        means, block_numbers = block_means(key, blocks), torch.arange(blocks.count, device=key.device)
 
         def score(rows: slice, visible: Tensor) -> Tensor:
+            """Products with the means of blocks; if a block is hidden in part, with the mean of its visible keys."""
             scores = grouped_scores(query[:, :, rows], means)
-            own = blocks.of_queries(candidates.grid.query[rows])[:, None, :, None]
-            is_cut = (visible > 0) & (visible != blocks.num_keys[:, None, None]) & (numbers != own)
+            own = blocks.of_queries(candidates.grid.query[rows])[:, None, :, None]  # chosen whatever its score
+            is_cut = (visible > 0) & (visible != blocks.num_keys[:, None, None]) & (block_numbers != own)
             if not bool(is_cut.any()):
                 return scores
             columns = candidates.columns(rows)
@@ -443,6 +460,7 @@ class CompressedBlocks(Selection):
         means, scale = block_means(key, blocks), query.shape[-1] ** -0.5
 
         def score(rows: slice, visible: Tensor) -> Tensor:
+            """The compressed weights, summed over the query heads of each key head; 0 for a block that is not whole."""
             queries = candidates.grid.query[rows, None]
             ended = (blocks.end <= queries[-1] + 1).any(0).nonzero()
             num_blocks = int(ended[-1]) + 1 if len(ended) else 0  # no query compares itself with the blocks after these
@@ -498,8 +516,8 @@ class HashBuckets(Selection):
         candidates, of_keys = CandidateKeys.of(query, positions, mask), self.buckets(key)
         of_queries, grid = self.buckets(query), candidates.grid
         of_keys = of_keys.repeat_interleave(query.shape[1] // key.shape[1], 1)
-        parts = []
-        for rows in candidates.rows(query.shape[1] * 4 * len(grid.key)):
+        all_rows, parts = candidates.rows(query.shape[1] * 4 * len(grid.key)), []
+        for rows in all_rows:
             pairs = (of_queries[:, :, rows, None] == of_keys[:, :, None]).any(-1)
             allowed, own = candidates.allowed(rows, slice(None), query.shape[1]), grid.key == grid.query[rows, None]
             others = pairs & allowed & ~own
@@ -509,12 +527,13 @@ class HashBuckets(Selection):
             parts.append(found.topk(count, largest=False).values.sort(-1).values)
         width = max((part.shape[3] for part in parts), default=0)
         ids = _no_ids(candidates, query.shape[1], width)
-        for rows, part in zip(candidates.rows(query.shape[1] * 4 * len(grid.key)), parts, strict=True):
+        for rows, part in zip(all_rows, parts, strict=True):
             ids[:, :, rows, : part.shape[3]] = part
         return chosen_keys.of_sorted(ids, 1, query.shape[1], positions.start)
 
 
 def _same_width(piece: str, query: Tensor, key: Tensor) -> None:
+    """Refuse index queries and index keys of different widths."""
     if query.shape[-1] != key.shape[-1]:
         raise RegardError(
             f"{piece}: index_query has width {query.shape[-1]}, index_key {key.shape[-1]}; they must be equal: "

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.base.positions import Positions
+from regard.base.shapes import has_numbers
 from regard.pieces.bias import AdditiveBias, State
 from regard.pieces.grid import Grid
 
@@ -27,7 +28,10 @@ class DiagonalBias(AdditiveBias):
 
 @dataclass(frozen=True, eq=False)
 class TensorBias(AdditiveBias):
-    """A tensor (B or 1, H or 1, I or 1, J or 1), kept whole."""
+    """A tensor (B or 1, H or 1, I or 1, J or 1), kept whole.
+
+    `start` is the position of its first query, `first` that of its first key.
+    """
 
     tensor: Tensor = field(repr=False)
     start: int
@@ -42,7 +46,10 @@ class TensorBias(AdditiveBias):
 
 @dataclass(frozen=True, eq=False)
 class LearnedBias(AdditiveBias):
-    """A tensor (B or 1, H or 1, I, J) that receives gradients: engines slice its rows together with the queries."""
+    """A tensor (B or 1, H or 1, I, J) that receives gradients: engines slice its rows together with the queries.
+
+    `positions` are those of its rows and columns. Keys are consecutive.
+    """
 
     tensor: Tensor = field(repr=False)
     positions: Positions
@@ -62,8 +69,9 @@ def bias_of(tensor: Tensor, positions: Positions, num_queries: int, num_keys: in
     TensorBias(start=0)
     """
     tensor = tensor.detach()
-    whole = tensor.shape[2:] == (num_queries, num_keys)
-    if whole and tensor.shape[0] == 1 and torch.equal(tensor[:, :, 1:, 1:], tensor[:, :, :-1, :-1]):
+    may_be_diagonal = tensor.shape[2:] == (num_queries, num_keys) and tensor.shape[0] == 1 and has_numbers(tensor)
+    if may_be_diagonal and torch.equal(tensor[:, :, 1:, 1:], tensor[:, :, :-1, :-1]):
+        # the first column from the last query to the first, then the rest of the first row: ascending j - i
         table = torch.cat((tensor[0, :, :, 0].flip(-1), tensor[0, :, 0, 1:]), -1)
         return DiagonalBias(table, positions.keys.intervals[0][0] - positions.start - num_queries + 1)
     return TensorBias(tensor, positions.start, positions.keys.intervals[0][0])

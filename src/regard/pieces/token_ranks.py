@@ -38,9 +38,10 @@ class TokenRanks:
             elif (numbers := part.numbers(one_row)) is not None:
                 of_keys = numbers[1].view(-1, len(grid.key))
                 begins = begins | F.pad(of_keys.diff() != 0, (1, 0))
-        before = real.cumsum(1) - real.long()  # of the whole sequence
-        begun = torch.where(begins, before, 0)
-        return TokenRanks(real, before - (begun.cummax(1).values if begun.numel() else begun))
+        num_before = real.cumsum(1) - real.long()  # real keys of the whole sequence before each key
+        # the same number where the document of the key begins: it never falls, so it is the greatest so far
+        at_begin = torch.where(begins, num_before, 0)
+        return TokenRanks(real, num_before - (at_begin.cummax(1).values if at_begin.numel() else at_begin))
 
     def groups(self, size: int, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """Groups of `size` real keys of one document. They begin at its first, and at each `step`-th real key after it.

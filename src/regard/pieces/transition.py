@@ -58,9 +58,11 @@ class Steps:
     ON_COLS: ClassVar[tuple[str, ...]] = ("key", "log_decay", "address", "erase")
 
     def tensors(self) -> list[Tensor]:
+        """All tensors: those of queries first."""
         return [getattr(self, name) for name in self._names()]
 
     def _names(self) -> list[str]:
+        """The fields that hold a tensor, in the order of `tensors()`."""
         return [name for name in (*self.ON_ROWS, *self.ON_COLS) if getattr(self, name) is not None]
 
     def on_rows(self) -> list[bool]:
@@ -72,7 +74,7 @@ class Steps:
         return replace(self, **dict(zip(self._names(), tensors, strict=True)))
 
     def after(self, num_tokens: int) -> Steps:
-        """The steps of later tokens, for queries that are all later."""
+        """The steps without those of the first `num_tokens` keys. All queries must be later than these."""
         names = [name for name in self.ON_COLS if getattr(self, name) is not None]
         return replace(self, **{name: getattr(self, name)[:, :, num_tokens:] for name in names})
 
@@ -150,7 +152,10 @@ class Transition(Piece):
 def scaled_steps(
     transition: Transition, score: Score, query: Tensor, key: Tensor, tensors: Mapping[str, Tensor]
 ) -> Steps:
-    """The `Steps` of a call, from the queries and keys that the score prepared."""
+    """The `Steps` of a call, from the queries (B, H, I, D) and keys (B, G, J, D) that the score prepared.
+
+    Queries are normalized before the score's factor multiplies them, or the factor would have no effect.
+    """
     query, key = transition.normalized(query, key)
     scale = score.scale(query.shape[-1])
     assert scale is not None, "check refuses other scores"
@@ -159,6 +164,7 @@ def scaled_steps(
 
 
 def _short(value: object) -> str:
+    """The text of a field: of a tensor with axes only its shape."""
     return f"tensor of {tuple(value.shape)}" if isinstance(value, Tensor) and value.ndim else repr(value)
 
 
@@ -364,6 +370,7 @@ class KimiDelta(DeltaRule):
 
 
 def _delta(query: Tensor, key: Tensor, beta: Tensor, log_decay: Tensor | None) -> Steps:
+    """The steps of a delta rule: each token writes beta k v^T and erases beta k k^T S, so u is beta k and w is k."""
     heads = max(key.shape[1], beta.shape[1])
     written = with_heads(key, heads) * with_heads(beta[..., None], heads)
     return Steps(query, written, log_decay=log_decay, address=key)

@@ -66,15 +66,17 @@ class tree(Mask):
     def allowed(self, grid: Grid) -> Tensor:
         """In an Euler tour the descendants of a token are an interval, so two comparisons decide a pair."""
         first, stop = (to_device(order, grid.device) for order in self.intervals)
-        at = first[grid.query].view(1, 1, -1, 1)
-        return (first[grid.key] <= at) & (at < stop[grid.key])
+        place = first[grid.query].view(1, 1, -1, 1)
+        return (first[grid.key] <= place) & (place < stop[grid.key])
 
     def any_allowed(self, start: int, stop: int) -> Spans:
+        """The ancestors of the last query of each run: those of the other queries of the run are among them."""
         return Spans.union(
             interval for first, last in self._runs_between(start, stop) for interval in self._line(first, last)
         )
 
     def all_allowed(self, start: int, stop: int) -> Spans:
+        """The common ancestors of the first query of each run: the other queries of the run descend from it."""
         lines = [self._ancestors(max(first, start)) for first, _ in self._runs_between(start, stop)]
         common = lines[0] if lines else Spans()
         for line in lines[1:]:
@@ -82,6 +84,7 @@ class tree(Mask):
         return common
 
     def edges(self, start: int, stop: int) -> Sequence[int]:
+        """Where runs begin: the ancestors of a run are those of its first token, and more in each step."""
         runs = self._runs
         return runs[bisect_right(runs, start) : bisect_right(runs, stop - 1)]
 
@@ -95,7 +98,11 @@ class tree(Mask):
 
     @cached_property
     def intervals(self) -> tuple[Tensor, Tensor]:
-        """An Euler tour, the order of a depth-first walk: where each position is entered, and where it is left."""
+        """An Euler tour, the order of a depth-first walk: where each position is entered, and where it is left.
+
+        Two tensors (context + tokens,). The descendants of a position, and itself, are entered from the first number up
+        to the second. Each position of the context has all later ones as descendants.
+        """
         sizes = [1] * len(self.parents)
         for token in range(len(self.parents) - 1, -1, -1):
             if self.parents[token] >= 0:

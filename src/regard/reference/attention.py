@@ -34,11 +34,11 @@ def reference(problem: Problem) -> tuple[Array, Array]:
 
 
 def one_head(problem: Problem, b: int, h: int) -> tuple[Array, Array]:
-    """Output (I, E) and weights (I, J) of one head."""
+    """Output (I, E) and weights (I, J) of batch entry `b` and query head `h`. Weights are those before dropout."""
     attention, g = problem.attention, h // problem.sizes.R
     place = Place(b, h, *_positions(problem))
     q, k, v = (array(t) for t in (problem.query[b, h], problem.key[b, g], problem.value[b, g]))
-    if attention.position is not None:
+    if attention.position is not None:  # a norm may read the channels of all heads
         all_q, all_k = array(problem.query[b]), array(problem.key[b])
         given = {name: array(tensor[b]) for name, tensor in problem.call_tensors.items()}
         q = encode_heads(attention.position, all_q, place, True, given)[h]
@@ -64,12 +64,14 @@ def _tensors_of(piece: object, problem: Problem, place: Place) -> dict[str, Arra
 
 
 def _positions(problem: Problem) -> tuple[Array, Array]:
+    """The positions of the queries (I, 1) and of the keys (1, J)."""
     i = problem.positions.start + np.arange(problem.sizes.I)
     j = np.concatenate([np.arange(*span) for span in problem.positions.keys])
     return i[:, None], j[None, :]
 
 
 def _dropout_factors(problem: Problem, place: Place) -> Array:
+    """0 for each weight that dropout drops, else 1 / (1 - share): (I, J)."""
     i, j = torch.from_numpy(place.i.ravel()), torch.from_numpy(place.j.ravel())
     grid = Grid(torch.tensor([place.b], device="cpu"), torch.tensor([place.h], device="cpu"), i, j)
     return array(kept(grid, problem.dropout, problem.seed or 0)[0, 0]) / (1 - problem.dropout)

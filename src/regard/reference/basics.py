@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Batch entry, head, and the positions of queries (I, 1) and keys (1, J)."""
+    """Batch entry, query head, and the positions of queries (I, 1) and keys (1, J)."""
 
     b: int
     h: int

@@ -97,7 +97,7 @@ def _(piece: distance_bias.FIREBias, s: Array, q: Array, k: Array, place: Place)
 
 @shift.register
 def _(piece: forgetting.ForgettingBias, s: Array, q: Array, k: Array, place: Place, log_forget: Array) -> Array:
-    """Summed token by token; 0 for later keys, which a causal mask forbids."""
+    """The sum of log f_l over the keys l with j < l <= i; 0 for later keys, which a causal mask forbids."""
     between = (place.i[..., None] >= place.j.ravel()) & (place.j.ravel() > place.j[..., None])
     return s + np.where(between, log_forget, 0.0).sum(-1)
 
@@ -111,4 +111,4 @@ def _(piece: convolution.ConvolutionFilter, s: Array, q: Array, k: Array, place:
     else:
         taps = array(piece.numbers if isinstance(piece, convolution.Taps) else piece.taps())[place.h]
     behind = place.i - place.j
-    return s * np.where((behind >= 0) & (behind < len(taps)), np.append(taps, 0.0)[np.clip(behind, 0, len(taps))], 0.0)
+    return s * np.where((behind >= 0) & (behind < len(taps)), taps[np.clip(behind, 0, len(taps) - 1)], 0.0)

@@ -56,7 +56,7 @@ def _(piece: mask.dilated, place: Place) -> Array:
 
 @attends.register
 def _(piece: mask.prefix, place: Place) -> Array:
-    return (place.j < piece.length) & (place.i == place.i)
+    return (place.j < piece.length) & (place.i == place.i)  # the second is True, for the shape (I, J)
 
 
 @attends.register
@@ -77,6 +77,7 @@ def _(piece: data_masks.RealKeys, place: Place) -> Array:
 
 @attends.register
 def _(piece: data_masks.documents, place: Place) -> Array:
+    """Equal numbers of documents; a position outside all documents attends to nothing. The last tokens are aligned."""
     keys = np.repeat(np.arange(len(piece.lengths)), piece.key_lengths or piece.lengths)
     queries = np.repeat(np.arange(len(piece.lengths)), piece.lengths)
     i = place.i - (len(keys) - len(queries))
@@ -104,6 +105,7 @@ def _(piece: data_masks.mask_mod, place: Place) -> Array:
 
 @attends.register
 def _(piece: data_masks.mask_tensor, place: Place) -> Array:
+    """The last row is that of the last query; a batch or heads of size 1 serve all."""
     t = piece.tensor[(None,) * (4 - piece.tensor.ndim)]
     full = np.asarray(t[place.b % len(t), place.h % t.shape[1]].cpu())
     return full[place.i - (full.shape[1] - full.shape[0]), place.j]
@@ -136,27 +138,32 @@ def _(piece: neighborhoods.neighborhood, place: Place) -> Array:
 
 
 def _is_near(i: Array, j: Array, length: int, size: int, gap: int, stride: int, is_causal: bool) -> Array:
-    """One axis of a neighborhood. Points `gap` apart form a line; `stride` queries share the window of a leader."""
-    line = np.ceil((length - i % gap) / gap).astype(int)  # points on the line of each query
+    """One axis of a neighborhood: coordinates of queries (I, 1) and keys (1, J) -> (I, J).
+
+    Points `gap` apart form a line. `stride` queries share the window of a leader. A window that would begin before the
+    line is shifted right, one that would end after it left.
+    """
+    num_points = np.ceil((length - i % gap) / gap).astype(int)  # on the line of each query
     offset = stride - 1 if is_causal else stride // 2
-    leader = np.minimum(i // gap // stride * stride + offset, line - 1)
+    leader = np.minimum(i // gap // stride * stride + offset, num_points - 1)
     distance = j // gap - leader
     if is_causal:
         return (i % gap == j % gap) & (distance > -size) & (j <= i)
-    shift = np.maximum(size // 2 - leader, 0) - np.maximum(leader + (size - 1) // 2 - (line - 1), 0)
+    shift = np.maximum(size // 2 - leader, 0) - np.maximum(leader + (size - 1) // 2 - (num_points - 1), 0)
     return (i % gap == j % gap) & (-(size // 2) <= distance - shift) & (distance - shift <= (size - 1) // 2)
 
 
 @attends.register
 def _(piece: neighborhoods.sliding_tiles, place: Place) -> Array:
-    found, points = True, [np.unravel_index(x // np.prod(piece.tile), piece.near.shape) for x in (place.i, place.j)]
-    for i, j, length, side, size in zip(*points, piece.shape, piece.tile, piece.size, strict=True):
-        found = found & _is_near(i, j, length // side, size, 1, 1, False)
-    return np.asarray(found)
+    """A neighborhood of tiles."""
+    tiles = (np.unravel_index(x // np.prod(piece.tile), piece.near.shape) for x in (place.i, place.j))
+    axes = zip(*tiles, piece.shape, piece.tile, piece.size, strict=True)
+    return np.logical_and.reduce([_is_near(i, j, n // side, size, 1, 1, False) for i, j, n, side, size in axes])
 
 
 @attends.register
 def _(piece: chosen.chosen_keys, place: Place) -> Array:
+    """Whether the block of the key is among the ids of the query's row; a head of ids serves query heads in a row."""
     ids = piece.ids.cpu().numpy()
     heads = ids.shape[1] if piece.num_heads is None else piece.num_heads
     head = place.h // (heads // ids.shape[1]) if ids.shape[1] > 1 else 0
@@ -168,7 +175,8 @@ def _(piece: chosen.chosen_keys, place: Place) -> Array:
 
 @attends.register
 def _(piece: key_groups.GroupMask, place: Place) -> Array:
+    """Whether `mask` allows the first token of each group, and the second, and so on; `place.j` are groups."""
     last, tokens, is_own = (x.cpu().numpy() for x in (piece.last, piece.tokens, piece.is_own))
     entry, columns = place.b % len(tokens), np.searchsorted(last, place.j.ravel())
-    each = [attends(piece.mask, replace(place, j=x[None])) for x in tokens[entry, columns].T]
-    return np.logical_and.reduce(each) & is_own[entry, columns]
+    by_token = [attends(piece.mask, replace(place, j=tokens_n[None])) for tokens_n in tokens[entry, columns].T]
+    return np.logical_and.reduce(by_token) & is_own[entry, columns]

@@ -12,11 +12,12 @@ from regard.reference.basics import Array, undefined
 
 @singledispatch
 def normalize(piece: object, s: Array, allowed: Array, h: int) -> Array:
-    """Scores (I, J) and allowed pairs (I, J) -> weights (I, J)."""
+    """Scores (I, J) and allowed pairs (I, J) of query head `h` -> weights (I, J)."""
     raise undefined("normalize", piece)
 
 
 def _softmax(s: Array, allowed: Array, sink: float | None) -> Array:
+    """exp(s) of allowed pairs, divided by their sum and exp(sink); an empty row is 0."""
     s = np.where(allowed, s, -np.inf)
     greatest = np.maximum(s.max(1, keepdims=True), -np.inf if sink is None else sink)
     greatest = np.where(np.isfinite(greatest), greatest, 0.0)

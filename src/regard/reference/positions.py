@@ -137,7 +137,7 @@ Given = dict[str, Array]
 
 @singledispatch
 def encode_heads(piece: object, x: Array, place: Place, is_query: bool, given: Given) -> Array:
-    """Queries or keys of all heads of a batch entry, (heads, n, D) -> (heads, n, D'); tensors of the call by name."""
+    """Queries or keys of all heads of a batch entry, (heads, n, D) -> (heads, n, D'). `given`: tensors of the call."""
     positions = (place.i if is_query else place.j).ravel()
     return np.stack([encode(piece, each, positions) for each in x])
 
@@ -175,6 +175,7 @@ def _(piece: encodings.PositionTemperature, x: Array, place: Place, is_query: bo
 
 @encode_heads.register
 def _(piece: encodings.PoPE, x: Array, place: Place, is_query: bool, given: Given) -> Array:
+    """Complex numbers of length softplus(x) = log(1 + exp(x)); their product with the conjugate is the score."""
     angle = (place.i if is_query else place.j.T) / piece.base ** (np.arange(piece.head_dim) / piece.head_dim)
     if not is_query:
         angle = angle + np.clip(array(piece.phase), -2 * math.pi, 0)
@@ -184,16 +185,16 @@ def _(piece: encodings.PoPE, x: Array, place: Place, is_query: bool, given: Give
 
 @encode_heads.register
 def _(piece: axial.AxialRoPE, x: Array, place: Place, is_query: bool, given: Given) -> Array:
-    tokens, pairs, encoded = (place.i if is_query else place.j).ravel(), len(piece.axes), x.copy()
+    tokens, num_pairs, encoded = (place.i if is_query else place.j).ravel(), len(piece.axes), x.copy()
     places = tokens
-    if piece.coordinates is None:
+    if piece.coordinates is None:  # those of the keys of the call, and each query is one of the keys
         table, places = given["coordinates"], np.searchsorted(place.j.ravel(), tokens)
     elif piece.coordinates.ndim == 3:
         table = array(piece.coordinates[place.b % len(piece.coordinates)])
     else:
         table = array(piece.coordinates)
     for m, (axis, rate) in enumerate(zip(piece.axes, piece.rates, strict=True)):
-        first, second = (2 * m, 2 * m + 1) if piece.interleaved else (m, m + pairs)
+        first, second = (2 * m, 2 * m + 1) if piece.interleaved else (m, m + num_pairs)
         z = (x[..., first] + 1j * x[..., second]) * np.exp(1j * table[axis][places] * rate)
         encoded[..., first], encoded[..., second] = z.real, z.imag
     return encoded

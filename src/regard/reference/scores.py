@@ -13,7 +13,7 @@ from regard.reference.basics import Array, array, undefined
 
 @singledispatch
 def compare(piece: object, q: Array, k: Array, h: int) -> Array:
-    """Scores (I, J) of queries (I, D) and keys (J, D')."""
+    """Scores (I, J) of queries (I, D) and keys (J, D') of query head `h`."""
     raise undefined("compare", piece)
 
 

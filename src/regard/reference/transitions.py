@@ -27,12 +27,12 @@ class Written:
 
 @singledispatch
 def transit(piece: object, q: Array, k: Array, h: int, **tensors: Array) -> Written:
-    """Queries (I, D), keys (J, D) and the tensors of the call -> what each token does to the memory."""
+    """Queries (I, D), keys (J, D) and the tensors of the call, for head `h` -> what each token does to the memory."""
     raise undefined("transit", piece)
 
 
 def _decays(log_decay: Array, k: Array) -> Array:
-    """One diagonal matrix for each token."""
+    """diag(exp g_t) for each token: (J, 1 or D) and keys (J, D) -> (J, D, D)."""
     return np.exp(log_decay)[:, :, None] * np.eye(k.shape[1])
 
 
@@ -65,7 +65,7 @@ def _(piece: transition.StateSpace, q: Array, k: Array, h: int, step: Array) -> 
 
 
 def _erasing(u: Array, w: Array) -> Array:
-    """I - u_t w_t^T for each token."""
+    """I - u_t w_t^T for each token: (J, D), (J, D) -> (J, D, D)."""
     return np.eye(u.shape[1]) - u[:, :, None] * w[:, None, :]
 
 
@@ -86,6 +86,7 @@ def _(piece: transition.KimiDelta, q: Array, k: Array, h: int, log_decay: Array,
 
 @transit.register
 def _(piece: transition.RWKV7, q: Array, k: Array, h: int, log_decay: Array, address: Array, rate: Array) -> Written:
+    """A = diag(exp g) - (a * c) c^T: what is erased is read before the decay."""
     erased = (rate * address)[:, :, None] * address[:, None, :]
     own = None if piece.bonus is None else (q * array(piece.bonus[h]) * k[len(k) - len(q) :]).sum(1)
     return Written(_decays(log_decay, k) - erased, k, own)
