@@ -186,6 +186,7 @@ def _checked_mode(grad: bool) -> bool:
 
 @contextmanager
 def _watching(watcher: Watcher) -> Iterator[WatchedAttention]:
+    """One block of a watch; only if it ends without an error, `conclude` checks what was captured."""
     with watcher.observing():
         yield watcher.seen
     watcher.conclude()
@@ -194,7 +195,8 @@ def _watching(watcher: Watcher) -> Iterator[WatchedAttention]:
 class _Watch(AbstractContextManager[WatchedAttention]):
     """A context manager that can be entered several times: each block captures its own calls.
 
-    Several threads may have open blocks of one watch. Each thread ends its own block, or, if it has none, the last.
+    Several threads may have open blocks of one watch. Each thread ends its own block, or, if it has none, the last. The
+    watcher of an own block is among the observers of this thread (`module_calls.observers`).
     """
 
     def __init__(self, new_watcher: Callable[[], Watcher]) -> None:
