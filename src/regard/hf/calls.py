@@ -129,9 +129,9 @@ class CallObserver:
 
     `module_started` and `module_ended` enclose the forward of a module. `function_called` reports a call of a function
     of torch, if `observes_functions` returned True for the module that runs; `backend_called` a call of a backend.
-    Three methods report edits, before the call that they change is reported: `call_edited` that the next call is
-    edited, `softmax_edited` how the next softmax is changed, `output_patched` the outputs of the heads of a module.
-    `generation_started` and `generation_ended` enclose `generate()`.
+    Three methods report edits: `call_edited` a call of torch or of a module in its edited form, in place of the plain
+    call; `softmax_edited` how the softmax is changed that is reported next; `output_patched` the patched outputs
+    (B, H, I, E) of the heads of a module. `generation_started` and `generation_ended` enclose `generate()`.
     """
 
     def observes_functions(self, module: nn.Module) -> bool:

@@ -192,14 +192,27 @@ def _grids_of_tower(inputs: ModelInputs, name: str, num_keys: int, given: tuple[
         if len(thw) != 1:
             raise RegardError(f"show: {name} read {len(thw)} images; its picture needs a call with one image.")
         return [_merged_order(inputs, name, num_keys, *thw[0].tolist())]
-    config = vision_config(inputs.config)
-    extra = _specials(config)
     if given is not None:
-        leading = num_keys - given[0] * given[1] - getattr(config, "num_detection_tokens", 0)
-        if leading != extra if extra is not None else leading not in (0, 1):
-            raise _wrong_grid(given, num_keys - (extra or 0), f"patches in the map of {name}", extra or 0)
-        return [PatchGrid(*given, start=leading)]
-    found = _patches(inputs)
+        return [_given_grid(vision_config(inputs.config), name, num_keys, given)]
+    return [_grid_of_patches(inputs, name, num_keys)]
+
+
+def _given_grid(config: Any, name: str, num_keys: int, given: tuple[int, int]) -> PatchGrid:
+    """The grid of (rows, columns) that a user gave; before the patches stand the tokens that the kind of model has.
+
+    If the kind is not known, there may be one such token or none.
+    """
+    extra = _specials(config)
+    leading = num_keys - given[0] * given[1] - getattr(config, "num_detection_tokens", 0)
+    if leading != extra if extra is not None else leading not in (0, 1):
+        raise _wrong_grid(given, num_keys - (extra or 0), f"patches in the map of {name}", extra or 0)
+    return PatchGrid(*given, start=leading)
+
+
+def _grid_of_patches(inputs: ModelInputs, name: str, num_keys: int) -> PatchGrid:
+    """The grid of an image by its size and that of a patch; up to 8 tokens may stand before the patches."""
+    config = vision_config(inputs.config)
+    extra, found = _specials(config), _patches(inputs)
     if found is None:
         raise RegardError(
             f"show: the configuration of the model does not name the size of its patches, so the picture of {name} "
@@ -213,7 +226,7 @@ def _grids_of_tower(inputs: ModelInputs, name: str, num_keys: int, given: tuple[
             "need another number: the model may drop, merge or move patches. Give grid=(rows, columns), or a "
             "regard.viewer.PatchGrid with the token of every patch."
         )
-    return [PatchGrid(rows, columns, leading, frames)]
+    return PatchGrid(rows, columns, leading, frames)
 
 
 def _specials(config: Any) -> int | None:

@@ -153,10 +153,8 @@ class TextReader:
         inputs = self._inputs(text, longest if truncated else None)
         ids = inputs["input_ids"][0].tolist()
         chosen, tokens = self.watched(inputs, layers), tokens_of(self.tokenizer, ids)
-        statistics = text_statistics(tokens)
-        special = self.special(ids)
-        options = {"special": special, "statistics": statistics, "numbers": chosen.numbers, "kinds": chosen.seen.kinds}
-        return profile(chosen.maps, tokens, **options), truncated
+        options = {"numbers": chosen.numbers, "kinds": chosen.seen.kinds, "statistics": text_statistics(tokens)}
+        return profile(chosen.maps, tokens, special=self.special(ids), **options), truncated
 
     def probe(self, layers: Sequence[int] | None = None) -> RoleTable:
         """The roles of the heads on a sequence of random tokens that is repeated once.
@@ -217,8 +215,7 @@ class TextReader:
         Take another text than that of the split, whose heads were chosen on it.
         """
         self._check_causal("cache_cost")
-        inputs = self.tokenize(text, length)
-        return cost_of(self, split, inputs, seed)
+        return cost_of(self, split, self.tokenize(text, length), seed)
 
     def _check_causal(self, method: str) -> None:
         """Refuse a method for a model that does not predict the next token."""

@@ -168,6 +168,7 @@ class CallWatcher(Watcher):
 
     @contextmanager
     def observing(self) -> Iterator[None]:
+        """A block in which all calls of this thread are kept."""
         with ExitStack() as stack:
             stack.enter_context(module_calls.observed_by(self))
             stack.enter_context(backend_calls.observed_by(self))
@@ -242,6 +243,7 @@ class CallWatcher(Watcher):
     def function_called(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
+        """Keep a call of a function of torch, unless a backend or `attend` made it, which are reported themselves."""
         if backend_calls.inside or attend_listeners.busy:
             return
         if function is F.multi_head_attention_forward:
@@ -250,13 +252,16 @@ class CallWatcher(Watcher):
             self._keep_new(DIRECT, lambda: sdpa(NO_MODULE, args, kwargs, output))
 
     def call_edited(self, observed: ObservedCall) -> None:
+        """Keep an edited call; if it is that of a fused module, the end of this module must not keep it again."""
         self.edited = observed.call.module
         self._keep_new(observed.call.backend, lambda: observed)
 
     def backend_called(self, call: AttentionCall, output: Any) -> None:
+        """Keep a call of a backend of transformers."""
         self._keep_new(type(call.module).__name__, lambda: observed_backend(call, output))
 
     def on_attention_with_values(self, module: nn.Module | None, weights: AttentionMap, values: Values) -> None:
+        """Keep a map that a module of `regard.nn` reports, or `attend` (no module)."""
         running = self.running.modules
         if module is None and (backend_calls.inside or (running and isinstance(running[-1], Attends))):
             return  # the backend call is observed, and these modules report their own maps

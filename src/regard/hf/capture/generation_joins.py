@@ -208,19 +208,11 @@ def joined_statistics(
     every_row = all(len(part.rows) == part.call.shape[2] for part in parts)
     kinds = (*OF_ROWS, OF_KEYS) if every_row else OF_ROWS
     without = Distance if module.part == "cross" else ()
-    reductions = tuple(
-        reduction
-        for reduction in statistics.reductions
-        if isinstance(reduction, kinds) and not isinstance(reduction, without)
-    )
+    reductions = tuple(one for one in statistics.reductions if isinstance(one, kinds) and not isinstance(one, without))
+    numbered = [(part, module.calls.index(part.call)) for part in parts]
     results = tuple(
-        _joined(
-            reduction,
-            [(part, statistics.of(reduction, module.calls.index(part.call))) for part in parts],
-            num_queries,
-            num_keys,
-        )
-        for reduction in reductions
+        _joined(one, [(part, statistics.of(one, number)) for part, number in numbered], num_queries, num_keys)
+        for one in reductions
     )
     return ModuleStatistics(statistics.name, reductions, [results])
 
@@ -599,5 +591,5 @@ def real_range(real: Tensor | None, row: int) -> range | None:
 
 
 def _width(real: Tensor | None) -> int | None:
-    """The number of tokens J of an encoder whose padding `real` (R, J) tells."""
+    """The number of tokens in `real` (R, J), the padding of an encoder; None if it is not known."""
     return None if real is None else real.shape[1]

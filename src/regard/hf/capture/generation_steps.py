@@ -185,6 +185,7 @@ class GenerationRecorder(CallObserver):
     # Generations
 
     def generation_started(self, model: nn.Module, prompt: Tensor, options: dict[str, Any]) -> None:
+        """Begin a record; a generation inside another one only marks the record of the outer one as nested."""
         if not self._concerns(model):
             return
         check_generation(model, options.get("generation_config"))
@@ -200,6 +201,7 @@ class GenerationRecorder(CallObserver):
         self.seen._generations.append(partial(Generation, self._record))
 
     def generation_ended(self, model: nn.Module, tokens: Tensor | None, beams: Tensor | None) -> None:
+        """Put the result into the record; None after an error."""
         if not self._concerns(model):
             return
         self._depth -= 1

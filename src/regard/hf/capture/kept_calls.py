@@ -124,6 +124,7 @@ def values_reader(call: KeptCall) -> Callable[[], Tensor]:
     alone = call.without_map()
 
     def read() -> Tensor:
+        """The values; a user gets the reason why there are none as a `RegardError`."""
         try:
             return alone.read_values()
         except NoValues as reason:

@@ -78,9 +78,8 @@ def check_steps(calls: ModuleCalls, path: str) -> None:
     if any(I == J > 1 for _, _, I, J in (call.map.shape for call in calls.calls[1:])):
         raise RegardError(
             f"ActivationPatch(source=seen): {path} read a whole text {len(calls.calls)} times (layers that share a "
-            "module, "
-            "several runs, or a generation without a cache), so it is not known which of them is meant. Watch one run, "
-            "or give a tensor, such as seen.head_output(layer, call=n)."
+            "module, several runs, or a generation without a cache), so it is not known which of them is meant. Watch "
+            "one run, or give a tensor, such as seen.head_output(layer, call=n)."
         )
 
 

@@ -249,6 +249,7 @@ class RecurrentCall(KeptCall):
         return EditedMap(weights, LayerEdits(tuple(edits))) if edits else weights
 
     def without_map(self) -> Self:
+        """A copy without its map, which a map may hold (`KeptCall.without_map`)."""
         alone = super().without_map()
         alone._map = None
         return alone

@@ -128,7 +128,8 @@ class EditedProbe(ProbedCall):
 def measured_edit(module: nn.Module, output: Any) -> tuple[EditedProbe, Any] | None:
     """A call of a module whose weights are measured, with the open edits, and what the module then returns.
 
-    None if no edit changes it, or if its output is not its weights times its values.
+    None if no edit changes it, if its output is not its weights times its values (a projection follows, or there are
+    several outputs), or if its weights are no softmax.
     """
     given = next((given for editor in editors if (given := editor.module_given(module)) is not None), None)
     first, *others = output if isinstance(output, tuple | list) else (output,)
@@ -149,19 +150,24 @@ def measured_edit(module: nn.Module, output: Any) -> tuple[EditedProbe, Any] | N
     edit = _edit_of(module, _softmax, _logs(weights))
     if edit is None:
         return None
-    if first.requires_grad:
-        raise RegardError(
-            f"edit: the weights of {probe.name} are measured, so an edited run has no gradients. Use torch.no_grad."
-        )
-    if given.kwargs.get("output_attentions"):
-        raise RegardError(
-            f"edit: the weights of {probe.name} are measured, and those that it returns are not edited. Leave "
-            "output_attentions out, and read the edited weights of rg.watch."
-        )
+    _refuse_unreachable(probe, first)
     edited = torch.where(edit.rows, edit.weights(_softmax, (_logs(weights),), {}) @ probe.layout.values(run), sums)
     returned = probe.layout.joined(edited).reshape(first.shape)
     kept = EditedProbe(**vars(probe), edit=edit)
     return kept, returned if isinstance(output, Tensor) else type(output)((returned, *others))
+
+
+def _refuse_unreachable(probe: ProbedCall, output: Tensor) -> None:
+    """Refuse a run whose gradients or returned weights an edit after the run would not reach."""
+    if output.requires_grad:
+        raise RegardError(
+            f"edit: the weights of {probe.name} are measured, so an edited run has no gradients. Use torch.no_grad."
+        )
+    if probe.given.kwargs.get("output_attentions"):
+        raise RegardError(
+            f"edit: the weights of {probe.name} are measured, and those that it returns are not edited. Leave "
+            "output_attentions out, and read the edited weights of rg.watch."
+        )
 
 
 def _softmax(scores: Tensor) -> Tensor:

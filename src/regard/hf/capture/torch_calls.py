@@ -345,7 +345,9 @@ def _call(
 ) -> tuple[AttentionCall, ProjectionInputs | None]:
     """The call with projected inputs, (B, n, C) each, and the inputs themselves if it is deferred.
 
-    In both masks True means: may not attend. Every query may attend to the keys that torch adds at the end.
+    `layer` has the weights: the module itself, or what `multihead_function` makes of the arguments of a function. In
+    both masks, `masked` of pairs and `padded` (B, J) of keys, True means: may not attend. Every query may attend to the
+    keys that torch adds at the end.
     """
     kept = ProjectionInputs.of(layer, inputs) if deferred and not torch.is_grad_enabled() else None
     q, k, v = _projected(layer, inputs) if kept is None else kept.shaped()

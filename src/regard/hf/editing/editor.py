@@ -194,7 +194,8 @@ class _Editor(CallObserver):
 
     `edits` are the single edits with words and roles resolved to numbers; elsewhere an edit is named by its place in
     this list. `selected` are the modules of whose heads an edit selects some, and `own_softmax` those of them that may
-    compute a softmax themselves.
+    compute a softmax themselves. `observed` are all attention modules and recurrent layers, and `editable` those that
+    some edit could change, each with its path.
     """
 
     def __init__(
@@ -209,18 +210,7 @@ class _Editor(CallObserver):
         texts = [] if tokens is None or not _names_words(edits) else tokens if has_texts(tokens) else [tokens]
         self.num_tokens = [len(text) for text in texts]  # of each text in which a word has to be found
         self.edits = [replace(part, where=part.where.found(tokens, targets, roles)) for part in edits.parts]  # type: ignore
-        self.attending = {module: name for name, module in attention_modules(model).items()}
-        layers = with_numbers({n: m for n, m in model.named_modules() if m in self.attending or is_recurrent(m)})
-        self.attending = {m: n for n, m in layers.items() if m in self.attending}
-        self.recurrent = {m: n for n, m in layers.items() if is_editable(m)}
-        own = {module: name for name, module in layers.items()}
-        self.names = {module: own.get(module, name) for name, module in model.named_modules()}
-        self.observed = self.attending | {module: name for module, name in self.names.items() if is_recurrent(module)}
-        self.editable = {m: n for n, m in layers.items() if m in self.attending or m in self.recurrent}
-        self.selected = {
-            module for module, name in self.editable.items() if any(_selects(part.where, name) for part in self.edits)
-        }
-        self.own_softmax = {m for m in self.selected if may_compute_weights(m) and not is_recurrent(m)}
+        self._read_modules()
         self.projected = self._output_projections()
         self.state = _State()
         # Of each edit, by its number: the calls that it changed, and why it changed none.
@@ -236,6 +226,21 @@ class _Editor(CallObserver):
         self.was_run = False
         for part in self.edits:
             self._check_layers(part)
+
+    def _read_modules(self) -> None:
+        """Find the modules that attend or are recurrent, their paths, and those that the edits select."""
+        model, attending = self.model, {*attention_modules(self.model).values()}
+        layers = with_numbers({n: m for n, m in model.named_modules() if m in attending or is_recurrent(m)})
+        self.attending = {m: n for n, m in layers.items() if m in attending}
+        self.recurrent = {m: n for n, m in layers.items() if is_editable(m)}
+        own = {module: name for name, module in layers.items()}
+        self.names = {module: own.get(module, name) for name, module in model.named_modules()}
+        self.observed = self.attending | {module: name for module, name in self.names.items() if is_recurrent(module)}
+        self.editable = {m: n for n, m in layers.items() if m in self.attending or m in self.recurrent}
+        self.selected = {
+            module for module, name in self.editable.items() if any(_selects(part.where, name) for part in self.edits)
+        }
+        self.own_softmax = {m for m in self.selected if may_compute_weights(m) and not is_recurrent(m)}
 
     def _output_projections(self) -> dict[nn.Module, Heads]:
         """The heads of selected modules that may compute their softmax themselves, if an edit patches outputs.
@@ -406,38 +411,46 @@ class _Editor(CallObserver):
             frame.num_calls += 1
         if not selecting:
             return call
-        if is_differential(call.module):
-            raise RegardError(f"edit: {name} subtracts two softmaxes, and such heads cannot be edited.")
-        first_query, first_key = call.place or first_numbers(
-            call, self.state.places.get(call.module), part_of(name, call.module) == "cross"
-        )
-        self._check_tokens(call, first_query)
-        if any(part.where.queries is not None for _, part, _ in selecting):
-            _check_counted(call, name)
-        if any(part.where.names_entries for _, part, _ in selecting):
-            self._check_entries(call, name)
+        place = self._checked_place(call, name, [part for _, part, _ in selecting])
+        with_patch = self._with_projected_patch if call.backend == OWN_SOFTMAX else self._with_patch
         edits, original = [], call
         for n, part, heads in selecting:
             if heads.is_finite and heads.last >= (H := call.query.shape[1]):
                 raise RegardError(f"edit: {part!r} selects head {heads.last}, and {name} has heads 0 to {H - 1}.")
             self._check_number(n, part, name)
             if isinstance(part, ActivationPatch):
-                if call.backend == OWN_SOFTMAX:
-                    call = self._with_projected_patch(n, part, heads, call, name, first_query)
-                    continue
-                call = self._with_patch(n, part, heads, call, name, (first_query, first_key))
-                continue
-            pairs = []
-            for own in Pairs.of(part.where, heads, len(call.query)):
-                reason = self._why_no_pair(n, own, call, first_query, first_key)
-                self.num_changed[n] += reason is None
-                if reason is None:
-                    pairs.append(own)
-                else:
-                    self.reasons[n] = reason
-            edits += layer_edits(part, pairs, name, len(call.query)) if pairs else []
+                call = with_patch(n, part, heads, call, name, place)
+            elif pairs := self._pairs_of(n, part, heads, call, place):
+                edits += layer_edits(part, pairs, name, len(call.query))
         self.run.calls[name] = self.run.calls.get(name, 0) + (bool(edits) or call is not original)
-        return call.with_edits(LayerEdits(tuple(edits)), (first_query, first_key)) if edits else call
+        return call.with_edits(LayerEdits(tuple(edits)), place) if edits else call
+
+    def _checked_place(self, call: AttentionCall, name: str, parts: list[Any]) -> tuple[int, int]:
+        """The numbers of the first query and key of a call; a call that these edits cannot change is refused."""
+        if is_differential(call.module):
+            raise RegardError(f"edit: {name} subtracts two softmaxes, and such heads cannot be edited.")
+        is_cross = part_of(name, call.module) == "cross"
+        place = call.place or first_numbers(call, self.state.places.get(call.module), is_cross)
+        self._check_tokens(call, place[0])
+        if any(part.where.queries is not None for part in parts):
+            _check_counted(call, name)
+        if any(part.where.names_entries for part in parts):
+            self._check_entries(call, name)
+        return place
+
+    def _pairs_of(
+        self, number: int, part: Any, heads: Indices, call: AttentionCall, place: tuple[int, int]
+    ) -> list[Pairs]:
+        """The pairs of an edit that a call has; if it has none of some, the reason is kept for an error at the end."""
+        pairs = []
+        for own in Pairs.of(part.where, heads, len(call.query)):
+            reason = self._why_no_pair(number, own, call, *place)
+            if reason is None:
+                pairs.append(own)
+                self.num_changed[number] += 1
+            else:
+                self.reasons[number] = reason
+        return pairs
 
     def _reaches_links(self, number: int, call: AttentionCall, name: str) -> bool:
         """Whether an edit acts on the weights of a recurrent layer; otherwise the layer is noted as not edited.
@@ -480,7 +493,7 @@ class _Editor(CallObserver):
         return replace(call, logsumexp=None, **{edit.part: changed})  # type: ignore[arg-type]
 
     def _with_projected_patch(
-        self, number: int, edit: ActivationPatch, heads: Indices, call: AttentionCall, name: str, first_query: int
+        self, number: int, edit: ActivationPatch, heads: Indices, call: AttentionCall, name: str, place: tuple[int, int]
     ) -> AttentionCall:
         """The call of a module that computes its softmax itself; its output projection will read the patched heads.
 
@@ -494,7 +507,7 @@ class _Editor(CallObserver):
                 "part='output' patches those, and edits of scores and of weights reach it."
             )
         wide = replace(call, value=call.value.new_empty(*call.value.shape[:3], layout.head_dim))
-        patched = self._with_patch(number, edit, heads, wide, name, (first_query, 0))
+        patched = self._with_patch(number, edit, heads, wide, name, place)
         if patched is wide:
             return call
         self.state.projected.setdefault(layout.output, []).extend(self.state.outputs)

@@ -92,8 +92,7 @@ def _checked(edit: ActivationPatch, source: Any, sizes: tuple[int, int, int, int
     if source.shape[0] not in (1, B, num_selected) or source.shape[1] != H or source.shape[3] != D:
         raise RegardError(
             f"ActivationPatch(part={edit.part!r}): the source has shape {tuple(source.shape)} (batch, heads, tokens, "
-            "width), and "
-            f"this run has batch {B}, {H} heads and width {D}."
+            f"width), and this run has batch {B}, {H} heads and width {D}."
         )
     return source
 
@@ -111,8 +110,7 @@ def _other_length(edit: ActivationPatch, own: int, needed: int) -> str:
     which = "keys" if edit.part in OF_KEYS else "queries"
     return (
         f"ActivationPatch(part={edit.part!r}): the run to patch from has {own} tokens, and this one has at least "
-        f"{needed}, so "
-        f"tokens do not correspond. Give texts of the same length, or select tokens: Where({which}=...)."
+        f"{needed}, so tokens do not correspond. Give texts of the same length, or select tokens: Where({which}=...)."
     )
 
 

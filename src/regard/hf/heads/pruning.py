@@ -279,8 +279,8 @@ def _kept(parameter: Any, kept: Tensor, axis: int) -> nn.Parameter:
 
 def _set_sizes(module: nn.Module, num_heads: int, num_key_value_heads: int, head_dim: int) -> None:
     """Set the attributes that the module's forward reads."""
-    sizes = dict.fromkeys(COUNTS, num_heads) | dict.fromkeys(("all_head_size", "split_size"), num_heads * head_dim)
-    sizes["num_key_value_heads"] = num_key_value_heads
+    sizes: dict[str, int] = {"num_key_value_heads": num_key_value_heads} | dict.fromkeys(COUNTS, num_heads)
+    sizes |= dict.fromkeys(("all_head_size", "split_size"), num_heads * head_dim)
     for name, size in sizes.items():
         if name in vars(module):
             setattr(module, name, size)
